@@ -302,7 +302,9 @@ void bind_plan(nb::module_& m) {
            [](Int8Plan& p, int x, float scale, float out_scale, int out_zero, bool rows, int border) {
              return p.add(global_pool_op(scale, out_scale, out_zero, rows, border), {x});
            })
-      .def("flatten", [](Int8Plan& p, int x) { return p.add(flatten_op(), {x}); })
+      .def(
+          "flatten", [](Int8Plan& p, int x, bool channels_first) { return p.add(flatten_op(channels_first), {x}); },
+          nb::arg("x"), nb::arg("channels_first") = false)
       .def("add", [](Int8Plan& p, int a, int b, float a_scale, float b_scale, Finish finish,
                      int border) { return p.add(add_op(a_scale, b_scale, finish_of(finish), border), {a, b}); })
       .def("mul", [](Int8Plan& p, int a, int b, float scale, Finish finish,

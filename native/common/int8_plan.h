@@ -62,7 +62,7 @@ class Int8Op {
   virtual bool reads_wide() const { return false; }                      // numbers of two bytes
   virtual bool in_place(const PlanShape&, const PlanShape&) const {
     return false;
-  }                                                                    // the result may lie where its first input did
+  }  // the result may lie where its first input did
   virtual bool reads_any_pitch() const { return true; }                // of its first input
   virtual bool writes_any_pitch() const { return true; }               // and nothing beside its channels
   virtual int64_t multiply_adds(const PlanShape&) const { return 0; }  // per image of the result
@@ -122,7 +122,7 @@ class Int8Plan {
   std::vector<BandStep> steps_of(const Schedule& schedule, std::size_t first, std::size_t last) const;
   struct Tail {
     std::size_t first;  // step
-    int value;          // that they begin with
+    int value;          // the root value whose buffer they begin with
   };
   int64_t image_bytes(const Schedule& schedule, std::size_t first, std::size_t last) const;
   Tail find_tail(const Schedule& schedule, const Families& families) const;
@@ -146,7 +146,7 @@ std::unique_ptr<Int8Op> linear_op(std::shared_ptr<const Int8Layer> layer, bool t
 std::unique_ptr<Int8Op> max_pool_op(const PoolWindow& window, int border);
 std::unique_ptr<Int8Op> avg_pool_op(const PoolWindow& window, int border);
 std::unique_ptr<Int8Op> global_pool_op(float scale, float out_scale, int out_zero, bool rows, int border);
-std::unique_ptr<Int8Op> flatten_op();
+std::unique_ptr<Int8Op> flatten_op(bool channels_first = false);  // the order of the row: (C, H, W) or (H, W, C)
 // scales: what each side's bytes are multiplied by; of a product, the first is of both
 std::unique_ptr<Int8Op> add_op(float a_scale, float b_scale, const ByteFinish& finish, int border);
 std::unique_ptr<Int8Op> mul_op(float scale, const ByteFinish& finish, int border);

@@ -278,9 +278,11 @@ class GlobalPool : public Int8Op {
   bool rows_;
 };
 
-// (H, W, C) to a row in the same order, without frame and padding channels.
+// (H, W, C) to a row, without padding: in the same order, or as (C, H, W).
 class Flatten : public Int8Op {
  public:
+  explicit Flatten(bool channels_first) : channels_first_(channels_first) {}
+
   PlanShape result(const std::vector<PlanShape>& in) const override {
     require(in[0].bytes, "only bytes are flattened");
     PlanShape out = bytes_of({}, in[0].floats(), 0, in[0].zero);
@@ -291,7 +293,10 @@ class Flatten : public Int8Op {
 
   bool reads_wide() const override { return true; }
 
-  bool is_view(const PlanShape& in) const override { return in.border == 0 && in.channels * in.size == in.pixel(); }
+  bool is_view(const PlanShape& in) const override {
+    const bool same_order = !channels_first_ || in.height * in.width == 1;
+    return same_order && in.border == 0 && in.channels * in.size == in.pixel();
+  }
   bool writes_any_pitch() const override { return false; }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
@@ -300,13 +305,38 @@ class Flatten : public Int8Op {
     const int64_t channels = shapes[0]->channels * shapes[0]->size;
     for (int64_t i = 0; i < images; ++i) {
       uint8_t* to = as_bytes(out) + i * out_shape.storage();
-      for (int64_t y = 0; y < from.height; ++y) {
-        const uint8_t* row = as_bytes(in[0]) + i * from.image_step() + from.inside() + y * from.row_step();
-        for (int64_t x = 0; x < from.width; ++x, to += channels) std::memcpy(to, row + x * from.pixel, channels);
+      const uint8_t* image = as_bytes(in[0]) + i * from.image_step() + from.inside();
+      if (channels_first_) {
+        if (shapes[0]->wide()) {
+          transpose(from, shapes[0]->channels, reinterpret_cast<const int16_t*>(image), reinterpret_cast<int16_t*>(to));
+        } else {
+          transpose(from, shapes[0]->channels, image, to);
+        }
+      } else {
+        for (int64_t y = 0; y < from.height; ++y) {
+          for (int64_t x = 0; x < from.width; ++x) {
+            std::memcpy(to + (y * from.width + x) * channels, image + y * from.row_step() + x * from.pixel, channels);
+          }
+        }
       }
-      std::memset(to, out_shape.zero, out_shape.storage() - out_shape.channels * out_shape.size);
+      const int64_t used = out_shape.channels * out_shape.size;
+      std::memset(to + used, out_shape.zero, out_shape.storage() - used);
     }
   }
+
+ private:
+  // (H, W, C) to (C, H, W). The steps of `from` are in bytes.
+  template <class T>
+  static void transpose(const Int8Image& from, int64_t channels, const T* image, T* to) {
+    const int64_t row = from.row_step() / sizeof(T), pixel = from.pixel / sizeof(T);
+    for (int64_t c = 0; c < channels; ++c) {
+      for (int64_t y = 0; y < from.height; ++y) {
+        for (int64_t x = 0; x < from.width; ++x) *to++ = image[y * row + x * pixel + c];
+      }
+    }
+  }
+
+  bool channels_first_;
 };
 
 // --- pixel by pixel ---
@@ -607,7 +637,7 @@ std::unique_ptr<Int8Op> avg_pool_op(const PoolWindow& window, int border) {
 std::unique_ptr<Int8Op> global_pool_op(float scale, float out_scale, int out_zero, bool rows, int border) {
   return std::make_unique<GlobalPool>(scale, out_scale, out_zero, rows, border);
 }
-std::unique_ptr<Int8Op> flatten_op() { return std::make_unique<Flatten>(); }
+std::unique_ptr<Int8Op> flatten_op(bool channels_first) { return std::make_unique<Flatten>(channels_first); }
 std::unique_ptr<Int8Op> grouped_conv_op(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int border) {
   return std::make_unique<Conv<Int8GroupedLayer>>(std::move(layer), residual, border);
 }

@@ -78,7 +78,7 @@ struct Int8Plan::Families {
 // What is taken while places are given.
 struct Int8Plan::Spaces {
   std::vector<std::size_t> last_use;    // by the value whose buffer it is: the step
-  int between = -1;                     // the value that one part leaves to the other
+  int between = -1;                     // the root value that one part leaves to the other
   Pool pools[2];                        // of values without a frame
   std::vector<std::size_t> busy_until;  // per buffer: the last step that reads what it holds
 };
@@ -219,25 +219,30 @@ Int8Plan::Tail Int8Plan::find_tail(const Schedule& s, const Families& found) con
     const int value = inputs + static_cast<int>(step);
     if (s.chain_of[step] >= 0) break;
     behind += steps_[step].op->weight_bytes();
-    std::vector<int> before;  // that steps from this one on read
+    // Buffers, by their root value, that these steps read and earlier steps wrote. A view or slice is stored in the
+    // buffer of its root, so the root is the value that must outlive the first stage, whichever of its views is read.
+    std::vector<int> crossing;
     for (std::size_t i = step; i < steps_.size(); ++i) {
       for (int source : steps_[i].inputs) {
-        if (source < value && std::find(before.begin(), before.end(), source) == before.end()) before.push_back(source);
+        const int root = found.root(source);
+        if (source < value && std::find(crossing.begin(), crossing.end(), root) == crossing.end())
+          crossing.push_back(root);
       }
     }
-    if (before.size() != 1 || before[0] < inputs || s.places[before[0]].kind == Schedule::kOutput ||
-        !s.shapes[before[0]].bytes)
+    if (crossing.size() != 1 || crossing[0] < inputs || s.places[crossing[0]].kind == Schedule::kOutput ||
+        !s.shapes[crossing[0]].bytes)
       continue;
-    bool own = true;  // values of earlier steps and of these do not lie in each other, but for the one that both know
+    // No other buffer may hold values of both stages: each stage has an arena of its own.
+    bool separate = true;
     for (int v = inputs; v < static_cast<int>(s.shapes.size()); ++v) {
       const int root = found.root(v);
-      own = own && (v < value ? root == v || (root < value && root != before[0]) : root >= value || root == before[0]);
+      separate = separate && (v < value ? root < value : root >= value || root == crossing[0]);
     }
-    const int64_t read =
-        (weights - behind) / images(0, step) + behind / images(step, steps_.size()) + 2 * s.shapes[before[0]].storage();
-    if (own && read < least) {
+    const int64_t read = (weights - behind) / images(0, step) + behind / images(step, steps_.size()) +
+                         2 * s.shapes[crossing[0]].storage();
+    if (separate && read < least) {
       least = read;
-      tail = {step, before[0]};
+      tail = {step, crossing[0]};
     }
   }
   return tail;

@@ -242,6 +242,60 @@ TW_TEST(a_plan_gives_an_image_the_same_numbers_in_every_batch) {
   }
 }
 
+TW_TEST(a_plan_split_at_a_view_gives_what_it_gives_without_the_view) {
+  const int64_t channels = 256, side = 7, columns = 256, images = 3;  // large enough for two batch stages
+  tw::PlanShape shape;
+  shape.channels = channels;
+  const auto layer = random_layer({columns, 1, 1, channels});
+  std::vector<float> in(images * channels * side * side), expected(images * columns), result(images * columns);
+  for (float& v : in) v = static_cast<float>(rng() % 200) / 10.0f;
+  for (bool with_view : {false, true}) {
+    tw::Int8Plan plan;
+    const int x = plan.add(tw::quantize_op(0.1f, 3, 0), {plan.add_input(shape)});
+    const int scaled = plan.add(
+        tw::affine_op(std::vector<float>(channels, 1.5f), std::vector<float>(channels, 0.0f), tw::ByteFinish{}, 0),
+        {x});
+    int mean = plan.add(tw::global_pool_op(0.1f, 0.1f, 3, with_view, 0), {scaled});
+    if (with_view) mean = plan.add(tw::same_op(false, 0), {mean});
+    plan.add_output(plan.add(tw::dequantize_op(0.2f), {plan.add(tw::conv_op(layer, false, 0), {mean})}));
+    tw::PlanShape sized = shape;
+    sized.height = sized.width = side;
+    const auto schedule = plan.schedule({sized});
+    plan.run(*schedule, images, {in.data()}, {(with_view ? result : expected).data()});
+  }
+  TW_CHECK(result == expected);
+}
+
+TW_TEST(a_flattened_image_is_stored_in_either_order) {
+  const int64_t channels = 5, height = 2, width = 3;
+  tw::PlanShape shape;
+  shape.channels = channels;
+  shape.height = height;
+  shape.width = width;
+  std::vector<float> in(2 * channels * height * width);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i);  // (N, C, H, W)
+  for (bool channels_first : {false, true}) {
+    for (bool wide : {false, true}) {
+      tw::Int8Plan plan;
+      const int input = plan.add_input(shape);
+      const int x = plan.add(wide ? tw::wide_quantize_op(1.0f, 1000, 1) : tw::quantize_op(1.0f, 3, 1), {input});
+      const int row = plan.add(tw::flatten_op(channels_first), {x});
+      plan.add_output(plan.add(wide ? tw::wide_dequantize_op(1.0f) : tw::dequantize_op(1.0f), {row}));
+      std::vector<float> result(in.size());
+      plan.run(*plan.schedule({shape}), 2, {in.data()}, {result.data()});
+      for (int64_t n = 0; n < 2; ++n) {
+        for (int64_t c = 0; c < channels; ++c) {
+          for (int64_t pixel = 0; pixel < height * width; ++pixel) {
+            const int64_t first = (n * channels + c) * height * width + pixel;
+            const int64_t last = (n * height * width + pixel) * channels + c;
+            TW_CHECK(result[channels_first ? first : last] == in[first]);
+          }
+        }
+      }
+    }
+  }
+}
+
 TW_TEST(a_plan_gives_the_same_numbers_with_any_tile_in_every_slot) {
   const int64_t images = 700, width = 90;
   tw::PlanShape shape;

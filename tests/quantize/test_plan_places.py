@@ -16,7 +16,7 @@ from tilewise.quantize.calibration import traced_and_calibrated
 from tilewise.quantize.forms import families
 from tilewise.quantize.parameters import WIDEST, AffineParameters
 from tilewise.quantize.wide import closed
-from tilewise.tensor import cat
+from tilewise.tensor import Tensor, cat
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 
@@ -112,6 +112,33 @@ def test_layers_on_small_images_are_run_for_many_of_them_at_once(
             native.set_num_threads(threads)
             for count in (images, 3, images - 1):  # memory of a batch is kept for smaller ones
                 np.testing.assert_array_equal(q.run(x[:count]), expected[:count], err_msg=f"{isa}, {threads} threads")
+
+
+class ScaledMean(nn.Module):
+    """A scale, the mean of each channel, and a 1x1 convolution: the mean is a row that the convolution reads through a
+    view, at the point where the plan is split into two batch stages."""
+
+    def __init__(self, channels: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, outputs, 1, rng=np.random.default_rng(3))
+
+    def forward(self, x: Any) -> Any:
+        mean = (x * 1.5).mean((2, 3))
+        return self.conv(mean.reshape((-1, mean.shape[1], 1, 1)))
+
+
+@pytest.mark.parametrize("channels, side", [(96, 7), (112, 7), (256, 7), (256, 3), (256, 4)])
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_plan_is_split_where_a_view_is_read(channels: int, side: int, share: float, settings_restored: Any) -> None:
+    x = np.random.default_rng(channels).standard_normal((4, channels, side, side)).astype(np.float32)
+    model = ScaledMean(channels, 256).eval()
+    q = quantized(model, x, share)
+    expected = q.run(x, lambda _, value: None)
+    assert np.abs(expected - model(Tensor(x)).data).max() < 0.03 * np.abs(expected).max()
+    for isa in native.supported_isas():
+        native.set_isa(isa)
+        for count in (1, 4):
+            np.testing.assert_array_equal(q.run(x[:count]), expected[:count], err_msg=isa)
 
 
 @pytest.mark.parametrize("channels", [1, 7, 16, 17, 40, 512, 530, 1040])

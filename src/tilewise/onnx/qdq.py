@@ -192,10 +192,8 @@ class _Quantized:
 
     def _channels_first(self, step: Any, q: Array) -> Array:
         """Weights behind a flattened image in the order (C, H, W): the layer has them as the bytes lie, (H, W, C)."""
-        source = step.inputs[0]
-        before = self.model.graph.steps[source]
-        image = self.model._image_before(before) if before.kind == "flatten" else ()
-        if not image or self.model.integer[source] is None:
+        image = self.model.channels_last_image(step.inputs[0])
+        if not image:
             return np.ascontiguousarray(q)
         c, h, w = image
         return np.ascontiguousarray(q.reshape(-1, h, w, c).transpose(0, 3, 1, 2).reshape(len(q), -1))

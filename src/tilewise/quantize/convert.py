@@ -25,6 +25,7 @@ from tilewise.quantize.layers import QuantizedLinear
 from tilewise.quantize.magnify import Factors, factors, magnify
 from tilewise.quantize.parameters import AffineParameters, QuantizedWeights
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
+from tilewise.quantize.pooling import Flatten
 from tilewise.quantize.rounding import Rounding
 from tilewise.quantize.wide import choose_wide, wide_parameters
 from tilewise.tensor import Tensor, no_grad
@@ -171,13 +172,12 @@ class QuantizedModel(Module):
 
     def result_of(self, index: int) -> BytesResult | None:
         """How a step's result lies in memory as bytes; None where it is floats."""
-        layer, step, shape = self.integer[index], self.graph.steps[index], self.calibration.shapes[index]
+        layer, shape = self.integer[index], self.calibration.shapes[index]
         if layer is None or (isinstance(layer, QuantizedLinear) and layer.output is None):
             return None
         parameters = self.affine[index]
-        if step.kind == "flatten":
-            return BytesResult(parameters, shape[0], 0, self._image_before(step))
-        return BytesResult(parameters, shape[0], getattr(layer, "out_border", 0), ())
+        image = self.channels_last_image(index)
+        return BytesResult(parameters, shape[0], getattr(layer, "out_border", 0), image)
 
     # --- converting ---
 
@@ -233,11 +233,15 @@ class QuantizedModel(Module):
         """As wide as the padding of the convolutions that read this step's result."""
         return max((max(u.padding) for u in self.graph.users(index) if u.kind == "conv"), default=0)
 
-    def _image_before(self, flatten: Step) -> tuple[int, ...]:
-        """The (C, H, W) that was flattened; () where it was rows all along."""
-        while flatten.kind == "flatten" and len(self.calibration.shapes[flatten.inputs[0]]) != 3:
-            flatten = self.graph.steps[flatten.inputs[0]]
-        return self.calibration.shapes[flatten.inputs[0]] if flatten.kind == "flatten" else ()
+    def keeps_channels_last(self, index: int) -> bool:
+        """Whether a flattened image may keep its stored order (H, W, C): only linear layers, whose weights are put into
+        that order, read it. Any other integer step would mix it up with rows in the module's order."""
+        return all(user.kind == "linear" for user in self.graph.users(index))
+
+    def channels_last_image(self, index: int) -> tuple[int, ...]:
+        """The (C, H, W) of a flattened image whose bytes are stored as (H, W, C); () for every other value."""
+        layer = self.integer[index]
+        return layer.image if isinstance(layer, Flatten) and layer.keeps_channels_last else ()
 
     # --- what it is ---
 

@@ -26,6 +26,9 @@ _FORMAT = "tilewise quantized model 2"
 _WITH_WIDE = "tilewise quantized model 3"  # some activations have 16 bits
 _BEFORE = "tilewise quantized model 1"  # pairs of padding, no activation but ReLU
 _FORMATS = (_WITH_WIDE, _FORMAT, _BEFORE)
+# Version of the rule for the order of flattened images (`QuantizedModel.keeps_channels_last`). Files without it were
+# written when every flattened image kept (H, W, C): only right where linear layers alone read it.
+_FLATTEN_LAYOUT = 2
 _KINDS = ("input", "conv", "linear", "add", "mul", "affine", *MOVES)
 ACTIVATIONS = ("", "relu", "relu6", *BENT)
 _NAMES = {"global_pool": "global_mean"}
@@ -54,6 +57,7 @@ def save_quantized(model: QuantizedModel, path: str | os.PathLike[str]) -> None:
         "shapes": c.shapes,
         "wide": model.wide,
         "numbers": {family: [p.scale, p.most] for family, p in model.numbers.items()},
+        "flatten_layout": _FLATTEN_LAYOUT,
     }
     save(arrays, path, {"format": _WITH_WIDE if model.wide else _FORMAT, "model": json.dumps(facts)})
 
@@ -80,6 +84,10 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
             tuple(shapes),
             int(facts["samples"]),
         )
+        if facts.get("flatten_layout") != _FLATTEN_LAYOUT and _has_old_flatten(steps):
+            raise FileFormatError(
+                f"{path} was written by an older version that confused the order of flattened images: quantize it again"
+            )
         kept = {str(name): str(reason) for name, reason in facts["kept"].items()}
         wide = {int(index): str(reason) for index, reason in facts.get("wide", {}).items()}
         model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays), wide, numbers=_numbers(facts, wide))
@@ -87,6 +95,8 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
             if layer is None and step.kind in ("conv", "linear") and step.weight is None:
                 raise ValueError  # left in float, and no float weight came with it
         return model
+    except FileFormatError:
+        raise
     except (
         KeyError,
         ValueError,
@@ -98,6 +108,12 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
         RecursionError,
     ):
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
+
+
+def _has_old_flatten(steps: list[Step]) -> bool:
+    """Whether something other than a linear layer reads a flattened image."""
+    flattened = {i for i, step in enumerate(steps) if step.kind == "flatten"}
+    return any(step.kind != "linear" and flattened & set(step.inputs) for step in steps)
 
 
 def _numbers(facts: dict[str, Any], wide: dict[int, str]) -> dict[int, AffineParameters]:

@@ -79,7 +79,10 @@ def _between(model: QuantizedModel, index: int, step: Step, stored: Stored) -> A
         return (Upsample if step.kind == "upsample" else Spread)(output, border, tuple(options["by"]))
     if step.kind == "same":
         return Same(output, border, len(step.shape) == 2)
-    return Concat(output, border) if step.kind == "concat" else Flatten()
+    if step.kind == "concat":
+        return Concat(output, border)
+    image = model.calibration.shapes[step.inputs[0]]
+    return Flatten(image if len(image) == 3 else (), model.keeps_channels_last(index))
 
 
 def obstacle(model: QuantizedModel, step: Step) -> str | None:
@@ -101,11 +104,10 @@ def obstacle(model: QuantizedModel, step: Step) -> str | None:
 
 
 def _channels_last(model: QuantizedModel, step: Step) -> Array:
-    """Weights of a linear layer behind a flattened image, in the order (H, W, C) that the bytes lie in."""
+    """Weights (O, C H W) of a linear layer in the stored order of its input: (O, H W C) for a row that kept it."""
     assert step.weight is not None
-    before = model.graph.steps[step.inputs[0]]
-    shape = model._image_before(before) if before.kind == "flatten" else ()
-    if not shape or model.integer[step.inputs[0]] is None:
+    shape = model.channels_last_image(step.inputs[0])
+    if not shape:
         return step.weight
     return step.weight.reshape(-1, *shape).transpose(0, 2, 3, 1).reshape(len(step.weight), -1)
 

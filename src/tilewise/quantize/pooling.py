@@ -132,18 +132,29 @@ class GlobalPool:
         return int(plan.global_pool(inputs[0], self.input.scale, out.scale, out.zero_point, self.rows, self.out_border))
 
 
+@dataclass(frozen=True)
 class Flatten:
-    """(N, C, H, W) to (N, H W C): the order the bytes lie in, and the next layer's weights were put into."""
+    """(N, C, H, W) to rows (N, C H W).
+
+    Images are stored with channels last. `image` is the (C, H, W) being flattened. With `keeps_channels_last` the row
+    keeps the stored order (H, W, C), which costs nothing, and whoever reads it must know; otherwise the row is
+    reordered to the module's (C, H, W).
+    """
+
+    image: tuple[int, ...] = ()  # () if the input is a row already
+    keeps_channels_last: bool = False
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
         if x.data.ndim == 2:
             return x
-        pixels = np.ascontiguousarray(x.inside()[..., : x.channels])
-        rows = pixels.reshape(len(pixels), math.prod(pixels.shape[1:]))
+        pixels = x.inside()[..., : x.channels]  # (N, H, W, C)
+        if not self.keeps_channels_last:
+            pixels = pixels.transpose(0, 3, 1, 2)
+        rows = np.ascontiguousarray(pixels).reshape(len(pixels), math.prod(pixels.shape[1:]))
         width = rows.shape[1]
         if width % 4:
             rows = np.pad(rows, ((0, 0), (0, round_up(width) - width)), constant_values=x.parameters.zero_point)
-        return QuantizedArray(rows, x.parameters, width, image=x.shape[1:])
+        return QuantizedArray(rows, x.parameters, width, image=x.shape[1:] if self.keeps_channels_last else ())
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.flatten(inputs[0]))
+        return int(plan.flatten(inputs[0], not self.keeps_channels_last))
