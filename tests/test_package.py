@@ -76,6 +76,16 @@ def test_the_version_stands_in_one_place_and_citation_and_changelog_agree():
     )
 
 
+def test_the_changelog_keeps_its_form():
+    """Releases from new to old, after what is not released yet; changes under the headings of Keep a Changelog."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    releases = re.findall(r"^## (.*)$", text, re.M)
+    assert releases[0] == "[Unreleased]"
+    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", release) for release in releases[1:])
+    headings = set(re.findall(r"^### (.*)$", text, re.M))
+    assert headings <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
 def test_the_version_names_kernels_and_machine():
     command = [sys.executable, "-m", "tilewise", "--version"]
     for native, kernels in (("0", "none compiled"), ("1", "kernels:")):
