@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.harness import Row, compare
 from tilewise.backend import matmul_native
-from tilewise.profile.timing.turns import take_turns
+from tilewise.profile.timing.interleave import time_interleaved
 
 LAYOUTS = ["nn", "nt", "tn", "tt"]
 LAYOUT_SHARES = [0.4, 0.3, 0.2, 0.1]
@@ -72,7 +72,7 @@ def quick_ratio(a: np.ndarray, b: np.ndarray) -> float:
     matmul_native(a, b)
     repeats = max(1, int(ROUND_S * 2 / (time.perf_counter() - start)))
     runs = [functools.partial(run, a, b) for run in (matmul_native, np.matmul)]
-    ours, theirs = (min(times) for times in take_turns(runs, ROUNDS, calls=repeats, warmup=0))
+    ours, theirs = (min(times) for times in time_interleaved(runs, ROUNDS, calls=repeats, warmup=0))
     return theirs / ours
 
 

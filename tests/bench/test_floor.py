@@ -82,11 +82,11 @@ def test_the_widest_instructions_count_whichever_are_in_force() -> None:
 def test_the_better_of_kept_and_measured_figures_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that was measured while it was quiet stays as fast as it was then; one that has become faster is."""
     monkeypatch.setattr(floors, "measured", lambda looks: Ceilings(2.0, 5.0))
-    monkeypatch.setattr(floors, "kept_machine", lambda: _machine(numpy=4.0))
+    monkeypatch.setattr(floors, "cached_machine", lambda: _machine(numpy=4.0))
     floors.ceilings.cache_clear()
     try:
         assert floors.ceilings() == Ceilings(4.0, 1e11)
-        monkeypatch.setattr(floors, "kept_machine", lambda: None)
+        monkeypatch.setattr(floors, "cached_machine", lambda: None)
         floors.ceilings.cache_clear()
         assert floors.ceilings() == Ceilings(2.0, 5.0)
     finally:

@@ -595,7 +595,7 @@ def machine_json(folder: Path) -> Target:
     (folder / "machine.json").write_text(json.dumps({"identity": module._identity(), "machine": kept}))
 
     def use(path: Path) -> None:
-        found = module.kept_machine()
+        found = module.cached_machine()
         if found is not None:
             assert found.peak() > 0 and found.bandwidth(1e6) > 0
 

@@ -17,9 +17,9 @@ ISAS = ["numpy"] if native is None else list(native.supported_isas())
 @pytest.fixture(autouse=True)
 def nothing_doubted():
     """No figures that another test measured on a busy machine, and none left for the next."""
-    machine._measured_once.cache_clear()
+    machine._measure_once.cache_clear()
     yield
-    machine._measured_once.cache_clear()
+    machine._measure_once.cache_clear()
 
 
 @pytest.fixture

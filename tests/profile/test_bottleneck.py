@@ -124,16 +124,16 @@ class Hoarder(nn.Module):
         self.linear = nn.Linear(32, 32)
 
     def forward(self, x):
-        held = [np.ones((500, 500), np.float32) for _ in range(80)]
-        return self.linear(x) + float(held[0][0, 0])
+        arrays = [np.ones((500, 500), np.float32) for _ in range(80)]
+        return self.linear(x) + float(arrays[0][0, 0])
 
 
 class UntouchedHoarder(Hoarder):
     """The same, but never writes to it."""
 
     def forward(self, x):
-        held = [np.zeros((1000, 1000), np.float32) for _ in range(60)]
-        return self.linear(x) + float(held[0][0, 0])
+        arrays = [np.zeros((1000, 1000), np.float32) for _ in range(60)]
+        return self.linear(x) + float(arrays[0][0, 0])
 
 
 class Copier(nn.Module):

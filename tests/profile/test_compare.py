@@ -71,7 +71,7 @@ def test_every_block_runs_each_function_forwards_and_backwards(monkeypatch):
     monkeypatch.setattr(clock, "calibrate", lambda func, seconds: 1)
     monkeypatch.setattr(clock, "timed_calls", lambda func, calls: 0)
     monkeypatch.setattr(clock, "seconds_per_call", lambda func, calls: order.append(func()) or 1e-3)
-    Timer().compare({name: (lambda name=name: name) for name in "abc"}, runs=20, most_runs=20)
+    Timer().compare({name: (lambda name=name: name) for name in "abc"}, runs=20, max_runs=20)
     blocks = [order[i : i + 6] for i in range(0, len(order), 6)]
     assert all(block == block[::-1] and sorted(block[:3]) == ["a", "b", "c"] for block in blocks)
     assert len({tuple(block) for block in blocks}) > 1
@@ -102,7 +102,7 @@ def test_one_function_is_not_a_comparison():
 
 
 def test_fewer_rounds_than_a_test_needs_are_given_where_they_are_allowed_and_called_no_difference():
-    result = Timer().compare({"a": lambda: None, "b": lambda: sum(range(20_000))}, runs=2, most_runs=2, fewest_runs=2)
+    result = Timer().compare({"a": lambda: None, "b": lambda: sum(range(20_000))}, runs=2, max_runs=2, min_runs=2)
     assert result.blocks == 1
     assert not result.different
     with pytest.raises(ConfigurationError):

@@ -30,7 +30,7 @@ def counted(monkeypatch):
         return measure_machine(**SMALL)
 
     monkeypatch.setattr(module, "measure_machine", quick)
-    for check in ("doubts", "contradictions"):  # of so quick a probe on a machine full of tests
+    for check in ("find_doubts", "contradictions"):  # of so quick a probe on a machine full of tests
         monkeypatch.setattr(module, check, lambda *_: [])
     return calls
 

@@ -59,8 +59,8 @@ def test_a_function_that_does_nothing_takes_nothing(either_way):
 
 
 def test_freeing_what_was_there_before_is_not_counted(either_way):
-    held = [np.ones(MEGABYTE, np.uint8)]
-    profile = peak_only(held.clear)
+    arrays = [np.ones(MEGABYTE, np.uint8)]
+    profile = peak_only(arrays.clear)
     assert profile.peak_bytes < 5_000
     assert profile.net_bytes > -5_000 or profile.method.startswith("Python objects")
 

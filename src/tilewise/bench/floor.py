@@ -18,7 +18,7 @@ import numpy as np
 from tilewise._extension import native
 from tilewise.bench.errors import Rejected
 from tilewise.bench.runner import Runner
-from tilewise.profile.machine import Machine, kept_machine, measure_machine
+from tilewise.profile.machine import Machine, cached_machine, measure_machine
 
 _INT8, _INT8_TILES, _WINOGRAD, _GRANTED = 4.0, 64.0, 4.0, 0.5
 _NEAR_BYTES = 32 << 10
@@ -52,7 +52,7 @@ def measured(looks: int) -> Ceilings:
 @lru_cache(maxsize=1)
 def ceilings() -> Ceilings:
     """This machine's, as measured briefly now, or as `tilewise machine` has kept them where that is more."""
-    kept = kept_machine()
+    kept = cached_machine()
     return measured(_BRIEFLY) if kept is None else measured(_BRIEFLY).at_least(Ceilings.of(kept))
 
 

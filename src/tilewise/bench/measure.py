@@ -365,7 +365,7 @@ def measure_together(
         lambda: timer.compare(
             functions,
             runs=settings.runs or event.runs,
-            most_runs=settings.most_runs,
+            max_runs=settings.most_runs,
             min_effect=settings.widest_interval / 2,
         )
     )

@@ -137,7 +137,7 @@ def slower_rungs(rates: list[tuple[Rung, float]]) -> list[str]:
 def _best_block(a: Any, b: Any) -> tuple[int, int, int]:
     """The block (rows, columns, depth) that is fastest here: how much of a cache is free is known by trying."""
     from tilewise.backend import matmul_blocked
-    from tilewise.profile.timing.turns import take_turns
+    from tilewise.profile.timing.interleave import time_interleaved
 
-    times = take_turns([functools.partial(matmul_blocked, a, b, block) for block in _BLOCKS], 2, warmup=0)
+    times = time_interleaved([functools.partial(matmul_blocked, a, b, block) for block in _BLOCKS], 2, warmup=0)
     return min(zip(map(min, times), _BLOCKS, strict=True))[1]

@@ -1,4 +1,8 @@
-"""Measuring: time, memory, FLOPs, and where a model's time goes against what the machine can do."""
+"""Measure time, memory and FLOPs, and compare a model's speed with what the machine can do.
+
+The three most important names: `Timer` (times functions, with confidence intervals), `ProfilerContext` (records every
+operation inside a `with` block) and `MemoryProfiler` (peak memory and leaks).
+"""
 
 from tilewise.profile.compare import Comparison, Ratio
 from tilewise.profile.context import ProfilerContext

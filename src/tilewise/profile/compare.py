@@ -1,9 +1,9 @@
-"""Timer.compare: which function is faster, and may one say so?
+"""Timer.compare: which function is faster, and is the difference significant?
 
 Functions are run in blocks. In each block they run once in a random order and once in the reverse order (ABBA or BAAB
-for two), so a machine that slows down slowly touches all of them alike. A block gives one log-ratio per function; these
-feed a sign-flip test. A difference is called only when the test rejects "no difference" *and* it is larger than
-`min_effect`: below about 2 % the placement of code and data in memory decides, not the function.
+for two), so a gradual slow-down of the machine affects all of them equally. A block gives one log-ratio per function;
+these feed a sign-flip test. A difference is reported only when the test rejects "no difference" *and* it is larger than
+`min_effect`: differences below about 2 % usually come from the placement of code and data in memory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tilewise.profile.timing.statistics import Floats, Interval, signed_rank_tes
 if TYPE_CHECKING:
     from tilewise.profile.timer import Function, Measurement, Timer
 
-_FEWEST_BLOCKS = 6  # with fewer, no outcome of the sign-flip test can reach p < 0.01
+_MIN_BLOCKS = 6  # with fewer, no outcome of the sign-flip test can reach p < 0.01
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One function against the baseline: time over time, so above 1 is slower than the baseline."""
+    """The time of one function divided by the baseline's: above 1 is slower than the baseline."""
 
     name: str
     baseline: str
@@ -52,7 +52,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every function's own measurement and its ratio to the first; of two functions, the ratio's fields as well."""
+    """Measurements of all functions and their ratios to the first one.
+
+    `ratio`, `interval`, `p_value` and `different` are shortcuts for a comparison of exactly two functions.
+    """
 
     baseline: str
     measurements: dict[str, Measurement]
@@ -62,7 +65,7 @@ class Comparison:
 
     def _only(self) -> Ratio:
         if len(self.ratios) != 1:
-            raise ConfigurationError("this comparison has several ratios; ask .ratios[name] for the one you mean")
+            raise ConfigurationError("this comparison has several ratios; select one with .ratios[name]")
         return next(iter(self.ratios.values()))
 
     @property
@@ -96,30 +99,38 @@ def compare(
     *,
     min_effect: float = 0.02,
     alpha: float = 0.01,
-    most_runs: int | None = None,
-    fewest_runs: int = 2 * _FEWEST_BLOCKS,
+    max_runs: int | None = None,
+    min_runs: int = 2 * _MIN_BLOCKS,
     time_limit: float | None = None,
 ) -> Comparison:
-    """Compare functions against the first of them.
+    """Compare functions with the first of them.
 
-    Each is sampled `runs` times; while the interval of a ratio is wider than `min_effect` on either side, sampling goes
-    on up to `most_runs` (four times `runs` unless given). With several ratios the p-values are Holm's. Where the time
-    limit leaves fewer than `fewest_runs` of each it is an error; below the default nothing can be called different.
+    Each function is sampled `runs` times. While the interval of a ratio is wider than `min_effect` on either side,
+    sampling continues up to `max_runs` samples (default: four times `runs`). With several ratios the p-values are
+    corrected with Holm's method. If the time limit ends sampling before `min_runs` samples, a TimeLimitError is raised;
+    with fewer samples than the default of `min_runs` no difference can become significant.
     """
     from tilewise.profile.timer import check_count, check_limit
 
-    check_count("fewest_runs", fewest_runs, 2)
-    check_count("runs", runs, min(fewest_runs, 2 * _FEWEST_BLOCKS))
+    check_count("min_runs", min_runs, 2)
+    check_count("runs", runs, min(min_runs, 2 * _MIN_BLOCKS))
     if len(functions) < 2:
-        raise ConfigurationError("compare needs at least two functions, as a dictionary of names")
+        raise ConfigurationError("compare needs at least two functions, given as a dictionary from names to functions")
     limit = check_limit(timer.time_limit if time_limit is None else time_limit)
-    rounds = _Rounds(functions, timer.sample_seconds / 5, timer.seed)
-    reasons = _sample(rounds, runs // 2, (most_runs or 4 * runs) // 2, fewest_runs // 2, min_effect, limit)
-    return _conclude(timer, rounds, min_effect, alpha, reasons)
+    samples = _InterleavedSamples(functions, timer.sample_seconds / 5, timer.seed)
+    reasons = _sample(
+        samples,
+        target_blocks=runs // 2,
+        max_blocks=(max_runs or 4 * runs) // 2,
+        min_blocks=min_runs // 2,
+        min_effect=min_effect,
+        limit=limit,
+    )
+    return _conclude(timer, samples, min_effect, alpha, reasons)
 
 
-class _Rounds:
-    """The interleaved samples: one list per function, two entries a block."""
+class _InterleavedSamples:
+    """Samples taken in interleaved blocks: one list per function with two entries per block."""
 
     def __init__(self, functions: Mapping[str, Function], sample_seconds: float, seed: int) -> None:
         self.functions = dict(functions)
@@ -130,15 +141,18 @@ class _Rounds:
         self._random = np.random.default_rng(seed)
 
     def start(self) -> None:
+        """Choose the number of calls per sample for each function, then run one warm-up sample each."""
         for name, func in self.functions.items():
             self.calls[name] = clock.calibrate(func, self._sample_seconds)
         for name in self.names:
             clock.timed_calls(self.functions[name], self.calls[name])
 
     def run_block(self) -> None:
+        """Sample every function twice: in a random order, then in the reverse order."""
         order = [self.names[i] for i in self._random.permutation(len(self.names))]
-        taken = [(name, clock.seconds_per_call(self.functions[name], self.calls[name])) for name in order + order[::-1]]
-        for name, value in taken:  # only whole blocks are kept when the time limit strikes
+        block = [(name, clock.seconds_per_call(self.functions[name], self.calls[name])) for name in order + order[::-1]]
+        # Append only after the whole block has run, so that a time limit never leaves half a block behind.
+        for name, value in block:
             self.samples[name].append(value)
 
     @property
@@ -146,52 +160,65 @@ class _Rounds:
         return len(self.samples[self.names[0]]) // 2
 
     def log_ratios(self, name: str) -> Floats:
+        """One log(time / baseline time) per block."""
         return self._block_logs(name) - self._block_logs(self.names[0])
 
     def _block_logs(self, name: str) -> Floats:
         values = np.maximum(np.asarray(self.samples[name][: 2 * self.blocks]), 1e-12)
-        # The quicker of the two: a disturbance only ever adds time, and rarely strikes both.
+        # Take the faster of the block's two samples: a disturbance only ever adds time, and rarely hits both.
         logs: Floats = np.log(values.reshape(-1, 2).min(axis=1))
         return logs
 
 
-def _sample(rounds: _Rounds, wanted: int, most: int, fewest: int, min_effect: float, limit: float) -> list[str]:
-    started = time.perf_counter()
+def _sample(
+    samples: _InterleavedSamples,
+    *,
+    target_blocks: int,
+    max_blocks: int,
+    min_blocks: int,
+    min_effect: float,
+    limit: float,
+) -> list[str]:
+    """Run blocks until the intervals are narrow enough; return the reasons to distrust the result."""
+    start_time = time.perf_counter()
     before = read_machine()
     try:
         with time_limit(limit):
-            rounds.start()
+            samples.start()
             before = read_machine()
-            target = wanted
-            while rounds.blocks < target:
-                rounds.run_block()
-                if rounds.blocks == target and target < most and _too_wide(rounds, min_effect):
-                    target = min(2 * target, most)
+            while samples.blocks < target_blocks:
+                samples.run_block()
+                reached = samples.blocks == target_blocks
+                if reached and target_blocks < max_blocks and _too_wide(samples, min_effect):
+                    target_blocks = min(2 * target_blocks, max_blocks)
     except TimeIsUp:
-        if rounds.blocks < fewest:
-            spent = time.perf_counter() - started
+        if samples.blocks < min_blocks:
+            elapsed = time.perf_counter() - start_time
             raise TimeLimitError(
-                f"the functions were compared in only {rounds.blocks} rounds when {spent:.3g} s were over; "
+                f"only {samples.blocks} rounds of the comparison finished within {elapsed:.3g} s; "
                 "give a larger time_limit or a shorter function"
             ) from None
     except Exception as error:
-        raise MeasurementError(
-            f"a function raised {type(error).__name__}: {error}, so there is no comparison"
-        ) from error
+        raise MeasurementError(f"a function raised {type(error).__name__}: {error}; the comparison stopped") from error
     return machine_reasons(before, read_machine())
 
 
-def _too_wide(rounds: _Rounds, min_effect: float) -> bool:
-    tests = (signed_rank_test(rounds.log_ratios(name), permutations=1) for name in rounds.names[1:])
+def _too_wide(samples: _InterleavedSamples, min_effect: float) -> bool:
+    """True while the interval of any ratio is too wide to detect a difference of `min_effect`."""
+    tests = (signed_rank_test(samples.log_ratios(name), permutations=1) for name in samples.names[1:])
     return any(test.interval.half_width > min_effect / 2 for test in tests)
 
 
-def _conclude(timer: Timer, rounds: _Rounds, min_effect: float, alpha: float, reasons: list[str]) -> Comparison:
+def _conclude(
+    timer: Timer, samples: _InterleavedSamples, min_effect: float, alpha: float, reasons: list[str]
+) -> Comparison:
+    """Test each function against the baseline and summarise its samples."""
     from tilewise.profile.timer import Series
 
-    baseline = rounds.names[0]
+    baseline = samples.names[0]
     tests = {
-        name: signed_rank_test(rounds.log_ratios(name), timer.confidence, seed=timer.seed) for name in rounds.names[1:]
+        name: signed_rank_test(samples.log_ratios(name), timer.confidence, seed=timer.seed)
+        for name in samples.names[1:]
     }
     p_values = _holm({name: test.p_value for name, test in tests.items()})
     ratios = {}
@@ -199,15 +226,24 @@ def _conclude(timer: Timer, rounds: _Rounds, min_effect: float, alpha: float, re
         ratio = float(np.exp(test.centre))
         interval = Interval(float(np.exp(test.interval.low)), float(np.exp(test.interval.high)), timer.confidence)
         different = p_values[name] < alpha and abs(test.centre) > np.log1p(min_effect)
-        ratios[name] = Ratio(name, baseline, ratio, interval, p_values[name], bool(different), min_effect)
+        ratios[name] = Ratio(
+            name=name,
+            baseline=baseline,
+            ratio=ratio,
+            interval=interval,
+            p_value=p_values[name],
+            different=bool(different),
+            min_effect=min_effect,
+        )
     measurements = {
-        name: timer.summarise(Series(rounds.samples[name], rounds.calls[name], list(reasons))) for name in rounds.names
+        name: timer.summarise(Series(samples.samples[name], samples.calls[name], list(reasons)))
+        for name in samples.names
     }
-    return Comparison(baseline, measurements, ratios, rounds.blocks, reasons)
+    return Comparison(baseline, measurements, ratios, samples.blocks, reasons)
 
 
 def _holm(p_values: dict[str, float]) -> dict[str, float]:
-    """Holm's correction for several tests at once."""
+    """Apply Holm's step-down correction for multiple tests (Holm 1979)."""
     adjusted: dict[str, float] = {}
     largest = 0.0
     for position, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):

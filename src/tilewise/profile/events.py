@@ -1,7 +1,7 @@
-"""From the tuples that the framework leaves while it is profiled to events: names, nesting, tiles.
+"""Decode the framework's raw profiling records into events with names, nesting and tiles.
 
-Recording must be cheap, so a record says only what was at hand (`tilewise._events`). Records arrive as things end, so
-what a thread left before, and began later, is inside: that is all it takes to find out who contains whom.
+Recording must be cheap, so a record contains only what was at hand (`tilewise._events`). Records arrive in the order in
+which operations end. Of two records of a thread, the earlier one is nested in the later one if it started later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Event:
-    """Something that ran: a layer ("module"), an operation ("op"), or an implementation of one ("kernel")."""
+    """One timed call: of a layer ("module"), an operation ("op"), or an operation's implementation ("kernel")."""
 
     def __init__(self, record: Record) -> None:
         self.kind = "op" if record.kind in ("forward", "backward") else record.kind
@@ -27,79 +27,82 @@ class Event:
         self.name: str = record.what if isinstance(record.what, str) else record.what.__name__
         self.layer, self.thread, self.failed = record.layer, record.thread, record.failed
         self.start_ns, self.end_ns = record.start_ns, record.end_ns
-        self.recording_ns = record.recorded_ns - record.end_ns  # what recording it cost
-        self.inner_ns = 0  # part of it spent in events directly inside, and in recording them
-        self.allocated, self.inner_allocated = record.allocated, 0  # bytes taken in large blocks meanwhile
+        self.recording_ns = record.recorded_ns - record.end_ns  # overhead of recording this event
+        self.inner_ns = 0  # time of directly nested events, including the overhead of recording them
+        self.allocated, self.inner_allocated = record.allocated, 0  # bytes allocated in large blocks
         self.inputs, self.input_bytes = _sizes(record.inputs)
         self.outputs, self.output_bytes = _sizes(record.outputs)
         self.parent: Event | None = None
         self.has_kernels = False
-        self.shares_memory = record.details is True  # the result is a view: nothing was moved
+        self.shares_memory = record.details is True  # the result is a view: no bytes were moved
         self.backend = ""
-        self.fused: tuple[Any, ...] = ()  # what rides along with a product: bias?, residual?, activation
-        self.window: Any = None  # of a pooling kernel
+        self.fused: tuple[Any, ...] = ()  # epilogue fused into a product: has bias, has residual, activation
+        self.window: Any = None  # window size of a pooling kernel
         self.tile: Any = None
-        self._undescribed: tuple[Any, ...] = ()
+        self._tile_query: tuple[Any, ...] = ()
         if self.kind == "kernel":
-            chosen, options, strides = record.details
-            ask = options.get
-            self.backend, self.window, self.tile = chosen.name, ask("kernel"), ask("tile")
-            self.fused = (ask("bias") is not None, ask("residual") is not None, ask("activation"))
+            implementation, options, strides = record.details
+            option = options.get
+            self.backend, self.window, self.tile = implementation.name, option("kernel"), option("tile")
+            self.fused = (option("bias") is not None, option("residual") is not None, option("activation"))
             if strides is not None and self.tile is None:
-                self._undescribed = (chosen, self.inputs[:2], strides, options)
+                self._tile_query = (implementation, self.inputs[:2], strides, options)
 
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
 
     def contain(self, inner: Event) -> None:
+        """Make `inner` a child of this event."""
         inner.parent = self
         self.inner_ns += inner.duration_ns + inner.recording_ns
         self.inner_allocated += inner.allocated
         if inner.kind == "kernel":
             self.has_kernels = True
-        if self.kind == "op" and not self.inputs:  # it left its arrays to what is inside it
+        if self.kind == "op" and not self.inputs:  # an op with a kernel does not record its arrays; the kernel does
             self.inputs, self.outputs = inner.inputs, inner.outputs
 
-    def find_tile(self, known: dict[Any, Any]) -> None:
-        """The tile of a kernel that was given none: the one its implementation takes for such operands."""
-        if not self._undescribed:
+    def find_tile(self, cache: dict[Any, Any]) -> None:
+        """Set the tile of a kernel that was called without one: its implementation's default for such operands."""
+        if not self._tile_query:
             return
-        chosen, shapes, strides, options = self._undescribed
-        key = (chosen.op, chosen.name, shapes, strides, repr(options))
-        if key not in known:
-            known[key] = _described_tile(chosen, shapes, strides, options)
-        self.tile = known[key]
+        implementation, shapes, strides, options = self._tile_query
+        key = (implementation.op, implementation.name, shapes, strides, repr(options))
+        if key not in cache:
+            cache[key] = _default_tile(implementation, shapes, strides, options)
+        self.tile = cache[key]
 
 
 def _sizes(arrays: Arrays) -> tuple[Shapes, int]:
-    """The shapes, and the bytes of all together."""
+    """Split alternating shapes and dtypes into the shapes and the total number of bytes."""
     shapes = tuple(arrays[::2])
     return shapes, sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, arrays[1::2], strict=True))
 
 
-def _described_tile(chosen: Any, shapes: Shapes, strides: Shapes, options: dict[str, Any]) -> Any:
-    # Operands like those that were: the description looks at shapes, strides and options, never at contents.
-    nothing = np.zeros(1, np.float32)
-    operands = (as_strided(nothing, shape, step, writeable=False) for shape, step in zip(shapes, strides, strict=True))
+def _default_tile(implementation: Any, shapes: Shapes, strides: Shapes, options: dict[str, Any]) -> Any:
+    """Ask an implementation which tile it uses for operands of these shapes and strides."""
+    # `describe` reads shapes, strides and options but never values, so a one-element buffer can back the operands.
+    buffer = np.zeros(1, np.float32)
+    operands = (as_strided(buffer, shape, step, writeable=False) for shape, step in zip(shapes, strides, strict=True))
     try:
-        return chosen.describe(*operands, **options)[1]
-    except Exception:  # the description is an extra: without it the profile is still right
+        return implementation.describe(*operands, **options)[1]
+    except Exception:  # the tile is optional information; a failure must not break the profile
         return None
 
 
 def decode(records: Sequence[tuple[Any, ...]]) -> list[Event]:
-    """The events, in the order in which they ended."""
+    """Decode records into events, nest them and find their tiles; the order (by end time) stays."""
     events = [Event(Record._make(record)) for record in records]
-    unclaimed: dict[int, list[Event]] = {}
+    roots_by_thread: dict[int, list[Event]] = {}
     tiles: dict[Any, Any] = {}
     for event in events:
-        waiting = unclaimed.setdefault(event.thread, [])
-        while waiting and waiting[-1].start_ns >= event.start_ns:
-            event.contain(waiting.pop())
-        waiting.append(event)
+        roots = roots_by_thread.setdefault(event.thread, [])
+        # Earlier records that started after this event ran inside it.
+        while roots and roots[-1].start_ns >= event.start_ns:
+            event.contain(roots.pop())
+        roots.append(event)
         event.find_tile(tiles)
-    for event in reversed(events):  # whoever contains comes first
+    for event in reversed(events):  # parents end last, so they come first here
         if event.kind == "kernel" and event.parent is not None:
             event.phase = event.parent.phase
     return events

@@ -1,10 +1,10 @@
 """FLOPCounter: how much arithmetic a model does and how many bytes it must move, by layer and by operation.
 
-The model is run once and its kernels are counted from their shapes. `total` is matmul, convolution and attention with
-PyTorch's convention (a multiply-add is 2, biases and masks are not counted, causal attention counts in full), so that
-it equals `torch.utils.flop_counter.FlopCounterMode`. Everything else is in `elementwise`: one per element and
-arithmetic step, exp, erf or sqrt counting as one step. Bytes are what must at least be read and written:
-each operand and each result once; views move nothing.
+The model runs once and the work of its kernels is computed from their shapes. `total` is matmul, convolution and
+attention with PyTorch's convention (a multiply-add is 2, biases and masks are not counted, causal attention counts in
+full), so it equals `torch.utils.flop_counter.FlopCounterMode`. Everything else is in `elementwise`: one per element
+and arithmetic operation, where exp, erf and sqrt count as one operation. `bytes_moved` is a lower bound: each operand
+is read once and each result written once; views move nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one or more operations."""
+    """Floating-point operations and bytes moved by one or more operations."""
 
     flops: int = 0
     elementwise: int = 0
@@ -39,13 +39,16 @@ class Cost:
 
     @property
     def intensity(self) -> float:
-        """Floating-point operations for every byte moved."""
+        """Arithmetic intensity: floating-point operations per byte moved."""
         return (self.flops + self.elementwise) / self.bytes_moved if self.bytes_moved else 0.0
 
 
 @dataclass(frozen=True)
 class OpCounts:
-    """`by_layer` and `by_op` split `total`; `layers` and `ops` give the same with element-wise work and bytes."""
+    """Result of FLOPCounter.
+
+    `by_layer` and `by_op` split `total`; `layers` and `ops` also contain the element-wise work and the bytes moved.
+    """
 
     total: int
     elementwise: int
@@ -76,7 +79,7 @@ class FLOPCounter:
         from tilewise.tensor import Tensor, no_grad
 
         if not callable(model):
-            raise ConfigurationError(f"count_ops needs a model that can be called, not {type(model).__name__}")
+            raise ConfigurationError(f"count_ops needs a callable model, not {type(model).__name__}")
         array = np.asarray(input) if not isinstance(input, Tensor) else input
         x = Tensor(array) if isinstance(array, np.ndarray) and array.dtype.kind == "f" else array
         with Recording() as recording:
@@ -119,7 +122,7 @@ class Recording:
 
 
 def summarise(events: Iterable[Event]) -> OpCounts:
-    """Add up the work of recorded events."""
+    """Add up the work of recorded events by layer, operation and phase."""
     layers: dict[str, Cost] = {}
     ops: dict[str, Cost] = {}
     phases = {"forward": Cost(), "backward": Cost()}
@@ -146,7 +149,7 @@ def summarise(events: Iterable[Event]) -> OpCounts:
 
 
 def op_name(event: Event) -> str:
-    """One name for an operation whether it ran as a kernel or in NumPy: lower case, `_grad` in the backward pass."""
+    """Name an operation independently of how it ran (kernel or NumPy): snake case, `_grad` in the backward pass."""
     if event.kind == "kernel":
         return event.name
     name = "".join(f"_{c.lower()}" if c.isupper() else c for c in event.name).strip("_").replace("mat_mul", "matmul")
@@ -154,7 +157,7 @@ def op_name(event: Event) -> str:
 
 
 def cost_of(event: Event) -> Cost | None:
-    """The work of one event; None for events that contain others, which are counted there."""
+    """Compute the work of one event; None for events whose work is counted in the events they contain."""
     if event.kind == "module" or event.has_kernels or event.failed:
         return None
     if event.kind == "kernel" and event.parent is not None and event.parent.kind == "kernel":
@@ -164,11 +167,11 @@ def cost_of(event: Event) -> Cost | None:
     return Cost(int(flops), int(_elementwise(event)), moved)
 
 
-# --- multiply-adds ---
+# --- Products: 2 operations per multiply-add ---
 
 
 def _matmul(event: Event) -> int:
-    """2 · inner dimension for every element of the result; at most one operand may be a vector."""
+    """Count 2 · inner dimension for every element of the result; at most one operand may be a vector."""
     inner = event.inputs[0][-1]
     return 2 * inner * math.prod(event.outputs[0]) if event.outputs else 0
 
@@ -184,10 +187,10 @@ def _conv2d_grad_input(event: Event) -> int:
 
 
 def _conv2d_grad_weight(event: Event) -> int:
-    """As PyTorch counts it: over all input channels, also where groups mean that most pairs are never multiplied."""
+    """Count over all input channels like PyTorch, although grouped convolutions multiply only part of the pairs."""
     (n, outs, h, w), channels = event.inputs[0], event.inputs[1][1]
-    kernel = event.outputs[0][2:]
-    return 2 * n * h * w * outs * channels * math.prod(kernel)
+    filter_size = event.outputs[0][2:]
+    return 2 * n * h * w * outs * channels * math.prod(filter_size)
 
 
 def _attention(event: Event) -> int:
@@ -196,7 +199,7 @@ def _attention(event: Event) -> int:
 
 
 def _attention_grad(event: Event) -> int:
-    """The four products of the gradient; recomputing the scores is an implementation's own affair."""
+    """Count the four products of the gradient; recomputing the scores is an implementation detail."""
     (b, heads, t, d), s, dv = event.inputs[1], event.inputs[2][2], event.inputs[3][3]
     return 2 * b * heads * t * s * 2 * (d + dv)
 
@@ -210,7 +213,7 @@ _FLOPS = {
     "attention_grad": _attention_grad,
 }
 
-# --- everything else: steps per element ---
+# --- Everything else: arithmetic operations per element, counted from the formulas ---
 
 MOVES_ONLY = {"embedding", "embedding_grad", "cast", "cat", "copy", "expand", "get_item", "pad", "permute", "reshape"}
 MOVES_ONLY |= {"set_item", "take_along_axis", "max_pool2d_grad"}
@@ -222,6 +225,7 @@ _PER_SCORE = {"attention": 6, "attention_grad": 8}  # scale, mask and softmax of
 
 
 def _elementwise(event: Event) -> int:
+    """Count the arithmetic of an event that is not a product, including operations fused into a product."""
     name = op_name(event)
     if name in MOVES_ONLY or event.shares_memory or not event.inputs:
         return 0
@@ -242,7 +246,7 @@ def _elementwise(event: Event) -> int:
 
 
 def _fused_steps(event: Event) -> int:
-    """Bias, residual and activation that ride along with a product."""
+    """Count the operations per output element of a fused epilogue: bias, residual, activation."""
     bias, residual, activation = event.fused or (False, False, None)
     bias = bias or (event.name == "conv2d" and len(event.inputs) > 2)
     return int(bias) + int(residual) + {"relu": 1, "gelu": 4}.get(activation, 0)

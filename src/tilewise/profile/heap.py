@@ -1,7 +1,7 @@
-"""Counting bytes: the extension's heap watch where there is one, tracemalloc elsewhere, behind one small interface.
+"""Count allocated bytes with the extension's heap watch, or with tracemalloc if the extension is not installed.
 
-The heap watch sees every block that any library takes (NumPy, BLAS, our kernels) and keeps two sums; native/common/
-heap_watch.h says which. tracemalloc sees Python's objects and NumPy's arrays only, and the profile says so.
+The heap watch counts every block that any library allocates (NumPy, BLAS, our kernels); native/common/heap_watch.h
+defines its two counters. tracemalloc counts Python objects and NumPy arrays only, and the profile says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from tilewise._extension import native
 
 @dataclass(frozen=True)
 class Counts:
-    """Bytes taken since the watch began and not given back: now, and at most."""
+    """Bytes allocated since the watch began and not freed: current and peak.
+
+    `system` counts bytes taken from malloc and mmap, `requested` the sizes that callers asked for.
+    """
 
     system_now: int
     system_peak: int
@@ -25,8 +28,8 @@ class Counts:
     blocks: int
 
 
-class Watch:
-    """A running count of bytes."""
+class HeapWatch:
+    """Reads the native counters of allocated bytes."""
 
     method = "every allocation in the process, native ones included (heap watch)"
     sees_everything = True
@@ -45,8 +48,8 @@ class Watch:
         native.reset_memory_peak()
 
 
-class TracemallocWatch(Watch):
-    """What the standard library can see."""
+class TracemallocHeapWatch(HeapWatch):
+    """Reads tracemalloc's counters of allocated bytes."""
 
     method = "Python objects and NumPy arrays only (tracemalloc): the extension's heap watch is not available"
     sees_everything = False
@@ -66,34 +69,34 @@ class TracemallocWatch(Watch):
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
-    """Count until the block ends. A watch inside another one falls back to tracemalloc."""
+def watch_heap() -> Iterator[HeapWatch]:
+    """Count allocations until the `with` block ends. A nested watch falls back to tracemalloc."""
     if native is not None and not native.watch_active():
-        try:  # around the start as well: a time limit may strike while it is under way
+        try:  # includes the start: a time limit may raise while it runs
             if native.watch_start():
                 native.reset_memory_peak()
-                yield Watch()
+                yield HeapWatch()
                 return
         finally:
             native.watch_stop()
-    with tracing():
+    with trace_allocations():
         tracemalloc.reset_peak()
-        yield TracemallocWatch()
+        yield TracemallocHeapWatch()
 
 
 @contextmanager
-def tracing(frames: int = 1) -> Iterator[None]:
-    """tracemalloc on, and off again unless somebody had it on before."""
-    had_it = tracemalloc.is_tracing()
+def trace_allocations(frames: int = 1) -> Iterator[None]:
+    """Run the block with tracemalloc on; turn it off afterwards unless it was already on."""
+    was_tracing = tracemalloc.is_tracing()
     try:
-        if not had_it:
+        if not was_tracing:
             tracemalloc.start(frames)
         yield
     finally:
-        if not had_it:
+        if not was_tracing:
             tracemalloc.stop()
 
 
 def native_peak() -> int:
-    """The most our kernels held in buffers of their own since the watch began."""
+    """Peak bytes of the native kernels' workspaces since the watch began."""
     return int(native.memory_peak()) if native is not None else 0

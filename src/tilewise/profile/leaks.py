@@ -1,9 +1,9 @@
-"""Does a function keep more memory with every call? Call it again and again and look at what stays.
+"""Leak detection: call a function repeatedly and check whether its live memory keeps growing.
 
-After each call garbage is collected and the bytes still held are read. Caches fill and tables double, so the first
-calls are thrown away, growth must go on in every part of the rest, and a suspicion is followed by many more calls
-before it becomes an alarm. Growth below `_SMALLEST` bytes a call is not called a leak. A leak is reported at the line
-of the caller's own code that led to it, not inside the libraries it called.
+After each call garbage is collected and the live bytes are read. Caches fill up and hash tables double, so the first
+calls are ignored, growth must continue in every quarter of the remaining calls, and a suspected leak is confirmed with
+many more calls before it is reported. Growth below `_MIN_LEAK_BYTES` per call is not reported. A leak is attributed to
+a line of the caller's own code, not to a line inside a library.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.profile.heap import Watch, tracing, watching
+from tilewise.profile.heap import HeapWatch, trace_allocations, watch_heap
 from tilewise.profile.timing.statistics import Floats
 from tilewise.profile.units import bytes_
 
-_SMALLEST = 64.0
-_WARMUP = 8
-_FIRST_LOOK = 24
-_LONGER_LOOKS = (150, 700)  # past the 128 entries of a default lru_cache, then past the 512 of re's
-_MOST_GROWTH = 256 << 20  # a look must not itself fill the machine
-_PARTS = 4
-_FRAMES = 16
+_MIN_LEAK_BYTES = 64.0  # per call; about one small Python object
+_WARMUP_CALLS = 8  # arbitrary; fills caches of a few entries
+_FIRST_CALLS = 24  # arbitrary; six calls per segment
+_CONFIRMATION_CALLS = (150, 700)  # above the 128 entries of a default lru_cache, then above the 512 of re's cache
+_MAX_GROWTH_BYTES = 256 << 20  # the search for a leak must not fill the machine's memory
+_SEGMENTS = 4  # growth has to continue in each quarter of the series
+_FRAMES = 16  # depth of the recorded tracebacks
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AllocationSite:
 
 @dataclass(frozen=True)
 class LeakReport:
-    """What repetition showed. `bytes_per_call` is 0 where nothing grows."""
+    """Result of the leak search. `bytes_per_call` is 0 if memory does not grow."""
 
     leaking: bool
     bytes_per_call: float
@@ -58,95 +58,99 @@ class LeakReport:
 
     def __str__(self) -> str:
         if not self.enough_calls:
-            return f"too few calls fitted into the time to look for a leak ({self.calls})"
+            return f"only {self.calls} calls finished in time, too few to detect a leak"
         if not self.leaking:
             return f"no leak in {self.calls} calls"
         where = f", from {self.sites[0].where}" if self.sites else ""
-        return f"leak: {bytes_(self.bytes_per_call)} stay after every call ({self.calls} calls{where})"
+        return f"leak: memory grows by {bytes_(self.bytes_per_call)} per call ({self.calls} calls{where})"
 
 
 def find_leak(func: Callable[[], Any], seconds: float = 10.0) -> LeakReport:
-    """Repeat `func` for at most about `seconds` and judge whether memory grows without end."""
+    """Call `func` repeatedly for at most about `seconds` and report whether its memory grows steadily."""
     deadline = time.perf_counter() + seconds
-    with _quick_collections(), watching() as watch:
-        _held_after_calls(func, watch, _WARMUP, deadline)
-        held = _held_after_calls(func, watch, _FIRST_LOOK, deadline)
-        calls = _WARMUP + len(held)
-        enough = len(held) >= 2 * _PARTS
-        growth = _rise_per_call(held) if enough else 0.0  # tables that grow in jumps need a longer look
-        for look in _LONGER_LOOKS:
-            if growth < _SMALLEST or time.perf_counter() >= deadline:
+    with _quick_collections(), watch_heap() as watch:
+        _live_bytes_after_calls(func, watch, _WARMUP_CALLS, deadline)
+        live_bytes = _live_bytes_after_calls(func, watch, _FIRST_CALLS, deadline)
+        calls = _WARMUP_CALLS + len(live_bytes)
+        enough = len(live_bytes) >= 2 * _SEGMENTS
+        # Any rise is suspicious at first, because tables that double grow in jumps; longer series decide.
+        growth = _rise_per_call(live_bytes) if enough else 0.0
+        for more_calls in _CONFIRMATION_CALLS:
+            if growth < _MIN_LEAK_BYTES or time.perf_counter() >= deadline:
                 break
-            longer = _held_after_calls(func, watch, min(look, int(_MOST_GROWTH / growth) + _FIRST_LOOK), deadline)
+            more_calls = min(more_calls, int(_MAX_GROWTH_BYTES / growth) + _FIRST_CALLS)
+            longer = _live_bytes_after_calls(func, watch, more_calls, deadline)
             calls += len(longer)
-            if len(longer) >= _FIRST_LOOK:
-                held = longer
-            growth = steady_growth(held)
-        growth = steady_growth(held)
+            if len(longer) >= _FIRST_CALLS:
+                live_bytes = longer
+            growth = steady_growth(live_bytes)
+        growth = steady_growth(live_bytes)
     if not growth:
         return LeakReport(False, 0.0, calls, enough_calls=enough)
     return LeakReport(True, growth, calls, sites=_growing_sites(func, deadline))
 
 
-def steady_growth(held: Floats) -> float:
-    """Bytes a call if the held bytes keep rising through every part of the series, else 0."""
-    if len(held) < 2 * _PARTS:
+def steady_growth(live_bytes: Floats) -> float:
+    """Return the growth in bytes per call if live memory rises through every segment of the series, else 0."""
+    if len(live_bytes) < 2 * _SEGMENTS:
         return 0.0
-    medians = _medians(held)
+    medians = _medians(live_bytes)
     rises = np.diff(medians)
     typical = float(np.median(rises))
-    if typical < _SMALLEST * len(held) / _PARTS or np.any(rises < 0.25 * typical):
+    if typical < _MIN_LEAK_BYTES * len(live_bytes) / _SEGMENTS or np.any(rises < 0.25 * typical):
         return 0.0
-    return _rise_per_call(held)
+    return _rise_per_call(live_bytes)
 
 
-def _rise_per_call(held: Floats) -> float:
-    medians = _medians(held)
-    return float((medians[-1] - medians[0]) / (len(held) / _PARTS * (_PARTS - 1)))
+def _rise_per_call(live_bytes: Floats) -> float:
+    medians = _medians(live_bytes)
+    return float((medians[-1] - medians[0]) / (len(live_bytes) / _SEGMENTS * (_SEGMENTS - 1)))
 
 
-def _medians(held: Floats) -> Floats:
-    return np.array([np.median(part) for part in np.array_split(held, _PARTS)])
+def _medians(live_bytes: Floats) -> Floats:
+    """Median of each segment; single disturbed calls do not matter."""
+    return np.array([np.median(segment) for segment in np.array_split(live_bytes, _SEGMENTS)])
 
 
-def _held_after_calls(func: Callable[[], Any], watch: Watch, calls: int, deadline: float) -> Floats:
-    held = np.zeros(calls)
+def _live_bytes_after_calls(func: Callable[[], Any], watch: HeapWatch, calls: int, deadline: float) -> Floats:
+    """Live bytes after each of up to `calls` calls; fewer values if the deadline passes."""
+    live_bytes = np.zeros(calls)
     for i in range(calls):
         func()
         gc.collect()
-        held[i] = watch.requested_now()
+        live_bytes[i] = watch.requested_now()
         if time.perf_counter() > deadline:
-            return held[: i + 1]
-    return held
+            return live_bytes[: i + 1]
+    return live_bytes
 
 
 def _growing_sites(func: Callable[[], Any], deadline: float, calls: int = 20) -> list[AllocationSite]:
-    """The lines whose memory grew over some more calls."""
-    with _quick_collections(), tracing(_FRAMES):
+    """Find the five source lines whose memory grew most over some more calls."""
+    with _quick_collections(), trace_allocations(_FRAMES):
         func()
         gc.collect()
         before = tracemalloc.take_snapshot()
-        done = 0
-        while done < calls and (done < 3 or time.perf_counter() < deadline + 1.0):
+        completed = 0
+        while completed < calls and (completed < 3 or time.perf_counter() < deadline + 1.0):
             func()
-            done += 1
+            completed += 1
         gc.collect()
         after = tracemalloc.take_snapshot()
-    grown: dict[str, list[int]] = {}
+    growth_by_line: dict[str, list[int]] = {}
     for change in after.compare_to(before, "traceback"):
         frame = _callers_line(change.traceback)
         if frame.filename not in (__file__, tracemalloc.__file__):
-            total = grown.setdefault(f"{frame.filename}:{frame.lineno}", [0, 0])
+            total = growth_by_line.setdefault(f"{frame.filename}:{frame.lineno}", [0, 0])
             total[0] += change.size_diff
             total[1] += change.count_diff
-    sites = [AllocationSite(where, size // done, blocks) for where, (size, blocks) in grown.items()]
-    sites = [site for site in sites if site.bytes >= _SMALLEST / 2]
+    sites = [AllocationSite(where, size // completed, blocks) for where, (size, blocks) in growth_by_line.items()]
+    sites = [site for site in sites if site.bytes >= _MIN_LEAK_BYTES / 2]
     return sorted(sites, key=lambda site: -site.bytes)[:5]
 
 
 def _callers_line(trace: tracemalloc.Traceback) -> tracemalloc.Frame:
-    """The innermost frame that is in no library; the innermost of all where every one is."""
-    for frame in reversed(trace):  # the innermost comes last
+    """Return the innermost frame outside libraries, or the innermost frame if all are in libraries."""
+    for frame in reversed(trace):  # tracemalloc lists the innermost frame last
         if frame.filename == __file__:
             break
         if not frame.filename.startswith(_LIBRARIES):
@@ -161,19 +165,19 @@ _LIBRARIES = (
 )
 
 
-# CPython 3.12 counts its immortal objects, some hundreds, among those set aside; a program that freezes what it
-# imported has tens of thousands.
+# CPython 3.12 includes its few hundred immortal objects in gc.get_freeze_count(); a program that froze its imports
+# has tens of thousands. A larger count means that the caller froze objects, which must then stay frozen.
 IMMORTAL = 5_000
 
 
 @contextmanager
 def _quick_collections() -> Iterator[None]:
-    """Set aside the objects that exist already, so that a collection after every call looks at the new ones only."""
-    others = gc.get_freeze_count() > IMMORTAL
+    """Freeze the existing objects, so that a collection after every call visits only new ones."""
+    frozen_by_caller = gc.get_freeze_count() > IMMORTAL
     gc.collect()
     try:
         gc.freeze()
         yield
     finally:
-        if not others:  # there is no giving back of only some
+        if not frozen_by_caller:  # gc.unfreeze releases all objects, also those the caller froze
             gc.unfreeze()

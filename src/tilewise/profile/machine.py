@@ -1,10 +1,10 @@
-"""The machine's ceilings, measured once and kept: multiply-adds a second, bytes a second by working-set size, caches.
+"""The machine's peak rates: FLOP/s per instruction set, bandwidth by working-set size, and cache sizes.
 
-Every report is drawn against these figures, so they come from probes in the extension that do nothing else: independent
-multiply-adds in registers, reads and copies of arrays of growing size. Without the extension NumPy gives an estimate,
-and the table says so. The figures live in one JSON file (see `cache_file`); a file that is damaged or from another
-machine is measured again. Figures that contradict each other or that a busy machine gave are not kept at all
-(`tilewise.profile.doubts`): the next process measures again.
+Reports compare programs with these rates (the roofline model, Williams et al. 2009). The rates come from probes in the
+extension: independent multiply-adds in registers, reads and copies of arrays of growing size. Without the extension
+NumPy gives an estimate, and the table says so. Rates are measured once and cached in a JSON file (see `cache_file`); a
+file that is damaged or from another machine is ignored and replaced. Rates that contradict each other, or that were
+measured on a busy machine, are not cached (`tilewise.profile.plausibility`): the next process measures again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from tilewise._extension import native
 from tilewise._files import read_json_input, write_whole
 from tilewise._system import cache_folder, caches, cores, cpu_name, pretence, real_cores
 from tilewise.errors import TilewiseError
-from tilewise.profile.doubts import contradictions, doubts
+from tilewise.profile.plausibility import contradictions, find_doubts
 from tilewise.profile.timing.stability import read_machine
 
-_SCHEMA = 3
+_SCHEMA = 3  # version of the cache file
+# Working sets in bytes, from inside the L1 cache to main memory.
 _SIZES = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The most floating-point operations a second (2 per multiply-add, float32) for one instruction set."""
+    """Peak float32 operations per second (2 per multiply-add) with one instruction set."""
 
     isa: str
     threads: int
@@ -43,7 +44,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes a second over a working set of `bytes`: read only, and copied (read and written bytes together)."""
+    """Bytes per second over a working set of `bytes`: read only, and copied (bytes read plus bytes written)."""
 
     bytes: int
     threads: int
@@ -53,7 +54,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Cache:
-    """One level of data cache as one core sees it, and how many CPUs share it."""
+    """Size of one level of data cache, and the number of CPUs that share it."""
 
     level: int
     bytes: int
@@ -62,7 +63,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine can do at most."""
+    """Peak rates of this machine."""
 
     cpu: str
     cpus: int
@@ -70,27 +71,25 @@ class Machine:
     peaks: list[Peak]
     bandwidths: list[Bandwidth]
     caches: list[Cache]
-    fresh_memory: float  # bytes a second of taking memory from the system, filling it and giving it back
-    doubts: list[str] = field(
-        default_factory=list
-    )  # why these figures are not kept; empty where they are to be trusted
+    fresh_memory: float  # bytes per second of allocating memory from the system, filling it and freeing it
+    doubts: list[str] = field(default_factory=list)  # why the rates are not cached; empty if they are reliable
 
     def peak(self, threads: int = 1, isa: str | None = None) -> float:
-        """FLOP/s of the instruction set in force (or `isa`) with this many threads."""
-        wanted = isa or active_isa()
-        rows = [p for p in self.peaks if p.isa == wanted] or self.peaks
-        one = min(rows, key=lambda p: (abs(p.threads - threads), -p.flops_per_second))
-        return one.flops_per_second
+        """Peak FLOP/s of the active instruction set (or `isa`) with this many threads."""
+        isa = isa or active_isa()
+        rows = [p for p in self.peaks if p.isa == isa] or self.peaks
+        nearest = min(rows, key=lambda p: (abs(p.threads - threads), -p.flops_per_second))
+        return nearest.flops_per_second
 
     def bandwidth(self, working_set: float, threads: int = 1, of: str = "copy") -> float:
-        """Bytes a second copied (or `of="read"`) for this working set, interpolated on the logarithm of the size."""
+        """Copy bandwidth (or read bandwidth, `of="read"`) for a working set, interpolated on the log of its size."""
         nearest = min((b.threads for b in self.bandwidths), key=lambda n: abs(n - threads))
         rows = sorted((b for b in self.bandwidths if b.threads == nearest), key=lambda b: b.bytes)
         size = np.log(np.clip(working_set, rows[0].bytes, rows[-1].bytes))
         return float(np.interp(size, [np.log(b.bytes) for b in rows], [getattr(b, of) for b in rows]))
 
     def read_bandwidth(self, working_set: float) -> float:
-        """What one thread reads of this working set."""
+        """Read bandwidth of one thread for this working set."""
         return self.bandwidth(working_set, of="read")
 
     def memory_bandwidth(self, threads: int = 1) -> float:
@@ -98,7 +97,7 @@ class Machine:
         return self.bandwidth(float("inf"), threads)
 
     def roofline_seconds(self, flops: float, bytes_moved: float, threads: int = 1) -> tuple[float, float]:
-        """The least that arithmetic takes, and the least that moving the bytes takes; a program takes the larger."""
+        """Lower bounds in seconds: for the arithmetic, and for moving the bytes. The larger one bounds a program."""
         memory = bytes_moved / self.bandwidth(bytes_moved, threads) if bytes_moved else 0.0
         return flops / self.peak(threads), memory
 
@@ -111,51 +110,53 @@ def active_isa() -> str:
 
 
 def cache_file() -> Path:
-    """Where this machine's figures are kept; those of a played one (TILEWISE_MACHINE) do not replace them."""
+    """Path of the cached rates; an emulated machine (TILEWISE_MACHINE) has a separate file."""
     return cache_folder() / ("machine-played.json" if pretence() else "machine.json")
 
 
 def machine(refresh: bool = False) -> Machine:
-    """This machine's ceilings: from the kept file, or measured now (a few seconds) and kept, unless doubtful."""
-    kept = None if refresh else kept_machine()
-    if kept is not None:
-        return kept
+    """Load this machine's peak rates from the cache, or measure them (a few seconds) and cache them if plausible."""
+    cached = None if refresh else cached_machine()
+    if cached is not None:
+        return cached
     if refresh:
-        _measured_once.cache_clear()
-    measured = _measured_once(json.dumps(_identity()))
-    if not measured.doubts:
-        _measured_once.cache_clear()
-        with suppress(TilewiseError):  # a read-only home is no reason to fail: it will be measured again next time
-            text = json.dumps({"identity": _identity(), "machine": measured.as_dict()}, indent=1)
+        _measure_once.cache_clear()
+    rates = _measure_once(json.dumps(_identity()))
+    if not rates.doubts:
+        _measure_once.cache_clear()
+        with suppress(TilewiseError):  # if the cache folder is read-only, the next process measures again
+            text = json.dumps({"identity": _identity(), "machine": rates.as_dict()}, indent=1)
             write_whole(cache_file(), text + "\n")
-    return measured
+    return rates
 
 
-def kept_machine() -> Machine | None:
-    """The ceilings in the kept file; None where there is none, or it is damaged or another machine's."""
+def cached_machine() -> Machine | None:
+    """Load the rates from the cache file; None if the file is missing, damaged or from another machine."""
     with suppress(TilewiseError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-        kept = read_json_input(cache_file())
-        if kept["identity"] == _identity():
-            figures = _from_dict(kept["machine"])
-            return figures if not contradictions(figures) else None  # kept before anybody looked
+        data = read_json_input(cache_file())
+        if data["identity"] == _identity():
+            rates = _from_dict(data["machine"])
+            # Files of earlier versions were written without this check.
+            return rates if not contradictions(rates) else None
     return None
 
 
 @functools.lru_cache(maxsize=1)
-def _measured_once(_of: str) -> Machine:
-    """Doubtful figures serve this process, so that it does not measure at every report."""
+def _measure_once(_identity_json: str) -> Machine:
+    """Measure the rates once per process: implausible rates are not cached in a file, but reused by later reports."""
     before = read_machine()
-    figures = measure_machine()
-    return replace(figures, doubts=doubts(figures, before, read_machine()))
+    rates = measure_machine()
+    return replace(rates, doubts=find_doubts(rates, before, read_machine()))
 
 
 def _identity() -> list[Any]:
-    """What must agree for kept figures to be this machine's."""
+    """Properties that must match for cached rates to belong to this machine."""
     isas = list(native.supported_isas()) if native is not None else ["numpy"]
     return [_SCHEMA, cpu_name(), real_cores(), isas, pretence()]
 
 
 def _from_dict(data: dict[str, Any]) -> Machine:
+    """Read the rates from JSON data; ValueError, LookupError or TypeError if they are not usable."""
     peaks = [Peak(str(p["isa"]), int(p["threads"]), float(p["flops_per_second"])) for p in data["peaks"]]
     bandwidths = [
         Bandwidth(int(b["bytes"]), int(b["threads"]), float(b["read"]), float(b["copy"])) for b in data["bandwidths"]
@@ -164,15 +165,23 @@ def _from_dict(data: dict[str, Any]) -> Machine:
     fresh = float(data["fresh_memory"])
     rates = [fresh, *(p.flops_per_second for p in peaks), *(x for b in bandwidths for x in (b.read, b.copy))]
     if not peaks or not bandwidths or not all(np.isfinite(r) and r > 0 for r in rates):
-        raise ValueError("figures are missing or not positive")
+        raise ValueError("rates are missing or not positive")
     counts = [*(p.threads for p in peaks), *(n for b in bandwidths for n in (b.bytes, b.threads))]
     if not all(0 < count < 1 << 60 for count in counts):
-        raise ValueError("counts that no machine has")
-    return Machine(str(data["cpu"]), int(data["cpus"]), str(data["method"]), peaks, bandwidths, caches, fresh)
+        raise ValueError("thread counts or sizes are out of range")
+    return Machine(
+        cpu=str(data["cpu"]),
+        cpus=int(data["cpus"]),
+        method=str(data["method"]),
+        peaks=peaks,
+        bandwidths=bandwidths,
+        caches=caches,
+        fresh_memory=fresh,
+    )
 
 
 def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02, threads: list[int] | None = None) -> Machine:
-    """Run the probes; `seconds` is the length of one of the five tries whose best is kept."""
+    """Run the probes. Each rate is the best of five tries of `seconds` each."""
     counts = threads or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64, 128) if n < real_cores()), real_cores()})
     sizes = sizes or [s for s in _SIZES if s <= memory_bytes() // 16]
     if native is None:
@@ -191,11 +200,20 @@ def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02, threa
         method = "measured by native probes"
     fresh = _fresh_memory(min(max(sizes), 64 << 20), seconds)
     levels = [Cache(*level) for level in caches()]
-    return Machine(cpu_name(), cores(), method, peaks, bandwidths, levels, fresh)
+    return Machine(
+        cpu=cpu_name(),
+        cpus=cores(),
+        method=method,
+        peaks=peaks,
+        bandwidths=bandwidths,
+        caches=levels,
+        fresh_memory=fresh,
+    )
 
 
 @contextmanager
 def _restored_runtime() -> Iterator[None]:
+    """Restore the instruction set and the thread count when the block ends."""
     assert native is not None
     isa, threads = native.isa(), native.num_threads()
     try:
@@ -206,13 +224,13 @@ def _restored_runtime() -> Iterator[None]:
 
 
 def _best_rate(run: Callable[[int], float], seconds: float, tries: int = 5) -> float:
-    """The best of several tries in units a second; run(rounds) returns the units it did."""
+    """Best rate of several tries, in units per second; `run(rounds)` returns the number of units it processed."""
     rounds, best = 1, 0.0
     while tries:
         start = time.perf_counter()
         units = run(rounds)
         elapsed = max(time.perf_counter() - start, 1e-9)
-        if elapsed < seconds / 2:
+        if elapsed < seconds / 2:  # too short to time: repeat with more rounds
             rounds = int(rounds * min(seconds / elapsed, 50.0)) + 1
             continue
         best = max(best, units / elapsed)
@@ -230,8 +248,8 @@ def _probe_peak(isa: str, threads: int, seconds: float) -> Peak:
 def _bandwidth(
     size: int, threads: int, seconds: float, read: Callable[..., object], copy: Callable[..., object]
 ) -> Bandwidth:
-    """By `read(array, rounds)` and `copy(target, source, rounds)`."""
-    whole, half = np.ones(size // 4, np.float32), size // 8  # a copy's working set is its source and its target
+    """Measure the bandwidth with the probes `read(array, rounds)` and `copy(target, source, rounds)`."""
+    whole, half = np.ones(size // 4, np.float32), size // 8  # the working set of a copy is its source plus its target
     source, target = whole[:half], whole[half : 2 * half]
 
     def rate(run: Callable[..., object], *arrays: Any) -> float:
@@ -245,12 +263,12 @@ def _bandwidth(
 
 
 def _fresh_memory(size: int, seconds: float) -> float:
-    """Blocks of 1 MiB held together, as a wasteful layer holds its temporaries, so that none is reused."""
+    """Measure allocating and filling 1 MiB blocks that live at the same time, so that the allocator reuses none."""
 
     def run(rounds: int) -> float:
         for _ in range(rounds):
-            held = [np.empty(1 << 18, np.float32) for _ in range(max(size >> 20, 1))]
-            for block in held:
+            blocks = [np.empty(1 << 18, np.float32) for _ in range(max(size >> 20, 1))]
+            for block in blocks:
                 block.fill(1.0)
         return float(max(size, 1 << 20) * rounds)
 
@@ -258,12 +276,13 @@ def _fresh_memory(size: int, seconds: float) -> float:
 
 
 def _library_threads() -> int:
-    """How many threads NumPy's matrix product uses: what the environment says, else every CPU."""
-    asked = (os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"))
-    return min([real_cores(), *[int(words) for words in asked if words.isdigit() and int(words)][:1]])
+    """Threads of NumPy's matrix product: the number from the environment variables of the BLAS, else all CPUs."""
+    settings = (os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"))
+    return min([real_cores(), *[int(text) for text in settings if text.isdigit() and int(text)][:1]])
 
 
 def _numpy_peak(seconds: float) -> float:
+    """FLOP/s of NumPy's product of two 512 × 512 matrices."""
     n = 512
     a, out = np.ones((n, n), np.float32), np.empty((n, n), np.float32)
 
@@ -286,7 +305,7 @@ def _numpy_copy(target: Any, source: Any, rounds: int) -> None:
 
 
 def memory_bytes() -> int:
-    """The memory of this machine; 4 GiB where it does not say."""
+    """Main memory in bytes; 4 GiB if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""What `tilewise profile` runs: a model by name, a saved or ONNX one by its file, or somebody's script."""
+"""Targets of `tilewise profile`: a model by name, a saved model or ONNX file, or a Python script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS = ("mlp", "cnn", "vgg6", "resnet8", "gpt")
 
 @dataclass(frozen=True)
 class Target:
-    """A model with an input, and one call of it."""
+    """A model, an input, and a function that calls the model once with it."""
 
     name: str
     model: Any
@@ -28,7 +28,7 @@ class Target:
 
 
 def model_target(name: str, batch: int, backward: bool = False, tokens: int = 128, seed: int = 0) -> Target:
-    """A reference model ("cnn", "gpt:6x384") or a saved file, with a random batch of its kind of input."""
+    """Load a reference model ("cnn", "gpt:6x384") or a saved file, with a random batch of matching inputs."""
     from tilewise import Tensor, models, no_grad
     from tilewise.models.zoo import ZOO
 
@@ -44,7 +44,7 @@ def model_target(name: str, batch: int, backward: bool = False, tokens: int = 12
     elif name.endswith(".onnx"):
         return _onnx_target(name, batch, backward, tokens, seed)
     elif name.endswith(".py"):
-        raise ConfigurationError(f"{name} is a Python program, not a model: --script {name} profiles it")
+        raise ConfigurationError(f"{name} is a Python program, not a model; profile it with --script {name}")
     elif Path(name).is_file():
         from tilewise.models.saved import load_model
 
@@ -67,7 +67,7 @@ def model_target(name: str, batch: int, backward: bool = False, tokens: int = 12
 
 
 def _onnx_target(name: str, batch: int, backward: bool, tokens: int, seed: int) -> Target:
-    """A network in an ONNX file; sizes that the file leaves open, other than the batch, are `tokens`."""
+    """Load an ONNX network; dynamic dimensions other than the batch get the size `tokens`."""
     from tilewise import no_grad, onnx
 
     network = onnx.load(name).train(backward)
@@ -85,10 +85,11 @@ def _onnx_target(name: str, batch: int, backward: bool, tokens: int, seed: int) 
 
 
 def _input_for(kind: str, model: Any, batch: int, tokens: int, rng: np.random.Generator) -> Any:
-    shape = getattr(model, "example_shape", None)  # the zoo's
+    """Draw a random input batch: token ids for language models, float32 features or images otherwise."""
+    shape = getattr(model, "example_shape", None)  # only models of the zoo have it
     if shape is not None:
-        tokens_of = getattr(model, "vocab", None)
-        return rng.integers(0, tokens_of, (batch, *shape)) if tokens_of else rng.random((batch, *shape), np.float32)
+        vocab = getattr(model, "vocab", None)
+        return rng.integers(0, vocab, (batch, *shape)) if vocab else rng.random((batch, *shape), np.float32)
     if kind == "gpt":
         return rng.integers(0, model.vocab, (batch, min(tokens, model.context)))
     if kind == "mlp":
@@ -100,45 +101,46 @@ def _input_for(kind: str, model: Any, batch: int, tokens: int, rng: np.random.Ge
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How a script ended: its exit code, and a sentence where that was not by running to its end."""
+class ScriptExit:
+    """Exit code of a script, with a sentence for the user unless the script ran to its end."""
 
     exit_code: int = 0
     note: str = ""
 
 
-def run_script(path: Path, arguments: list[str]) -> Ending:
+def run_script(path: Path, arguments: list[str]) -> ScriptExit:
     """Run a Python file as a program."""
     if not path.is_file():
         raise ConfigurationError(f"there is no script {path}")
-    before = sys.argv, sys.path[:]
+    saved = sys.argv, sys.path[:]
     sys.argv, sys.path[:0] = [str(path), *arguments], [str(path.resolve().parent)]
     try:
         runpy.run_path(str(path), run_name="__main__")
     except KeyboardInterrupt:
-        return Ending(130, f"{path} was interrupted; the report covers what ran")  # as a shell counts it
+        return ScriptExit(130, f"{path} was interrupted; the report covers what ran")  # 128 + SIGINT
     except SystemExit as error:
         return _exit(path, error.code)
     except TilewiseError as error:
         raise ConfigurationError(f"{path}{_line_in(path, error)}: {error}") from None
-    except BrokenPipeError:  # whoever read its output has read enough
+    except BrokenPipeError:  # the reader of its output, such as `head`, has exited
         raise
     except Exception as error:
         raise ConfigurationError(f"{path}{_line_in(path, error)} raised {type(error).__name__}: {error}") from None
     finally:
-        sys.argv, sys.path[:] = before
-    return Ending()
+        sys.argv, sys.path[:] = saved
+    return ScriptExit()
 
 
-def _exit(path: Path, code: object) -> Ending:
-    """`sys.exit(code)` as the interpreter takes it: nothing is 0, a number is itself, a text is said and is 1."""
+def _exit(path: Path, code: object) -> ScriptExit:
+    """Convert the argument of `sys.exit` as the interpreter does: None is 0, an int is itself, a text is 1."""
     if code is None or code == 0:
-        return Ending()
+        return ScriptExit()
     if isinstance(code, int):
-        return Ending(code & 0xFF, f"{path} ended with exit code {code}")
-    return Ending(1, f"{path} ended with exit code 1, saying: {code}")
+        return ScriptExit(code & 0xFF, f"{path} ended with exit code {code}")
+    return ScriptExit(1, f"{path} ended with exit code 1, saying: {code}")
 
 
 def _line_in(path: Path, error: BaseException) -> str:
+    """Format the last line of `path` in the error's traceback, as " line 12"; empty if there is none."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name]
     return f" line {frames[-1].lineno}" if frames else ""

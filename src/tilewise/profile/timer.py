@@ -1,8 +1,8 @@
-"""Timer: how long a function takes, with an interval and an opinion on whether to trust it.
+"""Timer: how long a function takes, with a confidence interval and checks of whether the result is reliable.
 
-Short functions are called many times per sample, the loop's own cost is subtracted, and the machine is watched while
-the samples are taken. `compare` (see compare.py) interleaves several functions, which is the only honest way to say
-that one is faster on a machine that has other things to do.
+Short functions are called many times per sample, the cost of the loop is subtracted, and the load of the machine is
+observed during the measurement. `compare` (see compare.py) interleaves several functions; on a shared machine this is
+the only reliable way to find out which one is faster.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Function = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds per call: every sample, their percentiles, and what speaks against trusting them.
+    """Seconds per call: all samples, their percentiles, and reasons to distrust them.
 
-    A sample is the mean over `calls_per_sample` calls, so the tail percentiles are those of samples, not single calls,
-    unless that number is 1. `intervals` has a confidence interval for each of p50, p95, p99 and mean.
+    A sample is the mean over `calls_per_sample` calls, so p95 and p99 describe samples, not single calls, unless that
+    number is 1. `intervals` contains a confidence interval for each of p50, p95, p99 and mean.
     """
 
     samples: Floats
@@ -51,7 +51,7 @@ class Measurement:
 
     @property
     def stable(self) -> bool:
-        """True when nothing speaks against the figures; `reasons` says what does."""
+        """True if no check found a problem; `reasons` lists the problems."""
         return not self.reasons
 
     @property
@@ -70,7 +70,7 @@ class Measurement:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Convert to plain data for JSON."""
         names = ("p50", "p95", "p99", "mean", "std", "calls_per_sample", "reasons", "notes", "processes", "stable")
         data: dict[str, Any] = {name: getattr(self, name) for name in names}
         data["intervals"] = {name: [i.low, i.high] for name, i in self.intervals.items()}
@@ -80,15 +80,15 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Timer:
-    """Times functions.
+    """Measures how long functions take.
 
     >>> result = Timer().measure(lambda: sum(range(1000)), runs=20)
     >>> result.p50 < 0.01
     True
 
-    `time_limit` (seconds) bounds a whole measurement: a long function gets fewer samples and a note, one that never
-    returns raises TimeLimitError. `sample_seconds` is how long one sample should last at least; long samples average
-    over short disturbances. `compare` takes samples of a fifth of that, since it interleaves.
+    `time_limit` (seconds) bounds a whole measurement: a slow function gets fewer samples and a note, a function that
+    never returns raises TimeLimitError. `sample_seconds` is the minimum duration of one sample; long samples average
+    over short disturbances. `compare` uses a fifth of it, because interleaving already does this.
     """
 
     time_limit: float = 120.0
@@ -105,11 +105,11 @@ class Timer:
         processes: int = 0,
         time_limit: float | None = None,
     ) -> Measurement:
-        """Time `func()`: `warmup` samples thrown away, `runs` kept.
+        """Time `func()`: discard `warmup` samples, then take `runs` samples.
 
-        With `processes=n` the samples come from n fresh processes in turn, so that the luck of one memory layout does
-        not decide; a process that outlives the time limit is killed, even inside compiled code. `func` may then also
-        be "module:function", imported by a new interpreter.
+        With `processes=n` the samples come from n fresh processes, one after the other, so that the result does not
+        depend on one memory layout; a process that exceeds the time limit is killed, even inside compiled code. `func`
+        may then also be "module:function", which a new interpreter imports.
         """
         check_count("warmup", warmup, 0)
         check_count("runs", runs, 1)
@@ -123,27 +123,27 @@ class Timer:
             series = take_samples(func, warmup, runs, limit, self.sample_seconds)
         else:
             raise ConfigurationError(
-                "give Timer.measure a function; a name 'module:function' needs processes=1 or more"
+                "Timer.measure needs a function; to measure 'module:function' by name, set processes=1 or more"
             )
         return self.summarise(series)
 
     def compare(self, functions: Mapping[str, Function], runs: int = 100, **options: Any) -> Comparison:
-        """Time several functions interleaved and test each against the first; see `tilewise.profile.compare`."""
+        """Time several functions interleaved and compare each with the first; see `tilewise.profile.compare`."""
         from tilewise.profile.compare import compare
 
         return compare(self, functions, runs=runs, **options)
 
     def summarise(self, series: Series) -> Measurement:
-        """Turn raw samples into percentiles, intervals and reasons."""
+        """Compute percentiles, confidence intervals and reliability checks from raw samples."""
         samples = np.asarray(series.samples, dtype=np.float64)
         p50, p95, p99 = (float(q) for q in np.quantile(samples, [0.5, 0.95, 0.99]))
         intervals = bootstrap_intervals(
             samples,
             {
-                "p50": lambda drawn: np.quantile(drawn, 0.5, axis=1),
-                "p95": lambda drawn: np.quantile(drawn, 0.95, axis=1),
-                "p99": lambda drawn: np.quantile(drawn, 0.99, axis=1),
-                "mean": lambda drawn: drawn.mean(axis=1),
+                "p50": lambda resamples: np.quantile(resamples, 0.5, axis=1),
+                "p95": lambda resamples: np.quantile(resamples, 0.95, axis=1),
+                "p99": lambda resamples: np.quantile(resamples, 0.99, axis=1),
+                "mean": lambda resamples: resamples.mean(axis=1),
             },
             self.confidence,
             seed=self.seed,
@@ -166,7 +166,7 @@ class Timer:
 
 @dataclass
 class Series:
-    """Samples as taken, with what was noticed while taking them."""
+    """Raw samples in seconds per call, with problems (`reasons`) and remarks (`notes`) about the measurement."""
 
     samples: list[float]
     calls: int
@@ -176,7 +176,7 @@ class Series:
 
 
 def take_samples(func: Function, warmup: int, runs: int, limit: float, sample_seconds: float) -> Series:
-    """Calibrate, warm up and sample inside the time limit."""
+    """Choose the calls per sample, warm up, and take `runs` samples within the time limit."""
     samples: list[float] = []
     calls = 1
     threads_before = _thread_names()
@@ -187,21 +187,22 @@ def take_samples(func: Function, warmup: int, runs: int, limit: float, sample_se
             calls = clock.calibrate(func, sample_seconds)
             for _ in range(warmup):
                 clock.timed_calls(func, calls)
-            before = read_machine()  # again: by now the clock frequency has settled
+            before = read_machine()  # read again: the clock frequency has settled by now
             cpu, start = time.process_time(), time.perf_counter()
             for _ in range(runs):
                 samples.append(clock.seconds_per_call(func, calls))
     except TimeIsUp:
         if not samples:
             raise TimeLimitError(
-                f"the function had not been timed once when its {limit:g} s were over; {_ADVICE}"
+                f"the function did not complete one sample within {limit:g} s; {_TIME_LIMIT_ADVICE}"
             ) from None
     except Exception as error:
         raise MeasurementError(
-            f"the function raised {type(error).__name__}: {error} (after {len(samples)} good samples)"
+            f"the function raised {type(error).__name__}: {error} (after {len(samples)} successful samples)"
         ) from error
     wall = time.perf_counter() - start
-    cores = (time.process_time() - cpu) / wall if wall > 0.05 else 0.0  # shorter, idle threads still spin down
+    # Below 50 ms the figure is unusable: idle worker threads of earlier work are still spinning.
+    cores = (time.process_time() - cpu) / wall if wall > 0.05 else 0.0
     series = Series(samples, calls, machine_reasons(before, read_machine()))
     if len(samples) < runs:
         series.notes.append(f"only {len(samples)} of {runs} samples fit into the time limit of {limit:g} s")
@@ -209,39 +210,40 @@ def take_samples(func: Function, warmup: int, runs: int, limit: float, sample_se
     return series
 
 
-_ADVICE = "give a larger time_limit, or processes=1 to have it killed even inside compiled code"
+_TIME_LIMIT_ADVICE = "give a larger time_limit, or set processes=1, which can stop compiled code as well"
 
 
 def _notes(samples: list[float], calls: int, cores: float, threads_before: set[str]) -> list[str]:
+    """Describe properties of the function that a reader of the times should know."""
     notes = []
-    reading, turn = clock.own_cost_ns()
-    if np.median(samples) < max(turn, reading / calls) * clock.NANO:
-        notes.append(
-            "the function returns at once: what is left after subtracting the loop is within the loop's own cost"
-        )
-    started = _thread_names() - threads_before
-    if started:
-        threads = "1 thread" if len(started) == 1 else f"{len(started)} threads"
-        notes.append(f"the function left {threads} running; work they do after it returns is not in its time")
+    reading_ns, iteration_ns = clock.overhead_ns()
+    if np.median(samples) < max(iteration_ns, reading_ns / calls) * clock.NANO:
+        notes.append("the function is too short to time: a call takes no longer than one iteration of the timing loop")
+    new_threads = _thread_names() - threads_before
+    if new_threads:
+        threads = "1 thread" if len(new_threads) == 1 else f"{len(new_threads)} threads"
+        notes.append(f"the function left {threads} running; their work after it returns is not part of its time")
     if cores > 1.15:
-        notes.append(f"the function kept {cores:.1f} cores busy; times are wall-clock")
+        notes.append(f"the function used {cores:.1f} cores; times are wall-clock")
     return notes
 
 
 def _thread_names() -> set[str]:
-    """Kernel ids of all threads, native ones included, where the system lists them."""
+    """List all threads by kernel id, native ones included; without /proc, only Python's threads."""
     try:
         return {path.name for path in Path("/proc/self/task").iterdir()}
     except OSError:
         return {str(thread.ident) for thread in threading.enumerate()}
 
 
-def check_count(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"{name} must be an integer of at least {least}, not {value!r}")
+def check_count(name: str, value: int, minimum: int) -> None:
+    """Raise ConfigurationError unless `value` is an integer of at least `minimum`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ConfigurationError(f"{name} must be an integer of at least {minimum}, not {value!r}")
 
 
 def check_limit(seconds: float) -> float:
+    """Return the time limit as a float; raise ConfigurationError unless it is positive."""
     if not seconds > 0:
         raise ConfigurationError(f"time_limit must be a positive number of seconds, not {seconds!r}")
     return float(seconds)

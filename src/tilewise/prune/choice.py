@@ -43,9 +43,9 @@ class Choice:
 
 def measured(sparse: Callable[[], Any], dense: Callable[[], Any], at: str) -> Choice:
     """Time both, taking turns; the quickest of a few calls counts."""
-    from tilewise.profile.timing.turns import take_turns
+    from tilewise.profile.timing.interleave import time_interleaved
 
-    sparse_s, dense_s = (min(times) for times in take_turns((sparse, dense), 5))
+    sparse_s, dense_s = (min(times) for times in time_interleaved((sparse, dense), 5))
     return Choice(sparse_s, dense_s, at)
 
 

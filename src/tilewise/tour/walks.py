@@ -135,7 +135,7 @@ def _call(model: Module, batch: Tensor, backend: OptimizedBackend | None) -> Cal
 def _shown(title: str, steps: list[Step], quality: str, runs: int) -> Stop:
     # On a busy machine a few rounds have to do: the tour goes on, and says so.
     functions = {step.name: step.run for step in steps}
-    timed = Timer(time_limit=60.0).compare(functions, runs=runs, most_runs=runs, fewest_runs=2)
+    timed = Timer(time_limit=60.0).compare(functions, runs=runs, max_runs=runs, min_runs=2)
     seconds = {name: measured.p50 for name, measured in timed.measurements.items()}
     gains = {name: seconds[steps[0].name] / taken for name, taken in seconds.items()}
     rows = [

@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewise import _system
 from tilewise._extension import native
-from tilewise.profile.machine import Machine, kept_machine, machine
+from tilewise.profile.machine import Machine, cached_machine, machine
 
 MACHINE_COLUMNS = (
     "machine_lanes", "machine_registers", "machine_cores", "machine_mflops", "machine_l1_kib", "machine_l2_kib",
@@ -38,7 +38,7 @@ def machine_features(*, measure: bool = False) -> dict[str, int]:
 @functools.cache
 def _kept() -> Machine | None:
     """Read once a process: a choice must not wait for a file."""
-    return kept_machine()
+    return cached_machine()
 
 
 def _reported(module: Any) -> tuple[int, int, int]:

@@ -1,1 +1,1 @@
-"""What a profile says: figures by layer and operation, the bottleneck, and both as text, page and trace."""
+"""Profile reports: costs by layer and operation, the bottleneck, and output as text, HTML page and Chrome trace."""

@@ -1,10 +1,10 @@
-"""What limits a program, in one sentence.
+"""Find a program's bottleneck and describe it in one sentence.
 
-The profile's time is dealt out to five causes. A unit's time goes to memory bandwidth or compute by its roofline,
-unless a cause with a remedy of its own explains it better: an implementation far from the machine's ceiling while a
-faster one exists (slow backend), blocks taken beyond the result (allocation), a kernel so short that calling it is the
-cost (Python overhead). Python code around units is overhead, except the part that taking and filling fresh memory
-explains.
+The profile's time is attributed to five causes. The time of a unit (a kernel, or an operation without one) goes to
+memory bandwidth or compute by its roofline, unless a more specific cause explains it: an implementation far below the
+roofline although a faster one exists (slow backend), memory allocated beyond the result (allocation), or a kernel so
+short that the call dominates (Python overhead). Python code around units is overhead, except for the share explained by
+allocating and filling fresh memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilewise.profile.flops import MOVES_ONLY
-from tilewise.profile.report.results import ProfileResults, Row, Unit, limit_of_likes
+from tilewise.profile.report.results import ProfileResults, ProfileRow, Unit, interruption_threshold
 from tilewise.profile.units import bytes_, count, seconds, share
 
 COMPUTE = "compute"
@@ -23,14 +23,15 @@ PYTHON = "Python overhead"
 ALLOCATION = "allocation"
 BACKEND = "slow backend"
 
-_CALLING = 20e-6  # the most that calling a kernel may cost; what is inefficient beyond it has another cause
-_LARGE_EXCESS = 1 << 20
+_MAX_CALL_SECONDS = 20e-6  # upper bound for the overhead of calling a kernel from Python
+_MIN_EXCESS_BYTES = 1 << 20  # smaller allocations are cheap because the allocator recycles them
+# A layer that allocates more than this, and this many times its results, is reported even if it costs little time.
 _EXTREME_BYTES, _EXTREME_FACTOR = 64 << 20, 16
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause, the share of the time it explains, where most of it is, and what to do."""
+    """A cause, the share of the time it explains, the layer where most of it occurs, and advice in one sentence."""
 
     kind: str
     share: float
@@ -41,8 +42,8 @@ class Finding:
         return self.sentence
 
 
-class _Ledger:
-    """Seconds by cause, and by cause and place."""
+class _TimeByCause:
+    """Seconds attributed to each cause, in total and by layer and operation."""
 
     def __init__(self) -> None:
         self.causes: dict[str, float] = defaultdict(float)
@@ -70,80 +71,82 @@ def _largest(amounts: dict[str, float]) -> list[str]:
 
 
 def find_bottlenecks(results: ProfileResults) -> list[Finding]:
-    """Causes that explain at least a tenth of the time, the largest first; at least one if anything was recorded."""
+    """List causes that explain at least 10 % of the time, the largest first; at least one if anything was recorded."""
     if not results.by_layer or results.seconds <= 0:
         return []
-    ledger = _deal_out(results)
-    ranked = ledger.ranked()
+    times = _attribute_time(results)
+    ranked = times.ranked()
     if _allocates_extremely(results) and ALLOCATION not in ranked[:1]:
         ranked = [ALLOCATION, *(cause for cause in ranked if cause != ALLOCATION)]
-        ledger.add(ALLOCATION, 1e-12, _largest_allocator(results).name)
-    findings = [_finding(cause, ledger, results) for cause in ranked]
+        times.add(ALLOCATION, 1e-12, _largest_allocator(results).name)
+    findings = [_finding(cause, times, results) for cause in ranked]
     return [f for i, f in enumerate(findings) if i == 0 or f.share >= 0.1]
 
 
-def _deal_out(results: ProfileResults) -> _Ledger:
-    ledger = _Ledger()
+def _attribute_time(results: ProfileResults) -> _TimeByCause:
+    """Attribute the time of all units, of the Python code in layers, and of code outside layers to causes."""
+    times = _TimeByCause()
     preferred = _preferred_backends()
-    times = _times_by_likeness(results.units)
+    times_by_signature = _times_by_signature(results.units)
     for unit in results.units:
-        like = times[_likeness(unit)]
-        unit = replace(unit, seconds=min(unit.seconds, limit_of_likes(like)))
-        if is_slow_backend(
-            replace(unit, seconds=min(like)), preferred
-        ):  # at its best, so that load is not blamed on it
-            ledger.add(BACKEND, unit.seconds, unit.layer, unit.name)
+        similar = times_by_signature[_call_signature(unit)]
+        unit = replace(unit, seconds=min(unit.seconds, interruption_threshold(similar)))
+        # Judge a backend by its fastest call, so that load on the machine is not blamed on the backend.
+        if is_slow_backend(replace(unit, seconds=min(similar)), preferred):
+            times.add(BACKEND, unit.seconds, unit.layer, unit.name)
         else:
-            _deal_unit(unit, ledger, results.machine.fresh_memory)
-    # What a layer takes itself, it fills with something it has to read: copies are the usual case.
-    per_byte = 1 / results.machine.fresh_memory + 1 / results.machine.memory_bandwidth(results.threads)
+            _attribute_unit(unit, times, results.machine.fresh_memory)
+    # Memory that a layer allocates itself is usually filled by a copy, so it costs a read as well.
+    seconds_per_byte = 1 / results.machine.fresh_memory + 1 / results.machine.memory_bandwidth(results.threads)
     for row in results.by_layer.values():
         own = row.own_seconds - row.interrupted_seconds
-        taking = min(own, _excess(row.own_allocated, 0) * per_byte)
-        ledger.add(ALLOCATION, taking, row.name)
-        ledger.add(PYTHON, own - taking, row.name)
-    ledger.add(PYTHON, results.outside_seconds - results.outside_interrupted_seconds, _OUTSIDE)
-    return ledger
+        allocation = min(own, _excess(row.own_allocated, 0) * seconds_per_byte)
+        times.add(ALLOCATION, allocation, row.name)
+        times.add(PYTHON, own - allocation, row.name)
+    times.add(PYTHON, results.outside_seconds - results.outside_interrupted_seconds, _OUTSIDE)
+    return times
 
 
-def _likeness(unit: Unit) -> tuple[object, ...]:
+def _call_signature(unit: Unit) -> tuple[object, ...]:
+    """Key of comparable calls: the same operation in the same layer on the same shapes and backend."""
     return unit.name, unit.layer, unit.phase, unit.shapes, unit.backend
 
 
-def _times_by_likeness(units: list[Unit]) -> dict[tuple[object, ...], list[float]]:
-    """The times of each operation in one place on one shape."""
+def _times_by_signature(units: list[Unit]) -> dict[tuple[object, ...], list[float]]:
+    """Group the units' times by call signature."""
     times: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for unit in units:
-        times[_likeness(unit)].append(unit.seconds)
+        times[_call_signature(unit)].append(unit.seconds)
     return times
 
 
 _OUTSIDE = "(outside the layers)"
 
 
-def _deal_unit(unit: Unit, ledger: _Ledger, fresh_memory: float) -> None:
-    left = unit.seconds
-    if unit.name in MOVES_ONLY and unit.result_bytes > _LARGE_EXCESS:
-        ledger.add(ALLOCATION, left, unit.layer, unit.name)
+def _attribute_unit(unit: Unit, times: _TimeByCause, fresh_memory: float) -> None:
+    """Attribute the time of one unit: allocation first, then call overhead, the rest to its roofline limit."""
+    remaining = unit.seconds
+    if unit.name in MOVES_ONLY and unit.result_bytes > _MIN_EXCESS_BYTES:
+        times.add(ALLOCATION, remaining, unit.layer, unit.name)
         return
-    unexplained = max(left - unit.roofline_seconds, 0.0)
-    taking = min(unexplained, _excess(unit.allocated, 4 * unit.result_bytes) / fresh_memory)
-    ledger.add(ALLOCATION, taking, unit.layer, unit.name)
-    left -= taking
+    unexplained = max(remaining - unit.roofline_seconds, 0.0)
+    allocation = min(unexplained, _excess(unit.allocated, 4 * unit.result_bytes) / fresh_memory)
+    times.add(ALLOCATION, allocation, unit.layer, unit.name)
+    remaining -= allocation
     if unit.roofline_seconds < 0.2 * unit.seconds:
-        calling = min(max(left - unit.roofline_seconds, 0.0), _CALLING)
-        ledger.add(PYTHON, calling, unit.layer, unit.name)
-        left -= calling
-    ledger.add(MEMORY if unit.memory_bound else COMPUTE, left, unit.layer, unit.name)
+        call_overhead = min(max(remaining - unit.roofline_seconds, 0.0), _MAX_CALL_SECONDS)
+        times.add(PYTHON, call_overhead, unit.layer, unit.name)
+        remaining -= call_overhead
+    times.add(MEMORY if unit.memory_bound else COMPUTE, remaining, unit.layer, unit.name)
 
 
-def _excess(allocated: int, needed: int) -> float:
-    """Bytes beyond what is needed, where that is worth a word."""
-    return float(allocated - needed) if allocated - needed > _LARGE_EXCESS else 0.0
+def _excess(allocated: int, required: int) -> float:
+    """Bytes allocated beyond what is required; 0 if that is less than 1 MiB."""
+    return float(allocated - required) if allocated - required > _MIN_EXCESS_BYTES else 0.0
 
 
 def _preferred_backends() -> dict[str, str]:
-    """The implementation of each operation that the default backend asks first."""
+    """The first implementation in the default backend's order, for each operation."""
     from tilewise.backend.registry import OptimizedBackend
 
     default = OptimizedBackend()
@@ -151,92 +154,97 @@ def _preferred_backends() -> dict[str, str]:
 
 
 def is_slow_backend(unit: Unit, preferred: dict[str, str]) -> bool:
-    """A product far below the ceiling: on another implementation than the preferred one, or hopelessly so."""
+    """True for a product below 60 % of the roofline on a backend other than the preferred one, or below 3 % on it.
+
+    Calls under 50 µs (1 ms on the preferred backend) are not judged, because the call overhead dominates them.
+    """
     if not unit.flops or unit.seconds < 50e-6:
         return False
-    reached = unit.roofline_seconds / unit.seconds
-    passed_over = unit.backend != preferred.get(unit.name, unit.backend)
-    return reached < 0.6 if passed_over else (reached < 0.03 and unit.seconds > 1e-3)
+    efficiency = unit.roofline_seconds / unit.seconds
+    if unit.backend != preferred.get(unit.name, unit.backend):
+        return efficiency < 0.6
+    return efficiency < 0.03 and unit.seconds > 1e-3
 
 
-# --- blocks that are taken and hardly touched cost little time, but they are what is wrong ---
+# --- Large blocks that are allocated and hardly used cost little time, but are worth reporting ---
 
 
 def _allocates_extremely(results: ProfileResults) -> bool:
-    needed = sum(u.result_bytes for u in results.units)
+    result_bytes = sum(u.result_bytes for u in results.units)
     row = _largest_allocator(results)
-    return row.own_allocated > max(_EXTREME_BYTES, _EXTREME_FACTOR * needed)
+    return row.own_allocated > max(_EXTREME_BYTES, _EXTREME_FACTOR * result_bytes)
 
 
-def _largest_allocator(results: ProfileResults) -> Row:
+def _largest_allocator(results: ProfileResults) -> ProfileRow:
     return max(results.by_layer.values(), key=lambda row: row.own_allocated)
 
 
-# --- the sentences ---
+# --- Sentences for the report ---
 
 
-def _finding(cause: str, ledger: _Ledger, results: ProfileResults) -> Finding:
-    where = ledger.worst_layer(cause)
-    part = ledger.causes[cause] / results.seconds
-    sentence = _SENTENCES[cause](results, where, ledger.worst_ops(cause), share(part))
-    return Finding(cause, part, where, sentence)
+def _finding(cause: str, times: _TimeByCause, results: ProfileResults) -> Finding:
+    where = times.worst_layer(cause)
+    fraction = times.causes[cause] / results.seconds
+    sentence = _SENTENCES[cause](results, where, times.worst_ops(cause), share(fraction))
+    return Finding(cause, fraction, where, sentence)
 
 
-def _compute(results: ProfileResults, where: str, ops: list[str], part: str) -> str:
+def _compute(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
     rows = [results.by_op[op] for op in ops if op in results.by_op]
     rate = sum(r.flops for r in rows) / max(sum(r.seconds for r in rows), 1e-12)
-    reached = rate / results.machine.peak(results.threads)
-    more = "use more threads, smaller numbers (INT8) or fewer (pruning)" if reached > 0.5 else "try a better tile"
+    efficiency = rate / results.machine.peak(results.threads)
+    advice = "use more threads, INT8 or pruning" if efficiency > 0.5 else "try a better tile"
     return (
-        f"Compute: {part} of the time is arithmetic, most of it {_listed(ops)} in {_place(results, where)}, at "
-        f"{count(rate)}FLOP/s ({share(reached)} of the peak); {more} to go faster."
+        f"Compute: {time_share} of the time is arithmetic, most of it {_listed(ops)} in {_place(results, where)}, at "
+        f"{count(rate)}FLOP/s ({share(efficiency)} of the peak); {advice} to go faster."
     )
 
 
-def _memory(results: ProfileResults, where: str, ops: list[str], part: str) -> str:
+def _memory(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
     rows = [results.by_op[op] for op in ops if op in results.by_op]
     moved = sum(r.bytes_moved for r in rows)
     rate = moved / max(sum(r.seconds for r in rows), 1e-12)
     return (
-        f"Memory bandwidth: {part} of the time goes into {_listed(ops)}, most in {_place(results, where)}, which move "
-        f"{bytes_(moved)} at {count(rate)}B/s and compute little; fuse the chain into one pass or work in place."
+        f"Memory bandwidth: {time_share} of the time is spent in {_listed(ops)}, most in {_place(results, where)}, "
+        f"moving {bytes_(moved)} at {count(rate)}B/s with little arithmetic; fuse these operations or work in place."
     )
 
 
-def _python(results: ProfileResults, where: str, ops: list[str], part: str) -> str:
+def _python(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
     row = results.by_layer.get(where)
     calls = row.calls if row else len(results.units)
     mean = row.unit_seconds / row.calls if row and row.calls else 0.0
     detail = f" ({calls} operations of {seconds(mean)} on average)" if row and calls > 3 else ""
     return (
-        f"Python overhead: {part} of the time is spent around the kernels, most in {_place(results, where)}{detail}; "
-        "replace loops by one operation on whole arrays."
+        f"Python overhead: {time_share} of the time is spent outside kernels, most in "
+        f"{_place(results, where)}{detail}; replace loops by one operation on whole arrays."
     )
 
 
-def _allocation(results: ProfileResults, where: str, ops: list[str], part: str) -> str:
+def _allocation(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
+    """Describe the layer that allocates most, and whether copies or intermediate results cause it."""
     row = results.by_layer.get(where) or _largest_allocator(results)
-    taken = row.own_allocated + row.allocated
-    needed = sum(u.result_bytes for u in results.units if u.layer == row.name)
+    allocated = row.own_allocated + row.allocated
+    result_bytes = sum(u.result_bytes for u in results.units if u.layer == row.name)
     copies = [op for op in ops if op in MOVES_ONLY]
     if copies:
         purpose = f"much of it for copies by {_listed(copies)}"
     else:
-        purpose = f"for results of {bytes_(needed)}" + (f", most in {_listed(ops)}" if ops else "")
+        purpose = f"for results of {bytes_(result_bytes)}" + (f", most in {_listed(ops)}" if ops else "")
     return (
-        f"Allocation: {_place(results, where)} takes {bytes_(taken)} of memory, {purpose} ({part} of the time); "
-        "reuse buffers and avoid copies."
+        f"Allocation: {_place(results, where)} allocates {bytes_(allocated)} of memory, {purpose} "
+        f"({time_share} of the time); reuse buffers and avoid copies."
     )
 
 
-def _backend(results: ProfileResults, where: str, ops: list[str], part: str) -> str:
+def _backend(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
     row = results.by_op[ops[0]]
     name = max(row.backends, key=lambda b: row.backends[b])
     best = _preferred_backends().get(ops[0], name)
-    advice = f"switch to the {best!r} backend" if best != name else "look at its shape and type: none suits it well"
+    advice = f"switch to the {best!r} backend" if best != name else "no backend handles this shape and type well"
     return (
-        f"Slow backend: {part} of the time is {ops[0]} in {_place(results, where)} on the {name!r} backend, at "
-        f"{share(row.roofline_share)} of what this machine can do; {advice}."
+        f"Slow backend: {time_share} of the time is {ops[0]} in {_place(results, where)} on the {name!r} backend, at "
+        f"{share(row.roofline_share)} of the roofline; {advice}."
     )
 
 

@@ -1,4 +1,4 @@
-"""The page's two drawings, written as SVG by hand: the timeline of what ran inside what, and the roofline plot."""
+"""The two SVG drawings of the HTML page: the timeline of nested events, and the roofline plot."""
 
 from __future__ import annotations
 
@@ -13,52 +13,54 @@ from tilewise.profile.units import bytes_, count, seconds
 
 KINDS = {
     "layer": "layer",
-    "python": "operation around its kernel",
+    "python": "operation outside its kernel",
     "compute": "product (matmul, convolution, attention)",
     "memory": "other operation",
     "backward": "backward pass",
 }
-_WIDTH, _ROW, _MOST_BARS = 1080, 22, 3000
+_WIDTH, _ROW = 1080, 22  # of the drawing and of one row of bars, in SVG units
+_MAX_BARS = 3000  # keeps the page below about 1 MB
 
 
 def timeline_svg(events: Sequence[Event]) -> tuple[str, int]:
-    """The drawing, and how many bars were too short for it. One lane of nested bars per thread."""
+    """Draw one lane of nested bars per thread; return the SVG and the number of bars too short to draw."""
     if not events:
         return f'<svg viewBox="0 0 {_WIDTH} {_ROW}"></svg>', 0
     start = min(event.start_ns for event in events)
     span = max(max(event.end_ns for event in events) - start, 1)
-    shown = sorted(events, key=lambda e: e.start_ns - e.end_ns)[:_MOST_BARS]
-    shown = [e for e in shown if e.duration_ns * _WIDTH > 0.05 * span]
-    tops, height = _lanes(shown)
+    visible = sorted(events, key=lambda e: e.start_ns - e.end_ns)[:_MAX_BARS]
+    visible = [e for e in visible if e.duration_ns * _WIDTH > 0.05 * span]
+    tops, height = _lanes(visible)
     bars = "".join(
-        _bar(e, (e.start_ns - start) / span, e.duration_ns / span, tops[e.thread] + _depth(e)) for e in shown
+        _bar(e, (e.start_ns - start) / span, e.duration_ns / span, tops[e.thread] + _depth(e)) for e in visible
     )
     axis = _time_axis(span, height)
     drawing = f'<svg viewBox="0 0 {_WIDTH} {height + 20}" role="img" aria-label="timeline">{axis}{bars}</svg>'
-    return drawing, len(events) - len(shown)
+    return drawing, len(events) - len(visible)
 
 
 def _depth(event: Event) -> int:
-    depth, above = 0, event.parent
-    while above is not None:
-        depth, above = depth + 1, above.parent
+    depth, ancestor = 0, event.parent
+    while ancestor is not None:
+        depth, ancestor = depth + 1, ancestor.parent
     return depth
 
 
 def _lanes(events: Sequence[Event]) -> tuple[dict[int, int], int]:
-    """The first row of each thread, and the height of all."""
+    """Return the first row of each thread's lane, and the height of all lanes."""
     rows: dict[int, int] = {}
     for event in sorted(events, key=lambda e: e.start_ns):
         rows[event.thread] = max(rows.get(event.thread, 0), _depth(event) + 1)
     tops, top = {}, 0
-    for thread, used in rows.items():
+    for thread, row_count in rows.items():
         tops[thread] = top
-        top += used + 1
+        top += row_count + 1
     return tops, max(top, 1) * _ROW
 
 
-def _bar(event: Event, left: float, part: float, row: int) -> str:
-    x, width, y = left * _WIDTH, max(part * _WIDTH, 0.3), row * _ROW
+def _bar(event: Event, start: float, duration: float, row: int) -> str:
+    """Draw an event as a bar; `start` and `duration` are fractions of the whole timeline."""
+    x, width, y = start * _WIDTH, max(duration * _WIDTH, 0.3), row * _ROW
     name = (event.layer.rsplit(".", 1)[-1] or event.name) if event.kind == "module" else event.name
     text = ""
     if width > 14:
@@ -84,6 +86,7 @@ def _kind(event: Event) -> str:
 
 
 def _tip(event: Event) -> str:
+    """Text of a bar's tooltip."""
     lines = [f"{event.name}, {seconds(event.duration_ns * 1e-9)}, {event.phase}", f"layer {event.layer or '(model)'}"]
     if event.inputs:
         lines.append("inputs " + ", ".join("×".join(map(str, shape)) or "scalar" for shape in event.inputs))
@@ -93,13 +96,14 @@ def _tip(event: Event) -> str:
     if cost is not None and cost.bytes_moved:
         lines.append(f"moves {bytes_(cost.bytes_moved)}")
     if event.allocated:
-        lines.append(f"takes {bytes_(event.allocated)} of memory")
+        lines.append(f"allocates {bytes_(event.allocated)}")
     if event.backend:
         lines.append(f"backend {event.backend}" + (f", tile {event.tile}" if event.tile is not None else ""))
     return "\n".join(lines)
 
 
 def _time_axis(span_ns: int, height: int) -> str:
+    """Draw about eight vertical lines with times below them."""
     step = _round_step(span_ns * 1e-9 / 8)
     marks = []
     for i in range(1, int(span_ns * 1e-9 / step) + 1):
@@ -112,49 +116,55 @@ def _time_axis(span_ns: int, height: int) -> str:
 
 
 def _round_step(rough: float) -> float:
-    """1, 2 or 5 times a power of ten, at least `rough`."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(max(rough, 1e-9)))
     return next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
 
 
 # --- roofline ---
 
-_H, _LEFT, _BOTTOM = 420, 92, 44
+_H, _LEFT_MARGIN, _BOTTOM_MARGIN = 420, 92, 44  # SVG units
 
 
 class _Axes:
-    """Logarithmic axes: intensity from left to right, FLOP/s from bottom to top."""
+    """Logarithmic axes: arithmetic intensity from left to right, FLOP/s from bottom to top."""
 
     def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float) -> None:
         self.x_low, self.x_high = math.floor(math.log10(x_low)), math.ceil(math.log10(x_high))
         self.y_low, self.y_high = math.floor(math.log10(y_low)), math.ceil(math.log10(y_high))
 
     def x(self, value: float) -> float:
-        return _LEFT + (math.log10(value) - self.x_low) / (self.x_high - self.x_low) * (_WIDTH - _LEFT - 20)
+        return _LEFT_MARGIN + (math.log10(value) - self.x_low) / (self.x_high - self.x_low) * (
+            _WIDTH - _LEFT_MARGIN - 20
+        )
 
     def y(self, value: float) -> float:
-        return _H - _BOTTOM - (math.log10(value) - self.y_low) / (self.y_high - self.y_low) * (_H - _BOTTOM - 16)
+        return (
+            _H
+            - _BOTTOM_MARGIN
+            - (math.log10(value) - self.y_low) / (self.y_high - self.y_low) * (_H - _BOTTOM_MARGIN - 16)
+        )
 
     def draw(self) -> str:
+        """Draw the grid lines and their labels."""
         parts = []
         for power in range(self.x_low, self.x_high + 1):
             x = self.x(10.0**power)
-            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{_H - _BOTTOM}"/>')
-            parts.append(
-                f'<text class="soft" x="{x:.1f}" y="{_H - _BOTTOM + 15}" text-anchor="middle">{10.0**power:g}</text>'
-            )
+            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{_H - _BOTTOM_MARGIN}"/>')
+            label_y = _H - _BOTTOM_MARGIN + 15
+            parts.append(f'<text class="soft" x="{x:.1f}" y="{label_y}" text-anchor="middle">{10.0**power:g}</text>')
         for power in range(self.y_low, self.y_high + 1):
             y = self.y(10.0**power)
-            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<line class="grid" x1="{_LEFT_MARGIN}" x2="{_WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}"/>')
             label = f"{count(10.0**power)}FLOP/s"
-            parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
-        middle = (_LEFT + _WIDTH) / 2
+            parts.append(f'<text class="soft" x="{_LEFT_MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+        middle = (_LEFT_MARGIN + _WIDTH) / 2
         parts.append(f'<text x="{middle}" y="{_H - 8}" text-anchor="middle">operations per byte moved</text>')
         return "".join(parts)
 
 
 def roofline_svg(results: ProfileResults) -> str:
-    """Operations by intensity and rate under the ceilings of the smallest cache and of memory."""
+    """Draw each operation by its intensity and rate, below the rooflines of the L1 cache and of main memory."""
     machine, threads = results.machine, results.threads
     peak = machine.peak(threads)
     rates = {"in cache": machine.bandwidth(0.0, threads), "in memory": machine.memory_bandwidth(threads)}
@@ -167,18 +177,19 @@ def roofline_svg(results: ProfileResults) -> str:
     heights = [peak / 1000, peak * 1.5, *(dot[2] for dot in dots)]
     axes = _Axes(min(intensities), max(intensities), min(heights), max(heights))
     parts = [axes.draw(), *(_roof(axes, label, rate, peak) for label, rate in rates.items())]
-    taken: list[tuple[float, float]] = []
-    parts += [_dot(axes, results, taken, *dot) for dot in sorted(dots, key=lambda d: -d[3])]
+    labels: list[tuple[float, float]] = []
+    parts += [_dot(axes, results, labels, *dot) for dot in sorted(dots, key=lambda d: -d[3])]
     return f'<svg viewBox="0 0 {_WIDTH} {_H}" role="img" aria-label="roofline plot">{"".join(parts)}</svg>'
 
 
 def _roof(axes: _Axes, label: str, bandwidth: float, peak: float) -> str:
+    """Draw one roofline: the bandwidth slope up to the ridge point, then the flat compute peak."""
     low, high, ridge = 10.0**axes.x_low, 10.0**axes.x_high, peak / bandwidth
     bottom = max(low, 10.0**axes.y_low / bandwidth)
     points = [(bottom, bottom * bandwidth), (ridge, peak), (high, peak)]
     path = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in points)
     (x0, y0), (x1, y1) = ((axes.x(x), axes.y(y)) for x, y in points[:2])
-    slope = math.degrees(math.atan2(y1 - y0, x1 - x0))  # the label runs along its line, just above it
+    slope = math.degrees(math.atan2(y1 - y0, x1 - x0))  # the label is drawn parallel to the line, just above it
     along = f"translate({x0:.1f} {y0:.1f}) rotate({slope:.2f}) translate(10 -6)"
     dash = ' stroke-dasharray="5 4"' if label == "in cache" else ""
     return (
@@ -191,19 +202,20 @@ def _roof(axes: _Axes, label: str, bandwidth: float, peak: float) -> str:
 def _dot(
     axes: _Axes,
     results: ProfileResults,
-    taken: list[tuple[float, float]],
+    labels: list[tuple[float, float]],
     name: str,
     intensity: float,
     rate: float,
-    part: float,
+    time_share: float,
 ) -> str:
+    """Draw one operation as a dot whose area shows its share of the time, with a label from 2 % on."""
     row = results.by_op[name]
     kind = "compute" if row.flops else "memory"
     kind = "backward" if name.endswith(("_grad", "_grad_input", "_grad_weight")) else kind
-    radius = 4 + 16 * math.sqrt(min(part, 1.0))
+    radius = 4 + 16 * math.sqrt(min(time_share, 1.0))
     x, y = axes.x(intensity), axes.y(rate)
     tip = f"{name}: {count(rate).strip()} operations/s at {intensity:.3g} per byte, {seconds(row.seconds)}"
-    label = _label(name, x, radius, _free(taken, x, y + 4)) if part > 0.02 else ""
+    label = _label(name, x, radius, _free_height(labels, x, y + 4)) if time_share > 0.02 else ""
     return (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" style="fill:var(--{kind})" fill-opacity="0.75">'
         f"<title>{escape(tip)}</title></circle>{label}"
@@ -211,15 +223,15 @@ def _dot(
 
 
 def _label(name: str, x: float, radius: float, y: float) -> str:
-    """To the right of the dot, or to its left where it would run out of the drawing."""
+    """Draw a label to the right of its dot, or to the left where it would leave the drawing."""
     fits = x + radius + 3 + 6.5 * len(name) < _WIDTH
     at, anchor = (x + radius + 3, "start") if fits else (x - radius - 3, "end")
     return f'<text x="{at:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(name)}</text>'
 
 
-def _free(taken: list[tuple[float, float]], x: float, y: float) -> float:
-    """A height near `y` where no other label stands close by."""
-    while any(abs(x - other_x) < 150 and abs(y - other_y) < 13 for other_x, other_y in taken):
+def _free_height(labels: list[tuple[float, float]], x: float, y: float) -> float:
+    """Find a height at or below `y` where a label overlaps none of `labels`, and add it to them."""
+    while any(abs(x - other_x) < 150 and abs(y - other_y) < 13 for other_x, other_y in labels):
         y += 13
-    taken.append((x, y))
+    labels.append((x, y))
     return y

@@ -1,7 +1,7 @@
-"""The profile as one HTML page: the verdict, a timeline, a roofline plot and the tables.
+"""Render the profile as one HTML page: the bottleneck, a timeline, a roofline plot and the tables.
 
-Everything is in the file: styles (page.css), two SVG drawings (charts.py) and a few lines of script that zoom the
-timeline (page.js). It loads nothing, and without script everything but zooming works.
+The file is self-contained: styles (page.css), two SVG drawings (charts.py) and a short script that zooms the timeline
+(page.js). Without the script everything except zooming works.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from importlib.resources import files
 
 from tilewise.profile.events import Event
 from tilewise.profile.report.charts import KINDS, roofline_svg, timeline_svg
-from tilewise.profile.report.results import ProfileResults, Row
+from tilewise.profile.report.results import ProfileResults, ProfileRow
 from tilewise.profile.report.text import HEADINGS, ceilings, row_cells
 from tilewise.profile.units import bytes_, count, seconds, share
 
 _TIMELINE_HINT = (
-    "Layers on top, operations and kernels below them. Drag to move, turn the wheel to zoom, double-click to see all; "
-    "hold the pointer over a bar for details."
+    "Layers on top, operations and kernels below them. Drag to move, use the wheel to zoom, double-click to reset; "
+    "point at a bar for details."
 )
 _ROOFLINE_HINT = (
-    "Each dot is an operation, as large as its share of the time. The lines are the most this machine can do: a dot "
-    "under the slanted part waits for memory, under the flat part for arithmetic."
+    "Each dot is an operation; its size shows its share of the time. The lines are the peak rates of this machine: a "
+    "dot under the slanted part is limited by memory, under the flat part by arithmetic."
 )
 
 
-def _part(name: str) -> str:
+def _asset(name: str) -> str:
     return (files("tilewise.profile.report") / name).read_text(encoding="utf-8")
 
 
 def html_page(results: ProfileResults, events: Sequence[Event], title: str = "tilewise profile") -> str:
-    """The whole page as text."""
-    drawing, left_out = timeline_svg(events)
+    """Render the page."""
+    drawing, omitted = timeline_svg(events)
     parts = [
         f"<h1>{escape(title)}</h1>",
         _verdict(results),
@@ -40,7 +40,7 @@ def html_page(results: ProfileResults, events: Sequence[Event], title: str = "ti
         f'<h2>Timeline</h2><p class="hint">{_TIMELINE_HINT}</p>',
         _legend(),
         f'<div class="chart" id="timeline">{drawing}</div>',
-        f'<p class="hint">{left_out} bars too short to see are left out.</p>' if left_out else "",
+        f'<p class="hint">{omitted} bars too short to see are omitted.</p>' if omitted else "",
         f'<h2>Roofline</h2><p class="hint">{_ROOFLINE_HINT}</p>',
         f'<div class="chart">{roofline_svg(results)}</div>',
         f'<p class="hint">{escape(ceilings(results.machine, results.threads))}</p>',
@@ -50,8 +50,8 @@ def html_page(results: ProfileResults, events: Sequence[Event], title: str = "ti
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     body = "\n".join(part for part in parts if part)
     return (
-        f'<!doctype html>\n<html lang="en"><head>{head}<style>{_part("page.css")}</style></head>\n'
-        f"<body><main>\n{body}\n</main><script>{_part('page.js')}</script></body></html>\n"
+        f'<!doctype html>\n<html lang="en"><head>{head}<style>{_asset("page.css")}</style></head>\n'
+        f"<body><main>\n{body}\n</main><script>{_asset('page.js')}</script></body></html>\n"
     )
 
 
@@ -64,13 +64,14 @@ def _verdict(results: ProfileResults) -> str:
 
 
 def _tiles(results: ProfileResults) -> str:
+    """Render the row of summary numbers above the charts."""
     figures = [
         (seconds(results.seconds), "measured time"),
         (f"{count(results.flops)}FLOP", "in products"),
-        (f"{count(results.flops_per_second)}FLOP/s", "reached over all"),
+        (f"{count(results.flops_per_second)}FLOP/s", "overall"),
         (share(results.roofline_share), "of the roofline"),
         (bytes_(results.bytes_moved), "moved at least"),
-        (seconds(results.recording_seconds), "spent recording (left out)"),
+        (seconds(results.recording_seconds), "recording overhead (excluded)"),
     ]
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(label)}</span></div>" for value, label in figures)
     return f'<div class="tiles">{cells}</div>'
@@ -81,13 +82,13 @@ def _legend() -> str:
     return f'<p class="legend">{items}</p>'
 
 
-def _table(first: str, rows: list[Row], total: float) -> str:
+def _table(first: str, rows: list[ProfileRow], total: float) -> str:
     head = "".join(f"<th>{heading}</th>" for heading in (first, *HEADINGS, "tile"))
     body = "".join(_row(row, total) for row in rows[:200] if row.seconds > 0)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _row(row: Row, total: float) -> str:
+def _row(row: ProfileRow, total: float) -> str:
     cells = [escape(cell) for cell in (*row_cells(row, total), next(iter(row.tiles), ""))]
     bar = f'<span class="share"><i style="width:{60 * min(row.seconds / total, 1):.1f}px"></i></span>'
     cells[1] = f'{bar}<span class="number">{cells[1]}</span>'

@@ -1,8 +1,8 @@
-"""From recorded events to figures: what each layer and each operation cost, against what the machine allows.
+"""Add up recorded events: the cost of each layer and operation, compared with the machine's roofline.
 
-Every nanosecond of the profile belongs to exactly one place: to a *unit* (a kernel, or an operation without one), to
-the framework's own code around it, to a layer's Python code, or to the code outside. Units have FLOPs and bytes, hence
-a roofline time: the least this machine needs for them.
+Every nanosecond of the profile is counted exactly once: in a *unit* (a kernel, or an operation without one), in the
+framework's code around a unit, in a layer's Python code, or in the code outside. Units have FLOPs and bytes, hence a
+roofline time: the minimum time this machine needs for them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from tilewise.profile.report.bottleneck import Finding
 
 NANO = 1e-9
-_DISTURBED, _ENOUGH = 5.0, 5  # times the median, of at least so many
+# A call that takes 5 times the median of at least 5 comparable calls counts as interrupted.
+_INTERRUPTED_FACTOR, _MIN_COMPARABLE_CALLS = 5.0, 5
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One kernel, or one operation that has none, with its work and its roofline time."""
+    """One call of a kernel (or of an operation that has no kernel), with its work and its roofline time."""
 
     name: str
     layer: str
@@ -48,12 +49,15 @@ class Unit:
 
 
 @dataclass
-class Row:
-    """Units of one layer or one operation, added up. `own_seconds` is Python code around them, `interrupted_seconds`
-    the part of it that some calls took far beyond their like: the machine was doing something else."""
+class ProfileRow:
+    """Sums over the units of one layer or one operation.
+
+    `own_seconds` is Python code around the units. `interrupted_seconds` is the part of it by which some calls took far
+    longer than comparable ones, because the machine was busy with something else.
+    """
 
     name: str
-    label: str = ""  # of a layer, its name with class and sizes: `7 Conv2d(64→64, 3×3)`
+    label: str = ""  # a layer's name with class and sizes: `7 Conv2d(64→64, 3×3)`
     calls: int = 0
     unit_seconds: float = 0.0
     own_seconds: float = 0.0
@@ -69,7 +73,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
+        """Name to show in tables."""
         return self.label or self.name or "(model)"
 
     @property
@@ -82,7 +86,7 @@ class Row:
 
     @property
     def roofline_share(self) -> float:
-        """The least time this machine needs for the work, over the time it took."""
+        """Roofline time divided by measured time: 1 is the best this machine can do."""
         return self.roofline_seconds / self.seconds if self.seconds else 0.0
 
     @property
@@ -90,6 +94,7 @@ class Row:
         return Cost(self.flops, self.elementwise, self.bytes_moved).intensity
 
     def add(self, unit: Unit) -> None:
+        """Add a unit's time, work, memory, backend and tile."""
         self.calls += 1
         self.unit_seconds += unit.seconds
         self.flops += unit.flops
@@ -104,10 +109,10 @@ class Row:
 
 @dataclass(frozen=True)
 class ProfileResults:
-    """A profile as data. Times are in seconds and leave out what recording cost (`recording_seconds`).
+    """A profile as data. Times are in seconds and exclude the overhead of recording (`recording_seconds`).
 
-    `outside_seconds` is code between the framework's layers and operations, `outside_interrupted_seconds` the part of
-    it that lasted far longer than between the same two elsewhere in the profile.
+    `outside_seconds` is code between the framework's layers and operations; `outside_interrupted_seconds` is the part
+    of it by which some pauses lasted far longer than other pauses between the same two operations.
     """
 
     seconds: float
@@ -116,8 +121,8 @@ class ProfileResults:
     flops: int
     elementwise: int
     bytes_moved: int
-    by_layer: dict[str, Row]
-    by_op: dict[str, Row]
+    by_layer: dict[str, ProfileRow]
+    by_op: dict[str, ProfileRow]
     units: list[Unit] = field(repr=False)
     machine: Machine = field(repr=False)
     threads: int
@@ -127,7 +132,7 @@ class ProfileResults:
 
     @property
     def bottleneck(self) -> Finding | None:
-        """What limits the program most; None where nothing was recorded."""
+        """The largest cause; None if nothing was recorded."""
         return self.findings[0] if self.findings else None
 
     @property
@@ -139,7 +144,7 @@ class ProfileResults:
         return sum(u.roofline_seconds for u in self.units) / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Convert to plain data for JSON."""
         names = (
             "seconds",
             "outside_seconds",
@@ -162,7 +167,7 @@ class ProfileResults:
         return data
 
 
-def _row_data(row: Row) -> dict[str, Any]:
+def _row_data(row: ProfileRow) -> dict[str, Any]:
     derived = ("seconds", "flops_per_second", "roofline_share", "intensity")
     return asdict(row) | {name: getattr(row, name) for name in derived}
 
@@ -175,14 +180,17 @@ def build(
     starts_ns: Sequence[int] = (),
     labels: Mapping[str, str] = MappingProxyType({}),
 ) -> ProfileResults:
-    """Add up what was recorded in a profile that lasted `seconds`, in parts that began at `starts_ns`; `labels` are the
-    layers' names for a reader."""
+    """Add up the events of a profile.
+
+    The profile lasted `seconds` in total and consists of `with` blocks that began at `starts_ns`. `labels` maps layer
+    names to labels for the tables.
+    """
     from tilewise.profile.report.bottleneck import find_bottlenecks
 
     units: list[Unit] = []
-    layers: dict[str, Row] = {}
-    ops: dict[str, Row] = {}
-    around: dict[tuple[str, ...], list[float]] = {}
+    layers: dict[str, ProfileRow] = {}
+    ops: dict[str, ProfileRow] = {}
+    own_times: dict[tuple[str, ...], list[float]] = {}
     outermost = recording = 0.0
     failed = 0
     for event in events:
@@ -191,21 +199,22 @@ def build(
         if event.parent is None:
             outermost += (event.duration_ns + event.recording_ns) * NANO
         cost = cost_of(event)
-        layer = layers.setdefault(event.layer, Row(event.layer, labels.get(event.layer, event.layer)))
+        layer = layers.setdefault(event.layer, ProfileRow(event.layer, labels.get(event.layer, event.layer)))
         if cost is not None:
             unit = _unit(event, cost, machine, threads)
             units.append(unit)
             layer.add(unit)
-            ops.setdefault(unit.name, Row(unit.name)).add(unit)
+            ops.setdefault(unit.name, ProfileRow(unit.name)).add(unit)
         if event.kind == "module" and event.layer not in labels and event.layer:
             layer.label = f"{event.layer} {event.name}"
         if cost is None and not (event.kind == "kernel" and event.parent is not None and event.parent.kind == "kernel"):
+            # The event contains other events: only its time outside them belongs to it.
             own = max(event.duration_ns - event.inner_ns, 0) * NANO
             layer.own_seconds += own
-            around.setdefault((event.layer, event.kind, event.name, event.phase), []).append(own)
+            own_times.setdefault((event.layer, event.kind, event.name, event.phase), []).append(own)
             layer.own_allocated += max(event.allocated - event.inner_allocated, 0)
-    for (name, *_), times in around.items():
-        layers[name].interrupted_seconds += _beyond_their_like(times)
+    for (name, *_), times in own_times.items():
+        layers[name].interrupted_seconds += _interrupted_seconds(times)
     outside = max(seconds - outermost, 0.0)
     results = ProfileResults(
         seconds=max(seconds, outermost) - recording,
@@ -226,17 +235,18 @@ def build(
     return results
 
 
-def limit_of_likes(times: list[float]) -> float:
-    """A call that took longer than this, of many alike, was interrupted by something else."""
-    return _DISTURBED * median(times) if len(times) >= _ENOUGH else float("inf")
+def interruption_threshold(times: list[float]) -> float:
+    """Time above which one of several comparable calls counts as interrupted by other work on the machine."""
+    return _INTERRUPTED_FACTOR * median(times) if len(times) >= _MIN_COMPARABLE_CALLS else float("inf")
 
 
-def _beyond_their_like(times: list[float]) -> float:
-    return sum(max(t - limit_of_likes(times), 0.0) for t in times)
+def _interrupted_seconds(times: list[float]) -> float:
+    """Total time beyond the interruption threshold."""
+    return sum(max(t - interruption_threshold(times), 0.0) for t in times)
 
 
 def _interrupted_outside(events: Sequence[Event], starts_ns: Sequence[int]) -> float:
-    """What some pauses between two outermost events took beyond other pauses between the same two."""
+    """Time by which pauses between two outermost events exceed comparable pauses between the same two."""
     pauses: dict[tuple[str, ...], list[float]] = defaultdict(list)
     last: dict[int, Event] = {}
     for event in events:
@@ -247,10 +257,11 @@ def _interrupted_outside(events: Sequence[Event], starts_ns: Sequence[int]) -> f
             pause = event.start_ns - before.end_ns - before.recording_ns
             pauses[before.layer, before.name, event.layer, event.name].append(pause * NANO)
         last[event.thread] = event
-    return sum(_beyond_their_like(times) for times in pauses.values())
+    return sum(_interrupted_seconds(times) for times in pauses.values())
 
 
 def _unit(event: Event, cost: Cost, machine: Machine, threads: int) -> Unit:
+    """Build the unit of an event, with the roofline time of its work."""
     compute, memory = machine.roofline_seconds(cost.flops + cost.elementwise, cost.bytes_moved, threads)
     return Unit(
         name=op_name(event),
@@ -271,5 +282,5 @@ def _unit(event: Event, cost: Cost, machine: Machine, threads: int) -> Unit:
     )
 
 
-def _slowest_first(rows: dict[str, Row]) -> dict[str, Row]:
+def _slowest_first(rows: dict[str, ProfileRow]) -> dict[str, ProfileRow]:
     return dict(sorted(rows.items(), key=lambda item: -item[1].seconds))

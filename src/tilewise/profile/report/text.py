@@ -1,18 +1,18 @@
-"""The report as text: a head, two tables, and the sentence that says what to do."""
+"""Render the profile as text: a summary line, two tables, and a sentence with advice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tilewise.profile.machine import Machine, active_isa
-from tilewise.profile.report.results import ProfileResults, Row
+from tilewise.profile.report.results import ProfileResults, ProfileRow
 from tilewise.profile.units import bytes_, count, seconds, share
 
 HEADINGS = ("time", "share", "calls", "FLOPs", "FLOP/s", "of roofline", "moved", "allocated", "backend")
 
 
 def text_report(results: ProfileResults, rows: int = 15) -> str:
-    """Tables by layer and by operation with the share of this machine's roofline, and the bottleneck."""
+    """Format tables by layer and by operation with their share of the roofline, and the bottleneck."""
     parts = [_head(results), ceilings(results.machine, results.threads)]
     if results.by_layer:
         parts += [_table("layer", list(results.by_layer.values()), results, rows)]
@@ -24,7 +24,7 @@ def text_report(results: ProfileResults, rows: int = 15) -> str:
 
 
 def verdict(results: ProfileResults) -> str:
-    """The bottleneck, and the other causes worth a line."""
+    """Format the bottleneck and the other causes, one line each."""
     if not results.findings:
         return "Nothing was recorded: no operation of tilewise ran inside the context."
     first, *others = results.findings
@@ -33,14 +33,14 @@ def verdict(results: ProfileResults) -> str:
 
 def _head(results: ProfileResults) -> str:
     return (
-        f"{seconds(results.seconds)} in all, {seconds(results.outside_seconds)} of it outside layers and operations; "
+        f"{seconds(results.seconds)} in total, {seconds(results.outside_seconds)} of it outside layers and operations; "
         f"{count(results.flops)}FLOP in products at {count(results.flops_per_second)}FLOP/s, "
-        f"{bytes_(results.bytes_moved)} moved (recording took {seconds(results.recording_seconds)}, left out)"
+        f"{bytes_(results.bytes_moved)} moved (recording overhead of {seconds(results.recording_seconds)} excluded)"
     )
 
 
 def ceilings(machine: Machine, threads: int) -> str:
-    """One line on what the machine can do."""
+    """Format the machine's peak rates in one line."""
     cache, memory = machine.bandwidth(0.0, threads), machine.memory_bandwidth(threads)
     plural = "thread" if threads == 1 else "threads"
     doubtful = f" (doubtful: {machine.doubts[0]})" if machine.doubts else ""
@@ -50,17 +50,19 @@ def ceilings(machine: Machine, threads: int) -> str:
     )
 
 
-def _table(first: str, rows: list[Row], results: ProfileResults, most: int) -> str:
-    lines = [[row.title, *row_cells(row, results.seconds)] for row in rows[:most] if row.seconds > 0]
-    if len(rows) > most:
-        rest = sum(row.seconds for row in rows[most:])
-        lines.append([f"({len(rows) - most} more)", seconds(rest), share(rest / results.seconds), *[""] * 7])
+def _table(first: str, rows: list[ProfileRow], results: ProfileResults, max_rows: int) -> str:
+    lines = [[row.title, *row_cells(row, results.seconds)] for row in rows[:max_rows] if row.seconds > 0]
+    if len(rows) > max_rows:
+        remaining = sum(row.seconds for row in rows[max_rows:])
+        lines.append(
+            [f"({len(rows) - max_rows} more)", seconds(remaining), share(remaining / results.seconds), *[""] * 7]
+        )
     return aligned([first, *HEADINGS], lines)
 
 
-def row_cells(row: Row, total: float) -> list[str]:
-    """What a table says of a row, under `HEADINGS`."""
-    taken = row.allocated + row.own_allocated
+def row_cells(row: ProfileRow, total: float) -> list[str]:
+    """Format the cells of a row, in the order of `HEADINGS`."""
+    allocated = row.allocated + row.own_allocated
     return [
         seconds(row.seconds),
         share(row.seconds / total if total else 0.0),
@@ -69,13 +71,13 @@ def row_cells(row: Row, total: float) -> list[str]:
         count(row.flops_per_second).strip() if row.flops else "",
         share(row.roofline_share) if row.roofline_seconds else "",
         bytes_(row.bytes_moved) if row.bytes_moved else "",
-        bytes_(taken) if taken else "",
+        bytes_(allocated) if allocated else "",
         ", ".join(row.backends),
     ]
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to one width, the first and the last to the left, numbers to the right."""
+    """Format a table with padded columns: the first and the last aligned left, numbers aligned right."""
     widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
     last = len(headings) - 1
 

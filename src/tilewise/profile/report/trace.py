@@ -1,7 +1,7 @@
-"""The Chrome trace format: one complete event ("ph": "X") for everything recorded, in microseconds, nested by time.
+"""Chrome trace format: one complete event ("ph": "X") per recorded event, in microseconds.
 
-Perfetto and chrome://tracing read it. Times are relative to the start of the profile; threads carry small numbers and
-names, the first being the one that profiled.
+Perfetto and chrome://tracing read it. Times are relative to the start of the profile. Threads are numbered from 1 in
+the order in which they first appear.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilewise.profile.flops import cost_of
 
 
 def chrome_trace(events: Sequence[Event], start_ns: int) -> dict[str, Any]:
-    """The trace as plain data."""
+    """Convert events to the trace, as plain data for JSON."""
     process = os.getpid()
     threads: dict[int, int] = {}
     ordered = sorted(events, key=lambda e: (e.start_ns, -e.end_ns))
@@ -28,6 +28,7 @@ def chrome_trace(events: Sequence[Event], start_ns: int) -> dict[str, Any]:
 
 
 def _entry(event: Event, process: int, thread: int, start_ns: int) -> dict[str, Any]:
+    """Convert one event to a trace entry."""
     return {
         "name": event.layer or event.name if event.kind == "module" else event.name,
         "cat": f"{event.kind},{event.phase}",
@@ -41,6 +42,7 @@ def _entry(event: Event, process: int, thread: int, start_ns: int) -> dict[str, 
 
 
 def _details(event: Event) -> dict[str, Any]:
+    """Shapes, work, backend, tile and memory of an event, for the details pane of the viewer."""
     details: dict[str, Any] = {"layer": event.layer, "kind": event.name}
     if event.inputs:
         details["inputs"] = [list(shape) for shape in event.inputs]

@@ -1,1 +1,1 @@
-"""Timing a callable: the clock and its own cost, limits, fresh processes, statistics, and whether to trust them."""
+"""Building blocks of the Timer: clock, time limits, child processes, statistics and reliability checks."""

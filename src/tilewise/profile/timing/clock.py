@@ -1,7 +1,7 @@
-"""The timed loop and its own cost.
+"""The timing loop and its overhead.
 
-A sample is the time of `calls` calls in a bare `for` loop, less what the same loop costs when empty and less one
-reading of the clock, divided by `calls`. The call itself is part of what a caller pays and is not subtracted.
+A sample is the time of `calls` calls in a `for` loop, minus the time of the same loop when empty, minus one reading of
+the clock, divided by `calls`. The cost of the call itself is not subtracted, because every caller pays it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NANO = 1e-9
 
 
 def timed_calls(func: Callable[[], Any], calls: int) -> int:
-    """Nanoseconds of `calls` calls, loop included."""
+    """Time `calls` calls in nanoseconds, including the loop."""
     iterations = repeat(None, calls)
     start = perf_counter_ns()
     for _ in iterations:
@@ -24,7 +24,7 @@ def timed_calls(func: Callable[[], Any], calls: int) -> int:
     return perf_counter_ns() - start
 
 
-def _timed_nothing(calls: int) -> int:
+def _timed_empty_loop(calls: int) -> int:
     iterations = repeat(None, calls)
     start = perf_counter_ns()
     for _ in iterations:
@@ -33,25 +33,25 @@ def _timed_nothing(calls: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def own_cost_ns() -> tuple[float, float]:
-    """(clock reading, one turn of the empty loop) in nanoseconds, the best of many; measured once a process."""
-    clock = min(_timed_nothing(0) for _ in range(200))
-    turns = 10_000
-    turn = min(_timed_nothing(turns) - clock for _ in range(20)) / turns
-    return float(clock), max(turn, 0.0)
+def overhead_ns() -> tuple[float, float]:
+    """Nanoseconds of (one clock reading, one iteration of the empty loop): the minimum of many, once per process."""
+    reading = min(_timed_empty_loop(0) for _ in range(200))
+    iterations = 10_000
+    iteration = min(_timed_empty_loop(iterations) - reading for _ in range(20)) / iterations
+    return float(reading), max(iteration, 0.0)
 
 
 def seconds_per_call(func: Callable[[], Any], calls: int) -> float:
-    """One sample: seconds a call, with the loop's and the clock's cost subtracted; never negative."""
+    """Take one sample: seconds per call without the overhead of the loop and the clock; never negative."""
     elapsed = timed_calls(func, calls)
-    clock, turn = own_cost_ns()
-    return max(elapsed - clock - calls * turn, 0.0) * NANO / calls
+    reading, iteration = overhead_ns()
+    return max(elapsed - reading - calls * iteration, 0.0) * NANO / calls
 
 
 def calibrate(func: Callable[[], Any], sample_seconds: float) -> int:
-    """How many calls make a sample of at least `sample_seconds`; a power of two times a small factor, at least 1."""
+    """Find how many calls make a sample of at least `sample_seconds`."""
     calls = 1
-    timed_calls(func, 1)  # the first call pays for lazy set-up
+    timed_calls(func, 1)  # the first call includes lazy set-up
     while True:
         elapsed = timed_calls(func, calls) * NANO
         if elapsed >= sample_seconds or calls >= 1 << 24:

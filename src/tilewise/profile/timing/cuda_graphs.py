@@ -1,7 +1,7 @@
-"""CUDA graphs through the driver: many launches started by one call, with nothing else between two events.
+"""CUDA graphs through the driver API: one call starts many launches, with no other GPU work between two timing events.
 
-PyTorch's CUDAGraph refreshes its random number state before each replay, on the GPU, inside what would be timed; these
-few calls of the driver do not. Where the driver cannot be called, PyTorch's graphs are used after all.
+PyTorch's CUDAGraph updates its random number state on the GPU before each replay, which would be part of the measured
+time; direct driver calls avoid that. PyTorch's graphs are the fallback if the driver library cannot be loaded.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_THREAD_LOCAL = 1
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 Run = Callable[[], None]
 
 
 class DriverGraphs:
-    """Captures launches on one stream. RuntimeError where the driver says no."""
+    """Captures launches on one stream. Raises RuntimeError if a driver call fails."""
 
     def __init__(self, stream: int) -> None:
         library = ctypes.CDLL("libcuda.so.1")
@@ -32,6 +32,7 @@ class DriverGraphs:
 
     @staticmethod
     def _call(library: ctypes.CDLL, name: str, *types: Any) -> Callable[..., None]:
+        """Wrap a driver function so that an error code becomes a RuntimeError."""
         function = getattr(library, name)
         function.argtypes, function.restype = list(types), ctypes.c_int
 
@@ -43,7 +44,7 @@ class DriverGraphs:
         return checked
 
     def capture(self, runs: Sequence[Run]) -> Run:
-        """A graph that starts all `runs` in order when it is called; it is destroyed with the callable."""
+        """Capture `runs` into a graph and return a callable that launches it; deleting the callable frees the graph."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         self._begin(self._stream, _THREAD_LOCAL)
         try:
@@ -61,7 +62,7 @@ class DriverGraphs:
 
 
 def torch_graph(torch: Any, runs: Sequence[Run]) -> Run:
-    """The same through PyTorch. Not `torch.cuda.graph`, which collects garbage and empties the allocator each time."""
+    """Capture `runs` with PyTorch. `torch.cuda.graph` would collect garbage and empty the allocator's cache as well."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     try:

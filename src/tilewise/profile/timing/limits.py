@@ -1,9 +1,9 @@
-"""A time limit on somebody else's function, and the sentences for functions that raise or never end.
+"""Time limits for user functions, and the errors for functions that raise or never return.
 
-In the main thread the limit is an interval timer whose signal handler raises, which interrupts Python code and most
-system calls (sleeping, waiting, reading). In other threads the exception is planted by the interpreter and arrives at
-the next bytecode. Compiled code that never returns cannot be interrupted from inside its own process: measure it in a
-fresh one (`processes=1`), which is killed.
+In the main thread the limit is an interval timer whose signal handler raises; it interrupts Python code and most
+system calls (sleeping, waiting, reading). In other threads the interpreter raises an asynchronous exception at the next
+bytecode. Compiled code that never returns cannot be interrupted from inside its own process: measure it in a fresh
+process (`processes=1`), which can be killed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tilewise.errors import TilewiseError
 
 
 class MeasurementError(TilewiseError, RuntimeError):
-    """The function that was to be measured raised, died, or cannot be measured."""
+    """The measured function raised, its process died, or it cannot be measured."""
 
 
 class TimeLimitError(MeasurementError, TimeoutError):
-    """The function had not returned when its time was up."""
+    """The function did not return within its time limit."""
 
 
 class TimeIsUp(BaseException):
@@ -48,6 +48,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 
 def _main_thread_timer_is_free() -> bool:
+    """True in the main thread if neither a timer nor a SIGALRM handler is already set."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         return False
     handler = signal.getsignal(signal.SIGALRM)
@@ -56,29 +57,31 @@ def _main_thread_timer_is_free() -> bool:
 
 @contextmanager
 def _signal_limit(seconds: float) -> Iterator[None]:
-    before = signal.getsignal(signal.SIGALRM)
+    """Raise TimeIsUp from a SIGALRM handler."""
+    previous_handler = signal.getsignal(signal.SIGALRM)
     signal.signal(signal.SIGALRM, _raise_time_is_up)
-    # Repeated, should the function swallow the first exception, but not so soon as to strike our own cleaning up.
+    # The signal repeats in case the function swallows the first exception; 5 s leave enough time for our cleanup.
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), 5.0)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)
 
 
 @contextmanager
 def _thread_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeIsUp as an asynchronous exception in the current thread."""
     thread = ctypes.c_ulong(threading.get_ident())
     lock = threading.Lock()
     finished = False
 
-    def plant() -> None:
+    def interrupt() -> None:
         with lock:
             if not finished:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeIsUp))
 
-    watchdog = threading.Timer(seconds, plant)
+    watchdog = threading.Timer(seconds, interrupt)
     watchdog.daemon = True
     watchdog.start()
     try:

@@ -1,6 +1,6 @@
-"""Measuring in fresh processes: another memory layout each time, and a process can be killed.
+"""Measure in fresh processes: each has a new memory layout, and a process that hangs can be killed.
 
-A function object is measured in forked children; "module:function" is imported by new interpreters. Children answer
+A function object is measured in forked children; "module:function" is imported by new interpreters. A child replies
 with one line of JSON; nothing is pickled.
 """
 
@@ -22,47 +22,48 @@ from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.profile.timer import Series, take_samples
 from tilewise.profile.timing.limits import MeasurementError, TimeLimitError
 
-_GRACE_SECONDS = 1.0  # a child stops by itself at the limit; one that cannot is killed this much later
+_GRACE_SECONDS = 1.0  # a child stops itself at its time limit; it is killed if it has not stopped after this
 
 
 def measure_in_processes(
     func: Callable[[], Any] | str, warmup: int, runs: int, processes: int, limit: float, sample_seconds: float
 ) -> Series:
-    """`runs` samples in all, shared out over `processes` processes run one after the other."""
+    """Take `runs` samples in total, divided among `processes` processes that run one after the other."""
     shares = [runs // processes + (i < runs % processes) for i in range(processes)]
     deadline = time.perf_counter() + limit
     series = Series([], 1, processes=processes)
     for share in filter(None, shares):
-        left = deadline - time.perf_counter()
-        if left <= 0 and series.samples:
+        remaining = deadline - time.perf_counter()
+        if remaining <= 0 and series.samples:
             series.notes.append(f"only {len(series.samples)} of {runs} samples fit into the time limit of {limit:g} s")
             break
-        answer = _run_child(func, warmup, share, max(left, 0.01), sample_seconds)
-        series.samples += answer["samples"]
-        series.calls = max(series.calls, answer["calls"])
-        series.reasons += [reason for reason in answer["reasons"] if reason not in series.reasons]
-        series.notes += [note for note in answer["notes"] if note not in series.notes]
+        reply = _run_child(func, warmup, share, max(remaining, 0.01), sample_seconds)
+        series.samples += reply["samples"]
+        series.calls = max(series.calls, reply["calls"])
+        series.reasons += [reason for reason in reply["reasons"] if reason not in series.reasons]
+        series.notes += [note for note in reply["notes"] if note not in series.notes]
     return series
 
 
 def _run_child(func: Callable[[], Any] | str, warmup: int, runs: int, limit: float, sample_seconds: float) -> Any:
+    """Measure in one child process and return its decoded reply; raise the error that it reports."""
     if isinstance(func, str):
         text = _new_interpreter(func, warmup, runs, limit, sample_seconds)
     else:
-        text = _forked(lambda: _child_answer(func, warmup, runs, limit, sample_seconds), limit)
+        text = _forked(lambda: _child_reply(func, warmup, runs, limit, sample_seconds), limit)
     try:
-        answer = json.loads(text)
+        reply = json.loads(text)
     except ValueError:
         raise MeasurementError(
-            "the process that ran the function died without an answer; it may have crashed"
+            "the process that ran the function ended without a result; it may have crashed"
         ) from None
-    if "error" in answer:
-        kind = TimeLimitError if answer["time_limit"] else MeasurementError
-        raise kind(answer["error"])
-    return answer
+    if "error" in reply:
+        kind = TimeLimitError if reply["time_limit"] else MeasurementError
+        raise kind(reply["error"])
+    return reply
 
 
-def _child_answer(func: Callable[[], Any], warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
+def _child_reply(func: Callable[[], Any], warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
     try:
         series = take_samples(func, warmup, runs, limit, sample_seconds)
     except TilewiseError as error:
@@ -72,7 +73,8 @@ def _child_answer(func: Callable[[], Any], warmup: int, runs: int, limit: float,
     )
 
 
-def _forked(answer: Callable[[], str], limit: float) -> str:
+def _forked(reply: Callable[[], str], limit: float) -> str:
+    """Run `reply` in a forked child and return its text; kill the child if it exceeds the time limit."""
     if not hasattr(os, "fork"):
         raise ConfigurationError("this system cannot fork; name the function as 'module:function' instead")
     sys.stdout.flush()
@@ -84,7 +86,7 @@ def _forked(answer: Callable[[], str], limit: float) -> str:
         try:
             os.close(reader)
             with os.fdopen(writer, "w") as out:
-                out.write(answer())
+                out.write(reply())
             status = 0
         finally:
             os._exit(status)
@@ -95,17 +97,17 @@ def _forked(answer: Callable[[], str], limit: float) -> str:
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     if text is None:
-        raise TimeLimitError(f"the function had not returned after {limit:.3g} s and its process was killed")
+        raise TimeLimitError(f"the function did not return within {limit:.3g} s, so its process was killed")
     return text
 
 
 def _read_until(descriptor: int, seconds: float) -> str | None:
-    """Everything up to end of file, or None when that takes longer than `seconds`."""
+    """Read up to the end of the file; None if that takes longer than `seconds`."""
     deadline = time.perf_counter() + seconds
     parts: list[bytes] = []
     while True:
-        left = deadline - time.perf_counter()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+        remaining = deadline - time.perf_counter()
+        if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
             return None
         part = os.read(descriptor, 1 << 16)
         if not part:
@@ -114,21 +116,22 @@ def _read_until(descriptor: int, seconds: float) -> str | None:
 
 
 def _new_interpreter(name: str, warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
+    """Run this module in a new interpreter and return the last line of its output."""
     command = [sys.executable, "-m", "tilewise.profile.timing.processes", name]
     command += [str(warmup), str(runs), str(limit), str(sample_seconds)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, stdout=subprocess.PIPE, env=environment, timeout=limit + 10 * _GRACE_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise TimeLimitError(f"{name} had not returned after {limit:.3g} s and its process was killed") from None
-    lines = done.stdout.decode(errors="replace").splitlines()
+        raise TimeLimitError(f"{name} did not return within {limit:.3g} s, so its process was killed") from None
+    lines = process.stdout.decode(errors="replace").splitlines()
     return lines[-1] if lines else ""
 
 
 def resolve(name: str) -> Callable[[], Any]:
-    """The function that "module:function" names."""
+    """Import the function named by "module:function"."""
     from importlib import import_module
 
     module, _, attribute = name.partition(":")
@@ -146,10 +149,10 @@ def _main(arguments: list[str]) -> None:
     try:
         func = resolve(name)
     except TilewiseError as error:
-        answer = json.dumps({"error": str(error), "time_limit": False})
+        reply = json.dumps({"error": str(error), "time_limit": False})
     else:
-        answer = _child_answer(func, int(warmup), int(runs), float(limit), float(sample_seconds))
-    print("\n" + answer, flush=True)
+        reply = _child_reply(func, int(warmup), int(runs), float(limit), float(sample_seconds))
+    print("\n" + reply, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Is a series of timings to be trusted? Each check returns a sentence with what it saw and what to do, or nothing.
+"""Reliability checks for a series of timings. Each check returns a sentence about the problem and its remedy, or "".
 
-The checks look at the samples (drift, two modes, outliers, spread) and at the machine around them (what other processes
-used, time stolen by a hypervisor, a reference loop that ran slower at the end than at the start).
+The checks examine the samples (drift, two modes, outliers, dispersion) and the machine (CPU time of other processes,
+time stolen by a hypervisor, a reference loop that ran slower at the end than at the start).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 @dataclass(frozen=True)
 class MachineReading:
-    """The machine at one moment: what all processes together have used, and how fast a fixed loop runs."""
+    """State of the machine at one moment: CPU seconds used so far, and the time of a fixed reference loop."""
 
     at: float
     own_cpu: float
@@ -30,7 +30,7 @@ class MachineReading:
 
 
 def read_machine() -> MachineReading:
-    """Take a reading; costs about two milliseconds."""
+    """Read the machine's state; takes about two milliseconds."""
     busy, stolen = _system_cpu_seconds()
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system
@@ -38,6 +38,7 @@ def read_machine() -> MachineReading:
 
 
 def _system_cpu_seconds() -> tuple[float | None, float | None]:
+    """CPU seconds of all processes since boot: (busy, stolen by the hypervisor); None where /proc is missing."""
     try:
         fields = [int(f) for f in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -47,7 +48,7 @@ def _system_cpu_seconds() -> tuple[float | None, float | None]:
 
 
 def _reference_loop() -> float:
-    """Seconds of a fixed loop in registers, the best of several: it changes with the clock frequency, not with load."""
+    """Time a fixed loop, the best of several runs: it depends on the clock frequency but hardly on the load."""
     best = float("inf")
     for _ in range(25):
         start = time.perf_counter()
@@ -58,7 +59,7 @@ def _reference_loop() -> float:
 
 
 def machine_reasons(before: MachineReading, after: MachineReading) -> list[str]:
-    """What happened on the machine between two readings that could have spoiled a measurement."""
+    """Find events between two readings that could have disturbed a measurement: load, stolen time, frequency."""
     reasons = []
     seconds = max(after.at - before.at, 1e-9)
     cpus = os.cpu_count() or 1
@@ -80,14 +81,15 @@ def machine_reasons(before: MachineReading, after: MachineReading) -> list[str]:
 
 
 def sample_reasons(samples: Floats) -> list[str]:
-    """What the samples themselves say against trusting them."""
+    """Find problems in the samples: drift, two modes, outliers, dispersion."""
     if len(samples) < 8 or np.median(samples) <= 0:
         return []
-    checks = (_drift(samples), _two_modes(samples), _outliers(samples), _spread(samples))
+    checks = (_drift(samples), _two_modes(samples), _outliers(samples), _dispersion(samples))
     return [reason for reason in checks if reason]
 
 
 def _drift(samples: Floats) -> str:
+    """Report a trend: time correlates with position, and the last third differs from the first by 3 % or more."""
     n = len(samples)
     correlation = rank_correlation(np.arange(n, dtype=np.float64), samples)
     third = max(n // 3, 1)
@@ -99,7 +101,7 @@ def _drift(samples: Floats) -> str:
 
 
 def _two_modes(samples: Floats) -> str:
-    """The split that explains most variance; two modes when the groups lie far apart for their own spread."""
+    """Report two clusters: split where the between-group variance is largest (Otsu 1979) and compare the gap."""
     ordered = np.sort(samples)
     n = len(ordered)
     sizes = np.arange(1, n)
@@ -107,11 +109,12 @@ def _two_modes(samples: Floats) -> str:
     low_mean, high_mean = sums / sizes, (ordered.sum() - sums) / (n - sizes)
     cut = int(np.argmax(sizes * (n - sizes) * (high_mean - low_mean) ** 2)) + 1
     low, high = ordered[:cut], ordered[cut:]
+    # A small second group means outliers, which have their own check.
     if min(len(low), len(high)) < max(0.15 * n, 3):
         return ""
     gap = float(np.median(high) - np.median(low))
-    spread = float(np.hypot(_robust_sd(low), _robust_sd(high)))
-    if gap < 0.05 * np.median(ordered) or gap < 5.0 * spread:
+    deviation = float(np.hypot(_robust_sd(low), _robust_sd(high)))
+    if gap < 0.05 * np.median(ordered) or gap < 5.0 * deviation:
         return ""
     return (
         f"two modes: {len(low)} samples near {np.median(low):.3g} s and {len(high)} near {np.median(high):.3g} s; "
@@ -120,6 +123,7 @@ def _two_modes(samples: Floats) -> str:
 
 
 def _outliers(samples: Floats) -> str:
+    """Report more than 5 % of samples above Tukey's outer fence (third quartile plus 3 interquartile ranges)."""
     q1, middle, q3 = np.quantile(samples, [0.25, 0.5, 0.75])
     limit = max(q3 + 3 * (q3 - q1), 1.1 * middle)
     count = int(np.sum(samples > limit))
@@ -128,7 +132,8 @@ def _outliers(samples: Floats) -> str:
     return f"outliers: {count} of {len(samples)} samples are far above the rest (up to {samples.max() / middle:.1f}×)"
 
 
-def _spread(samples: Floats) -> str:
+def _dispersion(samples: Floats) -> str:
+    """Report an interquartile range of 10 % of the median or more."""
     q1, middle, q3 = np.quantile(samples, [0.25, 0.5, 0.75])
     if (q3 - q1) / middle < 0.10:
         return ""
@@ -136,4 +141,5 @@ def _spread(samples: Floats) -> str:
 
 
 def _robust_sd(values: Floats) -> float:
+    """Standard deviation estimated from the median absolute deviation (1.4826 for the normal distribution)."""
     return 1.4826 * float(np.median(np.abs(values - np.median(values))))

@@ -1,9 +1,9 @@
-"""The statistics behind the Timer, on NumPy alone, chosen for noise that is skewed, heavy-tailed and correlated.
+"""Statistics of the Timer, with NumPy only, for noise that is skewed, heavy-tailed and correlated.
 
-Intervals come from a circular block bootstrap, because neighbouring timings share their disturbances and a plain
-bootstrap would be too sure of itself. Two functions are compared on log-ratios from blocks in which each ran in a
-random order and then in the reverse order: under "no difference" every block is as likely as its mirror image, so
-flipping the signs gives an exact test whatever the noise looks like.
+Intervals come from a circular block bootstrap (Politis and Romano 1992): neighbouring timings share disturbances, so a
+plain bootstrap would give intervals that are too narrow. Two functions are compared on log-ratios from blocks in which
+each ran in a random order and then in the reverse order. If there is no difference, every block is as likely as its
+mirror image, so flipping the signs gives an exact test for any distribution of the noise.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ def bootstrap_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """Block-bootstrap percentile intervals; each statistic maps (resamples, n) to (resamples,)."""
+    """Compute percentile intervals by block bootstrap; each statistic maps (resamples, n) to (resamples,)."""
     n = len(samples)
-    block = max(1, round(n ** (1 / 3)))
+    block = max(1, round(n ** (1 / 3)))  # the usual rate for the optimal block length
     starts = np.random.default_rng(seed).integers(0, n, (resamples, -(-n // block)))
     positions = (starts[:, :, None] + np.arange(block)) % n  # (resamples, blocks, block)
-    drawn = samples[positions.reshape(resamples, -1)[:, :n]]
+    resampled = samples[positions.reshape(resamples, -1)[:, :n]]  # (resamples, n)
     tail = (1 - confidence) / 2
     intervals = {}
     for name, statistic in statistics.items():
-        low, high = np.quantile(statistic(drawn), [tail, 1 - tail])
+        low, high = np.quantile(statistic(resampled), [tail, 1 - tail])
         intervals[name] = Interval(float(low), float(high), confidence)
     return intervals
 
 
 def resampled_means(values: ArrayLike, draws: int, seed: int) -> Floats:
-    """The means of as many of the values, drawn with replacement, so many times: the plain bootstrap."""
+    """Means of `draws` resamples with replacement, each of the size of `values` (the plain bootstrap)."""
     v, rng = np.asarray(values, np.float64), np.random.default_rng(seed)
     return np.array([v[rng.integers(0, len(v), len(v))].mean() for _ in range(draws)])
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Centre of paired differences (Hodges-Lehmann), its interval, and the p-value of "the centre is zero"."""
+    """Result of a paired test: the Hodges-Lehmann estimate of the centre, its interval, the p-value of "zero"."""
 
     centre: float
     interval: Interval
@@ -72,11 +72,13 @@ class PairedTest:
 def signed_rank_test(
     differences: Floats, confidence: float = 0.95, permutations: int = 10_000, seed: int = 0
 ) -> PairedTest:
-    """Wilcoxon's signed-rank test by random sign flips. Ties and outliers do not upset it."""
+    """Run Wilcoxon's signed-rank test with random sign flips; it is robust to ties and outliers."""
     n = len(differences)
+    # Walsh averages: their median is the Hodges-Lehmann estimate.
     averages = np.sort(((differences[:, None] + differences[None, :]) / 2)[np.triu_indices(n)])
     ranks = _mid_ranks(np.abs(differences)) * (differences != 0)
     observed = abs(float(np.sum(np.sign(differences) * ranks)))
+    # Distribution of the statistic under "no difference": all signs are equally likely.
     signs = np.random.default_rng(seed).integers(0, 2, (permutations, n), dtype=np.int8) * 2 - 1
     flipped = np.abs(signs.astype(np.float64) @ ranks)
     p_value = (1 + int(np.sum(flipped >= observed - 1e-9))) / (1 + permutations)
@@ -84,7 +86,7 @@ def signed_rank_test(
 
 
 def _walsh_interval(averages: Floats, n: int, confidence: float) -> Interval:
-    """The interval that the signed-rank test would not reject, by its normal approximation."""
+    """Interval of centres that the signed-rank test would not reject, by its normal approximation."""
     count = len(averages)
     z = normal_quantile(0.5 + confidence / 2)
     cut = int(np.floor(count / 2 - z * np.sqrt(n * (n + 1) * (2 * n + 1) / 24)))
@@ -93,14 +95,14 @@ def _walsh_interval(averages: Floats, n: int, confidence: float) -> Interval:
 
 
 def _mid_ranks(values: NDArray[np.generic]) -> Floats:
-    """Ranks from 1 on, equal values sharing their mean rank."""
+    """Ranks starting at 1; equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return np.asarray((last - (counts - 1) / 2)[inverse.reshape(-1)], np.float64)
 
 
 def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
-    """Spearman's coefficient, ties sharing their mean rank; 1 where both are constant, 0 where one is.
+    """Spearman's rank correlation; ties share their mean rank; 1 if both are constant, 0 if one is.
 
     >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
     0.8
@@ -114,7 +116,7 @@ def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def normal_quantile(probability: float) -> float:
-    """Inverse of the standard normal distribution, from the standard library."""
+    """Quantile of the standard normal distribution."""
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(probability)

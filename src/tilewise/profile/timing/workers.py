@@ -1,7 +1,7 @@
-"""Child processes that may hang or die without taking the collector along.
+"""Child processes that may hang or die without stopping their parent.
 
-A worker is a spawned process with one pipe. The parent sends it a task and later asks `wait_any` which workers have
-answered, died or run past their limit; a dead one is replaced by a fresh one at the next task.
+A worker is a spawned process with one pipe. The parent submits a task and later calls `wait_any` to learn which workers
+have replied, died or exceeded their time limit. A dead worker is restarted for its next task.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ class Worker:
         self.deaths = 0
 
     def start(self) -> None:
-        """Have the process running, so that its imports are done when the first task comes."""
+        """Start the process if it is not running; starting early hides the cost of its imports."""
         if self._process is None:
             ours, theirs = _spawn.Pipe()
-            self._process = _spawn.Process(target=_live, args=(self._serve, theirs, *self._arguments), daemon=True)
-            with _deaf_to_interrupts():
+            self._process = _spawn.Process(target=_serve, args=(self._serve, theirs, *self._arguments), daemon=True)
+            with _ignored_interrupts():
                 self._process.start()
             theirs.close()
             self._connection = ours
 
     def submit(self, task: Any, seconds: float) -> None:
-        """Hand over a task that must answer, or report progress, within `seconds`."""
+        """Send a task that must reply, or report progress, within `seconds`."""
         self.start()
         assert self._connection is not None
         self.task = task
         self.deadline = time.monotonic() + seconds
-        with contextlib.suppress(OSError):  # it died while idle; wait_any will say so
+        with contextlib.suppress(OSError):  # the worker died while idle; wait_any will report it
             self._connection.send(task)
 
     def submit_silently(self, seconds: float) -> None:
-        """Start the process and wait for a first message that it sends of its own accord."""
+        """Start the process and wait for the first message, which it sends without a task."""
         self.start()
         self.task, self.deadline = "start", time.monotonic() + seconds
 
     def extend(self, seconds: float) -> None:
-        """The task made progress: count its limit from now."""
+        """Restart the time limit because the task has reported progress."""
         self.deadline = time.monotonic() + seconds
 
     @property
@@ -62,11 +62,11 @@ class Worker:
         return self.task is not None
 
     def finish(self) -> None:
-        """The task is answered."""
+        """Mark the task as completed."""
         self.task, self.deadline = None, float("inf")
 
     def receive(self) -> Any:
-        """The next message; EOFError if the process is gone."""
+        """Receive the next message; EOFError if the process has died."""
         assert self._connection is not None
         try:
             return self._connection.recv()
@@ -74,11 +74,11 @@ class Worker:
             raise EOFError from error
 
     def ready(self) -> bool:
-        """Whether a message, or the news of its end, is there already."""
+        """True if `receive` would return, or raise EOFError, without waiting."""
         return self._connection is not None and self._connection.poll()
 
     def stop(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             self._process.join(10)
@@ -92,50 +92,54 @@ class Worker:
         return self._connection
 
 
-def _live(serve: Callable[..., None], connection: Any, *arguments: Any) -> None:
-    """A worker's life, which ends without a word when the parent is gone."""
+def _serve(serve: Callable[..., None], connection: Any, *arguments: Any) -> None:
+    """Main function of the child process; ends silently when the parent has exited."""
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         serve(connection, *arguments)
 
 
 @contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """A process started within does not hear Ctrl-C: the parent does, and ends it."""
+def _ignored_interrupts() -> Iterator[None]:
+    """Processes started inside the block inherit an ignored SIGINT: on Ctrl-C the parent stops them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 class WorkerLostError(Exception):
-    """What `wait_any` hands out in place of a message when a worker died or ran past its limit."""
+    """A worker died or exceeded its time limit; `wait_any` returns it in place of a message."""
 
 
 def wait_any(workers: Sequence[Worker], seconds: float) -> list[tuple[Worker, Any]]:
-    """Messages that have come, at most one a worker. A lost worker is stopped and gives a WorkerLostError."""
+    """Wait up to `seconds` for messages and return at most one per worker.
+
+    A worker that died or exceeded its time limit is stopped, and its message is a WorkerLostError.
+    """
     busy = {worker.connection: worker for worker in workers if worker.busy and worker.connection is not None}
-    found: list[tuple[Worker, Any]] = []
+    messages: list[tuple[Worker, Any]] = []
     for connection in wait(list(busy), timeout=seconds):
         worker = busy[connection]  # type: ignore[index]
         try:
-            found.append((worker, worker.receive()))
+            messages.append((worker, worker.receive()))
         except EOFError:
-            found.append((worker, _lose(worker, "its process died")))
-    answered = {id(worker) for worker, _ in found}
+            messages.append((worker, _mark_lost(worker, "its process died")))
+    answered = {id(worker) for worker, _ in messages}
     now = time.monotonic()
     for worker in busy.values():
         if id(worker) not in answered and now > worker.deadline:
-            found.append((worker, _lose(worker, "it ran past its time limit")))
-    return found
+            messages.append((worker, _mark_lost(worker, "it ran past its time limit")))
+    return messages
 
 
-def _lose(worker: Worker, reason: str) -> WorkerLostError:
+def _mark_lost(worker: Worker, reason: str) -> WorkerLostError:
+    """Stop a worker but keep its task, so that the caller can see which task was lost before it calls finish()."""
     task = worker.task
     worker.stop()
     worker.deaths += 1
-    worker.task = task  # the caller wants to know what it was busy with, and calls finish()
+    worker.task = task
     return WorkerLostError(reason)

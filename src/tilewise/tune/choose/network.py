@@ -20,7 +20,7 @@ from tilewise.nn import Module
 from tilewise.nn.describe import layer_names
 from tilewise.profile import ProfilerContext
 from tilewise.profile.targets import MODELS, Target, model_target
-from tilewise.profile.timing.turns import take_turns
+from tilewise.profile.timing.interleave import time_interleaved
 from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.files import holds_quantized, load_quantized
 from tilewise.quantize.layers import QuantizedConv2d
@@ -166,5 +166,5 @@ def _in_turns(call: Callable[[], Any], choices: Sequence[Sequence[Decision]]) ->
             call()
 
     backends = [OptimizedBackend(tile_chooser=KeptTiles(native, some)) for some in choices]
-    times = take_turns([functools.partial(run_with, backend) for backend in backends], _CALLS, warmup=2)
+    times = time_interleaved([functools.partial(run_with, backend) for backend in backends], _CALLS, warmup=2)
     return [1e9 * statistics.median(sorted(own)[: _CALLS // 2 + 1]) for own in times]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewise.profile.timing.turns import take_turns
+from tilewise.profile.timing.interleave import time_interleaved
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.cpu.family import Array, get_family, is_right
@@ -76,7 +76,7 @@ class CpuTrial:
         rough_ns = min(one_run(run), one_run(run))
         calls = int(min(max(_UNIT_NS / rough_ns, 1), _MOST_CALLS))
         rounds = _ROUNDS if rough_ns * calls < _SLOW_NS else 3
-        defaults, own = take_turns([self._default_run, run], rounds, calls=calls, warmup=0)
+        defaults, own = time_interleaved([self._default_run, run], rounds, calls=calls, warmup=0)
         ratio = statistics.median(a / b for a, b in zip(own, defaults, strict=True))
         steady = min(own) / min(defaults)  # both at their fastest: what neither was disturbed in
         self._default_ns = self._default_ns or 1e9 * min(defaults)
@@ -89,7 +89,7 @@ class CpuTrial:
             runs = [self._default_run, *(self.family.runner(self.problem, c, self._operands) for c in configs)]
             rounds = 5 if max(map(one_run, runs)) > _SLOW_NS else 2 * _ROUNDS
             calls = [int(min(max(_UNIT_NS / one_run(run), 1), _MOST_CALLS)) for run in runs]
-            turns = take_turns(runs, rounds, calls=calls, warmup=0)
+            turns = time_interleaved(runs, rounds, calls=calls, warmup=0)
         taken = [statistics.median(sorted(times)[: len(times) // 2 + 1]) for times in turns]
         return [self._default_ns * seconds / taken[0] for seconds in taken[1:]]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tilewise.profile.timing.turns import take_turns
+from tilewise.profile.timing.interleave import time_interleaved
 
 
 def test_each_runs_in_every_round_and_warm_up_does_not_count() -> None:
     order: list[str] = []
-    times = take_turns([lambda: order.append("a"), lambda: order.append("b")], 3, calls=2, warmup=1)
+    times = time_interleaved([lambda: order.append("a"), lambda: order.append("b")], 3, calls=2, warmup=1)
     assert order == ["a", "a", "b", "b"] * 4
     assert [len(samples) for samples in times] == [3, 3]
     assert all(seconds >= 0 for samples in times for seconds in samples)
@@ -15,6 +15,6 @@ def test_each_runs_in_every_round_and_warm_up_does_not_count() -> None:
 
 def test_each_may_have_a_number_of_calls_of_its_own() -> None:
     called: list[str] = []
-    times = take_turns([lambda: called.append("a"), lambda: called.append("b")], 2, calls=[1, 3], warmup=0)
+    times = time_interleaved([lambda: called.append("a"), lambda: called.append("b")], 2, calls=[1, 3], warmup=0)
     assert called == ["a", "b", "b", "b"] * 2
     assert [len(own) for own in times] == [2, 2]
