@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import yaml
 
 from tilewise.learn import LESSONS
 
@@ -88,6 +89,17 @@ def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere(tmp_path
     ]
     assert loaded == []
     assert_works_from_disk(site)
+
+
+def test_the_navigation_has_four_groups_and_every_page_once():
+    """Tutorials, how-to guides, reference and explanation, after the start page."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    start, *groups = yaml.safe_load(text[text.index("\nnav:") :])["nav"]
+    assert start == {"Start": "index.md"}
+    assert [name for group in groups for name in group] == ["Tutorials", "How-to guides", "Reference", "Explanation"]
+    entries = [entry for group in groups for entries in group.values() for entry in entries]
+    pages = ["index.md", *(entry if isinstance(entry, str) else next(iter(entry.values())) for entry in entries)]
+    assert sorted(pages) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
 def assert_works_from_disk(site: Path) -> None:
