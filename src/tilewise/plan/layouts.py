@@ -108,7 +108,8 @@ def _chain(low: Lowering, number: int, source: int, last: bool, parts: _Parts) -
     n, _, h, w = (shape[0], 0, 1, shape[2]) if turned else image_of(shape, comes_last)
     chain = [*_channel_steps(parts, before), *_pixel_steps(parts, before, (n, h, w))]
     chain += [_Made("transpose", {}, (n, h, w))] if turned else []
-    if not low.is_float and (comes_last or any(made.kind in ("pixels", "transpose") for made in chain)):
+    moves_pixels = any(made.kind in ("pixels", "transpose") for made in chain)
+    if not low.is_float and (rank == 3 or comes_last or moves_pixels):  # integer plans hold images and rows
         return None
     return _Chain(source, last, comes_last, len(parts.channels), chain)
 

@@ -114,6 +114,8 @@ def _heads(low: Lowering, value: Any) -> _Heads | None:
 
 
 def attention(low: Lowering, number: int, node: Node) -> bool | None:
+    if not low.is_float:
+        return None
     heads = [_heads(low, value) for value in node.inputs]
     q, k, v = heads
     if q is None or k is None or v is None or len({(h.batch, h.count) for h in (q, k, v)}) > 1:

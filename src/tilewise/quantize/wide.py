@@ -179,12 +179,13 @@ def closed(graph: Graph, wide: Wide) -> Wide:
 def _harms(graph: Graph, calibration: Calibration, kept: dict[str, str], seen: Seen) -> list[Harm]:
     trial, exact = _Trial(graph, calibration, kept, seen.x), seen.result
     last = len(graph.steps) - 1
+    gives_floats = graph.steps[last].kind == "linear" and graph.steps[last].activation in ("", "relu")
     costs = _costs(graph, calibration)
     out = []
     for family in sorted(costs):
         moved = trial.result(family)
         error = 0.0 if moved is None else float(np.square(moved - exact).mean(dtype=np.float64))
-        if error > 0 and not (family == last and graph.steps[last].kind == "linear"):
+        if error > 0 and not (family == last and gives_floats):
             assert moved is not None
             out.append(Harm(family, off_by(moved, exact), error, costs[family]))
     return out
