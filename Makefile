@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Twice quiet: errors alone, without a screen of warnings about other package indexes this machine may know.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+ADD_ONS := -e packages/tilewise-arena -e packages/tilewise-fleet
 BUILD_TOOLS := scikit-build-core nanobind numpy cmake ninja
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -name '*.cpp' -o -name '*.h')
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
@@ -150,7 +151,7 @@ $(VENV)/.test: $(VENV)/.core
 	@echo "Installing PyTorch, which the tests compare with: up to three minutes, once."
 	@$(PIP) install -c constraints.txt torch==2.13.0
 	@echo "Installing the rest of what the tests need (training, server, documentation): about a minute, once."
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,server,dev]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,dev]' $(ADD_ONS)
 	@touch $@
 
 $(VENV)/.notebooks: $(VENV)/.test

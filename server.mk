@@ -40,11 +40,11 @@ $(GRADING)/.graders: pyproject.toml
 	$(PYTHON) -m venv $(GRADING)
 	$(GRADING)/bin/python -m pip -qq --disable-pip-version-check install $(BUILD_TOOLS) otter-grader nbgrader notebook pytest hypothesis \
 	  jupyterlite-core jupyterlite-pyodide-kernel
-	$(GRADING)/bin/python -m pip -qq --disable-pip-version-check install --no-build-isolation -e '.[server]'
+	$(GRADING)/bin/python -m pip -qq --disable-pip-version-check install --no-build-isolation -e . $(ADD_ONS)
 	@touch $@
 
 $(VENV)/.fleet: $(VENV)/.server
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[ray]'
+	$(PIP) install -c constraints.txt --no-build-isolation -e 'packages/tilewise-fleet[ray]'
 	@touch $@
 
 $(VENV)/.server: $(VENV)/.test

@@ -27,7 +27,8 @@ def wanted() -> list[str]:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["server"]]
+    arena = tomllib.loads((ROOT / "packages/tilewise-arena/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [*project["dependencies"], *(name for name in arena["dependencies"] if name != "tilewise")]
 
 
 def report(*more: str) -> list[dict[str, Any]]:

@@ -45,5 +45,13 @@ class UnavailableError(TilewiseError, RuntimeError):
     """Something this machine or installation does not have."""
 
 
+class Rejected(TilewiseError, ValueError):
+    """An entry or request that breaks a rule; `code` names the rule for programs, the message explains it to people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class MissingFileError(FileFormatError, UnavailableError):
     """A file that is not there."""

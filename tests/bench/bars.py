@@ -22,8 +22,8 @@ from typing import Any
 from tests.bench import hostile
 from tests.bench.site import Served
 from tests.bench.test_board import made_up_score, recipe
-from tilewise.bench.board import Board, open_board
-from tilewise.bench.board.tokens import create_token
+from tilewise_arena.board import Board, open_board
+from tilewise_arena.board.tokens import create_token
 
 ENTRIES, TEAMS, ROUNDS = 20_000, 200, 40
 PAGES = ("/", "/board/MLP_SPRINT", "/board/MLP_SPRINT?number=200", "/board/MLP_SPRINT?number=399&sort=team")

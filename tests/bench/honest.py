@@ -26,10 +26,10 @@ from tilewise._extension import native
 from tilewise.backend.tiled import tile_space
 from tilewise.bench import Rejected, Settings, TinyMLPerf, parse_recipe
 from tilewise.bench.floor import ceilings
-from tilewise.bench.plugins import score_plugin
 from tilewise.bench.scoring import Score, score_recipe
 from tilewise.bench.submission import run_isolated
 from tilewise.quantize import INT8Quantizer
+from tilewise_arena.sandbox import score_plugin
 
 Array = npt.NDArray[Any]
 SETTINGS = Settings(sample_seconds=5e-4, runs=12, most_runs=12, widest_interval=1e9, drawn_inputs=256, time_limit=600)

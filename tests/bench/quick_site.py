@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.bench.test_board import made_up_score
 from tilewise.bench import worker
-from tilewise.bench.server import workers
+from tilewise_arena.server import workers
 
 _SECONDS = 0.02
 

@@ -16,12 +16,12 @@ pytest.importorskip("sqlalchemy")
 from sqlalchemy import insert
 
 from tilewise.bench import Rejected, parse_recipe
-from tilewise.bench.board import Board, open_board, schema, verify
-from tilewise.bench.board.chain import link_hash
-from tilewise.bench.board.tokens import create_token, holder_of, revoke_token
-from tilewise.bench.board.transactions import entry_row
 from tilewise.bench.scoring import Score
 from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise_arena.board import Board, open_board, schema, verify
+from tilewise_arena.board.chain import link_hash
+from tilewise_arena.board.tokens import create_token, holder_of, revoke_token
+from tilewise_arena.board.transactions import entry_row
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_a_missing_database_driver_gets_one_sentence(monkeypatch: pytest.MonkeyP
     def without_libpq(*_: object, **__: object) -> None:
         raise ImportError("no pq wrapper available.\nAttempts made: ...")
 
-    monkeypatch.setattr("tilewise.bench.board.schema.create_engine", without_libpq)
+    monkeypatch.setattr("tilewise_arena.board.schema.create_engine", without_libpq)
     with pytest.raises(UnavailableError, match="driver"):
         open_board("postgresql://nobody@localhost/none")
     try:

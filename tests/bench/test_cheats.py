@@ -14,8 +14,8 @@ import pytest
 
 from tests.bench.test_plugins import HONEST
 from tilewise.bench import Rejected, Settings
-from tilewise.bench.plugins import jail, score_plugin
 from tilewise.bench.scoring import combined
+from tilewise_arena.sandbox import jail, score_plugin
 
 CHEATS = sorted((Path(__file__).parent / "cheats").glob("*.py"))
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())]

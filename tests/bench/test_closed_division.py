@@ -150,8 +150,8 @@ def site(tmp_path: Path) -> Iterator[Any]:
     from starlette.testclient import TestClient
 
     from tests.bench.test_server import Site
-    from tilewise.bench.board import open_board
-    from tilewise.bench.server import create_app
+    from tilewise_arena.board import open_board
+    from tilewise_arena.server import create_app
 
     path = tmp_path / "b.sqlite"
     with open_board(path) as board, TestClient(create_app(path, has_truth=True)) as client:
@@ -198,8 +198,8 @@ def test_without_a_truth_nobody_is_ranked_in_the_tile_olympiad(tmp_path: Path, p
     from starlette.testclient import TestClient
 
     from tests.bench.test_server import Site
-    from tilewise.bench.board import open_board
-    from tilewise.bench.server import create_app
+    from tilewise_arena.board import open_board
+    from tilewise_arena.server import create_app
 
     recipe = {"tilewise": 1, "event": "TILE_OLYMPIAD", "predictions": "p.csv"}
     with open_board(tmp_path / "b.sqlite") as board, TestClient(create_app(tmp_path / "b.sqlite")) as client:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.honest import KINDS, drawn, scored
-from tilewise.bench.plugins import jail
+from tilewise_arena.sandbox import jail
 
 COUNT, SLICE = 200, 20
 CHEAP = (1, 2)  # recipes of the MLP, a second each

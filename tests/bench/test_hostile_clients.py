@@ -31,12 +31,13 @@ from tests.bench.site import Served
 from tests.bench.test_board import filled, recipe
 from tests.bench.test_server import Site
 from tilewise.bench import Rejected
-from tilewise.bench.board import open_board, schema
-from tilewise.bench.board.tokens import create_token
 from tilewise.bench.jsontext import parse_json
-from tilewise.bench.server import create_app, limits
-from tilewise.bench.server.rates import Rates
 from tilewise.errors import ConfigurationError
+from tilewise.web import limits
+from tilewise.web.rates import Rates
+from tilewise_arena.board import open_board, schema
+from tilewise_arena.board.tokens import create_token
+from tilewise_arena.server import create_app
 
 
 @pytest.fixture
@@ -528,8 +529,8 @@ def test_what_tells_a_server_to_end_before_it_runs_is_not_lost(tmp_path: Path) -
     """Nothing is raised, since an exception at the wrong moment would be dropped; the server looks before it waits."""
     import uvicorn
 
-    from tilewise.bench.server import create_app
-    from tilewise.bench.server.connections import GuardedServer
+    from tilewise.web.connections import GuardedServer
+    from tilewise_arena.server import create_app
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     app = create_app(str(tmp_path / "board.sqlite"), key=tmp_path / "board.key")

@@ -12,12 +12,12 @@ pytest.importorskip("sqlalchemy")
 
 from tests.bench.test_board import filled, made_up_score, recipe
 from tilewise.bench import Rejected, Settings, parse_recipe
-from tilewise.bench.board import Board, open_board, verify
-from tilewise.bench.board.backup import back_up, backup_lines, restore
-from tilewise.bench.board.grades import grades_csv
-from tilewise.bench.board.tokens import create_token
-from tilewise.bench.worker import Watch, run_one
 from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise_arena.board import Board, open_board, verify
+from tilewise_arena.board.backup import back_up, backup_lines, restore
+from tilewise_arena.board.grades import grades_csv
+from tilewise_arena.board.tokens import create_token
+from tilewise_arena.worker import Watch, run_one
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ pytest.importorskip("fastapi")
 from tests.bench.site import Served
 from tests.bench.test_board import made_up_score, recipe
 from tests.chromium import Browser, find_chromium
-from tilewise.bench.board import open_board
-from tilewise.bench.board.tokens import create_token
+from tilewise_arena.board import open_board
+from tilewise_arena.board.tokens import create_token
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,11 +12,11 @@ import pytest
 
 from tilewise.bench import Rejected, Settings
 from tilewise.bench.events import TinyMLPerf
-from tilewise.bench.plugins import host, jail, score_plugin
-from tilewise.bench.plugins.host import Submitted
-from tilewise.bench.plugins.score import Answers, _check_baseline, _check_floor, questions_for
 from tilewise.bench.runner import baseline
 from tilewise.errors import UnavailableError
+from tilewise_arena.sandbox import host, jail, score_plugin
+from tilewise_arena.sandbox.host import Submitted
+from tilewise_arena.sandbox.score import Answers, _check_baseline, _check_floor, questions_for
 
 pytestmark = pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())
 

@@ -18,9 +18,9 @@ from starlette.testclient import TestClient
 from tests.bench.site import Served
 from tests.bench.test_board import recipe
 from tests.bench.test_server import Site
-from tilewise.bench.board import open_board
-from tilewise.bench.board.tokens import create_token
-from tilewise.bench.server import create_app
+from tilewise_arena.board import open_board
+from tilewise_arena.board.tokens import create_token
+from tilewise_arena.server import create_app
 
 BODY = json.dumps({"recipe": recipe("x")}).encode()
 LENGTH = b"content-length: %d\r\n" % len(BODY)

@@ -16,10 +16,10 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from tests.bench.test_board import made_up_score, recipe
-from tilewise.bench.board import Board, open_board, verify
-from tilewise.bench.board.tokens import create_token
-from tilewise.bench.plugins import jail
-from tilewise.bench.server import create_app
+from tilewise_arena.board import Board, open_board, verify
+from tilewise_arena.board.tokens import create_token
+from tilewise_arena.sandbox import jail
+from tilewise_arena.server import create_app
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ pytest.importorskip("schemathesis", reason="schemathesis is not installed; `make
 
 from tests.bench.site import Served
 from tests.bench.test_board import made_up_score, recipe
-from tilewise.bench.board import open_board, verify
-from tilewise.bench.board.tokens import create_token
+from tilewise_arena.board import open_board, verify
+from tilewise_arena.board.tokens import create_token
 
 pytestmark = pytest.mark.slow
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

@@ -23,8 +23,8 @@ pytest.importorskip("fastapi")
 from tests.bench.postgres import Cluster, find_binaries, running_cluster
 from tests.bench.site import Served
 from tests.bench.test_board import recipe
-from tilewise.bench.board import open_board, verify
-from tilewise.bench.board.tokens import create_token
+from tilewise_arena.board import open_board, verify
+from tilewise_arena.board.tokens import create_token
 
 SUBMITTERS, EACH, WORKERS = 200, 25, 2
 KILLS = ("server", "worker", "database", "worker", "server", "database", "worker", "server")

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from tests.bench.test_board import filled, made_up_score, recipe
 from tilewise.bench import Rejected, Settings, parse_recipe
-from tilewise.bench.board import open_board, verify
-from tilewise.bench.board.backup import back_up, restore
-from tilewise.bench.plugins import jail
 from tilewise.bench.records import duel
-from tilewise.bench.worker import consider_record, rerun_plugin, run_one
 from tilewise.cli.compete.app import compete
 from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise_arena.board import open_board, verify
+from tilewise_arena.board.backup import back_up, restore
+from tilewise_arena.sandbox import jail
+from tilewise_arena.worker import consider_record, rerun_plugin, run_one
 
 
 def test_a_worker_scores_what_waits_and_rejects_what_is_wrong(tmp_path: Path, quick: Settings) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "tilewise"
+ADD_ONS = tuple((ROOT / "packages").glob("*/src"))
 PAGE = ROOT / "docs" / "architecture.md"
 NAMED = re.compile(r"`([\w./-]+\.(?:py|cpp|h|toml))(?:::([\w.]+))?`")
 MOST_MODULES = 20
@@ -20,7 +21,7 @@ def _named() -> list[tuple[str, str]]:
 
 
 def _find(path: str) -> Path | None:
-    return next((base / path for base in (PACKAGE, ROOT) if (base / path).is_file()), None)
+    return next((base / path for base in (PACKAGE, ROOT, *ADD_ONS) if (base / path).is_file()), None)
 
 
 def _defined(path: Path) -> set[str]:

@@ -48,7 +48,12 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path):
 
 def test_every_setting_has_a_line_on_its_page():
     """The variables that the code reads, and no others."""
-    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "native").rglob("*.cpp"), *(ROOT / "course").glob("*.py")]
+    sources = [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "packages").rglob("*.py"),
+        *(ROOT / "native").rglob("*.cpp"),
+        *(ROOT / "course").glob("*.py"),
+    ]
     read = {name for path in sources for name in re.findall(r"\b(TILEWISE_[A-Z_]+)\b", path.read_text())}
     told = set(re.findall(r"`(TILEWISE_[A-Z_]+)`", (DOCS / "environment.md").read_text()))
     assert read - told <= {"TILEWISE_PARENT", "TILEWISE_FILLS_NUMPY_API"}  # not for users

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tilewise.errors import UnavailableError
-from tilewise.fleet.alone import alone
+from tilewise_fleet.alone import alone
 
 HOLD = """
-from tilewise.fleet.alone import alone
+from tilewise_fleet.alone import alone
 import time
 with alone({!r}, {}, 5) as free:
     print(free, flush=True)

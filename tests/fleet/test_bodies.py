@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("fastapi")
 
 from tilewise.bench.errors import Rejected
-from tilewise.fleet.service.bodies import Lists, parse
+from tilewise.web.bodies import Lists, parse
 
 LIST = [{"block": 2**i, "stages": 3} for i in range(20)]
 TEXT = json.dumps(LIST)

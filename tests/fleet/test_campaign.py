@@ -23,11 +23,11 @@ CONFIGS, STEADY = 12, 24
 
 
 def test_without_ray_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from tilewise.cli.fleet.campaign import on_ray
+    from tilewise_fleet.cli.campaign import on_ray
 
     monkeypatch.setitem(sys.modules, "ray", None)
     options: dict[str, Any] = {"shapes": None, "minutes": 1.0, "out": tmp_path / "s.sqlite", "seed": 0, "configs": 2}
-    with pytest.raises(TilewiseError, match=r"pip install 'tilewise\[ray\]'"):
+    with pytest.raises(TilewiseError, match=r"pip install 'tilewise-fleet\[ray\]'"):
         on_ray("cpu", "auto", False, **options, finals=False, plugins=())
 
 

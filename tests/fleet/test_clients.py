@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi")
-pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install 'tilewise[server]'")
+pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install tilewise-fleet")
 
 from tests.fleet.served import ServedStore
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
-from tilewise.fleet.service.tokens import create_token
 from tilewise.gpu.autotune import Session
 from tilewise.store import service as client_module
 from tilewise.store.store import Machine, Store
 from tilewise.tune import Tuner
+from tilewise_fleet.service.tokens import create_token
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not installed")
 PROBLEM = {"family": "matmul", "m": 96, "n": 192, "k": 160, "threads": 1}

@@ -22,7 +22,7 @@ KERNELS, CONFIGS, PORT = 24, 6, 6390
 
 def start_ray(side: Side, folder: Path, *words: str) -> subprocess.Popen[bytes]:
     """A node with a slot, in the foreground, so that it ends with its namespace."""
-    from tilewise.fleet.up import _ray_program
+    from tilewise_fleet.up import _ray_program
 
     options = [f"--node-ip-address={side.address}", "--num-cpus=0", "--resources={\"cpu:test\": 1}", "--block",
                f"--object-store-memory={80 << 20}", "--disable-usage-stats", f"--temp-dir={folder}"]  # fmt: skip

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi")
-pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install 'tilewise[server]'")
+pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install tilewise-fleet")
 
-from tilewise.cli.listening import listen
 from tilewise.errors import ConfigurationError
+from tilewise.web.listening import listen
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1", "a" * 300, "\x00"])

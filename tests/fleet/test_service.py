@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi")
-pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install 'tilewise[server]'")
+pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install tilewise-fleet")
 
 from fastapi.testclient import TestClient
 
-from tilewise.fleet.service.app import create_app
-from tilewise.fleet.service.bodies import MOST_BODY
-from tilewise.fleet.service.tokens import create_token, revoke_token
 from tilewise.gpu.families.family import get_family
 from tilewise.store.store import Store
+from tilewise.web.bodies import MOST_BODY
+from tilewise_fleet.service.app import create_app
+from tilewise_fleet.service.tokens import create_token, revoke_token
 
 GPU = {"kind": "triton", "identity": "NVIDIA H200"}
 PART = "triton NVIDIA H200"

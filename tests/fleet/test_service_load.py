@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi")
-pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install 'tilewise[server]'")
+pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install tilewise-fleet")
 
 from tests.fleet.served import ServedStore
 from tests.store.stores import HOMES, new_database, shared_cluster
-from tilewise.fleet.service.tokens import create_token
 from tilewise.store.store import Store
+from tilewise_fleet.service.tokens import create_token
 
 pytestmark = pytest.mark.slow
 CLIENTS, EACH = 200, 10

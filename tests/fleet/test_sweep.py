@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from tests.fleet.rays import NEEDS_RAY, cluster_of, until
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.errors import ConfigurationError
-from tilewise.fleet.sweep import Sweep, best_of, fold_of, run_trial
+from tilewise_fleet.sweep import Sweep, best_of, fold_of, run_trial
 
 SMALL = {"epochs": 3, "eval_every": 1, "configs": 16}
 

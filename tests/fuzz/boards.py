@@ -11,9 +11,9 @@ from pathlib import Path
 def made_board(folder: Path) -> Path:
     """A board with a token, a queued and a scored entry and a record."""
     from tests.bench.test_board import filled, recipe
-    from tilewise.bench.board import open_board
-    from tilewise.bench.board.backup import back_up
-    from tilewise.bench.board.tokens import create_token
+    from tilewise_arena.board import open_board
+    from tilewise_arena.board.backup import back_up
+    from tilewise_arena.board.tokens import create_token
 
     with open_board(folder / "good.sqlite") as board:
         create_token(board, "owls")
@@ -25,9 +25,27 @@ def made_board(folder: Path) -> Path:
     return folder / "good.sqlite"
 
 
+def made_leaderboard(folder: Path) -> Path:
+    """A leaderboard file with two scored entries."""
+    from tests.bench.test_board import made_up_score, recipe
+    from tilewise.bench.leaderboard import LocalLeaderboard
+    from tilewise.bench.recipe import parse_recipe
+
+    board = LocalLeaderboard(folder / "leaderboard.jsonl")
+    for number in range(2):
+        board.add(f"team {number}", parse_recipe(recipe(f"r{number}")), made_up_score(2.0 + number))
+    return board.path
+
+
+def use_leaderboard(path: Path) -> object:
+    from tilewise.bench.leaderboard import LocalLeaderboard
+
+    return LocalLeaderboard(path).standings("MLP_SPRINT")
+
+
 def use_backup(folder: Path) -> Callable[[Path], object]:
     def use(path: Path) -> object:
-        from tilewise.bench.board.backup import restore
+        from tilewise_arena.board.backup import restore
 
         for old in folder.glob("new.sqlite*"):
             old.unlink()
@@ -38,8 +56,8 @@ def use_backup(folder: Path) -> Callable[[Path], object]:
 
 def use_board(path: Path) -> None:
     """What a teacher's commands read."""
-    from tilewise.bench.board import open_board, verify
-    from tilewise.bench.board.grades import grades_csv
+    from tilewise_arena.board import open_board, verify
+    from tilewise_arena.board.grades import grades_csv
 
     for log in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
         log.unlink(missing_ok=True)
@@ -61,7 +79,7 @@ def use_recipe(path: Path) -> object:
 
 
 def use_roster(path: Path) -> object:
-    from tilewise.bench.board.roster import read_roster
+    from tilewise_arena.board.roster import read_roster
 
     return read_roster(path)
 

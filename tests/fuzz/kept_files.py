@@ -104,7 +104,7 @@ def candidates(folder: Path) -> Target:
 
 @target
 def sweep_result(folder: Path) -> Target:
-    from tilewise.fleet.sweep import _finished, best_of
+    from tilewise_fleet.sweep import _finished, best_of
 
     trial = {"trial": 0, "draw": 0, "fold": 0, "seed": 1, "learning_rate": 1e-3}
     (folder / "result.json").write_text(json.dumps({**trial, "value": 0.9, "epochs": 3, "seconds": 1.0}))

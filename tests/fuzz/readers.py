@@ -19,9 +19,15 @@ from types import FrameType
 from typing import Any
 
 import tilewise
+import tilewise_arena
+import tilewise_fleet
 from tilewise import _files
 
-ROOT = Path(tilewise.__file__).parent
+# Where packages' sources are; add-ons are named with their package: `tilewise_arena/worker.py:main`.
+ROOTS = (
+    Path(tilewise.__file__).parent,
+    *(Path(package.__file__).parents[1] for package in (tilewise_arena, tilewise_fleet)),
+)
 OPENING = ("open_input", "read_input", "read_text_input", "read_json_input", "parse_json", "gunzip")
 PARSING = (("json", "loads"), ("tomllib", "loads"), ("sqlite3", "connect"))
 
@@ -30,18 +36,19 @@ _WORDS = "a word of the command line, not a file; tests/cli tries it"
 _SHIPPED = "a file of the package"
 _PROGRAM = "the user's program, run in a process of its own and never parsed here; hostile paths try it"
 APART = {
-    "bench/board/transactions.py:Transaction.result": _OWN,
+    "tilewise_arena/board/transactions.py:Transaction.result": _OWN,
     "bench/client.py:submit": _PROGRAM,
     "bench/isolated.py:main": _OWN,
-    "bench/plugins/host.py:Submitted.read": _PROGRAM,
-    "bench/plugins/jail.py:started": _OWN,
+    "tilewise_arena/sandbox/host.py:Submitted.read": _PROGRAM,
+    "tilewise_arena/sandbox/jail.py:started": _OWN,
+    "bench/leaderboard.py:_hash": _OWN,
     "bench/submission.py:exchange": _OWN,
-    "bench/worker.py:main": _WORDS,
+    "tilewise_arena/worker.py:main": _WORDS,
     "cli/tiles/models.py:export": "read whole by the scorer just before, which has targets",
     "costmodel/board.py:_key": "only hashed, never taken apart",
     "costmodel/train/config.py:parse_kwargs": _WORDS,
     "learn/checking.py:check": _PROGRAM,
-    "learn/grading/judging.py:must_be_solved": _PROGRAM,
+    "tilewise_arena/grading/judging.py:must_be_solved": _PROGRAM,
     "learn/notebook.py:hints": _SHIPPED,
     "profile/timing/processes.py:_run_child": _OWN,
     "tune/choose/calibrate.py:built_in_problems": _SHIPPED,
@@ -53,9 +60,10 @@ APART = {
 def readers() -> set[str]:
     """Every reader in the sources, such as ``io.py:load_arrays``."""
     found: set[str] = set()
-    for path in sorted(ROOT.rglob("*.py")):
-        if path.name != "_files.py":
-            _search(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT).as_posix(), (), found)
+    for root in ROOTS:
+        for path in sorted(root.rglob("*.py")):
+            if path.name != "_files.py":
+                _search(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(root).as_posix(), (), found)
     return found
 
 
@@ -104,8 +112,9 @@ def _watched(original: Callable[..., Any], reached: set[str]) -> Callable[..., A
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
-            if file.startswith(f"{ROOT}/"):
-                reached.add(f"{file[len(str(ROOT)) + 1 :]}:{frame.f_code.co_qualname.replace('.<locals>', '')}")
+            root = next((root for root in ROOTS if file.startswith(f"{root}/")), None)
+            if root is not None:
+                reached.add(f"{file[len(str(root)) + 1 :]}:{frame.f_code.co_qualname.replace('.<locals>', '')}")
             frame = frame.f_back
         return original(*arguments, **named)
 

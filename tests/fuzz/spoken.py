@@ -76,9 +76,9 @@ def _answered(ask: Callable[[str], object]) -> Callable[[Path], None]:
 @target
 def board_request(folder: Path) -> Target:
     from tests.bench.test_board import recipe
-    from tilewise.bench.board import open_board
-    from tilewise.bench.board.tokens import create_token
-    from tilewise.bench.server import create_app
+    from tilewise_arena.board import open_board
+    from tilewise_arena.board.tokens import create_token
+    from tilewise_arena.server import create_app
 
     with open_board(folder / "b.sqlite") as board:
         token = create_token(board, "owls")
@@ -89,9 +89,9 @@ def board_request(folder: Path) -> Target:
 
 def _service(folder: Path, path: str, content: Mapping[str, Any]) -> Target:
     from tests.fleet.test_service import PART
-    from tilewise.fleet.service.app import create_app
-    from tilewise.fleet.service.tokens import create_token
     from tilewise.store.store import Store
+    from tilewise_fleet.service.app import create_app
+    from tilewise_fleet.service.tokens import create_token
 
     with Store(folder / "s.sqlite") as store:
         token = create_token(store, PART)

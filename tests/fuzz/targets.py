@@ -612,6 +612,11 @@ def recipe(folder: Path) -> Target:
 
 
 @target
+def leaderboard(folder: Path) -> Target:
+    return Target(boards.made_leaderboard(folder), boards.use_leaderboard, (in_lines,))
+
+
+@target
 def roster(folder: Path) -> Target:
     (folder / "class.csv").write_text(boards.ROSTER)
     return Target(folder / "class.csv", boards.use_roster)

@@ -303,14 +303,14 @@ def test_without_the_extra_a_url_says_what_to_install(monkeypatch: pytest.Monkey
     import sys
 
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(TilewiseError, match=r"pip install 'tilewise\[server\]'"):
+    with pytest.raises(TilewiseError, match=r"pip install tilewise-fleet"):
         Store("postgresql://db/x")
 
 
 def test_the_command_line_merges_tells_and_exports(new_store: NewStore, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from tilewise.cli.fleet.store import store as commands
+    from tilewise.cli.store import store as commands
 
     journal, target, copy = tmp_path / "j.sqlite", new_store(), tmp_path / "copy.sqlite"
     with Store(journal) as opened:

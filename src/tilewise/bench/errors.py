@@ -1,17 +1,11 @@
-"""Why the competition refuses something: a sentence for the person who sent it, and a short code for programs."""
+"""Errors of the competition: an entry that breaks a rule, and a machine too noisy to score one."""
 
 from __future__ import annotations
 
-from tilewise.errors import TilewiseError
+from tilewise.errors import Rejected, TilewiseError
 
-
-class Rejected(TilewiseError, ValueError):
-    """An entry that breaks a rule; `code` names the rule (see docs/competition.md), the message says where."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+__all__ = ["Rejected", "TooNoisy"]
 
 
 class TooNoisy(TilewiseError, RuntimeError):
-    """The machine was too restless for a score to mean anything; nothing is wrong with the entry."""
+    """Timings on this machine vary too much for a score to mean anything; the entry itself is not at fault."""

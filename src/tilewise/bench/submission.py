@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import tilewise
+from tilewise._addons import require
 from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.events import Event, TinyMLPerf
+from tilewise.bench.leaderboard import SUFFIX, LocalLeaderboard
 from tilewise.bench.measure import Settings
 from tilewise.bench.processes import child_environment
 from tilewise.bench.recipe import Recipe, parse_recipe, read_recipe
@@ -74,19 +76,22 @@ class CompetitionSubmission:
         return self._score
 
     def submit_to_leaderboard(self, board: str | Path, token: str | None = None) -> dict[str, Any]:
-        """Put the entry on a board and get its receipt.
+        """Put the entry on a leaderboard and return its receipt.
 
-        A file is a local board: the entry is scored here first. A URL (http:// or https://) is a server: it gets the
-        recipe and the files it names, and measures by itself.
+        `NAME.jsonl` is a local leaderboard file: the entry is scored here first. Another file name or a database URL is
+        a class's board (tilewise-arena). An http:// or https:// address is a server: it receives the recipe and the
+        files it names, and measures by itself.
         """
         if str(board).startswith(("http://", "https://")):
             from tilewise.bench.client import submit
 
             return submit(str(board), self.recipe, token)
-        from tilewise.bench.board import open_board
-
-        with open_board(board) as opened:
-            return opened.add_scored(self.team, self.recipe, self.compute_score())
+        if Path(board).suffix == SUFFIX:
+            return LocalLeaderboard(board).add(self.team, self.recipe, self.compute_score())
+        boards = require("tilewise_arena.board", "a board in a database")
+        with boards.open_board(board) as opened:
+            receipt: dict[str, Any] = opened.add_scored(self.team, self.recipe, self.compute_score())
+        return receipt
 
 
 def check_team(team: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tilewise._addons import require
 from tilewise.cli.every import AsJson
 
 
@@ -97,12 +98,12 @@ def _show_progress(as_json: bool) -> None:
 def _hand_out(lesson: str | None, otter: Path | None, nbgrader: Path | None) -> None:
     """Assignments of one lesson or of all."""
     from tilewise.learn.checking import LESSONS, known
-    from tilewise.learn.grading.nbgrader import write_course
-    from tilewise.learn.grading.otter import write_assignment
 
+    grading = require("tilewise_arena.grading", "writing assignments for a grader")
     lessons = LESSONS if lesson is None else (known(lesson),)
     for name in lessons if otter is not None else ():
         assert otter is not None
-        print(f"{name}: hand out {otter / name / 'dist' / 'student'}, upload {write_assignment(name, otter)}")
+        print(f"{name}: hand out {otter / name / 'dist' / 'student'}, upload {grading.write_assignment(name, otter)}")
     if nbgrader is not None:
-        print(f"{write_course(lessons, nbgrader)}: now, in that folder, nbgrader generate_assignment {lessons[0]}")
+        course = grading.write_course(lessons, nbgrader)
+        print(f"{course}: now, in that folder, nbgrader generate_assignment {lessons[0]}")

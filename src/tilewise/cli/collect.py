@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise._addons import require
 from tilewise._wording import counted
 from tilewise.cli.every import AsJson, answer
-from tilewise.cli.fleet.campaign import on_ray
 from tilewise.cli.tables import progress_bar, show, table
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ StoreUrl = Annotated[
 ]
 RayAddress = Annotated[
     str | None,
-    typer.Option(help="Measure on the nodes of this Ray cluster instead (auto, or host:port); needs tilewise[ray]."),
+    typer.Option(help="Measure on the nodes of this Ray cluster instead (auto, or host:port); needs tilewise-fleet."),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the order of kernels and configurations.")]
 Configs = Annotated[int | None, typer.Option(help="Measure at most this many configurations of a kernel; 0 for all.")]
@@ -104,7 +104,7 @@ def triton(
 def _measure(kind: str, ray: str | None, as_json: bool, **options: Any) -> None:
     """Here, or on the nodes of a cluster."""
     if ray is not None:
-        on_ray(kind, ray, as_json, **options)
+        require("tilewise_fleet.cli.campaign", "a campaign on Ray").on_ray(kind, ray, as_json, **options)
     else:
         _collect(kind, as_json, **options)
 

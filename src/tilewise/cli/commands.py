@@ -7,14 +7,12 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Attach every command to the application. Each module defines thin Typer functions that import their work late."""
+    from tilewise._addons import register_commands
     from tilewise.cli.calibrate import calibrate
     from tilewise.cli.check import check
     from tilewise.cli.collect import collect
     from tilewise.cli.compete.app import compete
     from tilewise.cli.every import prepare_all
-    from tilewise.cli.fleet.serve import serve
-    from tilewise.cli.fleet.store import store
-    from tilewise.cli.fleet.up import fleet
     from tilewise.cli.help import Sections
     from tilewise.cli.ladder import ladder
     from tilewise.cli.machine import machine
@@ -26,6 +24,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.profile import profile
     from tilewise.cli.replay import replay
     from tilewise.cli.run import run
+    from tilewise.cli.store import store
     from tilewise.cli.tiles.app import tiles
     from tilewise.cli.tiles.layout import layout
     from tilewise.cli.tour import tour
@@ -47,7 +46,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(collect, name="collect", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(store, name="store", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(inductor, name="inductor", cls=Sections, rich_help_panel="Learn tiles")
-    app.command(rich_help_panel="Fleet")(serve)
-    app.add_typer(fleet, name="fleet", cls=Sections, rich_help_panel="Fleet")
     app.add_typer(compete, name="compete", cls=Sections, rich_help_panel="Compete")
+    register_commands(app)
     prepare_all(app)

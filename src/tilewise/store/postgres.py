@@ -47,7 +47,7 @@ class Postgres:
             from sqlalchemy import create_engine, text
             from sqlalchemy.exc import SQLAlchemyError
         except ImportError:
-            raise UnavailableError("A store in PostgreSQL needs SQLAlchemy: pip install 'tilewise[server]'.") from None
+            raise UnavailableError("A store in PostgreSQL needs SQLAlchemy: pip install tilewise-fleet.") from None
         self._text, self._error = text, SQLAlchemyError
         self._texts: dict[str, Any] = {}
         driver = driver_url(url)
@@ -137,7 +137,7 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
         from alembic import command
         from alembic.config import Config
     except ImportError:
-        raise UnavailableError("A store in PostgreSQL needs Alembic: pip install 'tilewise[server]'.") from None
+        raise UnavailableError("A store in PostgreSQL needs Alembic: pip install tilewise-fleet.") from None
     from sqlalchemy import text
 
     with migrations() as folder, engine.begin() as connection:

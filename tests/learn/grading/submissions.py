@@ -13,7 +13,7 @@ WRONG = SOLUTION.replace("def percentile", "def right_percentile") + (
 # Each would get full marks, or do harm, where its code runs beside the tests.
 HOSTILE = {
     "patches the check": "import tilewise.learn.checking as c\nc.feedback = lambda *a, **k: ''\n"
-    "import tilewise.learn.grading as g\ng.must_be_solved = lambda *a, **k: None\n",
+    "import tilewise_arena.grading as g\ng.must_be_solved = lambda *a, **k: None\n",
     "patches assert's way out": "import builtins, sys\nbuiltins.AssertionError = ValueError\n"
     "sys.excepthook = lambda *a: None\n",
     "writes its own verdict": "import os\nfor fd in range(1, 16):\n    try:\n"

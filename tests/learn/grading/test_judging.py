@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.learn.grading.submissions import HOSTILE, SOLUTION, WRONG
-from tilewise.bench.plugins import jail
 from tilewise.learn.checking import LESSONS, check, exercises
-from tilewise.learn.grading import judge, must_be_solved
-from tilewise.learn.grading.judging import ANSWERS, keep_answers, taken_apart
-from tilewise.learn.grading.nbgrader import source
-from tilewise.learn.grading.notebooks import unfinished
-from tilewise.learn.grading.otter import master
+from tilewise_arena.grading import judge, must_be_solved
+from tilewise_arena.grading.judging import ANSWERS, keep_answers, taken_apart
+from tilewise_arena.grading.nbgrader import source
+from tilewise_arena.grading.notebooks import unfinished
+from tilewise_arena.grading.otter import master
+from tilewise_arena.sandbox import jail
 
 TRICKS = sorted(set(HOSTILE) - {"is a notebook's magic"})
 needs_jail = pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())

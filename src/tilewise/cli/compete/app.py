@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise._addons import require
 from tilewise.cli.compete.options import ThreadsOption
 from tilewise.cli.every import AsJson, answer
 from tilewise.cli.tables import show, table, waiting
@@ -89,17 +90,16 @@ def load_entry(event: str, entry: str) -> Recipe:
 
 
 def _plugin(plugin: Path, event: str, threads: int) -> Callable[[], Score]:
-    """What scores a plugin that is there."""
+    """Return a function that scores a plugin, whose file was checked."""
     from tilewise.bench import TinyMLPerf
-    from tilewise.bench.plugins import score_plugin
-    from tilewise.bench.plugins.host import Submitted
 
+    sandbox = require("tilewise_arena.sandbox", "the Open division")
     TinyMLPerf.event(event).check_timed()
     try:
-        Submitted.read(plugin.resolve())
+        sandbox.Submitted.read(plugin.resolve())
     except RuntimeError:  # links that lead in a circle
         raise UnavailableError(f"there is no plugin at {plugin}") from None
-    return lambda: score_plugin(plugin, event, threads=threads)
+    return lambda: sandbox.score_plugin(plugin, event, threads=threads)
 
 
 def print_score(score: Any) -> None:

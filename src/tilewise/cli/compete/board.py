@@ -1,4 +1,4 @@
-"""`tilewise compete`, the board: submit to it, look at it, verify it."""
+"""`tilewise compete`, the leaderboard: submit to it and look at it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tilewise.cli.compete import serving, teaching
-from tilewise.cli.compete.options import (
-    DEFAULT_BOARD,
-    BoardOption,
-    KeyOption,
-    ThreadsOption,
-    opened_board,
-)
+from tilewise._addons import require
+from tilewise.cli.compete.options import LOCAL_BOARD, ThreadsOption
 from tilewise.cli.every import AsJson, answer
 from tilewise.cli.tables import show, table
 from tilewise.errors import ConfigurationError
@@ -24,7 +18,7 @@ from tilewise.errors import ConfigurationError
 def submit(
     event: Annotated[str, typer.Option("--event", help="The event.")] = "MLP_SPRINT",
     entry: Annotated[str, typer.Option("--entry", help="A recipe file, or `reference`.")] = "reference",
-    to: Annotated[str, typer.Option("--board", help="A board file, or a server's http(s):// address.")] = DEFAULT_BOARD,
+    to: Annotated[str, typer.Option("--board", help="A leaderboard file, or a server's address.")] = LOCAL_BOARD,
     team: Annotated[str, typer.Option(help="Your team, on a local board.")] = "me",
     token: Annotated[str | None, typer.Option(help="Your team's token, for a server; or TILEWISE_TOKEN.")] = None,
     plugin: Annotated[Path | None, typer.Option(help="Open division: the plugin's file (needs a server).")] = None,
@@ -53,9 +47,7 @@ def submit(
 
 
 def board(
-    where: Annotated[
-        str, typer.Option("--board", help="A file, a database URL, or a server's address.")
-    ] = DEFAULT_BOARD,
+    where: Annotated[str, typer.Option("--board", help="A file, a database URL, or a server's address.")] = LOCAL_BOARD,
     event: Annotated[str | None, typer.Option(help="One event only.")] = None,
     division: Annotated[str, typer.Option(help="closed or open.")] = "closed",
     limit: Annotated[int, typer.Option(min=1, max=500, help="Rows shown.")] = 20,
@@ -66,6 +58,7 @@ def board(
     Example: tilewise compete board --board https://board.example --event MLP_SPRINT
     """
     from tilewise.bench.events import TinyMLPerf
+    from tilewise.bench.leaderboard import SUFFIX, LocalLeaderboard
 
     if division not in ("closed", "open"):
         raise ConfigurationError(f"a division is closed or open, not {division[:40]!r}")
@@ -74,8 +67,11 @@ def board(
         from tilewise.bench.client import standings
 
         rows = {name: standings(where, name, division, limit) for name in names}
+    elif Path(where).suffix == SUFFIX:
+        rows = {name: LocalLeaderboard(where).standings(name, limit) if division == "closed" else [] for name in names}
     else:
-        with opened_board(where) as opened:
+        boards = require("tilewise_arena.board", "a board in a database")
+        with boards.open_board(where, create=False) as opened:
             rows = {name: opened.standings(name, division, limit=limit) for name in names}
     if as_json:
         print(json.dumps(rows))
@@ -99,54 +95,7 @@ def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
     show(table(headings, shown, f"{name}, {division} division", left=("team", "entry", "status")))
 
 
-def verify(
-    where: BoardOption = DEFAULT_BOARD,
-    head: Annotated[str | None, typer.Option(help="A hash noted earlier, such as a receipt's.")] = None,
-    key: KeyOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check a board's ledger, and what the board shows against it; exit code 1 if anything is wrong.
-
-    Example: tilewise compete verify --board board.sqlite
-    """
-    from tilewise.bench.board import verify as check
-
-    with opened_board(where, key) as opened:
-        verdict = check(opened, head)
-    if as_json:
-        print(json.dumps(verdict.as_dict()))
-    else:
-        print(f"links: {verdict.links}, entries: {verdict.entries}, last hash: {verdict.head}")
-        print("the board is whole" if verdict.good else "\n".join(verdict.faults))
-        if not verdict.sealed:
-            print("the board's key is not here, so its seals were not checked")
-    if not verdict.good:
-        raise typer.Exit(1)
-
-
-COMMANDS = (
-    submit,
-    board,
-    serving.serve,
-    verify,
-    serving.work,
-    serving.rerun,
-    teaching.event,
-    teaching.disqualify,
-    teaching.reinstate,
-    teaching.roster,
-    teaching.grades,
-    teaching.backup,
-    teaching.restore,
-)
-
-
 def register(compete: typer.Typer) -> None:
-    """Attach these commands, the server's and the teacher's."""
-    token = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
-    token.command("create")(teaching.token_create)
-    token.command("revoke")(teaching.token_revoke)
-    token.command("list")(teaching.token_list)
-    for command in COMMANDS:
+    """Attach these commands."""
+    for command in (submit, board):
         compete.command()(command)
-    compete.add_typer(token, name="token")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise._addons import require
 from tilewise._wording import counted
 from tilewise.cli.every import AsJson, answer
 from tilewise.cli.tables import show, table
@@ -96,12 +97,12 @@ def train(
         "configs": configs, "batch": batch, "select": select, "max_seconds": max_seconds,
     }  # fmt: skip
     if ray is not None:
-        from tilewise.cli.fleet.sweep import on_ray
-
+        sweep = require("tilewise_fleet.cli.sweep", "a sweep on Ray")
         where: dict[str, Any] = {"collection": collection, "out": str(out), "model": model, "limit": limit}
         where |= {"device": "cpu" if device == "auto" else device, "cache_dir": cache_dir and str(cache_dir)}
         what = {"settings": settings, "model_kwargs": _arguments(model_kwargs)}
-        return on_ray(ray, as_json, workers, **where, **what, seed=seed, seeds=seeds, folds=folds, draws=draws)
+        sweep.on_ray(ray, as_json, workers, **where, **what, seed=seed, seeds=seeds, folds=folds, draws=draws)
+        return
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
     results = []
     for number in range(seed, seed + seeds):

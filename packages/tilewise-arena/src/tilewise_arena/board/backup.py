@@ -1,0 +1,166 @@
+"""Backup and restore: the whole board as lines of JSON, the same for SQLite and PostgreSQL.
+
+The first line says what the file is; then come the links of the ledger, the files, the tokens' hashes and the queue.
+The entries are not in it: they follow from the ledger, and restoring replays it. A backup made on the command line also
+holds the board's key, without which a restored board could not be continued, so only its owner may read it. One from
+the teacher's page holds none: it is restored with the key itself, or sealed anew with a new one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import insert, select
+
+from tilewise._files import open_input, reading, replacing
+from tilewise.bench.errors import Rejected
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise_arena.board import schema
+from tilewise_arena.board.chain import Link, board_key, check_chain, seal_of
+from tilewise_arena.board.store import Board, open_board
+from tilewise_arena.board.verify import Replay, verify
+
+FORMAT = "tilewise board 1"
+_MOST_BYTES, _MOST_LINE = 16 << 30, 64 << 20
+_LATER = {"beat", "turn"}  # columns that older backups do not have
+_TEXT, _MAYBE = str, (str, type(None))
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "link": dict.fromkeys(("at", "kind", "body", "previous", "hash", "seal"), _TEXT) | {"seq": int},
+    "file": {"digest": _TEXT, "content": _TEXT},
+    "token": dict.fromkeys(("id", "hash", "team", "role", "created_at"), _TEXT) | {"revoked_at": _MAYBE},
+    "job": {"entry": int, "state": _TEXT, "attempts": int, "lease_until": (int, float), "worker": _TEXT, "beat": int}
+    | {"turn": int},
+}
+
+
+def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
+    """The board, line by line."""
+    head: dict[str, Any] = {"format": FORMAT}
+    if with_key and board.key is not None:
+        head["key"] = board.key.hex()
+    yield json.dumps(head)
+    with board.snapshot() as connection:
+        for link in board.links(connection):
+            yield json.dumps({"link": vars(link)})
+        for row in connection.execute(select(schema.files)):
+            yield json.dumps({"file": {"digest": row.digest, "content": base64.b64encode(row.content).decode()}})
+        for row in connection.execute(select(schema.tokens)):
+            yield json.dumps({"token": dict(row._mapping)})
+        for row in connection.execute(select(schema.jobs)):
+            yield json.dumps({"job": dict(row._mapping)})
+
+
+def back_up(board: Board, path: Path) -> int:
+    """Write a backup whole or not at all, readable by its owner only; gives the number of lines."""
+    count = 0
+    with replacing(path) as stream:
+        for line in backup_lines(board, with_key=True):
+            stream.write(line.encode() + b"\n")
+            count += 1
+    path.chmod(0o600)
+    return count
+
+
+def restore(path: Path, where: str | Path, key: Path | None = None, new_key: bool = False) -> int:
+    """Make a new board from a backup; gives the number of links.
+
+    Chain and seals are checked before anything is written, and the board is verified after. A backup without a key
+    needs the one in the file `key`; `new_key` seals every link anew instead.
+    """
+    with open_input(path, _MOST_BYTES) as stream, reading(path):
+        rows = _parsed(stream, path)
+    links = [Link(**row) for row in rows["link"]]
+    secret = _secret(rows.pop("key", None), key, new_key)
+    if new_key:
+        links = [replace(link, seal=seal_of(secret, link.hash)) for link in links]
+    count, _, faults = check_chain(links, secret)
+    if faults:
+        raise Rejected("altered board", f"{path} does not hold a whole board: {faults[0]}")
+    with _empty_board(where, key, secret) as board:
+        try:
+            with board.write() as transaction:
+                _fill(transaction.connection, rows, links)
+        except (ValueError, OverflowError, KeyError) as error:
+            if isinstance(error, TilewiseError):
+                raise
+            raise FileFormatError(f"{path} does not hold a board: {type(error).__name__}") from None
+        verdict = verify(board)
+    if not verdict.good:
+        raise Rejected("altered board", f"the restored board is not whole: {verdict.faults[0]}")
+    return count
+
+
+def _secret(told: bytes | None, key: Path | None, new_key: bool) -> bytes:
+    """The key that seals the restored board."""
+    if new_key:
+        return secrets.token_bytes(32)
+    if told:
+        return told
+    found = None if key is None else board_key(key, create=False)
+    if found is None:
+        raise ConfigurationError(
+            "this backup holds no key (those of the teacher's page never do): name the board's key file with --key, or "
+            "say --new-key to seal the restored board with a new one"
+        )
+    return found
+
+
+def _empty_board(where: str | Path, key: Path | None, secret: bytes) -> Board:
+    board = open_board(where, key=key)
+    if board.head()[0]:
+        board.close()
+        raise ConfigurationError("a backup is restored into an empty board, and this one is already in use")
+    board.key = secret
+    board.write_key()
+    return board
+
+
+def _parsed(stream: IO[bytes], path: Path) -> dict[str, Any]:
+    rows: dict[str, Any] = {kind: [] for kind in _COLUMNS}
+    try:
+        head = json.loads(stream.readline(_MOST_LINE))
+        if head.get("format") != FORMAT:
+            raise ValueError
+        rows["key"] = bytes.fromhex(head["key"]) if head.get("key") else None
+        while line := stream.readline(_MOST_LINE):
+            ((kind, row),) = json.loads(line).items()
+            rows[kind].append(_checked(row, _COLUMNS[kind]))
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise FileFormatError(f"{path} is not a backup of a board, or it is cut short") from None
+    return rows
+
+
+def _checked(row: Any, columns: dict[str, Any]) -> dict[str, Any]:
+    """A row with the columns that it must have, each of its kind and of a size that a database takes."""
+    if not isinstance(row, dict) or not columns.keys() - _LATER <= row.keys() <= columns.keys():
+        raise ValueError
+    for name, value in row.items():
+        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31
+        if not (whole if columns[name] is int else isinstance(value, columns[name])):
+            raise ValueError
+    return row
+
+
+def _fill(connection: Any, rows: dict[str, Any], links: list[Link]) -> None:
+    replay = Replay()
+    for link in links:
+        replay.take(link)
+        connection.execute(insert(schema.ledger).values(**vars(link)))
+    if replay.faults:
+        raise Rejected("altered board", replay.faults[0])
+    for row in replay.rows.values():
+        connection.execute(insert(schema.entries).values(**row))
+    for name, is_open in replay.events.items():
+        connection.execute(insert(schema.events).values(name=name, open=is_open))
+    for row in rows["file"]:
+        content = base64.b64decode(row["content"])
+        connection.execute(insert(schema.files).values(digest=row["digest"], content=content))
+    for table, name in ((schema.tokens, "token"), (schema.jobs, "job")):
+        for row in rows[name]:
+            connection.execute(insert(table).values(**row))

@@ -1,0 +1,80 @@
+"""The class as a CSV file: who is in which team. Tokens are made from it, and grades are given by it.
+
+The file has a heading with a column `name`, and may have `team` (a student without one is a team of their own) and
+others, such as a number, which come back beside the grades as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+from tilewise._files import read_text_input
+from tilewise.bench.events import TinyMLPerf
+from tilewise.bench.submission import check_team
+from tilewise.errors import FileFormatError
+from tilewise_arena.board.grades import as_csv, best_entries, safe
+from tilewise_arena.board.store import Board
+from tilewise_arena.board.tokens import create_token
+
+_MOST_BYTES, _MOST_ROWS = 4 << 20, 10_000
+Student = dict[str, str]
+
+
+def read_roster(path: Path) -> list[Student]:
+    """The students of a file, each with a name and a team."""
+    rows = csv.DictReader(io.StringIO(read_text_input(path, _MOST_BYTES)), restkey="", strict=True)
+    try:
+        if "name" not in (rows.fieldnames or ()):
+            raise FileFormatError(f"{path} has no column `name` in its first line (columns are separated by commas).")
+        found = [_student(row, path, at) for at, row in enumerate(rows, 2)]
+    except csv.Error as error:
+        raise FileFormatError(f"{path} is not CSV: {error}.") from None
+    if not 0 < len(found) <= _MOST_ROWS:
+        raise FileFormatError(f"{path} has {len(found)} students, and a class has 1 to {_MOST_ROWS:,}.")
+    return found
+
+
+def _student(row: dict[str, str | None], path: Path, line: int) -> Student:
+    facts = {key: (value or "").strip() for key, value in row.items() if key and isinstance(value, str | None)}
+    if not facts["name"]:
+        raise FileFormatError(f"Line {line} of {path} has no name.")
+    facts["team"] = facts.get("team") or facts["name"]
+    try:
+        check_team(facts["team"])
+    except ValueError as error:
+        raise FileFormatError(f"Line {line} of {path}: {error}.") from None
+    return facts
+
+
+def make_tokens(board: Board, students: Iterable[Student], by: str = "") -> dict[str, str]:
+    """A new token for every team of the class that has none yet, by team; each is shown this once."""
+    known = {row["team"] for row in board.teams() if row["revoked_at"] is None and row["role"] == "team"}
+    teams = dict.fromkeys(student["team"] for student in students)
+    return {team: create_token(board, team, by=by) for team in teams if team not in known}
+
+
+def tokens_csv(students: Iterable[Student], tokens: dict[str, str]) -> str:
+    """Who gets which token; teams that had one before are left out."""
+    rows = [(safe(s["name"]), safe(s["team"]), tokens[s["team"]]) for s in students if s["team"] in tokens]
+    return as_csv([("name", "team", "token"), *rows])
+
+
+def class_grades_csv(board: Board, students: Iterable[Student]) -> str:
+    """A line for every student: what the roster says of them, and place and score of their team in each event."""
+    students = list(students)
+    shown = list(dict.fromkeys(key for student in students for key in student))
+    places = [(e.name, d) for e in TinyMLPerf.events() for d in ("closed", "open")]
+    best = {place: {r["team"]: (rank, r["score"]) for rank, r in best_entries(board, *place)} for place in places}
+    places = [place for place in places if best[place]]
+    heading = [*shown, *(f"{event} {division} {what}" for event, division in places for what in ("rank", "score"))]
+    rows: list[tuple[str, ...]] = [tuple(heading)]
+    for student in students:
+        figures: list[str] = []
+        for place in places:
+            rank, score = best[place].get(student["team"], ("", ""))
+            figures += [str(rank), score if isinstance(score, str) else f"{score:.4f}"]
+        rows.append((*(safe(student.get(key, "")) for key in shown), *figures))
+    return as_csv(rows)

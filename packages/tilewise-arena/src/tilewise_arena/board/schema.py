@@ -1,0 +1,184 @@
+"""Tables of the board. `ledger` is the truth and is only ever added to; `entries` and `events` follow from it.
+
+`entries` is kept so that a page needs no replay of the ledger; `verify` replays it and compares. `files` are the files
+that recipes name, by content; `tokens` holds hashes of tokens only; `jobs` is the queue of re-runs; `sessions` are the
+teachers who are signed in, by the hash of their cookie.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    event,
+    inspect,
+    text,
+)
+
+from tilewise.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+metadata = MetaData()
+
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("at", String(32), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("previous", String(64), nullable=False),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("seal", String(64), nullable=False),
+)
+entries = Table(
+    "entries",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("team", String(40), nullable=False, index=True),
+    Column("event", String(32), nullable=False, index=True),
+    Column("division", String(8), nullable=False),
+    Column("name", String(80), nullable=False),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("recipe", Text, nullable=False),
+    Column("submitted_at", String(32), nullable=False),
+    Column("status", String(16), nullable=False, index=True),
+    Column("score", Float),
+    Column("result", Text),
+    Column("reason", Text, nullable=False, default=""),
+    Column("verified", Boolean, nullable=False, default=False),
+    Column("record", Boolean, nullable=False, default=False),
+    Column("bytes", Integer, nullable=False, default=0),  # what its submission added to the database
+    Column("link", Integer, nullable=False, default=0),  # the seq of its submission; 0: its id, as in older ledgers
+)
+events = Table(
+    "events", metadata, Column("name", String(32), primary_key=True), Column("open", Boolean, nullable=False)
+)
+files = Table("files", metadata, Column("digest", String(64), primary_key=True), Column("content", LargeBinary))
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("team", String(40), nullable=False),
+    Column("role", String(8), nullable=False),
+    Column("created_at", String(32), nullable=False),
+    Column("revoked_at", String(32)),
+)
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("entry", Integer, primary_key=True, autoincrement=False),
+    Column("state", String(8), nullable=False, index=True),  # queued, running, done
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("lease_until", Float, nullable=False, default=0.0),  # of boards before `beat`; not used
+    Column("worker", String(64), nullable=False, default=""),
+    Column("beat", Integer, nullable=False, default=0),  # goes up while its worker lives
+    Column("turn", Integer, nullable=False, default=0),  # when it was taken last, counted in jobs taken
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("hash", String(64), primary_key=True),
+    Column("token", String(16), nullable=False),
+    Column("until", Float, nullable=False),
+)
+
+_INDEXES = (  # said here and not at the columns, so that a board made before them gets them too
+    # rows are long, so places and counts are read off indexes that hold all they need
+    "CREATE INDEX IF NOT EXISTS entries_places ON entries (event, division, status, score DESC, id, team)",
+    "CREATE INDEX IF NOT EXISTS entries_of_teams ON entries (event, division, team, status, score DESC, id)",
+    "CREATE INDEX IF NOT EXISTS entries_best ON entries (event, division, score DESC{last}, id)",
+    "CREATE INDEX IF NOT EXISTS entries_latest ON entries (submitted_at)",
+    "CREATE INDEX IF NOT EXISTS entries_queue ON entries (team, status)",
+    "CREATE INDEX IF NOT EXISTS entries_kept ON entries (team, bytes)",
+    "CREATE INDEX IF NOT EXISTS entries_held ON entries (event, division, record, id)",
+    "CREATE INDEX IF NOT EXISTS ledger_kind ON ledger (kind, seq) WHERE kind = 'record'",
+    # what stood in their place once
+    *(f"DROP INDEX IF EXISTS entries_{name}" for name in ("ranks", "teams", "record")),
+)
+_APPEND_ONLY = {
+    "sqlite": [
+        f"CREATE TRIGGER IF NOT EXISTS ledger_no_{what} BEFORE {what} ON ledger "
+        "BEGIN SELECT RAISE(ABORT, 'the ledger is only ever added to'); END"
+        for what in ("UPDATE", "DELETE")
+    ],
+    "postgresql": [
+        "CREATE OR REPLACE FUNCTION ledger_refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'the ledger is only ever added to'; END $$",
+        "DROP TRIGGER IF EXISTS ledger_append_only ON ledger",
+        "CREATE TRIGGER ledger_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON ledger "
+        "FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse()",
+    ],
+}
+_LOCK = 0x74696C65  # "tile": one advisory lock per database for whoever appends
+
+
+def new_engine(url: str) -> Engine:
+    """An engine whose writers take turns and whose commits are on the disk when they return."""
+    if not url.startswith("sqlite"):
+        try:
+            return create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
+        except ImportError:  # psycopg is missing, or finds no libpq on this machine
+            raise UnavailableError("A board in PostgreSQL needs its driver: pip install tilewise-arena.") from None
+    # Kept open: when the last connection to a file is closed, SQLite moves its log into it and waits for the disk.
+    kept = {"timeout": 60.0, "check_same_thread": False}
+    engine = create_engine(url, pool_size=8, max_overflow=8, connect_args=kept)
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # transactions begin where we say so, not where the driver guesses
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "busy_timeout=60000",
+            "cache_size=-16000",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Any) -> None:
+        writes = connection.get_execution_options().get("writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def take_turn(connection: Any) -> None:
+    """Wait until nobody else appends. SQLite's writers already do, by BEGIN IMMEDIATE."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _LOCK})
+
+
+def check_tables(engine: Engine) -> None:
+    """Tables are tables: a view in the place of one can compute for ever."""
+    views = sorted(set(inspect(engine).get_view_names()) & set(metadata.tables))
+    if views:
+        raise UnavailableError(f"this is no board: its {views[0]} is a view, not a table")
+
+
+def create_tables(engine: Engine) -> None:
+    with engine.execution_options(writes=True).begin() as connection:
+        take_turn(connection)
+        metadata.create_all(connection)
+        for table, name in (("jobs", "beat"), ("jobs", "turn"), ("entries", "bytes"), ("entries", "link")):
+            if name not in {column["name"] for column in inspect(connection).get_columns(table)}:
+                connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0"))
+        last = "" if engine.dialect.name == "sqlite" else " NULLS LAST"  # SQLite has them there by itself
+        indexes = [statement.format(last=last) for statement in _INDEXES]
+        for statement in (*indexes, *_APPEND_ONLY.get(engine.dialect.name, [])):
+            connection.execute(text(statement))

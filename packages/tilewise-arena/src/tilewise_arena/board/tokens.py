@@ -1,0 +1,52 @@
+"""Tokens: how a team, or the teacher, says who they are. The board keeps hashes, so a copy of it opens nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from tilewise.bench.submission import check_team
+from tilewise.web.tokens import hash_token, new_token, public_name
+from tilewise_arena.board import schema
+from tilewise_arena.board.store import Board
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Whom a token belongs to."""
+
+    id: str
+    team: str
+    role: str  # "team" or "admin"
+
+    @property
+    def is_admin(self) -> bool:
+        return self.role == "admin"
+
+
+def create_token(board: Board, team: str, admin: bool = False, by: str = "") -> str:
+    """A new token, shown once and never stored: 256 random bits behind a short public name."""
+    check_team(team)
+    identifier, token = new_token()
+    with board.write() as transaction:
+        transaction.add_token(identifier, hash_token(token), team, "admin" if admin else "team", by)
+    return token
+
+
+def revoke_token(board: Board, identifier: str, by: str = "") -> None:
+    """Make a token useless, by its public name (the part between the first two underscores) or by itself."""
+    with board.write() as transaction:
+        transaction.revoke_token(public_name(identifier), by)
+
+
+def holder_of(board: Board, token: str | None) -> Holder | None:
+    """Whose token this is; None for an unknown or revoked one."""
+    if not token or len(token) > 200:
+        return None
+    table = schema.tokens
+    with board.read() as connection:
+        found = connection.execute(select(table).where(table.c.hash == hash_token(token))).first()
+    if found is None or found.revoked_at is not None:
+        return None
+    return Holder(str(found.id), str(found.team), str(found.role))

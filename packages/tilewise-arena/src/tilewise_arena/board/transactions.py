@@ -1,0 +1,372 @@
+"""What can happen to a board: every change is one link of the ledger and the row that follows from it, together.
+
+A `Transaction` is open for one `with board.write()`; several changes in it are on the disk together or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import func, insert, select, update
+
+from tilewise.bench.errors import Rejected
+from tilewise.bench.events import TinyMLPerf
+from tilewise.bench.jsontext import canonical
+from tilewise.bench.recipe import Recipe, parse_recipe
+from tilewise.bench.scoring import check_consistent
+from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
+from tilewise_arena.board import schema
+from tilewise_arena.board.chain import FIRST, Link, make_link, seal_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+DIVISIONS = ("closed", "open")
+OUTCOMES = ("scored", "rejected", "noisy")
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Transaction:
+    """Changes to a board that become lasting together."""
+
+    def __init__(self, connection: Connection, key: bytes) -> None:
+        self.connection, self._connection, self._key = connection, connection, key
+        table = schema.ledger
+        last = connection.execute(
+            select(table.c.seq, table.c.hash, table.c.seal).order_by(table.c.seq.desc()).limit(1)
+        ).first()
+        self._seq, self._head = (0, FIRST) if last is None else (int(last.seq), str(last.hash))
+        if last is not None and not hmac.compare_digest(str(last.seal), seal_of(key, self._head)):
+            raise UnavailableError(
+                "this key is not the one that sealed the board so far, so nothing is added with it: give the board's "
+                "own key (--key, or TILEWISE_BOARD_KEY)"
+            )
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """A change that may fail without taking the others with it."""
+        seq, head = self._seq, self._head
+        try:
+            with self._connection.begin_nested():
+                yield
+        except BaseException:
+            self._seq, self._head = seq, head
+            raise
+
+    def _append(self, kind: str, body: dict[str, Any]) -> Link:
+        link = make_link(self._key, self._seq + 1, now(), kind, body, self._head)
+        self._connection.execute(insert(schema.ledger).values(**vars(link)))
+        self._seq, self._head = link.seq, link.hash
+        return link
+
+    # --- entries ---
+
+    def submit(
+        self,
+        team: str,
+        recipe: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
+        division: str = "closed",
+        plugin: bytes | None = None,
+        queue: bool = True,
+    ) -> dict[str, Any]:
+        """Enter a checked recipe (or, in the open division, a plugin) and give the receipt."""
+        files = dict(files or {})
+        event = str(recipe["event"])
+        if not self.is_open(event):
+            raise Rejected("event closed", f"{event} is closed for new entries")
+        body = self._submission(team, recipe, files, division, plugin)
+        known = self._connection.execute(
+            select(schema.entries.c.id).where(schema.entries.c.digest == body["digest"])
+        ).scalar()
+        if known is not None:
+            raise Replayed(int(known))
+        kept = sum(self._keep_file(content) for content in [*files.values(), *([plugin] if plugin else [])])
+        body["bytes"] = kept + len(canonical(body["recipe"]))
+        body["entry"] = number = self._next_number()
+        link = self._append("submission", body)
+        status = "unverified" if division == "open" else "queued"
+        self._connection.execute(insert(schema.entries).values(**entry_row(link, body, status)))
+        if queue and division == "closed":
+            self._queue(number)
+        return {"entry": number, "hash": link.hash, "at": link.at, "status": status}
+
+    def _next_number(self) -> int:
+        """Entries are counted from 1 by themselves: tokens and results are links of the ledger too, but no entries."""
+        return int(self._connection.execute(select(func.max(schema.entries.c.id))).scalar() or 0) + 1
+
+    def _submission(
+        self, team: str, recipe: Mapping[str, Any], files: Mapping[str, bytes], division: str, plugin: bytes | None
+    ) -> dict[str, Any]:
+        if division not in DIVISIONS:
+            raise Rejected("schema", f"a division is {' or '.join(DIVISIONS)}")
+        body: dict[str, Any] = {"team": team, "event": str(recipe["event"]), "division": division}
+        body |= {"recipe": dict(recipe), "files": {n: sha256(c) for n, c in sorted(files.items())}}
+        body["plugin"] = sha256(plugin) if plugin else ""
+        return body | {"digest": sha256(canonical(_nameless(body)))}
+
+    def _keep_file(self, content: bytes) -> int:
+        """Store a file that is not there yet; gives the bytes that this takes."""
+        digest = sha256(content)
+        table = schema.files
+        if self._connection.execute(select(table.c.digest).where(table.c.digest == digest)).scalar() is not None:
+            return 0
+        self._connection.execute(insert(table).values(digest=digest, content=content))
+        return len(content)
+
+    def result(self, entry: int, outcome: str, facts: Mapping[str, Any] | None, reason: str = "") -> None:
+        """What a run of an entry found; a disqualified one stays as it is. A score must follow from its figures."""
+        row = self._known(entry)
+        self._end_job(entry)
+        if row.status == "disqualified":
+            return
+        if outcome not in OUTCOMES:
+            raise ConfigurationError(f"an outcome is one of {', '.join(OUTCOMES)}")
+        if outcome == "scored":
+            check_consistent(dict(facts or {}))
+        body: dict[str, Any] = {"entry": entry, "outcome": outcome, "reason": reason}
+        body["result"] = json.loads(json.dumps(facts, default=plain_number)) if outcome == "scored" else None
+        self._append("result", body)
+        self._change(entry, **result_columns(body))
+
+    def record(self, entry: int, p_value: float, factor: float, previous: int | None) -> None:
+        """The entry holds the record of its event and division from now on."""
+        row = self._known(entry)
+        if row.status != "scored":
+            raise Rejected("no record", f"entry {entry} is {row.status}, and only a scored one holds a record")
+        if previous is not None and not p_value < 0.01:
+            raise Rejected("no record", f"a record must be beaten at p < 0.01, not {p_value:.3g}")
+        body = {"entry": entry, "p_value": p_value, "factor": factor, "previous": previous}
+        self._append("record", body | {"event": row.event, "division": row.division})
+        table = schema.entries
+        held = (table.c.event == row.event) & (table.c.division == row.division) & table.c.record
+        self._connection.execute(update(table).where(held).values(record=False))
+        self._change(entry, record=True)
+
+    def disqualify(self, entry: int, reason: str, by: str = "") -> None:
+        """Take an entry out of the ranking until somebody lifts it; the entry and the reason stay to be seen."""
+        self._known(entry)
+        if not 3 <= len(reason.strip()) <= 300 or not reason.isprintable():
+            raise ConfigurationError("a disqualification needs a reason of 3 to 300 printable characters")
+        self._append("disqualified", {"entry": entry, "reason": reason} | _named(by))
+        self._change(entry, status="disqualified", reason=reason, record=False)
+        self._end_job(entry)
+
+    def reinstate(self, entry: int, by: str = "") -> None:
+        """Lift a disqualification: the entry is as it was when it came, and waits for a run."""
+        row = self._known(entry)
+        if row.status != "disqualified":
+            raise ConfigurationError(f"entry {entry} is not disqualified")
+        self._append("reinstated", {"entry": entry} | _named(by))
+        self._change(entry, **fresh_columns(row.division))
+        if row.division == "closed":
+            self._queue(entry)
+
+    def requeue(self, entry: int, by: str = "") -> None:
+        """Have an entry run again."""
+        row = self._known(entry)
+        if row.division != "closed":
+            raise ConfigurationError("an entry of the open division is re-run by hand: tilewise compete rerun")
+        if row.status == "disqualified":
+            raise ConfigurationError(f"entry {entry} is disqualified: lift that first, and it runs again")
+        self._append("rerun", {"entry": entry} | _named(by))
+        self._queue(entry)
+
+    def _queue(self, entry: int) -> None:
+        jobs = schema.jobs
+        fresh = {"state": "queued", "attempts": 0, "worker": "", "beat": 0}
+        if not self._connection.execute(update(jobs).where(jobs.c.entry == entry).values(**fresh)).rowcount:
+            self._connection.execute(insert(jobs).values(entry=entry, **fresh))
+
+    def _end_job(self, entry: int) -> None:
+        self._connection.execute(update(schema.jobs).where(schema.jobs.c.entry == entry).values(state="done"))
+
+    def _known(self, entry: int) -> Any:
+        row = self._connection.execute(select(schema.entries).where(schema.entries.c.id == entry)).first()
+        if row is None:
+            raise ConfigurationError(f"there is no entry {entry} on this board")
+        return row
+
+    def _change(self, entry: int, **columns: Any) -> None:
+        self._connection.execute(update(schema.entries).where(schema.entries.c.id == entry).values(**columns))
+
+    # --- events ---
+
+    def is_open(self, event: str) -> bool:
+        found = self._connection.execute(select(schema.events.c.open).where(schema.events.c.name == event)).scalar()
+        return found is None or bool(found)
+
+    def set_open(self, event: str, is_open: bool, by: str = "") -> None:
+        """Open or close an event for new entries."""
+        name = TinyMLPerf.event(event).name
+        self._append("event", {"event": name, "open": is_open} | _named(by))
+        table = schema.events
+        if not self._connection.execute(update(table).where(table.c.name == name).values(open=is_open)).rowcount:
+            self._connection.execute(insert(table).values(name=name, open=is_open))
+
+    # --- tokens ---
+
+    def add_token(self, identifier: str, digest: str, team: str, role: str, by: str = "") -> None:
+        body = {"id": identifier, "team": team, "role": role, "action": "created", "hash": digest}
+        link = self._append("token", body | _named(by))
+        row = {"id": identifier, "hash": digest, "team": team, "role": role, "created_at": link.at, "revoked_at": None}
+        self._connection.execute(insert(schema.tokens).values(**row))
+
+    def revoke_token(self, identifier: str, by: str = "") -> None:
+        table = schema.tokens
+        unrevoked = (table.c.id == identifier) & table.c.revoked_at.is_(None)
+        if not self._connection.execute(update(table).where(unrevoked).values(revoked_at=now())).rowcount:
+            raise ConfigurationError(f"there is no token {identifier[:20]!r} that could be revoked")
+        self._append("token", {"id": identifier, "action": "revoked"} | _named(by))
+
+    # --- the queue ---
+
+    def claim_job(self, worker: str, most_attempts: int, abandoned: Mapping[int, int] | None = None) -> int | None:
+        """The next entry to run, reserved for `worker`.
+
+        `abandoned` are running entries whose beat the caller has seen stand still for too long: they are free, unless
+        their beat has moved since.
+        """
+        jobs = schema.jobs
+        free = jobs.c.state == "queued"
+        for entry, beat in (abandoned or {}).items():
+            free |= (jobs.c.state == "running") & (jobs.c.entry == entry) & (jobs.c.beat == beat)
+        query = self._in_turn(select(jobs.c.entry, jobs.c.attempts, jobs.c.beat).where(free)).limit(1)
+        while (found := self._connection.execute(query).first()) is not None:
+            entry = int(found.entry)
+            if self._known(entry).status == "disqualified":
+                self._end_job(entry)
+            elif found.attempts >= most_attempts:
+                sentence = f"not scored: its run was ended {most_attempts} times; the teacher can have it run again"
+                self.result(entry, "noisy", None, sentence)
+            else:
+                values = {"state": "running", "attempts": found.attempts + 1, "beat": found.beat + 1, "worker": worker}
+                values["turn"] = 1 + int(self._connection.execute(select(func.max(jobs.c.turn))).scalar() or 0)
+                self._connection.execute(update(jobs).where(jobs.c.entry == entry).values(**values))
+                return entry
+        return None
+
+    @staticmethod
+    def _in_turn(query: Any) -> Any:
+        """First the team whose last job was taken longest ago, then the earliest entry."""
+        jobs, entries = schema.jobs, schema.entries
+        others, of = jobs.alias(), entries.alias()
+        last = select(of.c.team, func.max(others.c.turn).label("turn")).join(others, others.c.entry == of.c.id)
+        waiting = select(entries.c.team).join(jobs, jobs.c.entry == entries.c.id).where(jobs.c.state != "done")
+        turns = last.where(others.c.turn > 0, of.c.team.in_(waiting)).group_by(of.c.team).subquery()
+        joined = query.join(entries, entries.c.id == jobs.c.entry).outerjoin(turns, turns.c.team == entries.c.team)
+        return joined.order_by(func.coalesce(turns.c.turn, 0), jobs.c.entry)
+
+    def beat(self, worker: str) -> None:
+        """A sign of life of a worker: its job is not abandoned."""
+        jobs = schema.jobs
+        mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
+        self._connection.execute(update(jobs).where(mine).values(beat=jobs.c.beat + 1))
+
+    def holds(self, worker: str, entry: int) -> bool:
+        """Whether the job is still this worker's; another may have taken it, or a teacher ended it."""
+        jobs = schema.jobs
+        mine = (jobs.c.entry == entry) & (jobs.c.state == "running") & (jobs.c.worker == worker)
+        return self._connection.execute(select(jobs.c.entry).where(mine)).first() is not None
+
+    def release(self, worker: str, counts: bool = True) -> None:
+        """Put back what a worker was at; an attempt that was broken off in good order does not count."""
+        jobs = schema.jobs
+        mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
+        attempts = jobs.c.attempts if counts else jobs.c.attempts - 1
+        self._connection.execute(update(jobs).where(mine).values(state="queued", worker="", attempts=attempts))
+
+    def queued_of(self, team: str) -> int:
+        """Entries of a team that wait for their run, by a worker or by the teacher's hand."""
+        table = schema.entries
+        waiting = (table.c.team == team) & table.c.status.in_(("queued", "unverified"))
+        query = select(func.count()).select_from(table).where(waiting)
+        return int(self._connection.execute(query).scalar() or 0)
+
+    def stored_by(self, team: str) -> int:
+        """Bytes that a team's entries have added to the database."""
+        table = schema.entries
+        query = select(func.coalesce(func.sum(table.c.bytes), 0)).where(table.c.team == team)
+        return int(self._connection.execute(query).scalar() or 0)
+
+    def entered_since(self, team: str, event: str, at: str) -> int:
+        """How many entries of a team an event has taken since a moment."""
+        table = schema.entries
+        since = (table.c.team == team) & (table.c.event == event) & (table.c.submitted_at >= at)
+        return int(self._connection.execute(select(func.count()).select_from(table).where(since)).scalar() or 0)
+
+
+class Replayed(Rejected):
+    """A submission that is on the board already."""
+
+    def __init__(self, entry: int) -> None:
+        super().__init__("replayed", f"this submission is on the board already, as entry {entry}")
+        self.entry = entry
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def entry_row(link: Link, body: Mapping[str, Any], status: str) -> dict[str, Any]:
+    """The row of `entries` that a submission gives. In an older ledger an entry has the number of its link."""
+    recipe = body["recipe"]
+    number, where = (int(body["entry"]), link.seq) if "entry" in body else (link.seq, 0)
+    names = {name: body[name] for name in ("team", "event", "division", "digest")}
+    row = {
+        "id": number,
+        "link": where,
+        "submitted_at": link.at,
+        "name": str(recipe.get("name", "")),
+        "status": status,
+        "reason": "",
+    }
+    row |= {"recipe": canonical(recipe).decode(), "bytes": int(body.get("bytes", 0))}
+    return row | names | {"score": None, "result": None, "verified": False, "record": False}
+
+
+def result_columns(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of `entries` that a result gives."""
+    found = body["result"]
+    text = None if found is None else canonical(found).decode()
+    score = None if found is None else float(found["score"])
+    scored = body["outcome"] == "scored"
+    return {"status": body["outcome"], "reason": body["reason"], "result": text, "score": score, "verified": scored}
+
+
+def _nameless(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes an entry another one: a new name for the same steps or the same file is not a new entry."""
+    recipe = {name: value for name, value in body["recipe"].items() if name not in ("name", "predictions")}
+    steps = [{k: v for k, v in step.items() if k != "file"} for step in recipe.get("steps", [])]
+    return {**body, "recipe": recipe | {"steps": steps}, "files": sorted(body["files"].values())}
+
+
+def fresh_columns(division: str) -> dict[str, Any]:
+    """The columns of an entry that has not been run."""
+    status = "unverified" if division == "open" else "queued"
+    return {"status": status, "reason": "", "score": None, "result": None, "verified": False, "record": False}
+
+
+def _named(by: str) -> dict[str, str]:
+    """Who did it, where that is known: the public name of a teacher's token, or the command line."""
+    return {"by": by} if by else {}
+
+
+def plain_number(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else list(value)
+
+
+def recipe_of(row: Any) -> Recipe:
+    found = json.loads(row.recipe)
+    if not isinstance(found, dict):
+        raise FileFormatError(f"the board's entry {row.id} has no recipe; the file is damaged")
+    return parse_recipe(found)

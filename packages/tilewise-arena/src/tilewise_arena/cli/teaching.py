@@ -1,0 +1,209 @@
+"""`tilewise compete`, what a teacher does: tokens, events, disqualification, rosters, grades, backups."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise._wording import counted
+from tilewise.cli.every import AsJson, answer
+from tilewise.errors import ConfigurationError
+from tilewise_arena.cli.options import BY, DEFAULT_BOARD, BoardOption, KeyOption, opened_board
+
+
+def token_create(
+    team: Annotated[str, typer.Argument(help="The team, or the teacher's name.")],
+    where: BoardOption = DEFAULT_BOARD,
+    admin: Annotated[bool, typer.Option("--admin", help="A teacher's token.")] = False,
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token; it is shown once and stored only as a hash.
+
+    Example: tilewise compete token create owls --board board.sqlite
+    """
+    from tilewise_arena.board.tokens import create_token
+
+    with opened_board(where, key, create=True) as opened:
+        before = [row["id"] for row in opened.teams() if row["team"] == team and row["revoked_at"] is None]
+        made = create_token(opened, team, admin, BY)
+    answer(as_json, {"team": team, "token": made}, made)
+    if not as_json:
+        print(f"This is {team}'s token; it is shown only once. Submit with --token or TILEWISE_TOKEN.", file=sys.stderr)
+    if before and not as_json:
+        named = ", ".join(before)
+        print(f"{team} had a token before ({named}); it still works until `compete token revoke`.", file=sys.stderr)
+
+
+def token_revoke(
+    identifier: Annotated[str, typer.Argument(help="The token's public name, or the token.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Revoke a token.
+
+    Example: tilewise compete token revoke 3f9a12bc
+    """
+    from tilewise_arena.board.tokens import revoke_token
+
+    with opened_board(where, key) as opened:
+        revoke_token(opened, identifier, BY)
+    answer(as_json, {"revoked": True}, "revoked")
+
+
+def token_list(where: BoardOption = DEFAULT_BOARD, as_json: AsJson = False) -> None:
+    """List tokens by name.
+
+    Example: tilewise compete token list
+    """
+    with opened_board(where) as opened:
+        rows = opened.teams()
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        ended = f", revoked {row['revoked_at'][:16]}" if row["revoked_at"] else ""
+        print(f"{row['id']}  {row['team']}  {row['role']}  since {row['created_at'][:16]}{ended}")
+
+
+def event(
+    name: Annotated[str, typer.Argument(help="The event.")],
+    state: Annotated[str, typer.Argument(help="open or close.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open or close an event for new entries.
+
+    Example: tilewise compete event MLP_SPRINT close
+    """
+    if state not in ("open", "close"):
+        raise ConfigurationError("an event can be opened or closed: say open or close")
+    with opened_board(where, key) as opened, opened.write() as transaction:
+        transaction.set_open(name, state == "open", BY)
+    is_open = state == "open"
+    answer(as_json, {"event": name, "open": is_open}, f"{name} is {'open' if is_open else 'closed'}")
+
+
+def disqualify(
+    number: Annotated[int, typer.Argument(help="The entry.")],
+    reason: Annotated[str, typer.Argument(help="Why; shown on the board.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take an entry out of the ranking, with a reason.
+
+    Example: tilewise compete disqualify 17 "two members in two teams"
+    """
+    with opened_board(where, key) as opened, opened.write() as transaction:
+        transaction.disqualify(number, reason, BY)
+    answer(as_json, {"entry": number, "disqualified": reason}, f"entry {number} is disqualified")
+
+
+def reinstate(
+    number: Annotated[int, typer.Argument(help="The entry.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lift a disqualification; the entry is measured again.
+
+    Example: tilewise compete reinstate 17
+    """
+    with opened_board(where, key) as opened, opened.write() as transaction:
+        transaction.reinstate(number, BY)
+    answer(as_json, {"entry": number, "reinstated": True}, f"entry {number} is back and waits for a run")
+
+
+def roster(
+    path: Annotated[
+        Path, typer.Argument(help="The class as CSV: a column `name`, and `team` where they work together.")
+    ],
+    out: Annotated[Path, typer.Option(help="The file for the new tokens; they are shown nowhere else.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token for every team of a class that has none yet, and write who gets which.
+
+    Example: tilewise compete roster class.csv --out tokens.csv --board board.sqlite
+    """
+    from tilewise._files import write_whole
+    from tilewise_arena.board.roster import make_tokens, read_roster, tokens_csv
+
+    students = read_roster(path)
+    if out.exists():
+        raise ConfigurationError(f"{out} is there, and may hold tokens that are shown nowhere else; name another file")
+    write_whole(out, "")  # a place that cannot be written to is found before a token is made
+    out.chmod(0o600)
+    with opened_board(where, key, create=True) as opened:
+        made = make_tokens(opened, students, BY)
+    write_whole(out, tokens_csv(students, made))
+    out.chmod(0o600)
+    said = f"{counted(len(made), 'new token')} for {counted(len(students), 'student')} in {out}"
+    answer(as_json, {"tokens": len(made), "file": str(out)}, said)
+
+
+def grades(
+    where: BoardOption = DEFAULT_BOARD,
+    out: Annotated[Path | None, typer.Option(help="A file instead of the screen.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="The class as CSV: one line for each student.")] = None,
+) -> None:
+    """The best verified entry of every team in every event, as CSV; with a roster, a line for every student.
+
+    Example: tilewise compete grades --roster class.csv --out grades.csv
+    """
+    from tilewise._files import write_whole
+    from tilewise_arena.board.grades import grades_csv
+    from tilewise_arena.board.roster import class_grades_csv, read_roster
+
+    students = None if roster is None else read_roster(roster)
+    with opened_board(where) as opened:
+        text = grades_csv(opened) if students is None else class_grades_csv(opened, students)
+    if out is None:
+        print(text, end="")
+    else:
+        write_whole(out, text)
+        print(f"{text.count(chr(10)) - 1} lines of grades in {out}")
+
+
+def backup(
+    path: Annotated[Path, typer.Argument(help="The file to write.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the whole board, its key included, to one file that only you can read.
+
+    Example: tilewise compete backup monday.jsonl --board board.sqlite
+    """
+    from tilewise_arena.board.backup import back_up
+
+    with opened_board(where, key) as opened:
+        lines = back_up(opened, path)
+    answer(as_json, {"lines": lines, "file": str(path)}, f"{lines} lines in {path}")
+
+
+def restore(
+    path: Annotated[Path, typer.Argument(help="A backup.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Seal the board with a new key, if the old one is lost.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a new board from a backup; the chain is checked before anything is written, and the board after.
+
+    Example: tilewise compete restore monday.jsonl --board new.sqlite
+    """
+    from tilewise_arena.board.backup import restore as run
+
+    links = run(path, where, key, new_key)
+    answer(as_json, {"links": links, "board": where}, f"{counted(links, 'link')} in {where}")

@@ -1,0 +1,91 @@
+"""Judging what a student handed in as a notebook, without running it where grades are made.
+
+Graders run a student's cells and the tests in one kernel, where the first can change the second. So the student's cells
+are taken out before anything runs: their text goes to a file, stubs stand in their place, and the tests ask for a
+verdict on the file. It comes from `checking`, whose process never runs an answer; the answer's own runs in the jail
+of the competition's plugins where the system gives one, and under its limits everywhere.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tilewise._files import read_input, write_whole
+from tilewise.learn.checking import Result, answering, check, exercises, feedback
+from tilewise.learn.remote import Line
+
+ANSWERS = "tilewise-answers.py"
+_MOST_TEXT = 1 << 20
+_SECONDS = 10.0  # of an exercise; a right answer takes a fraction of one
+
+
+def judge(lesson: str, path: Path, seconds: float = _SECONDS) -> list[Result]:
+    """The verdicts on a file of answers, each answer in a jail where there is one."""
+    return check(lesson, path, seconds, confined)
+
+
+def must_be_solved(lesson: str, name: str, folder: Path | None = None) -> None:
+    """Raise AssertionError with what is wrong with an exercise in the answers that were taken out of a notebook."""
+    exercise = next(e for e in exercises(lesson) if e.name == name)
+    path = (folder or Path()) / ANSWERS
+    read_input(path, _MOST_TEXT)
+    said = feedback(exercise, path, _SECONDS, confined)
+    assert not said, f"{name}: {said}"
+
+
+@contextmanager
+def confined(path: Path, name: str, deadline: float) -> Iterator[Line]:
+    """As `checking.answering`, with the answer in the plugins' jail where this system gives one."""
+    from tilewise_arena.sandbox import jail
+
+    if jail.why_not():
+        with answering(path, name, deadline) as line:
+            yield line
+        return
+    with tempfile.TemporaryDirectory(prefix="tilewise-answers-") as folder:
+        copied = Path(folder) / "answers.py"
+        shutil.copyfile(path, copied)
+        copied.chmod(0o644)
+        Path(folder).chmod(0o755)
+        words = ("-m", "tilewise_arena.grading.confined", name, str(jail.fresh_user()))
+        with jail.started(Path(folder), words, 1, hide_weights=False) as prisoner:
+            process = prisoner.process
+            assert process.stdin is not None and process.stdout is not None
+            line = Line(process.stdout.fileno(), process.stdin.fileno(), deadline)
+            line.send({"rules": jail.allowed_calls().hex()})
+            yield line
+
+
+def taken_apart(notebook: dict[str, Any], lesson: str, is_test: Callable[[dict[str, Any]], bool]) -> str:
+    """Take a student's code out of a notebook, in place: stubs instead of it, tests as they are. Gives the code."""
+    taken: list[str] = []
+    for cell in notebook.get("cells", []):
+        if cell.get("cell_type") != "code" or is_test(cell):
+            continue
+        taken.append(plain_code(_source(cell)))
+        cell["source"] = ""
+    stubs = "\n".join(f"def {exercise.name}(*_, **__): ..." for exercise in exercises(lesson))
+    first = next((c for c in notebook.get("cells", []) if c.get("cell_type") == "code" and not is_test(c)), None)
+    if first is not None:
+        first["source"] = stubs
+    return "\n\n".join(text for text in taken if text.strip())
+
+
+def plain_code(text: str) -> str:
+    """A cell without what only a notebook understands, and without what belongs to the grader."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("%", "!", "?"))]
+    return "\n".join(line for line in lines if not line.startswith(("import otter", "grader")))
+
+
+def keep_answers(folder: Path, text: str) -> None:
+    write_whole(folder / ANSWERS, text[:_MOST_TEXT] + "\n")
+
+
+def _source(cell: dict[str, Any]) -> str:
+    source = cell.get("source", "")
+    return "".join(str(part) for part in source) if isinstance(source, list) else str(source)

@@ -1,0 +1,54 @@
+"""The exercises of a lesson as a notebook to hand out: a cell for every function, with the tests that graders know."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+from tilewise.learn.checking import exercises, known
+
+_KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+def unfinished(lesson: str) -> dict[str, str]:
+    """The text of each function to write, by name."""
+    text = (files("tilewise.learn") / "start" / f"{known(lesson)}.py").read_text(encoding="utf-8")
+    parts = re.split(r"^(?=def )", text, flags=re.M)
+    head = "\n".join(line for line in parts[0].splitlines() if line.startswith(("import ", "from ")))
+    found = {part[4 : part.index("(")]: part.strip() + "\n" for part in parts[1:]}
+    return {name: f"{head}\n\n\n{text}" if head else text for name, text in found.items()}
+
+
+def introduction(lesson: str) -> str:
+    return (
+        f"# {lesson.capitalize()}: exercises\n\nWrite the functions below. `pip install tilewise` brings what they are "
+        f"checked with; `tilewise.learn.hint({lesson!r}, NAME)` helps with one of them."
+    )
+
+
+def tasks(lesson: str) -> dict[str, str]:
+    return {exercise.name: exercise.task for exercise in exercises(lesson)}
+
+
+def visible_test(name: str) -> str:
+    return f"assert callable({name})"
+
+
+def hidden_test(lesson: str, name: str) -> str:
+    quiet = "import warnings\n\nwarnings.simplefilter('ignore')  # nbgrader takes a warning for a failure"
+    return f"{quiet}\nfrom tilewise_arena.grading import must_be_solved\n\nmust_be_solved({lesson!r}, {name!r})"
+
+
+def cell(kind: str, text: str, **metadata: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {"cell_type": kind, "metadata": metadata, "source": text}
+    return made | ({"execution_count": None, "outputs": []} if kind == "code" else {})
+
+
+def notebook(lesson: str, cells: list[dict[str, Any]]) -> str:
+    """A notebook as text."""
+    for number, made in enumerate(cells, 1):
+        made["id"] = f"{lesson}-{number}"
+    about = {"kernelspec": _KERNEL, "language_info": {"name": "python"}}
+    return json.dumps({"cells": cells, "metadata": about, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"

@@ -1,0 +1,186 @@
+"""The teacher's pages: sign in with the teacher's token, then tokens, events, entries, grades and backups.
+
+The cookie is not the token but a random name for the session, of which the board keeps a hash; signing out forgets it.
+It is sent only to this site (SameSite=Strict), no script can read it, and a form that another site sent is refused.
+What a teacher does is written into the ledger with the public name of the token they signed in with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+
+from tilewise.bench.errors import Rejected
+from tilewise.bench.events import TinyMLPerf
+from tilewise.errors import TilewiseError
+from tilewise_arena.board.backup import backup_lines
+from tilewise_arena.board.grades import grades_csv
+from tilewise_arena.board.sessions import end_session, open_session, session_holder
+from tilewise_arena.board.tokens import Holder, create_token, holder_of, revoke_token
+from tilewise_arena.board.verify import verify
+from tilewise_arena.server.pages import form, page
+from tilewise_arena.server.service import Service
+
+_COOKIE = "tilewise_teacher"
+_HOURS = 12
+_DONE = {"disqualify": "disqualified", "rerun": "queued for another run", "reinstate": "back, and waiting for a run"}
+
+
+def routes(service: Service) -> APIRouter:
+    router = APIRouter(prefix="/teacher")
+    _add_session(router, service)
+    _add_overview(router, service)
+    _add_actions(router, service)
+    return router
+
+
+async def _teacher(service: Service, request: Request) -> Holder | None:
+    """The teacher whose cookie came with the request."""
+    cookie = request.cookies.get(_COOKIE, "")
+    if not 0 < len(cookie) <= 100:
+        return None
+    holder: Holder | None = await service.read(session_holder, service.board, cookie)
+    return holder if holder is not None and holder.is_admin else None
+
+
+def _from_elsewhere(request: Request) -> bool:
+    """Whether the browser says that another site sent this; a proxy may have changed Host, so that is not compared."""
+    return request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+
+
+def _form_token(request: Request) -> str:
+    """What a form of this site holds and another site cannot know, made of the cookie."""
+    return hashlib.sha256(b"form " + request.cookies.get(_COOKIE, "").encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_ours(request: Request, fields: dict[str, str]) -> bool:
+    """Whether a form was sent from a page of this site: by its token, or by an origin that is this host."""
+    if _from_elsewhere(request):
+        return False
+    given = fields.get("form", "").encode("utf-8", "replace")
+    if hmac.compare_digest(given, _form_token(request).encode()):
+        return True
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host", "")
+
+
+def _add_session(router: APIRouter, service: Service) -> None:
+    @router.post("/in")
+    async def sign_in(request: Request) -> Response:
+        fields = await form(request)
+        holder = await service.read(holder_of, service.board, fields.get("token", ""))
+        if holder is None or not holder.is_admin or _from_elsewhere(request):
+            return page("login.html", 403, error="This is not a teacher's token.")
+        secret = await service.read(open_session, service.board, holder.id, _HOURS * 3600.0)
+        answer = RedirectResponse("/teacher", 303)
+        secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
+        answer.set_cookie(
+            _COOKIE, secret, _HOURS * 3600, path="/teacher", secure=secure, httponly=True, samesite="strict"
+        )
+        return answer
+
+    @router.post("/out")
+    async def sign_out(request: Request) -> Response:
+        if _from_elsewhere(request):  # which would end a session in a browser that did not even send its cookie
+            return page("login.html", 403, error="This came from another site.")
+        if await _teacher(service, request) is not None:
+            await service.read(end_session, service.board, request.cookies[_COOKIE])
+        answer = RedirectResponse("/teacher", 303)
+        answer.delete_cookie(_COOKIE, path="/teacher")
+        return answer
+
+
+def _add_overview(router: APIRouter, service: Service) -> None:
+    board = service.board
+
+    @router.get("")
+    async def overview(request: Request) -> Response:
+        if await _teacher(service, request) is None:
+            return page("login.html", error="")
+        return await _overview(service, request)
+
+    @router.get("/grades.csv")
+    async def grades(request: Request) -> Response:
+        if await _teacher(service, request) is None:
+            return page("login.html", 403, error="Sign in first.")
+        headers = {"Content-Disposition": "attachment; filename=grades.csv"}
+        return PlainTextResponse(await service.read(grades_csv, board), media_type="text/csv", headers=headers)
+
+    @router.get("/backup.jsonl")
+    async def backup(request: Request) -> Response:
+        if await _teacher(service, request) is None:
+            return page("login.html", 403, error="Sign in first.")
+        headers = {"Content-Disposition": "attachment; filename=board-backup.jsonl"}
+        lines = (f"{line}\n" for line in backup_lines(board))
+        return StreamingResponse(lines, media_type="application/jsonl", headers=headers)
+
+
+async def _overview(service: Service, request: Request, said: str = "", token: str = "", status: int = 200) -> Response:
+    """The page; the whole board is verified only when asked for (?check=1), since that reads all of it."""
+    board = service.board
+    links, head = await service.read(board.head)
+    known = await service.read(board.open_events)
+    return page(
+        "teacher.html",
+        status,
+        tokens=await service.read(board.teams),
+        openings=[(event, known.get(event.name, True)) for event in TinyMLPerf.events()],
+        latest=await service.read(board.entries, None, None, None, None, "time", 50, 0),
+        verdict=await service.read(verify, board) if request.query_params.get("check") else None,
+        links=links,
+        head=head,
+        form=_form_token(request),
+        waiting=await service.read(board.waiting),
+        said=said,
+        token=token,
+    )
+
+
+def _add_actions(router: APIRouter, service: Service) -> None:
+    @router.post("/do")
+    async def do(request: Request) -> Response:
+        fields = await form(request)
+        teacher = await _teacher(service, request)
+        if teacher is None or not _is_ours(request, fields):
+            return page("login.html", 403, error="Sign in first.")
+        try:
+            said, token = await _carry_out(service, fields, teacher.id)
+        except (TilewiseError, ValueError) as error:
+            return await _overview(service, request, f"Not done: {error}", status=400)
+        return await _overview(service, request, said, token)
+
+
+async def _carry_out(service: Service, fields: dict[str, str], by: str) -> tuple[str, str]:
+    action = fields.get("action", "")
+    if action == "token":
+        team = fields.get("team", "").strip()
+        token: str = await service.read(create_token, service.board, team, False, by)
+        return f"A token for {team}. Copy it now: it is not kept and cannot be shown again.", token
+    if action == "revoke":
+        await service.read(revoke_token, service.board, fields.get("id", ""), by)
+        return f"Token {fields.get('id', '')} is revoked.", ""
+    if action in ("open", "close"):
+        name = TinyMLPerf.event(fields.get("event", "")).name
+        await service.change(lambda transaction: transaction.set_open(name, action == "open", by))
+        return f"{name} is {'open' if action == 'open' else 'closed'}.", ""
+    number = _number(fields.get("entry", ""))
+    changes: dict[str, Any] = {
+        "disqualify": lambda transaction: transaction.disqualify(number, fields.get("reason", ""), by),
+        "rerun": lambda transaction: transaction.requeue(number, by),
+        "reinstate": lambda transaction: transaction.reinstate(number, by),
+    }
+    if action not in changes:
+        raise Rejected("schema", "the page does not know this action")
+    await service.change(changes[action])
+    return f"Entry {number}: {_DONE[action]}.", ""
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise Rejected("schema", "an entry is named by its number")
+    return int(text)

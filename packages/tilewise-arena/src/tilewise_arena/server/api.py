@@ -1,0 +1,214 @@
+"""The API: submit, list, look at one entry, events, records, health; and what the teacher does."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
+
+from tilewise.bench.events import TinyMLPerf
+from tilewise.errors import ConfigurationError
+from tilewise_arena.board.grades import grades_csv
+from tilewise_arena.board.tokens import create_token, revoke_token
+from tilewise_arena.server import models
+from tilewise_arena.server.service import Service, answer_for, problems
+from tilewise_arena.server.views import Views
+
+Number = Annotated[int, Path(ge=1, le=2**31 - 1, description="The entry's number.")]
+EventQuery = Annotated[models.EventName | None, Query()]
+DivisionQuery = Annotated[models.Division | None, Query()]
+
+
+def _secured(
+    gives: type[BaseModel] | None, *refusals: int, takes: type[models.Strict] | None = None, **more: Any
+) -> dict[str, Any]:
+    """What a route that needs a token says of itself. The schema of its body is only told: bodies are parsed here,
+    after their depth was looked at, not by the framework."""
+    told: dict[str, Any] = {"security": [{"token": []}]}
+    if takes is not None:
+        content = {"application/json": {"schema": takes.model_json_schema()}}
+        told["requestBody"] = {"required": True, "content": content}
+    responses = problems(401, 403, 503, *refusals) | more.pop("responses", {})
+    return {"response_model": gives, "responses": responses, "openapi_extra": told} | more
+
+
+def routes(service: Service, views: Views) -> APIRouter:
+    """Every route of the API over one board."""
+    router = APIRouter()
+    _add_public(router, service, views)
+    _add_teams(router, service)
+    _add_teacher(router, service)
+    return router
+
+
+def _add_public(router: APIRouter, service: Service, views: Views) -> None:
+    board = service.board
+
+    @router.get("/health", response_model=models.Health, responses=problems(503))
+    async def health() -> Any:
+        """Whether the board answers, and how many entries wait for their run."""
+        return await service.pulse()
+
+    @router.get("/api/events", response_model=models.EventList, responses=problems(503))
+    async def events() -> Any:
+        """The events with their rules, and whether they take entries."""
+        known = await service.read(board.open_events)
+        rows = [
+            {"name": e.name, "title": e.title, "rules": e.rules, "open": known.get(e.name, True)}
+            for e in TinyMLPerf.events()
+        ]
+        return {"events": rows}
+
+    @router.get("/api/entries", response_model=models.EntryList, responses=problems(400, 503))
+    async def entries(
+        request: Request,
+        event: EventQuery = None,
+        division: DivisionQuery = None,
+        status: Annotated[models.Status | None, Query()] = None,
+        team: Annotated[str | None, Query(max_length=40)] = None,
+        sort: Annotated[str, Query(pattern="^(score|team|time|id)$")] = "score",
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+        offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
+    ) -> Any:
+        """Entries, best first unless asked otherwise, a page at a time."""
+        chosen = (event, division, status, _text(team))
+
+        async def make() -> Response:
+            rows = await service.read(board.entries, *chosen, sort, limit, offset)
+            total = await service.read(board.count, *chosen)
+            following = offset + len(rows)
+            return JSONResponse({"entries": rows, "total": total, "next": following if following < total else None})
+
+        return await views.show(request, (*chosen, sort, limit, offset), make)
+
+    @router.get("/api/entries/{number}", response_model=models.EntryFull, responses=problems(400, 404, 503))
+    async def entry(number: Number) -> Any:
+        """One entry with its recipe and its result."""
+        found = await service.read(board.entry, number)
+        return found or JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
+
+    @router.get("/api/standings", response_model=models.Standings, responses=problems(400, 503))
+    async def standings(
+        request: Request,
+        event: Annotated[models.EventName, Query()],
+        division: models.Division = "closed",
+        limit: Annotated[int, Query(ge=1, le=500)] = 20,
+    ) -> Any:
+        """An event's best entries with their places and gains."""
+
+        async def make() -> Response:
+            rows = await service.read(board.standings, event, division, "", "score", limit)
+            return JSONResponse({"entries": rows})
+
+        return await views.show(request, (event, division, limit), make)
+
+    @router.get("/api/records", response_model=models.RecordList, responses=problems(400, 503))
+    async def records(
+        request: Request, event: Annotated[models.EventName, Query()], division: models.Division = "closed"
+    ) -> Any:
+        """Every record of an event, oldest first."""
+
+        async def make() -> Response:
+            return JSONResponse({"records": await service.read(board.records, event, division)})
+
+        return await views.show(request, (event, division), make)
+
+    @router.get("/api/head", response_model=models.Head, responses=problems(503))
+    async def head() -> Any:
+        """The number of links in the ledger and the hash of the last: note it, and nothing before it can change."""
+        links, last = await service.read(board.head)
+        return {"links": links, "hash": last}
+
+
+def _text(value: str | None) -> str | None:
+    """PostgreSQL's text holds no NUL, and no team's name does."""
+    return None if value is None else value.replace("\0", "")
+
+
+def _add_teams(router: APIRouter, service: Service) -> None:
+    @router.post("/api/entries", status_code=201, **_secured(models.Receipt, 400, 409, 413, takes=models.Submission))
+    async def submit(request: Request) -> Any:
+        """Enter a recipe. It is answered when it is on the disk; a worker measures it afterwards."""
+        holder = await service.holder(request)
+        given = await service.body(request, models.Submission)
+        return await service.enter(holder, given)
+
+
+def _add_teacher(router: APIRouter, service: Service) -> None:
+    board = service.board
+
+    @router.get("/api/tokens", **_secured(models.TokenList))
+    async def tokens(request: Request) -> Any:
+        """Tokens by name; their secrets are not kept."""
+        await service.admin(request)
+        return {"tokens": await service.read(board.teams)}
+
+    @router.post("/api/tokens", status_code=201, **_secured(models.MadeToken, 400, 413, takes=models.NewToken))
+    async def make_token(request: Request) -> Any:
+        """A new token for a team; shown once."""
+        teacher = await service.admin(request)
+        given = await service.body(request, models.NewToken)
+        token = await service.read(create_token, board, given.team, given.admin, teacher.id)
+        return {"token": token, "id": token.split("_")[1], "team": given.team}
+
+    @router.delete("/api/tokens/{identifier}", **_secured(models.Done, 400, 404, 413))
+    async def drop_token(request: Request, identifier: Annotated[str, Path(pattern="^[0-9a-f]{8}$")]) -> Any:
+        """Revoke a token by its public name."""
+        teacher = await service.admin(request)
+        try:
+            await service.read(revoke_token, board, identifier, teacher.id)
+        except ConfigurationError as error:
+            return JSONResponse({"detail": str(error), "code": "not there"}, 404)
+        return {"done": f"token {identifier} is revoked"}
+
+    @router.post("/api/events/{name}", **_secured(models.Done, 400, 413, takes=models.Opening))
+    async def open_or_close(request: Request, name: models.EventName) -> Any:
+        """Open or close an event for new entries."""
+        teacher = await service.admin(request)
+        given = await service.body(request, models.Opening)
+        await service.change(lambda transaction: transaction.set_open(name, given.open, teacher.id))
+        return {"done": f"{name} is {'open' if given.open else 'closed'}"}
+
+    on_entry = _secured(models.Done, 400, 404, 413)
+
+    @router.post(
+        "/api/entries/{number}/disqualify", **_secured(models.Done, 400, 404, 413, takes=models.Disqualification)
+    )
+    async def disqualify(request: Request, number: Number) -> Any:
+        """Take an entry out of the ranking, with a reason that stays to be seen."""
+        by = (await service.admin(request)).id
+        given = await service.body(request, models.Disqualification)
+        return await _on_entry(service, number, lambda t: t.disqualify(number, given.reason, by), "disqualified")
+
+    @router.post("/api/entries/{number}/reinstate", **on_entry)
+    async def reinstate(request: Request, number: Number) -> Any:
+        """Lift a disqualification; the entry is measured again."""
+        by = (await service.admin(request)).id
+        return await _on_entry(service, number, lambda t: t.reinstate(number, by), "back")
+
+    @router.post("/api/entries/{number}/rerun", **on_entry)
+    async def rerun(request: Request, number: Number) -> Any:
+        """Have a closed entry run again."""
+        by = (await service.admin(request)).id
+        return await _on_entry(service, number, lambda t: t.requeue(number, by), "queued")
+
+    csv = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
+
+    # the response class is that of its refusals; the grades themselves are text/csv
+    @router.get("/api/grades.csv", response_class=JSONResponse, **_secured(None, responses=csv))
+    async def grades(request: Request) -> Any:
+        """The best verified entry of every team in every event."""
+        await service.admin(request)
+        return PlainTextResponse(await service.read(grades_csv, board), media_type="text/csv")
+
+
+async def _on_entry(service: Service, number: int, change: Any, word: str) -> Any:
+    if await service.read(service.board.entry, number) is None:
+        return JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
+    try:
+        await service.change(change)
+    except ConfigurationError as error:
+        return answer_for(error)
+    return {"done": f"entry {number} is {word}"}

@@ -1,0 +1,18 @@
+"""The add-on's commands: `tilewise serve`, `tilewise fleet` and `tilewise store token`."""
+
+from __future__ import annotations
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Attach the commands to tilewise's command line (entry-point group `tilewise.commands`)."""
+    from tilewise.cli.help import Sections
+    from tilewise.cli.store import store
+    from tilewise_fleet.cli.serve import serve
+    from tilewise_fleet.cli.token import token
+    from tilewise_fleet.cli.up import fleet
+
+    app.command(rich_help_panel="Fleet")(serve)
+    app.add_typer(fleet, name="fleet", cls=Sections, rich_help_panel="Fleet")
+    store.command()(token)

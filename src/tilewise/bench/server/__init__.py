@@ -1,5 +1,0 @@
-"""The board on the web: an API, pages for teams and teacher, limits on what strangers may send."""
-
-from tilewise.bench.server.app import create_app
-
-__all__ = ["create_app"]

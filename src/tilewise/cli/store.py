@@ -1,0 +1,86 @@
+"""`tilewise store`: what a measurement store holds, and taking one over into another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise._wording import counted
+from tilewise.cli.every import AsJson, answer
+from tilewise.cli.tables import show, table
+
+store = typer.Typer(
+    help="Look into measurement stores, files or PostgreSQL, and take one over into another.", no_args_is_help=True
+)
+
+Where = Annotated[str, typer.Argument(help="A store: a file or a postgresql:// URL.")]
+MachineName = Annotated[str | None, typer.Option("--machine", help="Only this part, as `store info` names it.")]
+
+
+@store.command()
+def info(where: Where, as_json: AsJson = False) -> None:
+    """Say what a store holds, machine by machine.
+
+    Example: tilewise store info measurements.sqlite
+    """
+    from tilewise.store.store import Store
+
+    found = {}
+    with Store(where, create=False) as opened:
+        name = opened.name
+        for part in opened.parts():
+            opened.choose_part(part)
+            found[part] = {**opened.counts(), "waiting": len(opened.queued()), "runs": len(opened.runs())}
+    if as_json or not found:
+        return answer(as_json, {"store": name, "machines": found}, f"{name} holds no measurements yet.")
+    headings = ("machine", "kernels", "pairs", "timings", "batches", "disturbed", "waiting", "runs")
+    show(table(headings, [(part, *(f"{n:,}" for n in counts.values())) for part, counts in found.items()], name))
+
+
+@store.command()
+def merge(
+    sources: Annotated[list[str], typer.Argument(help="Stores to copy from: files, or postgresql:// URLs.")],
+    into: Annotated[str, typer.Option(help="The store to copy into, created if missing.")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy everything from other stores into one; merging twice changes nothing.
+
+    Example: tilewise store merge journal.sqlite --into postgresql://tilewise@db/measurements
+    """
+    from tilewise.store.merge import merge as take_over
+    from tilewise.store.store import Store
+
+    results = {}
+    with Store(into) as target:
+        for source in sources:
+            with Store(source, create=False) as opened:
+                results[opened.name] = take_over(opened, target)
+    added = {name: ", ".join(f"{n:,} {what}" for what, n in counts.items()) for name, counts in results.items()}
+    answer(as_json, results, *(f"{name}: added {parts}." for name, parts in added.items()))
+
+
+@store.command()
+def export(
+    where: Where,
+    out: Annotated[Path, typer.Option(help="The file to write: a store of its own, made or added to.")],
+    machine: MachineName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a machine's part of a store into a file, which every command reads.
+
+    Example: tilewise store export postgresql://tilewise@db/measurements --machine "triton NVIDIA H200" --out h.sqlite
+    """
+    from tilewise.errors import ConfigurationError
+    from tilewise.store.merge import merge as take_over
+    from tilewise.store.store import Store
+
+    with Store(where, create=False, part=machine) as source:
+        if machine is not None and machine not in source.parts():
+            raise ConfigurationError(f"{source.name} has nothing of {machine!r}; `tilewise store info` lists it all.")
+        part = source.part  # refuses, with a list, where there are several
+        with Store(out) as target:
+            merged = take_over(source, target)
+    received = f"{counted(merged['kernels'], 'finished kernel')} with {counted(merged['timings'], 'timing')}"
+    answer(as_json, {"out": str(out), "machine": part, **merged}, f"{out} received {received}.")
