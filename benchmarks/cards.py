@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.results_files import read_any, table
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_collections, find_collection, load_dataset
-from tilewise.costmodel.data.describe import Description, describe
+from tilewise.costmodel.data.describe import CollectionSummary, describe
 from tilewise.tune.measure.export import slug
 
 _HARDWARE = {
@@ -19,7 +19,7 @@ _HARDWARE = {
 
 
 @cache
-def _described(collection: str) -> Description:
+def _described(collection: str) -> CollectionSummary:
     return describe(collection, progress=False)
 
 

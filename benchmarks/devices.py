@@ -6,13 +6,12 @@
     python -m benchmarks.devices --processors                              # the CPU collection, a processor left out
     python -m benchmarks.devices --products ../shared/data/inductor/a100_mm.zip     # the H200's model on another GPU
 
-A figure is the fastest configuration's time over the choice's: 1 is perfect. The ranker is boosted trees; "with cards"
-are the same with the devices' columns, "nearest" the order of the device whose card is most alike. Five and twenty
-measurements go in the ranker's order, or one by one as `next_to_measure` says. "Constants chosen apart" takes those of
-its process that are best on the other devices, each left out in turn. "Drawn" are twenty at random, to which the ranker
-is adapted; it then chooses, or has five more measured. "Hindsight" looks at the device that is left out: the best of
-all that are among the first k of any other device, or of the first k by a weighted mean of the others' log runtimes,
-with those of a thousand draws of weights that turn out best. Intervals are bootstrap ones over the devices.
+A figure is the fastest configuration's time over the choice's: 1 is perfect. The ranker is boosted trees. Five and
+twenty measurements go in the ranker's order, or one by one as `next_to_measure` says. "Constants chosen apart" takes
+those of its process that are best on the other devices, each left out in turn. "Drawn" are twenty at random, to which
+the ranker is adapted; it then chooses, or has five more measured. "Hindsight" looks at the device that is left out: the
+best of all that are among the first k of any other device, or of the first k by a weighted mean of the others' log
+runtimes, with those of a thousand draws of weights that turn out best. Intervals are bootstrap ones over the devices.
 
 `--processors` is the check on data that the process's constants were not set on: the CPU collection's kernels, each
 ranked by a model that has not seen its processor, measured in the model's order or one by one, and chosen unmeasured by
@@ -49,7 +48,6 @@ import numpy.typing as npt
 from benchmarks.harness import today
 from tilewise._files import write_whole
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
-from tilewise.costmodel.data.devices import DEVICE_COLUMNS
 from tilewise.costmodel.data.importers import import_logs
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
@@ -68,7 +66,7 @@ PAIRS = [
     *(("first", name.format(count)) for name in (ADAPTED, ALONE) for count in ADAPTED_TO),
     *((f"{k}, in order", f"{k}, one by one") for k in FEW),
 ]
-WIDTH, TILE_WIDTH = len(DEVICE_COLUMNS), len(TILE_FEATURES)
+TILE_WIDTH = len(TILE_FEATURES)
 CONSTANTS = [Likeness(*values) for values in itertools.product((0.2, 0.4, 0.8), (1.0, 2.0, 4.0), (0.25, 0.5, 1.0))]
 OURS, FROM_NOTHING = "tilewise, from the other devices", "tilewise, from nothing"
 Scores = npt.NDArray[Any]
@@ -112,7 +110,7 @@ def main() -> None:
     elif options.products:
         found["products"] = from_h200(options.files)
     elif options.kernel_tuner:
-        found["strategies"] = beside_strategies([without_cards(k) for k in kernels], schema, options.jobs)
+        found["strategies"] = beside_strategies(kernels, schema, options.jobs)
     elif options.ceilings:
         found["ceilings"] = ceilings(kernels)
     else:
@@ -123,7 +121,7 @@ def main() -> None:
 
 def every_device(kernels: Sequence[Kernel], schema: Schema) -> dict[str, Any]:
     """Each device left out in turn."""
-    constants = chosen_apart([without_cards(k) for k in kernels], schema)
+    constants = chosen_apart(kernels, schema)
     rows, curves = {}, {}
     for number, kernel in enumerate(kernels):
         others = [k for i, k in enumerate(kernels) if i != number]
@@ -159,9 +157,9 @@ def chosen_apart(kernels: Sequence[Kernel], schema: Schema) -> list[Likeness]:
 
 
 def read(files: Sequence[Path]) -> tuple[list[Kernel], Schema]:
-    """The files as one collection, a kernel for each device, with the columns of the cards."""
+    """Read the files as one collection with a kernel for each device."""
     with tempfile.TemporaryDirectory() as folder:
-        import_logs("kernel-tuner", files, Path(folder) / "all", split="train", device_columns=True)
+        import_logs("kernel-tuner", files, Path(folder) / "all", split="train")
         data = load_dataset(Path(folder) / "all", cache_dir=Path(folder) / "cache", progress=False)
         return [dataclasses.replace(k, config_feat=np.array(k.config_feat)) for k in data.train], data.schema
 
@@ -170,25 +168,17 @@ def leave_out(
     kernel: Kernel, others: Sequence[Kernel], schema: Schema, apart: Likeness
 ) -> tuple[dict[str, float], list[float]]:
     """What each way of choosing reaches on `kernel`, and the curve of measuring one by one."""
-    told = trained(others, schema)
-    cards = np.argsort(told.score(kernel), kind="stable")
-    near = np.argsort(nearest(kernel, others), kind="stable")
-    model, plain = trained([without_cards(k) for k in others], schema), without_cards(kernel)
-    order = np.argsort(model.score(plain), kind="stable")
-    curve = one_by_one(model, plain, BUDGET)[1]
-    apart_curve = one_by_one(model, plain, BUDGET, apart)[1]
-    first, five = after_drawn(model, plain)
+    model = trained(others, schema)
+    order = np.argsort(model.score(kernel), kind="stable")
+    curve = one_by_one(model, kernel, BUDGET)[1]
+    apart_curve = one_by_one(model, kernel, BUDGET, apart)[1]
+    first, five = after_drawn(model, kernel)
     found = {
         "first": reached(kernel, order[:1]),
-        "first, with cards": reached(kernel, cards[:1]),
-        "first, nearest": reached(kernel, near[:1]),
         "five, in order": reached(kernel, order[:5]),
-        "five, with cards": reached(kernel, cards[:5]),
-        "five, nearest": reached(kernel, near[:5]),
         "five, one by one": curve[4],
         "five, constants chosen apart": apart_curve[4],
         "20, in order": reached(kernel, order[:20]),
-        "20, nearest": reached(kernel, near[:20]),
         "20, one by one": curve[19],
         "20, constants chosen apart": apart_curve[19],
         "first after 20 drawn": first,
@@ -203,21 +193,10 @@ def trained(kernels: Sequence[Kernel], schema: Schema, seeds: Iterable[int] = ra
     return Mean([train_gbdt(data, seed, threads=1) for seed in seeds])
 
 
-def without_cards(kernel: Kernel) -> Kernel:
-    return dataclasses.replace(kernel, config_feat=np.ascontiguousarray(kernel.config_feat[:, :-WIDTH]))
-
-
-def nearest(kernel: Kernel, others: Sequence[Kernel]) -> Scores:
-    """The runtimes of the device most alike, for each configuration of `kernel`; what it has not comes last."""
-    cards = np.log2(1.0 + np.stack([k.config_feat[0, -WIDTH:] for k in (kernel, *others)]))
-    cards = (cards - cards.mean(axis=0)) / np.maximum(cards.std(axis=0), 1e-9)
-    return elsewhere(kernel, others[int(np.argmin(np.square(cards[1:] - cards[0]).sum(axis=1)))])
-
-
 def elsewhere(kernel: Kernel, other: Kernel) -> Scores:
     """The other device's runtimes of the configurations of `kernel`; infinite where it has none."""
-    times = {row.tobytes(): t for row, t in zip(other.config_feat[:, :-WIDTH], other.target, strict=True)}
-    return np.array([times.get(row.tobytes(), math.inf) for row in kernel.config_feat[:, :-WIDTH]])
+    times = {row.tobytes(): t for row, t in zip(other.config_feat, other.target, strict=True)}
+    return np.array([times.get(row.tobytes(), math.inf) for row in kernel.config_feat])
 
 
 def ceilings(kernels: Sequence[Kernel]) -> dict[str, dict[str, float]]:

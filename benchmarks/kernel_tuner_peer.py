@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.costmodel.data.devices import DEVICE_COLUMNS
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 
@@ -27,7 +26,7 @@ def run(strategy: str, kernel: Kernel, schema: Schema, budget: int, seed: int) -
     import kernel_tuner
     from constraint import FunctionConstraint
 
-    names = [name for name in schema.config_features if name not in DEVICE_COLUMNS]
+    names = list(schema.config_features)
     values = {name: [int(v) for v in np.unique(kernel.config_feat[:, i])] for i, name in enumerate(names)}
     known = {tuple(int(v) for v in row[: len(names)]) for row in kernel.config_feat}
     random.seed(seed)

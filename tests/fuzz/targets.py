@@ -409,19 +409,6 @@ TARGETS["log_metaschedule"] = _imported("metaschedule", "metaschedule", in_lines
 
 
 @target
-def device_cards(folder: Path) -> Target:
-    from tilewise.costmodel.data.devices import KNOWN, columns_of, read_cards
-
-    (folder / "devices.json").write_text(json.dumps(KNOWN))
-
-    def use(path: Path) -> None:
-        for card in read_cards(path).values():
-            columns_of(card)
-
-    return Target(folder / "devices.json", use, (in_json,))
-
-
-@target
 def adapted_model(folder: Path) -> Target:
     from tilewise.costmodel.models.adapted import adapt
     from tilewise.costmodel.models.scorer import load_scorer

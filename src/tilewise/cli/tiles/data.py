@@ -143,22 +143,15 @@ def import_(
         Path | None, typer.Option(help="JSON file that says what the kernels compute: loops, operands, tile.")
     ] = None,
     device: Annotated[str, typer.Option(help="The device's name, if the log does not have it.")] = "",
-    cards: Annotated[
-        Path | None, typer.Option(help="JSON file with what is known of devices, by name (multiprocessors, caches, …).")
-    ] = None,
     split: Annotated[
         str | None, typer.Option(help="Put all kernels into this split (default: split by shape).")
     ] = None,
-    device_columns: Annotated[
-        bool, typer.Option("--device-columns", help="What is known of the devices also becomes columns.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read other autotuners' logs into a collection that `tiles train` learns from.
 
     Example: tilewise tiles import kernel-tuner convolution_A100.T4.json.gz --out a100 --device A100
     """
-    from tilewise.costmodel.data.devices import read_cards
     from tilewise.costmodel.data.importers import import_logs, read_description
 
     description = read_description(describe.expanduser()) if describe else None
@@ -169,9 +162,7 @@ def import_(
             out.expanduser(),
             description=description,
             device=device,
-            cards=read_cards(cards.expanduser()) if cards else None,
             split=split,
-            device_columns=device_columns,
             progress=lambda records: move(records, None, "records read"),
         )
     if as_json:

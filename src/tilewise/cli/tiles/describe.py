@@ -15,7 +15,7 @@ from tilewise.cli.tables import show, table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tilewise.costmodel.data.describe import Description, GroupFigures
+    from tilewise.costmodel.data.describe import CollectionSummary, GroupFigures
 
 _PICTURE_FIELDS = ("slowdowns", "deviations")
 
@@ -46,7 +46,7 @@ def describe(
         typer.echo(f"Drew {plot}.", err=as_json)
 
 
-def _print(figures: Description, programs: bool) -> None:
+def _print(figures: CollectionSummary, programs: bool) -> None:
     from rich.console import Console
 
     console = Console()
@@ -83,7 +83,7 @@ def _table(what: str, groups: dict[str, GroupFigures]) -> Table:
     return table(headings, rows, title)
 
 
-def draw(figures: Description, path: Path) -> None:
+def draw(figures: CollectionSummary, path: Path) -> None:
     """Left: which share of configurations is within a factor of the best; right: the scatter of the repeats."""
     import numpy as np
 

@@ -1,15 +1,12 @@
-"""Measured kernels from wherever they lie (a store, a collection's file or folder), in a model's own columns."""
+"""Reads measured kernels from a store, a collection file or a folder, with the columns in a model's order."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
-import numpy as np
-
 from tilewise.costmodel.data.collection import Collection, read_collection, read_folder
 from tilewise.costmodel.data.dataset import find_collection
-from tilewise.costmodel.data.devices import DEVICE_COLUMNS
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.errors import ConfigurationError
@@ -18,14 +15,15 @@ _STORES = (".sqlite", ".db")
 
 
 def measured_kernels(path: Path, schema: Schema) -> list[Kernel]:
-    """Every kernel with runtimes at `path`; its columns are put in the order of `schema` by their names."""
-    collection = _collection(path)
-    places = _places(collection.schema, schema, path)
+    """Return every kernel with runtimes at `path`, its columns selected by name in the order of `schema`."""
+    collection = _read_any(path)
+    columns = _column_indices(collection.schema, schema, path)
     kernels = [m.kernel for members in collection.splits.values() for m in members if m.kernel.labelled]
-    return [dataclasses.replace(kernel, config_feat=_placed(kernel, places)) for kernel in kernels]
+    return [dataclasses.replace(kernel, config_feat=kernel.config_feat.take(columns, axis=1)) for kernel in kernels]
 
 
-def _collection(path: Path) -> Collection:
+def _read_any(path: Path) -> Collection:
+    """Read a folder, a store of measurements, or a collection file."""
     if path.is_dir():
         return read_folder(path)
     if path.suffix in _STORES:
@@ -37,17 +35,10 @@ def _collection(path: Path) -> Collection:
     return read_collection(find_collection(path))
 
 
-def _places(have: Schema, want: Schema, path: Path) -> list[int]:
-    """Where each wanted column stands; -1 for a device's that nothing is said of."""
-    missing = [n for n in want.config_features if n not in have.config_features and n not in DEVICE_COLUMNS]
-    if missing:
-        raise ConfigurationError(
-            f"{path} was measured with other settings than the model knows: it lacks {', '.join(missing[:3])}."
-        )
-    names = {name: place for place, name in enumerate(have.config_features)}
-    return [names.get(name, -1) for name in want.config_features]
-
-
-def _placed(kernel: Kernel, places: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    known = np.hstack([kernel.config_feat, np.zeros((kernel.n_configs, 1), np.float32)])
-    return np.ascontiguousarray(known[:, places])
+def _column_indices(source: Schema, target: Schema, path: Path) -> list[int]:
+    """Return the index in `source` of each column of `target`."""
+    missing_columns = [name for name in target.config_features if name not in source.config_features]
+    if missing_columns:
+        raise ConfigurationError(f"{path} lacks columns that the model needs: {', '.join(missing_columns[:3])}.")
+    index_of = {name: index for index, name in enumerate(source.config_features)}
+    return [index_of[name] for name in target.config_features]

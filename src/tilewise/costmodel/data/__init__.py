@@ -1,1 +1,1 @@
-"""Measured kernels: one kernel, files of many, and other tools' logs made into either."""
+"""Measured kernels: the `Kernel` record, collections of kernels on disk, and importers for other tools' logs."""

@@ -1,15 +1,15 @@
-"""What is in a collection: how much, how far apart best and worst lie, what a fixed choice costs, how noisy it is.
+"""Statistics of a collection: its size, the ratio of worst to best, the loss of a fixed choice, and the timing noise.
 
-A family's fixed choice is the one configuration that loses least over its train kernels, used everywhere (the default
-where a kernel does not have it): what a library does that never tunes. The noise is the scatter of repeated timings
-where files tell it, else the difference between exact repeats of a configuration.
+The fixed choice of a family is the one configuration with the smallest loss over its train kernels. It stands for a
+library that never tunes; a kernel that lacks this configuration uses the default instead. The noise is the deviation of
+repeated timings if the files contain it, and otherwise the deviation between equal configurations of a kernel.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,12 +23,13 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import OPCODES, Schema
 
 Floats = npt.NDArray[np.float64]
-_HEAVY = ("convolution", "dot", "reduce-window", "reduce")
+_FAMILY_OPCODES = ("convolution", "dot", "reduce-window", "reduce")  # by decreasing cost
+_MAX_REPEATED_CONFIGS = 20  # groups of equal configurations that are compared in one kernel; more cost time only
 
 
 @dataclass(frozen=True)
 class SplitCount:
-    """How much one split holds."""
+    """Number of kernels, configurations and programs of a split."""
 
     kernels: int
     configs: int
@@ -38,165 +39,184 @@ class SplitCount:
 
 @dataclass(frozen=True)
 class GroupFigures:
-    """The measured kernels of one family or program. Losses are relative to the best: 0.1 is 10 % slower."""
+    """Statistics of the measured kernels of one family or program.
+
+    Losses are relative to the best configuration: 0.1 is 10 % slower.
+    """
 
     kernels: int
     configs: int
-    best_us: tuple[float, float]  # the fastest and the slowest kernel's best
-    spread: float  # worst over best, median over kernels
+    best_us: tuple[float, float]  # best runtime of the fastest kernel and of the slowest kernel
+    spread: float  # worst configuration over best, median over kernels
     median_config: float  # median configuration over best, median over kernels
-    fifth_best_loss: float  # mean over kernels with five configurations or more
+    fifth_best_loss: float  # mean over kernels with at least five configurations
     default_loss: float  # mean over kernels
     fixed_loss: float  # mean over kernels
     noise: float | None  # median relative deviation of repeats
 
 
 @dataclass(frozen=True, eq=False)
-class Description:
-    """Everything `tilewise tiles describe` says."""
+class CollectionSummary:
+    """Result of `describe`; its field names are the JSON keys of `tilewise tiles describe --json`."""
 
     name: str
     hardware: str | None
-    measured: list[str] | None
+    measured: list[str] | None  # first and last day of the measurements
     columns: tuple[str, ...]
     splits: dict[str, SplitCount]
     families: dict[str, GroupFigures]
     programs: dict[str, GroupFigures]
     total: GroupFigures | None
-    slowdowns: dict[str, Floats]  # by family: runtime over best of every pair, for pictures
-    deviations: dict[str, Floats]
+    slowdowns: dict[str, Floats]  # per family: runtime over best of every configuration of every kernel, for plots
+    deviations: dict[str, Floats]  # per family: relative deviation of repeats, for plots
 
 
 @dataclass(frozen=True, eq=False)
-class _Entry:
-    """One labelled kernel, boiled down."""
+class _KernelFigures:
+    """Statistics of one labelled kernel with c configurations."""
 
     split: str
     kernel: Kernel
     family: str
-    slowdown: Floats  # runtime over best, every configuration
-    deviation: Floats
+    slowdown: Floats  # (c,) runtime over best
+    deviation: Floats  # relative deviations that are known
 
-    @cached_property  # asked for once a configuration
+    @cached_property  # read once per configuration
     def default_loss(self) -> float:
         return float(np.mean(self.kernel.normalizer) / self.kernel.runtime.min() - 1)
 
 
-def describe(root: str | os.PathLike[str], *, progress: bool = True) -> Description:
-    """Count and measure the collection at `root`: a folder, a file, or the name of an embedded one.
+def describe(root: str | os.PathLike[str], *, progress: bool = True) -> CollectionSummary:
+    """Summarize the collection at `root`: a folder, a file, or the name of an embedded collection.
 
     >>> describe("h200").splits["train"].kernels  # doctest: +SKIP
     321
     """
-    schema, kernels = _read(root, progress)
+    schema, members = _read_members(root, progress)
     counts: dict[str, list[Any]] = {split: [0, 0, set(), False] for split in SPLITS}
-    entries = []
-    for split, measured in kernels:
-        kernel = measured.kernel
+    kernels = []
+    for split, member in members:
+        kernel = member.kernel
         count = counts[split]
+        # Kernels, configurations, programs, labelled: in the order of the fields of SplitCount.
         count[0] += 1
         count[1] += kernel.n_configs
         count[2].add(kernel.program)
         count[3] |= kernel.labelled
         if kernel.labelled:
-            entries.append(_entry(split, measured))
-    return _description(os.fspath(root), schema, counts, entries)
+            kernels.append(_kernel_figures(split, member))
+    splits = {split: SplitCount(count[0], count[1], len(count[2]), count[3]) for split, count in counts.items()}
+    return _summarize(os.fspath(root), schema, splits, kernels)
 
 
-def _read(root: str | os.PathLike[str], progress: bool) -> tuple[Schema, Iterator[tuple[str, MeasuredKernel]]]:
+def _read_members(root: str | os.PathLike[str], progress: bool) -> tuple[Schema, Iterator[tuple[str, MeasuredKernel]]]:
+    """Return the schema and an iterator over (split, kernel)."""
     path = find_collection(root)
     if not path.is_dir():
         collection = read_collection(path)
     elif (path / "schema.json").is_file():
         collection = read_folder(path)
-    else:  # TpuGraphs itself, which is large: through the converted shards
+    else:  # a folder without a schema is TpuGraphs itself: too large for memory, so read the converted shards
         dataset = load_dataset(path, progress=progress)
-        return dataset.schema, ((s, _plain(k)) for s in SPLITS for k in dataset.split(s))
+        return dataset.schema, ((s, _without_noise(k)) for s in SPLITS for k in dataset.split(s))
     return collection.schema, ((s, m) for s, members in collection.splits.items() if s in SPLITS for m in members)
 
 
-def _plain(kernel: Kernel) -> MeasuredKernel:
-    nothing = np.full(kernel.n_configs, np.nan, np.float32)
-    return MeasuredKernel(kernel, nothing, np.ones(kernel.n_configs, np.uint16), {})
+def _without_noise(kernel: Kernel) -> MeasuredKernel:
+    unknown = np.full(kernel.n_configs, np.nan, np.float32)
+    return MeasuredKernel(kernel, unknown, np.ones(kernel.n_configs, np.uint16), {})
 
 
-def _entry(split: str, measured: MeasuredKernel) -> _Entry:
-    kernel = measured.kernel
+def _kernel_figures(split: str, member: MeasuredKernel) -> _KernelFigures:
+    """Compute slowdowns, deviations and the family of one labelled kernel."""
+    kernel = member.kernel
     target = kernel.runtime / kernel.normalizer
-    deviation = measured.deviation[np.isfinite(measured.deviation)].astype(np.float64)
+    # Recorded deviations are preferred to those between equal configurations.
+    deviation = member.deviation[np.isfinite(member.deviation)].astype(np.float64)
     if not len(deviation):
-        deviation = _between_repeats(kernel, target)
-    family = str(measured.problem.get("family") or _heaviest(kernel))
-    return _Entry(split, kernel, family, target / target.min(), deviation)
+        deviation = _repeat_deviation(kernel, target)
+    family = str(member.problem.get("family") or _guess_family(kernel))
+    return _KernelFigures(split, kernel, family, target / target.min(), deviation)
 
 
-def _heaviest(kernel: Kernel) -> str:
-    """A family for kernels that do not name theirs: their weightiest kind of instruction."""
+def _guess_family(kernel: Kernel) -> str:
+    """Name the family of a kernel that does not state it after its most expensive kind of instruction."""
+    # A fusion with a convolution and a reduction is dominated by the convolution.
     present = {OPCODES[number] for number in kernel.node_opcode}
-    return next((name for name in _HEAVY if name in present), "elementwise")
+    return next((name for name in _FAMILY_OPCODES if name in present), "elementwise")
 
 
-def _between_repeats(kernel: Kernel, target: Floats) -> Floats:
-    """Relative standard deviation within each group of equal configurations."""
+def _repeat_deviation(kernel: Kernel, target: Floats) -> Floats:
+    """Compute the relative standard deviation within each group of equal configurations."""
     _, inverse, sizes = np.unique(kernel.config_feat, axis=0, return_inverse=True, return_counts=True)
     inverse = inverse.reshape(-1)
     repeated = np.flatnonzero(sizes > 1)
-    groups = (target[inverse == group] for group in repeated[:20])
+    groups = (target[inverse == group] for group in repeated[:_MAX_REPEATED_CONFIGS])
     return np.array([group.std(ddof=1) / np.median(group) for group in groups], np.float64)
 
 
-def _description(name: str, schema: Schema, counts: Mapping[str, list[Any]], entries: list[_Entry]) -> Description:
-    families, programs = _by(entries, "family"), _by(entries, "program")
-    fixed = {kernel: loss for members in families.values() for kernel, loss in _fixed_losses(members).items()}
-    return Description(
-        str(schema.extra.get("name") or name),
-        schema.extra.get("hardware"),
-        schema.extra.get("measured"),
-        schema.config_features,
-        {split: SplitCount(c[0], c[1], len(c[2]), c[3]) for split, c in counts.items()},
-        {key: _figures(members, fixed) for key, members in families.items()},
-        {key: _figures(members, fixed) for key, members in programs.items()},
-        _figures(entries, fixed) if entries else None,
-        {key: np.concatenate([e.slowdown for e in members]) for key, members in families.items()},
-        {key: np.concatenate([e.deviation for e in members]) for key, members in families.items()},
+def _summarize(
+    name: str, schema: Schema, splits: dict[str, SplitCount], kernels: list[_KernelFigures]
+) -> CollectionSummary:
+    """Group the kernels by family and by program, and compute the figures of each group."""
+    by_family = _group(kernels, lambda figures: figures.family)
+    by_program = _group(kernels, lambda figures: figures.kernel.program)
+    fixed_loss = {kernel: loss for members in by_family.values() for kernel, loss in _fixed_losses(members).items()}
+    return CollectionSummary(
+        name=str(schema.extra.get("name") or name),
+        hardware=schema.extra.get("hardware"),
+        measured=schema.extra.get("measured"),
+        columns=schema.config_features,
+        splits=splits,
+        families={key: _group_figures(members, fixed_loss) for key, members in by_family.items()},
+        programs={key: _group_figures(members, fixed_loss) for key, members in by_program.items()},
+        total=_group_figures(kernels, fixed_loss) if kernels else None,
+        slowdowns={key: np.concatenate([m.slowdown for m in members]) for key, members in by_family.items()},
+        deviations={key: np.concatenate([m.deviation for m in members]) for key, members in by_family.items()},
     )
 
 
-def _by(entries: Iterable[_Entry], what: str) -> dict[str, list[_Entry]]:
-    groups: dict[str, list[_Entry]] = defaultdict(list)
-    for entry in entries:
-        groups[entry.family if what == "family" else entry.kernel.program].append(entry)
+def _group(kernels: Iterable[_KernelFigures], key: Callable[[_KernelFigures], str]) -> dict[str, list[_KernelFigures]]:
+    groups: dict[str, list[_KernelFigures]] = defaultdict(list)
+    for figures in kernels:
+        groups[key(figures)].append(figures)
     return dict(sorted(groups.items()))
 
 
-def _fixed_losses(members: list[_Entry]) -> dict[str, float]:
-    """By kernel, what the family's one fixed configuration loses."""
-    learnt = [entry for entry in members if entry.split == "train"] or members
-    gain: dict[bytes, float] = defaultdict(float)
-    for entry in learnt:
-        for row, slowdown in zip(entry.kernel.config_feat, entry.slowdown, strict=True):
-            gain[row.tobytes()] += (slowdown - 1) - entry.default_loss
-    chosen = min(gain, key=gain.__getitem__)
-    return {entry.kernel.name: _loss_of(entry, chosen) for entry in members}
+def _fixed_losses(members: list[_KernelFigures]) -> dict[str, float]:
+    """Choose the best fixed configuration of a family on its train kernels; return each kernel's loss with it."""
+    train = [figures for figures in members if figures.split == "train"] or members
+    # Kernels have different sets of configurations. A kernel without a configuration runs its default, so a
+    # configuration is compared by the sum, over the kernels that have it, of its loss minus the default's loss.
+    excess_loss: dict[bytes, float] = defaultdict(float)
+    for figures in train:
+        for row, slowdown in zip(figures.kernel.config_feat, figures.slowdown, strict=True):
+            excess_loss[row.tobytes()] += (slowdown - 1) - figures.default_loss
+    best_config = min(excess_loss, key=excess_loss.__getitem__)
+    return {figures.kernel.name: _loss_of(figures, best_config) for figures in members}
 
 
-def _loss_of(entry: _Entry, chosen: bytes) -> float:
-    found = [s for row, s in zip(entry.kernel.config_feat, entry.slowdown, strict=True) if row.tobytes() == chosen]
-    return float(min(found)) - 1 if found else entry.default_loss
+def _loss_of(figures: _KernelFigures, config: bytes) -> float:
+    """Return the loss of a configuration on a kernel, or the default's loss if the kernel lacks it."""
+    rows = zip(figures.kernel.config_feat, figures.slowdown, strict=True)
+    slowdowns = [slowdown for row, slowdown in rows if row.tobytes() == config]
+    return float(min(slowdowns)) - 1 if slowdowns else figures.default_loss
 
 
-def _figures(members: list[_Entry], fixed: Mapping[str, float]) -> GroupFigures:
-    best_us = [float(entry.kernel.runtime.min()) / 1e3 for entry in members]
-    fifth = [float(np.sort(e.slowdown)[4]) - 1 for e in members if len(e.slowdown) >= 5]
-    deviation = np.concatenate([entry.deviation for entry in members])
+def _group_figures(members: list[_KernelFigures], fixed_loss: Mapping[str, float]) -> GroupFigures:
+    """Compute the statistics of a non-empty group of kernels."""
+    # Medians over kernels for ratios, which have long tails; means for losses, which are costs.
+    best_us = [float(figures.kernel.runtime.min()) / 1e3 for figures in members]
+    fifth_best = [float(np.sort(m.slowdown)[4]) - 1 for m in members if len(m.slowdown) >= 5]
+    deviation = np.concatenate([figures.deviation for figures in members])
     return GroupFigures(
-        len(members),
-        sum(entry.kernel.n_configs for entry in members),
-        (min(best_us), max(best_us)),
-        float(np.median([entry.slowdown.max() for entry in members])),
-        float(np.median([np.median(entry.slowdown) for entry in members])),
-        float(np.mean(fifth)) if fifth else 0.0,
-        float(np.mean([entry.default_loss for entry in members])),
-        float(np.mean([fixed[entry.kernel.name] for entry in members])),
-        float(np.median(deviation)) if len(deviation) else None,
+        kernels=len(members),
+        configs=sum(figures.kernel.n_configs for figures in members),
+        best_us=(min(best_us), max(best_us)),
+        spread=float(np.median([figures.slowdown.max() for figures in members])),
+        median_config=float(np.median([np.median(figures.slowdown) for figures in members])),
+        fifth_best_loss=float(np.mean(fifth_best)) if fifth_best else 0.0,
+        default_loss=float(np.mean([figures.default_loss for figures in members])),
+        fixed_loss=float(np.mean([fixed_loss[figures.kernel.name] for figures in members])),
+        noise=float(np.median(deviation)) if len(deviation) else None,
     )

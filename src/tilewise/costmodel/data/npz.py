@@ -1,9 +1,9 @@
-"""Reads named arrays from an npz file that nobody vouches for, and writes small ones quickly.
+"""Reads arrays from untrusted npz files, and writes small npz files quickly.
 
-The idea of reading: believe nothing before it is checked. The directory's own size is looked at before it is read; the
-member's size in it, the shape in its npy header and a limit for the whole file must all agree before a byte of it is
-allocated; only plain numbers are decoded, so there is no path to a pickle; whatever a damaged file provokes in the
-decompressor becomes one sentence.
+The reader checks every claim of the file before it acts on it. It limits the size of the zip directory before parsing
+it. Before it allocates an array, the member's size, the shape in the npy header and the limit for the whole file must
+agree. It decodes only plain numbers, so no pickle is ever loaded. Any exception that a damaged file causes in the
+decompressor becomes a `FileFormatError` of one sentence.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from tilewise.errors import FileFormatError, TilewiseError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# Limits for untrusted files.
 MAX_FILE_BYTES = 1 << 30
-MAX_UNPACKED_BYTES = 256 << 20  # of all arrays that are read; the largest kernels of the public dataset need a tenth
-_MAX_RATIO = 32  # large files may unpack to more: collections pack to a fifteenth, bombs to a thousandth
+MAX_UNPACKED_BYTES = 256 << 20  # sum over the arrays that are read; TpuGraphs' largest kernels need a tenth of it
+_MAX_COMPRESSION_RATIO = 32  # larger files may unpack to more; collections reach 15, zip bombs reach 1000
 _MAX_MEMBERS = 256
 _MAX_DIRECTORY_BYTES = 1 << 18
 _MAX_EMPTY_ROWS = 1 << 20
 _MAX_HEADER_BYTES = 4096
-_NUMBERS_AT_ONCE = 1 << 20
-_END_BYTES = (1 << 16) + 22  # the last record and the longest comment
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_CHUNK_NUMBERS = 1 << 20  # 4 to 8 MiB per chunk of `stream_npz`
+_END_RECORD_BYTES = (1 << 16) + 22  # zip's end record of 22 bytes and the longest comment
+_COMPRESSION_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADER = re.compile(
     r"\s*\{\s*'descr'\s*:\s*'(?P<descr>[<>|=][a-zA-Z]\d{1,2})'\s*,\s*'fortran_order'\s*:\s*(?P<order>True|False)\s*,"
     r"\s*'shape'\s*:\s*\((?P<shape>[\dL,\s]*)\)\s*,?\s*\}\s*"
 )
-_DAMAGE = (
+_DAMAGE_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
     struct.error,
@@ -59,150 +60,160 @@ _DAMAGE = (
 )
 
 
+# Zip's local file header, central directory entry and end record (APPNOTE.TXT 4.3.7, 4.3.12, 4.3.16).
 _LOCAL, _CENTRAL, _END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s4H2IH")
-_DAY = 0x21  # the first of January 1980, the earliest that a zip can say: equal arrays give equal bytes
-_WORTH_PACKING = 512  # bytes
-_ONE_WRITER_BYTES = 1 << 30
+_ZIP_EPOCH = 0x21  # 1 January 1980, the earliest date of a zip: equal arrays give equal bytes
+_MIN_COMPRESSED_BYTES = 512  # compressing fewer bytes costs more time than it saves space
+_MAX_FAST_WRITER_BYTES = 1 << 30  # above this a zip may need 64-bit fields
 
 
 def npz_bytes(arrays: Mapping[str, Array], level: int = -1) -> bytes:
-    """What `numpy.savez_compressed` writes, in a fifth of the time for a kernel's few kilobytes; `level` is zlib's.
+    """Encode arrays like `numpy.savez_compressed`, five times as fast for a few kilobytes; `level` is zlib's.
 
-    Most of that time goes into zipfile's bookkeeping and into compressing arrays of a few numbers, which stay as they
-    are here.
+    Most of NumPy's time goes into zipfile's bookkeeping and into compressing tiny arrays, which are stored
+    uncompressed here.
     """
-    if sum(array.nbytes for array in arrays.values()) > _ONE_WRITER_BYTES:
+    if sum(array.nbytes for array in arrays.values()) > _MAX_FAST_WRITER_BYTES:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **arrays)
         return buffer.getvalue()
-    parts: list[bytes] = []
-    directory: list[bytes] = []
-    at = 0
+    # A zip file is a local header and a body per member, then the directory, then the end record.
+    chunks: list[bytes] = []
+    entries: list[bytes] = []
+    offset = 0
     for key, array in arrays.items():
         name = f"{key}.npy".encode()
-        whole = _npy_header(array.dtype.str, array.shape) + np.ascontiguousarray(array).tobytes()
-        packed = len(whole) >= _WORTH_PACKING
-        body = zlib.compress(whole, level, wbits=-zlib.MAX_WBITS) if packed else whole
-        told = (20, 0, 8 if packed else 0, 0, _DAY, zlib.crc32(whole), len(body), len(whole), len(name), 0)
-        parts += [_LOCAL.pack(b"PK\3\4", *told), name, body]
-        directory += [_CENTRAL.pack(b"PK\1\2", 20, *told, 0, 0, 0, 0, at), name]
-        at += _LOCAL.size + len(name) + len(body)
-    listed = b"".join(directory)
-    end = _END.pack(b"PK\5\6", 0, 0, len(arrays), len(arrays), len(listed), at, 0)
-    return b"".join([*parts, listed, end])
+        npy = _npy_header(array.dtype.str, array.shape) + np.ascontiguousarray(array).tobytes()
+        compress = len(npy) >= _MIN_COMPRESSED_BYTES
+        body = zlib.compress(npy, level, wbits=-zlib.MAX_WBITS) if compress else npy
+        # Version, flags, method (8 is deflate), time, date, checksum, two sizes, lengths of name and extra field.
+        header = (20, 0, 8 if compress else 0, 0, _ZIP_EPOCH, zlib.crc32(npy), len(body), len(npy), len(name), 0)
+        chunks += [_LOCAL.pack(b"PK\3\4", *header), name, body]
+        entries += [_CENTRAL.pack(b"PK\1\2", 20, *header, 0, 0, 0, 0, offset), name]
+        offset += _LOCAL.size + len(name) + len(body)
+    directory = b"".join(entries)
+    end = _END.pack(b"PK\5\6", 0, 0, len(arrays), len(arrays), len(directory), offset, 0)
+    return b"".join([*chunks, directory, end])
 
 
 @functools.lru_cache(4096)
 def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Encode an npy header of version 1.0, padded to a multiple of 64 bytes as the format demands."""
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
     padded = text + " " * (-(len(text) + 11) % 64) + "\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
 
 
 def read_npz(
-    path: Path, keys: Sequence[str], optional: Sequence[str] = (), most_file_bytes: int = MAX_FILE_BYTES
+    path: Path, keys: Sequence[str], optional: Sequence[str] = (), max_file_bytes: int = MAX_FILE_BYTES
 ) -> dict[str, Array]:
-    """The arrays called `keys` (and those of `optional` that are there), as owned native-endian arrays."""
-    with _readable(path, "npz"), open_input(path, most_file_bytes) as stream, _opened(stream, path) as archive:
+    """Read the arrays called `keys`, and those of `optional` that exist, as native-endian arrays."""
+    with _damage_as_error(path, "npz"), open_input(path, max_file_bytes) as stream, _open_zip(stream, path) as archive:
         members = _members(archive, path)
-        wanted = [*keys, *(key for key in optional if key in members)]
-        missing = [key for key in keys if key not in members]
-        if missing:
-            raise FileFormatError(f"{path} lacks {', '.join(missing)}; it needs {', '.join(keys)}.")
-        total = sum(members[key].file_size for key in wanted)
-        most = max(MAX_UNPACKED_BYTES, _MAX_RATIO * os.fstat(stream.fileno()).st_size)
-        if total > most:
-            raise FileFormatError(f"{path} unpacks to {total} bytes, more than the {most} allowed.")
-        return {key: _read_member(archive, members[key], f"{path}: {key}") for key in wanted}
+        # The sizes in the directory are checked before any member is unpacked.
+        present = [*keys, *(key for key in optional if key in members)]
+        missing_keys = [key for key in keys if key not in members]
+        if missing_keys:
+            raise FileFormatError(f"{path} lacks {', '.join(missing_keys)}; it needs {', '.join(keys)}.")
+        total = sum(members[key].file_size for key in present)
+        limit = max(MAX_UNPACKED_BYTES, _MAX_COMPRESSION_RATIO * os.fstat(stream.fileno()).st_size)
+        if total > limit:
+            raise FileFormatError(f"{path} unpacks to {total} bytes, more than the {limit} allowed.")
+        return {key: _read_member(archive, members[key], f"{path}: {key}") for key in present}
 
 
-def stream_npz(path: Path, key: str, shape: tuple[int, ...], most_file_bytes: int = MAX_FILE_BYTES) -> Iterator[Array]:
-    """The numbers of one array of that shape in C order, some MiB at a time: for what may be larger than memory."""
-    where, left = f"{path}: {key}", math.prod(shape)
+def stream_npz(path: Path, key: str, shape: tuple[int, ...], max_file_bytes: int = MAX_FILE_BYTES) -> Iterator[Array]:
+    """Yield the numbers of one array in C order, a few MiB at a time, for arrays that may exceed the memory."""
+    where, remaining = f"{path}: {key}", math.prod(shape)
     with contextlib.ExitStack() as stack:
-        with _readable(path, "npz"):
-            archive = stack.enter_context(_opened(stack.enter_context(open_input(path, most_file_bytes)), path))
+        with _damage_as_error(path, "npz"):
+            archive = stack.enter_context(_open_zip(stack.enter_context(open_input(path, max_file_bytes)), path))
             info = _members(archive, path).get(key)
             if info is None:
                 raise FileFormatError(f"{path} lacks {key}.")
             stream = stack.enter_context(_open_member(archive, info, where))
-            dtype, fortran, found, header_bytes = _read_header(stream, where)
-            if found != shape or fortran:
-                order = ", column by column," if fortran else ""
-                raise FileFormatError(f"{where} has shape {found}{order} where {shape} is needed.")
-            _check_size(found, dtype, header_bytes, info, where)
-        while left:  # what happens to a piece is the caller's business: only the reading is guarded
-            piece = np.empty(min(left, _NUMBERS_AT_ONCE), dtype)
-            with _readable(path, "npz"):
-                _fill(stream, piece.view(np.uint8).data, where)
-            left -= len(piece)
-            yield piece
-        with _readable(path, "npz"):
+            dtype, fortran, header_shape, header_bytes = _read_header(stream, where)
+            if header_shape != shape or fortran:
+                order = " in column-major order" if fortran else ""
+                raise FileFormatError(f"{where} has shape {header_shape}{order} where {shape} is needed.")
+            _check_size(header_shape, dtype, header_bytes, info, where)
+        # Only the reading is guarded: an exception of the caller while it has a chunk must pass through unchanged.
+        while remaining:
+            chunk = np.empty(min(remaining, _CHUNK_NUMBERS), dtype)
+            with _damage_as_error(path, "npz"):
+                _fill(stream, chunk.view(np.uint8).data, where)
+            remaining -= len(chunk)
+            yield chunk
+        with _damage_as_error(path, "npz"):
             _check_end(stream, where)
 
 
-def read_npy(path: Path, most_bytes: int) -> Array:
-    """The array of one npy file."""
-    with _readable(path, "npy"), open_input(path, most_bytes) as stream:
-        dtype, fortran, shape, header_bytes = _read_header(stream, str(path), most_axes=8)
-        count, held = math.prod(shape), os.fstat(stream.fileno()).st_size - header_bytes
-        if count * dtype.itemsize != held or max(shape, default=0) > most_bytes:
-            raise FileFormatError(f"{path} has shape {shape} in its header and {held} bytes of numbers.")
+def read_npy(path: Path, max_bytes: int) -> Array:
+    """Read the array of one npy file of at most `max_bytes`."""
+    with _damage_as_error(path, "npy"), open_input(path, max_bytes) as stream:
+        dtype, fortran, shape, header_bytes = _read_header(stream, str(path), max_axes=8)
+        count, data_bytes = math.prod(shape), os.fstat(stream.fileno()).st_size - header_bytes
+        if count * dtype.itemsize != data_bytes or max(shape, default=0) > max_bytes:
+            raise FileFormatError(f"{path} has shape {shape} in its header and {data_bytes} bytes of numbers.")
         flat = np.empty(count, dtype)
         _fill(stream, flat.view(np.uint8).data, str(path))
     return np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"), dtype=dtype.newbyteorder("="))
 
 
 @contextlib.contextmanager
-def _readable(path: Path, kind: str) -> Iterator[None]:
-    """Whatever a damaged file provokes in this block becomes one sentence."""
+def _damage_as_error(path: Path, kind: str) -> Iterator[None]:
+    """Turn any exception that a damaged file causes in this block into a `FileFormatError`."""
     try:
         yield
     except TilewiseError:
         raise
-    except _DAMAGE as error:
-        again = "; fetch it again" if kind == "npz" else ""
-        raise FileFormatError(f"{path} is not a readable {kind} file ({type(error).__name__}){again}.") from error
+    except _DAMAGE_ERRORS as error:
+        hint = "; fetch it again" if kind == "npz" else ""
+        raise FileFormatError(f"{path} is not a readable {kind} file ({type(error).__name__}){hint}.") from error
 
 
-def _opened(stream: IO[bytes], path: Path) -> zipfile.ZipFile:
-    """The archive, once its last record says that its directory is small: reading a million entries takes long."""
+def _open_zip(stream: IO[bytes], path: Path) -> zipfile.ZipFile:
+    """Open the archive after checking its end record: `zipfile` parses a directory of any length."""
     stream.seek(0, 2)
-    stream.seek(max(0, stream.tell() - _END_BYTES))
-    tail = stream.read()
-    at = tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) < at + 22:
+    stream.seek(max(0, stream.tell() - _END_RECORD_BYTES))
+    ending = stream.read()
+    position = ending.rfind(b"PK\5\6")
+    if position < 0 or len(ending) < position + 22:
         raise FileFormatError(f"{path} is not an npz file, or it is cut short.")
-    entries, directory = struct.unpack("<HI", tail[at + 10 : at + 16])
-    if entries > _MAX_MEMBERS or directory > _MAX_DIRECTORY_BYTES or tail[max(0, at - 20) : at][:4] == b"PK\6\7":
-        raise FileFormatError(f"{path} holds more than {_MAX_MEMBERS} members; a kernel file has six.")
+    entries, directory_bytes = struct.unpack("<HI", ending[position + 10 : position + 16])
+    is_zip64 = ending[max(0, position - 20) : position][:4] == b"PK\6\7"  # its counts are stored elsewhere
+    if entries > _MAX_MEMBERS or directory_bytes > _MAX_DIRECTORY_BYTES or is_zip64:
+        raise FileFormatError(f"{path} contains more than {_MAX_MEMBERS} members; a kernel file has six.")
     stream.seek(0)
     return zipfile.ZipFile(stream)
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.ZipInfo]:
+    """List the arrays of the archive by name."""
     infos = archive.infolist()
     if len(infos) > _MAX_MEMBERS:
-        raise FileFormatError(f"{path} holds {len(infos)} members; a kernel file has six.")
-    found: dict[str, zipfile.ZipInfo] = {}
+        raise FileFormatError(f"{path} contains {len(infos)} members; a kernel file has six.")
+    members: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         key = info.filename.removesuffix(".npy")
-        if key in found:
-            raise FileFormatError(f"{path} holds {key} twice.")
-        found[key] = info
-    return found
+        if key in members:
+            raise FileFormatError(f"{path} contains {key} twice.")
+        members[key] = info
+    return members
 
 
 def _open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> IO[bytes]:
-    if info.compress_type not in _METHODS:
-        raise FileFormatError(f"{where} is compressed in a way npz does not use.")
+    if info.compress_type not in _COMPRESSION_METHODS:
+        raise FileFormatError(f"{where} uses a compression method that npz files do not use.")
     return archive.open(info)
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Array:
+    """Read one array as a C-contiguous native-endian array."""
     with _open_member(archive, info, where) as stream:
         dtype, fortran, shape, header_bytes = _read_header(stream, where)
         _check_size(shape, dtype, header_bytes, info, where)
+        # The size in the directory was compared with the limit above, so this allocation is bounded.
         flat = np.empty(math.prod(shape), dtype)
         _fill(stream, flat.view(np.uint8).data, where)
         _check_end(stream, where)
@@ -213,43 +224,48 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) ->
 def _check_size(
     shape: tuple[int, ...], dtype: np.dtype[Any], header_bytes: int, info: zipfile.ZipInfo, where: str
 ) -> None:
+    """Raise `FileFormatError` unless the shape in the header agrees with the member's size."""
     count = math.prod(shape)
+    # An empty array takes no bytes, so its size proves nothing about its other dimensions.
     if not count and math.prod(size for size in shape if size) > _MAX_EMPTY_ROWS:
-        raise FileFormatError(f"{where} has shape {shape}, which holds nothing and is too large.")
+        raise FileFormatError(f"{where} has shape {shape}: an empty array with too large dimensions.")
     if count * dtype.itemsize != info.file_size - header_bytes:
         raise FileFormatError(f"{where} has shape {shape} in its header but {info.file_size} bytes in the file.")
 
 
 def _check_end(stream: IO[bytes], where: str) -> None:
     if stream.read(1):
-        raise FileFormatError(f"{where} is longer than it says.")
+        raise FileFormatError(f"{where} is longer than its header says.")
 
 
-def _read_header(stream: IO[bytes], where: str, most_axes: int = 4) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+def _read_header(stream: IO[bytes], where: str, max_axes: int = 4) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+    """Parse an npy header; return dtype, whether the order is column-major, shape, and the header's length."""
+    # Magic bytes, major and minor version; the length field has 2 bytes in version 1 and 4 bytes later.
     start = stream.read(8)
     if len(start) < 8 or start[:6] != b"\x93NUMPY" or start[6] not in (1, 2, 3):
         raise FileFormatError(f"{where} is not an npy array.")
     width, code = (2, "<H") if start[6] == 1 else (4, "<I")
     length = int(struct.unpack(code, stream.read(width))[0])
     if length > _MAX_HEADER_BYTES:
-        raise FileFormatError(f"{where} has an npy header of {length} bytes; one of six plain arrays is far shorter.")
+        raise FileFormatError(f"{where} has an npy header of {length} bytes; at most {_MAX_HEADER_BYTES} are allowed.")
     match = _HEADER.fullmatch(stream.read(length).decode("utf-8"))
     if match is None:
         raise FileFormatError(f"{where} is not an array of plain numbers.")
     dtype = np.dtype(match["descr"])
     if dtype.kind not in "iufb" or dtype.itemsize > 8:
         raise FileFormatError(f"{where} has type {dtype}; integers or floats are needed.")
-    shape = tuple(int(part.strip().rstrip("L")) for part in match["shape"].split(",") if part.strip())
-    if len(shape) > most_axes:
-        raise FileFormatError(f"{where} has {len(shape)} axes.")
+    shape = tuple(int(size.strip().rstrip("L")) for size in match["shape"].split(",") if size.strip())
+    if len(shape) > max_axes:
+        raise FileFormatError(f"{where} has {len(shape)} axes; at most {max_axes} are allowed.")
     return dtype, match["order"] == "True", shape, 8 + width + length
 
 
 def _fill(stream: IO[bytes], target: memoryview, where: str) -> None:
-    done = 0
-    while done < len(target):
-        piece = stream.read(min(1 << 20, len(target) - done))
-        if not piece:
-            raise FileFormatError(f"{where} is cut short after {done} of {len(target)} bytes.")
-        target[done : done + len(piece)] = piece
-        done += len(piece)
+    """Fill `target` from the stream; raise `FileFormatError` if the stream ends early."""
+    position = 0
+    while position < len(target):
+        chunk = stream.read(min(1 << 20, len(target) - position))
+        if not chunk:
+            raise FileFormatError(f"{where} is cut short after {position} of {len(target)} bytes.")
+        target[position : position + len(chunk)] = chunk
+        position += len(chunk)

@@ -1,4 +1,4 @@
-"""Progress of a long step: a moving bar on a terminal, one plain line now and then in a log, nothing when asked."""
+"""Progress of a long loop: a bar on a terminal, a plain line every 15 seconds in a log, nothing if disabled."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 Item = TypeVar("Item")
-_SECONDS_BETWEEN_LINES = 15.0
+_SECONDS_BETWEEN_LINES = 15.0  # arbitrary: a log of an hour stays under 250 lines
 
 
-def track(items: Iterable[Item], label: str, total: int, shown: bool = True) -> Iterator[Item]:
-    """Yield `items`, showing how many of `total` are done."""
-    if not shown:
+def track(items: Iterable[Item], label: str, total: int, enabled: bool = True) -> Iterator[Item]:
+    """Yield `items` and report on stderr how many of `total` are done."""
+    if not enabled:
         yield from items
+    # A bar redraws its line, which would fill a log file.
     elif sys.stderr.isatty():
         yield from _bar(items, label, total)
     else:
@@ -29,10 +30,10 @@ def _bar(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
 
 
 def _lines(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
-    started = last = time.monotonic()
-    for done, item in enumerate(items):
+    start = last_report = time.monotonic()
+    for count, item in enumerate(items):
         now = time.monotonic()
-        if now - last > _SECONDS_BETWEEN_LINES:
-            last = now
-            print(f"{label}: {done} of {total}, {now - started:.0f} s", file=sys.stderr, flush=True)
+        if now - last_report > _SECONDS_BETWEEN_LINES:
+            last_report = now
+            print(f"{label}: {count} of {total}, {now - start:.0f} s", file=sys.stderr, flush=True)
         yield item

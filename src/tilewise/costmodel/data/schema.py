@@ -1,8 +1,9 @@
-"""The names behind the numbers of a TpuGraphs kernel: 140 node features, 24 tile features, 121 opcodes.
+"""Names of the feature columns of a TpuGraphs kernel: 140 node features, 24 tile features, 121 opcodes.
 
-These tables are facts of the file format. Models are sized from them and never from the data at hand, so that a model
-trained on ten kernels can still read every kernel there is. A collection of our own names its configuration columns in
-the ``schema.json`` beside ``train/``; without one the 24 TPU names hold.
+The tables are part of the file format (Phothilimthana et al. 2023, "TpuGraphs", appendix). Models take their input
+sizes from these tables, not from the data, so that a model trained on ten kernels can read any other kernel. A
+collection that was not measured on TPUs names its configuration columns in a ``schema.json`` beside ``train/``; without
+that file the 24 TPU names apply.
 """
 
 from __future__ import annotations
@@ -16,34 +17,39 @@ from typing import Any
 from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError
 
-DIMENSIONS = 6
+DIMENSIONS = 6  # columns per list of dimensions in TpuGraphs' files
 
 
-def _six(stem: str, *tail: str) -> Iterator[str]:
+def _six_dimensions(stem: str, *suffixes: str) -> Iterator[str]:
+    """Yield the names of a list with six entries, followed by its summary columns."""
     yield from (f"{stem}_{i}" for i in range(DIMENSIONS))
-    yield from (f"{stem}_{word}" for word in tail)
+    yield from (f"{stem}_{suffix}" for suffix in suffixes)
 
 
-def _first_two(stem: str) -> Iterator[str]:
-    yield from (f"{stem}_{word}" for word in ("0", "1", "sum", "product"))
+def _two_dimensions(stem: str) -> Iterator[str]:
+    """Yield the names of a list with two entries, followed by their sum and product."""
+    yield from (f"{stem}_{suffix}" for suffix in ("0", "1", "sum", "product"))
 
 
+# XLA's primitive types in the order of the one-hot columns.
 ELEMENT_TYPES = (
     "invalid_type", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64",
     "f16", "f32", "f64", "bf16", "c64", "c128", "tuple", "opaque_type", "token",
 )  # fmt: skip
-WINDOW_PARTS = ("size", "stride", "padding_low", "padding_high", "window_dilation", "base_dilation")
+WINDOW_FIELDS = ("size", "stride", "padding_low", "padding_high", "window_dilation", "base_dilation")
 
 
 def _node_features() -> Iterator[str]:
+    """Yield the 140 node feature names in the order of the columns."""
     yield from ("is_root", "element_size_in_bits")
     yield from (f"shape_element_type_is_{name}" for name in ELEMENT_TYPES)
-    yield from _six("shape_dimensions", "sum", "product")
+    yield from _six_dimensions("shape_dimensions", "sum", "product")
     yield from ("shape_tuple_shapes_size", "parameter_number")
-    yield from _six("dimensions")
-    for part in WINDOW_PARTS:
-        yield from _six(f"window_{part}", "sum", "product")
-    yield from _six("window_window_reversal", "true_count", "false_count")
+    yield from _six_dimensions("dimensions")
+    for window_field in WINDOW_FIELDS:
+        # Every list is followed by its sum and product, as in TpuGraphs.
+        yield from _six_dimensions(f"window_{window_field}", "sum", "product")
+    yield from _six_dimensions("window_window_reversal", "true_count", "false_count")
     convolution = "convolution_dim_numbers"
     yield from (f"{convolution}_input_batch_dim", f"{convolution}_input_feature_dim")
     yield from (f"{convolution}_input_spatial_dims_{i}" for i in range(4))
@@ -52,23 +58,25 @@ def _node_features() -> Iterator[str]:
     yield from (f"{convolution}_output_batch_dim", f"{convolution}_output_feature_dim")
     yield from ("feature_group_count", "batch_group_count")
     for stem in ("slice_dims_start", "slice_dims_stride", "slice_dims_limit", "dynamic_slice_sizes"):
-        yield from _first_two(stem)
-    yield from _first_two("padding_config_edge_padding_low")
-    yield from _first_two("padding_config_edge_padding_high")
+        yield from _two_dimensions(stem)
+    yield from _two_dimensions("padding_config_edge_padding_low")
+    yield from _two_dimensions("padding_config_edge_padding_high")
     yield "is_stable"
-    yield from _six("layout_minor_to_major")
+    yield from _six_dimensions("layout_minor_to_major")
 
 
 NODE_FEATURES: tuple[str, ...] = tuple(_node_features())
 TILE_FEATURES: tuple[str, ...] = tuple(
-    name for stem in ("kernel_bounds", "output_bounds", "input_bounds") for name in _six(stem, "sum", "product")
+    name
+    for stem in ("kernel_bounds", "output_bounds", "input_bounds")
+    for name in _six_dimensions(stem, "sum", "product")
 )
 LAYOUT_FEATURES: tuple[str, ...] = tuple(
-    name for stem in ("output_layout", "input_layout", "kernel_layout") for name in _six(stem)
+    name for stem in ("output_layout", "input_layout", "kernel_layout") for name in _six_dimensions(stem)
 )
 NODE_COLUMN: dict[str, int] = {name: column for column, name in enumerate(NODE_FEATURES)}
 
-# Position in the tuple is the number in the files; 0 is unknown, 97 and 101 are retired.
+# The position in the tuple is the number in the files. 0 means unknown; 97 and 101 are no longer used by XLA.
 OPCODES: tuple[str, ...] = (
     "unknown", "abs", "add", "add-dependency", "after-all", "all-reduce", "all-to-all", "atan2", "batch-norm-grad",
     "batch-norm-inference", "batch-norm-training", "bitcast", "bitcast-convert", "broadcast", "call", "ceil",
@@ -89,12 +97,12 @@ OPCODES: tuple[str, ...] = (
 N_OPCODES = len(OPCODES)
 OPCODE_NUMBER: dict[str, int] = {name: number for number, name in enumerate(OPCODES)}
 
-_MAX_CONFIG_FEATURES = 4096
+_MAX_CONFIG_FEATURES = 4096  # limit for untrusted files; TpuGraphs has 24
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What the configuration columns of one collection are called, and whatever else its ``schema.json`` says."""
+    """Names of the configuration columns of a collection, and the other fields of its ``schema.json``."""
 
     config_features: tuple[str, ...] = TILE_FEATURES
     extra: dict[str, Any] = field(default_factory=dict)
@@ -105,15 +113,15 @@ class Schema:
 
 
 def read_schema(root: Path) -> Schema:
-    """The schema of the collection under `root`; the 24 TPU names where it has none."""
+    """Read the schema of the collection under `root`, or return the 24 TPU names if it has none."""
     path = root / "schema.json"
     return schema_from(read_json_input(path), path) if os.path.lexists(path) else Schema()
 
 
 def schema_from(content: Any, path: Path) -> Schema:
-    """The schema a JSON document describes; `path` is where it came from, for the sentence if it does not."""
+    """Build a schema from a parsed ``schema.json``; `path` is named in error messages."""
     if not isinstance(content, dict):
-        raise FileFormatError(f'{path} must hold an object such as {{"config_features": [...]}}.')
+        raise FileFormatError(f'{path} must contain an object such as {{"config_features": [...]}}.')
     extra = dict(content)
     names = extra.pop("config_features", list(TILE_FEATURES))
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):

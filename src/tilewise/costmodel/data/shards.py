@@ -1,10 +1,10 @@
-"""A split as six flat files that the operating system pages in on demand and all processes share.
+"""Stores a split as six flat memory-mapped files that the operating system pages in on demand.
 
-Thousands of small compressed files become one memory-mapped array per key plus a table of offsets: opening a split of
-13 million configurations then costs nothing, and a kernel is a handful of views. The folder is written under a
-temporary name while a lock is held and renamed when whole, so a killed conversion leaves nothing that could be mistaken
-for a finished one, and of two converters one works while the other waits. An import of very many kernels writes its
-splits in this form at once (`SplitWriter`): a million small files take longer to make and to read than all the rest.
+Thousands of small compressed files become one array per key plus a table of offsets. Opening a split then reads only
+the index, and a kernel is a handful of views. The folder is written under a temporary name while a lock is held and is
+renamed when complete: an interrupted conversion leaves no folder that looks complete, and a second converter waits for
+the first. Imports of very many kernels write this form directly (`SplitWriter`), because creating and reading a million
+small files would dominate their time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tilewise.costmodel.data.schema import N_OPCODES, NODE_FEATURES, Schema
 from tilewise.errors import FileFormatError, UnavailableError
 
 INDEX = "index.json"
-_FORMAT = 3
-_MAX_INDEX_BYTES = 256 << 20
-_NUMBERS_AT_ONCE = 1 << 22
-# file stem -> (dtype, whether one row per node, edge or configuration)
+_FORMAT = 3  # version of the converted files
+_MAX_INDEX_BYTES = 256 << 20  # limit for untrusted files; enough for a few million kernels
+_CHUNK_NUMBERS = 1 << 22  # 16 to 32 MiB, so that checking does not load a whole memory-mapped array
+# File stem -> (dtype, what a row of the array describes).
 _COLUMNS = {
     "node_feat": ("<f4", "nodes"),
     "node_opcode": ("|u1", "nodes"),
@@ -43,7 +43,7 @@ _COLUMNS = {
 
 
 class Split(Sequence[Kernel]):
-    """The kernels of one split, each made of views into the shards when asked for."""
+    """The kernels of one split; a kernel is built from views of the flat arrays on access."""
 
     def __init__(
         self, names: Sequence[str], offsets: dict[str, Array], arrays: dict[str, Array], schema: Schema
@@ -61,15 +61,17 @@ class Split(Sequence[Kernel]):
     @overload
     def __getitem__(self, index: slice) -> list[Kernel]: ...
     def __getitem__(self, index: int | slice) -> Kernel | list[Kernel]:
+        """Return one kernel, or a list of them for a slice."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        # `range` resolves negative indices and raises IndexError.
         position = range(len(self))[index]
-        parts = {}
+        views = {}
         for column, (_, rows) in _COLUMNS.items():
             first, last = self._offsets[rows][position : position + 2]
-            parts[column] = self._arrays[column][first:last]
+            views[column] = self._arrays[column][first:last]
         name = self.names[position]
-        return Kernel(name=name, program=program_of(name), **parts)
+        return Kernel(name=name, program=program_of(name), **views)
 
     @property
     def n_configs(self) -> int:
@@ -84,47 +86,49 @@ class Split(Sequence[Kernel]):
         return [program_of(name) for name in self.names]
 
     def column(self, name: str) -> Array:
-        """One whole flat array, such as ``node_feat`` of every node in the split."""
+        """Return a flat array over all kernels, such as ``node_feat`` of every node in the split."""
         return self._arrays[name]
 
     def offsets(self, rows: str) -> Array:
-        """Where each kernel's ``nodes``, ``edges`` or ``configs`` begin, and after the last, the total."""
+        """Return the first row of each kernel's ``nodes``, ``edges`` or ``configs``, followed by the total."""
         return self._offsets[rows]
 
 
 def open_split(files: Sequence[Path], schema: Schema, cache_dir: Path, label: str, progress: bool = True) -> Split:
-    """The split made of `files`, converted under `cache_dir` unless that was done before."""
+    """Open the split that consists of `files`; convert them under `cache_dir` unless that was done before."""
     if not files:
         return from_kernels([], schema)
-    folder = cache_dir / _key(files, schema)
+    # The key covers the schema too: other column names mean other data.
+    folder = cache_dir / files_key(files, f"{_FORMAT} {schema.config_features}")
     if not (folder / INDEX).is_file():
         convert_once(folder, lambda unfinished: _convert(files, schema, unfinished, label, progress))
     return _open(folder, schema)
 
 
 def open_packed(folder: Path, schema: Schema) -> Split:
-    """The split that lies in `folder` in this form; it may have come from anywhere, so its numbers are checked."""
+    """Open a split of flat files from an untrusted source; raise `FileFormatError` if a value is not possible."""
     split = _open(folder, schema)
+    # The columns are checked in chunks because a memory-mapped array may exceed the memory.
     nodes, edges = (np.diff(split.offsets(rows)) for rows in ("nodes", "edges"))
-    ends = np.repeat(nodes, edges)[:, None]
-    sound = bool(nodes.all() and np.diff(split.offsets("configs")).all())
-    sound = sound and bool((split.column("node_opcode") < N_OPCODES).all())
-    sound = sound and bool(((split.column("edge_index") >= 0) & (split.column("edge_index") < ends)).all())
+    node_limit = np.repeat(nodes, edges)[:, None]  # (edges, 1): an edge connects nodes of its own kernel
+    valid = bool(nodes.all() and np.diff(split.offsets("configs")).all())
+    valid = valid and bool((split.column("node_opcode") < N_OPCODES).all())
+    valid = valid and bool(((split.column("edge_index") >= 0) & (split.column("edge_index") < node_limit)).all())
     for column in ("runtime", "normalizer", "node_feat", "config_feat"):
-        for piece in _pieces(split.column(column)):
-            sound = sound and bool(np.isfinite(piece).all() if piece.dtype.kind == "f" else (piece > 0).all())
-    if not sound:
-        raise FileFormatError(f"{folder} is damaged: edges, runtimes or features that no kernel has.")
+        for chunk in _chunks(split.column(column)):
+            valid = valid and bool(np.isfinite(chunk).all() if chunk.dtype.kind == "f" else (chunk > 0).all())
+    if not valid:
+        raise FileFormatError(f"{folder} is damaged: it contains impossible edges, runtimes or features.")
     return split
 
 
-def _pieces(array: Array) -> Iterator[Array]:
+def _chunks(array: Array) -> Iterator[Array]:
     flat = array.reshape(-1)
-    return (flat[low : low + _NUMBERS_AT_ONCE] for low in range(0, len(flat), _NUMBERS_AT_ONCE))
+    return (flat[low : low + _CHUNK_NUMBERS] for low in range(0, len(flat), _CHUNK_NUMBERS))
 
 
 def from_kernels(kernels: Sequence[Kernel], schema: Schema) -> Split:
-    """A split held in memory, for a few kernels that come from elsewhere than files."""
+    """Build a split in memory from a few kernels."""
     width = {"node_feat": (len(NODE_FEATURES),), "edge_index": (2,), "config_feat": (schema.width,)}
     offsets = {
         "nodes": np.cumsum([0, *(k.n_nodes for k in kernels)], dtype=np.int64),
@@ -138,12 +142,8 @@ def from_kernels(kernels: Sequence[Kernel], schema: Schema) -> Split:
     return Split([k.name for k in kernels], offsets, arrays, schema)
 
 
-def _key(files: Sequence[Path], schema: Schema) -> str:
-    return files_key(files, f"{_FORMAT} {schema.config_features}")
-
-
 def files_key(files: Sequence[Path], version: str) -> str:
-    """A name for what is made of `files` as they are now."""
+    """Return a cache key for data derived from `files`; it changes with their paths, sizes and times."""
     digest = hashlib.sha256(version.encode())
     for path in files:
         status = path.stat()
@@ -152,9 +152,10 @@ def files_key(files: Sequence[Path], version: str) -> str:
 
 
 def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Make `folder` by filling an unfinished one, unless another process has made it meanwhile."""
+    """Create `folder` by filling a temporary folder, unless another process creates it first."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # A second process waits here and then finds the finished folder.
         with locked(folder.with_suffix(".lock")):
             if (folder / INDEX).is_file():
                 return
@@ -169,26 +170,26 @@ def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
     except OSError as error:
         raise UnavailableError(
             f"The converted data cannot be written under {folder.parent} ({error.strerror or error}); "
-            "name another folder with cache_dir."
+            "pass another folder as cache_dir."
         ) from error
 
 
 def _convert(files: Sequence[Path], schema: Schema, folder: Path, label: str, progress: bool) -> None:
+    """Read every kernel file and write the flat files; all kernels must have runtimes, or none."""
     labelled: bool | None = None
     with SplitWriter(folder) as writer:
         for path in track(files, label, len(files), progress):
             kernel = read_kernel(path, schema.width)
             labelled = kernel.labelled if labelled is None else labelled
             if kernel.labelled != labelled:
-                raise FileFormatError(f"{path}: some kernels of this split have runtimes and some have none.")
+                raise FileFormatError(f"{path}: some kernels of this split have runtimes and others have none.")
             writer.add(kernel)
 
 
 class SplitWriter:
-    """A context that takes the kernels of a split one by one; its index is there when the block ends well.
+    """Context manager that writes a split kernel by kernel; the index is written when the block ends without error.
 
-    What is written `beside` the columns has a file of its own, `NAME.bin`, and the length of each kernel's part is
-    counted in the index.
+    Each of the `extra_arrays` of `add` goes to its own file, `NAME.bin`; the index records its length per kernel.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -208,13 +209,14 @@ class SplitWriter:
                 os.fsync(stream.fileno())
             stream.close()
         if kind is None:
-            counts = {rows: counted.tolist() for rows, counted in self._counts.items()}
+            counts = {rows: lengths.tolist() for rows, lengths in self._counts.items()}
             write_whole(self._folder / INDEX, json.dumps({"names": self._names, "counts": counts}))
 
-    def add(self, kernel: Kernel, **beside: Array) -> None:
+    def add(self, kernel: Kernel, **extra_arrays: Array) -> None:
+        """Append a kernel, and further arrays of it under their names."""
         for column, dtype, stream in self._columns:
             stream.write(np.ascontiguousarray(getattr(kernel, column), dtype).tobytes())
-        for name, array in beside.items():
+        for name, array in extra_arrays.items():
             self._stream(name).write(array.tobytes())
             self._counts.setdefault(name, array_of("q")).append(len(array))
         self._names.append(kernel.name)
@@ -229,10 +231,12 @@ class SplitWriter:
 
 
 def _open(folder: Path, schema: Schema) -> Split:
+    """Map the flat files of a folder; raise `FileFormatError` if they do not match the index."""
+    # Columns that are not listed here have one number per row.
     widths = {"node_feat": len(NODE_FEATURES), "edge_index": 2, "config_feat": schema.width}
     try:
         index = read_json_input(folder / INDEX, _MAX_INDEX_BYTES)
-        names, offsets = _checked_index(index)
+        names, offsets = _parse_index(index)
         arrays = {}
         for column, (dtype, rows) in _COLUMNS.items():
             total = int(offsets[rows][-1])
@@ -245,8 +249,8 @@ def _open(folder: Path, schema: Schema) -> Split:
         ) from error
 
 
-def _checked_index(index: Any) -> tuple[list[str], dict[str, Array]]:
-    """The names and where each kernel's rows begin; ValueError where an index cannot be one that `_convert` wrote."""
+def _parse_index(index: Any) -> tuple[list[str], dict[str, Array]]:
+    """Return the kernels' names and offsets; raise an exception that `_open` handles if the index is malformed."""
     names = [str(name) for name in index["names"]]
     offsets = {}
     for rows in ("nodes", "edges", "configs"):
@@ -258,7 +262,7 @@ def _checked_index(index: Any) -> tuple[list[str], dict[str, Array]]:
 
 
 def map_array(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
-    """The array that a file of nothing but its numbers holds, paged in on demand."""
+    """Map a file of raw numbers as an array that is paged in on demand."""
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.memmap(path, dtype=dtype, mode="r", shape=shape)

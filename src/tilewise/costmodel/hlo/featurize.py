@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.data.schema import ELEMENT_TYPES, NODE_FEATURES, OPCODE_NUMBER, WINDOW_PARTS
+from tilewise.costmodel.data.schema import ELEMENT_TYPES, NODE_FEATURES, OPCODE_NUMBER, WINDOW_FIELDS
 from tilewise.errors import FileFormatError, UnavailableError
 
 MAX_INSTRUCTIONS = 1_000_000
@@ -121,7 +121,7 @@ def _shape(shape: Any) -> Iterator[int]:
 
 
 def _window(dimensions: Any) -> Iterator[int]:
-    for part in WINDOW_PARTS:
+    for part in WINDOW_FIELDS:
         yield from sequence_features((getattr(dimension, part) for dimension in dimensions), _KEPT)
     reversed_dimensions = [int(dimension.window_reversal) for dimension in dimensions]
     yield from _padded(reversed_dimensions, _KEPT)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER, WINDOW_PARTS
+from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER, WINDOW_FIELDS
 from tilewise.costmodel.hlo.featurize import sequence_features
 
 Shape = tuple[int, ...]
@@ -167,7 +167,7 @@ def _row(node: Node, is_root: bool) -> list[int]:
     row[NODE_COLUMN["is_root"]] = int(is_root)
     row[NODE_COLUMN[f"shape_element_type_is_{node.dtype}"]] = 1
     _fill(row, "shape_dimensions", node.shape)
-    for part in WINDOW_PARTS if node.windows else ():
+    for part in WINDOW_FIELDS if node.windows else ():
         _fill(row, f"window_{part}", [getattr(window, part) for window in node.windows])
     row[NODE_COLUMN["window_window_reversal_false_count"]] = len(node.windows)
     _set(row, node.features)

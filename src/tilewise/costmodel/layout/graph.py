@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import open_input, read_json_input, write_whole
-from tilewise.costmodel.data.kernel import check_runtimes, check_shape, checked_graph, integers
+from tilewise.costmodel.data.kernel import check_graph, check_integers, check_runtimes, check_shape
 from tilewise.costmodel.data.npz import Array, npz_bytes, read_npz, stream_npz
 from tilewise.costmodel.data.schema import LAYOUT_FEATURES, NODE_FEATURES
 from tilewise.costmodel.data.shards import INDEX, convert_once, files_key, map_array
@@ -115,7 +115,7 @@ def open_graph(path: Path, cache_dir: Path) -> LayoutGraph:
 
 
 def _convert(path: Path, folder: Path) -> None:
-    arrays = read_npz(path, KEYS, most_file_bytes=MAX_FILE_BYTES)
+    arrays = read_npz(path, KEYS, max_file_bytes=MAX_FILE_BYTES)
     parts = _checked(*(arrays[key] for key in KEYS), where=str(path))
     shape = (len(parts["runtime"]), len(parts["config_ids"]), WIDTH)
     _check_room(math.prod(shape), folder, path)
@@ -168,13 +168,13 @@ def _checked(
     node_feat: Array, node_opcode: Array, edge_index: Array, config_ids: Array, config_runtime: Array, *, where: str
 ) -> dict[str, Any]:
     """Everything but the configurations, checked, under the names of `LayoutGraph`."""
-    parts = checked_graph(node_feat, node_opcode, edge_index, config_runtime, where)
+    parts = check_graph(node_feat, node_opcode, edge_index, config_runtime, where)
     n, places = len(parts["node_opcode"]), len(np.atleast_1d(config_ids))
     if not 1 <= places <= n:
         raise FileFormatError(f"{where}: {places} of {n} nodes are configurable; at least one must be, and no more.")
     check_shape(config_ids, (places,), f"{where}: node_config_ids")
     check_runtimes(parts["runtime"], np.ones(1, np.int64), where)
-    return parts | {"config_ids": integers(config_ids, 0, n - 1, f"{where}: node_config_ids").astype(np.int32)}
+    return parts | {"config_ids": check_integers(config_ids, 0, n - 1, f"{where}: node_config_ids").astype(np.int32)}
 
 
 def _as_bytes(values: Array, where: str) -> npt.NDArray[np.int8]:

@@ -20,10 +20,11 @@ import pytest
 
 from tilewise.costmodel.data.collection import read_folder
 from tilewise.costmodel.data.dataset import load_dataset
-from tilewise.costmodel.data.importers import FORMATS, Description, import_logs, read_description
+from tilewise.costmodel.data.importers import FORMATS, KernelDescription, import_logs, read_description
 from tilewise.costmodel.data.importers import helion as helion_format
+from tilewise.costmodel.data.importers.build import gpu_name_in
+from tilewise.costmodel.data.importers.config_index import ConfigIndex
 from tilewise.costmodel.data.importers.record import BadRecordError, flat_values
-from tilewise.costmodel.data.importers.rows import Configurations
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 from tilewise.costmodel.data.schema import NODE_COLUMN
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
@@ -279,10 +280,21 @@ def test_unknown_formats_are_named_with_those_there_are(tmp_path):
         import_logs("nothing", [tmp_path / "x"], tmp_path / "out")
 
 
+def test_the_gpu_in_a_file_name_is_the_device_of_its_records(tmp_path):
+    assert gpu_name_in("NVIDIA A100-PCIE-40GB") == "A100" == gpu_name_in("convolution_a100.T4.json.gz")
+    assert gpu_name_in("RTX A4000") == "A4000" and gpu_name_in("GA1000") == "" == gpu_name_in("")
+    for name in ("A100", "W7800"):
+        (tmp_path / f"conv_{name}.T4.json").write_text(t4())
+    report = import_logs("kernel-tuner", sorted(tmp_path.glob("*.json")), tmp_path / "out", split="train")
+    assert report.devices == ["A100", "W7800"]
+    data = load_dataset(tmp_path / "out", cache_dir=tmp_path / "cache", progress=False)
+    assert sorted(kernel.program for kernel in data.train) == ["conv-A100", "conv-W7800"]
+
+
 def test_json_is_walked_the_same_in_pieces_of_any_size(monkeypatch):
     text = json.dumps({"é": [1.25, "ü" * 50, {"a": [None, True]}], "n": 12345, "results": list(range(300))})
     for piece in (1, 2, 3, 7, 64):
-        monkeypatch.setattr("tilewise.costmodel.data.importers.stream._CHUNK", piece)
+        monkeypatch.setattr("tilewise.costmodel.data.importers.stream._CHUNK_BYTES", piece)
         walker = JsonWalker(Source("x", io.BytesIO(text.encode())))
         found = {
             key: list(walker.elements()) if walker.next_char() == "[" else walker.value() for key in walker.members()
@@ -332,8 +344,8 @@ def test_logs_of_many_sorted_runs_give_the_same_as_one(tmp_path, monkeypatch):
     (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)))
     reports = []
     for out, at_once in (("whole", 1 << 20), ("cut", 64)):
-        monkeypatch.setattr("tilewise.costmodel.data.importers.spool._AT_ONCE", at_once)
-        monkeypatch.setattr("tilewise.costmodel.data.importers.spool._SAMPLED", 4)
+        monkeypatch.setattr("tilewise.costmodel.data.importers.spool._SORT_ENTRIES", at_once)
+        monkeypatch.setattr("tilewise.costmodel.data.importers.spool._SAMPLE_STRIDE", 4)
         reports.append(import_logs("inductor", [tmp_path / "log"], tmp_path / out, split="train"))
     assert reports[0] == reports[1]
     assert reports[0].timings == sum(choice[1] is not None for choice in choices)
@@ -368,7 +380,7 @@ def test_repeats_of_a_configuration_that_also_failed_are_those_that_ran(tmp_path
     ],
 )
 def test_the_quick_reading_of_literals_is_the_thorough_one(text):
-    assert helion_format._literals(text) == helion_format._thoroughly(text)
+    assert helion_format._parse_literals(text) == helion_format._parse_as_python(text)
 
 
 @pytest.mark.parametrize(
@@ -390,14 +402,14 @@ def test_settings_that_differ_in_numbers_are_filled_in_as_they_would_be_read(tex
         except BadRecordError as error:
             return str(error)
 
-    settings = helion_format._Settings()
+    settings = helion_format._ConfigParser()
     for text in (*texts, *texts):
-        read = items(lambda text=text: flat_values(helion_format._literals(text)))
-        assert items(lambda text=text: settings.of(text)) == read
+        read = items(lambda text=text: flat_values(helion_format._parse_literals(text)))
+        assert items(lambda text=text: settings.parse(text)) == read
 
 
 def test_configurations_are_told_apart_by_words_and_numbers_whatever_their_order(tmp_path):
-    rows = Configurations(tmp_path / "rows")
+    rows = ConfigIndex(tmp_path / "rows")
     given = [
         {"a": 1.0, "b": 2.0}, {"b": 2.0, "a": 1.0}, {"a": 2.0, "b": 1.0}, {"a": 1.0}, {"b": 1.0}, {},
         {"a": "x", "b": 2.0}, {"b": 2.0, "a": "y"}, {"a": "x", "b": "x"}, {"a": 1.0, "b": "x"}, {"a": "x", "b": 2.0},
@@ -405,14 +417,14 @@ def test_configurations_are_told_apart_by_words_and_numbers_whatever_their_order
     numbers = [rows.number(config) for config in given]
     assert numbers == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 5]
     kept = [given[numbers.index(number)] for number in range(len(rows))]
-    assert list(rows.values()) == kept and [rows.value(number) for number in range(len(rows))] == kept
+    assert list(rows.configs()) == kept and [rows.config(number) for number in range(len(rows))] == kept
     columns = np.concatenate(list(rows.columns(("b", "a"), {"a": {"x": 10.0, "y": 20.0}, "b": {"x": 30.0}})))
     assert columns.tolist() == [[2, 1], [1, 2], [0, 1], [1, 0], [0, 0], [2, 10], [2, 20], [30, 10], [30, 1]]
     rows.close()
 
 
 def test_a_parameter_of_too_many_words_is_left_out_and_its_configurations_stay_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr("tilewise.costmodel.data.importers.rows.MAX_WORDS", 5)
+    monkeypatch.setattr("tilewise.costmodel.data.importers.config_index.MAX_WORDS", 5)
     monkeypatch.setattr("tilewise.costmodel.data.importers.build.MAX_WORDS", 5)
     choices = [[{"b": i % 3, "name": f"w{i}"}, 1.0 + i] for i in range(12)] * 2
     (tmp_path / "log").write_text(json.dumps({"name": "mm", "sizes": {}, "choices": choices}))
@@ -422,7 +434,7 @@ def test_a_parameter_of_too_many_words_is_left_out_and_its_configurations_stay_a
 
 
 def test_too_many_sets_of_parameters_are_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("tilewise.costmodel.data.importers.rows.MAX_PLACES", 10)
+    monkeypatch.setattr("tilewise.costmodel.data.importers.config_index.MAX_LAYOUT_NAMES", 10)
     choices = [[{f"p{i}": 1, f"q{i}": 2}, 1.0] for i in range(12)]
     (tmp_path / "log").write_text(json.dumps({"name": "mm", "sizes": {}, "choices": choices}))
     with pytest.raises(FileFormatError, match="sets of parameters"):
@@ -460,7 +472,7 @@ def test_kernel_tuner_files_of_six_gpus_are_read_whole(tmp_path):
 
 def test_the_formats_of_the_command_line_are_these():
     assert set(FORMATS) == {"kernel-tuner", "autotvm", "metaschedule", "inductor", "triton", "helion"}
-    assert isinstance(FORMATS["inductor"].description, Description)
+    assert isinstance(FORMATS["inductor"].description, KernelDescription)
 
 
 def many_kernels(tmp_path):

@@ -1,11 +1,10 @@
-"""From records to a collection: kernels in TpuGraphs' files, split by shape, with a schema that names every column.
+"""Builds a collection from log records: kernels in TpuGraphs' file format, split by shape, with a schema.
 
-Parameters become columns: numbers as they are, words by their place in an alphabetical list that the schema keeps. A
-runtime is the median of a configuration's repeats. Where the log marks no default, the normalizer is the kernel's
-median runtime, and the report says so. A configuration that failed takes for ever, which no whole number says: such
-configurations are kept beside the others, under a key of their own. Where anything is known of a device, its card
-(see `devices`) makes columns too. The folder appears when all is written. A few thousand kernels are a file each;
-of more, each split is written as a few flat files (see `shards`).
+Parameters become columns: numbers unchanged, words as their position in an alphabetical list that the schema stores. A
+runtime is the median of a configuration's repeats. If the log marks no default, the normalizer is the kernel's median
+runtime, and the report says so. Failed configurations have no runtime and are stored under a separate key. The folder
+appears when everything is written. Up to `MAX_FILES` kernels get a file each; with more, each split is written as a few
+flat files (see `shards`).
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.costmodel.data.devices import DEVICE_COLUMNS, DEVICES_FILE, Card, columns_of, find_card, known_name
-from tilewise.costmodel.data.importers.description import Description, plain_graph
+from tilewise.costmodel.data.importers.config_index import MAX_WORDS, ConfigIndex
+from tilewise.costmodel.data.importers.description import KernelDescription, plain_graph
 from tilewise.costmodel.data.importers.formats import FORMATS
-from tilewise.costmodel.data.importers.record import Record
-from tilewise.costmodel.data.importers.rows import MAX_WORDS, Configurations
-from tilewise.costmodel.data.importers.spool import Spool, Spooled, Timed
+from tilewise.costmodel.data.importers.record import LogRecord
+from tilewise.costmodel.data.importers.spool import ConfigTimings, Spool, SpooledKernel
 from tilewise.costmodel.data.importers.stream import open_sources
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.npz import Array
@@ -43,14 +41,20 @@ from tilewise.errors import ConfigurationError, FileFormatError, UnavailableErro
 
 MAX_COLUMNS = 1024
 MAX_FILES = 10_000
-_HELD_BYTES = 64 << 20  # of the table of configurations; a larger one stays in its file
+_MAX_FEATURES_IN_MEMORY = 64 << 20  # bytes of the features of all configurations; larger ones stay in their file
+_MAX_SKIP_REASONS = 50
 _SPLITS = ("train", "valid", "test")
-_NONE = np.zeros(0, np.int64)
+_EMPTY = np.zeros(0, np.int64)
+# GPUs whose name in a file's name counts as the name of the device.
+_GPU_NAMES = ("A100", "A4000", "A6000", "H100", "H200", "MI250X", "W6600", "W7800")
 
 
 @dataclass
-class Imported:
-    """What became of a log, and what it did not say."""
+class ImportReport:
+    """Counts of imported and skipped records, and sentences about missing information.
+
+    The field names are the JSON keys of `tilewise tiles import --json`.
+    """
 
     kernels: int = 0
     configurations: int = 0
@@ -68,73 +72,61 @@ def import_logs(
     files: Sequence[Path],
     out: Path,
     *,
-    description: Description | None = None,
+    description: KernelDescription | None = None,
     device: str = "",
-    cards: Mapping[str, Card] | None = None,
     split: str | None = None,
-    device_columns: bool = False,
     progress: Callable[[int], None] = lambda records: None,
-) -> Imported:
-    """Read `files` of the tool `format_name` and write a collection under `out`.
+) -> ImportReport:
+    """Read log `files` of the tool `format_name` and write a collection to the new folder `out`.
 
-    `device` names the machine where the log does not; without it, a well-known device's name in a file's name does.
-    `cards` say what is known of devices by name, beside the table of well-known ones; with `device_columns` that enters
-    the configurations too. `split` puts all kernels into one split instead of dividing them by shape; `progress` is
-    told how many records were read so far.
+    `device` names the device for records that do not; without it, the name of a well-known GPU in the file's name is
+    used. `split` puts all kernels into one split instead of splitting by shape. `progress` is called with the number of
+    records read so far.
     """
     if format_name not in FORMATS:
-        raise ConfigurationError(f"{format_name!r} is no format; there are {', '.join(FORMATS)}.")
+        raise ConfigurationError(f"{format_name!r} is not a known format; use one of {', '.join(FORMATS)}.")
     if split is not None and split not in _SPLITS:
-        raise ConfigurationError(f"{split!r} is no split; there are {', '.join(_SPLITS)}.")
+        raise ConfigurationError(f"{split!r} is not a split; use one of {', '.join(_SPLITS)}.")
     if out.exists():
-        raise ConfigurationError(f"{out} is there already; give a new folder.")
+        raise ConfigurationError(f"{out} exists already; give a new folder.")
     description = description or FORMATS[format_name].description
-    report, details = Imported(), dict[str, Any]()
-    with Spool() as spool, _appearing(out) as folder:
-        for number, record in enumerate(_records(format_name, files, device, report), start=1):
+    report, details = ImportReport(), dict[str, Any]()
+    # First pass: read every record, group timings by kernel, number the configurations.
+    with Spool() as spool, _new_folder(out) as folder:
+        for number, record in enumerate(_read_records(format_name, files, device, report), start=1):
             spool.add(record)
             if record.details or record.device not in details:
                 details.setdefault(record.device, {}).update(record.details)
             if number % 10_000 == 0:
                 progress(number)
         report.devices = sorted(name for name in details if name)
-        known = {name: _card(name, details[name], cards or {}) for name in details}
-        columns = _Columns.of(spool.configurations, description, report, device_columns and any(known.values()))
+        # Second pass: now that all parameters and words are known, compute features and write kernels.
+        columns = _Columns.of(spool.configurations, description, report)
         splits = itertools.repeat(split) if split else _split_by_shape(spool.identities())
         with contextlib.ExitStack() as stack:
-            writer = _Writer(
+            writer = _KernelWriter(
                 spool=spool,
-                table=_Table.of(spool, columns, description),
+                features=_ConfigFeatures.compute(spool, columns, description),
                 description=description,
-                devices={name: columns_of(card) for name, card in known.items()} if columns.devices else {},
                 out=folder,
-                packed=stack if len(spool) > MAX_FILES else None,
+                flat_files=stack if len(spool) > MAX_FILES else None,
                 report=report,
             )
-            for kernel, place in zip(spool.kernels(), splits, strict=False):
-                writer.write(kernel, place)
+            for kernel, kernel_split in zip(spool.kernels(), splits, strict=False):
+                writer.write(kernel, kernel_split)
+        # An import without kernels is an error, with the most frequent reason for skipping records.
         if not report.kernels:
-            reason = report.skipped.most_common(1)[0][0] if report.skipped else "no record in it"
+            reason = report.skipped.most_common(1)[0][0] if report.skipped else "it contains no record"
             raise FileFormatError(f"No kernel could be read from {', '.join(f.name for f in files)}: {reason}.")
-        _say_what_is_missing(report, columns, description)
+        _report_missing(report, columns, description)
         schema = json.dumps(_schema(format_name, columns, details, report), indent=1)
         (folder / "schema.json").write_text(schema, encoding="utf-8")
-        told = {name: card for name, card in known.items() if name}
-        (folder / DEVICES_FILE).write_text(json.dumps(told, indent=1), encoding="utf-8")
     return report
 
 
-def _card(name: str, details: Mapping[str, Any], cards: Mapping[str, Card]) -> Card:
-    """What the user says of a device, else the table, else the little that a log says."""
-    said: Card = {}
-    if isinstance(details.get("shared_memory"), int | float):
-        said = {"vendor": "nvidia", "warp": 32, "shared_kib": details["shared_memory"] / 1024}
-    return {**said, **find_card(name), **cards.get(name, {})}
-
-
 @contextlib.contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` when the block ends without an error."""
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to `out` when the block ends without an error."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:100]}.", suffix=".part", dir=out.parent))
@@ -150,74 +142,80 @@ def _appearing(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _records(format_name: str, files: Sequence[Path], device: str, report: Imported) -> Iterable[Record]:
-    """The records, each with its device if that is known anywhere."""
+def _read_records(format_name: str, files: Sequence[Path], device: str, report: ImportReport) -> Iterable[LogRecord]:
+    """Yield the records of all files and complete the device of those that do not name it."""
 
     def skip(reason: str) -> None:
-        report.skipped[reason if len(report.skipped) < 50 else "other records"] += 1
+        report.skipped[reason if len(report.skipped) < _MAX_SKIP_REASONS else "other records"] += 1
 
     for path in files:
         for source in open_sources(path):
-            name = device or known_name(source.name)
-            for record in FORMATS[format_name].read(source, skip, path):
-                yield record if record.device or not name else _on(record, name)
+            source_device = device or gpu_name_in(source.name)
+            for record in FORMATS[format_name].read_records(source, skip, path):
+                yield record if record.device or not source_device else _with_device(record, source_device)
 
 
-def _on(record: Record, device: str) -> Record:
-    """The record with its device, whose name is taken out of the kernel's: that came from the file's name."""
-    return record._replace(kernel=_without(record.kernel, device), device=device)
+def gpu_name_in(text: str) -> str:
+    """Return the well-known GPU that `text` names as a separate word, or an empty text.
+
+    >>> gpu_name_in("convolution_a100.T4.json.gz")
+    'A100'
+    """
+    words = {word.upper() for word in re.split(r"[^A-Za-z0-9]+", text)}
+    return next((name for name in _GPU_NAMES if name in words), "")
+
+
+def _with_device(record: LogRecord, device: str) -> LogRecord:
+    """Set the device of a record; a kernel that is named after the file loses the device's name."""
+    return record._replace(kernel=_without_device(record.kernel, device), device=device)
 
 
 @functools.lru_cache(1000)
-def _without(kernel: str, device: str) -> str:
-    rest = re.sub(rf"[^A-Za-z0-9]*\b{re.escape(device)}\b", "", kernel.replace("_", " ")).strip()
-    return rest.replace(" ", "_") or kernel
+def _without_device(kernel: str, device: str) -> str:
+    name = re.sub(rf"[^A-Za-z0-9]*\b{re.escape(device)}\b", "", kernel.replace("_", " ")).strip()
+    return name.replace(" ", "_") or kernel
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of a configuration and, for those of words, each word's number: its place in order, from one on."""
+    """The parameters that become columns, and for each parameter with words the number of every word, from 1."""
 
     names: tuple[str, ...]
     words: Mapping[str, Mapping[str, float]]
-    described: bool
-    devices: bool
+    has_tile_bounds: bool
 
     @staticmethod
-    def of(
-        configs: Configurations,
-        description: Description | None,
-        report: Imported,
-        devices: bool,
-    ) -> _Columns:
+    def of(configs: ConfigIndex, description: KernelDescription | None, report: ImportReport) -> _Columns:
+        """Choose the columns: all parameters except those with too many words or equal to a tile bound."""
+        # A parameter with thousands of words is an identifier rather than a setting.
         names, words = set(configs.names), dict(configs.words)
-        for name in [name for name, found in words.items() if len(found) > MAX_WORDS]:
+        for name in [name for name, word_list in words.items() if len(word_list) > MAX_WORDS]:
             report.missing.append(f"{name} has more than {MAX_WORDS} different words and was left out.")
             names.remove(name)
             del words[name]
-        told = description.told if description else frozenset[str]()
-        own = tuple(name for name in sorted(names) if name not in told and name not in DEVICE_COLUMNS)
-        if len(own) > MAX_COLUMNS:
+        tile_parameters = description.tile_parameters if description else frozenset[str]()
+        columns = tuple(name for name in sorted(names) if name not in tile_parameters)
+        if len(columns) > MAX_COLUMNS:
             raise FileFormatError(
-                f"The configurations have {len(own)} different parameters; at most {MAX_COLUMNS} are read."
+                f"The configurations have {len(columns)} different parameters; at most {MAX_COLUMNS} are read."
             )
-        lists = {name: {word: 1.0 + place for place, word in enumerate(sorted(found))} for name, found in words.items()}
-        return _Columns(own, lists, description is not None, devices)
-
-    @property
-    def own(self) -> tuple[str, ...]:
-        """A collection needs one column at least, even where there is nothing to say."""
-        return (*(TILE_FEATURES if self.described else ()), *self.names) or ("nothing",)
+        # Numbers follow the alphabet, so that they do not depend on the order of the log.
+        word_numbers = {
+            name: {word: 1.0 + position for position, word in enumerate(sorted(word_list))}
+            for name, word_list in words.items()
+        }
+        return _Columns(columns, word_numbers, description is not None)
 
     @property
     def features(self) -> tuple[str, ...]:
-        return (*self.own, *(DEVICE_COLUMNS if self.devices else ()))
+        """Names of all columns; a collection needs at least one, even if there are no parameters."""
+        return (*(TILE_FEATURES if self.has_tile_bounds else ()), *self.names) or ("nothing",)
 
 
-def _shape(identity: str) -> str:
-    """A digest of the kernel and its sizes: on two devices they are one shape, which must not be in two splits."""
-    _, _, rest = identity.partition(', "kernel": ')  # quotes inside a name are escaped
-    kernel, _, sizes = rest.partition(', "sizes": ')
+def _shape_digest(identity: str) -> str:
+    """Return a digest of the kernel and its sizes without the device: one shape must not be in two splits."""
+    _, _, kernel_and_sizes = identity.partition(', "kernel": ')  # quotes inside a name are escaped
+    kernel, _, sizes = kernel_and_sizes.partition(', "sizes": ')
     return _digest(f"[{kernel}, {sizes[:-1]}]")
 
 
@@ -226,137 +224,149 @@ def _digest(text: str) -> str:
 
 
 def _split_by_shape(identities: Iterable[str]) -> Iterator[str]:
-    """Each kernel's split: a tenth of the shapes for valid and test, one at least of three, in the order of digests."""
-    digests = np.fromiter((int(_shape(identity), 16) for identity in identities), np.uint64)
-    shapes, places = np.unique(digests, return_inverse=True)
+    """Yield each kernel's split: a tenth of the shapes, in the order of their digests, for valid and for test.
+
+    Two shapes are enough for a valid split and three for a test split.
+    """
+    # Splitting by digest is deterministic and independent of the order of the log.
+    digests = np.fromiter((int(_shape_digest(identity), 16) for identity in identities), np.uint64)
+    shapes, ranks = np.unique(digests, return_inverse=True)
     n = len(shapes)
     tenth = max(1, round(n / 10))
     valid, test = (tenth if n >= 2 else 0), (tenth if n >= 3 else 0)
-    return ("valid" if place < valid else "test" if place < valid + test else "train" for place in places)
+    return ("valid" if rank < valid else "test" if rank < valid + test else "train" for rank in ranks)
 
 
 @dataclass(frozen=True)
-class _Table:
-    """The columns of every configuration, made once: kernels share configurations."""
+class _ConfigFeatures:
+    """The feature rows of all configurations, computed once because kernels share configurations."""
 
     path: Path
     shape: tuple[int, int]
-    held: Array | None
+    in_memory: Array | None  # (configurations, columns), or None if too large
 
     @staticmethod
-    def of(spool: Spool, columns: _Columns, description: Description | None) -> _Table:
-        path, count, width = spool.folder / "table", len(spool.configurations), len(columns.own)
-        bounds = (description.bounds(config) for config in spool.configurations.values()) if description else None
+    def compute(spool: Spool, columns: _Columns, description: KernelDescription | None) -> _ConfigFeatures:
+        """Write the features of every configuration to a file, and load them if they are small."""
+        path, count, width = spool.folder / "table", len(spool.configurations), len(columns.features)
+        # Tile bounds are computed configuration by configuration, in step with the chunks below.
+        bounds = (description.bounds(config) for config in spool.configurations.configs()) if description else None
         with path.open("wb") as file:
-            for own in spool.configurations.columns(columns.names, columns.words):
-                own = own if bounds is None else np.hstack([list(itertools.islice(bounds, len(own))), own])
-                (own if width == own.shape[1] else np.zeros((len(own), width))).astype(np.float32).tofile(file)
-        small = count * width * 4 <= _HELD_BYTES
-        return _Table(path, (count, width), np.fromfile(path, np.float32).reshape(count, width) if small else None)
+            for chunk in spool.configurations.columns(columns.names, columns.words):
+                if bounds is not None:
+                    chunk = np.hstack([list(itertools.islice(bounds, len(chunk))), chunk])
+                if chunk.shape[1] != width:  # no parameters at all: the single column of zeros
+                    chunk = np.zeros((len(chunk), width))
+                chunk.astype(np.float32).tofile(file)
+        if count * width * 4 > _MAX_FEATURES_IN_MEMORY:
+            return _ConfigFeatures(path, (count, width), None)
+        return _ConfigFeatures(path, (count, width), np.fromfile(path, np.float32).reshape(count, width))
 
     def rows(self, numbers: Array) -> Array:
-        held = np.memmap(self.path, np.float32, "r", shape=self.shape) if self.held is None else self.held
-        found: Array = np.asarray(held[numbers])
-        return found
+        """Return the features of the configurations with these numbers: (len(numbers), columns)."""
+        table = self.in_memory
+        if table is None:
+            table = np.memmap(self.path, np.float32, "r", shape=self.shape)
+        return np.asarray(table[numbers])
 
 
 @dataclass(frozen=True)
-class _Writer:
-    """Turns what was spooled of a kernel into its file, and keeps the report."""
+class _KernelWriter:
+    """Writes spooled kernels to the collection and updates the report."""
 
     spool: Spool
-    table: _Table
-    description: Description | None
-    devices: Mapping[str, tuple[float, ...]]
+    features: _ConfigFeatures
+    description: KernelDescription | None
     out: Path
-    packed: contextlib.ExitStack | None  # ends what writes the flat files, where there are so many kernels
-    report: Imported
+    flat_files: contextlib.ExitStack | None  # closes the writers of flat files; None: one file per kernel
+    report: ImportReport
     writers: dict[str, SplitWriter] = field(default_factory=dict)
 
-    def write(self, spooled: Spooled, split: str) -> None:
-        ran = spooled.configs["repeats"] > 0
-        timed, failed = (spooled.configs, _NONE) if ran.all() else _parted(spooled.configs, ran)
-        self.report.failures += len(failed)
-        if not len(timed):
-            self.report.skipped["a kernel none of whose configurations ran"] += 1
+    def write(self, spooled: SpooledKernel, split: str) -> None:
+        """Write one kernel to a split; skip it if all its configurations failed."""
+        succeeded = spooled.configs["repeats"] > 0
+        timings, failed_numbers = spooled.configs, _EMPTY
+        if not succeeded.all():
+            timings, failed_numbers = spooled.configs[succeeded], spooled.configs["number"][~succeeded]
+        self.report.failures += len(failed_numbers)
+        if not len(timings):
+            self.report.skipped["a kernel with no configuration that ran"] += 1
             return
         identity = spooled.identity
-        feat = self._rows(timed["number"], identity["device"])
-        runtime, normalizer = self._runtimes(timed)
+        config_feat = self.features.rows(timings["number"])
+        runtime, normalizer = self._runtimes(timings)
         name = f"{_program(identity['kernel'], identity['device'])}_{_digest(spooled.text)}"
-        # What `make_kernel` checks is known of these arrays.
-        kernel = Kernel(name, "", *self._graph(identity, int(timed["number"][0])), feat, runtime, normalizer)
-        beside = _beside(timed, spooled.text) | {"failed_config_feat": self._rows(failed, identity["device"])}
+        graph = self._graph(identity, int(timings["number"][0]))
+        # These arrays satisfy the checks of `make_kernel` by construction.
+        kernel = Kernel(name, "", *graph, config_feat=config_feat, runtime=runtime, normalizer=normalizer)
+        extra_arrays = _extra_arrays(timings, spooled.text)
+        extra_arrays["failed_config_feat"] = self.features.rows(failed_numbers)
+        # The folder of a split is created with its first kernel, so that no split is empty.
         if split not in self.report.splits:
             (self.out / split).mkdir(exist_ok=True)
-            if self.packed:
-                self.writers[split] = self.packed.enter_context(SplitWriter(self.out / split))
-        if self.packed:
-            self.writers[split].add(kernel, **beside)
+            if self.flat_files:
+                self.writers[split] = self.flat_files.enter_context(SplitWriter(self.out / split))
+        if self.flat_files:
+            self.writers[split].add(kernel, **extra_arrays)
         else:
-            Path(f"{self.out}/{split}/{name}.npz").write_bytes(kernel_npz(kernel, **beside))
+            Path(f"{self.out}/{split}/{name}.npz").write_bytes(kernel_npz(kernel, **extra_arrays))
         self.report.kernels += 1
-        self.report.configurations += len(timed)
-        self.report.timings += int(timed["repeats"].sum())
+        self.report.configurations += len(timings)
+        self.report.timings += int(timings["repeats"].sum())
         self.report.splits[split] = self.report.splits.get(split, 0) + 1
 
-    def _rows(self, numbers: Array, device: str) -> Array:
-        rows = self.table.rows(numbers)
-        card = np.array(self.devices.get(device, ()), np.float32)
-        return np.hstack([rows, np.broadcast_to(card, (len(rows), len(card)))]) if len(card) else rows
-
-    def _graph(self, identity: Mapping[str, Any], any_config: int) -> KernelGraph:
-        """Parameters may give sizes too: a filter's size may be a constant of the configuration."""
-        values = {**self.spool.configurations.value(any_config), **identity["sizes"]}
+    def _graph(self, identity: Mapping[str, Any], config_number: int) -> KernelGraph:
+        """Build the graph. Sizes may come from any configuration, such as a filter size that is a parameter."""
+        values = {**self.spool.configurations.config(config_number), **identity["sizes"]}
         graph = self.description.graph(values) if self.description else None
         return graph or plain_graph(identity["sizes"])
 
-    def _runtimes(self, timed: Timed) -> tuple[Array, Array]:
-        runtime = np.maximum(1, np.rint(timed["median_ns"])).astype(np.int64)
-        defaults = runtime[timed["is_default"]]
+    def _runtimes(self, timings: ConfigTimings) -> tuple[Array, Array]:
+        """Return runtimes and normalizers: the default's runtime if the log marks one, else the median."""
+        runtime = np.maximum(1, np.rint(timings["median_ns"])).astype(np.int64)
+        defaults = runtime[timings["is_default"]]
         self.report.without_default += not len(defaults)
-        ordered = defaults[:1] if len(defaults) else np.sort(runtime)
-        normalizer = int(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2  # the median
+        candidates = defaults[:1] if len(defaults) else np.sort(runtime)
+        normalizer = int(candidates[(len(candidates) - 1) // 2] + candidates[len(candidates) // 2]) // 2  # the median
         return runtime, np.full(len(runtime), normalizer, np.int64)
-
-
-def _parted(configs: Timed, ran: Array) -> tuple[Timed, Array]:
-    return configs[ran], configs["number"][~ran]
 
 
 @functools.lru_cache(1000)
 def _program(kernel: str, device: str) -> str:
-    """The kernel's name and the device's, in letters that a file's name may have."""
-    text = "-".join(part for part in (kernel, device) if part)
+    """Join the names of the kernel and the device with the characters that a file name may have."""
+    # The program is the part of a kernel's name before the last underscore, so it must not contain one.
+    text = "-".join(name for name in (kernel, device) if name)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")[:100] or "kernel"
 
 
-def _beside(timed: Timed, problem: str) -> dict[str, Array]:
-    """What a kernel file holds beyond its six arrays: scatter and number of the repeats, and who the kernel is."""
+def _extra_arrays(timings: ConfigTimings, identity: str) -> dict[str, Array]:
+    """Return what a kernel file stores beyond its six arrays: deviation and number of repeats, and the identity."""
     return {
-        "config_deviation": timed["deviation"].astype(np.float32),
-        "config_repeats": np.minimum(timed["repeats"], 65535).astype(np.uint16),
-        "problem": np.frombuffer(problem.encode(), np.uint8),
+        "config_deviation": timings["deviation"].astype(np.float32),
+        "config_repeats": np.minimum(timings["repeats"], 65535).astype(np.uint16),
+        "problem": np.frombuffer(identity.encode(), np.uint8),
     }
 
 
-def _say_what_is_missing(report: Imported, columns: _Columns, description: Description | None) -> None:
+def _report_missing(report: ImportReport, columns: _Columns, description: KernelDescription | None) -> None:
+    """Add a sentence to the report for each thing that the log and the options do not say."""
     if not report.devices:
         report.missing.append("The log does not say which device it was measured on; --device names it.")
     if description is None:
         report.missing.append(
-            "Nothing says what the kernels compute; --describe FILE gives them a graph and tile bounds."
+            "The log does not say what the kernels compute; --describe FILE adds a graph and tile bounds."
         )
     if not columns.names and description is None:
         report.missing.append("The configurations have no parameters.")
     if report.without_default:
         report.missing.append(
             f"No configuration is marked as the default in {report.without_default} of {report.kernels} kernels; "
-            "their median runtime stands in for it."
+            "their median runtime is used instead."
         )
 
 
-def _schema(format_name: str, columns: _Columns, details: Mapping[str, Any], report: Imported) -> dict[str, Any]:
+def _schema(format_name: str, columns: _Columns, details: Mapping[str, Any], report: ImportReport) -> dict[str, Any]:
+    """Return the content of ``schema.json``."""
     return {
         "config_features": list(columns.features),
         "name": f"imported from {format_name}",

@@ -1,8 +1,9 @@
-"""Helion's autotuning log: a CSV with a row a candidate, and beside it what each run was about.
+"""Reads Helion's autotuning log: a CSV with a row per candidate, and a second file that describes each run.
 
-``<run>.csv`` has the columns run_id, config_id, status, perf_ms, …, config; ``<run>.meta.jsonl`` has the kernel, the
-device, the shapes and the configurations of each run. Every candidate has a row when it starts and one when it ends;
-only the latter counts. Without the second file the text in the column ``config`` is read, as literals, never evaluated.
+``<run>.csv`` has the columns run_id, config_id, status, perf_ms, …, config. ``<run>.meta.jsonl`` has the kernel, the
+device, the shapes and the configurations of each run. Every candidate has one row when it starts and one when it ends;
+only the second is read. Without the second file the text in the column ``config`` is parsed as literals; it is never
+evaluated.
 """
 
 from __future__ import annotations
@@ -16,55 +17,70 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tilewise._files import open_input
-from tilewise.costmodel.data.importers.record import BadRecordError, Record, Value, flat_values, runtime
+from tilewise.costmodel.data.importers.record import (
+    MILLISECOND_NS,
+    BadRecordError,
+    LogRecord,
+    Value,
+    flat_values,
+    runtime,
+)
 from tilewise.costmodel.data.importers.stream import MAX_FILE_BYTES, Source, csv_rows, lines, parse_line
 
-_MILLISECOND = 1e6
-_MAX_LITERAL = 20_000
-_RUNS = 100_000
+_MAX_LITERAL_CHARS = 20_000
+_MAX_RUNS = 100_000
 
-_PATTERNS, _MARK = 1000, 10**14
-_NUMBER = re.compile(r"(?<=[=\[ ])(-?(?:0|[1-9]\d{0,11}))(?=[,\])])")  # a whole number by itself
+_MAX_TEMPLATES = 1000
+_FIRST_MARKER = 10**14  # markers are larger than any number that _INTEGER matches
+_INTEGER = re.compile(r"(?<=[=\[ ])(-?(?:0|[1-9]\d{0,11}))(?=[,\])])")  # an integer that is a value of its own
 
-# What differs between the literals that Helion writes and JSON; a text with other quotes or escapes is none of these.
-_SIMPLE = re.compile(r"'([^'\"\\]*)'|\b(True|False|None)\b|\b([A-Za-z_]\w*)=")
-_AS_JSON = {"True": "true", "False": "false", "None": "null"}
+# The differences between Helion's literals and JSON. Texts with other quotes or escapes take the slow path.
+_NOT_JSON = re.compile(r"'([^'\"\\]*)'|\b(True|False|None)\b|\b([A-Za-z_]\w*)=")
+_JSON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 
-def read(source: Source, skip: Callable[[str], None], path: Path | None = None) -> Iterator[Record]:
-    """The records of one CSV file; `path` is where it lies, so that the file beside it is found."""
-    runs = _runs(path)
+def read_records(source: Source, skip: Callable[[str], None], path: Path | None = None) -> Iterator[LogRecord]:
+    """Yield the records of one CSV file; `path` is its location, from which the second file is found."""
+    run_entries = _read_run_entries(path)
     rows = csv_rows(lines(source), skip)
     columns = next(rows, [])
     if not {"status", "perf_ms", "config"} <= set(columns):
         return skip("no columns called status, perf_ms and config")
-    # Columns that are not there are read as the empty text behind the last one.
+    # An absent column gets the index after the last one, where every row is padded with an empty text.
     run_id, config_id, status, perf_ms, text = (
         columns.index(name) if name in columns else len(columns)
         for name in ("run_id", "config_id", "status", "perf_ms", "config")
     )
     kernel = source.name.rpartition("/")[2].partition(".")[0][:100] or "kernel"
-    known: dict[str, _Run] = {}
-    settings = _Settings()
+    # Entries are parsed once per run, not once per row.
+    runs: dict[str, _HelionRun] = {}
+    parser = _ConfigParser()
     for row in rows:
         row += [""] * (len(columns) + 1 - len(row))
         if row[status] == "started":
             continue
         try:
-            if (run := known.get(row[run_id])) is None:
-                if len(known) >= _RUNS:
-                    known.clear()
-                run = known[row[run_id]] = _run(runs.get(row[run_id], {}), kernel)
-            told = run.configs.get(row[config_id]) if run.configs else None
-            config = flat_values(told) if isinstance(told, Mapping) else settings.of(row[text])
-            taken = _taken(row[perf_ms]) if row[status] == "ok" else ()
-            yield Record(run.kernel, run.sizes, config, taken, run.device, "" if taken else row[status][:100])
+            if (run := runs.get(row[run_id])) is None:
+                if len(runs) >= _MAX_RUNS:
+                    runs.clear()
+                run = runs[row[run_id]] = _parse_run(run_entries.get(row[run_id], {}), kernel)
+            # The second file has the configuration as JSON; the CSV has its text only.
+            entry = run.configs.get(row[config_id]) if run.configs else None
+            times = _parse_runtime(row[perf_ms]) if row[status] == "ok" else ()
+            yield LogRecord(
+                kernel=run.kernel,
+                sizes=run.sizes,
+                config=flat_values(entry) if isinstance(entry, Mapping) else parser.parse(row[text]),
+                runtimes_ns=times,
+                device=run.device,
+                failure="" if times else row[status][:100],
+            )
         except BadRecordError as error:
             skip(str(error))
 
 
-class _Run(NamedTuple):
-    """What the records of one run share."""
+class _HelionRun(NamedTuple):
+    """Properties that all records of one run share."""
 
     kernel: str
     sizes: Mapping[str, Value]
@@ -72,102 +88,116 @@ class _Run(NamedTuple):
     configs: Mapping[Any, Any]
 
 
-def _runs(path: Path | None) -> dict[str, Mapping[str, Any]]:
-    """What the file beside the CSV says of each run; nothing where there is none."""
-    beside = path.with_suffix(".meta.jsonl") if path is not None else None
-    if beside is None or not os.path.lexists(beside):
+def _read_run_entries(path: Path | None) -> dict[str, Mapping[str, Any]]:
+    """Read the entry of each run from ``<run>.meta.jsonl``; return nothing if there is no such file."""
+    meta_path = path.with_suffix(".meta.jsonl") if path is not None else None
+    if meta_path is None or not os.path.lexists(meta_path):
         return {}
-    found: dict[str, Mapping[str, Any]] = {}
-    with open_input(beside, MAX_FILE_BYTES) as stream:
-        for line in lines(Source(beside.name, stream)):
+    entries: dict[str, Mapping[str, Any]] = {}
+    with open_input(meta_path, MAX_FILE_BYTES) as stream:
+        for line in lines(Source(meta_path.name, stream)):
             entry = parse_line(line)
-            if isinstance(entry, Mapping) and isinstance(entry.get("run_id"), str) and len(found) < _RUNS:
-                found[entry["run_id"]] = entry
-    return found
+            if isinstance(entry, Mapping) and isinstance(entry.get("run_id"), str) and len(entries) < _MAX_RUNS:
+                entries[entry["run_id"]] = entry
+    return entries
 
 
-def _run(told: Mapping[str, Any], kernel: str) -> _Run:
-    shapes = {key: told[key] for key in ("input_shapes", "shapes", "args", "dtypes") if key in told}
-    name = str(told.get("kernel_name", kernel))[:100] or kernel
-    device = str(told.get("device_name", told.get("hardware", "")))[:100]
-    configs = told.get("configs")
-    return _Run(name, flat_values(shapes), device, configs if isinstance(configs, Mapping) else {})
+def _parse_run(entry: Mapping[str, Any], kernel: str) -> _HelionRun:
+    """Convert the entry of a run; `kernel` is the name if the entry has none."""
+    shapes = {key: entry[key] for key in ("input_shapes", "shapes", "args", "dtypes") if key in entry}
+    name = str(entry.get("kernel_name", kernel))[:100] or kernel
+    device = str(entry.get("device_name", entry.get("hardware", "")))[:100]
+    configs = entry.get("configs")
+    return _HelionRun(name, flat_values(shapes), device, configs if isinstance(configs, Mapping) else {})
 
 
-def _taken(text: str) -> tuple[float, ...]:
+def _parse_runtime(text: str) -> tuple[float, ...]:
     try:
-        return runtime(float(text), _MILLISECOND)
+        return runtime(float(text), MILLISECOND_NS)
     except ValueError:
         return ()
 
 
-class _Settings:
-    """The settings in configurations' texts; one that differs from another in whole numbers only is filled in."""
+class _ConfigTemplate(NamedTuple):
+    """A parsed configuration text, and the parameter that each of its integers belongs to."""
+
+    values: dict[str, Value]
+    integer_names: list[str]
+
+
+class _ConfigParser:
+    """Parses the texts of configurations; texts that differ in integers only share one parsed template."""
 
     def __init__(self) -> None:
-        # By what stands around the numbers: settings, and which of them the numbers are; None: read the whole text.
-        self._known: dict[tuple[str, ...], tuple[dict[str, Value], list[str]] | None] = {}
+        # Keyed by the text around the integers. None: such texts have no template and are parsed in full.
+        self._templates: dict[tuple[str, ...], _ConfigTemplate | None] = {}
 
-    def of(self, text: str) -> Mapping[str, Value]:
-        parts = _NUMBER.split(text)
-        around = tuple(parts[::2])
-        if around not in self._known:
-            if len(self._known) >= _PATTERNS:
-                self._known.clear()
-            self._known[around] = self._pattern(around) if len(text) <= _MAX_LITERAL else None
-        if (pattern := self._known[around]) is None:
-            return flat_values(_literals(text))
-        found = pattern[0].copy()
-        found.update(zip(pattern[1], map(float, parts[1::2]), strict=True))
-        return found
+    def parse(self, text: str) -> Mapping[str, Value]:
+        """Return the parameters in the text of a configuration."""
+        fields = _INTEGER.split(text)  # text, integer, text, integer, …, text
+        around = tuple(fields[::2])
+        if around not in self._templates:
+            if len(self._templates) >= _MAX_TEMPLATES:
+                self._templates.clear()
+            self._templates[around] = self._make_template(around) if len(text) <= _MAX_LITERAL_CHARS else None
+        if (template := self._templates[around]) is None:
+            return flat_values(_parse_literals(text))
+        values = template.values.copy()
+        values.update(zip(template.integer_names, map(float, fields[1::2]), strict=True))
+        return values
 
-    def _pattern(self, around: tuple[str, ...]) -> tuple[dict[str, Value], list[str]] | None:
-        """Numbers that occur nowhere else are put in and looked for; one that is not found is part of a word."""
-        marks = [_MARK + place for place in range(len(around) - 1)]
+    def _make_template(self, around: tuple[str, ...]) -> _ConfigTemplate | None:
+        """Parse the text with marker numbers in place of its integers to learn which parameter each one sets.
+
+        Return None if a marker is not among the values: that integer is part of a word.
+        """
+        markers = [_FIRST_MARKER + position for position in range(len(around) - 1)]
         try:
-            found = flat_values(_literals("".join(map("{}{}".format, around, [*marks, ""]))))
+            values = flat_values(_parse_literals("".join(map("{}{}".format, around, [*markers, ""]))))
         except BadRecordError:
             return None
-        name_of = {value: name for name, value in found.items()}
-        if not all(mark in name_of for mark in marks):
+        name_of = {value: name for name, value in values.items()}
+        if not all(marker in name_of for marker in markers):
             return None
-        return dict(found), [name_of[mark] for mark in marks]
+        return _ConfigTemplate(dict(values), [name_of[marker] for marker in markers])
 
 
-def _literals(text: str) -> dict[str, Any]:
-    """The named literals of ``Config(block_sizes=[64, 32], num_warps=4)`` or of a table."""
-    if len(text) > _MAX_LITERAL:
+def _parse_literals(text: str) -> dict[str, Any]:
+    """Parse the named literals of ``Config(block_sizes=[64, 32], num_warps=4)`` or of a table."""
+    # Python's parser is slow and may exhaust the stack on long nested texts.
+    if len(text) > _MAX_LITERAL_CHARS:
         raise BadRecordError("a configuration of more than 20,000 characters")
-    quickly = _quickly(text)
-    return _thoroughly(text) if quickly is None else quickly
+    values = _parse_as_json(text)
+    return _parse_as_python(text) if values is None else values
 
 
-def _quickly(text: str) -> dict[str, Any] | None:
-    """A call's literals by way of JSON, a tenth of the work; None where that is not sure to read the same."""
+def _parse_as_json(text: str) -> dict[str, Any] | None:
+    """Parse a call's literals as JSON, ten times as fast as Python's parser; None if the results might differ."""
     if not text.startswith("Config(") or not text.endswith(")") or '"' in text or "\\" in text:
         return None
     try:
-        value: dict[str, Any] = json.loads("{" + _SIMPLE.sub(_json, text[7:-1]) + "}")
+        value: dict[str, Any] = json.loads("{" + _NOT_JSON.sub(_to_json, text[7:-1]) + "}")
     except (ValueError, RecursionError):
         return None
     return value
 
 
-def _json(match: re.Match[str]) -> str:
+def _to_json(match: re.Match[str]) -> str:
     text, constant, name = match.groups()
     if name is not None:
         return f'"{name}":'
-    return _AS_JSON[constant] if constant is not None else f'"{text}"'
+    return _JSON_CONSTANTS[constant] if constant is not None else f'"{text}"'
 
 
-def _thoroughly(text: str) -> dict[str, Any]:
+def _parse_as_python(text: str) -> dict[str, Any]:
+    """Parse a call's literals, or a literal table, with Python's parser."""
     try:
         node = ast.parse(text, mode="eval").body
         if isinstance(node, ast.Call):
             return {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
         value = ast.literal_eval(node)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise BadRecordError("a configuration that is no table of literals") from None
+        raise BadRecordError("a configuration that is not a table of literals") from None
     if not isinstance(value, dict):
-        raise BadRecordError("a configuration that is no table")
+        raise BadRecordError("a configuration that is not a table")
     return {str(name): item for name, item in value.items()}

@@ -1,9 +1,9 @@
-"""PyTorch's records: AutoHeuristic's text, and JSON lines from a feedback saver.
+"""Reads PyTorch Inductor's records: AutoHeuristic's text files, and JSON lines from a feedback saver.
 
-AutoHeuristic writes a line of JSON (the device and which columns are numbers), then CSV: the problem's columns,
-``choice`` and ``feedback`` in milliseconds. A choice is a name such as ``type=triton_BLOCK-M=64_…_numwarps=4``, or
-``extern_mm``, the library, which counts as the default. A feedback line is ``{"name": "mm", "sizes": {…}, "device": …,
-"choices": [[{…configuration…}, milliseconds], …]}``.
+AutoHeuristic writes a line of JSON (the device, and which columns are numbers), then CSV: the problem's columns,
+``choice``, and ``feedback`` in milliseconds. A choice is a name such as ``type=triton_BLOCK-M=64_…_numwarps=4``, or
+``extern_mm`` for the vendor library, which counts as the default. A feedback line is ``{"name": "mm", "sizes": {…},
+"device": …, "choices": [[{…configuration…}, milliseconds], …]}``.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from operator import itemgetter
 from typing import Any
 
 from tilewise.costmodel.data.importers.record import (
+    MILLISECOND_NS,
     BadRecordError,
-    Record,
+    LogRecord,
     Value,
+    cache_by_value,
+    check_text,
     flat_values,
-    plain,
-    remembered,
+    plain_value,
     runtime,
-    word,
 )
 from tilewise.costmodel.data.importers.stream import Source, csv_rows, lines, parse_line
 
-_MILLISECOND = 1e6
-_OUR_NAMES = {"numwarps": "warps", "numstages": "stages"}  # as in collections of our own
+_COLLECTION_NAMES = {"numwarps": "warps", "numstages": "stages"}  # parameter names in tilewise's own collections
 
 
-def read(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
-    """The records of either kind of file; the first line tells which."""
+def read_records(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+    """Yield the records of either kind of file; the first line shows which kind it is."""
+    # A feedback file has a record in its first line; AutoHeuristic's has a header there.
     text = lines(source)
     head = parse_line(next(text, ""))
     if isinstance(head, Mapping) and "choices" in head:
-        yield from _feedback(head, skip)
+        yield from _feedback_records(head, skip)
         for line in text:
-            yield from _feedback(parse_line(line), skip)
+            yield from _feedback_records(parse_line(line), skip)
         return
     if not isinstance(head, Mapping):
         return skip("no line of JSON at the start")
@@ -44,61 +45,76 @@ def read(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
         return skip("no columns called choice and feedback")
     device = _device(head)
     name = str(head.get("name", "kernel"))[:100] or "kernel"
+    # Facts about the device go to the schema.
     details = {key: head[key] for key in ("shared_memory", "device_capa") if key in head}
     choice, feedback = columns.index("choice"), columns.index("feedback")
-    sizes = [place for place in range(len(columns)) if place not in (choice, feedback)]
-    named = tuple(columns[place] for place in sizes)
-    sized: Callable[[list[str]], Any] = itemgetter(*sizes) if len(sizes) > 1 else lambda row: [row[i] for i in sizes]
+    # All columns but the choice and its time describe the problem. `itemgetter` is the fastest way to select them.
+    size_columns = [column for column in range(len(columns)) if column not in (choice, feedback)]
+    size_names = tuple(columns[column] for column in size_columns)
+    select_sizes: Callable[[list[str]], Any] = (
+        itemgetter(*size_columns) if len(size_columns) > 1 else lambda row: [row[i] for i in size_columns]
+    )
     for row in csv_rows(text, skip):
         try:
-            config = _choice(row[choice])
-            taken = runtime(float(row[feedback]), _MILLISECOND)
-            default = config.get("type") == "extern"
-            values = _sizes((named, sized(row)))
-            yield Record(name, values, config, taken, device, "" if taken else "no runtime", default, details)
+            config = _parse_choice(row[choice])
+            times = runtime(float(row[feedback]), MILLISECOND_NS)
+            yield LogRecord(
+                kernel=name,
+                sizes=_parse_sizes((size_names, select_sizes(row))),
+                config=config,
+                runtimes_ns=times,
+                device=device,
+                failure="" if times else "no runtime",
+                is_default=config.get("type") == "extern",
+                details=details,
+            )
         except BadRecordError as error:
             skip(str(error))
         except (IndexError, ValueError):
             skip("a row that lacks columns")
 
 
-@remembered
-def _sizes(row: tuple[Sequence[str], Sequence[str]]) -> Mapping[str, Value]:
-    return {word(column, 100): plain(value) for column, value in zip(*row, strict=False)}
+@cache_by_value
+def _parse_sizes(row: tuple[Sequence[str], Sequence[str]]) -> Mapping[str, Value]:
+    """Combine the names and the values of the problem's columns."""
+    return {check_text(column, 100): plain_value(value) for column, value in zip(*row, strict=False)}
 
 
-@remembered
-def _choice(text: str) -> Mapping[str, Value]:
-    """A choice's settings by name; the library has none but its own."""
-    parts = dict(part.split("=", 1) for part in text.split("_") if "=" in part)
-    parts = {_OUR_NAMES.get(name, name): value for name, value in parts.items()}
-    if not parts:
+@cache_by_value
+def _parse_choice(text: str) -> Mapping[str, Value]:
+    """Parse the parameters in a choice's name; a name without parameters is a library."""
+    parameters = dict(entry.split("=", 1) for entry in text.split("_") if "=" in entry)
+    # The same parameter must have the same name in all collections, so that a model can read both.
+    parameters = {_COLLECTION_NAMES.get(name, name): value for name, value in parameters.items()}
+    if not parameters:
         return flat_values({"type": "extern", "library": text})
-    return flat_values(parts)
+    return flat_values(parameters)
 
 
 def _device(head: Mapping[str, Any]) -> str:
+    """Name the device by its compute capability (``sm90``), or as the file does."""
     capability = head.get("device_capa")
     if isinstance(capability, list) and len(capability) == 2:
         return f"sm{capability[0]}{capability[1]}"[:20]
     return str(head.get("device", ""))[:100]
 
 
-def _feedback(entry: Any, skip: Callable[[str], None]) -> Iterator[Record]:
+def _feedback_records(entry: Any, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+    """Yield the records of one feedback line."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("choices"), list):
-        return skip("a line that is no feedback record")
+        return skip("a line that is not a feedback record")
     try:
-        name, sizes = word(entry.get("name"), 100), flat_values(entry.get("sizes", {}))
+        name, sizes = check_text(entry.get("name"), 100), flat_values(entry.get("sizes", {}))
     except BadRecordError as error:
         return skip(str(error))
     device = str(entry.get("device", ""))[:100]
     for choice in entry["choices"]:
         try:
             config, milliseconds = choice
-            taken = runtime(milliseconds, _MILLISECOND)
-            settings = flat_values(config if type(config) is dict else {"choice": config})
-            yield Record(name, sizes, settings, taken, device, "" if taken else "no runtime")
+            times = runtime(milliseconds, MILLISECOND_NS)
+            parameters = flat_values(config if type(config) is dict else {"choice": config})
+            yield LogRecord(name, sizes, parameters, times, device=device, failure="" if times else "no runtime")
         except BadRecordError as error:
             skip(str(error))
         except (TypeError, ValueError):
-            skip("a choice that is no pair of a configuration and a time")
+            skip("a choice that is not a pair of a configuration and a time")

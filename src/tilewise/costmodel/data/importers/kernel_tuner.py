@@ -1,8 +1,9 @@
-"""Kernel Tuner's two files: T4, the community's format of tuning results, and the cache that it writes while it tunes.
+"""Reads Kernel Tuner's two kinds of files: T4, the community format of tuning results, and its cache files.
 
 T4 is ``{"metadata": …, "results": [{"configuration": …, "times": {"runtimes": […]}, "invalidity": …}, …]}``. A cache is
-``{"device_name": …, "kernel_name": …, "problem_size": …, "cache": {"16,1,…": {…, "time": …, "times": […]}, …}}``; while
-it is being written it lacks its closing braces, which is forgiven. Times are milliseconds unless the file says else.
+``{"device_name": …, "kernel_name": …, "problem_size": …, "cache": {"16,1,…": {…, "time": …, "times": […]}, …}}``. A
+cache that is still being written lacks its closing braces and is accepted. Times are milliseconds unless the file names
+another unit.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilewise.costmodel.data.importers.record import BadRecordError, Record, Value, flat_values, runtimes
+from tilewise.costmodel.data.importers.record import (
+    MILLISECOND_NS,
+    BadRecordError,
+    LogRecord,
+    Value,
+    flat_values,
+    runtimes,
+)
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 
-_UNITS = {"nanoseconds": 1.0, "microseconds": 1e3, "milliseconds": 1e6, "miliseconds": 1e6, "seconds": 1e9}
-_MILLISECOND = 1e6
-# What a cache entry says beside its parameters.
+_UNIT_NS = {"nanoseconds": 1.0, "microseconds": 1e3, "milliseconds": 1e6, "miliseconds": 1e6, "seconds": 1e9}
+# Fields of a cache entry that are not tuning parameters.
 _NOT_PARAMETERS = frozenset(
     (
         *("time", "times", "timestamp", "compile_time", "verification_time", "benchmark_time", "strategy_time"),
@@ -24,20 +31,21 @@ _NOT_PARAMETERS = frozenset(
 )
 
 
-def read(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
-    """The records of a T4 file or of a cache; which it is shows in its members."""
+def read_records(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+    """Yield the records of a T4 file (which has ``results``) or of a cache file (which has ``cache``)."""
     walker = JsonWalker(source)
     head: dict[str, Any] = {}
     for key in walker.members():
         if key == "results" and walker.next_char() == "[":
-            yield from _usable((_t4(result, head, source) for result in walker.elements()), skip)
+            yield from _usable_records((_t4_record(result, head, source) for result in walker.elements()), skip)
         elif key == "cache" and walker.next_char() == "{":
-            yield from _usable((_cached(walker.value(), head, source) for _ in walker.members()), skip)
+            yield from _usable_records((_cache_record(walker.value(), head, source) for _ in walker.members()), skip)
         else:
             head[key] = walker.value()
 
 
-def _usable(records: Iterator[Record | str], skip: Callable[[str], None]) -> Iterator[Record]:
+def _usable_records(records: Iterator[LogRecord | str], skip: Callable[[str], None]) -> Iterator[LogRecord]:
+    """Yield the records and pass the reasons for unusable entries to `skip`."""
     for record in records:
         if isinstance(record, str):
             skip(record)
@@ -45,50 +53,53 @@ def _usable(records: Iterator[Record | str], skip: Callable[[str], None]) -> Ite
             yield record
 
 
-def _t4(result: Any, head: Mapping[str, Any], source: Source) -> Record | str:
+def _t4_record(result: Any, head: Mapping[str, Any], source: Source) -> LogRecord | str:
+    """Convert one entry of T4's ``results``, or say why it cannot be used."""
     if not isinstance(result, Mapping):
-        return "a result that is no table"
+        return "a result that is not a table"
     times = result.get("times")
     unit = head["metadata"].get("timeunit") if isinstance(head.get("metadata"), Mapping) else None
     values = times.get("runtimes", []) if isinstance(times, Mapping) else []
+    # T4 files mark failures by `invalidity`, by `correctness` 0, or by both.
     verdict = result.get("invalidity", "correct")
     failed = verdict != "correct" or result.get("correctness", 1) == 0
     return _record(
         source,
         head,
-        result.get("configuration"),
-        [] if failed else values,
-        _UNITS.get(unit, _MILLISECOND) if isinstance(unit, str) else _MILLISECOND,
-        verdict,
+        config=result.get("configuration"),
+        times=[] if failed else values,
+        unit_ns=_UNIT_NS.get(unit, MILLISECOND_NS) if isinstance(unit, str) else MILLISECOND_NS,
+        failure=verdict,
     )
 
 
-def _cached(entry: Any, head: Mapping[str, Any], source: Source) -> Record | str:
+def _cache_record(entry: Any, head: Mapping[str, Any], source: Source) -> LogRecord | str:
+    """Convert one entry of a cache file, or say why it cannot be used."""
     if not isinstance(entry, Mapping):
-        return "a cache entry that is no table"
+        return "a cache entry that is not a table"
     names = head.get("tune_params_keys")
-    known = set(map(str, names)) if isinstance(names, list) and names else entry.keys() - _NOT_PARAMETERS
-    config = {name: value for name, value in entry.items() if name in known}
+    parameters = set(map(str, names)) if isinstance(names, list) and names else entry.keys() - _NOT_PARAMETERS
+    config = {name: value for name, value in entry.items() if name in parameters}
+    # A failed configuration has the name of its error in place of the time.
     failure = entry.get("time") if isinstance(entry.get("time"), str) else entry.get("__error__", "")
     values = entry.get("times") or [entry.get("time")]
-    return _record(
-        source, head, config, [] if failure or not isinstance(values, list) else values, _MILLISECOND, failure
-    )
+    times = [] if failure or not isinstance(values, list) else values
+    return _record(source, head, config=config, times=times, unit_ns=MILLISECOND_NS, failure=failure)
 
 
 def _record(
-    source: Source, head: Mapping[str, Any], config: Any, times: Any, unit_ns: float, failure: Any
-) -> Record | str:
-    """A record, or in a few words why there is none."""
+    source: Source, head: Mapping[str, Any], *, config: Any, times: Any, unit_ns: float, failure: Any
+) -> LogRecord | str:
+    """Build a record, or say in a few words why it cannot be used."""
     try:
-        taken = runtimes(times if isinstance(times, list) else [], unit_ns)
-        return Record(
+        times_ns = runtimes(times if isinstance(times, list) else [], unit_ns)
+        return LogRecord(
             kernel=_text(head.get("kernel_name")) or _stem(source.name),
             sizes=_sizes(head.get("problem_size")),
             config=flat_values(config),
-            runtimes_ns=taken,
+            runtimes_ns=times_ns,
             device=_text(head.get("device_name")),
-            failure="" if taken else str(failure)[:100] or "no runtime",
+            failure="" if times_ns else str(failure)[:100] or "no runtime",
         )
     except BadRecordError as error:
         return str(error)

@@ -1,8 +1,8 @@
-"""One measurement of somebody else's autotuner, in the words that all of them share.
+"""The common record of all log readers: one configuration of one kernel, as another autotuner measured it.
 
-A reader of a format yields records and nothing else: which kernel on which device, at which sizes, with which
-configuration, how long each repeat took. A configuration that failed has no runtimes and a reason. Values are checked
-here, once, so that no reader has to: names are short, numbers finite, lists become numbered columns.
+A record states the kernel, the device, the sizes, the configuration and the time of each repeat. A configuration that
+failed has no runtimes but a reason. The values are checked here once for all readers: names are short, numbers are
+finite, lists become numbered columns.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from typing import Any, NamedTuple, TypeVar
 Value = float | str
 Result = TypeVar("Result")
 
+MILLISECOND_NS = 1e6
+# Limits for untrusted logs; lengths are in characters.
 MAX_NAME = 200
 MAX_WORD = 400
 MAX_VALUES = 512
 MAX_REPEATS = 10_000
-LONGEST_NS = 1e15  # eleven days: no repeat of a kernel takes that long
-_REMEMBERED_BYTES = 1 << 20
-_LARGEST = 1e30
-_NUMBERS, _FLOAT = frozenset({int, float}), frozenset({float})
+MAX_RUNTIME_NS = 1e15  # eleven days: no repeat of a kernel takes that long
+_MAX_NUMBER = 1e30
+_MAX_DEPTH = 4  # nested lists and tables
+_CACHE_BYTES = 1 << 20  # size of the keys in one cache
+_NUMBER_TYPES, _FLOAT_TYPE = frozenset({int, float}), frozenset({float})
 
 
-class Record(NamedTuple):
-    """What one line of a log says. `runtimes_ns` is empty where the configuration failed."""
+class LogRecord(NamedTuple):
+    """One measured configuration; `runtimes_ns` is empty if the configuration failed."""
 
     kernel: str
     sizes: Mapping[str, Value]
@@ -36,125 +39,144 @@ class Record(NamedTuple):
     device: str = ""
     failure: str = ""
     is_default: bool = False
-    details: Mapping[str, Any] = MappingProxyType({})  # of the device, kept in the schema
+    details: Mapping[str, Any] = MappingProxyType({})  # facts about the device, copied to the schema
 
 
 class BadRecordError(ValueError):
-    """A record that cannot be used; the message says why in a few words."""
+    """Raised for a record that cannot be used; the message says why in a few words."""
 
 
-def remembered(make: Callable[[Any], Result]) -> Callable[[Any], Result]:
-    """`make`, which gives the very same object where it was asked the same: a log repeats itself line by line.
+def cache_by_value(function: Callable[[Any], Result]) -> Callable[[Any], Result]:
+    """Decorate a function of one JSON value so that equal values return the same object.
 
-    Numbers, texts, lists and tables are compared by their bytes, which is far quicker than walking through them here.
+    Logs repeat themselves line by line. Values are compared by their marshalled bytes, which is far faster than
+    traversing them in Python.
     """
-    known: dict[bytes, Result] = {}
-    held = 0
+    results: dict[bytes, Result] = {}
+    key_bytes = 0
 
-    @functools.wraps(make)
-    def once(values: Any) -> Result:
-        nonlocal held
+    @functools.wraps(function)
+    def cached(values: Any) -> Result:
+        """Look up the result for equal values, or compute and store it."""
+        nonlocal key_bytes
         try:
             key = marshal.dumps(values, 2)
         except ValueError:  # nested too deeply
-            return make(values)
-        if (found := known.get(key)) is not None:
-            return found
-        made = make(values)
-        if held > _REMEMBERED_BYTES:
-            known.clear()
-            held = 0
-        held += len(key)
-        known[key] = made
-        return made
+            return function(values)
+        if (cached_result := results.get(key)) is not None:
+            return cached_result
+        result = function(values)
+        if key_bytes > _CACHE_BYTES:
+            results.clear()
+            key_bytes = 0
+        key_bytes += len(key)
+        results[key] = result
+        return result
 
-    return once
+    return cached
 
 
-@remembered
+@cache_by_value
 def flat_values(values: Any) -> Mapping[str, Value]:
-    """Names and plain values: lists are numbered, nested tables joined by dots, what is not said is left out."""
+    """Flatten a table to names and plain values; entries of None are dropped.
+
+    >>> flat_values({"block": [64, 32], "num_warps": "4", "extra": {"kind": "dot"}, "unset": None})
+    {'block_0': 64.0, 'block_1': 32.0, 'num_warps': 4.0, 'extra.kind': 'dot'}
+    """
     if not isinstance(values, Mapping):
         raise BadRecordError("the values have no names")
     if None in values.values():
         values = {name: value for name, value in values.items() if value is not None}
     numbers = values.values()
-    # Most configurations are a few numbers; NaN, infinities and what is too large fail the comparison.
-    if _NUMBERS.issuperset(map(type, numbers)) and len(values) < MAX_VALUES and sum(map(abs, numbers)) <= _LARGEST:
-        return dict(zip(map(_short, values), map(float, numbers), strict=True))
-    found: dict[str, Value] = {}
+    # Fast path: most configurations are a few numbers. NaN, infinities and huge numbers fail the comparison.
+    if (
+        _NUMBER_TYPES.issuperset(map(type, numbers))
+        and len(values) < MAX_VALUES
+        and sum(map(abs, numbers)) <= _MAX_NUMBER
+    ):
+        return dict(zip(map(_check_name, values), map(float, numbers), strict=True))
+    result: dict[str, Value] = {}
     for name, value in values.items():
-        _flatten(_short(name), value, found, 0)
-    return found
+        _flatten(_check_name(name), value, result, 0)
+    return result
 
 
-def _flatten(name: str, value: Any, found: dict[str, Value], depth: int) -> None:
-    if len(found) >= MAX_VALUES or depth > 4:
+def _flatten(name: str, value: Any, result: dict[str, Value], depth: int) -> None:
+    """Add `value` to `result`: list items under numbered names, table items under dotted names."""
+    if len(result) >= MAX_VALUES or depth > _MAX_DEPTH:
         raise BadRecordError(f"more than {MAX_VALUES} values, or nested too deeply")
+    # The most frequent types come first: this function runs once per value of a log.
     kind = type(value)
     if kind is int or kind is float:
-        found[name[:MAX_NAME]] = _finite(value)
+        result[name[:MAX_NAME]] = _check_number(value)
     elif kind is str:
-        found[name[:MAX_NAME]] = _plain_word(value)
+        result[name[:MAX_NAME]] = _parse_word(value)
     elif value is None:
         return
     elif kind is list or kind is tuple:
         for position, item in enumerate(value):
-            _flatten(f"{name}_{position}", item, found, depth + 1)
+            _flatten(f"{name}_{position}", item, result, depth + 1)
     elif isinstance(value, Mapping):
-        for inner, item in value.items():
-            _flatten(f"{name}.{_short(inner)}", item, found, depth + 1)
+        for key, item in value.items():
+            _flatten(f"{name}.{_check_name(key)}", item, result, depth + 1)
     else:
-        found[name[:MAX_NAME]] = plain(value)
+        result[name[:MAX_NAME]] = plain_value(value)
 
 
-def plain(value: Any) -> Value:
-    """A finite number, or a short word; words that are numbers become numbers."""
+def plain_value(value: Any) -> Value:
+    """Return a finite number or a short word; a word that spells a number becomes that number."""
     if isinstance(value, int | float):
-        return _finite(value)
+        return _check_number(value)
     if isinstance(value, str):
-        return _plain_word(value)
+        return _parse_word(value)
     raise BadRecordError(f"a value of type {type(value).__name__}")
 
 
 @functools.lru_cache(10_000)
-def _plain_word(value: str) -> Value:
+def _parse_word(value: str) -> Value:
+    # Python's booleans appear as words in several tools' logs.
     if value in ("True", "False"):
         return float(value == "True")
     try:
-        return _finite(float(value))
+        return _check_number(float(value))
     except ValueError:
-        return word(value, MAX_WORD)
+        return check_text(value, MAX_WORD)
 
 
 @functools.lru_cache(10_000)
-def _short(name: Any) -> str:
-    return word(name, MAX_NAME)
+def _check_name(name: Any) -> str:
+    return check_text(name, MAX_NAME)
 
 
-def _finite(value: float) -> float:
-    if not -_LARGEST <= value <= _LARGEST:
+def _check_number(value: float) -> float:
+    if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
         raise BadRecordError("a number that is not finite, or too large")
     return float(value)
 
 
-def word(value: Any, most: int) -> str:
-    """A short text without line ends."""
-    if not isinstance(value, str) or not 0 < len(value) <= most or "\n" in value or "\0" in value:
-        raise BadRecordError("a name that is no short text")
+def check_text(value: Any, max_length: int) -> str:
+    """Return the value; raise `BadRecordError` unless it is a short text without line ends."""
+    if not isinstance(value, str) or not 0 < len(value) <= max_length or "\n" in value or "\0" in value:
+        raise BadRecordError("a name that is not a short text")
     return value
 
 
 def runtime(value: Any, unit_ns: float) -> tuple[float, ...]:
-    """One repeat in nanoseconds, or none where the value is no time at all."""
-    if type(value) is float and 0 < (ns := value * unit_ns) <= LONGEST_NS:
+    """Convert one repeat to nanoseconds; return an empty tuple if the value is not a time."""
+    if type(value) is float and 0 < (ns := value * unit_ns) <= MAX_RUNTIME_NS:
         return (ns,)
     return runtimes([value], unit_ns)
 
 
 def runtimes(values: list[Any], unit_ns: float) -> tuple[float, ...]:
-    """Repeats in nanoseconds; those that are no time at all (zero, infinite, no number) are left out."""
-    if _FLOAT.issuperset(map(type, values)) and values and min(values) > 0 and sum(values) * unit_ns <= LONGEST_NS:
-        return tuple([value * unit_ns for value in values[:MAX_REPEATS]])  # every one of them is a time
+    """Convert repeats to nanoseconds; drop values that are not times (zero, infinite, not a number)."""
+    # Fast path: if the sum is in range, every positive value is.
+    if (
+        _FLOAT_TYPE.issuperset(map(type, values))
+        and values
+        and min(values) > 0
+        and sum(values) * unit_ns <= MAX_RUNTIME_NS
+    ):
+        return tuple([value * unit_ns for value in values[:MAX_REPEATS]])
     numbers = [value for value in values if type(value) is float or (type(value) is int and 0 < value < 1 << 60)]
-    return tuple([ns for value in numbers if 0 < (ns := value * unit_ns) <= LONGEST_NS])[:MAX_REPEATS]
+    return tuple([ns for value in numbers if 0 < (ns := value * unit_ns) <= MAX_RUNTIME_NS])[:MAX_REPEATS]

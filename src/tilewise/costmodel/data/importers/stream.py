@@ -1,7 +1,7 @@
-"""Reads logs of any length in little memory: plain, gzipped or inside a zip archive, by line or by JSON element.
+"""Reads logs of any length in little memory: plain, gzipped or in a zip archive, by line or by JSON element.
 
-Nothing is unpacked to disk and no more than one line or one element is held at a time; both are bounded, and so is what
-a compressed file may unfold to.
+Nothing is unpacked to disk, and at most one line or one element is in memory at a time. The lengths of lines, elements
+and unpacked files are limited.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from tilewise._files import open_input
 from tilewise.errors import FileFormatError, TilewiseError
 
 MAX_FILE_BYTES = 1 << 40
-MAX_UNFOLDED_BYTES = 1 << 37
+MAX_UNPACKED_BYTES = 1 << 37
 MAX_LINE_BYTES = 4 << 20
 MAX_ELEMENT_CHARS = 4 << 20
 MAX_MEMBERS = 1000
-_CHUNK = 1 << 18
-_SPACE = cast("Callable[[str, int], re.Match[str]]", re.compile(r"[ \t\r\n]*").match)  # matches anything
+_CHUNK_BYTES = 1 << 18
+# The pattern matches the empty text too, so that a match never is None.
+_WHITESPACE = cast("Callable[[str, int], re.Match[str]]", re.compile(r"[ \t\r\n]*").match)
 _AFTER_VALUE = tuple(" \t\r\n,:]}")
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
+_DAMAGE_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
 
 
 class Readable(Protocol):
-    """As much of a stream as is needed here."""
+    """The methods of a binary stream that the readers use."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
@@ -42,46 +43,48 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """One text, and the name to call it by."""
+    """The stream of one log, and its name for messages."""
 
     name: str
     stream: Readable
 
 
 def open_sources(path: Path) -> Iterator[Source]:
-    """The texts in the file `path`: itself, unfolded where it is gzipped, or every member of a zip archive."""
+    """Yield the logs in the file `path`: the file itself, unpacked if gzipped, or each member of a zip archive."""
     try:
         with open_input(path, MAX_FILE_BYTES) as stream:
+            # Recognize gzip and zip by their magic bytes, not by the name of the file.
             start = stream.read(4)
             stream.seek(0)
             if start[:2] == b"\x1f\x8b":
-                with gzip.GzipFile(fileobj=stream) as unfolded:
-                    yield Source(path.name, _Bounded(unfolded, path))
+                with gzip.GzipFile(fileobj=stream) as unpacked:
+                    yield Source(path.name, _LimitedStream(unpacked, path))
             elif start == b"PK\x03\x04":
                 yield from _members(stream, path)
             else:
                 yield Source(path.name, stream)
-    except TilewiseError:  # some are RuntimeErrors too
+    except TilewiseError:  # some subclasses are RuntimeErrors too
         raise
-    except _DAMAGE as error:
+    except _DAMAGE_ERRORS as error:
         raise FileFormatError(f"{path} is damaged ({type(error).__name__}).") from error
 
 
 def _members(stream: IO[bytes], path: Path) -> Iterator[Source]:
     with zipfile.ZipFile(stream) as archive:
         infos = [info for info in archive.infolist() if not info.is_dir()]
+        # Directories are members of their own in a zip archive.
         if len(infos) > MAX_MEMBERS:
-            raise FileFormatError(f"{path} holds {len(infos)} files; at most {MAX_MEMBERS} are read.")
+            raise FileFormatError(f"{path} contains {len(infos)} files; at most {MAX_MEMBERS} are read.")
         for info in infos:
             with archive.open(info) as member:
-                yield Source(f"{path.name}/{info.filename}", _Bounded(member, path))
+                yield Source(f"{path.name}/{info.filename}", _LimitedStream(member, path))
 
 
-class _Bounded:
-    """A stream that ends with a sentence once it has given more than any log needs."""
+class _LimitedStream:
+    """Stream that raises `FileFormatError` once it has returned more bytes than any log needs."""
 
     def __init__(self, stream: Readable, path: Path) -> None:
-        self._stream, self._path, self._left = stream, path, MAX_UNFOLDED_BYTES
+        self._stream, self._path, self._remaining = stream, path, MAX_UNPACKED_BYTES
 
     def read(self, size: int = -1) -> bytes:
         return self._count(self._stream.read(size))
@@ -89,23 +92,23 @@ class _Bounded:
     def readline(self, size: int = -1) -> bytes:
         return self._count(self._stream.readline(size))
 
-    def _count(self, piece: bytes) -> bytes:
-        self._left -= len(piece)
-        if self._left < 0:
-            raise FileFormatError(f"{self._path} unfolds to more than {MAX_UNFOLDED_BYTES >> 30} GiB.")
-        return piece
+    def _count(self, chunk: bytes) -> bytes:
+        self._remaining -= len(chunk)
+        if self._remaining < 0:
+            raise FileFormatError(f"{self._path} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB.")
+        return chunk
 
 
 def lines(source: Source) -> Iterator[str]:
-    """Lines without their ends; what is no UTF-8 is replaced, so that one bad byte costs one line."""
-    while piece := source.stream.readline(MAX_LINE_BYTES + 1):
-        if len(piece) > MAX_LINE_BYTES:
+    """Yield stripped lines; bytes that are not UTF-8 are replaced, so that a bad byte costs one line only."""
+    while line := source.stream.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
             raise FileFormatError(f"{source.name} has a line of more than {MAX_LINE_BYTES >> 20} MiB.")
-        yield piece.decode("utf-8", "replace").strip()
+        yield line.decode("utf-8", "replace").strip()
 
 
 def csv_rows(text: Iterable[str], skip: Callable[[str], None]) -> Iterator[list[str]]:
-    """The rows of CSV, as far as they can be read."""
+    """Yield the rows of CSV up to the first row that cannot be parsed."""
     try:
         yield from csv.reader(text)
     except csv.Error as error:
@@ -113,14 +116,15 @@ def csv_rows(text: Iterable[str], skip: Callable[[str], None]) -> Iterator[list[
 
 
 def parse_line(line: str) -> Any:
-    """The JSON value of one line, or None where it is none."""
+    """Parse one line as JSON; return None if it is not JSON."""
+    # A malformed line is common in logs of crashed runs and must not end the import.
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(line)
     return None
 
 
 class JsonWalker:
-    """Walks one JSON document without holding it: the members of an object, or the elements of an array, one at a time.
+    """Traverses a JSON document without loading it: the members of an object or the elements of an array, one by one.
 
     >>> import io
     >>> source = Source("x", io.BytesIO(b'{"a": 1, "b": [1, 2]}'))
@@ -132,85 +136,87 @@ class JsonWalker:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._decode = json.JSONDecoder().raw_decode
-        self._text, self._at, self._ended = "", 0, False
-        self._bytes = b""
+        self._text, self._position, self._at_end = "", 0, False
+        self._incomplete = b""  # bytes of a character that continues in the next chunk
 
     def next_char(self) -> str:
-        """The next character that is no white space, not taken yet; empty at the end."""
+        """Return the next character that is not white space without consuming it; empty at the end."""
         while True:
-            self._at = _SPACE(self._text, self._at).end()
-            if self._at < len(self._text) or not self._more():
-                return self._text[self._at : self._at + 1]
+            self._position = _WHITESPACE(self._text, self._position).end()
+            if self._position < len(self._text) or not self._read_more():
+                return self._text[self._position : self._position + 1]
 
     def members(self) -> Iterator[str]:
-        """The names of an object's members; the caller takes the value of each before it asks for the next."""
+        """Yield the names of an object's members; the caller consumes each value before it requests the next name."""
         self._expect("{")
         while self.next_char() not in ("}", ""):
             key = self.value()
             if not isinstance(key, str):
-                raise self._broken()
+                raise self._syntax_error()
             self._expect(":")
             yield key
             if self.next_char() == ",":
-                self._at += 1
-        self._at += 1
+                self._position += 1
+        self._position += 1
 
     def elements(self) -> Iterator[Any]:
-        """The elements of an array."""
+        """Yield the elements of an array."""
         self._expect("[")
         while self.next_char() not in ("]", ""):
             yield self.value()
             if self.next_char() == ",":
-                self._at += 1
-        self._at += 1
+                self._position += 1
+        self._position += 1
 
     def value(self) -> Any:
-        """The next value whole; it may be a few megabytes long, not more."""
+        """Parse and return the next value, of at most `MAX_ELEMENT_CHARS` characters."""
         self.next_char()
-        wanted = _CHUNK
+        length = _CHUNK_BYTES
         while True:
             try:
-                value, end = self._decode(self._text, self._at)
-                # A number at the end of what was read may go on: `1` may be the start of `1.5`.
-                if self._ended or self._text[end : end + 1] in _AFTER_VALUE:
-                    self._at = end
+                value, end = self._decode(self._text, self._position)
+                # A number at the end of the text may continue in the next chunk: `1` may be the start of `1.5`.
+                if self._at_end or self._text[end : end + 1] in _AFTER_VALUE:
+                    self._position = end
                     return value
             except RecursionError:
                 raise FileFormatError(f"{self._source.name} is nested too deeply.") from None
             except ValueError:
                 pass
-            if self._ended or wanted > MAX_ELEMENT_CHARS:
-                raise self._broken()
-            wanted *= 2  # doubling keeps the work of trying again in proportion to the length
-            while len(self._text) - self._at < wanted and self._more():
+            if self._at_end or length > MAX_ELEMENT_CHARS:
+                raise self._syntax_error()
+            length *= 2  # doubling keeps the total work of the attempts proportional to the length
+            while len(self._text) - self._position < length and self._read_more():
                 pass
 
-    def _more(self) -> bool:
-        if self._ended:
+    def _read_more(self) -> bool:
+        """Append the next chunk to the text and drop what was consumed; return False at the end of the stream."""
+        if self._at_end:
             return False
-        piece = self._source.stream.read(_CHUNK)
-        self._ended = not piece
-        text = (self._bytes + piece).decode("utf-8", "replace") if not piece else self._decoded(piece)
-        self._text, self._at = self._text[self._at :] + text, 0
-        return not self._ended
+        chunk = self._source.stream.read(_CHUNK_BYTES)
+        self._at_end = not chunk
+        text = self._decode_chunk(chunk) if chunk else self._incomplete.decode("utf-8", "replace")
+        self._text, self._position = self._text[self._position :] + text, 0
+        return not self._at_end
 
-    def _decoded(self, piece: bytes) -> str:
-        """The text so far; the bytes of a character that is cut off wait for the next piece."""
-        whole = self._bytes + piece
-        cut = len(whole)
-        while cut > len(whole) - 4 and cut > 0 and (whole[cut - 1] & 0xC0) == 0x80:
-            cut -= 1
-        if cut > 0 and whole[cut - 1] >= 0xC0:
-            cut -= 1
+    def _decode_chunk(self, chunk: bytes) -> str:
+        """Decode a chunk; the first bytes of a character that is cut off are kept for the next chunk."""
+        data = self._incomplete + chunk
+        end = len(data)
+        # Step back over continuation bytes (10xxxxxx) to the lead byte (11xxxxxx) of the last character.
+        while end > len(data) - 4 and end > 0 and (data[end - 1] & 0xC0) == 0x80:
+            end -= 1
+        if end > 0 and data[end - 1] >= 0xC0:
+            end -= 1
         else:
-            cut = len(whole)
-        self._bytes = whole[cut:]
-        return whole[:cut].decode("utf-8", "replace")
+            end = len(data)
+        self._incomplete = data[end:]
+        return data[:end].decode("utf-8", "replace")
 
     def _expect(self, character: str) -> None:
         if self.next_char() != character:
-            raise self._broken()
-        self._at += 1
+            raise self._syntax_error()
+        self._position += 1
 
-    def _broken(self) -> FileFormatError:
-        return FileFormatError(f"{self._source.name} is not whole JSON, or one of its elements is too long.")
+    def _syntax_error(self) -> FileFormatError:
+        return FileFormatError(f"{self._source.name} is not complete JSON, or one of its elements is too long.")
