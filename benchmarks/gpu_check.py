@@ -23,7 +23,7 @@ from benchmarks.recorded import lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.gpu.families.family import get_family
 from tilewise.gpu.measure.device import TritonDevice
-from tilewise.gpu.products.runtimes import shipped_runtimes
+from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.problem import Problem, read_shapes
 from tilewise.tune.choose.check import check_one
 from tilewise.tune.choose.tuner import Tuner
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _replay(path: Path) -> None:
-    model = shipped_runtimes()
+    model = shipped_runtime_model()
     if model is None:
         raise UnavailableError("No model of runtimes is installed.")
     products = read_recorded(path)

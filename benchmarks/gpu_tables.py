@@ -6,7 +6,7 @@ from benchmarks.compiled import OURS, WAYS, beside, read_compiled
 from benchmarks.recorded import NAMES, read_recorded, worth
 from benchmarks.recorded import table as compared
 from benchmarks.results_files import RESULTS, table
-from tilewise.gpu.products.runtimes import shipped_runtimes
+from tilewise.gpu.products.runtime_model import shipped_runtime_model
 
 _HEADINGS = ("products", "number", "best kernel measured", "first choice", "five measurements",
              "nvMatmulHeuristics, first", "the same, five")  # fmt: skip
@@ -22,7 +22,7 @@ _SHOWN = {
 
 def products() -> str:
     """Speed beside the library's, by kind: geometric mean, and the least in brackets."""
-    path, model = RESULTS / "products_h200.json", shipped_runtimes()
+    path, model = RESULTS / "products_h200.json", shipped_runtime_model()
     if not path.is_file() or model is None:
         return ""
     rows = compared(model, read_recorded(path))

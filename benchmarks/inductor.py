@@ -61,7 +61,7 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
     import torch._inductor.config as config
     from torch._inductor.utils import fresh_cache
 
-    from tilewise.gpu.inductor import rest
+    from tilewise.gpu.inductor import pointwise
 
     patches: dict[str, Any] = {}
     if way == "autoheuristic":
@@ -73,7 +73,7 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
         if way not in ("tilewise", "nvmatmul", "steps"):
             yield None if way == "default" else MODE
             return
-        in_steps = patch.object(rest, "_LONGEST_ROW", 0) if way == "steps" else contextlib.nullcontext()
+        in_steps = patch.object(pointwise, "_MAX_ROW_ELEMENTS", 0) if way == "steps" else contextlib.nullcontext()
         with in_steps, _enabled(folder / way, peer if way == "nvmatmul" else None) as enabled:
             yield None
             for note in [enabled.reason, *(enabled.advisor.notes if enabled.advisor else [])]:
@@ -84,12 +84,12 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
 @contextlib.contextmanager
 def _assembler(shared: bool) -> Iterator[None]:
     """What was compiled ahead is found when it is timed, or is not."""
-    from tilewise.gpu.inductor.processes import forget_version, one_assembler
+    from tilewise.gpu.inductor.processes import forget_assembler_version, share_assembler
 
-    undo = one_assembler()
+    undo = share_assembler()
     if not shared:
         os.environ.pop("TRITON_PTXAS_PATH", None)
-        forget_version()
+        forget_assembler_version()
     try:
         yield
     finally:

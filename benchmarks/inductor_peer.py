@@ -51,17 +51,17 @@ def nearest(answer: dict[str, int], templates: list[str], parameters: list[dict[
 
 def answering(advisor: Any, peer: dict[str, Any]) -> None:
     """Have an advisor of tilewise's keep a peer's answers, measured in the same way."""
-    from tilewise.gpu.inductor.templates import Kept
+    from tilewise.gpu.inductor.templates import Reason, Selection
 
-    def kept(problem: Any, choices: tuple[list[str], list[dict[str, Any]]]) -> Kept:
+    def select(problem: Any, choices: tuple[list[str], list[dict[str, Any]]]) -> Selection:
         templates, parameters = choices
         library = [place for place, name in enumerate(templates) if name.startswith("aten")]
         known = peer.get("x".join(str(problem.size(name)) for name in ("m", "n", "k")), [])
         places = [nearest(answer, templates, parameters) for answer in known]
         chosen = list(dict.fromkeys(place for place in places if place is not None))[:COUNT]
-        return Kept((*library, *chosen), "measured", len(templates), 0.0)
+        return Selection((*library, *chosen), Reason.BENCHMARK, len(templates), 0.0)
 
-    advisor._kept = kept
+    advisor._select = select
 
 
 def main() -> int:

@@ -18,10 +18,10 @@ import numpy as np
 
 from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError, TilewiseError
-from tilewise.gpu.products.choose import MEASURED, needed
-from tilewise.gpu.products.family import LIBRARY
+from tilewise.gpu.products.config_fields import CUBLAS
+from tilewise.gpu.products.dispatch import KERNELS_TO_MEASURE, required_gain
 from tilewise.gpu.products.family import Product as Family
-from tilewise.gpu.products.runtimes import Runtimes
+from tilewise.gpu.products.runtime_model import RuntimeModel
 from tilewise.store.problem import Config, Problem
 
 _FAMILY, _SHARED_BYTES = Family(), 232_448  # of the H200
@@ -49,7 +49,7 @@ def read_recorded(path: str | os.PathLike[str]) -> list[Product]:
             _checked(
                 str(one["kind"]),
                 Problem(one["problem"]),
-                (LIBRARY, *(_config(fields, row) for row in one["configs"])),
+                (CUBLAS, *(_config(fields, row) for row in one["configs"])),
                 tuple(one["runtime_ns"]),
                 tuple(_config(fields, row) for row in one["answers"]),
             )
@@ -100,7 +100,7 @@ def as_json(products: Sequence[Product], machine: Mapping[str, Any]) -> dict[str
     }
 
 
-def compare(model: Runtimes, product: Product) -> dict[str, float]:
+def compare(model: RuntimeModel, product: Product) -> dict[str, float]:
     """The columns of one product."""
     times = np.array(product.runtime_ns, np.float64)
     predicted = model.predict(product.problem, product.configs)
@@ -109,19 +109,19 @@ def compare(model: Runtimes, product: Product) -> dict[str, float]:
     kernels = 1 + order[: int(fitting[1:].sum())]
     best = kernels[0]
     gain = math.log(predicted.seconds[0] / predicted.seconds[best])
-    sure = gain >= needed(product.problem, math.hypot(predicted.deviation[0], predicted.deviation[best]))
+    sure = gain >= required_gain(product.problem, math.hypot(predicted.deviation[0], predicted.deviation[best]))
     answers = [product.configs.index(config) for config in product.answers if config in product.configs]
     chosen = {
         "space": times[kernels].min(),
         "first": times[best] if sure else times[0],
-        "five": min(times[0], times[kernels[:MEASURED]].min()),
+        "five": min(times[0], times[kernels[:KERNELS_TO_MEASURE]].min()),
         "peer_first": times[answers[0]] if answers else times[0],
-        "peer_five": min([times[0], *times[answers[:MEASURED]]]),
+        "peer_five": min([times[0], *times[answers[:KERNELS_TO_MEASURE]]]),
     }
     return {name: float(times[0] / taken) for name, taken in chosen.items()}
 
 
-def table(model: Runtimes, products: Sequence[Product]) -> list[dict[str, Any]]:
+def table(model: RuntimeModel, products: Sequence[Product]) -> list[dict[str, Any]]:
     """Geometric means and the least of every column, by kind and over all."""
     rows = [(product.kind, compare(model, product)) for product in products]
     found = []

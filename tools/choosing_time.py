@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tilewise.gpu.inductor.templates import keep, problem_of
-from tilewise.gpu.products.choose import decide
+from tilewise.gpu.inductor.templates import problem_of, select_templates
+from tilewise.gpu.products.dispatch import choose_unmeasured
 from tilewise.gpu.products.family import Product
-from tilewise.gpu.products.runtimes import shipped_runtimes
+from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tools.drawn_products import drawn_products
 
 _SHARED_BYTES, _SHAPES = 232_448, 60
@@ -34,7 +34,7 @@ def templates() -> tuple[list[str], list[dict[str, Any]]]:
 
 def report() -> float:
     """Prints both medians and gives the larger back."""
-    model = shipped_runtimes()
+    model = shipped_runtime_model()
     assert model is not None
     drawn = [problem for _, problem in itertools.islice(drawn_products(3), _SHAPES)]
     listed = templates()
@@ -44,8 +44,8 @@ def report() -> float:
 
     mms = [sides(*(problem.size(name) for name in ("m", "n", "k"))) for problem in drawn]
     largest = max(len(Product().configs(problem)) for problem in drawn)
-    own = _median([lambda p=p: decide(model, p, _SHARED_BYTES) for p in drawn])
-    theirs = _median([lambda p=p: keep(model, p, listed, 3) for p in mms])
+    own = _median([lambda p=p: choose_unmeasured(model, p, _SHARED_BYTES) for p in drawn])
+    theirs = _median([lambda p=p: select_templates(model, p, listed, 3) for p in mms])
     print(f"  choosing among up to {largest} kernels {own:.2f} ms, among {len(listed[0])} templates {theirs:.2f} ms")
     return max(own, theirs)
 

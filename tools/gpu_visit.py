@@ -26,10 +26,11 @@ from tilewise.errors import TilewiseError
 from tilewise.gpu.families.family import TritonFamily
 from tilewise.gpu.measure.collector import TritonCollector
 from tilewise.gpu.measure.kernel import Settings
-from tilewise.gpu.products.choose import ranked
-from tilewise.gpu.products.family import LIBRARY, takes_descriptors
+from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, TRANSPOSED
+from tilewise.gpu.products.dispatch import rank_kernels
+from tilewise.gpu.products.family import supports_tma
 from tilewise.gpu.products.roofline import columns, features
-from tilewise.gpu.products.runtimes import shipped_runtimes
+from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.aggregate import unfold_store
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Store
@@ -94,10 +95,10 @@ class _Visit(TritonCollector):
 
     def _to_check(self, problem: Problem, fitting: list[Config], seed: int) -> list[Config]:
         """The library, the model's first choices, a peer's, and some at random."""
-        model, answers = shipped_runtimes(), (self.check or {}).get(problem.key, [])
-        liked = ranked(model, problem, self.shared_bytes, 36)[0] if model is not None else []
+        model, answers = shipped_runtime_model(), (self.check or {}).get(problem.key, [])
+        liked = rank_kernels(model, problem, self.shared_bytes, 36)[0] if model is not None else []
         others = pick_configs(fitting, 24, seed)[1:]
-        return list(dict.fromkeys([LIBRARY, *liked, *(c for c in answers if c in fitting), *others]))
+        return list(dict.fromkeys([CUBLAS, *liked, *(c for c in answers if c in fitting), *others]))
 
     def _chosen(self, family: TritonFamily, kernel: Kernel) -> list[Config]:
         if kernel.problem.family != "product":
@@ -105,10 +106,8 @@ class _Visit(TritonCollector):
         if kernel.program == LIBRARY_ONLY:  # and one kernel beside it, the same for all
             tile = {"block_m": 128, "block_n": 128, "block_k": 64, "warps": 8, "stages": 3, "group": 8}
             return [
-                LIBRARY,
-                Config(
-                    {**tile, "parts": 1, "persistent": 0, "swapped": 0, "tma": int(takes_descriptors(kernel.problem))}
-                ),
+                CUBLAS,
+                Config({**tile, SPLIT_K: 1, "persistent": 0, TRANSPOSED: 0, "tma": int(supports_tma(kernel.problem))}),
             ]
         fitting = [c for c in family.configs(kernel.problem) if not family.misfit(kernel.problem, c, self.shared_bytes)]
         seed = self.options.seed + int(kernel.problem.digest[:8], 16)

@@ -17,8 +17,9 @@ from typing import Any
 
 from benchmarks.recorded import Product as Recorded
 from benchmarks.recorded import as_json, lines, read_recorded, table
-from tilewise.gpu.products.family import LIBRARY, Product
-from tilewise.gpu.products.runtimes import shipped_runtimes
+from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, STREAM_K, TRANSPOSED, is_cublas
+from tilewise.gpu.products.family import Product
+from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.aggregate import measured_problem, open_measurements
 from tilewise.store.problem import Config
 from tools.gpu_visit import drawn, read_answers
@@ -44,9 +45,9 @@ def nearest(configs: list[Config], answer: Any) -> Config:
         tile = zip(("block_m", "block_n", "block_k"), (answer.cta_tile_m, answer.cta_tile_n, answer.cta_tile_k),
                    strict=True)  # fmt: skip
         found = sum(abs(math.log2(config.size(name) / wanted)) for name, wanted in tile)
-        found += 0.3 * abs(math.log2(config.size("parts") / max(answer.split_k, 1)))
+        found += 0.3 * abs(math.log2(config.size(SPLIT_K) / max(answer.split_k, 1)))
         found += 0.1 * abs(config.size("stages") - answer.stages) + 0.05 * (config.size("warps") != 8)
-        return found + 0.2 * (config.size("swapped") + config.size("tail")) - 0.05 * config.size("persistent")
+        return found + 0.2 * (config.size(TRANSPOSED) + config.size(STREAM_K)) - 0.05 * config.size("persistent")
 
     return min(configs, key=far)
 
@@ -66,14 +67,14 @@ def recorded(visit: str, answered: dict[str, list[Config]], least: int) -> list[
     found = []
     with open_measurements(visit) as store:
         for kernel in store.kernels():
-            measured = measured_problem(store, kernel, LIBRARY)
+            measured = measured_problem(store, kernel, CUBLAS)
             if measured is None or len(measured.timings) < least:
                 continue
-            times = {Config({"tail": 0, **t.config}): round(t.runtime_ns) for t in measured.timings
-                     if "library" not in t.config}  # fmt: skip
-            library = next(round(t.runtime_ns) for t in measured.timings if "library" in t.config)
-            peer = tuple(Config({"tail": 0, **config}) for config in answered.get(kernel.problem.key, []))
-            found.append(Recorded(kernel.program, kernel.problem, (LIBRARY, *times), (library, *times.values()), peer))
+            times = {Config({STREAM_K: 0, **t.config}): round(t.runtime_ns) for t in measured.timings
+                     if not is_cublas(t.config)}  # fmt: skip
+            library = next(round(t.runtime_ns) for t in measured.timings if is_cublas(t.config))
+            peer = tuple(Config({STREAM_K: 0, **config}) for config in answered.get(kernel.problem.key, []))
+            found.append(Recorded(kernel.program, kernel.problem, (CUBLAS, *times), (library, *times.values()), peer))
     return found
 
 
@@ -93,7 +94,7 @@ def main() -> int:
     machine = {"name": "NVIDIA H200", "torch": "2.11.0+cu130", "triton": "3.6.0"}
     content = as_json(recorded(given.visit, read_answers(given.answers), given.least), machine)
     given.out.write_text(json.dumps(content, separators=(",", ":")) + "\n")
-    model = shipped_runtimes()
+    model = shipped_runtime_model()
     if model is not None:
         print("\n".join(lines(table(model, read_recorded(given.out)))))
     return 0

@@ -19,10 +19,11 @@ import torch
 
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
-from tilewise.gpu.products.choose import DOUBTS, MARGIN, needed
-from tilewise.gpu.products.family import LIBRARY, Product
-from tilewise.gpu.products.roofline import columns, features, floor_seconds, library_features
-from tilewise.gpu.products.runtimes import FILE, Runtimes, shipped_folder
+from tilewise.gpu.products.config_fields import CUBLAS, STREAM_K, is_cublas
+from tilewise.gpu.products.dispatch import DEVIATIONS, MARGIN, required_gain
+from tilewise.gpu.products.family import Product
+from tilewise.gpu.products.roofline import columns, cublas_features, features, floor_seconds
+from tilewise.gpu.products.runtime_model import CUBLAS_NETWORK, FILE, RERANK, SCREENING, RuntimeModel, shipped_folder
 from tilewise.io import save
 from tilewise.store.aggregate import measured_problem, open_measurements
 from tilewise.store.problem import Config, Problem
@@ -48,7 +49,7 @@ def read_store(path: str) -> list[Measured]:
     found = []
     with open_measurements(path) as store:
         for kernel in store.kernels():
-            measured = measured_problem(store, kernel, LIBRARY)
+            measured = measured_problem(store, kernel, CUBLAS)
             if measured is not None:
                 times = np.array([t.runtime_ns * 1e-9 for t in measured.timings])
                 configs = tuple(t.config for t in measured.timings)
@@ -139,7 +140,7 @@ def train(measured: Sequence[Measured], seed: int, epochs: int) -> dict[str, Arr
     library_rows, library_target = [], []
     for number, one in enumerate(measured):
         best = one.seconds.min()
-        kernels = [i for i, config in enumerate(one.configs) if "library" not in config]
+        kernels = [i for i, config in enumerate(one.configs) if not is_cublas(config)]
         if kernels:
             of = features(one.problem, columns([one.configs[i] for i in kernels]), one.batch)
             rows.append(of)
@@ -149,15 +150,15 @@ def train(measured: Sequence[Measured], seed: int, epochs: int) -> dict[str, Arr
             weight.append(share * ((best / one.seconds[kernels]) ** 2 + 0.02))
             groups.append(np.full(len(kernels), number))
         for i in set(range(len(one.configs))) - set(kernels):
-            library_rows.append(library_features(one.problem, one.batch)[0])
+            library_rows.append(cublas_features(one.problem, one.batch)[0])
             library_target.append(np.log(one.seconds[i]) - np.log(floor_seconds(one.problem, one.batch)))
     given = [np.concatenate(of) for of in (rows, target, weight, groups)]
-    kernel = fit(*given, (40, 40), 1, epochs, seed, 0.02)
-    judge = fit(*given, (80, 64), 8, epochs, seed + 1, 0.02)
+    screening = fit(*given, (40, 40), 1, epochs, seed, 0.02)
+    rerank = fit(*given, (80, 64), 8, epochs, seed + 1, 0.02)
     many = np.arange(len(library_rows))
-    library = fit(np.array(library_rows), np.array(library_target), np.ones(len(many)), many, (64, 48), 12,
+    cublas = fit(np.array(library_rows), np.array(library_target), np.ones(len(many)), many, (64, 48), 12,
                   max(1, epochs * 8), seed, 0.03)  # fmt: skip
-    networks = {"kernel": kernel, "judge": judge, "library": library}
+    networks = {SCREENING: screening, RERANK: rerank, CUBLAS_NETWORK: cublas}
     return {f"{name}.{key}": value for name, of in networks.items() for key, value in of.items()}
 
 
@@ -169,21 +170,21 @@ class Judged:
     program: str
     gain: float
     doubt: float
-    needed: float  # of the gain
+    required: float  # gain above which it is chosen unmeasured
     first: float
     best: float
     five: float
     library_error: float
 
 
-def judged(model: Runtimes, one: Measured) -> Judged | None:
+def judged(model: RuntimeModel, one: Measured) -> Judged | None:
     """None for a shape with few measurements, where choosing among them says little."""
-    library = next((i for i, config in enumerate(one.configs) if "library" in config), None)
+    library = next((i for i, config in enumerate(one.configs) if is_cublas(config)), None)
     if library is None or one.problem.family != "product":
         return None
     kernels = [
         i for i, config in enumerate(one.configs)
-        if i != library and not _FAMILY.misfit(one.problem, Config({"tail": 0, **config}), _SHARED_BYTES)
+        if i != library and not _FAMILY.misfit(one.problem, Config({STREAM_K: 0, **config}), _SHARED_BYTES)
     ]  # fmt: skip
     if len(kernels) < 20:
         return None
@@ -195,20 +196,20 @@ def judged(model: Runtimes, one: Measured) -> Judged | None:
     five = min(t[library], t[order[:4]].min())
     of = (t[library] / np.array([t[best], t[kernels].min(), five])).tolist()
     error = float(np.log(predicted.seconds[library] / t[library]))
-    return Judged(one.program, gain, doubt, needed(one.problem, doubt), *of, error)
+    return Judged(one.program, gain, doubt, required_gain(one.problem, doubt), *of, error)
 
 
 def tell(rows: Sequence[Judged]) -> None:
     """Geometric means and the worst, for several margins of an unmeasured choice."""
     for margin, doubts in itertools.product((0.03, 0.05, 0.08, 0.12, 0.2), (0.0, 1.0, 2.0, 3.0)):
         taken = np.array([row.first if row.gain > margin + doubts * row.doubt else 1.0 for row in rows])
-        here = " <" if (margin, doubts) == (MARGIN, DOUBTS) else ""
+        here = " <" if (margin, doubts) == (MARGIN, DEVIATIONS) else ""
         print(f"margin {margin}, {doubts:.0f} deviations: {geometric(taken):.3f} (least {taken.min():.2f}), "
               f"{(taken < 0.95).sum()} below 0.95, {(taken != 1).sum()} of {len(taken)} kernels{here}")  # fmt: skip
     print(f"library's error {np.std([row.library_error for row in rows]):.3f}")
     for program in (*sorted({row.program for row in rows}), None):
         of = [row for row in rows if program in (row.program, None)]
-        first = [row.first if row.gain > row.needed else 1.0 for row in of]
+        first = [row.first if row.gain > row.required else 1.0 for row in of]
         columns = {"best kernel": [r.best for r in of], "first": first, "five": [r.five for r in of]}
         cells = (f"{name} {geometric(np.array(v)):.3f} ({min(v):.2f})" for name, v in columns.items())
         print(f"{program or 'all':10} {len(of):4} ", *cells)
@@ -224,7 +225,7 @@ def crossed(measured: Sequence[Measured], folds: int, epochs: int, path: Path) -
     for fold in range(folds):
         held = [int(one.problem.digest[:8], 16) % folds == fold for one in measured]
         write(train([one for one, out in zip(measured, held, strict=True) if not out], 0, epochs), path)
-        model = Runtimes(path)
+        model = RuntimeModel(path)
         found += [judged(model, one) for one, out in zip(measured, held, strict=True) if out]
         print(f"fold {fold}: {sum(held)} shapes", flush=True)
     path.unlink()
@@ -251,7 +252,7 @@ def main() -> int:
     )
     if given.held:
         write(train(measured, 0, given.epochs), given.out)
-        model, held = Runtimes(given.out), [one for path in given.held for one in read_store(path)]
+        model, held = RuntimeModel(given.out), [one for path in given.held for one in read_store(path)]
         tell([row for row in (judged(model, one) for one in held) if row is not None])
         return 0
     if given.folds:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import tilewise.inductor
-from tilewise.gpu.inductor.records import summary
+from tilewise.gpu.inductor.decision_log import report
 from tilewise.store.store import Store
 from tools.spoiled import spoiled
 
@@ -104,12 +104,12 @@ def _spoiled_bmm(how: str, batch: int, most: int = 64, isolated: bool = False) -
         with enabled, spoiled(how, most) as changed:
             got = torch.compile(torch.bmm)(a, b)
         want, spent = torch.bmm(a, b), time.monotonic() - start
-        (row,) = summary(Path(folder)).rows
-        with Store(enabled.advisor.book.store_file, create=False) as store:
+        (row,) = report(Path(folder)).rows
+        with Store(enabled.advisor.log.store_file, create=False) as store:
             timed = sum("library" not in key for batch in store.batches(store.kernels()[0]) for key in batch.runtime_ns)
     error = ((got - want).float().norm() / want.float().norm()).item()
-    print(f"  chose {row.kept} of {row.considered} in {row.seconds * 1e3:.2f} ms")
-    print(f"  {len(changed)} of {row.kept - 1} templates: each {how}; {timed} timed, chosen {row.fastest}, "
+    print(f"  chose {row.selected} of {row.considered} in {row.seconds * 1e3:.2f} ms")
+    print(f"  {len(changed)} of {row.selected - 1} templates: each {how}; {timed} timed, chosen {row.fastest}, "
           f"differs by {error:.1e}, {spent:.1f} s, {enabled.advisor.notes}", flush=True)  # fmt: skip
     return row, len(changed), timed, error < 2e-2
 
@@ -123,12 +123,12 @@ def a_template_that_crashes_costs_nothing_but_itself() -> bool:
     """Tried in a process of its own: this one still computes, and the next product is measured as ever."""
     row, changed, _, right = _spoiled_bmm("crashes", 41, isolated=True)
     then, _, timed, fine = _spoiled_bmm("crashes", 42, most=0, isolated=True)
-    return bool(changed) and row.fastest == "ATen" and right and fine and timed == then.kept - 1
+    return bool(changed) and row.fastest == "ATen" and right and fine and timed == then.selected - 1
 
 
 def a_template_that_hangs_costs_nothing_but_itself() -> bool:
     row, changed, timed, right = _spoiled_bmm("hangs", 43, most=1, isolated=True)
-    return changed == 1 and timed == row.kept - 2 and right
+    return changed == 1 and timed == row.selected - 2 and right
 
 
 def convolution_and_attention_are_right() -> bool:

@@ -8,16 +8,17 @@ import time
 
 import torch
 
-from tilewise.gpu.products import choose as products
-from tilewise.gpu.products.runtimes import shipped_runtimes
+from tilewise.gpu.products import dispatch as products
+from tilewise.gpu.products.config_fields import is_cublas
+from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.tune.choose.cache import Choices
 from tools.drawn_products import drawn_products
 
 
 def main() -> int:
-    model = shipped_runtimes()
+    model = shipped_runtime_model()
     assert model is not None
-    where = products.Products(torch, model, Choices(tempfile.mkdtemp(), "smoke"))
+    where = products.ProductDispatcher(torch, model, Choices(tempfile.mkdtemp(), "smoke"))
     family, generator = where.family, torch.Generator(device="cuda").manual_seed(0)
     wrong = kernels = 0
     for number, (kind, problem) in enumerate(itertools.islice(drawn_products(77), 30)):
@@ -25,10 +26,10 @@ def main() -> int:
         expected = family.expected(problem, torch, operands)
         operands.out.fill_(float("nan"))
         start = time.perf_counter()
-        decided = where.decision(problem, measure=number % 3 == 0)
+        decided = where.choose(problem, measure=number % 3 == 0)
         where.run(problem, operands, decided.config)
         torch.cuda.synchronize()
-        kernel = "library" not in decided.config
+        kernel = not is_cublas(decided.config)
         kernels += kernel
         near = bool(((operands.out - expected.value).abs() <= expected.bound).all())
         if kernel and not near:

@@ -227,45 +227,45 @@ class TestCompiler:
     def advisor(self, folder: Path, url: str, say: Any = None) -> Any:
         pytest.importorskip("torch")
         choices = pytest.importorskip("tilewise.gpu.inductor.choices")
-        from tilewise.gpu.inductor.records import Book
-        from tilewise.gpu.products.runtimes import shipped_runtimes
+        from tilewise.gpu.inductor.decision_log import DecisionLog
+        from tilewise.gpu.products.runtime_model import shipped_runtime_model
 
-        client = client_module.ServiceClient(url, choices.gpu(), say or (lambda line: None))
-        return choices.Advisor(shipped_runtimes(), 3, Book("m", folder), ("pretended",), client)
+        client = client_module.ServiceClient(url, choices.current_gpu(), say or (lambda line: None))
+        return choices.Advisor(shipped_runtime_model(), 3, DecisionLog("m", folder), ("fake",), client)
 
     def test_what_one_compiler_measures_the_next_does_not(
         self, tmp_path: Path, patient: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from tests.gpu.inductor.test_switch import _Inputs, _listed
-        from tilewise.gpu.inductor.records import summary
+        from tests.gpu.inductor.test_patch import KernelInputs, template_list
+        from tilewise.gpu.inductor.decision_log import report
 
         place = str(tmp_path / "c.sqlite")
         with Store(place) as store:
             monkeypatch.setenv("TILEWISE_TOKEN", create_token(store))
         with ServedStore(place) as own:
             first = self.advisor(tmp_path / "a", own.url)
-            kept = first.keep(_listed(), _Inputs(), "mm")
+            kept = first.select(template_list(), KernelInputs(), "mm")
             assert len(kept) > 1
             timings = {choice: 1.0 if choice is kept[-1] else 2.0 for choice in kept}
-            first.measured(timings, "mm", _Inputs().nodes())
+            first.on_feedback(timings, "mm", KernelInputs().nodes())
             first.service.flush(20.0)
-            again = self.advisor(tmp_path / "b", own.url).keep(_listed(), _Inputs(), "mm")
-        assert [choice.given for choice in again] == [kept[-1].given]
-        assert [row.why for row in summary(tmp_path / "b").rows] == ["measured elsewhere"]
+            again = self.advisor(tmp_path / "b", own.url).select(template_list(), KernelInputs(), "mm")
+        assert [choice.parameters for choice in again] == [kept[-1].parameters]
+        assert [row.reason for row in report(tmp_path / "b").rows] == ["measured elsewhere"]
 
     @pytest.mark.parametrize("server", [_silent_server, _rude_server, _nobody])
     def test_without_an_answer_it_keeps_what_it_would_have_kept_and_says_so_once(
         self, server: Any, tmp_path: Path
     ) -> None:
-        from tests.gpu.inductor.test_switch import _Inputs, _listed
+        from tests.gpu.inductor.test_patch import KernelInputs, template_list
 
         said: list[str] = []
         for url in server():
             advisor = self.advisor(tmp_path, url, said.append)
-            kept = [advisor.keep(_listed(), _Inputs(), "mm") for _ in range(3)]
+            kept = [advisor.select(template_list(), KernelInputs(), "mm") for _ in range(3)]
             advisor.service = None
-            alone = advisor.keep(_listed(), _Inputs(), "mm")
-            assert all([c.given for c in found] == [c.given for c in alone] for found in kept)
+            alone = advisor.select(template_list(), KernelInputs(), "mm")
+            assert all([c.parameters for c in found] == [c.parameters for c in alone] for found in kept)
         # A tile that this compiler does not list is passed over: another version may have it.
         assert sum("is left alone" in line for line in said) == (server is not _rude_server) and not advisor.notes
 
@@ -274,7 +274,7 @@ class TestCompiler:
         import tilewise.inductor
 
         with pytest.raises(ConfigurationError, match="address is like"):
-            tilewise.inductor.enable(records=tmp_path, devices=("pretended",), service="ftp://x")
+            tilewise.inductor.enable(records=tmp_path, devices=("fake",), service="ftp://x")
         import torch._inductor.config as settings
 
         assert settings.inductor_choices_class is None

@@ -51,9 +51,9 @@ def loop_description(folder: Path) -> Target:
 def recorded_products(folder: Path) -> Target:
     from benchmarks.recorded import as_json, lines, read_recorded, table
     from tests.gpu.products.test_recorded import RECORDED
-    from tilewise.gpu.products.runtimes import shipped_runtimes
+    from tilewise.gpu.products.runtime_model import shipped_runtime_model
 
-    model = shipped_runtimes()
+    model = shipped_runtime_model()
     assert model is not None
     (folder / "r.json").write_text(json.dumps(as_json(read_recorded(RECORDED)[:2], {"name": "H200"})))
     return Target(folder / "r.json", lambda path: list(lines(table(model, read_recorded(path)))), (in_json,))
@@ -71,17 +71,18 @@ def compiled_problems(folder: Path) -> Target:
 
 @target
 def inductor_records(folder: Path) -> Target:
-    from tilewise.gpu.inductor.records import Book, summary
-    from tilewise.gpu.products.family import LIBRARY
+    from tilewise.gpu.inductor.decision_log import DecisionLog, report
+    from tilewise.gpu.inductor.templates import Reason, Selection
+    from tilewise.gpu.products.config_fields import CUBLAS
     from tilewise.store.problem import Config, Problem
 
     problem = Problem.of("inductor", op="mm", batch=1, m=8, n=16, k=32, dtype="bf16", layout="nt", epilogue="none")
     tile = Config.of(block_m=16, block_n=32, block_k=64, warps=4, stages=3, group=8, tma=0)
-    book = Book("a machine", folder)
-    for why in ("measured", "sure", "remembered"):
-        book.decided(problem, why, 100, 2, 1e-3)
-    book.measured(problem, [(LIBRARY, 2e-5), (tile, 1e-5)], 0.5)
-    return Target(folder / "decisions.jsonl", lambda path: summary(folder), (in_lines,))
+    log = DecisionLog("a machine", folder)
+    for reason in (Reason.BENCHMARK, Reason.CERTAIN, Reason.EARLIER_WINNER):
+        log.add_decision(problem, Selection((0, 1), reason, 100, 1e-3))
+    log.add_measurements(problem, [(CUBLAS, 2e-5), (tile, 1e-5)], 0.5)
+    return Target(folder / "decisions.jsonl", lambda path: report(folder), (in_lines,))
 
 
 @target

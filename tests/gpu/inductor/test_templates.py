@@ -1,21 +1,29 @@
-"""Which of PyTorch's templates are kept: ATen always beside them, a few, or the one that was measured before."""
+"""Template selection: ATen and a few templates within the budget, or the winner of an earlier measurement."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from tilewise.gpu.inductor.templates import NO_CHOICE, Asked, columns_of, config_of, fits, keep, problem_of
-from tilewise.gpu.products.family import LIBRARY
+from tilewise.gpu.inductor.templates import (
+    Context,
+    Reason,
+    config_of,
+    fits,
+    problem_of,
+    select_templates,
+    template_columns,
+)
+from tilewise.gpu.products.config_fields import CUBLAS
 from tilewise.gpu.products.roofline import columns
-from tilewise.gpu.products.runtimes import Runtimes, shipped_runtimes
+from tilewise.gpu.products.runtime_model import RuntimeModel, shipped_runtime_model
 from tilewise.store.problem import Config, Problem
 
 Choices = tuple[list[str], list[dict[str, Any]]]
 
 
 def _choices() -> Choices:
-    """ATen, then PyTorch's exhaustive list for two templates."""
+    """Return ATen and the exhaustive lists of two templates."""
     names, parameters = ["aten::mm"], [{}]  # type: tuple[list[str], list[dict[str, Any]]]
     for template in ("triton::mm", "triton::mm_persistent_tma"):
         for m, n, k, stages, warps in itertools.product(*[(16, 32, 64, 128, 256)] * 3, (1, 2, 3, 4, 5), (2, 4, 8)):
@@ -26,83 +34,86 @@ def _choices() -> Choices:
 
 
 def _problem(m: int = 512, n: int = 2048, k: int = 1024) -> Problem:
-    found = problem_of("mm", ((m, k), (k, 1)), ((k, n), (1, k)), "torch.bfloat16")
-    assert found is not None
-    return found
+    problem = problem_of("mm", ((m, k), (k, 1)), ((k, n), (1, k)), "torch.bfloat16")
+    assert problem is not None
+    return problem
 
 
-def _model() -> Runtimes:
-    model = shipped_runtimes()
+def _model() -> RuntimeModel:
+    model = shipped_runtime_model()
     assert model is not None
     return model
 
 
-def test_the_problem_is_read_off_the_operands() -> None:
+def test_sizes_and_layout_come_from_the_operands() -> None:
     problem = _problem(24, 96, 64)
     assert (problem.size("m"), problem.size("n"), problem.size("k"), problem.word("layout")) == (24, 96, 64, "nt")
     batched = problem_of("bmm", ((8, 5, 7), (35, 7, 1)), ((8, 7, 9), (63, 9, 1)), "torch.float16")
     assert batched is not None and batched.size("batch") == 8 and batched.word("layout") == "nn"
 
 
-def test_what_there_is_no_model_for_is_no_problem() -> None:
+def test_products_without_a_model_have_no_problem() -> None:
     assert problem_of("mm", ((4, 4), (4, 1)), ((4, 4), (4, 1)), "torch.float32") is None
     assert problem_of("mm_plus_mm", ((4, 4), (4, 1)), ((4, 4), (4, 1)), "torch.bfloat16") is None
 
 
-def test_columns_say_of_all_what_a_configuration_says_of_one() -> None:
+def test_columns_match_the_single_configurations() -> None:
     names, parameters = _choices()
-    of = columns_of(names, parameters)
-    configs = [config_of(name, given) for name, given in zip(names[1:], parameters[1:], strict=True)]
+    of = template_columns(names, parameters)
+    configs = [config_of(name, row) for name, row in zip(names[1:], parameters[1:], strict=True)]
     for name, column in columns([config for config in configs if config is not None]).items():
         assert column.tolist() == of[name][1:].tolist(), name
 
 
-def test_the_budget_and_aten_are_kept_and_all_of_it_fits() -> None:
+def test_a_selection_has_aten_and_fitting_templates_within_the_budget() -> None:
     choices = _choices()
     for budget in (1, 3, 7):
-        kept = keep(_model(), _problem(), choices, budget)
-        assert 0 in kept.places and len(kept.places) <= budget + 1 and kept.considered == len(choices[0])
-        assert all(fits(columns_of(*choices))[place] for place in kept.places if place)
+        selection = select_templates(_model(), _problem(), choices, budget)
+        assert 0 in selection.indices and len(selection.indices) <= budget + 1
+        assert selection.considered == len(choices[0])
+        assert all(fits(template_columns(*choices))[i] for i in selection.indices if i)
 
 
-def test_batched_templates_have_four_warps_and_three_stages_where_there_are_such() -> None:
+def test_batched_templates_with_four_warps_and_three_stages_are_preferred() -> None:
     batched = problem_of("bmm", ((8, 512, 64), (32768, 64, 1)), ((8, 64, 512), (32768, 1, 64)), "torch.bfloat16")
     assert batched is not None
     names, parameters = ["aten::bmm", *_choices()[0][1:]], _choices()[1]
-    kept = [parameters[place] for place in keep(_model(), batched, (names, parameters), 3).places if place]
-    assert len(kept) == 3 and all(one["num_warps"] == 4 and one["num_stages"] > 2 for one in kept)
-    others = [place for place, one in enumerate(parameters) if one.get("num_warps") != 4]
-    shorter = [names[place] for place in others], [parameters[place] for place in others]
-    assert len(keep(_model(), batched, shorter, 3).places) == 4
+    tiles = [parameters[i] for i in select_templates(_model(), batched, (names, parameters), 3).indices if i]
+    assert len(tiles) == 3 and all(tile["num_warps"] == 4 and tile["num_stages"] > 2 for tile in tiles)
+    others = [i for i, row in enumerate(parameters) if row.get("num_warps") != 4]
+    shorter = [names[i] for i in others], [parameters[i] for i in others]
+    assert len(select_templates(_model(), batched, shorter, 3).indices) == 4
 
 
-def test_what_was_measured_before_is_kept_alone() -> None:
+def test_an_earlier_winner_is_selected_alone() -> None:
     choices = _choices()
-    first = keep(_model(), _problem(), choices, 3)
-    place = first.places[-1]
-    best = config_of(choices[0][place], choices[1][place])
-    assert keep(_model(), _problem(), choices, 3, Asked(best)).places == (place,)
-    assert keep(_model(), _problem(), choices, 3, Asked(LIBRARY)).places == (0,)
+    first = select_templates(_model(), _problem(), choices, 3)
+    last = first.indices[-1]
+    best = config_of(choices[0][last], choices[1][last])
+    assert select_templates(_model(), _problem(), choices, 3, Context(best)).indices == (last,)
+    assert select_templates(_model(), _problem(), choices, 3, Context(CUBLAS)).indices == (0,)
 
 
-def test_a_remembered_template_that_is_gone_is_looked_for_again() -> None:
-    gone = Config.of(block_m=48, block_n=48, block_k=48, warps=4, stages=2, group=8, tma=0)
-    assert keep(_model(), _problem(), _choices(), 3, Asked(gone)).why != "remembered"
+def test_an_earlier_winner_that_is_not_listed_is_ignored() -> None:
+    unlisted = Config.of(block_m=48, block_n=48, block_k=48, warps=4, stages=2, group=8, tma=0)
+    assert select_templates(_model(), _problem(), _choices(), 3, Context(unlisted)).reason != "remembered"
 
 
-def test_of_a_list_without_aten_the_budget_is_kept_however_far_behind() -> None:
+def test_without_aten_the_budget_is_selected_however_slow() -> None:
     names, parameters = _choices()
     for problem in (_problem(), _problem(8192, 8192, 8192)):
-        kept = keep(_model(), problem, (names[1:], parameters[1:]), 3)
-        assert kept.why == "measured" and len(kept.places) == 3
-    assert not len([p for p in keep(_model(), _problem(8192, 8192, 8192), (names, parameters), 3).places if p])
+        selection = select_templates(_model(), problem, (names[1:], parameters[1:]), 3)
+        assert selection.reason == "measured" and len(selection.indices) == 3
+    with_aten = select_templates(_model(), _problem(8192, 8192, 8192), (names, parameters), 3)
+    assert with_aten.indices == (0,)
 
 
-def test_a_list_without_templates_that_the_model_knows_stays_as_it_is() -> None:
-    kept = keep(_model(), _problem(), (["aten::mm", "decompose_k"], [{}, {}]), 3)
-    assert kept.places == (0, 1) and kept.why == NO_CHOICE
+def test_a_list_of_unknown_templates_is_left_unchanged() -> None:
+    selection = select_templates(_model(), _problem(), (["aten::mm", "decompose_k"], [{}, {}]), 3)
+    assert selection.indices == (0, 1) and selection.reason is Reason.NO_MODEL
 
 
-def test_a_choice_is_the_same_every_time() -> None:
+def test_selection_is_deterministic() -> None:
     choices = _choices()
-    assert keep(_model(), _problem(), choices, 3).places == keep(_model(), _problem(), choices, 3).places
+    first, second = (select_templates(_model(), _problem(), choices, 3) for _ in range(2))
+    assert first.indices == second.indices

@@ -1,4 +1,4 @@
-"""Products on a GPU, as far as they can be checked without one: what fits, what is predicted, what is chosen."""
+"""Matrix products on a GPU, as far as they can be tested without one: fitting, prediction and choice."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tilewise.errors import ConfigurationError
-from tilewise.gpu.products.choose import LIBRARY, decide, matmul, needed, problem_of, ranked
-from tilewise.gpu.products.family import MOST_SUMS, Product, cut, takes_descriptors, workspace
+from tilewise.gpu.products.config_fields import CUBLAS
+from tilewise.gpu.products.dispatch import choose_unmeasured, matmul, problem_of, rank_kernels, required_gain
+from tilewise.gpu.products.family import MAX_PARTIAL_SUMS, Product, split_work, supports_tma, workspace_sizes
 from tilewise.gpu.products.roofline import columns, fits
-from tilewise.gpu.products.runtimes import Runtimes, shipped_runtimes
+from tilewise.gpu.products.runtime_model import RuntimeModel, shipped_runtime_model
 from tilewise.store.problem import Config, Problem
 from tools.drawn_products import KINDS, drawn_products
 
@@ -21,99 +22,103 @@ SHARED = 232_448
 FAMILY = Product()
 
 
-def _drawn(count: int, seed: int = 7) -> list[Problem]:
+def _problems(count: int, seed: int = 7) -> list[Problem]:
     return [problem for _, problem in itertools.islice(drawn_products(seed), count)]
 
 
-def _model() -> Runtimes:
-    model = shipped_runtimes()
+def _model() -> RuntimeModel:
+    model = shipped_runtime_model()
     assert model is not None
     return model
 
 
-def test_the_library_is_the_first_configuration_of_every_product() -> None:
-    assert all(FAMILY.configs(problem)[0] == LIBRARY for problem in _drawn(len(KINDS)))
+def test_cublas_is_the_first_configuration_of_every_product() -> None:
+    assert all(FAMILY.configs(problem)[0] == CUBLAS for problem in _problems(len(KINDS)))
 
 
-def test_what_fits_is_the_same_for_all_at_once_and_for_each() -> None:
-    for problem in _drawn(15):
+def test_vectorised_fits_agrees_with_misfit() -> None:
+    for problem in _problems(15):
         configs = FAMILY.configs(problem)[1:]
-        at_once = fits(problem, columns(configs), SHARED, MOST_SUMS)
+        at_once = fits(problem, columns(configs), SHARED, MAX_PARTIAL_SUMS)
         assert at_once.tolist() == [FAMILY.misfit(problem, config, SHARED) is None for config in configs]
 
 
-def test_no_configuration_that_fits_wants_descriptors_of_rows_that_have_none() -> None:
-    for problem in _drawn(25):
-        if not takes_descriptors(problem):
+def test_tma_is_not_used_for_unaligned_rows() -> None:
+    for problem in _problems(25):
+        if not supports_tma(problem):
             assert not any(config.get("tma") for config in FAMILY.configs(problem))
 
 
-def test_units_of_work_cover_every_tile_once() -> None:
-    for problem in _drawn(20):
+def test_split_work_covers_every_tile_once() -> None:
+    for problem in _problems(20):
         for config in FAMILY.configs(problem)[1::7]:
             if FAMILY.misfit(problem, config, SHARED) is None:
-                parts, whole, tiles = cut(problem, config)
-                assert 0 <= whole <= tiles and parts >= 1
-                assert workspace(problem, config)[1] == (tiles - whole if parts > 1 else 0)
+                split_k, full_tiles, tiles = split_work(problem, config)
+                assert 0 <= full_tiles <= tiles and split_k >= 1
+                assert workspace_sizes(problem, config)[1] == (tiles - full_tiles if split_k > 1 else 0)
                 steps = math.ceil(problem.size("k") / config.size("block_k"))
-                assert math.ceil(steps / parts) * (parts - 1) < steps  # no part of K is empty
+                assert math.ceil(steps / split_k) * (split_k - 1) < steps  # no slice of K is empty
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 65536, 8), (8192, 8192, 8192), (3, 5, 100_000), (100_000, 8, 64)])
-def test_predictions_are_times_wherever_the_sizes_lie(sizes: tuple[int, int, int]) -> None:
+def test_predictions_are_finite_for_extreme_sizes(sizes: tuple[int, int, int]) -> None:
     m, n, k = sizes
     problem = Problem.of("product", dtype="bf16", m=m, n=n, k=k, layout="nt", epilogue="none")
-    found = _model().predict(problem, FAMILY.configs(problem))
-    assert np.isfinite(found.seconds).all() and (found.seconds > 5e-7).all() and (found.deviation >= 0).all()
+    prediction = _model().predict(problem, FAMILY.configs(problem))
+    assert np.isfinite(prediction.seconds).all() and (prediction.seconds > 5e-7).all()
+    assert (prediction.deviation >= 0).all()
 
 
-def test_an_unmeasured_choice_fits_and_is_the_same_every_time() -> None:
-    for problem in _drawn(20):
-        first = decide(_model(), problem, SHARED)
+def test_an_unmeasured_choice_fits_and_is_deterministic() -> None:
+    for problem in _problems(20):
+        first = choose_unmeasured(_model(), problem, SHARED)
         assert FAMILY.misfit(problem, first.config, SHARED) is None
-        assert first == decide(_model(), problem, SHARED) and first.gain >= 1.0 and not first.measured
+        assert first == choose_unmeasured(_model(), problem, SHARED) and first.gain >= 1.0 and not first.is_measured
 
 
-def test_where_rows_are_no_whole_wide_loads_a_kernel_has_to_be_further_ahead() -> None:
+def test_without_tma_a_kernel_must_be_further_ahead() -> None:
     even, odd = (
         Problem.of("product", dtype="bf16", m=5718, n=1064, k=k, layout="nt", epilogue="none") for k in (504, 501)
     )
-    assert takes_descriptors(even) and not takes_descriptors(odd) and needed(odd, 0.08) > needed(even, 0.08)
-    slower = Problem({**odd, "n": 1063})  # the kernel was predicted to save a third of the time, and took 1.09 of it
-    assert decide(_model(), slower, SHARED).config == LIBRARY
+    assert supports_tma(even) and not supports_tma(odd) and required_gain(odd, 0.08) > required_gain(even, 0.08)
+    # For this problem a kernel was predicted to save a third of the time and took 1.09 times as long.
+    slower = Problem({**odd, "n": 1063})
+    assert choose_unmeasured(_model(), slower, SHARED).config == CUBLAS
 
 
-def test_kernels_are_ranked_by_their_predicted_time() -> None:
-    problem = _drawn(1)[0]
-    configs, found = ranked(_model(), problem, SHARED, 12)
-    assert len(configs) == 12 and (np.diff(found.seconds) >= 0).all()
+def test_kernels_are_ranked_by_predicted_time() -> None:
+    problem = _problems(1)[0]
+    configs, prediction = rank_kernels(_model(), problem, SHARED, 12)
+    assert len(configs) == 12 and (np.diff(prediction.seconds) >= 0).all()
     assert all(FAMILY.misfit(problem, config, SHARED) is None for config in configs)
 
 
-def test_tf32_is_ranked_as_the_16_bit_product_that_moves_as_many_bytes_and_left_to_the_library_unmeasured() -> None:
-    half = Problem.of("product", dtype="bf16", m=512, n=4096, k=2048, layout="nt", epilogue="none")
-    wide = Problem({**half, "dtype": "tf32", "k": 1024})
-    (configs, found), (others, same) = (ranked(_model(), problem, SHARED, 8) for problem in (wide, half))
-    assert [{**c, "block_k": 2 * c.size("block_k")} for c in configs] == [dict(c) for c in others]
-    assert np.array_equal(found.seconds, same.seconds)
-    assert all(FAMILY.misfit(wide, config, SHARED) is None for config in configs)
-    assert decide(_model(), wide, SHARED).config == LIBRARY
+def test_tf32_is_ranked_like_bf16_with_twice_the_k_and_goes_to_cublas_unmeasured() -> None:
+    bf16 = Problem.of("product", dtype="bf16", m=512, n=4096, k=2048, layout="nt", epilogue="none")
+    tf32 = Problem({**bf16, "dtype": "tf32", "k": 1024})
+    (configs, prediction), (bf16_configs, bf16_prediction) = (
+        rank_kernels(_model(), problem, SHARED, 8) for problem in (tf32, bf16)
+    )
+    assert [{**c, "block_k": 2 * c.size("block_k")} for c in configs] == [dict(c) for c in bf16_configs]
+    assert np.array_equal(prediction.seconds, bf16_prediction.seconds)
+    assert all(FAMILY.misfit(tf32, config, SHARED) is None for config in configs)
+    assert choose_unmeasured(_model(), tf32, SHARED).config == CUBLAS
 
 
-def test_float32_matrices_are_multiplied_in_tf32_where_pytorch_may() -> None:
+def test_float32_matrices_use_tf32_if_pytorch_allows_it() -> None:
     torch = pytest.importorskip("torch")
     a, b = torch.randn(32, 64), torch.randn(64, 48)
     assert problem_of(a, b, None, None, "none") is None
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        found = problem_of(a, b, None, None, "none")
+        problem = problem_of(a, b, None, None, "none")
     finally:
         torch.set_float32_matmul_precision(before)
-    assert found is not None and found.word("dtype") == "tf32"
+    assert problem is not None and problem.word("dtype") == "tf32"
 
 
-def test_without_a_gpu_products_are_the_library_s() -> None:
+def test_without_a_gpu_pytorch_computes_the_product() -> None:
     torch = pytest.importorskip("torch")
     a, b, bias = torch.randn(6, 16), torch.randn(16, 8), torch.randn(8)
     assert torch.equal(matmul(a, b), a @ b)
@@ -122,34 +127,34 @@ def test_without_a_gpu_products_are_the_library_s() -> None:
         matmul(a, b, activation="gelu")
 
 
-def test_a_kernel_that_cannot_be_launched_leaves_the_product_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_cannot_be_launched_is_replaced_by_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from tilewise.gpu.products import choose
-    from tilewise.gpu.products.choose import Decided
-    from tilewise.gpu.products.family import library_call
+    from tilewise.gpu.products import dispatch
+    from tilewise.gpu.products.dispatch import ProductChoice
+    from tilewise.gpu.products.family import cublas_call
 
     class Broken:
-        decided: ClassVar[dict[Problem, Decided]] = {}
+        choices: ClassVar[dict[Problem, ProductChoice]] = {}
 
-        def decision(self, problem: Problem, measure: bool | str) -> Decided:
-            return Decided(FAMILY.configs(problem)[1], False, 2.0)
+        def choose(self, problem: Problem, measure: bool | str) -> ProductChoice:
+            return ProductChoice(FAMILY.configs(problem)[1], False, 2.0)
 
         def run(self, problem: Problem, operands: Any, config: Config) -> None:
-            if config != LIBRARY:
-                raise RuntimeError("the driver says no")
-            library_call(problem, operands)()
+            if config != CUBLAS:
+                raise RuntimeError("launch failed")
+            cublas_call(problem, operands)()
 
-    monkeypatch.setattr(choose, "_gpu", Broken)
+    monkeypatch.setattr(dispatch, "_dispatcher", Broken)
     a, b = torch.randn(16, 64, dtype=torch.bfloat16), torch.randn(24, 64, dtype=torch.bfloat16)
     assert torch.equal(matmul(a, b.T), a @ b.T)
-    assert [found.config for found in Broken.decided.values()] == [LIBRARY]
+    assert [choice.config for choice in Broken.choices.values()] == [CUBLAS]
 
 
-def test_matrices_with_gaps_or_of_other_types_are_no_problem_of_the_kernels() -> None:
+def test_strided_matrices_and_other_dtypes_are_not_supported() -> None:
     torch = pytest.importorskip("torch")
     a, b = torch.randn(32, 64, dtype=torch.bfloat16), torch.randn(48, 64, dtype=torch.bfloat16)
-    found = problem_of(a, b.T, None, None, "none")
-    assert found is not None and found.word("layout") == "nt" and found.size("n") == 48
+    problem = problem_of(a, b.T, None, None, "none")
+    assert problem is not None and problem.word("layout") == "nt" and problem.size("n") == 48
     assert problem_of(a[:, ::2], b[:, ::2].T, None, None, "none") is None
     assert problem_of(a.float(), b.T.float(), None, None, "none") is None
     assert problem_of(a, b.T, torch.zeros(47, dtype=torch.bfloat16), None, "bias") is None

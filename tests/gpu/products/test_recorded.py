@@ -12,13 +12,13 @@ from benchmarks.compiled import Compiled, beside, merged, read_compiled
 from benchmarks.gpu_check import main
 from benchmarks.recorded import as_json, compare, lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import FileFormatError
-from tilewise.gpu.products.runtimes import shipped_runtimes
+from tilewise.gpu.products.runtime_model import shipped_runtime_model
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "results" / "products_h200.json"
 
 
 def test_choices_on_unseen_products_are_not_slower_than_the_library() -> None:
-    model = shipped_runtimes()
+    model = shipped_runtime_model()
     assert model is not None
     (whole,) = [row for row in table(model, read_recorded(RECORDED)) if row["kind"] == "all"]
     assert whole["products"] >= 40
@@ -27,7 +27,7 @@ def test_choices_on_unseen_products_are_not_slower_than_the_library() -> None:
 
 
 def test_a_recorded_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    products, model = read_recorded(RECORDED)[:3], shipped_runtimes()
+    products, model = read_recorded(RECORDED)[:3], shipped_runtime_model()
     assert model is not None
     (tmp_path / "again.json").write_text(json.dumps(as_json(products, {})))
     again = read_recorded(tmp_path / "again.json")
@@ -35,7 +35,7 @@ def test_a_recorded_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_check_prints_recorded_products_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    model = shipped_runtimes()
+    model = shipped_runtime_model()
     assert model is not None and main(["--recorded", str(RECORDED)]) == 0
     products = read_recorded(RECORDED)
     expected = [*lines(table(model, products)), *worth_lines(worth(products))]

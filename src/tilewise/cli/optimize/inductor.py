@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -24,22 +23,23 @@ def report(
     folder: Annotated[Path | None, typer.Option(help="Records elsewhere than in the cache folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What was skipped, kept, measured and remembered, product by product.
+    """Show what was skipped, kept, measured and remembered, product by product.
 
     Example: tilewise inductor report
     """
-    from tilewise.gpu.inductor.records import summary
+    from tilewise.gpu.inductor.decision_log import report as summarise
 
-    found = summary(folder)
+    summary = summarise(folder)
     if as_json:
-        return typer.echo(json.dumps(dataclasses.asdict(found)))
-    if not found.products:
+        return typer.echo(json.dumps(summary.as_json()))
+    if not summary.products:
         return typer.echo("Nothing yet: call tilewise.inductor.enable() before torch.compile.")
-    for row in found.rows:
-        chosen = f"; fastest {row.fastest}, {row.of_aten:.2f}x of ATen's speed" if row.fastest else ""
-        typer.echo(f"{row.product}: {row.considered} templates, {row.kept} kept ({row.why}){chosen}")
-    skipped = found.considered - found.kept
+    for row in summary.rows:
+        fastest = f"; fastest {row.fastest}, {row.speedup:.2f}x of ATen's speed" if row.fastest else ""
+        typer.echo(f"{row.product}: {row.considered} templates, {row.selected} kept ({row.reason}){fastest}")
+    skipped = summary.considered - summary.selected
     typer.echo(
-        f"{found.products} products: {skipped} of {found.considered} templates skipped, {found.measured} products "
-        f"measured, {found.remembered} remembered; choosing took {found.choosing_seconds * 1e3:.1f} ms in all."
+        f"{summary.products} products: {skipped} of {summary.considered} templates skipped, "
+        f"{summary.benchmarked} products measured, {summary.earlier_winners} remembered; "
+        f"choosing took {summary.selection_seconds * 1e3:.1f} ms in all."
     )

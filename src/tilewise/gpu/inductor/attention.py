@@ -1,7 +1,7 @@
-"""Flexible attention in tilewise's words, and which of its tilings to measure: by the cost model of `attention`.
+"""Select tilings of flexible attention to benchmark, ranked by the cost model of the family `attention`.
 
-The family's kernel walks keys as PyTorch's template does, without the caller's score and mask functions: an order of
-tilings to try, not a promise of times.
+The family's kernel walks over keys as PyTorch's template does, but without the caller's score and mask functions. Its
+model therefore orders tilings well and predicts times badly.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
-_HEADS = (32, 64, 128)  # what the model knows; others are taken for the next
-_SHARED_BYTES = 227 * 1024
-_SURE = 0.12  # of its time that a tiling has to save, as predicted, to be taken without measuring
+_HEAD_SIZES = (32, 64, 128)  # in the training data; other sizes are rounded up
+_SHARED_BYTES = 227 * 1024  # per multiprocessor, H200
+_CERTAIN_GAIN = 0.12  # predicted share of the runtime above which a tiling is taken without benchmarking
 
 
 @lru_cache(maxsize=1)
@@ -28,42 +28,45 @@ def _model() -> ModelScores | None:
 
 
 def attention_problem(node: Any) -> Problem | None:
-    """The problem of a call of flexible attention in the compiler's graph; None where the model has nothing to say."""
-    query, key = (node.args[place].meta["val"] for place in (0, 1))  # (batch, heads, length, head)
+    """Describe a call of flexible attention in an FX graph; None if the model does not cover it."""
+    query, key = (node.args[i].meta["val"] for i in (0, 1))  # (batch, heads, length, head size)
     dtype, head = _DTYPES.get(str(query.dtype)), int(query.shape[-1])
-    known = next((size for size in _HEADS if head <= size), None)
-    if dtype is None or known is None or query.shape[1] % key.shape[1]:
+    rounded_head = next((size for size in _HEAD_SIZES if head <= size), None)
+    if dtype is None or rounded_head is None or query.shape[1] % key.shape[1]:
         return None
     sizes = {"batch": query.shape[0], "heads": query.shape[1], "kv_heads": key.shape[1], "queries": query.shape[2],
              "keys": key.shape[2]}  # fmt: skip
-    return Problem.of("attention", dtype=dtype, head=known, causal=0, **{k: int(v) for k, v in sizes.items()})
+    return Problem.of("attention", dtype=dtype, head=rounded_head, causal=0, **{k: int(v) for k, v in sizes.items()})
 
 
-def likely(problem: Problem, usual: Config, others: Sequence[Config], count: int) -> tuple[list[int], bool]:
-    """The places of the `count` tilings that the model likes best, of those that fit; and whether the first of them is
-    so far ahead of the usual one that it need not be measured. Then it takes no more registers and shared memory, too:
-    nothing tries it before the program does."""
+def rank_attention(problem: Problem, default: Config, tilings: Sequence[Config], count: int) -> tuple[list[int], bool]:
+    """Rank the tilings that fit; return the indices of the first `count`, and whether the first is certain.
+
+    A certain tiling is predicted so far ahead of the default that it need not be benchmarked. It must also need no more
+    registers and shared memory than the default, because nothing tests it before the program runs it.
+    """
     model = _model()
-    fitting = [place for place, config in enumerate(others) if _fits(problem, config)]
+    fitting = [i for i, config in enumerate(tilings) if _fits(problem, config)]
     if model is None or not fitting:
         return [], False
-    reference = Attention().configs(problem)[0]
-    ours, *scores = model.scores(problem, [reference, usual, *(others[place] for place in fitting)])[1:]
+    reference = Attention().configs(problem)[0]  # scores are relative to the first configuration
+    default_score, *scores = model.scores(problem, [reference, default, *(tilings[i] for i in fitting)])[1:]
     order = np.argsort(scores, kind="stable")
-    first = others[fitting[int(order[0])]]
-    smaller = all(a <= b for a, b in zip(_needs(problem, first), _needs(problem, usual), strict=True))
-    sure = smaller and bool(ours - scores[int(order[0])] > _SURE)
-    return [fitting[int(i)] for i in order[:count]], sure
+    first = tilings[fitting[int(order[0])]]
+    resources = zip(_resources(problem, first), _resources(problem, default), strict=True)
+    is_smaller = all(ours <= default_need for ours, default_need in resources)
+    is_certain = is_smaller and bool(default_score - scores[int(order[0])] > _CERTAIN_GAIN)
+    return [fitting[int(i)] for i in order[:count]], is_certain
 
 
-def _needs(problem: Problem, config: Config) -> tuple[int, int]:
-    """Numbers a thread holds, scores and output; bytes of shared memory, staged keys and values."""
+def _resources(problem: Problem, config: Config) -> tuple[int, int]:
+    """Compute the accumulators per thread (scores and output) and the bytes of staged queries, keys and values."""
     head, (rows, keys) = problem.size("head"), (config.size("block_m"), config.size("block_n"))
-    staged = 2 * keys * head * 2 * config.size("stages") + rows * head * 2
-    return rows * (keys + head) // (32 * config.size("warps")), staged
+    shared_bytes = 2 * keys * head * 2 * config.size("stages") + rows * head * 2
+    return rows * (keys + head) // (32 * config.size("warps")), shared_bytes
 
 
 def _fits(problem: Problem, config: Config) -> bool:
-    """Whether registers and shared memory are enough; a stage alone has no pipeline."""
-    numbers, staged = _needs(problem, config)
-    return 8 <= numbers <= 192 and staged <= _SHARED_BYTES and config.size("stages") > 1
+    """Tell whether registers and shared memory suffice; a single stage has no pipeline and is excluded."""
+    accumulators, shared_bytes = _resources(problem, config)
+    return 8 <= accumulators <= 192 and shared_bytes <= _SHARED_BYTES and config.size("stages") > 1

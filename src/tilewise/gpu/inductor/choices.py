@@ -1,6 +1,6 @@
-"""What PyTorch's compiler calls: its class of choices with tilewise inside. Imported by `enable()` and by nobody else.
+"""The handler that PyTorch's compiler asks for template choices, with tilewise's selection inside.
 
-Whatever goes wrong in here, PyTorch gets its own choices and the reason is noted once.
+Only `enable()` imports this module. Whatever fails in here, PyTorch gets its own choices and the error is noted once.
 """
 
 from __future__ import annotations
@@ -18,100 +18,111 @@ from torch._inductor import config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.virtualized import V
 
-from tilewise.gpu.inductor.attention import attention_problem, likely
-from tilewise.gpu.inductor.fair import retime
-from tilewise.gpu.inductor.following import fuses_next
-from tilewise.gpu.inductor.processes import start_anew, start_early
-from tilewise.gpu.inductor.records import Book
-from tilewise.gpu.inductor.rest import in_registers
+from tilewise.gpu.inductor.attention import attention_problem, rank_attention
+from tilewise.gpu.inductor.decision_log import DecisionLog
+from tilewise.gpu.inductor.epilogue import has_fusible_epilogue
+from tilewise.gpu.inductor.pointwise import fits_registers
+from tilewise.gpu.inductor.processes import restart_test_process, start_test_process
+from tilewise.gpu.inductor.rebenchmark import rebenchmark
 from tilewise.gpu.inductor.templates import (
-    NO_CHOICE,
     OPERATIONS,
-    Asked,
-    Kept,
+    Context,
+    Reason,
+    Selection,
     config_of,
-    keep,
-    pass_seconds,
+    epilogue_seconds,
     problem_of,
+    select_templates,
 )
-from tilewise.gpu.products.family import LIBRARY
-from tilewise.gpu.products.runtimes import Runtimes
+from tilewise.gpu.products.config_fields import CUBLAS
+from tilewise.gpu.products.runtime_model import RuntimeModel
 from tilewise.store.problem import Config, Problem
 from tilewise.store.service import ServiceClient
 from tilewise.store.store import Machine
 
-_RULES = 4  # counted up where the same model and budget would now give other kernels
-_TIMED = ("convolution", "flex_attention")  # again, though not remembered: PyTorch's own caches do that
+_RULES_VERSION = 4  # increase it when the same model and budget select other templates than before
+# Operations that are benchmarked again but not stored: PyTorch's own caches remember them.
+_REBENCHMARKED = ("convolution", "flex_attention")
 
 
-class Unranked(Exception):
-    """A list of templates that tilewise can say nothing about: PyTorch makes another, as it would without tilewise."""
+class UnrankedError(Exception):
+    """Raised for a list of templates that tilewise cannot rank; PyTorch then lists what it would without tilewise."""
 
 
 class Advisor:
-    """The model, the budget, the records, and what was decided for products that are about to be measured. `service`
-    is asked for what other machines measured, and told what this one did."""
+    """Selects templates with a runtime model and a budget, and records the decisions and the measurements.
+
+    `service` is asked for what other machines measured and receives what this one measures.
+    """
 
     def __init__(
         self,
-        model: Runtimes,
+        model: RuntimeModel,
         budget: int,
-        book: Book,
+        log: DecisionLog,
         devices: Sequence[str] = ("cuda",),
         service: ServiceClient | None = None,
     ) -> None:
-        self.model, self.budget, self.book, self.devices = model, budget, book, tuple(devices)
+        self.model, self.budget, self.log, self.devices = model, budget, log, tuple(devices)
         self.service = service
-        self.isolated = False  # whether a process of PyTorch's tries every template first
-        self.without: dict[str, Any] = {}  # the compiler's settings as they would be without tilewise
-        self._started_early = False
-        self.notes: list[str] = []
-        self.started: dict[str, float] = {}
-        self._library_listed: str | None = None  # the problem whose ATen call was in a list of its own just now
+        self.isolated = False  # whether a process of PyTorch's tests every template first
+        self.original_settings: dict[str, Any] = {}  # the compiler's settings without tilewise
+        self.notes: list[str] = []  # distinct errors
+        self._test_process_running = False
+        self._compile_start: dict[str, float] = {}  # time of the selection, by problem
+        self._aten_list: str | None = None  # the problem whose ATen call was listed by itself just before
 
     @property
     def key(self) -> str:
-        """What decides the choices: the compiler's caches are kept apart by it."""
-        text = f"{self.model.metadata.get('digest', '')}:{self.budget}:{_RULES}"
+        """A digest of everything that determines the selections; it separates entries of the compiler's caches."""
+        text = f"{self.model.metadata.get('digest', '')}:{self.budget}:{_RULES_VERSION}"
         return "tilewise-" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def keep(self, found: list[Any], inputs: Any, op: str) -> list[Any]:
-        """Of PyTorch's choices, those worth measuring."""
+    # Selecting
+
+    def select(self, choices: list[Any], inputs: Any, op: str) -> list[Any]:
+        """Return the choices of PyTorch's list that are worth benchmarking."""
         problem = self.problem(op, inputs)
         if problem is None:
-            return found
-        templates = [str(choice.template.uid) for choice in found]
+            return choices
+        templates = [str(choice.template.uid) for choice in choices]
         if all(name.startswith("aten") for name in templates):
-            self._library_listed = problem.key
-            return found
-        kept = self._kept(problem, (templates, [choice.params.to_kwargs() for choice in found]))
-        if kept.why == NO_CHOICE:
-            raise Unranked
-        self._decided(problem, kept)
-        self.started[problem.key] = time.monotonic()
-        return [found[place] for place in kept.places]
+            self._aten_list = problem.key
+            return choices
+        selection = self._select(problem, (templates, [choice.params.to_kwargs() for choice in choices]))
+        if selection.reason is Reason.NO_MODEL:
+            raise UnrankedError
+        self._record_selection(problem, selection)
+        self._compile_start[problem.key] = time.monotonic()
+        return [choices[i] for i in selection.indices]
 
-    def _decided(self, problem: Problem, kept: Kept) -> None:
-        """Write it down; where something is going to be measured, the process that tries it starts meanwhile."""
-        self.book.decided(problem, kept.why, kept.considered, len(kept.places), kept.seconds)
-        if self.isolated and "cuda" in self.devices and not self._started_early and kept.why == "measured":
-            self._started_early = True
-            start_early()
+    def _select(self, problem: Problem, choices: tuple[list[str], list[dict[str, Any]]]) -> Selection:
+        """Select templates, using what this machine or another one measured earlier."""
+        fusible = has_fusible_epilogue(getattr(V.graph, "current_node", None))
+        aten_elsewhere, self._aten_list = self._aten_list == problem.key, None
+        best = self.log.best(problem)
+        elsewhere = self._best_elsewhere(problem) if best is None else None
+        context = Context(best or elsewhere, epilogue_seconds(problem) if fusible else 0.0, aten_elsewhere)
+        selection = select_templates(self.model, problem, choices, self.budget, context)
+        if elsewhere and selection.reason is Reason.EARLIER_WINNER:
+            return replace(selection, reason=Reason.SERVICE)
+        return selection
 
-    def _kept(self, problem: Problem, choices: tuple[list[str], list[dict[str, Any]]]) -> Kept:
-        saved = pass_seconds(problem) if fuses_next(getattr(V.graph, "current_node", None)) else 0.0
-        listed, self._library_listed = self._library_listed == problem.key, None
-        best = self.book.best(problem)
-        elsewhere = self._measured_elsewhere(problem) if best is None else None
-        kept = keep(self.model, problem, choices, self.budget, Asked(best or elsewhere, saved, listed))
-        return replace(kept, why="measured elsewhere") if elsewhere and kept.why == "remembered" else kept
+    def _record_selection(self, problem: Problem, selection: Selection) -> None:
+        """Log a selection; if it needs benchmarking, start the process that tests templates meanwhile."""
+        self.log.add_decision(problem, selection)
+        starts = self.isolated and "cuda" in self.devices and selection.reason is Reason.BENCHMARK
+        if starts and not self._test_process_running:
+            self._test_process_running = True
+            start_test_process()
 
-    def _measured_elsewhere(self, problem: Problem) -> Config | None:
-        """The fastest that others measured with this PyTorch; None where there is none, or no answer in time."""
-        found = None if self.service is None else self.service.choose(_with_version(problem), None)
-        return found.config if found is not None and found.source == "measured" else None
+    def _best_elsewhere(self, problem: Problem) -> Config | None:
+        """Ask the service for the fastest configuration with this PyTorch; None without an answer in time."""
+        answer = None if self.service is None else self.service.choose(_with_version(problem), None)
+        return answer.config if answer is not None and answer.source == "measured" else None
 
     def problem(self, op: str, inputs: Any) -> Problem | None:
+        """Describe a product from the compiler's kernel inputs; None if there is no model for it."""
         if op not in OPERATIONS or inputs.device_type not in self.devices:
             return None
         left, right = inputs.mat1mat2()
@@ -120,194 +131,216 @@ class Advisor:
         i, j = nodes.index(left), nodes.index(right)
         return problem_of(op, (shapes[i], strides[i]), (shapes[j], strides[j]), str(left.get_dtype()))
 
-    def pytorchs(self) -> dict[str, Any]:
-        """What is set while PyTorch lists templates that are not ranked here: what would be without tilewise. Where the
-        user left ATen out, and it is not listed, templates have to be."""
-        without_aten = "ATEN" not in config.max_autotune_gemm_backends.upper()
-        return {**self.without, "max_autotune_gemm": without_aten or self.without["max_autotune_gemm"]}
+    def settings_without_ranking(self) -> dict[str, Any]:
+        """Return the compiler's settings for lists that are not ranked here: those without tilewise.
 
-    def attention(self, usual: Any, tuned: list[Any], node: Any) -> list[Any]:
-        """PyTorch's usual tiling of flexible attention, and the most promising of those that it tunes among; the first
-        of these alone where it is well ahead, and none where there is nothing to say."""
+        If the user excluded ATen, templates must be listed, because ATen is not.
+        """
+        without_aten = "ATEN" not in config.max_autotune_gemm_backends.upper()
+        return {
+            **self.original_settings,
+            "max_autotune_gemm": without_aten or self.original_settings["max_autotune_gemm"],
+        }
+
+    def select_attention(self, default: Any, tilings: list[Any], node: Any) -> list[Any]:
+        """Return PyTorch's default tiling of flexible attention and the most promising others.
+
+        A tiling that is predicted well ahead is returned alone. The result is empty if there is no model.
+        """
         start, problem = time.perf_counter(), attention_problem(node)
         if problem is None:
             return []
-        listed = [usual, *(one for one in tuned if one != usual)]
-        places, sure = likely(problem, _flex(usual), [_flex(one) for one in listed[1:]], self.budget)
-        kept = (1 + places[0],) if sure else (0, *(1 + place for place in places))
+        candidates = [default, *(tiling for tiling in tilings if tiling != default)]
+        configs = [_attention_config(tiling) for tiling in candidates]
+        ranking, is_certain = rank_attention(problem, configs[0], configs[1:], self.budget)
+        indices = (1 + ranking[0],) if is_certain else (0, *(1 + i for i in ranking))
         seconds = time.perf_counter() - start
-        self._decided(problem, Kept(kept, "sure" if sure else "measured", len(listed), seconds))
-        return [listed[place] for place in kept]
+        reason = Reason.CERTAIN if is_certain else Reason.BENCHMARK
+        self._record_selection(problem, Selection(indices, reason, len(candidates), seconds))
+        return [candidates[i] for i in indices]
 
-    def convolution(self, configs: list[Any], sizes: tuple[int, int, int], dtype: str) -> list[Any]:
-        """Of the templates for a convolution, the best by the product that it amounts to. Without a model those that
-        PyTorch would list without tilewise: none beside ATen's where it would not tune."""
+    def select_convolution(self, configs: list[Any], sizes: tuple[int, int, int], dtype: str) -> list[Any]:
+        """Return the best templates of a convolution, ranked as the matrix product that it amounts to.
+
+        Without a model for it PyTorch lists what it would without tilewise: only ATen unless it autotunes.
+        """
         m, n, k = sizes
         problem = problem_of("mm", ((m, k), (k, 1)), ((k, n), (n, 1)), dtype)
         if problem is None:
-            tunes = config.max_autotune or self.without["max_autotune_gemm"]
-            return configs if tunes or "ATEN" not in config.max_autotune_conv_backends.upper() else []
+            autotunes = config.max_autotune or self.original_settings["max_autotune_gemm"]
+            return configs if autotunes or "ATEN" not in config.max_autotune_conv_backends.upper() else []
         parameters = [{**c.kwargs, "num_warps": c.num_warps, "num_stages": c.num_stages} for c in configs]
-        asked = Asked(saved=math.inf, library_elsewhere=True)
-        kept = keep(self.model, problem, (["triton::conv"] * len(configs), parameters), self.budget, asked)
-        return [configs[place] for place in kept.places]
+        context = Context(epilogue_seconds=math.inf, aten_elsewhere=True)
+        choices = ["triton::conv"] * len(configs), parameters
+        selection = select_templates(self.model, problem, choices, self.budget, context)
+        return [configs[i] for i in selection.indices]
 
-    def measured(self, timings: Any, op: str, nodes: Sequence[Any], *_: Any) -> None:
-        """PyTorch's feedback: milliseconds of each choice. They are taken again as a program has them, and PyTorch
-        chooses by those."""
+    # Measuring
+
+    def on_feedback(self, timings: Any, op: str, nodes: Sequence[Any], *_: Any) -> None:
+        """Receive PyTorch's milliseconds of each choice, replace them by rebenchmarked ones, and record those."""
         try:
             if self.isolated and not all(map(math.isfinite, timings.values())):
-                start_anew()
+                restart_test_process()
             problem, configs = self._configs(timings, op, nodes)
-            if problem is None and op not in _TIMED:
+            if problem is None and op not in _REBENCHMARKED:
                 return
             if "cuda" in self.devices:
-                timings.update(retime(torch, timings))
+                timings.update(rebenchmark(torch, timings))
             if problem is not None:
-                self._record(problem, [(of, timings[choice] * 1e-3) for choice, of in configs.items()])
-        except Exception as error:  # a record that cannot be made must not cost a compilation
+                seconds = [(config, timings[choice] * 1e-3) for choice, config in configs.items()]
+                self._record_times(problem, [(config, s) for config, s in seconds if 0 < s < math.inf])
+        except Exception as error:  # a record that cannot be made must not stop a compilation
             self.note(error)
 
-    def _record(self, problem: Problem, rows: list[tuple[Config, float]]) -> None:
-        rows = [(config, seconds) for config, seconds in rows if 0 < seconds < math.inf]
-        started = self.started.pop(problem.key, None)
-        self.book.measured(problem, rows, time.monotonic() - started if started is not None else 0.0)
+    def _record_times(self, problem: Problem, rows: list[tuple[Config, float]]) -> None:
+        """Store measured seconds here and report them to the service."""
+        start = self._compile_start.pop(problem.key, None)
+        self.log.add_measurements(problem, rows, time.monotonic() - start if start is not None else 0.0)
         if self.service is not None and rows:
-            times = {config: seconds * 1e9 for config, seconds in rows}
-            default_ns = times.get(LIBRARY, min(times.values()))
-            self.service.report(_with_version(problem), default_ns, list(times.items()))
+            times_ns = {config: seconds * 1e9 for config, seconds in rows}
+            default_ns = times_ns.get(CUBLAS, min(times_ns.values()))
+            self.service.report(_with_version(problem), default_ns, list(times_ns.items()))
 
     def _configs(self, timings: Any, op: str, nodes: Sequence[Any]) -> tuple[Problem | None, dict[Any, Config]]:
+        """Describe the product that was benchmarked, and the configurations of its choices that the model knows."""
         left, right = nodes[-2:]
         sides = [([int(n) for n in node.get_size()], [int(n) for n in node.get_stride()]) for node in (left, right)]
         problem = problem_of(op, sides[0], sides[1], str(left.get_dtype()))
-        found = {}
+        configs = {}
         for choice in timings if problem is not None else ():
-            made = getattr(choice, "annotations", {}).get("ktc")
-            of = config_of(str(made.template.uid), made.params.to_kwargs()) if made is not None else None
-            if of is not None:
-                found[choice] = of
-        return problem, found
+            template_choice = getattr(choice, "annotations", {}).get("ktc")
+            if template_choice is not None:
+                template = str(template_choice.template.uid)
+                template_config = config_of(template, template_choice.params.to_kwargs())
+                if template_config is not None:
+                    configs[choice] = template_config
+        return problem, configs
 
     def note(self, error: Exception) -> None:
+        """Remember an error, once."""
         text = f"{type(error).__name__}: {error}"
         if text not in self.notes:
             self.notes.append(text)
 
 
 class TilewiseChoices(InductorChoices):
-    """PyTorch's choices of templates, the promising ones alone."""
+    """PyTorch's template choices, reduced to the promising ones."""
 
-    advisor: Advisor | None = None  # of the last `enable()`; the compiler makes instances as it likes
+    advisor: Advisor | None = None  # of the last `enable()`; the compiler creates instances of this class itself
 
     def uuid(self) -> str:
-        """In the compiler's cache key from PyTorch 2.13 on."""
+        """Return the key that PyTorch 2.13 and later add to the compiler's cache keys."""
         return self.advisor.key if self.advisor is not None else "tilewise"
 
-    def get_template_configs(self, kernel_inputs: Any, templates: Any, op_name: str, *rest: Any, **named: Any) -> Any:
-        """The long list is for ranking: of a product that tilewise has no model for (other number types, 8-bit numbers)
-        or nothing to say about, PyTorch lists what it would list without tilewise."""
-        given = (kernel_inputs, templates, op_name, *rest)
+    def get_template_configs(self, kernel_inputs: Any, templates: Any, op_name: str, *args: Any, **kwargs: Any) -> Any:
+        """List templates: exhaustively if tilewise ranks them, else as PyTorch would without tilewise."""
+        args = (kernel_inputs, templates, op_name, *args)
         advisor = self.advisor
         if advisor is None:
-            return super().get_template_configs(*given, **named)
-        if self._or_pytorchs(False, lambda advisor: advisor.problem(op_name, kernel_inputs) is not None):
-            with contextlib.suppress(Unranked), self._listing(True):
-                return super().get_template_configs(*given, **named)
-        with config.patch(advisor.pytorchs()), self._listing(False):
-            return super().get_template_configs(*given, **named)
+            return super().get_template_configs(*args, **kwargs)
+        if self._or_default(False, lambda advisor: advisor.problem(op_name, kernel_inputs) is not None):
+            with contextlib.suppress(UnrankedError), self._listing(True):
+                return super().get_template_configs(*args, **kwargs)
+        with config.patch(advisor.settings_without_ranking()), self._listing(False):
+            return super().get_template_configs(*args, **kwargs)
 
-    _ranks: bool | None = None  # the list that PyTorch is making; None outside of `get_template_configs`
+    _is_ranking: bool | None = None  # whether the list under way is ranked; None outside `get_template_configs`
 
     @contextlib.contextmanager
-    def _listing(self, ranks: bool) -> Iterator[None]:
-        before, self._ranks = self._ranks, ranks
+    def _listing(self, is_ranking: bool) -> Iterator[None]:
+        before, self._is_ranking = self._is_ranking, is_ranking
         try:
             yield
         finally:
-            self._ranks = before
+            self._is_ranking = before
 
-    def _finalize_template_configs(self, template_choices: Any, kernel_inputs: Any, *rest: Any, **named: Any) -> Any:
-        found = super()._finalize_template_configs(template_choices, kernel_inputs, *rest, **named)
-        op = named.get("op_name", rest[1] if len(rest) > 1 else "")
+    def _finalize_template_configs(self, template_choices: Any, kernel_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Select from the list that PyTorch has just made."""
+        choices = super()._finalize_template_configs(template_choices, kernel_inputs, *args, **kwargs)
+        op = kwargs.get("op_name", args[1] if len(args) > 1 else "")
         advisor = self.advisor
-        if advisor is None or self._ranks is False:
-            return found
+        if advisor is None or self._is_ranking is False:
+            return choices
         try:
-            return advisor.keep(found, kernel_inputs, op)
+            return advisor.select(choices, kernel_inputs, op)
         except Exception as error:
-            if not isinstance(error, Unranked):
+            if not isinstance(error, UnrankedError):
                 advisor.note(error)
-            if self._ranks:  # a list of a thousand, which nobody is to measure
-                raise Unranked from error
-            return found
+            if self._is_ranking:  # the exhaustive list is too long to benchmark
+                raise UnrankedError from error
+            return choices
 
     def get_flex_attention_fwd_configs(self, head_dim: int, dtype: Any, device_type: str | None = "cuda") -> Any:
-        found = super().get_flex_attention_fwd_configs(head_dim, dtype, device_type)
+        """Select tilings for the forward pass of flexible attention."""
+        configs = super().get_flex_attention_fwd_configs(head_dim, dtype, device_type)
 
-        def advised(advisor: Advisor) -> Any:
-            # Of the exhaustive list the model would take deeper pipelines, which never were the fastest.
-            tuned = self.get_config_heuristics(device_type).flex_attn_fwd_autotune_configs
-            with config.patch(max_autotune=False):  # PyTorch's one for those who do not tune
-                (usual,) = InductorChoices.get_flex_attention_fwd_configs(self, head_dim, dtype, device_type)
-            return advisor.attention(usual, tuned, V.graph.current_node) or found
+        def select(advisor: Advisor) -> Any:
+            # The exhaustive list is not used: the model prefers its deeper pipelines, which never were the fastest.
+            tilings = self.get_config_heuristics(device_type).flex_attn_fwd_autotune_configs
+            with config.patch(max_autotune=False):  # without autotuning PyTorch lists its default tiling alone
+                (default,) = InductorChoices.get_flex_attention_fwd_configs(self, head_dim, dtype, device_type)
+            return advisor.select_attention(default, tilings, V.graph.current_node) or configs
 
-        return self._or_pytorchs(found, advised)
+        return self._or_default(configs, select)
 
     def get_conv_configs(self, device_type: str | None = "cuda") -> Any:
-        listed: Callable[..., Any] = super().get_conv_configs(device_type)
+        """Return the function that lists templates of a convolution, with tilewise's selection if it applies."""
+        list_configs: Callable[..., Any] = super().get_conv_configs(device_type)
 
-        def advised(m: Any, n: Any, k: Any, **more: Any) -> Any:
-            found = list(listed(m, n, k, **more))
-            return self._or_pytorchs(found, lambda advisor: advisor.convolution(found, *_as_product(m, n)))
+        def select(m: Any, n: Any, k: Any, **kwargs: Any) -> Any:
+            configs = list(list_configs(m, n, k, **kwargs))
+            return self._or_default(
+                configs, lambda advisor: advisor.select_convolution(configs, *_convolution_as_product(m, n))
+            )
 
-        return advised if device_type in (self.advisor.devices if self.advisor else ()) else listed
+        return select if device_type in (self.advisor.devices if self.advisor else ()) else list_configs
 
     @staticmethod
     def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
-        """Whether a sum keeps its rows in registers: longer ones than PyTorch would, too."""
-        usual, advisor = InductorChoices.should_use_persistent_reduction, TilewiseChoices.advisor
+        """Keep rows of a reduction in registers, also rows that are longer than PyTorch's limit."""
+        default, advisor = InductorChoices.should_use_persistent_reduction, TilewiseChoices.advisor
         try:
-            if advisor is not None and not cooperative_reduction and in_registers(features, advisor.devices):
+            if advisor is not None and not cooperative_reduction and fits_registers(features, advisor.devices):
                 return True
         except Exception as error:
             if advisor is not None:
                 advisor.note(error)
-        return bool(usual(features, cooperative_reduction))
+        return bool(default(features, cooperative_reduction))
 
-    def _or_pytorchs(self, found: Any, advised: Callable[[Advisor], Any]) -> Any:
-        """PyTorch's own choices are always right, if slower to try."""
+    def _or_default(self, default: Any, select: Callable[[Advisor], Any]) -> Any:
+        """Call `select` with the advisor; return PyTorch's default if there is none or if it fails."""
         if self.advisor is None:
-            return found
+            return default
         try:
-            return advised(self.advisor)
+            return select(self.advisor)
         except Exception as error:
             self.advisor.note(error)
-            return found
+            return default
 
 
-def _as_product(m: Any, n: Any) -> tuple[tuple[int, int, int], str]:
-    """The sizes of the product that the convolution at hand amounts to, and its number type."""
+def _convolution_as_product(m: Any, n: Any) -> tuple[tuple[int, int, int], str]:
+    """Return the sizes (m, n, k) and the dtype of the matrix product that the current convolution amounts to."""
     node: Any = V.graph.current_node
-    weight = node.args[1].meta["val"]  # (out, in, *kernel)
+    weight = node.args[1].meta["val"]  # (out, in, *filter)
     return (int(m), int(n), math.prod(int(size) for size in weight.shape[1:])), str(weight.dtype)
 
 
-def _flex(tiling: Any) -> Config:
+def _attention_config(tiling: Any) -> Config:
     return Config.of(block_m=tiling.block_m, block_n=tiling.block_n, warps=tiling.num_warps, stages=tiling.num_stages)
 
 
-def gpu() -> Machine:
-    """The GPU as a service knows it, by the name that its other measurements have."""
+def current_gpu() -> Machine:
+    """Describe the GPU by the name under which a service stores its measurements."""
     name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
     return Machine("triton", name, {"name": name})
 
 
 def machine_name() -> str:
-    """The GPU and the versions that a measured choice holds for."""
-    return f"{gpu().identity}, PyTorch {torch.__version__}"
+    """Name the GPU and the PyTorch version that a measured choice holds for."""
+    return f"{current_gpu().identity}, PyTorch {torch.__version__}"
 
 
 def _with_version(problem: Problem) -> Problem:
-    """The problem as a service is told of it: another PyTorch has other templates."""
+    """Add PyTorch's version to a problem for the service: other versions have other templates."""
     return Problem({**problem, "pytorch": str(torch.__version__)})

@@ -1,12 +1,12 @@
-"""The processes that PyTorch's compiler starts: those that compile ahead, and the one that tries templates first.
+"""The processes that PyTorch's compiler starts: workers that compile in advance, and one that tests templates.
 
-Those that compile ahead take PyTorch's own assembler where it brings one (2.11 does), the process that asked them takes
-Triton's, and binaries are found by the assembler's version: every template would be compiled a second time, one after
-the other, before it is timed. `one_assembler` has both take the same.
+The compile workers use the PTX assembler that PyTorch 2.11 brings, while the main process uses Triton's. Triton's cache
+key contains the assembler's version, so every template would be compiled a second time before it is timed.
+`share_assembler` makes both use the same one.
 
-The process that tries templates takes some seconds to start. `start_early` has it start while the first templates are
-compiled. PyTorch keeps it after a template has broken its hold on the GPU, and every later one would fail in it:
-`start_anew` ends it, and PyTorch starts another when it needs one.
+The process that tests templates takes some seconds to start; `start_test_process` starts it while the first templates
+are compiled. PyTorch keeps this process after a template has corrupted its CUDA context, and every later template
+would fail in it; `restart_test_process` ends it, and PyTorch starts another when it needs one.
 """
 
 from __future__ import annotations
@@ -17,59 +17,59 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-_ASSEMBLER = "TRITON_PTXAS_PATH"
+_ASSEMBLER_VARIABLE = "TRITON_PTXAS_PATH"
 
 
-def one_assembler() -> Callable[[], None]:
-    """Have this process take the assembler that PyTorch's compiling processes take; gives what undoes it."""
-    before = os.environ.get(_ASSEMBLER)
+def share_assembler() -> Callable[[], None]:
+    """Use the assembler of PyTorch's compile workers in this process; return the function that undoes it."""
+    before = os.environ.get(_ASSEMBLER_VARIABLE)
     with contextlib.suppress(ImportError, AttributeError, OSError):
         tasks: Any = importlib.import_module("torch._inductor.runtime.compile_tasks")
-        tasks._set_triton_ptxas_path.__wrapped__()  # what those processes call; it remembers having been called
-    forget_version()
+        tasks._set_triton_ptxas_path.__wrapped__()  # the workers call the cached wrapper, which runs only once
+    forget_assembler_version()
 
     def undo() -> None:
         if before is None:
-            os.environ.pop(_ASSEMBLER, None)
-        forget_version()
+            os.environ.pop(_ASSEMBLER_VARIABLE, None)
+        forget_assembler_version()
 
     return undo
 
 
-def forget_version() -> None:
-    """Triton asks its assembler for a version once."""
+def forget_assembler_version() -> None:
+    """Clear Triton's cached assembler version, which it otherwise reads once."""
     with contextlib.suppress(ImportError, AttributeError):
         compiler: Any = importlib.import_module("triton.backends.nvidia.compiler")
         compiler.get_ptxas_version.cache_clear()
 
 
-def start_early() -> None:
-    """Start the process that tries templates and have it take hold of the GPU; nobody waits for it here."""
-    with contextlib.suppress(AttributeError, OSError):  # PyTorch starts it by itself, only later
-        pool = _trying()
-        pool.executor.submit(_touch_gpu, pool)
+def start_test_process() -> None:
+    """Start the process that tests templates and create its CUDA context, without waiting for it."""
+    with contextlib.suppress(AttributeError, OSError):  # without the pool PyTorch starts the process itself, later
+        pool = _test_pool()
+        pool.executor.submit(_initialise_cuda, pool)
 
 
-def _touch_gpu(pool: Any) -> None:
-    """The process's first errand, while nobody else has one for it."""
+def _initialise_cuda(pool: Any) -> None:
+    """Give an idle test process its first task: synchronising, which creates its CUDA context."""
     cuda: Any = importlib.import_module("torch.cuda")
     process = pool.process_queue.get()
     try:
         process.put(cuda.synchronize)
         process.get()
-    except Exception:  # what is wrong with it shows again when a template is tried
+    except Exception:  # if something is wrong with it, testing a template fails in the same way
         process.kill()
     finally:
         pool.process_queue.put(process)
 
 
-def start_anew() -> None:
-    """End the processes that try templates."""
-    for process in _trying().processes:
+def restart_test_process() -> None:
+    """End the processes that test templates; PyTorch starts new ones."""
+    for process in _test_pool().processes:
         process.kill()
 
 
-def _trying() -> Any:
-    """PyTorch's processes that try templates; started where they were not."""
-    tuning: Any = importlib.import_module("torch._inductor.autotune_process")
-    return tuning.get_tuning_process_pool()
+def _test_pool() -> Any:
+    """Return PyTorch's pool of processes that test templates; it starts them if they are not running."""
+    autotune_process: Any = importlib.import_module("torch._inductor.autotune_process")
+    return autotune_process.get_tuning_process_pool()

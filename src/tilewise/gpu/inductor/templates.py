@@ -1,9 +1,9 @@
-"""PyTorch's products and templates in tilewise's words, and which of the templates to keep; nothing of PyTorch in here.
+"""Select the matrix-product templates that PyTorch's compiler should benchmark. This module does not import PyTorch.
 
-A template with its parameters becomes a configuration of the kind that the model of runtimes knows; ATen's call is the
-library. Of a list, the few with the shortest predicted time are kept and measured beside ATen. Where an earlier process
-measured the product the winner alone is kept; where every template is behind beyond the predictions' doubt, ATen. A
-list without ATen, which its user left out, keeps the same few.
+A template with its parameters becomes a configuration of the kind that the runtime model knows; ATen's call counts as
+cuBLAS. The few templates with the shortest predicted time are benchmarked together with ATen. If an earlier process
+measured the product, its winner is the only one left; if every template is predicted slower than ATen beyond the
+uncertainty of the predictions, ATen is. A list without ATen, because the user excluded it, keeps the few templates.
 """
 
 from __future__ import annotations
@@ -14,49 +14,71 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.gpu.products.family import LIBRARY
-from tilewise.gpu.products.roofline import Numbers, most_accumulators
-from tilewise.gpu.products.runtimes import Runtimes
+from tilewise.gpu.products.config_fields import CUBLAS, CUBLAS_FUSED_BIAS, SPLIT_K, TRANSPOSED, is_cublas
+from tilewise.gpu.products.roofline import Columns, Numbers, max_accumulators
+from tilewise.gpu.products.runtime_model import RuntimeModel
 from tilewise.store.problem import Config, Problem
 
 FAMILY = "inductor"
 OPERATIONS = ("mm", "addmm", "bmm")
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
+# Fields of a configuration and the template parameter that each one comes from.
 _PARAMETERS = {"block_m": "BLOCK_M", "block_n": "BLOCK_N", "block_k": "BLOCK_K", "warps": "num_warps",
                "stages": "num_stages", "group": "GROUP_M"}  # fmt: skip
 _NO_TILE: Mapping[str, Any] = dict.fromkeys(_PARAMETERS.values(), 0)
-_read = operator.itemgetter(*_PARAMETERS.values())
-_SHARED_BYTES = 227 * 1024
-_BEHIND = 0.08  # a template predicted to lose no more than so much is still worth a look
-_LONG = 20e-6  # seconds of a product from which on it must be predicted to win that much: ATen is hardly ever beaten
-_MEMORY, _PASS = 4.3e12, 1.5e-6  # bytes a second, and seconds of a kernel that does next to nothing
-BY_BIAS = Config.of(
-    library=2
-)  # ATen's product with a bias that is one row, in one kernel; otherwise the bias is copied
-_MOST_RANKED = 256  # templates that a network sees; with twice as many the same ones were kept
-NO_CHOICE = "no choice of tilewise's"
-_DESCRIPTORS = 2e-6  # seconds that templates with descriptors take to write them, which tilewise's own kernels do not
+_parameter_values = operator.itemgetter(*_PARAMETERS.values())
+_SHARED_BYTES = 227 * 1024  # per multiprocessor, H200
+_MEMORY_BANDWIDTH = 4.3e12  # bytes per second, sustained, H200
+_EMPTY_KERNEL_SECONDS = 1.5e-6  # runtime of a kernel that does next to nothing, H200
+_TMA_SETUP_SECONDS = 2e-6  # PyTorch's TMA templates write their descriptors on the GPU; our kernels do not
+# Limits for benchmarking a template, as a logarithm of the time ratio to ATen.
+_MAX_LOSS = 0.08  # templates predicted to lose no more than this are benchmarked
+_LONG_SECONDS = 20e-6  # above this, templates must be predicted to win by as much: ATen is hardly ever beaten
+_MAX_SCREENED = 256  # templates that the screening network scores; 512 selected the same ones
+
+
+class Reason(StrEnum):
+    """Why templates were selected; the values are the words that the decision log stores."""
+
+    BENCHMARK = "measured"  # the selected templates are about to be benchmarked
+    CERTAIN = "sure"  # the predictions leave no doubt; nothing is benchmarked
+    EARLIER_WINNER = "remembered"  # an earlier process measured the product
+    SERVICE = "measured elsewhere"  # another machine measured it and the service knows
+    NO_MODEL = "no choice of tilewise's"  # the model knows none of the templates
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Which choices of a list stay, by their places, and why: measured, sure, remembered, or none of tilewise's."""
+class Selection:
+    """The choices of a list to benchmark, by their indices, and why."""
 
-    places: tuple[int, ...]
-    why: str
-    considered: int
-    seconds: float
+    indices: tuple[int, ...]
+    reason: Reason
+    considered: int  # length of the list
+    seconds: float  # time that selecting took
+
+
+@dataclass(frozen=True)
+class Context:
+    """Facts about a product besides the list of its templates."""
+
+    best: Config | None = None  # the fastest configuration that was measured earlier
+    epilogue_seconds: float = 0.0  # time that a template saves by fusing the next operation
+    aten_elsewhere: bool = False  # ATen's call is in another list
+
+
+_NO_CONTEXT = Context()
 
 
 def problem_of(
     op: str, left: tuple[Sequence[int], Sequence[int]], right: tuple[Sequence[int], Sequence[int]], dtype: str
 ) -> Problem | None:
-    """The product of two operands given as (sizes, strides); None where tilewise has no model for it."""
+    """Describe the product of two operands, given as (sizes, strides); None if there is no model for it."""
     if op not in OPERATIONS or dtype not in _DTYPES:
         return None
     (*lead, m, k), (*_, n) = left[0], right[0]
@@ -68,126 +90,121 @@ def problem_of(
 
 
 def config_of(template: str, parameters: Mapping[str, Any]) -> Config | None:
-    """A template's parameters as a configuration; ATen's as the library; None for a template nobody knows here."""
+    """Convert a template's parameters to a configuration; None for a template that the model does not know."""
     if "BLOCK_M" not in parameters:
-        return _library(template)
+        return _aten_config(template)
     tma = int("tma" in template)
-    values = {name: int(parameters.get(given, 1)) for name, given in _PARAMETERS.items()}
-    return Config({**values, "tma": tma, "persistent": tma, "parts": 1, "swapped": 0})
+    values = {field: int(parameters.get(parameter, 1)) for field, parameter in _PARAMETERS.items()}
+    return Config({**values, "tma": tma, "persistent": tma, SPLIT_K: 1, TRANSPOSED: 0})
 
 
-def _library(template: str) -> Config | None:
+def _aten_config(template: str) -> Config | None:
     if not template.startswith("aten"):
         return None
-    return BY_BIAS if "bias" in template else LIBRARY
+    return CUBLAS_FUSED_BIAS if "bias" in template else CUBLAS
 
 
-def pass_seconds(problem: Problem) -> float:
-    """What a pass over the result costs, which a template saves where it takes the next operation in."""
-    return problem.size("batch") * 4.0 * problem.size("m") * problem.size("n") / _MEMORY + _PASS
+def epilogue_seconds(problem: Problem) -> float:
+    """Estimate the time of a separate pass over the result, which a template with a fused epilogue saves."""
+    bytes_moved = problem.size("batch") * 4.0 * problem.size("m") * problem.size("n")  # 2 bytes read, 2 written
+    return bytes_moved / _MEMORY_BANDWIDTH + _EMPTY_KERNEL_SECONDS
 
 
-def columns_of(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
-    """What `config_of` says of one, for all choices at once; a choice that has no tile has zeros."""
-    count, wide = len(templates), {name: "tma" in name for name in set(templates)}
+def template_columns(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
+    """Convert all choices at once to the columns that `config_of` would give; zeros for a choice without a tile."""
+    count, uses_tma = len(templates), {name: "tma" in name for name in set(templates)}
     try:
-        values = np.fromiter(itertools.chain.from_iterable(map(_read, parameters)), np.int32, count * len(_PARAMETERS))
+        flat = itertools.chain.from_iterable(map(_parameter_values, parameters))
+        values = np.fromiter(flat, np.int32, count * len(_PARAMETERS))
     except KeyError:  # ATen's call and some templates have no tile
-        values = np.array([given.get(name, 0) for given in parameters for name in _PARAMETERS.values()], np.int32)
-    found = dict(zip(_PARAMETERS, values.reshape(count, -1).T.astype(np.float64, "C"), strict=True))
-    tma = np.fromiter(map(wide.__getitem__, templates), np.float64, count)
+        values = np.array([row.get(name, 0) for row in parameters for name in _PARAMETERS.values()], np.int32)
+    of = dict(zip(_PARAMETERS, values.reshape(count, -1).T.astype(np.float64, "C"), strict=True))
+    tma = np.fromiter(map(uses_tma.__getitem__, templates), np.float64, count)
     ones, zeros = np.ones(count), np.zeros(count)
-    found["group"] = np.maximum(found["group"], 1)
-    return {**found, "tma": tma, "persistent": tma, "parts": ones, "swapped": zeros, "tail": zeros}
+    of["group"] = np.maximum(of["group"], 1)
+    return {**of, "tma": tma, "persistent": tma, "split_k": ones, "transposed": zeros, "stream_k": zeros}
 
 
-def fits(of: Mapping[str, Numbers], most: int = 128) -> npt.NDArray[np.bool_]:
-    """Which templates can be expected to compile and to run without spilling; `most` sums a thread."""
+def fits(of: Columns, accumulator_limit: int = 128) -> npt.NDArray[np.bool_]:
+    """Tell which templates can be expected to compile and to run without spilling registers."""
     area = of["block_m"] * of["block_n"]
-    per_thread = area / np.maximum(32 * of["warps"], 1)
+    accumulators = area / np.maximum(32 * of["warps"], 1)  # per thread
     shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + of["persistent"] * area
-    found = (of["stages"] >= 2) & (per_thread >= 4) & (per_thread <= most) & (shared <= _SHARED_BYTES)
-    return np.asarray(found, np.bool_)
+    in_registers = (accumulators >= 4) & (accumulators <= accumulator_limit)
+    return np.asarray((of["stages"] >= 2) & in_registers & (shared <= _SHARED_BYTES), np.bool_)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What is known beside the list: the fastest of an earlier process, what a template saves by taking the next
-    operation in, and whether ATen's call stands in a list of its own."""
-
-    best: Config | None = None
-    saved: float = 0.0
-    library_elsewhere: bool = False
-
-
-NOTHING = Asked()
-
-
-def keep(
-    model: Runtimes,
+def select_templates(
+    model: RuntimeModel,
     problem: Problem,
     choices: tuple[Sequence[str], Sequence[Mapping[str, Any]]],
     budget: int,
-    asked: Asked = NOTHING,
-) -> Kept:
-    """The places to keep of choices (templates' names, their parameters)."""
+    context: Context = _NO_CONTEXT,
+) -> Selection:
+    """Select at most `budget` templates, and ATen, from choices given as (template names, parameters)."""
     start = time.perf_counter()
     templates, parameters = choices
-    atens = {name for name in set(templates) if name.startswith("aten")}
-    library = np.flatnonzero(np.fromiter(map(atens.__contains__, templates), np.bool_, len(templates))).tolist()
-    of = columns_of(templates, [*parameters] if not library else _with_tiles(parameters, library))
-    remembered = _place_of(asked.best, of, {_library(templates[place]): place for place in library})
-    known = _known(problem, of)
-    if remembered is not None:
-        places, why = [remembered], "remembered"
-    elif asked.library_elsewhere and asked.best is not None and "library" in asked.best:
-        places, why = [], "remembered"
-    elif not len(known):
-        places, why = list(range(len(templates))), NO_CHOICE
+    aten_names = {name for name in set(templates) if name.startswith("aten")}
+    aten = np.flatnonzero(np.fromiter(map(aten_names.__contains__, templates), np.bool_, len(templates))).tolist()
+    of = template_columns(templates, _with_tiles(parameters, aten))
+    best = _index_of(context.best, of, {_aten_config(templates[i]): i for i in aten})
+    usable = _usable(problem, of)
+    if best is not None:
+        indices, reason = [best], Reason.EARLIER_WINNER
+    elif context.aten_elsewhere and context.best is not None and is_cublas(context.best):
+        indices, reason = [], Reason.EARLIER_WINNER
+    elif not len(usable):
+        indices, reason = list(range(len(templates))), Reason.NO_MODEL
     else:
-        saved = asked.saved if library or asked.library_elsewhere else math.inf  # without ATen a template has to do
-        promising = _promising(model, problem, {name: column[known] for name, column in of.items()}, saved)
-        places = [*library, *(int(known[i]) for i in promising[:budget])]
-        why = "measured" if len(promising) else "sure"
-    return Kept(tuple(places), why, len(templates), time.perf_counter() - start)
+        # Without ATen one of the templates has to run, however slow.
+        advantage = context.epilogue_seconds if aten or context.aten_elsewhere else math.inf
+        ranking = _rank(model, problem, {name: column[usable] for name, column in of.items()}, advantage)
+        indices = [*aten, *(int(usable[i]) for i in ranking[:budget])]
+        reason = Reason.BENCHMARK if len(ranking) else Reason.CERTAIN
+    return Selection(tuple(indices), reason, len(templates), time.perf_counter() - start)
 
 
-def _known(problem: Problem, of: Mapping[str, Numbers]) -> npt.NDArray[np.intp]:
-    """The places of templates that can be expected to run well. PyTorch's template for batches does so with four warps
-    and three stages or more; with others it is further from the kernels that the model learned from than they are from
-    each other."""
-    fitting = fits(of, most_accumulators(problem))
+def _usable(problem: Problem, of: Columns) -> npt.NDArray[np.intp]:
+    """Return the indices of templates that can be expected to run well.
+
+    PyTorch's template for batched products does so with four warps and at least three stages. With other settings it
+    differs from the kernels that the model was trained on by more than those differ from each other.
+    """
+    fitting = fits(of, max_accumulators(problem))
     usual = fitting & (of["warps"] == 4) & (of["stages"] >= 3)
     return np.flatnonzero(usual if problem.size("batch") > 1 and usual.any() else fitting)
 
 
-def _with_tiles(parameters: Sequence[Mapping[str, Any]], library: Sequence[int]) -> list[Mapping[str, Any]]:
-    """ATen's calls with a tile of nothing, so that all can be read alike."""
-    found = list(parameters)
-    for place in library:
-        found[place] = _NO_TILE
-    return found
+def _with_tiles(parameters: Sequence[Mapping[str, Any]], aten: Sequence[int]) -> list[Mapping[str, Any]]:
+    """Give ATen's calls a tile of zeros, so that all choices have the same parameters."""
+    rows = list(parameters)
+    for i in aten:
+        rows[i] = _NO_TILE
+    return rows
 
 
-def _promising(model: Runtimes, problem: Problem, of: Mapping[str, Numbers], saved: float) -> npt.NDArray[np.intp]:
-    """Templates by their predicted time; none where the first is behind ATen beyond doubt. Of batched products the
-    library's time is not known well enough for that."""
+def _rank(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) -> npt.NDArray[np.intp]:
+    """Order templates by predicted time; empty if even the first is slower than ATen beyond doubt.
+
+    `advantage` are seconds that a template saves elsewhere. Batched products are always ranked: cuBLAS's time is not
+    predicted well enough there.
+    """
     batch = problem.size("batch")
-    found, aten = model.kernels(problem, of, batch, _MOST_RANKED), model.library(problem, batch)
-    seconds = found.seconds + _DESCRIPTORS * of["tma"]
+    kernels, aten = model.predict_kernels(problem, of, batch, _MAX_SCREENED), model.predict_cublas(problem, batch)
+    seconds = kernels.seconds + _TMA_SETUP_SECONDS * of["tma"]
     order = np.argsort(seconds, kind="stable")
-    doubt = math.hypot(found.deviation[order[0]], aten.deviation[0])
-    gain = math.log((aten.seconds[0] + saved) / seconds[order[0]])
-    needed = -max(_BEHIND, doubt) if aten.seconds[0] < _LONG else _BEHIND
-    return order if batch > 1 or gain > needed else order[:0]
+    deviation = math.hypot(kernels.deviation[order[0]], aten.deviation[0])
+    gain = math.log((aten.seconds[0] + advantage) / seconds[order[0]])
+    required = -max(_MAX_LOSS, deviation) if aten.seconds[0] < _LONG_SECONDS else _MAX_LOSS
+    return order if batch > 1 or gain > required else order[:0]
 
 
-def _place_of(best: Config | None, of: Mapping[str, Numbers], library: Mapping[Config | None, int]) -> int | None:
-    """Where a configuration that was the fastest before stands in a list; None where it does not."""
-    if best is None or "library" in best:
-        return library.get(best) if best is not None else None
-    same = np.ones(len(of["tma"]), np.bool_)
+def _index_of(config: Config | None, of: Columns, aten: Mapping[Config | None, int]) -> int | None:
+    """Find a configuration in a list; None if the list does not contain it."""
+    if config is None or is_cublas(config):
+        return aten.get(config) if config is not None else None
+    equal = np.ones(len(of["tma"]), np.bool_)
     for name in (*_PARAMETERS, "tma"):
-        same &= of[name] == best.get(name, 0)
-    found = np.flatnonzero(same)
-    return int(found[0]) if len(found) else None
+        equal &= of[name] == config.get(name, 0)
+    matches = np.flatnonzero(equal)
+    return int(matches[0]) if len(matches) else None

@@ -1,10 +1,12 @@
-"""Matrix products on a GPU by whatever is fastest, the library's call among the choices: `matmul` and `linear`.
+"""Matrix products on a GPU, run by the fastest of our Triton kernels and cuBLAS: `matmul` and `linear`.
 
-family.py and kernel.py say how a product can be run, roofline.py and runtimes.py how long each way takes, choose.py
-which one is taken. The tuner measures them as one of its families; `inductor` predicts its templates with the same
-numbers.
+- `dispatch.py` chooses a configuration for each problem and runs it.
+- `family.py` describes the configurations and `kernel.py` is the Triton kernel behind them.
+- `runtime_model.py` predicts their runtimes from the analytic costs of `roofline.py`.
+
+The tuner measures these products as the family `product`; `inductor` predicts PyTorch's templates with the same model.
 """
 
-from tilewise.gpu.products.choose import linear, matmul
+from tilewise.gpu.products.dispatch import linear, matmul
 
 __all__ = ["linear", "matmul"]

@@ -1,10 +1,9 @@
-"""The family `product`: matrix products as `kernel.py` runs them, and the library's own call beside them.
+"""The family `product`: matrix products run by the kernel of `kernel.py`, with cuBLAS as one of the configurations.
 
-A configuration is a tile with warps and stages, and ways to run it: `tma` (descriptors or plain loads), `persistent`,
-`parts` of K, `tail` (only the tiles of the last wave are cut, in as many parts as share them best), `swapped` (the
-transposed problem, for few rows). `library` is PyTorch's call, which has no tile. Which of
-them a problem can take is known before anything is compiled: descriptors want rows of whole 16 bytes, a part of K must
-not be empty, tiles must fit shared memory and registers.
+A configuration is a tile with warps and pipeline stages, and a way to run it: TMA descriptors or plain loads,
+`persistent` programs, split-K, stream-K, or the transposed product (for small m). The cuBLAS call has no tile. Which
+configurations a problem allows is known before anything is compiled: TMA needs rows of whole 16 bytes, a slice of K
+must not be empty, and tiles must fit into shared memory and registers.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,160 +26,196 @@ from tilewise.gpu.families.family import (
     unit_of,
 )
 from tilewise.gpu.families.matmul import Matmul
-from tilewise.gpu.products.roofline import MOST_PARTS, MULTIPROCESSORS, best_parts, most_accumulators
+from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, STREAM_K, TRANSPOSED, is_cublas
+from tilewise.gpu.products.roofline import MAX_SPLIT_K, MULTIPROCESSORS, best_stream_k_split, max_accumulators
 from tilewise.store.problem import Config, Problem, Value
 
-LIBRARY = Config.of(library=1)
-PARTS = (2, 3, 4, 6, 8, 12, MOST_PARTS)
-FEW = 256  # rows or columns up to which narrow tiles are worth a try
-MOST_SUMS = 1 << 24  # float32 values in the workspace
-_SHARED_BYTES = 232_448
-_TENSORS = ("c", "bias", "residual")
-_INTEGERS = ("m_units", "n_units", "k_units", "group", "parts", "whole")
-_WIDE = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128))
-_NARROW = (
+_SPLIT_K_FACTORS = (2, 3, 4, 6, 8, 12, MAX_SPLIT_K)
+_SMALL_SIZE = 256  # m or n up to which narrow tiles are in the search space
+MAX_PARTIAL_SUMS = 1 << 24  # float32 values in the workspace: 64 MiB
+_SHARED_BYTES = 232_448  # per block, H200
+_BARRIER_BYTES = 1024  # of shared memory
+_POINTERS = ("c", "bias", "residual")
+_INTEGERS = ("m_units", "n_units", "k_units", "group", "split_k", "full_tiles")
+_LARGE_TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128))
+_NARROW_TILES = (
     (64, 8), (64, 16), (64, 32), (128, 8), (128, 16), (128, 32), (256, 16), (256, 32),
     (16, 32), (16, 64), (16, 128), (16, 256), (32, 64), (32, 128), (32, 256),
 )  # fmt: skip
-_FLIPPED = {"n": "t", "t": "n"}
+_TRANSPOSED_LAYOUT = {"n": "t", "t": "n"}
 
 
-def _stages(block_m: int, block_n: int, block_k: int) -> list[int]:
-    """The deepest pipeline that fits, the one below it, and the deepest that leaves room for a second program."""
-    step = (block_m + block_n) * block_k * 2
-    deepest = min(_SHARED_BYTES // step, 6)
-    beside = min(_SHARED_BYTES // 2 // step, 5)
-    return sorted({stages for stages in (deepest, deepest - 1, beside) if stages >= 2})
+class _ProductTile(NamedTuple):
+    """A tile's block sizes, for 16-bit elements, with its warps and pipeline stages."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+    @property
+    def area(self) -> int:
+        return self.block_m * self.block_n
 
 
-def _tiles(narrow: bool) -> Iterator[tuple[int, int, int, int, int]]:
-    """Block sizes, warps and stages in 16-bit numbers; narrow ones are for few rows or few columns."""
-    for block_m, block_n in _NARROW if narrow else _WIDE:
+class _Schedule(NamedTuple):
+    """A way to run a tile: the values of the configuration's scheduling fields."""
+
+    persistent: int
+    split_k: int
+    group: int
+    stream_k: int
+
+
+def _stage_counts(block_m: int, block_n: int, block_k: int) -> list[int]:
+    """List the deepest pipeline that fits, the next one below, and the deepest that lets two programs share an SM."""
+    stage_bytes = (block_m + block_n) * block_k * 2
+    deepest = min(_SHARED_BYTES // stage_bytes, 6)
+    two_programs = min(_SHARED_BYTES // 2 // stage_bytes, 5)
+    return sorted({stages for stages in (deepest, deepest - 1, two_programs) if stages >= 2})
+
+
+def _tiles(narrow: bool) -> Iterator[_ProductTile]:
+    """List tiles for 16-bit elements; narrow ones are for small m or small n."""
+    for block_m, block_n in _NARROW_TILES if narrow else _LARGE_TILES:
         for block_k, warps in product((64, 128, 256) if narrow else (64, 128), (4, 8)):
-            per_thread = block_m * block_n // (32 * warps)
-            if not 2 <= per_thread <= 128 or (warps == 8 and per_thread < 32):
+            accumulators = block_m * block_n // (32 * warps)  # per thread
+            if not 2 <= accumulators <= 128 or (warps == 8 and accumulators < 32):
                 continue
-            for stages in _stages(block_m, block_n, block_k):
-                yield block_m, block_n, block_k, warps, stages
+            for stages in _stage_counts(block_m, block_n, block_k):
+                yield _ProductTile(block_m, block_n, block_k, warps, stages)
 
 
-def _ways(tile: tuple[int, int, int, int, int], tma: bool) -> Iterator[tuple[int, int, int, int]]:
-    """How a tile may be run: persistent, parts of K, group, tail."""
-    area = tile[0] * tile[1]
+def _schedules(tile: _ProductTile, tma: bool) -> Iterator[_Schedule]:
+    """List the ways to run a tile."""
     for group in (1, 8):
-        yield 0, 1, group, 0
-        if area >= 64 * 64:
-            yield 0, 1, group, 1
-        if tma and area >= 64 * 128 and min(tile[:2]) >= 64:
-            yield 1, 1, group, 0
-    for parts in PARTS if area <= 128 * 128 else PARTS[:3]:
-        yield 0, parts, 1, 0
+        yield _Schedule(persistent=0, split_k=1, group=group, stream_k=0)
+        if tile.area >= 64 * 64:
+            yield _Schedule(persistent=0, split_k=1, group=group, stream_k=1)
+        if tma and tile.area >= 64 * 128 and min(tile.block_m, tile.block_n) >= 64:
+            yield _Schedule(persistent=1, split_k=1, group=group, stream_k=0)
+    for split_k in _SPLIT_K_FACTORS if tile.area <= 128 * 128 else _SPLIT_K_FACTORS[:3]:
+        yield _Schedule(persistent=0, split_k=split_k, group=1, stream_k=0)
 
 
 @cache
-def _space(tma: bool, few_rows: bool, few_columns: bool, element_bytes: int) -> tuple[Config, ...]:
-    """The library first, as the default; then tiles in every way of running them. Of wider numbers, tiles take as many
-    bytes of K as of 16-bit ones."""
-    found = [LIBRARY]
+def _space(tma: bool, small_m: bool, small_n: bool, element_bytes: int) -> tuple[Config, ...]:
+    """List all configurations: cuBLAS first, as the default, then every tile in every schedule.
+
+    Tiles of wider elements span as many bytes of K as those of 16-bit elements.
+    """
+    configs = [CUBLAS]
     tiles = [(tile, 0) for tile in _tiles(narrow=False)]
-    if few_rows:  # the transposed problem: many rows of tensor cores, few columns; or tiles of few rows as they are
-        tiles += [(tile, 1) for tile in _tiles(narrow=True) if tile[0] >= 64]
-    if few_columns:
-        tiles += [(tile, 0) for tile in _tiles(narrow=True) if tile[0] >= 64]
-    if few_rows:
-        tiles += [(tile, 0) for tile in _tiles(narrow=True) if tile[0] < 64]
-    for tile, swapped in dict.fromkeys(tiles):
-        for persistent, parts, group, tail in _ways(tile, tma):
-            if group > 1 and swapped:
+    if small_m:  # the transposed product has many rows for the tensor cores and few columns
+        tiles += [(tile, 1) for tile in _tiles(narrow=True) if tile.block_m >= 64]
+    if small_n:
+        tiles += [(tile, 0) for tile in _tiles(narrow=True) if tile.block_m >= 64]
+    if small_m:  # tiles of few rows, without transposing
+        tiles += [(tile, 0) for tile in _tiles(narrow=True) if tile.block_m < 64]
+    for tile, transposed in dict.fromkeys(tiles):
+        for schedule in _schedules(tile, tma):
+            if schedule.group > 1 and transposed:
                 continue
-            values = dict(zip(("block_m", "block_n", "block_k", "warps", "stages"), tile, strict=True))
-            values["block_k"] = 2 * values["block_k"] // element_bytes
-            ways = {"group": group, "tma": int(tma), "persistent": persistent, "parts": parts, "swapped": swapped}
-            ways["tail"] = tail
-            found.append(Config({**values, **ways}))
-    return tuple(found)
+            values = {**tile._asdict(), "block_k": 2 * tile.block_k // element_bytes, "group": schedule.group,
+                      "tma": int(tma), "persistent": schedule.persistent, SPLIT_K: schedule.split_k,
+                      TRANSPOSED: transposed, STREAM_K: schedule.stream_k}  # fmt: skip
+            configs.append(Config(values))
+    return tuple(configs)
 
 
 class Product(Matmul):
-    """c = epilogue(a @ b), a (m, k), b (k, n), by the library or by a kernel."""
+    """c = epilogue(a @ b), a (m, k), b (k, n), by cuBLAS or by a kernel."""
 
     name = "product"
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         m, n, _ = sizes(problem)
-        return _space(takes_descriptors(problem), m <= FEW, n <= FEW, ELEMENT_BYTES[problem.word("dtype")])
+        element_bytes = ELEMENT_BYTES[problem.word("dtype")]
+        return _space(supports_tma(problem), m <= _SMALL_SIZE, n <= _SMALL_SIZE, element_bytes)
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
-        if "library" in config:
+        """Return why a configuration cannot run the problem, or None."""
+        if is_cublas(config):
             return None
-        # Barriers lie beside the tiles, and where the next tile is on its way, so does the result on its way out.
-        beside = 1024 + config.size("persistent") * config.size("block_m") * config.size("block_n")
-        too_large = super().misfit(problem, config, shared_bytes - beside)
+        # Barriers are stored beside the tiles; a persistent kernel also stages its output tile.
+        reserved = _BARRIER_BYTES + config.size("persistent") * config.size("block_m") * config.size("block_n")
+        too_large = super().misfit(problem, config, shared_bytes - reserved)
         if too_large is not None:
             return too_large
-        if config.size("tma") and not takes_descriptors(problem):
-            return "rows are no multiples of 16 bytes, as descriptors want them"
-        per_thread = config.size("block_m") * config.size("block_n") // (32 * config.size("warps"))
-        if not config.size("tma") and per_thread > most_accumulators(problem):
-            return f"registers: {per_thread} sums a thread beside the addresses of single loads"
+        if config.size("tma") and not supports_tma(problem):
+            return "TMA needs rows of whole 16 bytes"
+        accumulators = config.size("block_m") * config.size("block_n") // (32 * config.size("warps"))
+        if not config.size("tma") and accumulators > max_accumulators(problem):
+            return f"registers: {accumulators} accumulators per thread beside the addresses of element-wise loads"
         steps = math.ceil(problem.size("k") / config.size("block_k"))
-        parts, tail = config.size("parts"), config.get("tail", 0)
-        if parts > 1 and math.ceil(steps / parts) * (parts - 1) >= steps:
-            return f"{parts} parts of {steps} steps leave one empty"
-        if tail and cut(problem, config)[0] == 1:
-            return "the last wave gains nothing by being cut"
-        if workspace(problem, config)[0] > MOST_SUMS:
-            return "the parts' sums are too many to keep"
+        split_k = config.size(SPLIT_K)
+        if split_k > 1 and math.ceil(steps / split_k) * (split_k - 1) >= steps:
+            return f"{split_k} slices of {steps} steps leave one slice empty"
+        if config.get(STREAM_K, 0) and split_work(problem, config).split_k == 1:
+            return "splitting the last wave gains nothing"
+        if workspace_sizes(problem, config)[0] > MAX_PARTIAL_SUMS:
+            return "the partial sums exceed the workspace"
         return None
 
     def binary(self, problem: Problem, config: Config) -> Binary:
-        if "library" in config:
+        if is_cublas(config):
             return Binary(LIBRARY_CALL, (), (), 0, 0)
-        swapped, tma = bool(config.size("swapped")), bool(config.size("tma"))
-        words = (problem.word("dtype"), _layout(problem, swapped), problem.word("epilogue"))
-        return _binary(*words, _units(problem, swapped, tma), _in_parts(config), _compiled(config))
+        transposed, tma = bool(config.size(TRANSPOSED)), bool(config.size("tma"))
+        return _binary(
+            dtype=problem.word("dtype"),
+            layout=_layout(problem, transposed),
+            epilogue=problem.word("epilogue"),
+            units=_units(problem, transposed, tma),
+            splits_k=_splits_k(config),
+            constants=_compile_time_values(config),
+        )
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
-        found = super().operands(problem, torch, device, generator)
+        """Allocate operands of two dimensions and a workspace that is large enough for every configuration."""
+        operands = super().operands(problem, torch, device, generator)
         for name in ("a", "b", "residual"):
-            if found.inputs[name].dim() == 3:
-                found.inputs[name] = found.inputs[name][0]
-        found.out = found.out[0]
+            if operands.inputs[name].dim() == 3:
+                operands.inputs[name] = operands.inputs[name][0]
+        operands.out = operands.out[0]
         m, n, _ = sizes(problem)
-        most = min(MOST_SUMS, MOST_PARTS * (m + 256) * (n + 256))
-        found.scratch["partial"] = torch.empty(most, dtype=torch.float32, device=device)
-        found.scratch["arrived"] = torch.zeros((m // 8 + 1) * (n // 8 + 1), dtype=torch.int32, device=device)
-        return found
+        partial_sums = min(MAX_PARTIAL_SUMS, MAX_SPLIT_K * (m + 256) * (n + 256))
+        operands.scratch["partial_sums"] = torch.empty(partial_sums, dtype=torch.float32, device=device)
+        operands.scratch["counters"] = torch.zeros((m // 8 + 1) * (n // 8 + 1), dtype=torch.int32, device=device)
+        return operands
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        if "library" in config:
-            return Launch((1, 1, 1), (), library_call(problem, operands))
-        swapped, tma = bool(config.size("swapped")), bool(config.size("tma"))
+        """Build the grid and the arguments of a kernel, or the call of cuBLAS."""
+        if is_cublas(config):
+            return Launch((1, 1, 1), (), cublas_call(problem, operands))
+        transposed, tma = bool(config.size(TRANSPOSED)), bool(config.size("tma"))
         m, n, k = sizes(problem)
-        m, n = (n, m) if swapped else (m, n)
-        a, b = (operands.inputs[name] for name in (("b", "a") if swapped else ("a", "b")))
-        units = _units(problem, swapped, tma)
-        parts, whole, tiles = cut(problem, config)
-        programs = whole + (tiles - whole) * parts
+        m, n = (n, m) if transposed else (m, n)
+        a, b = (operands.inputs[name] for name in (("b", "a") if transposed else ("a", "b")))
+        units = _units(problem, transposed, tma)
+        split = split_work(problem, config)
+        programs = split.full_tiles + (split.tiles - split.full_tiles) * split.split_k
         if config.size("persistent"):
             programs = min(programs, int(operands.scratch.get("multiprocessors", MULTIPROCESSORS)))
         if tma:
-            layout, (bm, bn, bk) = _layout(problem, swapped), _blocks(config)
+            layout = _layout(problem, transposed)
+            bm, bn, bk = (config.size(name) for name in ("block_m", "block_n", "block_k"))
             a = _descriptor(a, [bk, bm] if layout[0] == "t" else [bm, bk])
             b = _descriptor(b, [bn, bk] if layout[1] == "t" else [bk, bn])
-        partial, arrived = operands.scratch["partial"], operands.scratch["arrived"]
-        extras = (operands.out, operands.inputs["bias"], operands.inputs["residual"], partial, arrived)
+        workspace = operands.scratch["partial_sums"], operands.scratch["counters"]
+        tensors = (a, b, operands.out, operands.inputs["bias"], operands.inputs["residual"], *workspace)
         counts = tuple(size // unit for size, unit in zip((m, n, k), units, strict=True))
-        return Launch((programs, 1, 1), (a, b, *extras, *counts, config.size("group"), parts, whole))
+        integers = (*counts, config.size("group"), split.split_k, split.full_tiles)
+        return Launch((programs, 1, 1), (*tensors, *integers))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        if "block_m" not in config:
+        if is_cublas(config):
             return {"kernel": [], "output": [], "input": []}
         return super().tile(problem, config)
 
 
-def library_call(problem: Problem, operands: Operands) -> Callable[[], Any]:
-    """PyTorch's way to the same result, which is the vendor's library and, for an activation, one pass more."""
+def cublas_call(problem: Problem, operands: Operands) -> Callable[[], Any]:
+    """Return PyTorch's call for the same result: cuBLAS, and a separate pass for an activation."""
     import torch
 
     layout, epilogue, out = problem.word("layout"), problem.word("epilogue"), operands.out
@@ -188,52 +223,66 @@ def library_call(problem: Problem, operands: Operands) -> Callable[[], Any]:
     a, b = a.T if layout[0] == "t" else a, b.T if layout[1] == "t" else b
     if epilogue == "none":
         return lambda: torch.mm(a, b, out=out)
-    added = operands.inputs["residual" if epilogue == "residual" else "bias"]
+    addend = operands.inputs["residual" if epilogue == "residual" else "bias"]
     if epilogue == "bias_relu":
-        return lambda: torch.addmm(added, a, b, out=out).relu_()
+        return lambda: torch.addmm(addend, a, b, out=out).relu_()
     if epilogue == "bias_gelu":
         gelu = torch.ops.aten.gelu.out
-        return lambda: gelu(torch.addmm(added, a, b, out=out), out=out)
-    return lambda: torch.addmm(added, a, b, out=out)
+        return lambda: gelu(torch.addmm(addend, a, b, out=out), out=out)
+    return lambda: torch.addmm(addend, a, b, out=out)
 
 
-def cut(problem: Problem, config: Config) -> tuple[int, int, int]:
-    """Into how many parts K is cut, how many tiles are left whole, and how many there are."""
+class WorkSplit(NamedTuple):
+    """The division of a launch's output tiles: the first `full_tiles` keep K whole, the others are sliced."""
+
+    split_k: int
+    full_tiles: int
+    tiles: int
+
+
+def split_work(problem: Problem, config: Config) -> WorkSplit:
+    """Divide a problem's output tiles into whole ones and ones whose K is sliced."""
     m, n, k = sizes(problem)
-    m, n = (n, m) if config.size("swapped") else (m, n)
+    m, n = (n, m) if config.size(TRANSPOSED) else (m, n)
     tiles = math.ceil(m / config.size("block_m")) * math.ceil(n / config.size("block_n"))
-    if not config.get("tail", 0):
-        return config.size("parts"), 0 if config.size("parts") > 1 else tiles, tiles
-    parts = _tail_parts(tiles, math.ceil(k / config.size("block_k")))
-    return parts, tiles // MULTIPROCESSORS * MULTIPROCESSORS, tiles
+    if not config.get(STREAM_K, 0):
+        return WorkSplit(config.size(SPLIT_K), 0 if config.size(SPLIT_K) > 1 else tiles, tiles)
+    split_k = _stream_k_split(tiles, math.ceil(k / config.size("block_k")))
+    return WorkSplit(split_k, tiles // MULTIPROCESSORS * MULTIPROCESSORS, tiles)
 
 
 @lru_cache(maxsize=4096)
-def _tail_parts(tiles: int, steps: int) -> int:
-    return int(best_parts(np.array([float(tiles)]), np.array([float(steps)]))[0])
+def _stream_k_split(tiles: int, steps: int) -> int:
+    return int(best_stream_k_split(np.array([float(tiles)]), np.array([float(steps)]))[0])
 
 
-def workspace(problem: Problem, config: Config) -> tuple[int, int]:
-    """How many float32 sums and how many counters a configuration wants; none where K is whole."""
-    if "library" in config or not _in_parts(config):
+def workspace_sizes(problem: Problem, config: Config) -> tuple[int, int]:
+    """Count the float32 partial sums and the counters that a configuration needs; none if K is whole."""
+    if is_cublas(config) or not _splits_k(config):
         return 0, 0
-    parts, whole, tiles = cut(problem, config)
-    return (tiles - whole) * parts * config.size("block_m") * config.size("block_n"), tiles - whole
+    split = split_work(problem, config)
+    sliced_tiles = split.tiles - split.full_tiles
+    return sliced_tiles * split.split_k * config.size("block_m") * config.size("block_n"), sliced_tiles
 
 
-def _in_parts(config: Config) -> bool:
-    return config.size("parts") > 1 or bool(config.get("tail", 0))
+def _splits_k(config: Config) -> bool:
+    return config.size(SPLIT_K) > 1 or bool(config.get(STREAM_K, 0))
 
 
-def in_sixteen_bits(problem: Problem) -> tuple[Problem, int]:
-    """The product of 16-bit numbers that reads as many bytes and keeps tensor cores busy as long, and how many times as
-    long its K is: what a model of 16-bit products is asked in the place of tf32."""
-    times = ELEMENT_BYTES[problem.word("dtype")] // 2
-    return (problem if times == 1 else Problem({**problem, "dtype": "bf16", "k": times * problem.size("k")})), times
+def as_16_bit(problem: Problem) -> tuple[Problem, int]:
+    """Return the 16-bit product that moves as many bytes, and the factor that its K is longer by.
+
+    The model knows 16-bit products only; a tf32 product keeps memory and the tensor cores as busy as a bf16 one with
+    twice the K.
+    """
+    factor = ELEMENT_BYTES[problem.word("dtype")] // 2
+    if factor == 1:
+        return problem, 1
+    return Problem({**problem, "dtype": "bf16", "k": factor * problem.size("k")}), factor
 
 
-def takes_descriptors(problem: Problem) -> bool:
-    """Whether the rows of both operands are whole 16 bytes."""
+def supports_tma(problem: Problem) -> bool:
+    """Tell whether the rows of both operands are multiples of 16 bytes, as TMA descriptors need them."""
     m, n, k = sizes(problem)
     layout = problem.word("layout")
     rows = (m if layout[0] == "t" else k, k if layout[1] == "t" else n)
@@ -241,32 +290,32 @@ def takes_descriptors(problem: Problem) -> bool:
 
 
 def sizes(problem: Problem) -> tuple[int, int, int]:
+    """Return m, n and k."""
     return problem.size("m"), problem.size("n"), problem.size("k")
 
 
-def _layout(problem: Problem, swapped: bool) -> str:
-    """The operands' layouts as the kernel sees them; the transposed problem has b transposed first."""
+def _layout(problem: Problem, transposed: bool) -> str:
+    """Return the operands' layouts as the kernel receives them; the transposed problem has b.T as its first operand."""
     layout = problem.word("layout")
-    return _FLIPPED[layout[1]] + _FLIPPED[layout[0]] if swapped else layout
+    return _TRANSPOSED_LAYOUT[layout[1]] + _TRANSPOSED_LAYOUT[layout[0]] if transposed else layout
 
 
-def _blocks(config: Config) -> tuple[int, int, int]:
-    return config.size("block_m"), config.size("block_n"), config.size("block_k")
-
-
-def _compiled(config: Config) -> tuple[int, ...]:
-    """What of a configuration is baked into its binary."""
-    names = ("block_m", "block_n", "block_k", "warps", "stages", "tma", "persistent", "swapped")
+def _compile_time_values(config: Config) -> tuple[int, ...]:
+    """Return the fields of a configuration that are compiled into its binary."""
+    names = ("block_m", "block_n", "block_k", "warps", "stages", "tma", "persistent", TRANSPOSED)
     return tuple(config.size(name) for name in names)
 
 
-def _units(problem: Problem, swapped: bool, tma: bool) -> tuple[int, int, int]:
-    """What sizes are multiples of, where the compiler gains by it: the contiguous ones of loads and of the store."""
+def _units(problem: Problem, transposed: bool, tma: bool) -> tuple[int, int, int]:
+    """Return powers of two that divide m, n and k, where the compiler gains by knowing them.
+
+    Those are the contiguous sizes of plain loads and of the store.
+    """
     m, n, k = sizes(problem)
-    m, n = (n, m) if swapped else (m, n)
-    dtype, layout = problem.word("dtype"), _layout(problem, swapped)
-    unit_m = unit_of(m, dtype) if swapped or (layout[0] == "t" and not tma) else 1
-    unit_n = unit_of(n, dtype) if not swapped or (layout[1] == "n" and not tma) else 1
+    m, n = (n, m) if transposed else (m, n)
+    dtype, layout = problem.word("dtype"), _layout(problem, transposed)
+    unit_m = unit_of(m, dtype) if transposed or (layout[0] == "t" and not tma) else 1
+    unit_n = unit_of(n, dtype) if not transposed or (layout[1] == "n" and not tma) else 1
     return unit_m, unit_n, 1 if tma else unit_of(k, dtype)
 
 
@@ -278,18 +327,19 @@ def _descriptor(tensor: Any, block: list[int]) -> Any:
 
 @cache
 def _binary(
-    dtype: str, layout: str, epilogue: str, units: tuple[int, int, int], in_parts: bool, compiled: tuple[int, ...]
+    *, dtype: str, layout: str, epilogue: str, units: tuple[int, int, int], splits_k: bool, constants: tuple[int, ...]
 ) -> Binary:
-    block_m, block_n, block_k, warps, stages, tma, persistent, swapped = compiled
-    constants: tuple[tuple[str, Value | bool], ...] = (
+    """Describe one compilation of `product_kernel`; `constants` are those of `_compile_time_values`."""
+    block_m, block_n, block_k, warps, stages, tma, persistent, transposed = constants
+    constexprs: tuple[tuple[str, Value | bool], ...] = (
         *zip(("UNIT_M", "UNIT_N", "UNIT_K"), units, strict=True),
         ("TMA", bool(tma)),
         ("PERSISTENT", bool(persistent)),
         ("A_TRANSPOSED", layout[0] == "t"),
         ("B_TRANSPOSED", layout[1] == "t"),
-        ("SWAPPED", bool(swapped)),
+        ("C_TRANSPOSED", bool(transposed)),
         ("EPILOGUE", epilogue),
-        ("IN_PARTS", in_parts),
+        ("SPLITS_K", splits_k),
         ("BLOCK_M", block_m),
         ("BLOCK_N", block_n),
         ("BLOCK_K", block_k),
@@ -300,9 +350,9 @@ def _binary(
     signature = (
         ("a", f"tensordesc<{element}[{left}]>" if tma else f"*{element}"),
         ("b", f"tensordesc<{element}[{right}]>" if tma else f"*{element}"),
-        *((name, f"*{element}") for name in _TENSORS),
-        ("partial", "*fp32"),
-        ("arrived", "*i32"),
+        *((name, f"*{element}") for name in _POINTERS),
+        ("partial_sums", "*fp32"),
+        ("counters", "*i32"),
         *((name, "i32") for name in _INTEGERS),
     )
-    return Binary("tilewise.gpu.products.kernel:product_kernel", signature, constants, warps, stages)
+    return Binary("tilewise.gpu.products.kernel:product_kernel", signature, constexprs, warps, stages)

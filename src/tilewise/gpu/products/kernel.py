@@ -1,11 +1,12 @@
-"""Matrix product for GPUs with a tensor copy engine: descriptors or plain loads, persistent programs, K in parts.
+"""Triton matrix product for GPUs with TMA: descriptor or plain loads, persistent programs, split-K and stream-K.
 
-The idea: one unit of work is an output tile, or a part of K of one. A program works through one unit, or, persistent,
-through every so many-th, so that loads of the next tile begin while this one ends. The first `whole` tiles are not cut:
-with as many as fill the GPU a whole number of times, only the tiles of the last, unfilled wave are, and all
-multiprocessors share them. Each part leaves its sums in a workspace; the program that arrives last adds them, always in
-the order of the parts, so a result never depends on timing. Sizes, group, parts and `whole` are run-time arguments: one
-binary serves every shape of an alignment.
+One unit of work is an output tile, or a slice of K of one. A program computes one unit; a persistent program computes
+every n-th unit, so that the loads of its next tile start while the current one ends. The first `full_tiles` tiles keep
+K whole. If those fill the GPU a whole number of times, only the tiles of the last, partly filled wave are split, and
+all multiprocessors share them (stream-K, Osama et al. 2023, in its data-parallel form); with `full_tiles` of 0 every
+tile is split (split-K). Each slice stores its partial sums in a workspace. The program that arrives last adds them, in
+the order of the slices, so a result never depends on timing. Sizes, group, split and `full_tiles` are run-time
+arguments: one binary serves every shape of an alignment.
 """
 
 # The bodies are Triton's language, not Python's: its types are tl.tensor and tl.constexpr.
@@ -15,12 +16,15 @@ binary serves every shape of an alignment.
 import triton
 import triton.language as tl
 
-_SIZES = ("m_units", "n_units", "k_units", "group", "parts", "whole")
+_SIZES = ("m_units", "n_units", "k_units", "group", "split_k", "full_tiles")
 
 
 @triton.jit
-def _place(tile, row_blocks, column_blocks, group):
-    """The row and column block of a tile: down `group` row blocks before the next column, so that b stays in L2."""
+def _tile_position(tile, row_blocks, column_blocks, group):
+    """Map a tile number to its row and column block.
+
+    Tiles go down `group` row blocks before the next column block, so that the panel of b stays in the L2 cache.
+    """
     in_group = group * column_blocks
     first_row = (tile // in_group) * group
     group_rows = tl.minimum(row_blocks - first_row, group)
@@ -28,58 +32,58 @@ def _place(tile, row_blocks, column_blocks, group):
 
 
 @triton.jit
-def _left(
+def _load_a(
     a, rows, row, depth, m, k, TMA: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """(BLOCK_M, BLOCK_K) of a, zeros past the end of k."""
+    """Load a (BLOCK_M, BLOCK_K) tile of a, with zeros past the end of k."""
     if TMA:
         if TRANSPOSED:
-            found = a.load([depth, row]).T
+            tile = a.load([depth, row]).T
         else:
-            found = a.load([row, depth])
+            tile = a.load([row, depth])
     else:
         inner = depth + tl.arange(0, BLOCK_K)
         if TRANSPOSED:
-            where = rows[:, None] + inner[None, :] * m
+            offsets = rows[:, None] + inner[None, :] * m
         else:
-            where = rows[:, None] * k + inner[None, :]
-        found = tl.load(a + where, mask=inner[None, :] < k, other=0.0)
-    return found
+            offsets = rows[:, None] * k + inner[None, :]
+        tile = tl.load(a + offsets, mask=inner[None, :] < k, other=0.0)
+    return tile
 
 
 @triton.jit
-def _right(
+def _load_b(
     b, columns, column, depth, n, k,
     TMA: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """(BLOCK_K, BLOCK_N) of b, zeros past the end of k."""
+    """Load a (BLOCK_K, BLOCK_N) tile of b, with zeros past the end of k."""
     if TMA:
         if TRANSPOSED:
-            found = b.load([column, depth]).T
+            tile = b.load([column, depth]).T
         else:
-            found = b.load([depth, column])
+            tile = b.load([depth, column])
     else:
         inner = depth + tl.arange(0, BLOCK_K)
         if TRANSPOSED:
-            where = inner[:, None] + columns[None, :] * k
+            offsets = inner[:, None] + columns[None, :] * k
         else:
-            where = inner[:, None] * n + columns[None, :]
-        found = tl.load(b + where, mask=inner[:, None] < k, other=0.0)
-    return found
+            offsets = inner[:, None] * n + columns[None, :]
+        tile = tl.load(b + offsets, mask=inner[:, None] < k, other=0.0)
+    return tile
 
 
 @triton.jit
-def _finish(total, c, bias, residual, row, column, m, n, SWAPPED: tl.constexpr, EPILOGUE: tl.constexpr):
-    """The epilogue, and the result's place in memory. Swapped: this is the transposed problem, so c is transposed."""
+def _store_output(total, c, bias, residual, row, column, m, n, C_TRANSPOSED: tl.constexpr, EPILOGUE: tl.constexpr):
+    """Apply the epilogue and store the tile; in the transposed problem c is stored transposed."""
     rows = row + tl.arange(0, total.shape[0])
     columns = column + tl.arange(0, total.shape[1])
     inside = (rows[:, None] < m) & (columns[None, :] < n)
-    if SWAPPED:
-        where = rows[:, None] + columns[None, :] * m
+    if C_TRANSPOSED:
+        offsets = rows[:, None] + columns[None, :] * m
     else:
-        where = rows[:, None] * n + columns[None, :]
+        offsets = rows[:, None] * n + columns[None, :]
     if EPILOGUE == "bias" or EPILOGUE == "bias_relu" or EPILOGUE == "bias_gelu":
-        if SWAPPED:
+        if C_TRANSPOSED:
             total += tl.load(bias + rows, mask=rows < m, other=0.0).to(tl.float32)[:, None]
         else:
             total += tl.load(bias + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
@@ -88,46 +92,46 @@ def _finish(total, c, bias, residual, row, column, m, n, SWAPPED: tl.constexpr, 
     if EPILOGUE == "bias_gelu":
         total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
     if EPILOGUE == "residual":
-        total += tl.load(residual + where, mask=inside, other=0.0).to(tl.float32)
-    tl.store(c + where, total.to(c.dtype.element_ty), mask=inside)
+        total += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(c + offsets, total.to(c.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _reduce(total, partial, arrived, tile, part, parts, c, bias, residual, row, column, m, n,
-            SWAPPED: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
-    """Leave this part's sums; the last of the tile's programs adds all of them in order and finishes."""
+def _reduce_slices(total, partial_sums, counters, tile, k_slice, split_k, c, bias, residual, row, column, m, n,
+                   C_TRANSPOSED: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """Store the partial sums of one slice of K; the tile's last program adds all slices in order and stores c."""
     inside = tl.arange(0, total.shape[0])[:, None] * total.shape[1] + tl.arange(0, total.shape[1])[None, :]
-    slot = partial + (tile * parts).to(tl.int64) * (total.shape[0] * total.shape[1])
-    tl.store(slot + part * (total.shape[0] * total.shape[1]) + inside, total)
+    slot = partial_sums + (tile * split_k).to(tl.int64) * (total.shape[0] * total.shape[1])
+    tl.store(slot + k_slice * (total.shape[0] * total.shape[1]) + inside, total)
     tl.debug_barrier()  # every thread's sums are written before the one thread that counts says so
-    before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
-    if before == parts - 1:
+    arrivals = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu")
+    if arrivals == split_k - 1:
         total = tl.load(slot + inside, cache_modifier=".cg")
-        for other in range(1, parts):
+        for other in range(1, split_k):
             total += tl.load(slot + other * (total.shape[0] * total.shape[1]) + inside, cache_modifier=".cg")
-        _finish(total, c, bias, residual, row, column, m, n, SWAPPED, EPILOGUE)
-        tl.store(arrived + tile, 0)  # as the next launch wants to find it
+        _store_output(total, c, bias, residual, row, column, m=m, n=n, C_TRANSPOSED=C_TRANSPOSED, EPILOGUE=EPILOGUE)
+        tl.store(counters + tile, 0)  # the next launch expects zeros
 
 
 @triton.jit
-def _tile(
-    a, b, c, bias, residual, partial, arrived, unit, m, n, k, group, parts, whole,
-    TMA: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, SWAPPED: tl.constexpr,
-    EPILOGUE: tl.constexpr, IN_PARTS: tl.constexpr,
+def _compute_unit(
+    a, b, c, bias, residual, unit, partial_sums, counters, m, n, k, group, split_k, full_tiles,
+    TMA: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, C_TRANSPOSED: tl.constexpr,
+    EPILOGUE: tl.constexpr, SPLITS_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One unit of work: a tile of the result and a part of K."""
+    """Compute one unit of work: an output tile, or one slice of K of it."""
     tile = unit
     steps = tl.cdiv(k, BLOCK_K)
     first = 0
-    part = 0
-    if IN_PARTS:
-        if unit >= whole:
-            tile = whole + (unit - whole) // parts
-            part = (unit - whole) % parts
-            steps = tl.cdiv(steps, parts)
-            first = part * steps * BLOCK_K
-    row_block, column_block = _place(tile, tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), group)
+    k_slice = 0
+    if SPLITS_K:
+        if unit >= full_tiles:
+            tile = full_tiles + (unit - full_tiles) // split_k
+            k_slice = (unit - full_tiles) % split_k
+            steps = tl.cdiv(steps, split_k)
+            first = k_slice * steps * BLOCK_K
+    row_block, column_block = _tile_position(tile, tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), group)
     row, column = row_block * BLOCK_M, column_block * BLOCK_N
     # Rows and columns past the edge wrap around: they are computed in vain but need no mask inside the loop.
     rows = (row + tl.arange(0, BLOCK_M)) % m
@@ -135,36 +139,45 @@ def _tile(
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(steps):
         depth = first + step * BLOCK_K
-        left = _left(a, rows, row, depth, m, k, TMA, A_TRANSPOSED, BLOCK_M, BLOCK_K)
-        right = _right(b, columns, column, depth, n, k, TMA, B_TRANSPOSED, BLOCK_N, BLOCK_K)
+        left = _load_a(a, rows, row, depth, m, k,
+                       TMA=TMA, TRANSPOSED=A_TRANSPOSED, BLOCK_M=BLOCK_M, BLOCK_K=BLOCK_K)  # fmt: skip
+        right = _load_b(b, columns, column, depth, n, k,
+                        TMA=TMA, TRANSPOSED=B_TRANSPOSED, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K)  # fmt: skip
         total = tl.dot(left, right, total, input_precision="tf32")
-    if IN_PARTS:
-        if unit >= whole:
-            _reduce(total, partial, arrived, tile - whole, part, parts, c, bias, residual, row, column, m, n,
-                    SWAPPED, EPILOGUE)  # fmt: skip
+    if SPLITS_K:
+        if unit >= full_tiles:
+            _reduce_slices(total, partial_sums, counters, tile - full_tiles, k_slice, split_k,
+                           c=c, bias=bias, residual=residual, row=row, column=column, m=m, n=n,
+                           C_TRANSPOSED=C_TRANSPOSED, EPILOGUE=EPILOGUE)  # fmt: skip
         else:
-            _finish(total, c, bias, residual, row, column, m, n, SWAPPED, EPILOGUE)
+            _store_output(total, c, bias, residual, row, column, m=m, n=n, C_TRANSPOSED=C_TRANSPOSED, EPILOGUE=EPILOGUE)
     else:
-        _finish(total, c, bias, residual, row, column, m, n, SWAPPED, EPILOGUE)
+        _store_output(total, c, bias, residual, row, column, m=m, n=n, C_TRANSPOSED=C_TRANSPOSED, EPILOGUE=EPILOGUE)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def product_kernel(
-    a, b, c, bias, residual, partial, arrived, m_units, n_units, k_units, group, parts, whole,
+    a, b, c, bias, residual, partial_sums, counters, m_units, n_units, k_units, group, split_k, full_tiles,
     UNIT_M: tl.constexpr, UNIT_N: tl.constexpr, UNIT_K: tl.constexpr,
     TMA: tl.constexpr, PERSISTENT: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
-    SWAPPED: tl.constexpr, EPILOGUE: tl.constexpr, IN_PARTS: tl.constexpr,
+    C_TRANSPOSED: tl.constexpr, EPILOGUE: tl.constexpr, SPLITS_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """c = epilogue(a @ b); a is (m, k), b is (k, n), each row-major or, if transposed, column-major."""
+    """Compute c = epilogue(a @ b); a is (m, k), b is (k, n), each row-major or, if transposed, column-major."""
     m, n, k = m_units * UNIT_M, n_units * UNIT_N, k_units * UNIT_K
     if PERSISTENT:
         units = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-        if IN_PARTS:
-            units = whole + (units - whole) * parts
+        if SPLITS_K:
+            units = full_tiles + (units - full_tiles) * split_k
         for unit in tl.range(tl.program_id(0), units, tl.num_programs(0), flatten=True):
-            _tile(a, b, c, bias, residual, partial, arrived, unit, m, n, k, group, parts, whole, TMA, A_TRANSPOSED,
-                  B_TRANSPOSED, SWAPPED, EPILOGUE, IN_PARTS, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+            _compute_unit(a, b, c, bias, residual, unit,
+                          partial_sums=partial_sums, counters=counters, m=m, n=n, k=k, group=group, split_k=split_k,
+                          full_tiles=full_tiles, TMA=TMA, A_TRANSPOSED=A_TRANSPOSED, B_TRANSPOSED=B_TRANSPOSED,
+                          C_TRANSPOSED=C_TRANSPOSED, EPILOGUE=EPILOGUE, SPLITS_K=SPLITS_K,
+                          BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K)  # fmt: skip
     else:
-        _tile(a, b, c, bias, residual, partial, arrived, tl.program_id(0), m, n, k, group, parts, whole, TMA,
-              A_TRANSPOSED, B_TRANSPOSED, SWAPPED, EPILOGUE, IN_PARTS, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+        _compute_unit(a, b, c, bias, residual, tl.program_id(0),
+                      partial_sums=partial_sums, counters=counters, m=m, n=n, k=k, group=group, split_k=split_k,
+                      full_tiles=full_tiles, TMA=TMA, A_TRANSPOSED=A_TRANSPOSED, B_TRANSPOSED=B_TRANSPOSED,
+                      C_TRANSPOSED=C_TRANSPOSED, EPILOGUE=EPILOGUE, SPLITS_K=SPLITS_K,
+                      BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K)  # fmt: skip

@@ -1,7 +1,8 @@
-"""What a configuration of a product means on a GPU, in numbers: work, bytes, waves, and a first guess of its time.
+"""Analytic cost of matrix-product configurations: work, bytes moved, waves, and a first estimate of the runtime.
 
-The idea: the tensor cores' time, memory's time and the L2 cache's time are arithmetic; what a model has to learn is
-how far a kernel stays from them. All configurations of a problem are worked out at once, as columns.
+The times of the tensor cores, of memory and of the L2 cache follow from arithmetic (the roofline model, Williams et
+al. 2009). What a model has to learn is how far a real kernel stays from them. All configurations of a problem are
+computed at once, as columns: `columns` turns configurations into one array per field.
 """
 
 from __future__ import annotations
@@ -12,179 +13,210 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.gpu.products.config_fields import SPLIT_K, STREAM_K, TRANSPOSED
 from tilewise.store.problem import Config, Problem
 
 Numbers = npt.NDArray[np.float64]
-MULTIPROCESSORS = 132  # of the GPU that the model is for, and what a kernel starts where nobody says otherwise
-MOST_PARTS = 16
-_SHARED_BYTES = 227 * 1024
-_FLOPS = 8.0e14  # of tensor cores in 16 bits, as far as clocks and power let them
-_MEMORY = 4.3e12  # bytes a second
-_L2 = 7.0e12
-_START = 2.0e-6  # seconds of a launch that nothing hides
-FIELDS = ("block_m", "block_n", "block_k", "warps", "stages", "group", "tma", "persistent", "parts", "swapped",
-          "tail")  # fmt: skip
+Columns = Mapping[str, Numbers]
+MULTIPROCESSORS = 132  # of the H200, which the model was trained for
+MAX_SPLIT_K = 16
+_SHARED_BYTES = 227 * 1024  # per multiprocessor, H200
+_REGISTERS = 65536  # per multiprocessor, H200
+_TENSOR_FLOPS = 8.0e14  # sustained 16-bit tensor-core rate of the H200 at its usual clocks
+_MEMORY_BANDWIDTH = 4.3e12  # bytes per second, sustained, H200
+_L2_BANDWIDTH = 7.0e12  # bytes per second, sustained, H200
+_LAUNCH_SECONDS = 2.0e-6  # launch latency that nothing hides
+_SPLIT_K_SECONDS = 1.0e-6  # adding up the partial sums of split-K
+_LOAD_LATENCY = 1.0e-6  # seconds from a load's issue to its data, with nothing else in flight
+# Columns and the field of a configuration that each one is read from.
+_FIELDS = {
+    "block_m": "block_m", "block_n": "block_n", "block_k": "block_k", "warps": "warps", "stages": "stages",
+    "group": "group", "tma": "tma", "persistent": "persistent", "split_k": SPLIT_K, "transposed": TRANSPOSED,
+    "stream_k": STREAM_K,
+}  # fmt: skip
+_DEFAULTS = {"split_k": 1, "group": 1}  # where a configuration does not say; 0 for every other column
 
 
 def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
-    """The settings of kernels as columns; where a configuration does not say, 1 for parts and group and 0 else."""
-    usual = {"parts": 1, "group": 1}
-    return {name: np.array([c.get(name, usual.get(name, 0)) for c in configs], np.float64) for name in FIELDS}
+    """Read the settings of kernels into one column per field."""
+    return {
+        name: np.array([config.get(field, _DEFAULTS.get(name, 0)) for config in configs], np.float64)
+        for name, field in _FIELDS.items()
+    }
 
 
-def fits(problem: Problem, of: Mapping[str, Numbers], shared_bytes: int, most_sums: int) -> npt.NDArray[np.bool_]:
-    """Which configurations of `Product` can run a problem: what its `misfit` says of one, for all at once."""
+def fits(problem: Problem, of: Columns, shared_bytes: int, max_partial_sums: int) -> npt.NDArray[np.bool_]:
+    """Tell for every configuration whether it can run a problem: `Product.misfit`, vectorised."""
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
-    swapped = of["swapped"] > 0
-    rows, cols = np.where(swapped, n, m), np.where(swapped, m, n)
+    transposed = of["transposed"] > 0
+    rows, cols = np.where(transposed, n, m), np.where(transposed, m, n)
     area = of["block_m"] * of["block_n"]
     tiles = np.ceil(rows / of["block_m"]) * np.ceil(cols / of["block_n"])
     steps = np.ceil(k / of["block_k"])
+    # Pipelined tiles of both operands, barriers, and the output tile that a persistent kernel stages.
     shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + 1024 + of["persistent"] * area
-    tail, parts = of["tail"] > 0, of["parts"]
-    tail_parts = np.ones_like(tiles)
-    tail_parts[tail] = best_parts(tiles[tail], steps[tail])
-    sums = np.where(tail, tiles % MULTIPROCESSORS * tail_parts, tiles * parts) * area
-    none_empty = (parts == 1) | (np.ceil(steps / parts) * (parts - 1) < steps)
-    whole = (parts == 1) & ~tail
-    registers = (of["tma"] > 0) | (area / (32 * of["warps"]) <= most_accumulators(problem))
-    found = (
-        (shared <= shared_bytes) & registers & none_empty & ~(tail & (tail_parts == 1)) & (whole | (sums <= most_sums))
-    )
-    return np.asarray(found, np.bool_)
+    stream_k, split_k = of["stream_k"] > 0, of["split_k"]
+    last_wave_split = np.ones_like(tiles)
+    last_wave_split[stream_k] = best_stream_k_split(tiles[stream_k], steps[stream_k])
+    partial_sums = np.where(stream_k, tiles % MULTIPROCESSORS * last_wave_split, tiles * split_k) * area
+    no_empty_slice = (split_k == 1) | (np.ceil(steps / split_k) * (split_k - 1) < steps)
+    keeps_k_whole = (split_k == 1) & ~stream_k
+    registers = (of["tma"] > 0) | (area / (32 * of["warps"]) <= max_accumulators(problem))
+    gains_nothing = stream_k & (last_wave_split == 1)
+    workspace = keeps_k_whole | (partial_sums <= max_partial_sums)
+    return np.asarray((shared <= shared_bytes) & registers & no_empty_slice & ~gains_nothing & workspace, np.bool_)
 
 
-def most_accumulators(problem: Problem) -> int:
-    """How many sums a thread may keep where tiles come by plain loads: rows of an odd number of elements, or of an odd
-    number of pairs, are loaded piece by piece, and the addresses take the registers of half the sums."""
-    return 64 if row_unit(problem) <= 2 else 128
+def max_accumulators(problem: Problem) -> int:
+    """Return how many accumulators a thread may hold when tiles come by plain loads.
+
+    Rows of an odd number of elements or of element pairs are loaded in small pieces, and the addresses then take the
+    registers of half the accumulators.
+    """
+    return 64 if _row_alignment(problem) <= 2 else 128
 
 
-def row_unit(problem: Problem) -> int:
-    """The elements, up to 8, that the rows of both operands are a multiple of."""
+def _row_alignment(problem: Problem) -> int:
+    """Return the largest power of two, up to 8, that divides the row lengths of both operands."""
     m, n, k = (problem.size(name) for name in ("m", "n", "k"))
     layout = problem.word("layout")
     return min(math.gcd(m if layout[0] == "t" else k, 8), math.gcd(k if layout[1] == "t" else n, 8))
 
 
 def floor_seconds(problem: Problem, batch: int = 1) -> float:
-    """What no kernel goes below: arithmetic or memory, whichever is more, and a launch."""
+    """Return the roofline bound: the larger of arithmetic and memory time, plus a launch."""
     m, n, k = (problem.size(name) for name in ("m", "n", "k"))
-    return batch * max(2.0 * m * n * k / _FLOPS, 2.0 * (m * k + k * n + m * n) / _MEMORY) + _START
+    bytes_moved = 2.0 * (m * k + k * n + m * n)
+    return batch * max(2.0 * m * n * k / _TENSOR_FLOPS, bytes_moved / _MEMORY_BANDWIDTH) + _LAUNCH_SECONDS
 
 
-def _worked_out(problem: Problem, of: Mapping[str, Numbers], batch: int) -> dict[str, Numbers]:
-    """Times, counts and bytes of each configuration; `guess` is a first guess of the seconds."""
-    swapped = of["swapped"] > 0
+def _costs(problem: Problem, of: Columns, batch: int) -> dict[str, Numbers]:
+    """Compute times, counts and occupancy of every configuration; `estimate` is a first guess of the seconds."""
+    transposed = of["transposed"] > 0
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
-    rows, cols = np.where(swapped, n, m), np.where(swapped, m, n)
+    rows, cols = np.where(transposed, n, m), np.where(transposed, m, n)
     block_m, block_n, block_k = of["block_m"], of["block_n"], of["block_k"]
     tiles_m, tiles_n = np.ceil(rows / block_m), np.ceil(cols / block_n)
     tiles = tiles_m * tiles_n * batch
-    units = tiles * of["parts"]
+    units = tiles * of["split_k"]  # units of work: output tiles, or slices of K of them
     depth = np.ceil(k / block_k)
-    steps = np.ceil(depth / of["parts"])
+    steps = np.ceil(depth / of["split_k"])
+
+    # Occupancy: programs resident on one multiprocessor, limited by shared memory and registers.
     shared = (block_m + block_n) * block_k * 2 * of["stages"] + of["persistent"] * block_m * block_n
     registers = block_m * block_n / (32 * of["warps"]) + 56
-    beside = np.clip(np.minimum(_SHARED_BYTES // np.maximum(shared, 1), 65536 // (32 * of["warps"] * registers)), 1, 8)
+    by_shared, by_registers = _SHARED_BYTES // np.maximum(shared, 1), _REGISTERS // (32 * of["warps"] * registers)
+    resident = np.clip(np.minimum(by_shared, by_registers), 1, 8)
+
+    # Waves: how many units the busiest multiprocessor works through.
     per_sm = np.ceil(units / MULTIPROCESSORS)
-    tail = np.flatnonzero(of["tail"] > 0)
-    per_sm[tail] = tail_waves(tiles[tail], depth[tail])
+    stream_k = np.flatnonzero(of["stream_k"] > 0)
+    per_sm[stream_k] = stream_k_waves(tiles[stream_k], depth[stream_k])
+
+    # The tensor cores work on at least 64 rows, however few the tile has.
     work = 2 * np.maximum(block_m, 64) * block_n * block_k * steps
-    arithmetic = per_sm * work / (_FLOPS / MULTIPROCESSORS)
-    sums = np.where(of["parts"] > 1, 8.0 * m * n * of["parts"], 0.0) * batch
-    memory = batch * 2 * (m * k + k * n + m * n) / _MEMORY
-    latency = per_sm / beside * steps * 1.0e-6 / np.maximum(of["stages"] - 1, 1)
-    cache = (units * (block_m + block_n) * block_k * 2 * steps + sums) / _L2
-    guess = np.maximum(np.maximum(arithmetic, memory), np.maximum(cache, latency)) + _START + 1e-6 * (of["parts"] > 1)
-    filled = rows * cols / (tiles_m * block_m * tiles_n * block_n)
-    return {"guess": guess, "arithmetic": arithmetic, "memory": memory * np.ones_like(units), "cache": cache,
-            "latency": latency, "units": units, "per_sm": per_sm, "beside": beside, "steps": steps, "tiles": tiles,
-            "tiles_m": tiles_m, "tiles_n": tiles_n, "filled": filled}  # fmt: skip
+    arithmetic = per_sm * work / (_TENSOR_FLOPS / MULTIPROCESSORS)
+    partial_bytes = np.where(of["split_k"] > 1, 8.0 * m * n * of["split_k"], 0.0) * batch
+    memory = batch * 2 * (m * k + k * n + m * n) / _MEMORY_BANDWIDTH
+    latency = per_sm / resident * steps * _LOAD_LATENCY / np.maximum(of["stages"] - 1, 1)
+    cache = (units * (block_m + block_n) * block_k * 2 * steps + partial_bytes) / _L2_BANDWIDTH
+    bound = np.maximum(np.maximum(arithmetic, memory), np.maximum(cache, latency))
+    estimate = bound + _LAUNCH_SECONDS + _SPLIT_K_SECONDS * (of["split_k"] > 1)
+    useful = rows * cols / (tiles_m * block_m * tiles_n * block_n)  # share of the tiles' area inside the output
+    return {"estimate": estimate, "arithmetic": arithmetic, "memory": memory * np.ones_like(units), "cache": cache,
+            "latency": latency, "units": units, "per_sm": per_sm, "resident": resident, "steps": steps, "tiles": tiles,
+            "tiles_m": tiles_m, "tiles_n": tiles_n, "useful": useful}  # fmt: skip
 
 
-def first_guess(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Numbers:
-    """Seconds by arithmetic alone."""
-    return _worked_out(problem, of, batch)["guess"]
+def estimate_seconds(problem: Problem, of: Columns, batch: int = 1) -> Numbers:
+    """Estimate the runtime of every configuration in seconds, by arithmetic alone."""
+    return _costs(problem, of, batch)["estimate"]
 
 
-def features(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Numbers:
-    """One row a configuration; the first column is the logarithm of a first guess of the seconds."""
-    worked = _worked_out(problem, of, batch)
-    guess, arithmetic, memory, cache, latency = (
-        worked[name] for name in ("guess", "arithmetic", "memory", "cache", "latency")
-    )
-    units, per_sm, beside, steps, tiles = (worked[name] for name in ("units", "per_sm", "beside", "steps", "tiles"))
-    tiles_m, tiles_n, filled = worked["tiles_m"], worked["tiles_n"], worked["filled"]
+def features(problem: Problem, of: Columns, batch: int = 1) -> Numbers:
+    """Build the model's input: one row per configuration; the first column is the logarithm of the estimate."""
+    costs = _costs(problem, of, batch)
+    units, per_sm, resident, steps, tiles = (costs[name] for name in ("units", "per_sm", "resident", "steps", "tiles"))
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     block_m, block_n, block_k = of["block_m"], of["block_n"], of["block_k"]
-    waves = units / (MULTIPROCESSORS * beside)
-    # Too few programs in flight cannot ask for all the bandwidth there is.
-    in_flight = np.minimum(units, MULTIPROCESSORS * beside) * (block_m + block_n) * block_k * 2 * (of["stages"] - 1)
-    last = units / (MULTIPROCESSORS * beside * np.ceil(waves))
+    slots = MULTIPROCESSORS * resident
+    waves = units / slots
+    # Too few programs in flight cannot request the full memory bandwidth.
+    bytes_in_flight = np.minimum(units, slots) * (block_m + block_n) * block_k * 2 * (of["stages"] - 1)
+    last_wave = units / (slots * np.ceil(waves))
+    full_wave_tiles = np.where(of["stream_k"] > 0, tiles // MULTIPROCESSORS * MULTIPROCESSORS, 0)
     layout, epilogue = problem.word("layout"), problem.word("epilogue")
-    whole = np.where(of["tail"] > 0, tiles // MULTIPROCESSORS * MULTIPROCESSORS, 0)
     ones = np.ones_like(units)
     log = np.log
     # fmt: off
-    found = [
-        log(guess), log(arithmetic), log(memory), log(cache), log(latency), log(in_flight), log(units),
-        np.log1p(waves), np.log1p(per_sm), last, units / (MULTIPROCESSORS * per_sm), filled, beside, log(steps),
-        log(m) * ones, log(n) * ones, log(k) * ones,
+    feature_columns = [
+        log(costs["estimate"]), log(costs["arithmetic"]), log(costs["memory"]), log(costs["cache"]),
+        log(costs["latency"]), log(bytes_in_flight), log(units),
+        np.log1p(waves), np.log1p(per_sm), last_wave, units / (MULTIPROCESSORS * per_sm), costs["useful"], resident,
+        log(steps), log(m) * ones, log(n) * ones, log(k) * ones,
         np.log2(block_m), np.log2(block_n), np.log2(block_k), np.log2(of["warps"]), of["stages"],
-        np.minimum(of["group"], 8) / 8, of["tma"], of["persistent"], of["swapped"], of["tail"],
-        of["tail"] * np.log1p(tiles - whole), np.log2(of["parts"]),
-        log(np.minimum(tiles_m, 64)), log(np.minimum(tiles_n, 64)), (block_m < 64) * ones,
+        np.minimum(of["group"], 8) / 8, of["tma"], of["persistent"], of["transposed"], of["stream_k"],
+        of["stream_k"] * np.log1p(tiles - full_wave_tiles), np.log2(of["split_k"]),
+        log(np.minimum(costs["tiles_m"], 64)), log(np.minimum(costs["tiles_n"], 64)), (block_m < 64) * ones,
         float(layout[0] == "t") * ones, float(layout[1] == "t") * ones,
         float(problem.word("dtype") == "fp16") * ones, float("bias" in epilogue) * ones,
         float("gelu" in epilogue) * ones, float(epilogue == "residual") * ones,
-        *(unit * ones for unit in alignment(problem)),
+        *(value * ones for value in _alignment(problem)),
     ]
     # fmt: on
-    return np.stack(found, axis=1)
+    return np.stack(feature_columns, axis=1)
 
 
-def _tail_costs(tiles: Numbers, steps: Numbers) -> Numbers:
-    """Steps that the last wave takes, for every number of parts its tiles may be cut into (rows: 1 to 16). Adding a
-    part's sums up costs about half a step; parts that would leave one empty are out of the question."""
-    left = tiles % MULTIPROCESSORS
-    parts = np.arange(1.0, MOST_PARTS + 1)[:, None]
-    each = np.ceil(steps / parts)
-    cost = np.ceil(left * parts / MULTIPROCESSORS) * each + np.where(parts > 1, 1.0 + 0.5 * parts, 0.0)
-    return np.asarray(np.where((each * (parts - 1) < steps) & ((left > 0) | (parts == 1)), cost, np.inf))
+def _stream_k_costs(tiles: Numbers, steps: Numbers) -> Numbers:
+    """Compute the steps that the last wave takes for every split of its tiles along K.
+
+    Row i holds the cost of i + 1 slices. Adding up one slice's partial sums costs about half a step. A split that
+    would leave a slice empty costs infinity.
+    """
+    last_wave_tiles = tiles % MULTIPROCESSORS
+    split = np.arange(1.0, MAX_SPLIT_K + 1)[:, None]
+    slice_steps = np.ceil(steps / split)
+    reduction = np.where(split > 1, 1.0 + 0.5 * split, 0.0)
+    cost = np.ceil(last_wave_tiles * split / MULTIPROCESSORS) * slice_steps + reduction
+    possible = (slice_steps * (split - 1) < steps) & ((last_wave_tiles > 0) | (split == 1))
+    return np.asarray(np.where(possible, cost, np.inf))
 
 
-def best_parts(tiles: Numbers, steps: Numbers) -> Numbers:
-    """How many parts make the last wave shortest; 1 where there is none."""
-    return np.asarray(_tail_costs(tiles, steps).argmin(axis=0) + 1.0)
+def best_stream_k_split(tiles: Numbers, steps: Numbers) -> Numbers:
+    """Return the number of slices that makes the last wave shortest; 1 where splitting does not help."""
+    return np.asarray(_stream_k_costs(tiles, steps).argmin(axis=0) + 1.0)
 
 
-def tail_waves(tiles: Numbers, steps: Numbers) -> Numbers:
-    """Waves where the tiles of the last one are cut into parts that share it best: whole ones, and what is left."""
-    return np.asarray(tiles // MULTIPROCESSORS + _tail_costs(tiles, steps).min(axis=0) / steps)
+def stream_k_waves(tiles: Numbers, steps: Numbers) -> Numbers:
+    """Count waves when the last one is split best: the full waves, and the fraction of one that remains."""
+    return np.asarray(tiles // MULTIPROCESSORS + _stream_k_costs(tiles, steps).min(axis=0) / steps)
 
 
-def alignment(problem: Problem) -> list[float]:
-    """How well rows divide: the elements, in doublings up to 64, that every row of a, of b and of the result is a
-    multiple of; whether loads of 16 bytes are possible, and whether loads of 4 are; m and k to a tile."""
+def _alignment(problem: Problem) -> list[float]:
+    """Describe how well row lengths divide.
+
+    The values are the power of two, up to 2**6, in the row lengths of a, b and the result; whether 16-byte and 4-byte
+    loads are possible; and whether m and k are multiples of 64.
+    """
     m, n, k = (problem.size(name) for name in ("m", "n", "k"))
     layout = problem.word("layout")
     rows = (m if layout[0] == "t" else k, k if layout[1] == "t" else n, n)
-    units = [math.log2(math.gcd(row, 64)) for row in rows]
-    least = min(units[:2])
-    return [*units, float(least >= 3), float(least >= 1), float(m % 64 == 0), float(k % 64 == 0)]
+    powers = [math.log2(math.gcd(row, 64)) for row in rows]
+    smallest = min(powers[:2])
+    return [*powers, float(smallest >= 3), float(smallest >= 1), float(m % 64 == 0), float(k % 64 == 0)]
 
 
-def library_features(problem: Problem, batch: int = 1) -> Numbers:
-    """What a library's time may depend on: the sizes, and how tiles it is likely to use fill the GPU."""
+def cublas_features(problem: Problem, batch: int = 1) -> Numbers:
+    """Build the input of the cuBLAS model, one row: the sizes, and how well usual tiles fill the GPU."""
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     layout, epilogue = problem.word("layout"), problem.word("epilogue")
-    found = [np.log(floor_seconds(problem, batch)), np.log(m), np.log(n), np.log(k)]
-    for rows, cols in ((128, 256), (256, 128), (128, 128), (64, 64)):
+    row = [np.log(floor_seconds(problem, batch)), np.log(m), np.log(n), np.log(k)]
+    for rows, cols in ((128, 256), (256, 128), (128, 128), (64, 64)):  # tiles that cuBLAS often uses
         units = np.ceil(m / rows) * np.ceil(n / cols) * batch
         per_sm = np.ceil(units / MULTIPROCESSORS)
-        found += [units / (MULTIPROCESSORS * per_sm), np.log1p(per_sm), m * n * batch / (units * rows * cols)]
-    found += [np.log(2 * m * n * k * batch / _FLOPS), np.log(2 * batch * (m * k + k * n + m * n) / _MEMORY)]
-    found += [float(layout[0] == "t"), float(layout[1] == "t"), float(problem.word("dtype") == "fp16")]
-    found += [float("bias" in epilogue), float("relu" in epilogue or "gelu" in epilogue), float(epilogue == "residual")]
-    return np.array([[*found, *alignment(problem), float(m == 1), float(n == 1)]])
+        row += [units / (MULTIPROCESSORS * per_sm), np.log1p(per_sm), m * n * batch / (units * rows * cols)]
+    bytes_moved = 2 * batch * (m * k + k * n + m * n)
+    row += [np.log(2 * m * n * k * batch / _TENSOR_FLOPS), np.log(bytes_moved / _MEMORY_BANDWIDTH)]
+    row += [float(layout[0] == "t"), float(layout[1] == "t"), float(problem.word("dtype") == "fp16")]
+    row += [float("bias" in epilogue), float("relu" in epilogue or "gelu" in epilogue), float(epilogue == "residual")]
+    return np.array([[*row, *_alignment(problem), float(m == 1), float(n == 1)]])

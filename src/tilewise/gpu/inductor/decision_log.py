@@ -1,0 +1,213 @@
+"""Records of what was decided and measured for PyTorch's compiler, and the report over them.
+
+Decisions are lines of JSON, measurements go into a measurement store, and the fastest configuration of each product
+goes into the tuner's cache of choices, so that the next process takes it without measuring. A record that cannot be
+written is dropped; compilation goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewise._files import open_input, reading
+from tilewise._system import cache_folder
+from tilewise.errors import MissingFileError, TilewiseError
+from tilewise.gpu.inductor.templates import Reason, Selection
+from tilewise.gpu.products.config_fields import CUBLAS, is_cublas
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Machine, Store
+from tilewise.tune.choose.cache import Choices, Decision
+
+_MAX_FILE_BYTES = 256 << 20
+_FILE = "decisions.jsonl"
+_PROGRAM = "inductor"
+
+
+def default_folder() -> Path:
+    """Return the folder of records: ``$TILEWISE_CACHE/inductor``, else a folder in the user's cache."""
+    return cache_folder() / "inductor"
+
+
+class DecisionLog:
+    """The decisions and measurements of one machine."""
+
+    def __init__(self, machine: str, folder: Path | None = None) -> None:
+        self.folder, self.machine = folder or default_folder(), machine
+        self.choices = Choices(self.folder, machine, "inductor")
+
+    @property
+    def store_file(self) -> Path:
+        """The store of every measurement that the compiler made on this machine with this version of PyTorch."""
+        return self.folder / f"triton-{hashlib.sha256(self.machine.encode()).hexdigest()[:12]}.sqlite"
+
+    def best(self, problem: Problem) -> Config | None:
+        """Return the fastest configuration of an earlier measurement."""
+        decision = self.choices.get(problem)
+        return decision.config if decision is not None else None
+
+    def add_decision(self, problem: Problem, selection: Selection) -> None:
+        """Append a line about one selection to the file of decisions."""
+        line = {
+            "problem": dict(problem),
+            "why": str(selection.reason),
+            "considered": selection.considered,
+            "kept": len(selection.indices),
+            "seconds": selection.seconds,
+            "taken": round(time.time(), 3),
+        }
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / _FILE).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+        except OSError:
+            return
+
+    def add_measurements(self, problem: Problem, rows: Sequence[tuple[Config, float]], compile_seconds: float) -> None:
+        """Store measured seconds of configurations; the next process takes the fastest."""
+        if not rows:
+            return
+        times_ns = {config: seconds * 1e9 for config, seconds in rows}
+        best = min(times_ns, key=times_ns.__getitem__)
+        try:
+            with Store(self.store_file) as store:
+                run = store.begin(Machine("triton", self.machine, {}), 0, {"compile_seconds": compile_seconds})
+                default_ns = times_ns.get(CUBLAS, times_ns[best])
+                store.add_batch(run, Kernel(_PROGRAM, problem), 0, default_ns, list(times_ns.items()))
+            decision = Decision(problem, best, "measured", runtime_ns=times_ns[best], measurements=len(rows), sure=True)
+            self.choices.put(decision)
+        except (TilewiseError, OSError):
+            return
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the JSON objects of a file, skipping damaged lines."""
+    with open_input(path, _MAX_FILE_BYTES) as stream, reading(path):
+        content = stream.read(_MAX_FILE_BYTES)
+    for line in content.split(b"\n"):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _fastest_configs(folder: Path) -> dict[str, tuple[Config, float]]:
+    """Return, by problem, the fastest configuration of the last measurement and its speed-up over ATen."""
+    fastest = {}
+    for path in sorted(folder.glob("*.sqlite")):
+        with Store(path, create=False) as store:
+            for kernel in store.kernels():
+                batches = store.batches(kernel)
+                times_ns = {Config.parse(key): ns for key, ns in batches[-1].runtime_ns.items()} if batches else {}
+                if times_ns:
+                    best = min(times_ns, key=times_ns.__getitem__)
+                    aten_ns = min((ns for config, ns in times_ns.items() if is_cublas(config)), default=times_ns[best])
+                    fastest[kernel.problem.key] = (best, aten_ns / times_ns[best])
+    return fastest
+
+
+@dataclass(frozen=True)
+class ProductReport:
+    """One product that the compiler asked about."""
+
+    product: str
+    reason: str
+    considered: int  # templates listed
+    selected: int  # templates benchmarked
+    fastest: str  # empty if nothing was measured
+    speedup: float  # ATen's time over the fastest's
+    seconds: float  # time that selecting took
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row under the names that ``tilewise inductor report --json`` has always used."""
+        renamed = {"reason": "why", "selected": "kept", "speedup": "of_aten"}
+        return {renamed.get(name, name): value for name, value in dataclasses.asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class DecisionReport:
+    """Totals over all decisions on this machine, and one row for each."""
+
+    products: int
+    considered: int
+    selected: int
+    benchmarked: int
+    earlier_winners: int
+    selection_seconds: float
+    rows: tuple[ProductReport, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report under the names that ``tilewise inductor report --json`` has always used."""
+        return {
+            "products": self.products,
+            "considered": self.considered,
+            "kept": self.selected,
+            "measured": self.benchmarked,
+            "remembered": self.earlier_winners,
+            "choosing_seconds": self.selection_seconds,
+            "rows": [row.as_json() for row in self.rows],
+        }
+
+
+def report(folder: Path | None = None) -> DecisionReport:
+    """Summarise all records of a folder, by default of the user's cache folder."""
+    if folder is not None and not folder.is_dir():
+        raise MissingFileError(f"{folder} is not a folder of records.")
+    folder = folder or default_folder()
+    path = folder / _FILE
+    lines, fastest = list(_read_lines(path)) if os.path.lexists(path) else [], _fastest_configs(folder)
+    rows = [row for line in lines if (row := _report_row(line, fastest)) is not None]
+    return DecisionReport(
+        products=len(rows),
+        considered=sum(row.considered for row in rows),
+        selected=sum(row.selected for row in rows),
+        benchmarked=sum(row.reason == Reason.BENCHMARK for row in rows),
+        earlier_winners=sum(row.reason == Reason.EARLIER_WINNER for row in rows),
+        selection_seconds=sum(row.seconds for row in rows),
+        rows=tuple(rows),
+    )
+
+
+def _report_row(line: Mapping[str, Any], fastest: Mapping[str, tuple[Config, float]]) -> ProductReport | None:
+    """Convert one line of the file of decisions; None for a damaged one."""
+    try:
+        problem, reason = Problem(line["problem"]), str(line["why"])
+        # A certain choice is ATen, except for attention, which has no call of ATen.
+        certain_aten = reason == Reason.CERTAIN and problem.family != "attention"
+        config, speedup = fastest.get(problem.key, (CUBLAS if certain_aten else None, 1.0))
+        return ProductReport(
+            product=_describe_problem(problem),
+            reason=reason,
+            considered=int(line["considered"]),
+            selected=int(line["kept"]),
+            fastest=_describe_config(config) if config is not None else "",
+            speedup=speedup,
+            seconds=float(line["seconds"]),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+
+
+def _describe_problem(problem: Problem) -> str:
+    if problem.family == "attention":
+        sizes = " x ".join(str(problem.size(name)) for name in ("batch", "heads", "queries", "keys", "head"))
+        return f"attention {sizes} {problem.word('dtype')}"
+    batch = f"{problem.size('batch')} x " if problem.size("batch") > 1 else ""
+    sizes = " x ".join(str(problem.size(name)) for name in ("m", "n", "k"))
+    return f"{problem.word('op')} {batch}{sizes} {problem.word('dtype')}"
+
+
+def _describe_config(config: Config) -> str:
+    if is_cublas(config):
+        return "ATen"
+    tile = "x".join(str(config.size(name)) for name in ("block_m", "block_n", "block_k"))
+    return f"{tile}, {config.size('warps')} warps, {config.size('stages')} stages" + ", TMA" * config.size("tma")

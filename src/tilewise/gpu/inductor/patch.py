@@ -1,0 +1,202 @@
+"""`enable()` and `disable()`: install tilewise in PyTorch's compiler, and remove it again.
+
+The compiler's own settings name the class that chooses templates; `enable` sets them and `disable` restores them. If
+PyTorch is too old, the GPU has no model or there is no GPU, a warning says so in one sentence and PyTorch chooses by
+itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tilewise.errors import ConfigurationError
+from tilewise.gpu.inductor.decision_log import DecisionLog
+from tilewise.gpu.inductor.pointwise import patch_autotuner
+from tilewise.gpu.inductor.processes import share_assembler
+from tilewise.gpu.measure.gpu import HOPPER
+from tilewise.gpu.products.runtime_model import shipped_runtime_model
+from tilewise.store.service import ServiceClient
+
+_MIN_PYTORCH = (2, 11)  # the first version with a class for template choices
+# Settings that make the compiler list every template: ranking them takes a millisecond, benchmarking them minutes.
+_SETTINGS = {
+    "max_autotune_gemm": True,
+    "max_autotune_gemm_search_space": "EXHAUSTIVE",
+    "triton.enable_persistent_tma_matmul": True,
+}
+_enabled: list[Enabled] = []
+
+
+class Enabled:
+    """The result of `enable()`: whether tilewise is active and, if not, why; a context manager that disables it."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = reason
+        self.advisor: Any = None
+        self._undo_steps: list[Callable[[], Any]] = []
+
+    @property
+    def active(self) -> bool:
+        return self.reason is None
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self in _enabled:
+            disable()
+
+    def undo(self) -> None:
+        """Undo every change, the last one first."""
+        while self._undo_steps:
+            self._undo_steps.pop()()
+
+    def on_undo(self, step: Callable[[], Any]) -> None:
+        """Register a function that undoes a change."""
+        self._undo_steps.append(step)
+
+    def apply(self, settings_patch: Any) -> None:
+        """Enter a patch of the compiler's settings until `undo`."""
+        settings_patch.__enter__()
+        self.on_undo(functools.partial(settings_patch.__exit__, None, None, None))
+
+
+def enable(
+    budget: int = 3,
+    *,
+    records: Path | None = None,
+    devices: tuple[str, ...] = ("cuda",),
+    service: str | None = None,
+    isolated: bool = True,
+) -> Enabled:
+    """Have `torch.compile` benchmark the `budget` most promising templates of each matrix product, and ATen.
+
+    If that is not possible (an older PyTorch, a GPU without a model), a warning says so in one sentence, PyTorch
+    chooses by itself, and `.reason` repeats the sentence. Products that were measured before are not measured again;
+    `records` is the folder of the measurements. `service` is the address of a `tilewise serve`: measurements of other
+    machines with the same PyTorch are taken over, and those made here are sent there. A service that does not answer
+    within 50 ms is ignored from then on, with one warning. With `isolated`, a separate process runs every template
+    first, so that a template that crashes or hangs ends that process alone.
+    """
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+        raise ConfigurationError(f"budget must be a number of templates, 1 or more, not {budget!r}.")
+    disable()
+    enabled = Enabled()
+    try:
+        enabled.reason = _unsupported_reason(devices)
+        if enabled.reason is None:
+            _install(enabled, budget, records, devices, service)
+            if isolated:
+                _isolate(enabled)
+    except ConfigurationError:  # a wrong argument, which the caller must see
+        enabled.undo()
+        raise
+    except Exception as error:  # an unknown version may lack any name; PyTorch must go on as before
+        enabled.undo()
+        enabled.reason = f"this PyTorch does not offer what tilewise needs ({type(error).__name__}: {error})"
+    if enabled.reason is not None:
+        warnings.warn(f"tilewise.inductor: {enabled.reason}; PyTorch chooses by itself.", stacklevel=2)
+        return enabled
+    _enabled.append(enabled)
+    return enabled
+
+
+def disable() -> None:
+    """Remove tilewise from PyTorch's compiler and restore the compiler's settings."""
+    while _enabled:
+        _enabled.pop().undo()
+
+
+def _unsupported_reason(devices: tuple[str, ...]) -> str | None:
+    """Return why tilewise cannot be enabled here, or None."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return "PyTorch is not installed"
+    version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
+    if version < _MIN_PYTORCH:
+        return f"PyTorch {torch.__version__} is older than 2.11, the first version that lets others choose templates"
+    if shipped_runtime_model() is None:
+        return "no model of runtimes is installed"
+    if "cuda" not in devices:
+        return None
+    if not torch.cuda.is_available():
+        return "PyTorch sees no CUDA GPU"
+    major, minor = torch.cuda.get_device_capability(0)
+    if major * 10 + minor != HOPPER:
+        return f"there is no model for {torch.cuda.get_device_name(0)}, only for the H200 and similar GPUs"
+    return None
+
+
+def _install(
+    enabled: Enabled, budget: int, records: Path | None, devices: tuple[str, ...], service: str | None
+) -> None:
+    """Create the advisor and connect it to the compiler; every step registers how to undo it."""
+    choices = importlib.import_module("tilewise.gpu.inductor.choices")
+    config = importlib.import_module("torch._inductor.config")
+    select_algorithm = importlib.import_module("torch._inductor.select_algorithm")
+    virtualized = importlib.import_module("torch._inductor.virtualized")
+    client = None if service is None else ServiceClient(service, choices.current_gpu(), _warn)
+    log = DecisionLog(choices.machine_name(), records)
+    advisor = choices.Advisor(shipped_runtime_model(), budget, log, devices, client)
+    enabled.advisor = choices.TilewiseChoices.advisor = advisor
+    enabled.on_undo(lambda: setattr(choices.TilewiseChoices, "advisor", None))
+    # A thread that has compiled before already holds PyTorch's own handler and no longer reads the setting.
+    enabled.apply(virtualized.V.set_choices_handler(choices.TilewiseChoices()))
+    # Before PyTorch 2.13 only this tag separates the entries of the compiler's caches.
+    compiler_config = importlib.import_module("torch.compiler.config")
+    advisor.original_settings = {name: functools.reduce(getattr, name.split("."), config) for name in _SETTINGS}
+    enabled.apply(compiler_config.patch({"cache_key_tag": f"{compiler_config.cache_key_tag}{advisor.key}"}))
+    enabled.apply(config.patch({**_SETTINGS, "inductor_choices_class": choices.TilewiseChoices}))
+    enabled.on_undo(_restrict_to_devices(config, advisor))
+    enabled.on_undo(share_assembler())
+    if "cuda" in devices:
+        enabled.on_undo(patch_autotuner(advisor.note))
+    select_algorithm.add_feedback_saver(advisor.on_feedback)
+    enabled.on_undo(lambda: _remove_feedback(select_algorithm, advisor.on_feedback))
+
+
+def _restrict_to_devices(config: Any, advisor: Any) -> Callable[[], None]:
+    """Compile graphs on other devices with the original settings; return the function that undoes this."""
+    compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
+    original = getattr(compile_fx, "_compile_fx_inner", None)
+    if original is None:
+        return lambda: None
+
+    @functools.wraps(original)
+    def compile_inner(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        with config.patch({} if _uses_device(graph, advisor.devices) else advisor.original_settings):
+            return original(graph, *args, **kwargs)
+
+    compile_fx._compile_fx_inner = compile_inner
+    return lambda: setattr(compile_fx, "_compile_fx_inner", original)
+
+
+def _uses_device(graph: Any, devices: tuple[str, ...]) -> bool:
+    """Tell whether any tensor of an FX graph is on one of the devices."""
+    values = [getattr(node, "meta", {}).get("val") for node in graph.graph.nodes]
+    flat = [item for value in values for item in (value if isinstance(value, list | tuple) else (value,))]
+    return any(item.device.type in devices for item in flat if hasattr(item, "device"))
+
+
+def _isolate(enabled: Enabled) -> None:
+    """Have PyTorch test every template in a separate process."""
+    enabled.apply(importlib.import_module("torch._inductor.config").patch({"autotune_in_subproc": True}))
+    enabled.advisor.isolated = True
+
+
+def _warn(line: str) -> None:
+    warnings.warn(f"tilewise.inductor: {line}.", stacklevel=2)
+
+
+def _remove_feedback(select_algorithm: Any, callback: Any) -> None:
+    """Remove one function from the compiler's list of callbacks; PyTorch itself can only clear the whole list."""
+    callbacks = select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
+    if callback in callbacks:
+        callbacks.remove(callback)

@@ -1,0 +1,153 @@
+"""Predicted runtimes of matrix products on a GPU: kernels and cuBLAS in the same unit, so that they can be compared.
+
+Small networks predict the logarithm of the ratio between a runtime and the estimate of `roofline.py`, in three stages:
+the estimate shortens the list of kernels, a screening network shortens it further, and a rerank ensemble scores the
+best of those. Another ensemble predicts cuBLAS. The spread of an ensemble's members is the uncertainty of a prediction.
+Prediction needs NumPy alone; some thousand configurations take a millisecond.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import FileFormatError
+from tilewise.gpu.products.config_fields import is_cublas
+from tilewise.gpu.products.roofline import (
+    Columns,
+    Numbers,
+    columns,
+    cublas_features,
+    estimate_seconds,
+    features,
+    floor_seconds,
+)
+from tilewise.io import load_arrays
+from tilewise.store.problem import Config, Problem
+
+Weights = npt.NDArray[np.float32]
+FILE = "h200_products.safetensors"
+# Names of the networks in a model file: the screening network, the rerank ensemble, the cuBLAS ensemble.
+NETWORKS = SCREENING, RERANK, CUBLAS_NETWORK = ("kernel", "judge", "library")
+_MAX_SCREENED = 512  # kernels that the screening network scores: bounds the time of a prediction
+_MAX_RERANKED = 32  # kernels that the rerank ensemble scores: an ensemble of eight larger networks
+_MAX_LOG_RATIO = np.float32(3)  # bound for sizes far outside the training data: e**3 times the estimate
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted seconds of each configuration, and the relative standard deviation over the ensemble's members."""
+
+    seconds: Numbers
+    deviation: Numbers
+
+
+class RuntimeModel:
+    """The trained networks of one GPU, read from a file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        arrays, self.metadata = load_arrays(path)
+        try:
+            self._screening, self._rerank, self._cublas = (_ensemble(arrays, name) for name in NETWORKS)
+        except (KeyError, ValueError) as error:
+            raise FileFormatError(f"{path} is not a model of runtimes: it lacks {error}.") from error
+
+    def predict_kernels(
+        self, problem: Problem, of: Columns, batch: int = 1, max_screened: int = _MAX_SCREENED
+    ) -> Prediction:
+        """Predict kernels whose settings are columns (`roofline.columns`), in their order.
+
+        A kernel that a stage drops is predicted slower than every kernel that the next stage scores.
+        """
+        estimate = np.log(estimate_seconds(problem, of, batch))
+        seconds, deviation = np.exp(estimate) * 10, np.ones(len(estimate))
+        screened = _smallest(estimate, max_screened)
+        rows = features(problem, {name: column[screened] for name, column in of.items()}, batch)
+        screening = _prediction(self._screening(rows) + rows[:, 0])
+        reranked = _smallest(screening.seconds, _MAX_RERANKED)
+        final = _prediction(self._rerank(rows[reranked]) + rows[reranked, 0])
+        seconds[screened] = np.maximum(screening.seconds, final.seconds.max(initial=0))
+        deviation[screened] = screening.deviation
+        seconds[screened[reranked]], deviation[screened[reranked]] = final.seconds, final.deviation
+        return Prediction(seconds, deviation)
+
+    def predict_cublas(self, problem: Problem, batch: int = 1) -> Prediction:
+        """Predict the call of cuBLAS."""
+        return _prediction(self._cublas(cublas_features(problem, batch)) + np.log(floor_seconds(problem, batch)))
+
+    def predict(self, problem: Problem, configs: Sequence[Config], batch: int = 1) -> Prediction:
+        """Predict configurations of one problem in their order; cuBLAS may be among them."""
+        cublas = np.array([is_cublas(config) for config in configs])
+        seconds, deviation = np.zeros(len(configs)), np.zeros(len(configs))
+        kernels = [config for config in configs if not is_cublas(config)]
+        if kernels:
+            prediction = self.predict_kernels(problem, columns(kernels), batch)
+            seconds[~cublas], deviation[~cublas] = prediction.seconds, prediction.deviation
+        if cublas.any():
+            prediction = self.predict_cublas(problem, batch)
+            seconds[cublas], deviation[cublas] = prediction.seconds[0], prediction.deviation[0]
+        return Prediction(seconds, deviation)
+
+
+def _smallest(values: Numbers, count: int) -> npt.NDArray[np.intp]:
+    """Return the indices of the `count` smallest values, in no particular order."""
+    return np.argpartition(values, count)[:count] if len(values) > count else np.arange(len(values))
+
+
+def _prediction(logarithms: Numbers) -> Prediction:
+    """Average the members' logarithms, (members, rows), and take their spread as the deviation."""
+    return Prediction(np.exp(logarithms.mean(axis=0)), logarithms.std(axis=0))
+
+
+def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Callable[[Numbers], Weights]:
+    """Build the function of an ensemble of equally shaped networks: feature rows to (members, rows) of logarithms.
+
+    The first layer is one matrix for all members, with the normalisation of the features folded in; the weights of
+    later layers have the member as their first dimension.
+    """
+    count = sum(key.startswith(f"{name}.weight") for key in arrays)
+    layers = tuple(
+        (arrays[f"{name}.weight{i}"].astype(np.float32), arrays[f"{name}.bias{i}"].astype(np.float32))
+        for i in range(max(count, 1))
+    )
+    for (left, bias), (right, _) in zip(layers, (*layers[1:], layers[-1]), strict=True):
+        if left.ndim != 3 or bias.ndim != 3 or (right is not left and left.shape[2] != right.shape[1]):
+            raise ValueError(f"layers of {name} that fit each other")
+    weight, bias = layers[0]
+    mean, scale = (arrays[f"{name}.{statistic}"].astype(np.float64) for statistic in ("mean", "scale"))
+    if len(layers) < 2 or mean.shape != scale.shape or mean.shape != weight.shape[1:2]:
+        raise ValueError(f"layers of {name} that fit its features")
+    all_members = weight.astype(np.float64).transpose(1, 0, 2).reshape(len(mean), -1) / scale[:, None]
+    first = all_members.astype(np.float32)  # (features, members * width)
+    first_bias = (bias.reshape(-1) - mean @ all_members).astype(np.float32)  # (members * width,)
+
+    def run(rows: Numbers) -> Weights:
+        x = rows.astype(np.float32) @ first  # (rows, members * width)
+        x += first_bias
+        x = x.reshape(len(rows), len(layers[1][0]), -1).transpose(1, 0, 2)  # (members, rows, width)
+        for weight, bias in layers[1:]:  # (members, in, out), (members, 1, out)
+            x = np.maximum(x, 0) @ weight  # (members, rows, out)
+            x += bias
+        log_ratio: Weights = np.clip(x[..., 0], -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        return log_ratio
+
+    return run
+
+
+def shipped_folder() -> Path:
+    """Return the folder of the models that are installed with tilewise."""
+    return Path(str(files("tilewise.gpu.products")))
+
+
+@lru_cache(maxsize=4)
+def shipped_runtime_model(name: str = FILE) -> RuntimeModel | None:
+    """Load the model that is installed with tilewise; None if the file is missing."""
+    path = shipped_folder() / name
+    return RuntimeModel(path) if path.is_file() else None
