@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,6 +32,8 @@ LONGEST = (
     "quantize/test_networks.py", "fuzz/test_fuzz.py", "learn/test_lessons.py", "tour/test_tour.py",
     "onnx/test_save.py", "costmodel/train/test_loop.py",
 )  # fmt: skip
+# Folders whose tests try to break the judge, the board and the readers: none of them is skipped without a word.
+SECURITY = ("bench/", "fuzz/", "learn/grading/")
 BACKENDS = ["numpy", *(native.supported_isas() if native is not None else [])]
 
 
@@ -38,6 +41,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest first, the others in their order."""
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the security tests that were skipped, with the reason, so that a machine without a sandbox is noticed."""
+    skipped: dict[str, Counter[str]] = {}  # reason: test, how many cases
+    for report in terminalreporter.stats.get("skipped", []):
+        if report.nodeid.removeprefix("tests/").startswith(SECURITY):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            skipped.setdefault(reason.removeprefix("Skipped: "), Counter())[report.nodeid.split("[")[0]] += 1
+    if skipped:
+        total = sum(tests.total() for tests in skipped.values())
+        terminalreporter.section(f"{total} SECURITY TESTS DID NOT RUN", "!", red=True, bold=True)
+    for reason, tests in skipped.items():
+        terminalreporter.line(f"{reason}:", bold=True)
+        for name, count in sorted(tests.items()):
+            terminalreporter.line(f"  {name}{f' ({count} cases)' if count > 1 else ''}")
 
 
 def pytest_collection_finish() -> None:
