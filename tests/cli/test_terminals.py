@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,9 +29,23 @@ def test_a_terminal_without_our_signs_gets_letters(encoding: str, tmp_path: Path
 
 def test_a_closed_output_is_no_failure(tmp_path: Path) -> None:
     env = os.environ | {"TILEWISE_CACHE": str(tmp_path)}
-    command = f"{sys.executable} -m tilewise check >&-"
+    command = f"{shlex.quote(sys.executable)} -m tilewise check >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, env=env, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_closed_input_is_an_empty_one(tmp_path: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m tilewise generate - <&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("tilewise: the prompt is empty")
+
+
+def test_with_closed_streams_nothing_that_is_printed_gets_into_a_file(tmp_path: Path) -> None:
+    lines = ["import os, tilewise.cli.app as app", "app._open_standard_streams()", "file = open('new', 'w')"]
+    lines += ["os.system('echo printed; echo wrong >&2')", "print('said')", "file.close()"]
+    command = f"{shlex.join([sys.executable, '-c', '; '.join(lines)])} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path).returncode == 0
+    assert (tmp_path / "new").read_text() == ""
 
 
 def test_no_column_of_a_collection_is_cut_on_a_narrow_terminal(tmp_path: Path) -> None:

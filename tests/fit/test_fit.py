@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from tests.waiting import interruptible
 from tilewise.cli import app
 from tilewise.errors import ConfigurationError, FileFormatError, GradientError, TilewiseError
 from tilewise.fit import Progress, fit, recipe_for
@@ -49,10 +50,13 @@ def command(model: str, out: Path, *more: str) -> list[str]:
     return ["fit", model, "--epochs", "2", "--checkpoint-every", "7", "--threads", "1", "--out", str(out), *more]
 
 
-def run(where: str, count: int, number: int, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def run(
+    where: str, count: int, number: int, arguments: list[str], interrupts: bool = True
+) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     call = [sys.executable, "-c", DIE, where, str(count), str(number), *arguments]
-    return subprocess.run(call, capture_output=True, text=True, env=env)
+    with interruptible(interrupts):
+        return subprocess.run(call, capture_output=True, text=True, env=env)
 
 
 @pytest.fixture
@@ -108,6 +112,12 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, uninterr
     assert "Interrupted after 10 steps" in stopped.stdout
     assert "Traceback" not in stopped.stderr
     assert typed(command("mlp", tmp_path))[0] == 0
+    assert weights(tmp_path) == weights(uninterrupted)
+
+
+def test_started_in_the_background_of_a_script_it_goes_on_after_ctrl_c(tmp_path, uninterrupted):
+    done = run("step before", 10, signal.SIGINT, command("mlp", tmp_path), interrupts=False)
+    assert done.returncode == 0, done.stderr
     assert weights(tmp_path) == weights(uninterrupted)
 
 

@@ -38,7 +38,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()  # closed by whoever started us
+    _open_standard_streams()
     if not sys.stdout.isatty():
         os.environ.setdefault("COLUMNS", "120")  # a log has no width, and tables need some
     warnings.formatwarning = _one_line
@@ -68,6 +68,20 @@ def main() -> None:
             sys.exit(2)
         _leave(_typed_wrong(error), int(getattr(error, "exit_code", 2)))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_standard_streams() -> None:
+    """Replace streams that whoever started us has closed (`<&-`, `>&-`, some daemons).
+
+    Descriptors 0 to 2 go to the null device: otherwise the next file that is opened gets such a number, and what is
+    printed, or what a child process prints, is written into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+    sys.stdin, sys.stdout, sys.stderr = (s or io.StringIO() for s in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def _end_like_an_interrupt() -> None:

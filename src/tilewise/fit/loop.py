@@ -242,12 +242,15 @@ def _kinds(weights: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, so that a step is never cut in half; a second Ctrl-C acts at once."""
+    """Ctrl-C sets the event, so that a step is never cut in half; a second Ctrl-C acts at once.
+
+    A process that was started with SIGINT ignored (nohup, `&` in a script) goes on ignoring it.
+    """
     interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
         yield interrupted
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def on_interrupt(_number: int, _frame: object) -> None:
         interrupted.set()
