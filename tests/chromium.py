@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from tests.waiting import PATIENCE
+
 
 def find_chromium() -> str | None:
     return next(
@@ -108,7 +110,7 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def until(self, expression: str, timeout: float = 20.0) -> None:
+    def until(self, expression: str, timeout: float = PATIENCE) -> None:
         end = time.monotonic() + timeout
         while True:
             found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)

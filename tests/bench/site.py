@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.request import urlopen
+
+from tests.waiting import PATIENCE, until
 
 
 def free_port() -> int:
@@ -34,11 +35,13 @@ class Served:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
-        for _ in range(600):
-            with contextlib.suppress(OSError), urlopen(f"{self.url}/health", timeout=5):
-                return
-            time.sleep(0.1)
-        raise AssertionError("the server did not start")
+        until(self._answers, "the server's first answer")
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, f"the server ended with {self.process.returncode}"
+        with contextlib.suppress(OSError), urlopen(f"{self.url}/health", timeout=PATIENCE):
+            return True
+        return False
 
     def workers(self) -> list[int]:
         """The processes that the server's threads have started."""
@@ -55,6 +58,6 @@ class Served:
     def stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(15)
+            self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.kill()

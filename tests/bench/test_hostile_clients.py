@@ -30,6 +30,7 @@ from starlette.testclient import TestClient
 from tests.bench.site import Served
 from tests.bench.test_board import filled, recipe
 from tests.bench.test_server import Site
+from tests.waiting import PATIENCE, until
 from tilewise.bench import Rejected
 from tilewise.bench.jsontext import parse_json
 from tilewise.errors import ConfigurationError
@@ -280,7 +281,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, s
         server.stop()
 
 
-def _healthy(server: Served, timeout: float = 5.0) -> bool:
+def _healthy(server: Served, timeout: float = PATIENCE) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout)
     connection.request("GET", "/health")
     answer = connection.getresponse()
@@ -290,22 +291,36 @@ def _healthy(server: Served, timeout: float = 5.0) -> bool:
 
 
 def _raw(server: Served, content: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
     connection.sendall(content)
     return connection
 
 
+# Opens 200 connections that ask nothing or half a question, and holds them until its input ends.
+_IDLE = """
+import socket, sys
+held = []
+for at in range(200):
+    held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=120))
+    held[-1].sendall(b"" if at % 2 else b"GET / HTTP/1.1\\r\\nhost: x\\r\\n")
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
 def test_idle_connections_push_out_each_other_and_nobody_else(served: tuple[Served, str]) -> None:
     server, _ = served
-    idle = []
+    idle: list[subprocess.Popen[str]] = []
+    pipe = subprocess.PIPE
     try:
-        for at in range(1200):
-            idle.append(_raw(server, b"" if at % 2 else b"GET / HTTP/1.1\r\nhost: x\r\n"))
-            if at % 200 == 199:
-                assert _healthy(server)
+        for _ in range(6):  # a process may have 1,024 descriptors open, where nobody has raised that
+            command = [sys.executable, "-c", _IDLE, str(server.port)]
+            idle.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+            assert idle[-1].stdout is not None and idle[-1].stdout.readline() == "open\n"
+            assert _healthy(server)
     finally:
-        for connection in idle:
-            connection.close()
+        for process in idle:
+            process.communicate("", timeout=PATIENCE)
 
 
 def test_half_sent_bodies_of_strangers_hold_nothing(served: tuple[Served, str]) -> None:
@@ -315,7 +330,7 @@ def test_half_sent_bodies_of_strangers_hold_nothing(served: tuple[Served, str]) 
     known = [_raw(server, f"{head}authorization: Bearer {token}\r\n\r\n".encode() + b"x") for _ in range(3)]
     try:
         assert all(b" 401 " in connection.recv(200) for connection in strangers)
-        answered = select.select(known, [], [], 10)[0]
+        answered = select.select(known, [], [], PATIENCE)[0]
         assert answered and all(b" 429 " in connection.recv(200) for connection in answered)
         assert _healthy(server)
     finally:
@@ -326,7 +341,7 @@ def test_half_sent_bodies_of_strangers_hold_nothing(served: tuple[Served, str]) 
 def test_a_hostile_text_leaves_the_board_answering(served: tuple[Served, str]) -> None:
     server, token = served
     bomb = b'{"recipe": "' + b'\\"' * 120_000
-    connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(4)]
+    connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE) for _ in range(4)]
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     for connection in connections:
         connection.request("POST", "/api/entries", bomb, headers)
@@ -361,7 +376,7 @@ def test_one_request_at_a_time_is_heard_on_a_connection(served: tuple[Served, st
     first = b"GET /api/events HTTP/1.1\r\nhost: x\r\n\r\n"
     found = _all_of(_raw(server, first + b"GET /api/head HTTP/1.1\r\nhost: x\r\n\r\n" * 3000))
     assert found.count(b"HTTP/1.1 200") == 1 and b"MLP_SPRINT" in found
-    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     for _ in range(3):
         kept.request("GET", "/api/events")
         assert b"MLP_SPRINT" in kept.getresponse().read()
@@ -375,7 +390,7 @@ def test_a_body_in_chunks_is_not_read(served: tuple[Served, str], end: bytes) ->
     hostile = [_raw(server, head + b"1\r\na\r\n" * 5000) for _ in range(20)]
     assert _healthy(server)
     assert all(connection.recv(20).startswith(b"HTTP/1.1 411") for connection in hostile)
-    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     kept.request("GET", "/api/head")
     assert kept.getresponse().read() and kept.sock is not None
     kept.sock.sendall(head)
@@ -466,7 +481,7 @@ def test_a_server_ends_when_told_whatever_its_clients_do(tmp_path: Path) -> None
     server = Served(str(path), key)
     stuck = [_raw(server, b"POST /submit HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nx") for _ in range(5)]
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(300) is not None
+    assert server.process.wait(PATIENCE) is not None
     for connection in stuck:
         connection.close()
 
@@ -478,11 +493,11 @@ def test_workers_are_started_again_and_end_with_their_server(tmp_path: Path) -> 
         first = server.workers()
         assert len(first) == 1
         os.kill(first[0], signal.SIGKILL)
-        second = _until(lambda: [pid for pid in server.workers() if pid not in first])
+        second = until(lambda: [pid for pid in server.workers() if pid not in first])
         assert len(second) == 1
     finally:
         server.kill()  # not asked, killed: its workers notice by themselves
-    assert _until(lambda: not Path(f"/proc/{second[0]}").exists() or _is_zombie(second[0]))
+    assert until(lambda: not Path(f"/proc/{second[0]}").exists() or _is_zombie(second[0]))
 
 
 def _is_zombie(pid: int) -> bool:
@@ -490,15 +505,6 @@ def _is_zombie(pid: int) -> bool:
         return ") Z " in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return True
-
-
-def _until(check: Any) -> Any:
-    for _ in range(1200):
-        found = check()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it did not happen")
 
 
 def test_a_taken_port_and_an_address_for_a_file_are_sentences(tmp_path: Path) -> None:
@@ -521,7 +527,7 @@ def test_a_server_on_any_free_port_says_where_it_is(tmp_path: Path) -> None:
         assert found is not None and found[1] != "0"
     finally:
         process.terminate()
-    assert process.wait(300) == 0
+    assert process.wait(PATIENCE) == 0
     process.stdout.close()
 
 

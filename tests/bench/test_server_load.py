@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ pytest.importorskip("fastapi")
 from tests.bench.postgres import Cluster, find_binaries, running_cluster
 from tests.bench.site import Served
 from tests.bench.test_board import recipe
+from tests.waiting import PATIENCE, until
 from tilewise_arena.board import open_board, verify
 from tilewise_arena.board.tokens import create_token
 
@@ -60,7 +61,7 @@ class Submitter(threading.Thread):
         self.acknowledged: dict[str, int] = {}
 
     def run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         for at in range(EACH):
             name = f"{self.team} {at}"
             body = json.dumps({"recipe": recipe(name, at + 1)})
@@ -98,13 +99,6 @@ def strike(what: str, served: Served, store: Store) -> str:
     return "server"
 
 
-def until(holds: Callable[[], bool], seconds: float = LONGEST_WAIT) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
 def test_after_eight_kills_nothing_is_lost_doubled_or_left_waiting(store: Store, tmp_path: Path) -> None:
     key, total = tmp_path / "board.key", SUBMITTERS * EACH
     with open_board(store.where, key=key) as board:
@@ -117,13 +111,14 @@ def test_after_eight_kills_nothing_is_lost_doubled_or_left_waiting(store: Store,
         for submitter in submitters:
             submitter.start()
         for at, what in enumerate(KILLS, 1):
-            until(lambda at=at: sum(len(s.acknowledged) for s in submitters) >= at * total // (len(KILLS) + 1))
+            enough = at * total // (len(KILLS) + 1)
+            until(lambda enough=enough: sum(len(s.acknowledged) for s in submitters) >= enough, seconds=LONGEST_WAIT)
             struck[strike(what, served, store)] += 1
         for submitter in submitters:
             submitter.join(LONGEST_WAIT)
         seconds = time.perf_counter() - started
         with open_board(store.where, key=key, create=False) as board:
-            until(lambda: board.waiting() == 0)
+            until(lambda: board.waiting() == 0, seconds=LONGEST_WAIT)
     finally:
         served.stop()
     acknowledged = {name: entry for s in submitters for name, entry in s.acknowledged.items()}

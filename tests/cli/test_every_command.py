@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -95,7 +96,7 @@ def test_other_mistakes_of_typing_are_one_sentence_too(words, typed):
 
 
 def test_a_reader_that_leaves_early_is_no_error_to_speak_of(collection):
-    command = f"{sys.executable} -m tilewise tiles describe {collection} | head -1"
+    command = f"{shlex.join([sys.executable, '-m', 'tilewise', 'tiles', 'describe', str(collection)])} | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""

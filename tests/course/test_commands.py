@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -188,7 +189,7 @@ def test_download_commands_are_shell_that_fetches_three_archives() -> None:
 
 
 def test_a_reader_who_has_read_enough_is_no_error() -> None:
-    piped = f"{sys.executable} {COURSE / 'echo_download_commands.py'} | head -1"
+    piped = f"{shlex.join([sys.executable, str(COURSE / 'echo_download_commands.py')])} | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", piped], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("set -e\n", "")
 

@@ -137,7 +137,8 @@ def environment(folder: Path) -> dict[str, str]:
     """An empty home, and `tilewise` and `python` as an installation would put them on the path."""
     programs = folder / "bin"
     programs.mkdir()
-    calls = {"tilewise": f"{sys.executable} -m tilewise.cli.app", "python": sys.executable, "python3": sys.executable}
+    python = shlex.quote(sys.executable)
+    calls = {"tilewise": f"{python} -m tilewise.cli.app", "python": python, "python3": python}
     for name, call in calls.items():
         (programs / name).write_text(f'#!/bin/sh\nexec {call} "$@"\n')
         (programs / name).chmod(0o755)

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import machine_class, today
-from tests.fleet.rays import Driver, cluster_of, until
+from tests.fleet.rays import Driver, cluster_of
 from tests.store.stores import new_database, shared_cluster
+from tests.waiting import until
 from tilewise._files import write_whole
 from tilewise.profile.timing.statistics import rank_correlation
 from tilewise.store.aggregate import open_measurements, read_measured
@@ -76,11 +77,11 @@ def disturbed_campaign(folder: Path, cluster: Any, database: Any, where: str, co
     """Everything is killed once; gives the kernels that each of the last two drivers measured."""
     Store(where).close()
     first = Driver(cluster.address, where, shapes(folder, count), configs)
-    until(lambda: finished(where) >= count // 6, _PATIENCE, "a sixth")
+    until(lambda: finished(where) >= count // 6, "a sixth", _PATIENCE)
     kill_node(cluster, 0)
-    until(lambda: finished(where) >= 2 * count // 6, _PATIENCE, "two sixths")
+    until(lambda: finished(where) >= 2 * count // 6, "two sixths", _PATIENCE)
     database.crash()
-    until(lambda: finished(where) >= 3 * count // 6, _PATIENCE, "one half")
+    until(lambda: finished(where) >= 3 * count // 6, "one half", _PATIENCE)
     first.kill()
     again = [Driver(cluster.address, where, shapes(folder, count), configs) for _ in range(2)]
     assert [driver.wait(_PATIENCE) for driver in again] == [0, 0]

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import interruptible
+
 NEEDS_RAY = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed; `make test-fleet` installs it"
 )
@@ -59,7 +61,7 @@ class Driver:
         ]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         self.log = shapes.with_name(f"driver-{time.monotonic_ns()}.log")
-        with self.log.open("wb") as out:
+        with self.log.open("wb") as out, interruptible():
             self.process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
 
     def events(self) -> list[dict[str, Any]]:
@@ -77,10 +79,3 @@ class Driver:
 
     def wait(self, seconds: float) -> int:
         return self.process.wait(seconds)
-
-
-def until(holds: Any, seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:.0f} s"
-        time.sleep(0.1)

@@ -9,11 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 from urllib.request import urlopen
 
 from tests.bench.site import free_port
+from tests.waiting import PATIENCE, until
 
 
 class ServedStore:
@@ -29,11 +29,13 @@ class ServedStore:
     def start(self) -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         self.process = subprocess.Popen(self._command, env=environment, stdout=subprocess.DEVNULL)
-        for _ in range(600):
-            with contextlib.suppress(OSError), urlopen(f"{self.url}/health", timeout=5):
-                return
-            time.sleep(0.05)
-        raise AssertionError("the service did not start")
+        until(self._answers, "the service's first answer")
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, f"the service ended with {self.process.returncode}"
+        with contextlib.suppress(OSError), urlopen(f"{self.url}/health", timeout=PATIENCE):
+            return True
+        return False
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -42,7 +44,7 @@ class ServedStore:
     def stop(self) -> int:
         self.process.terminate()
         try:
-            return self.process.wait(15)
+            return self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -57,7 +59,7 @@ class ServedStore:
 
 def post(port: int, path: str, content: Any, token: str | None = None) -> tuple[int, dict[str, Any]]:
     """One request; the status and what was said."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     try:

@@ -19,7 +19,7 @@ from tilewise_fleet.alone import alone
 import time
 with alone({!r}, {}, 5) as free:
     print(free, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

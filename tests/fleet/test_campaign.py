@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.fleet.campaign import check_whole, disturbed_campaign, shapes, steadiness
-from tests.fleet.rays import NEEDS_RAY, Driver, cluster_of, until
+from tests.fleet.rays import NEEDS_RAY, Driver, cluster_of
 from tests.store.stores import new_database, shared_cluster
+from tests.waiting import until
 from tilewise._extension import native
 from tilewise.errors import TilewiseError
 from tilewise.store.store import Store
@@ -65,7 +66,7 @@ def test_interrupted_it_ends_in_order_and_claims_nothing_any_longer(tmp_path: Pa
     with cluster_of(2) as cluster:
         where = str(tmp_path / "s.sqlite")
         driver = Driver(cluster.address, where, shapes(tmp_path, 100), CONFIGS)
-        until(lambda: len(driver.measured()) >= 3, 120, "the first kernels")
+        until(lambda: len(driver.measured()) >= 3, "the first kernels", 120)
         driver.process.send_signal(signal.SIGINT)
         assert driver.wait(60) == 130
         with Store(where) as store:

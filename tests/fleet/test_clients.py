@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install tilewise-fleet")
 
 from tests.fleet.served import ServedStore
+from tests.waiting import PATIENCE, until
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.gpu.autotune import Session
@@ -209,16 +210,17 @@ def test_autotune_takes_over_what_was_measured_of_the_same_kernel_elsewhere(
         first = Session("kernel", "abc", 5, tmp_path / "a", lambda line: None, own.url)
         assert first.choose(configs, {"N": 4096}, [], measure).kwargs == {"BLOCK": 32}
         assert first._service is not None
-        first._service.flush(20.0)
+        first._service.flush(PATIENCE)
         launched.clear()
-        deadline = time.monotonic() + 20
-        while True:
-            second = Session("kernel", "abc", 5, tmp_path / f"b{time.monotonic()}", lambda line: None, own.url)
-            chosen = second.choose(configs, {"N": 4096}, [], measure)
-            if not launched or time.monotonic() > deadline:
-                break
+        folders = (tmp_path / f"b{number}" for number in itertools.count())
+
+        def chosen_without_measuring() -> Any:
             launched.clear()
-    assert chosen.kwargs == {"BLOCK": 32} and not launched
+            second = Session("kernel", "abc", 5, next(folders), lambda line: None, own.url)
+            chosen = second.choose(configs, {"N": 4096}, [], measure)
+            return None if launched else chosen
+
+        assert until(chosen_without_measuring, "a choice from the service").kwargs == {"BLOCK": 32}
 
 
 class TestCompiler:

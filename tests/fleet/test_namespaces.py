@@ -12,7 +12,8 @@ import pytest
 
 from tests.fleet.campaign import shapes
 from tests.fleet.netns import Side, two_sides, why_no_namespaces
-from tests.fleet.rays import NEEDS_RAY, until
+from tests.fleet.rays import NEEDS_RAY
+from tests.waiting import until
 from tilewise._extension import native
 from tilewise.store.store import Store
 
@@ -49,11 +50,11 @@ def test_a_campaign_over_two_network_namespaces_goes_on_when_one_of_them_is_gone
     with two_sides() as (first, second):
         start_ray(first, Path(f"/tmp/twns{os.getpid()}"), "--head", f"--port={PORT}", "--include-dashboard=false")
         address = f"{first.address}:{PORT}"
-        until(lambda: reached(second, first.address), 90, "the head to listen")
+        until(lambda: reached(second, first.address), "the head to listen", 90)
         other = start_ray(second, tmp_path, f"--address={address}")
         driver, log = campaign(first, address, store, shapes(tmp_path, KERNELS))
-        until(lambda: log.read_text().count('"started"') >= 2, 180, "both nodes to start")
-        until(lambda: done(store) >= KERNELS // 3, 180, "a third")
+        until(lambda: log.read_text().count('"started"') >= 2, "both nodes to start", 180)
+        until(lambda: done(store) >= KERNELS // 3, "a third", 180)
         assert len({line.split('"slot": "')[1].split(" ")[0] for line in measured(log)}) == 2, "both had a part in it"
         other.kill()
         kill_all(second)

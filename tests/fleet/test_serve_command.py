@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install tilewise-fleet")
 
+from tests.waiting import PATIENCE, interruptible
 from tilewise.errors import ConfigurationError
 from tilewise.web.listening import listen
 
@@ -32,11 +33,13 @@ def test_a_port_that_another_has_is_a_sentence() -> None:
 def test_it_ends_in_order_from_its_first_moment_on(number: signal.Signals, tmp_path: Path) -> None:
     words = ["serve", "--store", str(tmp_path / "s.sqlite"), "--port", "0"]
     command = [sys.executable, "-m", "tilewise.cli.app", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with interruptible():
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
         assert process.stdout is not None and process.stderr is not None
         assert "the service is at" in process.stdout.readline()
         process.send_signal(number)
         try:
-            assert process.wait(30) == 0 and not process.stderr.read()
+            assert process.wait(PATIENCE) == 0 and not process.stderr.read()
         finally:
             process.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is not instal
 
 from fastapi.testclient import TestClient
 
+from tests.waiting import until
 from tilewise.gpu.families.family import get_family
 from tilewise.store.store import Store
 from tilewise.web.bodies import MOST_BODY
@@ -77,10 +77,7 @@ def test_a_measurement_is_in_the_store_when_it_is_acknowledged_and_changes_the_a
     assert (sent.status_code, sent.json()) == (201, {"batches": 1, "timings": 40})
     with Store(where) as store:
         assert store.counts()["timings"] == 40
-    deadline = time.monotonic() + 10
-    while ask(client, problem=spec(), configs=tiles())["source"] != "measured":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: ask(client, problem=spec(), configs=tiles())["source"] == "measured", "an answer from measurements")
     choice = ask(client, problem=spec(), configs=tiles())
     assert choice["config"] == tiles()[3]
     assert (choice["sure"], choice["measurements"], choice["runtime_ns"]) == (1.0, 40, 9e4)
@@ -104,12 +101,13 @@ def test_problems_that_are_unsure_or_popular_are_queued_for_the_fleet(client: Te
     client.post("/measurements", json={"device": GPU, "batches": [batch(m=32)]})  # the store knows the machine
     for _ in range(25):
         ask(client, problem=spec(), configs=tiles())
-    deadline, queued = time.monotonic() + 20, []
-    while not queued and time.monotonic() < deadline:
+
+    def queued() -> list[Any]:
         client.get("/health")
         with Store(where) as store:
-            queued = store.queued()
-    ((kernel, why),) = queued
+            return store.queued()
+
+    ((kernel, why),) = until(queued, "a queued problem")
     assert dict(kernel.problem) == spec() and why in ("unsure", "popular")
 
 

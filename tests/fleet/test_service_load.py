@@ -20,6 +20,7 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is not instal
 
 from tests.fleet.served import ServedStore
 from tests.store.stores import HOMES, new_database, shared_cluster
+from tests.waiting import PATIENCE, until
 from tilewise.store.store import Store
 from tilewise_fleet.service.tokens import create_token
 
@@ -82,12 +83,12 @@ def test_after_two_kills_every_acknowledged_measurement_is_there_once(where: str
         for sender in senders:
             sender.start()
         for kill in (1, 2):
-            while sum(len(sender.acknowledged) for sender in senders) < kill * total // 3:
-                time.sleep(0.01)
+            enough = kill * total // 3
+            until(lambda enough=enough: sum(len(sender.acknowledged) for sender in senders) >= enough, "a third")
             served.kill()
             served.start()
         for sender in senders:
-            sender.join(120)
+            sender.join(PATIENCE)
         seconds = time.perf_counter() - started
     finally:
         assert served.stop() == 0, "it stops in order"

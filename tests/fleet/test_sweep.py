@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.fleet.rays import NEEDS_RAY, cluster_of, until
+from tests.fleet.rays import NEEDS_RAY, cluster_of
+from tests.waiting import until
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.errors import ConfigurationError
 from tilewise_fleet.sweep import Sweep, best_of, fold_of, run_trial
@@ -86,7 +87,7 @@ def test_killed_and_resumed_a_sweep_gives_the_same_best_trial(tmp_path: Path) ->
         straight = Command(cluster.address, tmp_path / "straight").answer()
         seconds = time.perf_counter() - started
         killed = Command(cluster.address, tmp_path / "killed")
-        until(lambda: killed.done() >= 5, 200, "a third of the trials")
+        until(lambda: killed.done() >= 5, "a third of the trials", 200)
         killed.process.send_signal(signal.SIGKILL)
         killed.process.communicate()
         before = killed.done()

@@ -14,8 +14,9 @@ import pytest
 pytest.importorskip("fastapi")
 
 from tests.bench.site import free_port
-from tests.fleet.rays import NEEDS_RAY, Driver, until
+from tests.fleet.rays import NEEDS_RAY, Driver
 from tests.fleet.served import post
+from tests.waiting import PATIENCE, interruptible, until
 from tilewise._extension import native
 from tilewise.store.store import Store
 
@@ -28,14 +29,15 @@ def test_one_machine_measures_answers_and_ends_in_order(tmp_path: Path) -> None:
     words = ["fleet", "up", "--store", store, "--port", str(port), "--ray-port", str(ray_port)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "tilewise.cli.app", *words]
-    up = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    with interruptible():
+        up = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert up.stdout is not None
         assert "the service at" in up.stdout.readline()
         shapes = tmp_path / "shapes.json"
         shapes.write_text(json.dumps([{"family": "matmul", "m": 64 + 8 * i, "n": 96, "k": 64} for i in range(3)]))
         driver = Driver(f"127.0.0.1:{ray_port}", store, shapes, 8)
-        assert driver.wait(200) == 0, driver.log.read_text()[-2000:]
+        assert driver.wait(600) == 0, driver.log.read_text()[-2000:]
         with Store(store) as opened:
             assert opened.counts()["kernels"] == 3
             kernel, machine = opened.kernels()[0], opened.machines()[0]
@@ -43,8 +45,8 @@ def test_one_machine_measures_answers_and_ends_in_order(tmp_path: Path) -> None:
         status, answer = post(port, "/choose", {"device": device, "problem": dict(kernel.problem)})
         assert (status, answer["choices"][0]["source"]) == (200, "measured")
         up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 0
-        until(lambda: _gone(port), 20, "the end of the service")
+        assert up.wait(PATIENCE) == 0
+        until(lambda: _gone(port), "the end of the service")
     finally:
         if up.poll() is None:
             up.kill()

@@ -62,7 +62,7 @@ def _answered(ask: Callable[[str], object]) -> Callable[[Path], None]:
                 pass
 
         with HTTPServer(("127.0.0.1", 0), Handler) as server:
-            server.timeout = 5
+            server.timeout = 60
             thread = threading.Thread(target=server.handle_request)
             thread.start()
             try:
@@ -147,7 +147,7 @@ def answering_process(folder: Path) -> Target:
         try:
             os.write(writing, read_input(path, 60_000))
             os.close(writing)
-            line = Line(reading, -1, time.monotonic() + 5)
+            line = Line(reading, -1, time.monotonic() + 60)
             with contextlib.suppress(*refused):
                 while True:
                     Codec().decode(line.receive().get("value"))

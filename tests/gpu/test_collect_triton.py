@@ -15,6 +15,7 @@ import fake_workers
 import numpy as np
 import pytest
 
+from tests.waiting import PATIENCE
 from tilewise.errors import UnavailableError
 from tilewise.gpu.families.family import get_family
 from tilewise.gpu.measure.collector import TritonCollector
@@ -169,7 +170,7 @@ def _collect_and_die(path: str, kind: str = "", count: int = 0) -> None:
 def _in_child(*arguments: Any) -> None:
     child = multiprocessing.get_context("spawn").Process(target=_collect_and_die, args=arguments)
     child.start()
-    child.join(60)
+    child.join(PATIENCE)
 
 
 def _timings(path: Path) -> int:
@@ -222,7 +223,7 @@ def test_two_collectors_share_a_store_and_measure_nothing_twice(tmp_path: Path) 
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(PATIENCE)
     assert [child.exitcode for child in children] == [0, 0]
     with Store(path) as store:
         kernels = store.kernels()

@@ -20,6 +20,7 @@ import pytest
 
 from tests.bench.site import free_port
 from tests.chromium import Browser, find_chromium
+from tests.waiting import PATIENCE, until
 from tools import notebooks
 
 pytest.importorskip("notebook", reason="Jupyter is not installed; `make test-grading` installs it")
@@ -42,14 +43,19 @@ def served(tmp_path: Path) -> Iterator[str]:
     environment |= {"HOME": str(tmp_path)}
     process = subprocess.Popen([sys.executable, "-m", "notebook", *words], env=environment, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(600):
-            with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{port}/api?token={_TOKEN}", timeout=5):
-                break
-            time.sleep(0.1)
+        until(
+            lambda: _answers(f"http://127.0.0.1:{port}/api?token={_TOKEN}"), "the first answer of the notebook server"
+        )
         yield f"http://127.0.0.1:{port}/notebooks/profiling.ipynb?token={_TOKEN}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE)
+
+
+def _answers(url: str) -> bool:
+    with contextlib.suppress(OSError), urlopen(url, timeout=PATIENCE):
+        return True
+    return False
 
 
 def test_lesson_1_opens_and_runs_in_a_browser(served: str, tmp_path: Path) -> None:
@@ -59,7 +65,7 @@ def test_lesson_1_opens_and_runs_in_a_browser(served: str, tmp_path: Path) -> No
         started = time.perf_counter()
         browser.go(served)
         browser.until("typeof jupyterapp !== 'undefined' && !!jupyterapp.shell && !!jupyterapp.shell.currentWidget", 60)
-        browser.until("!!(jupyterapp.shell.currentWidget.sessionContext || {}).session", 60)
+        browser.until("!!(jupyterapp.shell.currentWidget.sessionContext || {}).session")
         opened = time.perf_counter() - started
         assert browser.js(_RUN_ALL)
         saved = "jupyterapp.commands.execute('docmanager:save').then(() => true)"

@@ -254,7 +254,7 @@ def test_a_convolution_on_a_slow_backend_is_named(ceilings):
 
 @pytest.mark.skipif(native is None, reason="without the extension no other backend is faster")
 @pytest.mark.parametrize("backend", ["naive", "blocked", "numpy"])
-@pytest.mark.parametrize(("ins", "outs", "size"), [(4, 8, 12), (16, 16, 24)])
+@pytest.mark.parametrize(("ins", "outs", "size"), [(4, 16, 32), (16, 16, 24)])
 def test_a_slow_backend_of_ours_is_named_for_convolution(ceilings, backend, ins, outs, size):
     model = nn.Sequential(nn.ReLU(), nn.Conv2d(ins, outs, 3, padding=1))
     with use_backend(backend):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tilewise
+from tests.waiting import PATIENCE
 from tilewise import Tensor, _events, models, nn, no_grad
 from tilewise._extension import native
 from tilewise.backend import OptimizedBackend, use_backend
@@ -206,7 +207,7 @@ def test_an_outer_context_also_sees_the_inner_ones_work(ceilings):
 
 def test_threads_that_profile_see_only_their_own_work(ceilings):
     x = Tensor(X)
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=PATIENCE)
     seen = {}
 
     def work(name, operation):
@@ -221,7 +222,7 @@ def test_threads_that_profile_see_only_their_own_work(ceilings):
         threading.Thread(target=work, args=("mul", lambda: x * x)),
     ]
     [t.start() for t in threads]
-    [t.join(30) for t in threads]
+    [t.join(PATIENCE) for t in threads]
     assert seen == {"add": ["Add"] * 20, "mul": ["Mul"] * 20}
     assert _events.recorders == []
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE, until
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.store.aggregate import read_measured
 from tilewise.store.problem import Config, Kernel, Problem
@@ -52,16 +53,13 @@ def test_a_killed_writer_leaves_whole_batches_only(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     writer = _spawn.Process(target=_write_forever, args=(str(path), 1, 100_000))
     writer.start()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if path.exists():
-            try:
-                with sqlite3.connect(path) as db:
-                    if db.execute("SELECT count(*) FROM batch").fetchone()[0] > 20:
-                        break
-            except sqlite3.Error:
-                pass
-        time.sleep(0.01)
+
+    def has_batches() -> bool:
+        with contextlib.suppress(sqlite3.Error):
+            return path.exists() and sqlite3.connect(path).execute("SELECT count(*) FROM batch").fetchone()[0] > 20
+        return False
+
+    until(has_batches, "the twentieth batch")
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGKILL)
     writer.join()
@@ -80,7 +78,7 @@ def test_several_writers_lose_nothing(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(PATIENCE)
         assert writer.exitcode == 0
     with Store(path) as store:
         assert store.counts()["batches"] == 120

@@ -8,7 +8,6 @@ import math
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 import tilewise.tune.choose.memory as memory_module
+from tests.waiting import until
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem
 from tilewise.store.store import Machine, Store
@@ -267,7 +267,7 @@ def test_a_second_process_waits_for_the_choice_of_the_first(tmp_path, heard, mon
     monkeypatch.setattr(Store, "claim", lambda self, run, kernel: False)
 
     def finish_elsewhere() -> None:
-        time.sleep(0.3)
+        until(lambda: any("another process" in line for line in heard), "the tuner's note that it waits")
         Choices(tmp_path, own.device.machine.identity, own.device.version).put(
             Decision(problem, BEST, "measured", 1e5, None, 5, True)
         )

@@ -11,13 +11,13 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.waiting import interruptible, until
 from tilewise.costmodel.data.collection import read_folder
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.data.importers import FORMATS, KernelDescription, import_logs, read_description
@@ -539,10 +539,9 @@ def test_an_import_that_is_ended_leaves_nothing(number, tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     environment = os.environ | {"TMPDIR": str(temporary)}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path, env=environment)
-    until = time.monotonic() + 60
-    while not list(temporary.iterdir()) and time.monotonic() < until:
-        time.sleep(0.05)
+    with interruptible():
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path, env=environment)
+    until(lambda: list(temporary.iterdir()) or process.poll() is not None, "the import's first temporary file")
     process.send_signal(number)
     _, told = process.communicate()
     assert process.returncode == 130
