@@ -330,8 +330,10 @@ Int8Plan::Families Int8Plan::families(Schedule& s) const {
     int64_t channel = 0;
     for (int part : steps_[step].inputs) {
       const int maker = part - static_cast<int>(inputs_.size());
-      const bool own =
-          maker >= 0 && f.parent[part] < 0 && f.root(value) != part && steps_[maker].op->writes_any_pitch();
+      // A layer writes whole groups of four channels where the pitch is its own, and so would overwrite other parts.
+      const bool fills_pixel = s.shapes[part].tight() == s.shapes[f.root(value)].tight();
+      const bool own = maker >= 0 && f.parent[part] < 0 && f.root(value) != part && !fills_pixel &&
+                       steps_[maker].op->writes_any_pitch();
       if (own && any_pitch[part] && inside(part) && inside(f.root(value))) {
         f.parent[part] = value;
         f.channel[part] = channel;

@@ -49,13 +49,17 @@ def laid_out(low: Lowering, number: int) -> Step | None:
         return None
     source, layer, chain = found.source, low.trace.node(number).layer, found.chain
     low.settle(source, found.last)
-    for made in chain[:-1]:  # what lies between is an image
-        between = low.new_value((made.size[0], found.channels, *made.size[1:]))
+    rows = len(low.shapes[source]) == 2
+    # An integer step keeps rows (N, C) rows and images images: changing that takes a step of its own.
+    changes_rank = not low.is_float and rows != (len(low.shapes[number]) == 2)
+    for made in chain if changes_rank else chain[:-1]:
+        image = (made.size[0], found.channels, *made.size[1:])
+        between = low.new_value(image[:2] if changes_rank and rows else image)
         low.steps[between] = Step(made.kind, (source,), low.shapes[between], layer, options=made.options)
         source = between
     if found.comes_last:
         low.last.add(number)
-    kind, options = (chain[-1].kind, chain[-1].options) if chain else ("same", {})
+    kind, options = (chain[-1].kind, chain[-1].options) if chain and not changes_rank else ("same", {})
     return Step(kind, (source,), low.shapes[number], layer, options=options)
 
 

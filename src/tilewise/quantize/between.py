@@ -62,8 +62,10 @@ class Between:
 
 
 def _padded(pixels: Array, zero: int) -> Array:
+    """A C-contiguous copy of (N, H, W, C) with channels up to a multiple of four, as the kernels read them."""
     extra = -pixels.shape[3] % 4
-    return np.pad(pixels, ((0, 0), (0, 0), (0, 0), (0, extra)), constant_values=zero) if extra else pixels.copy()
+    copy = np.pad(pixels, ((0, 0), (0, 0), (0, 0), (0, extra)), constant_values=zero) if extra else pixels.copy()
+    return np.ascontiguousarray(copy)  # np.pad and copy keep the memory order of what they copy
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tilewise.quantize.parameters import AffineParameters
 
 Array = npt.NDArray[Any]
 Factors = list[Array]  # by step, a number a channel
-_PROPORTIONAL = ("", "relu", "relu6")  # of bytes: where ReLU6 ends, they have ended
+_PROPORTIONAL = ("", "relu", "relu6")  # scaled values stay below 6, where ReLU6 changes nothing
 _MOST = 4.0  # the readers' weights are divided by it, and rounded in turn
 
 
@@ -102,6 +102,8 @@ def factors(
             channels.pinned[mine] = True
             continue
         low, high = -p.zero_point * p.scale, (255 - p.zero_point) * p.scale
+        if graph.steps[index].activation == "relu6":  # clamps at 6 also where a tied range reaches further
+            high = min(high, 6.0)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             up = np.where(span[:, 1] > 0, high / span[:, 1], np.inf)
             down = np.where(span[:, 0] < 0, low / span[:, 0], np.inf)
