@@ -76,9 +76,9 @@ def test_graphs_that_no_memory_holds_are_refused_before_any_work(tmp_path: Path)
 
 
 def test_one_kaggle_file_holds_all_five_collections_and_says_what_is_missing(tmp_path: Path) -> None:
-    from tilewise.costmodel.course.predictions import known_ids, write_predictions
+    from tilewise.costmodel.course.predictions import competition_ids, write_predictions
 
-    ids = known_ids()
+    ids = competition_ids()
     write_predictions(tmp_path / "tiles.csv", {i.split(":")[2]: [4, 3, 2, 1, 0] for i in ids if i.startswith("tile")})
     files = [tmp_path / "tiles.csv"]
     for name in ("xla:random", "xla:default", "nlp:random", "nlp:default"):

@@ -134,7 +134,7 @@ def learn_progress(folder: Path) -> Target:
 def download_note(folder: Path) -> Target:
     from tilewise.costmodel.course import download
 
-    remote = download.Remote("npz.tar", "https://example.org/npz.tar", 100, "v1", "")
+    remote = download.RemoteFile("npz.tar", "https://example.org/npz.tar", 100, "v1", "")
     download._part(folder, remote.name).write_bytes(bytes(40))
     note = download._note(folder, remote.name)
     note.write_text(json.dumps({"validator": "v1", "size": 100}))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tilewise.costmodel.data.schema import NODE_COLUMN, OPCODES
-from tilewise.costmodel.hlo.graph import GraphBuilder, KernelGraph, Node, Window
-from tilewise.costmodel.hlo.operations import _built_matmul as built_matmul
+from tilewise.costmodel.hlo.graph import GraphBuilder, HloNode, KernelGraph, Window
+from tilewise.costmodel.hlo.operations import _build_matmul as built_matmul
 from tilewise.costmodel.hlo.operations import attention_graph, conv_graph, matmul_graph, norm_graph, softmax_graph
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Problem
@@ -31,7 +31,7 @@ def as_module(builder: GraphBuilder) -> bytes:
     return bytes(module.SerializeToString())
 
 
-def _instruction(hlo_pb2: object, node: Node, numbers: dict[int, int], regions: list[tuple[Node, ...]]) -> object:
+def _instruction(hlo_pb2: object, node: HloNode, numbers: dict[int, int], regions: list[tuple[HloNode, ...]]) -> object:
     made = hlo_pb2.HloInstructionProto(id=numbers[id(node)], opcode=node.opcode)  # type: ignore[attr-defined]
     made.shape.element_type = XLA_TYPES[node.dtype]
     made.shape.dimensions.extend(node.shape)
@@ -62,7 +62,7 @@ def sample_builder() -> GraphBuilder:
     x, w = g.parameter((2, 8, 9, 7), "f32"), g.parameter((6, 4, 3, 3), "f32")
     y = g.convolution(x, w, (2, 6, 5, 4), (Window(3, 2, 1, 1), Window(3, 2, 1, 1)), groups=2)
     bias = g.convert(g.parameter((6,), "bf16"), "f32")
-    y = g.binary("maximum", g.binary("add", y, g.broadcast(bias, y.shape, (1,))), g.spread(y.shape, "f32"))
+    y = g.binary("maximum", g.binary("add", y, g.broadcast(bias, y.shape, (1,))), g.full(y.shape, "f32"))
     total = g.reduce("add", y, (2, 3))
     g.add("dot", (2, 5), "f32", total, g.parameter((6, 5), "f32", transposed=True))
     return g

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from costmodel.simulated import simulated_kernel
 from tilewise.costmodel.course.predictions import (
     HEADER,
+    competition_ids,
     find_predictions,
-    known_ids,
     padding_note,
     read_predictions,
     score_predictions,
@@ -34,31 +34,31 @@ def test_each_row_holds_exactly_five_and_short_kernels_repeat_their_best(tmp_pat
 
 
 def test_the_package_knows_844_tile_and_50_layout_rows() -> None:
-    ids = known_ids()
+    ids = competition_ids()
     assert sum(name.startswith("tile:xla:") for name in ids) == 844
     assert sum(name.startswith("layout:") for name in ids) == 50
     assert len(set(ids)) == 894
 
 
 def test_kaggle_rows_are_matched_by_id_whatever_their_order(tmp_path: Path) -> None:
-    ids = [name.removeprefix("tile:xla:") for name in known_ids() if name.startswith("tile")]
+    ids = [name.removeprefix("tile:xla:") for name in competition_ids() if name.startswith("tile")]
     write_predictions(tmp_path / "p.csv", {name: [i, 0, 1, 2, 3] for i, name in reversed(list(enumerate(ids)))})
     result = write_kaggle(tmp_path / "k.csv", tmp_path / "p.csv")
     rows = read_predictions(tmp_path / "k.csv")
-    assert list(rows) == known_ids()
+    assert list(rows) == competition_ids()
     assert all(rows[f"tile:xla:{name}"][0] == i for i, name in enumerate(ids))
-    assert rows[known_ids()[-1]] == list(range(1000))
+    assert rows[competition_ids()[-1]] == list(range(1000))
     assert (result.predicted, result.filled, result.unused, result.layouts) == (844, 0, 0, 0)
     (note,) = result.notes
     assert all(f"layout:{source}:{search} (" in note for source in ("xla", "nlp") for search in ("random", "default"))
 
 
 def test_kaggle_says_which_rows_are_placeholders_and_what_was_left_out(tmp_path: Path) -> None:
-    first = known_ids()[0].removeprefix("tile:xla:")
+    first = competition_ids()[0].removeprefix("tile:xla:")
     write_predictions(tmp_path / "p.csv", {"elsewhere": [0], first: list(range(9, -1, -1))}, per_kernel=10)
     result = write_kaggle(tmp_path / "k.csv", tmp_path / "p.csv")
     assert (result.predicted, result.filled, result.unused, len(result.notes)) == (1, 843, 1, 3)
-    assert read_predictions(tmp_path / "k.csv")[known_ids()[0]] == [9, 8, 7, 6, 5]
+    assert read_predictions(tmp_path / "k.csv")[competition_ids()[0]] == [9, 8, 7, 6, 5]
 
 
 def test_a_sample_submission_decides_the_rows(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_sample_submission_decides_the_rows(tmp_path: Path) -> None:
 
 
 def test_a_ranking_of_layouts_goes_into_the_kaggle_file_whole(tmp_path: Path) -> None:
-    layout = next(name for name in known_ids() if name.startswith("layout:nlp:random"))
+    layout = next(name for name in competition_ids() if name.startswith("layout:nlp:random"))
     (tmp_path / "p.csv").write_text(f"{HEADER}\n{layout},{';'.join(map(str, range(30, -1, -1)))}\n")
     write_kaggle(tmp_path / "k.csv", tmp_path / "p.csv")
     assert read_predictions(tmp_path / "k.csv")[layout] == list(range(30, -1, -1))

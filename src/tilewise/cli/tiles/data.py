@@ -19,7 +19,7 @@ from tilewise.cli.every import AsJson, answer
 from tilewise.cli.tables import progress_bar, show, table
 
 if TYPE_CHECKING:
-    from tilewise.costmodel.course.download import Plan, Report
+    from tilewise.costmodel.course.download import DownloadPlan, Report
 
 
 def attach(app: typer.Typer) -> None:
@@ -63,7 +63,7 @@ def download(
     answer(as_json, {"data_root": str(place), "kernels": found}, f"{place} holds the kernels now: {listed}.")
 
 
-def _announce(plan: Plan, root: Path, agreed: bool) -> None:
+def _announce(plan: DownloadPlan, root: Path, agreed: bool) -> None:
     """Size and time first; then, on a terminal, the question."""
     from tilewise.costmodel.course.download import estimate_seconds
 

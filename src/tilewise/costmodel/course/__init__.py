@@ -1,1 +1,1 @@
-"""What the course's commands are made of: predictions, the download and its unpacking."""
+"""Building blocks of the course's commands: prediction files, the dataset's download, and its unpacking."""

@@ -1,10 +1,9 @@
-"""Fetches the TpuGraphs tile dataset: resumable, verified, and unpacked without trusting the archive.
+"""Downloads the TpuGraphs tile dataset: resumable, verified, and unpacked without trusting the archive.
 
-A file arrives as ``<name>.part`` beside a note of the server's validator, so that a broken connection or a killed
-process continues where it stopped, and starts over only if the file on the server has changed. Its size, and its MD5
-where the server gives one, are checked before it gets its name. Both come over https, as the file does, so that nobody
-on the way can change either; only a server on this very machine may speak http. See `unpack` for what is accepted from
-an archive.
+A file is downloaded as ``<name>.part``, together with a note of the server's validator. A broken connection or a killed
+process continues where it stopped, and starts over only if the file on the server has changed. The size, and the MD5 if
+the server provides one, are checked before the file gets its name. File, size and MD5 come over https; only a server on
+this machine may use http. `unpack` describes which archives are accepted.
 """
 
 from __future__ import annotations
@@ -25,22 +24,23 @@ from pathlib import Path
 from typing import IO, Any
 
 from tilewise._files import locked, read_json_input, write_whole
-from tilewise.costmodel.course.unpack import Unpacked, unpack_tar
+from tilewise.costmodel.course.unpack import UnpackReport, unpack_tar
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 BASE_URL = "https://storage.googleapis.com/download.tensorflow.org/data/tpu_graphs/v0/"
 SPLITS = ("train", "valid", "test")
-_BLOCK = 1 << 18
+_BLOCK_BYTES = 1 << 18
 _TIMEOUT_S = 60.0
-_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
-_BROKEN = (OSError, http.client.HTTPException, socket.timeout)
+_MAX_WAIT_S = 30.0  # longest pause between two attempts
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_CONNECTION_ERRORS = (OSError, http.client.HTTPException, socket.timeout)
 
-Report = Callable[[str, int, int], None]  # file, bytes there, bytes in all
+Report = Callable[[str, int, int], None]  # file, bytes on this disk, bytes in total
 
 
 @dataclass(frozen=True)
-class Remote:
-    """A file on the server as it described it: its length, the validator of this version, its MD5 where given."""
+class RemoteFile:
+    """A file on the server as the server describes it; `validator` identifies its version, `md5` may be empty."""
 
     name: str
     url: str
@@ -50,10 +50,10 @@ class Remote:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a download has to move: the files, their bytes, and how many of those are on this disk already."""
+class DownloadPlan:
+    """The files of a download, their size, and the number of bytes that are on this disk already."""
 
-    files: list[Remote]
+    files: list[RemoteFile]
     total_bytes: int
     present_bytes: int
 
@@ -63,84 +63,90 @@ class Plan:
 
 
 def archive_name(split: str) -> str:
-    """The name of a split's archive on the server."""
+    """Return the name of a split's archive on the server."""
     if split not in SPLITS:
         raise ConfigurationError(f"There is no split {split!r}; use {', '.join(SPLITS)}.")
     return f"npz_tile_xla_{split}.tar"
 
 
-def plan_download(folder: Path, splits: Sequence[str] = SPLITS, base_url: str = BASE_URL) -> Plan:
-    """Ask the server for the sizes; nothing is fetched yet."""
+def plan_download(folder: Path, splits: Sequence[str] = SPLITS, base_url: str = BASE_URL) -> DownloadPlan:
+    """Ask the server for the sizes of the files; nothing is downloaded yet."""
     files = [_describe(base_url, archive_name(split)) for split in splits]
     present = sum(_bytes_present(folder, remote) for remote in files)
-    return Plan(files, sum(remote.size for remote in files), present)
+    return DownloadPlan(files, sum(remote.size for remote in files), present)
 
 
-def estimate_seconds(plan: Plan, folder: Path, sample_bytes: int = 4 << 20) -> float:
-    """How long the download will take: the first few MiB, which are kept, are fetched and timed."""
+def estimate_seconds(plan: DownloadPlan, folder: Path, sample_bytes: int = 4 << 20) -> float:
+    """Estimate the duration of the download by timing its first `sample_bytes`, which are kept."""
     for remote in plan.files:
-        there = _bytes_present(folder, remote)
-        if there < remote.size:
-            started = time.monotonic()
-            with _alone(folder), contextlib.suppress(*_BROKEN):
-                _fetch_once(remote, folder, _ignore, stop_at=min(remote.size, there + sample_bytes))
-            fetched = _bytes_present(folder, remote) - there
-            seconds = max(time.monotonic() - started, 1e-3)
-            return max(0, plan.bytes_to_fetch - fetched) * seconds / max(fetched, 1)
+        bytes_before = _bytes_present(folder, remote)
+        if bytes_before < remote.size:
+            start = time.monotonic()
+            with _exclusive(folder), contextlib.suppress(*_CONNECTION_ERRORS):
+                _fetch_once(remote, folder, _ignore, stop_at=min(remote.size, bytes_before + sample_bytes))
+            new_bytes = _bytes_present(folder, remote) - bytes_before
+            seconds = max(time.monotonic() - start, 1e-3)
+            return max(0, plan.bytes_to_fetch - new_bytes) * seconds / max(new_bytes, 1)
     return 0.0
 
 
-def fetch(remote: Remote, folder: Path, report: Report | None = None, attempts: int = 8, wait_s: float = 1.0) -> Path:
-    """The file `remote` in `folder`, whole and verified; a broken connection is taken up again."""
+def fetch(
+    remote: RemoteFile, folder: Path, report: Report | None = None, attempts: int = 8, wait_s: float = 1.0
+) -> Path:
+    """Download and verify `remote` into `folder`; resume after a broken connection, at most `attempts` in vain."""
     report = report or _ignore
     target = folder / remote.name
-    with _alone(folder):
-        if _is_whole(target, remote):
+    with _exclusive(folder):
+        if _is_complete(target, remote):
             return target
         failures = 0
         while _bytes_present(folder, remote) < remote.size:
-            before = _bytes_present(folder, remote)
+            bytes_before = _bytes_present(folder, remote)
             try:
                 _fetch_once(remote, folder, report)
-            except _BROKEN as error:
-                failures = failures + 1 if _bytes_present(folder, remote) == before else 0
+            except _CONNECTION_ERRORS as error:
+                # Only attempts without progress count: a slow, unreliable connection may break any number of times.
+                failures = failures + 1 if _bytes_present(folder, remote) == bytes_before else 0
                 if failures >= attempts or _is_refusal(error):
                     raise UnavailableError(
                         f"{remote.url} keeps failing ({_reason(error)}); run the command again to continue."
                     ) from error
-                time.sleep(min(wait_s * 2**failures, 30.0))
-        _verify(_part(folder, remote.name), remote)
-        _part(folder, remote.name).replace(target)
-        _note(folder, remote.name).unlink(missing_ok=True)
+                time.sleep(min(wait_s * 2**failures, _MAX_WAIT_S))
+        # The file gets its name only after the check, so a file without ".part" is good.
+        _verify(_partial_path(folder, remote.name), remote)
+        _partial_path(folder, remote.name).replace(target)
+        _note_path(folder, remote.name).unlink(missing_ok=True)
     return target
 
 
-def download_split(split: str, plan: Plan, data_root: Path, report: Report | None = None) -> Unpacked:
-    """Fetch the archive of `split` and put its kernel files in place."""
+def download_split(split: str, plan: DownloadPlan, data_root: Path, report: Report | None = None) -> UnpackReport:
+    """Download the archive of `split` and unpack its kernel files under `data_root`."""
     remote = next(remote for remote in plan.files if remote.name == archive_name(split))
     return unpack_tar(fetch(remote, data_root, report), data_root)
 
 
-def _describe(base_url: str, name: str) -> Remote:
+def _describe(base_url: str, name: str) -> RemoteFile:
+    """Ask the server for a file's size, validator and MD5."""
     url = urllib.parse.urljoin(base_url, name)
     try:
-        with _open(url, {}, method="HEAD") as answer:
-            size = int(answer.headers.get("Content-Length") or -1)
-            etag = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
-            md5 = _md5_of(answer.headers.get_all("x-goog-hash") or [])
+        with _open(url, {}, method="HEAD") as response:
+            size = int(response.headers.get("Content-Length") or -1)
+            # ETag is exact; the modification time has a resolution of a second.
+            validator = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+            md5 = _parse_md5(response.headers.get_all("x-goog-hash") or [])
     except TilewiseError:
         raise
-    except (*_BROKEN, ValueError) as error:
+    except (*_CONNECTION_ERRORS, ValueError) as error:
         raise UnavailableError(f"{url} does not answer ({_reason(error)}).") from error
     if size < 0:
-        raise UnavailableError(f"{url} does not tell how large it is.")
-    return Remote(name, url, size, etag, md5)
+        raise UnavailableError(f"{url} does not state its size.")
+    return RemoteFile(name, url, size, validator, md5)
 
 
-def _md5_of(headers: list[str]) -> str:
-    """The hex MD5 in ``crc32c=…,md5=<base64>`` headers, or nothing."""
-    for part in ",".join(headers).split(","):
-        key, _, value = part.strip().partition("=")
+def _parse_md5(headers: list[str]) -> str:
+    """Return the MD5 of Google's ``crc32c=…,md5=<base64>`` headers in hexadecimal, or an empty text."""
+    for entry in ",".join(headers).split(","):
+        key, _, value = entry.strip().partition("=")
         if key == "md5":
             with contextlib.suppress(ValueError):
                 return base64.b64decode(value, validate=True).hex()
@@ -150,94 +156,100 @@ def _md5_of(headers: list[str]) -> str:
 def _open(url: str, headers: dict[str, str], method: str = "GET") -> Any:
     _check_address(url)
     request = urllib.request.Request(url, headers=headers, method=method)
-    return urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT_S)
+    return urllib.request.build_opener(_CheckedRedirects).open(request, timeout=_TIMEOUT_S)
 
 
 def _check_address(url: str) -> None:
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _THIS_MACHINE):
-        raise ConfigurationError(f"{url[:200]} is not an https address; data are fetched over no other.")
+    """Raise `ConfigurationError` unless the address is https or on this machine."""
+    address = urllib.parse.urlsplit(url)
+    if address.scheme != "https" and not (address.scheme == "http" and address.hostname in _LOCAL_HOSTS):
+        raise ConfigurationError(f"{url[:200]} is not an https address; data is downloaded over https only.")
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a server that sends on, but not away from https."""
+class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but not away from https."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """Check the new address before following it."""
         _check_address(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _fetch_once(remote: Remote, folder: Path, report: Report, stop_at: int | None = None) -> None:
-    """Continue the part file over one connection, up to `stop_at` bytes or the end."""
+def _fetch_once(remote: RemoteFile, folder: Path, report: Report, stop_at: int | None = None) -> None:
+    """Continue the partial file over one connection, up to `stop_at` bytes or the end."""
     folder.mkdir(parents=True, exist_ok=True)
-    there = _bytes_present(folder, remote)
-    last = remote.size if stop_at is None else stop_at
-    if there >= last:
+    offset = _bytes_present(folder, remote)
+    end = remote.size if stop_at is None else stop_at
+    if offset >= end:
         return
-    if there == 0:
-        _part(folder, remote.name).unlink(missing_ok=True)
-        write_whole(_note(folder, remote.name), json.dumps({"validator": remote.validator, "size": remote.size}))
-    headers = {"Range": f"bytes={there}-{last - 1}"}
+    if offset == 0:
+        # Nothing usable is there: discard bytes of another version and note the version that begins now.
+        _partial_path(folder, remote.name).unlink(missing_ok=True)
+        write_whole(_note_path(folder, remote.name), json.dumps({"validator": remote.validator, "size": remote.size}))
+    headers = {"Range": f"bytes={offset}-{end - 1}"}
+    # With If-Range the server sends the whole file instead of a range if its version differs.
     if remote.validator:
         headers["If-Range"] = remote.validator
-    with _open(remote.url, headers) as answer:
-        if answer.status != 206:  # the server sends everything: another version, or no ranges there
-            if answer.headers.get("Content-Length") not in (None, str(remote.size)):
-                raise UnavailableError(f"{remote.url} changed while it was fetched; run the command again.")
-            there = 0
-        elif not str(answer.headers.get("Content-Range", "")).startswith(f"bytes {there}-"):
-            raise http.client.HTTPException("the server sent another range than the one asked for")
-        with _part(folder, remote.name).open("r+b" if there else "wb") as stream:
-            stream.seek(there)
-            _copy(answer, stream, remote, last, report)
+    with _open(remote.url, headers) as response:
+        # A status other than 206 (partial content): the file has changed, or the server does not support ranges.
+        if response.status != 206:
+            if response.headers.get("Content-Length") not in (None, str(remote.size)):
+                raise UnavailableError(f"{remote.url} changed during the download; run the command again.")
+            offset = 0
+        elif not str(response.headers.get("Content-Range", "")).startswith(f"bytes {offset}-"):
+            raise http.client.HTTPException("the server sent a range that was not requested")
+        with _partial_path(folder, remote.name).open("r+b" if offset else "wb") as stream:
+            stream.seek(offset)
+            _copy(response, stream, remote, end, report)
 
 
-def _copy(answer: IO[bytes], stream: IO[bytes], remote: Remote, last: int, report: Report) -> None:
-    done = stream.tell()
-    while done < last:
-        block = answer.read(min(_BLOCK, last - done))
+def _copy(response: IO[bytes], stream: IO[bytes], remote: RemoteFile, end: int, report: Report) -> None:
+    """Copy the response to the file until it has `end` bytes."""
+    position = stream.tell()
+    while position < end:
+        block = response.read(min(_BLOCK_BYTES, end - position))
         if not block:
             raise http.client.HTTPException("the connection ended early")
         try:
             stream.write(block)
+        # A full disk must not look like a broken connection, which would be retried.
         except OSError as error:
             raise UnavailableError(f"{remote.name} cannot be written ({error.strerror or error}).") from error
-        done += len(block)
-        report(remote.name, done, remote.size)
+        position += len(block)
+        report(remote.name, position, remote.size)
 
 
-def _bytes_present(folder: Path, remote: Remote) -> int:
-    """How much of this very version is on the disk; a part of another version counts as nothing."""
-    if _is_whole(folder / remote.name, remote):
+def _bytes_present(folder: Path, remote: RemoteFile) -> int:
+    """Return how many bytes of this version are on the disk; bytes of another version do not count."""
+    if _is_complete(folder / remote.name, remote):
         return remote.size
     try:
-        note = read_json_input(_note(folder, remote.name))
-        size = _part(folder, remote.name).stat().st_size
+        note = read_json_input(_note_path(folder, remote.name))
+        size = _partial_path(folder, remote.name).stat().st_size
     except (OSError, TilewiseError):
         return 0
-    same = isinstance(note, dict) and note == {"validator": remote.validator, "size": remote.size}
-    return size if same and size <= remote.size else 0
+    is_same_version = isinstance(note, dict) and note == {"validator": remote.validator, "size": remote.size}
+    return size if is_same_version and size <= remote.size else 0
 
 
-def _is_whole(path: Path, remote: Remote) -> bool:
+def _is_complete(path: Path, remote: RemoteFile) -> bool:
     return path.is_file() and path.stat().st_size == remote.size
 
 
-def _verify(path: Path, remote: Remote) -> None:
+def _verify(path: Path, remote: RemoteFile) -> None:
+    """Compare the MD5 of a file with the server's; remove the file if they differ."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
     if remote.md5 and digest.hexdigest() != remote.md5:
         path.unlink()
-        raise FileFormatError(
-            f"{remote.name} arrived damaged (its MD5 differs from the server's); run the command again."
-        )
+        raise FileFormatError(f"{remote.name} is damaged (its MD5 differs from the server's); run the command again.")
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep a second download out of the same folder."""
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Lock the folder against a second download."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
@@ -247,16 +259,17 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _part(folder: Path, name: str) -> Path:
+def _partial_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.part"
 
 
-def _note(folder: Path, name: str) -> Path:
+def _note_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.part.json"
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether trying again is pointless: the server answered, and said no."""
+    """Return whether the server refused the request, so that another attempt is pointless."""
+    # 408 (request timeout) and 429 (too many requests) are temporary.
     return isinstance(error, urllib.error.HTTPError) and 400 <= error.code < 500 and error.code not in (408, 429)
 
 
@@ -264,5 +277,5 @@ def _reason(error: BaseException) -> str:
     return str(getattr(error, "reason", "") or error or type(error).__name__).replace("\n", " ")
 
 
-def _ignore(name: str, done: int, total: int) -> None:
-    """Report to nobody."""
+def _ignore(name: str, position: int, total: int) -> None:
+    """Ignore a report of progress."""

@@ -1,8 +1,8 @@
-"""Predictions on disk: the course's CSV of best configurations, the Kaggle file made of it, and a score for either.
+"""Reads, writes and scores prediction files: the course's CSV of best configurations, and the Kaggle file.
 
-A row is ``tile:xla:<kernel>,i;j;k;…``, best first. Rows are always matched by ID, never by position. A kernel with
-fewer configurations than a row must hold repeats its best one, which is a valid index and cannot change a score. A row
-of a layout collection, ``layout:xla:random:<graph>,…``, holds all configurations of its graph in the predicted order.
+A row is ``tile:xla:<kernel>,i;j;k;…``, best configuration first. Rows are matched by ID, never by position. A kernel
+with fewer configurations than a row needs repeats its best one, which is a valid index and cannot change a score. A row
+of a layout collection, ``layout:xla:random:<graph>,…``, lists all configurations of its graph in the predicted order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tilewise.errors import ConfigurationError, FileFormatError
 HEADER = "ID,TopConfigs"
 PREFIX = "tile:xla:"
 PER_KERNEL = 5
-# The course's text and its scripts disagree on the name of the file; both are looked for.
+# The course's text and its scripts use different names for the file; both are accepted.
 INPUT_NAMES = ("predictions_model_output.csv", "predictions_output_model.csv")
 _LAYOUT_ROW = ";".join(str(i) for i in range(1000))
-_MAX_BYTES = 256 << 20
+_MAX_FILE_BYTES = 256 << 20
 _MAX_INDEX = 1 << 31
 
 Rankings = Mapping[str, Sequence[int] | npt.NDArray[Any]]
@@ -33,7 +33,7 @@ Rankings = Mapping[str, Sequence[int] | npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class PredictionScore:
-    """How good predicted top configurations are, measured on kernels whose runtimes are known."""
+    """Score of predicted configurations on kernels with known runtimes; errors are relative to the best."""
 
     tile_score: float
     error_at: dict[int, float]
@@ -44,8 +44,11 @@ class PredictionScore:
 
 @dataclass(frozen=True)
 class KaggleFile:
-    """What went into a Kaggle file: tile rows with a prediction of ours, those without, predictions with no row, and
-    layout rows with a prediction."""
+    """Counts of a Kaggle file's rows, and sentences about them.
+
+    `predicted` tile rows have a prediction, `filled` ones a placeholder; `unused` predictions have no row; `layouts`
+    layout rows have a prediction.
+    """
 
     predicted: int
     filled: int
@@ -55,70 +58,72 @@ class KaggleFile:
 
 
 def write_layout_predictions(path: Path, collection: str, rankings: Rankings) -> None:
-    """Write all configurations of each graph in order, for a collection such as ``xla:random``."""
+    """Write the ranking of all configurations of each graph, for a collection such as ``xla:random``."""
     lines = [f"layout:{collection}:{name},{';'.join(map(str, order))}" for name, order in rankings.items()]
     write_whole(path, "\n".join([HEADER, *lines]) + "\n")
 
 
 def write_predictions(path: Path, rankings: Rankings, per_kernel: int = PER_KERNEL) -> int:
-    """Write exactly `per_kernel` configurations a kernel; the number of kernels that had too few is returned."""
-    lines, short = [HEADER], 0
+    """Write exactly `per_kernel` configurations per kernel; return the number of kernels that have fewer."""
+    lines, n_short = [HEADER], 0
     for name, ranking in rankings.items():
         if not len(ranking):
             raise ConfigurationError(f"Kernel {name} has no configuration to predict.")
-        short += len(ranking) < per_kernel
-        lines.append(f"{PREFIX}{name},{';'.join(map(str, _filled(ranking, per_kernel)))}")
+        n_short += len(ranking) < per_kernel
+        lines.append(f"{PREFIX}{name},{';'.join(map(str, _pad_ranking(ranking, per_kernel)))}")
     write_whole(path, "\n".join(lines) + "\n")
-    return short
+    return n_short
 
 
-def padding_note(short: int, per_kernel: int = PER_KERNEL) -> str:
-    """The sentence about kernels with fewer configurations than a row holds; empty when there are none."""
-    if not short:
+def padding_note(n_short: int, per_kernel: int = PER_KERNEL) -> str:
+    """Return the sentence about kernels with fewer configurations than a row; empty if there are none."""
+    if not n_short:
         return ""
-    kernels = "1 kernel has" if short == 1 else f"{short} kernels have"
+    kernels = "1 kernel has" if n_short == 1 else f"{n_short} kernels have"
     return f"{kernels} fewer than {per_kernel} configurations; their best one is repeated to fill the row."
 
 
 def read_predictions(path: Path) -> dict[str, list[int]]:
-    """The rows of a predictions file by ID."""
+    """Read the rows of a predictions file by ID."""
     rows: dict[str, list[int]] = {}
     for number, line in _lines(path):
         identifier, _, configs = line.partition(",")
         if not identifier or "," in configs:
-            raise FileFormatError(f"{path}, line {number}: not of the form ID,i;j;k.")
+            raise FileFormatError(f"{path}, line {number} does not have the form ID,i;j;k.")
         if identifier in rows:
-            raise FileFormatError(f"{path}, line {number}: {identifier[:100]} stands there twice.")
-        rows[identifier] = _indices(configs, f"{path}, line {number}")
+            raise FileFormatError(f"{path}, line {number}: {identifier[:100]} has two rows.")
+        rows[identifier] = _parse_indices(configs, f"{path}, line {number}")
     if not rows:
-        raise FileFormatError(f"{path} holds no predictions.")
+        raise FileFormatError(f"{path} contains no predictions.")
     return rows
 
 
-def find_predictions(chosen: str | None, folder: Path) -> Path:
-    """The predictions file a user named or, unnamed, the one in `folder` under either of its two names."""
-    if chosen:
-        path = Path(chosen).expanduser()
-        twin = {INPUT_NAMES[0]: INPUT_NAMES[1], INPUT_NAMES[1]: INPUT_NAMES[0]}.get(path.name)
-        if not path.is_file() and twin is not None and path.with_name(twin).is_file():
-            return path.with_name(twin)
+def find_predictions(name: str | None, folder: Path) -> Path:
+    """Return the predictions file that the user named, or else the newest one in `folder` under either name."""
+    if name:
+        path = Path(name).expanduser()
+        other_name = {INPUT_NAMES[0]: INPUT_NAMES[1], INPUT_NAMES[1]: INPUT_NAMES[0]}.get(path.name)
+        if not path.is_file() and other_name is not None and path.with_name(other_name).is_file():
+            return path.with_name(other_name)
         return path
-    found = [folder / name for name in INPUT_NAMES if (folder / name).is_file()]
-    if not found:
+    candidates = [folder / name for name in INPUT_NAMES if (folder / name).is_file()]
+    if not candidates:
         raise ConfigurationError(
             f"There is no {INPUT_NAMES[0]} in {folder}; run tiles_gen_predictions_csv.py first, or name a file."
         )
-    return max(found, key=lambda path: path.stat().st_mtime_ns)
+    # If both exist, the newer one is the one that was just written.
+    return max(candidates, key=lambda path: path.stat().st_mtime_ns)
 
 
-def known_ids() -> list[str]:
-    """The 844 tile and 50 layout rows of the competition, in its order."""
+def competition_ids() -> list[str]:
+    """Return the IDs of the competition's 844 tile rows and 50 layout rows, in its order."""
     sections: dict[str, list[str]] = {}
     for line in Path(__file__).with_name("kaggle_ids.txt").read_text(encoding="ascii").splitlines():
         if line.startswith("["):
             sections[line[1:-1]] = []
         elif line and not line.startswith("#"):
             list(sections.values())[-1].append(line)
+    # The layout collections of default and random search have the same graphs.
     ids = [f"{PREFIX}{name}" for name in sections["tile:xla"]]
     for source in ("xla", "nlp"):
         for search in ("default", "random"):
@@ -127,109 +132,124 @@ def known_ids() -> list[str]:
 
 
 def write_kaggle(out: Path, predictions: Path | Sequence[Path], sample: Path | None = None) -> KaggleFile:
-    """Write the file to upload: every row of `sample` (or of the ids the package knows), ours where there is one.
+    """Write the file to upload: a row for every ID of `sample` or of the competition.
 
-    Predictions of several collections may come in as many files.
+    A row without a prediction gets a placeholder. Predictions of several collections may be in several files.
     """
-    ours = _read_together([predictions] if isinstance(predictions, Path) else predictions)
-    ids = list(read_predictions(sample)) if sample is not None else known_ids()
-    lines = [HEADER, *(f"{identifier},{_kaggle_row(identifier, ours.get(identifier))}" for identifier in ids)]
+    rankings = _read_all([predictions] if isinstance(predictions, Path) else predictions)
+    ids = list(read_predictions(sample)) if sample is not None else competition_ids()
+    lines = [HEADER, *(f"{identifier},{_kaggle_row(identifier, rankings.get(identifier))}" for identifier in ids)]
     write_whole(out, "\n".join(lines) + "\n")
-    rows = {kind: [i for i in ids if i.startswith("tile:") == (kind == "tile")] for kind in ("tile", "layout")}
-    used, layouts = (sum(i in ours for i in rows[kind]) for kind in ("tile", "layout"))
-    filled, unused = len(rows["tile"]) - used, len(ours) - used - layouts
-    notes = _kaggle_notes(used, filled, unused) + _layout_notes(rows["layout"], ours)
-    return KaggleFile(used, filled, unused, layouts, notes)
+    tile_ids = [identifier for identifier in ids if identifier.startswith("tile:")]
+    layout_ids = [identifier for identifier in ids if not identifier.startswith("tile:")]
+    n_tiles, n_layouts = (sum(identifier in rankings for identifier in kind) for kind in (tile_ids, layout_ids))
+    n_placeholders, n_unused = len(tile_ids) - n_tiles, len(rankings) - n_tiles - n_layouts
+    notes = _tile_notes(n_tiles, n_placeholders, n_unused) + _layout_notes(layout_ids, rankings)
+    return KaggleFile(n_tiles, n_placeholders, n_unused, n_layouts, notes)
 
 
-def _read_together(paths: Sequence[Path]) -> dict[str, list[int]]:
-    ours: dict[str, list[int]] = {}
+def _read_all(paths: Sequence[Path]) -> dict[str, list[int]]:
+    """Read several predictions files; raise `FileFormatError` if two of them have a row with the same ID."""
+    rankings: dict[str, list[int]] = {}
     for path in paths:
-        found = read_predictions(path)
-        twice = next((identifier for identifier in found if identifier in ours), None)
-        if twice is not None:
-            raise FileFormatError(f"{path}: {twice[:100]} stands in another of the files too.")
-        ours |= found
-    return ours
+        rows = read_predictions(path)
+        duplicate = next((identifier for identifier in rows if identifier in rankings), None)
+        if duplicate is not None:
+            raise FileFormatError(f"{path}: {duplicate[:100]} has a row in another of the files too.")
+        rankings |= rows
+    return rankings
 
 
-def _kaggle_row(identifier: str, order: list[int] | None) -> str:
-    """The first five of a tile's row, all of a layout's; what the competition takes as a placeholder without any."""
+def _kaggle_row(identifier: str, ranking: list[int] | None) -> str:
+    """Return the first five configurations of a tile row or all of a layout row; without a ranking a placeholder."""
     if identifier.startswith("tile:"):
-        return ";".join(map(str, _filled(order, PER_KERNEL) if order else range(PER_KERNEL)))
-    if order and sorted(order) != list(range(len(order))):
-        raise FileFormatError(f"The row of {identifier[:100]} must hold each configuration of its graph once.")
-    return ";".join(map(str, order)) if order else _LAYOUT_ROW
+        return ";".join(map(str, _pad_ranking(ranking, PER_KERNEL) if ranking else range(PER_KERNEL)))
+    if ranking and sorted(ranking) != list(range(len(ranking))):
+        raise FileFormatError(f"The row of {identifier[:100]} must list each configuration of its graph once.")
+    return ";".join(map(str, ranking)) if ranking else _LAYOUT_ROW
 
 
 def score_predictions(path: Path, truth: Iterable[Kernel], ks: Sequence[int] = (1, PER_KERNEL)) -> PredictionScore:
-    """Top-K errors of the rows in `path` on the kernels of `truth`, which must all have a row."""
+    """Compute the top-K errors of the rows in `path` on the kernels of `truth`, each of which needs a row."""
     rows = read_predictions(path)
     errors: dict[str, list[list[float]]] = {}
-    missing: list[str] = []
-    used = 0
+    without_row: list[str] = []
+    n_scored = 0
     for kernel in truth:
         row = rows.get(f"{PREFIX}{kernel.name}")
         if row is None:
-            missing.append(kernel.name)
+            without_row.append(kernel.name)
             continue
-        used += 1
-        errors.setdefault(kernel.program, []).append(_errors(kernel, row, ks, path))
-    if missing:
-        raise FileFormatError(f"{path} has no row for {len(missing)} kernels of the split, among them {missing[0]}.")
+        n_scored += 1
+        errors.setdefault(kernel.program, []).append(_top_k_errors(kernel, row, ks, path))
+    if without_row:
+        raise FileFormatError(
+            f"{path} has no row for {len(without_row)} kernels of the split, among them {without_row[0]}."
+        )
     if not errors:
-        raise ConfigurationError("The split to score against holds no kernels.")
-    everything = np.array([error for program in errors.values() for error in program])
+        raise ConfigurationError("The split to score against has no kernels.")
+    # (kernels, len(ks)): every kernel has the same weight, whatever its program.
+    all_errors = np.array([error for program in errors.values() for error in program])
     by_program = {
         program: dict(zip(ks, np.mean(values, axis=0).tolist(), strict=True)) for program, values in errors.items()
     }
-    overall = dict(zip(ks, everything.mean(axis=0).tolist(), strict=True))
-    return PredictionScore(1.0 - overall[ks[-1]], overall, by_program, used, len(rows) - used)
+    overall = dict(zip(ks, all_errors.mean(axis=0).tolist(), strict=True))
+    return PredictionScore(1.0 - overall[ks[-1]], overall, by_program, n_scored, len(rows) - n_scored)
 
 
-def _filled(ranking: Sequence[int] | npt.NDArray[Any], per_kernel: int) -> list[int]:
+def _pad_ranking(ranking: Sequence[int] | npt.NDArray[Any], per_kernel: int) -> list[int]:
+    """Return the first `per_kernel` configurations; a shorter ranking is padded with its best one."""
     first = [int(index) for index in ranking[:per_kernel]]
     return first + [first[0]] * (per_kernel - len(first))
 
 
-def _errors(kernel: Kernel, row: list[int], ks: Sequence[int], path: Path) -> list[float]:
+def _top_k_errors(kernel: Kernel, row: list[int], ks: Sequence[int], path: Path) -> list[float]:
+    """Return for each k how much slower the best of the first k configurations is than the best of all."""
     if max(row) >= kernel.n_configs:
         raise FileFormatError(f"{path}: {kernel.name} has {kernel.n_configs} configurations, none numbered {max(row)}.")
+    # Relative runtimes: every configuration is divided by the default of its own run.
     target = kernel.target
     best = float(target.min())
     return [float(target[row[:k]].min()) / best - 1.0 for k in ks]
 
 
-def _kaggle_notes(used: int, filled: int, unused: int) -> list[str]:
+def _tile_notes(n_predicted: int, n_placeholders: int, n_unused: int) -> list[str]:
+    """Return a sentence about placeholders and one about unused predictions, if there are any."""
     notes = []
-    if filled:
-        notes.append(f"{filled} of {used + filled} tile rows have no prediction and hold the placeholder 0;1;2;3;4.")
-    if unused:
-        notes.append(f"{unused} predictions are for kernels outside the competition and were left out.")
+    if n_placeholders:
+        total = n_predicted + n_placeholders
+        notes.append(f"{n_placeholders} of {total} tile rows have no prediction and get the placeholder 0;1;2;3;4.")
+    if n_unused:
+        notes.append(f"{n_unused} predictions are for kernels outside the competition and were left out.")
     return notes
 
 
-def _layout_notes(ids: Sequence[str], ours: Mapping[str, Any]) -> list[str]:
-    """A sentence that names the layout collections of which rows are missing; none where none are."""
-    there: dict[str, list[bool]] = {}
+def _layout_notes(ids: Sequence[str], rankings: Mapping[str, Any]) -> list[str]:
+    """Return a sentence that names the layout collections with rows without a prediction, if there are any."""
+    has_ranking: dict[str, list[bool]] = {}
     for identifier in ids:
-        there.setdefault(identifier.rpartition(":")[0], []).append(identifier in ours)
-    missing = [f"{name} ({rows.count(False)} of {len(rows)})" for name, rows in there.items() if not all(rows)]
-    return [f"No prediction, so the placeholder 0;1;…;999, in rows of {', '.join(missing)}."] if missing else []
+        has_ranking.setdefault(identifier.rpartition(":")[0], []).append(identifier in rankings)
+    incomplete = [f"{name} ({rows.count(False)} of {len(rows)})" for name, rows in has_ranking.items() if not all(rows)]
+    if not incomplete:
+        return []
+    return [f"Rows without a prediction get the placeholder 0;1;…;999: {', '.join(incomplete)}."]
 
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
-    lines = read_text_input(path, _MAX_BYTES).splitlines()
+    """Return the numbered lines after the header, without empty ones."""
+    lines = read_text_input(path, _MAX_FILE_BYTES).splitlines()
     if not lines or lines[0].strip() != HEADER:
         raise FileFormatError(f"{path} does not start with the line {HEADER}.")
     return [(number, line.strip()) for number, line in enumerate(lines[1:], start=2) if line.strip()]
 
 
-def _indices(text: str, where: str) -> list[int]:
-    parts = text.split(";")
-    if not all(part.isascii() and part.isdigit() and len(part) <= 10 for part in parts):
+def _parse_indices(text: str, where: str) -> list[int]:
+    """Parse configuration numbers that are separated by semicolons."""
+    words = text.split(";")
+    # `isdigit` accepts digits of other scripts, and `int` accepts any length.
+    if not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
         raise FileFormatError(f"{where}: {text[:60]!r} is not a list of configuration numbers such as 3;1;4.")
-    indices = [int(part) for part in parts]
+    indices = [int(word) for word in words]
     if max(indices) >= _MAX_INDEX:
-        raise FileFormatError(f"{where}: {max(indices)} is no configuration number.")
+        raise FileFormatError(f"{where}: {max(indices)} is not a configuration number.")
     return indices

@@ -1,1 +1,1 @@
-"""From a compiler's module, or a JAX function, to the graph that a cost model reads."""
+"""Converts an HLO module, a JAX function or a kernel's operation to the graph that a cost model reads."""

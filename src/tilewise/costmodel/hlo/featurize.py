@@ -1,8 +1,7 @@
-"""From a compiler's module to the graph a cost model reads, exactly as the TpuGraphs files were made.
+"""Converts an HLO module to the graph that a cost model reads, bit for bit as in TpuGraphs' files.
 
-`featurize_hlo` takes a serialized ``HloModuleProto`` and gives one row of 140 numbers and one opcode per instruction,
-and one edge per operand. The one idea: every number is an int64 until the very end. Sums and products wrap as C++'s
-do and each is rounded to float32 once, which is what makes the result equal bit for bit.
+`featurize_hlo` takes a serialized ``HloModuleProto`` and returns 140 numbers and an opcode per instruction, and an edge
+per operand. All numbers are int64 until the end: sums and products wrap as in C++, and each is rounded to float32 once.
 """
 
 from __future__ import annotations
@@ -13,21 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.data.schema import ELEMENT_TYPES, NODE_FEATURES, OPCODE_NUMBER, WINDOW_FIELDS
+from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_FEATURES, OPCODE_NUMBER, WINDOW_FIELDS
 from tilewise.errors import FileFormatError, UnavailableError
 
 MAX_INSTRUCTIONS = 1_000_000
 
-# XLA's numbers of the element types, in the order in which they have a column.
+# XLA's numbers of the element types (xla_data.proto, PrimitiveType), in the order of the one-hot columns.
 _TYPE_NUMBERS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 15, 18, 13, 14, 17)
 _TYPE_COLUMN = {number: column for column, number in enumerate(_TYPE_NUMBERS)}
-_KEPT = 6
-_KEPT_SLICES = 2
-_KEPT_SPATIAL = 4
+_SLICE_DIMENSIONS = 2  # columns per list of a slice or padding
+_SPATIAL_DIMENSIONS = 4  # columns per list of a convolution's spatial dimensions
 
 
 class HloGraph(NamedTuple):
-    """A module as the arrays of a kernel file."""
+    """The graph arrays of a module, as in a kernel file."""
 
     node_feat: npt.NDArray[np.float32]  # (n, 140)
     node_opcode: npt.NDArray[np.uint8]  # (n,)
@@ -35,7 +33,7 @@ class HloGraph(NamedTuple):
 
 
 def featurize_hlo(serialized_module: bytes) -> HloGraph:
-    """The graph of a serialized ``HloModuleProto``.
+    """Return the graph of a serialized ``HloModuleProto``.
 
     >>> node_feat, node_opcode, edge_index = featurize_hlo(path.read_bytes())  # doctest: +SKIP
     """
@@ -44,7 +42,7 @@ def featurize_hlo(serialized_module: bytes) -> HloGraph:
 
 
 def featurize_module(module: Any) -> HloGraph:
-    """The graph of a parsed ``HloModuleProto``: computations in module order, instructions in computation order."""
+    """Return the graph of a parsed ``HloModuleProto``, with nodes in the order of computations and instructions."""
     count = sum(len(computation.instructions) for computation in module.computations)
     if not 1 <= count <= MAX_INSTRUCTIONS:
         raise FileFormatError(f"The HLO module has {count} instructions; 1 to {MAX_INSTRUCTIONS} can be read.")
@@ -60,7 +58,7 @@ def featurize_module(module: Any) -> HloGraph:
 
 
 def protobuf_classes(name: str) -> Any:
-    """The generated module `name`, or a sentence where protobuf is not installed."""
+    """Import the generated module `name`; raise `UnavailableError` if protobuf is not installed."""
     import importlib
 
     try:
@@ -70,7 +68,7 @@ def protobuf_classes(name: str) -> Any:
 
 
 def parse_message(message: Any, content: bytes, what: str) -> Any:
-    """`message` filled from `content`; damage of any kind becomes one sentence."""
+    """Parse `content` into `message`; raise `FileFormatError` if it is damaged in any way."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     if not isinstance(content, bytes | bytearray | memoryview):
@@ -82,107 +80,119 @@ def parse_message(message: Any, content: bytes, what: str) -> Any:
     return message
 
 
-def sequence_features(values: Iterable[int], kept: int, empty_product: int = 1) -> list[int]:
-    """The first `kept` values, filled up with zeros, then the sum and the product of all values."""
+def sequence_features(values: Iterable[int], width: int, empty_product: int = 1) -> list[int]:
+    """Return the first `width` values, padded with zeros, then the sum and the product of all values.
+
+    >>> sequence_features([8, 4], 3)
+    [8, 4, 0, 12, 32]
+    """
     values = list(values)
     total, product = 0, 1 if values else empty_product
     for value in values:
         total = _wrap(total + value)
         product = _wrap(product * value)
-    return [*_padded(values, kept), total, product]
+    return [*_pad(values, width), total, product]
 
 
 def _features(instruction: Any, is_root: bool) -> list[int]:
-    """The 140 numbers of one instruction, in the order of `NODE_FEATURES`; column 1 is always zero."""
+    """Return the 140 numbers of one instruction in the order of `NODE_FEATURES`; column 1 is always zero."""
     return [
         int(is_root),
         0,
         *_shape(instruction.shape),
         instruction.parameter_number,
-        *_padded(instruction.dimensions, _KEPT),
+        *_pad(instruction.dimensions, DIMENSIONS),
         *_window(instruction.window.dimensions),
         *_convolution(instruction.convolution_dimension_numbers),
         instruction.feature_group_count,
         instruction.batch_group_count,
         *_slices(instruction),
         int(instruction.is_stable),
-        *_padded(instruction.shape.layout.minor_to_major, _KEPT),
+        *_pad(instruction.shape.layout.minor_to_major, DIMENSIONS),
     ]
 
 
 def _shape(shape: Any) -> Iterator[int]:
+    """Yield the element type as one-hot columns, the dimensions, and the number of tuple elements."""
     one_hot = [0] * len(ELEMENT_TYPES)
     column = _TYPE_COLUMN.get(shape.element_type)
-    if column is not None:  # types younger than the dataset have no column
+    if column is not None:  # types that are newer than TpuGraphs have no column
         one_hot[column] = 1
     yield from one_hot
-    yield from sequence_features(shape.dimensions, _KEPT)
+    yield from sequence_features(shape.dimensions, DIMENSIONS)
     yield len(shape.tuple_shapes)
 
 
 def _window(dimensions: Any) -> Iterator[int]:
-    for part in WINDOW_FIELDS:
-        yield from sequence_features((getattr(dimension, part) for dimension in dimensions), _KEPT)
+    """Yield the columns of a convolution's or pooling's window."""
+    for name in WINDOW_FIELDS:
+        yield from sequence_features((getattr(dimension, name) for dimension in dimensions), DIMENSIONS)
+    # Reversal is a flag: its columns end with counts instead of a sum and a product.
     reversed_dimensions = [int(dimension.window_reversal) for dimension in dimensions]
-    yield from _padded(reversed_dimensions, _KEPT)
+    yield from _pad(reversed_dimensions, DIMENSIONS)
     yield sum(reversed_dimensions)
     yield len(reversed_dimensions) - sum(reversed_dimensions)
 
 
 def _convolution(numbers: Any) -> Iterator[int]:
+    """Yield the positions of a convolution's batch, feature and spatial dimensions."""
     yield numbers.input_batch_dimension
     yield numbers.input_feature_dimension
-    yield from _padded(numbers.input_spatial_dimensions, _KEPT_SPATIAL)
+    yield from _pad(numbers.input_spatial_dimensions, _SPATIAL_DIMENSIONS)
     yield numbers.kernel_input_feature_dimension
     yield numbers.kernel_output_feature_dimension
-    yield from _padded(numbers.kernel_spatial_dimensions, _KEPT_SPATIAL)
+    yield from _pad(numbers.kernel_spatial_dimensions, _SPATIAL_DIMENSIONS)
     yield numbers.output_batch_dimension
     yield numbers.output_feature_dimension
 
 
 def _slices(instruction: Any) -> Iterator[int]:
-    for part in ("start", "stride", "limit"):
-        yield from sequence_features((getattr(d, part) for d in instruction.slice_dimensions), _KEPT_SLICES)
-    yield from sequence_features(instruction.dynamic_slice_sizes, _KEPT_SLICES)
-    for part in ("edge_padding_low", "edge_padding_high"):
-        yield from sequence_features((getattr(d, part) for d in instruction.padding_config.dimensions), _KEPT_SLICES)
+    """Yield the columns of slices, dynamic slices and padding."""
+    for name in ("start", "stride", "limit"):
+        yield from sequence_features((getattr(d, name) for d in instruction.slice_dimensions), _SLICE_DIMENSIONS)
+    yield from sequence_features(instruction.dynamic_slice_sizes, _SLICE_DIMENSIONS)
+    padding = instruction.padding_config.dimensions
+    for name in ("edge_padding_low", "edge_padding_high"):
+        yield from sequence_features((getattr(dimension, name) for dimension in padding), _SLICE_DIMENSIONS)
 
 
 def _edges(module: Any) -> npt.NDArray[np.int64]:
-    """Consumer to producer: each distinct operand once, and the root of every computation called; sorted."""
-    nodes, roots = _number_nodes(module)
+    """Return sorted edges from consumer to producer: each distinct operand, and the root of a called computation."""
+    rows_by_id, roots = _number_nodes(module)
     edges: list[tuple[int, int]] = []
-    for computation, local in zip(module.computations, nodes, strict=True):
+    for computation, rows in zip(module.computations, rows_by_id, strict=True):
         for instruction in computation.instructions:
-            consumer = local[instruction.id]
+            consumer = rows[instruction.id]
             for operand in set(instruction.operand_ids):
-                edges.append((consumer, _look_up(local, operand, "instruction", instruction)))
-            for called in instruction.called_computation_ids:
-                edges.append((consumer, _look_up(roots, called, "computation", instruction)))
+                edges.append((consumer, _look_up(rows, operand, "instruction", instruction)))
+            for callee in instruction.called_computation_ids:
+                edges.append((consumer, _look_up(roots, callee, "computation", instruction)))
     return np.array(sorted(edges), np.int64).reshape(-1, 2)
 
 
 def _number_nodes(module: Any) -> tuple[list[dict[int, int]], dict[int, int]]:
-    """For each computation its instructions' rows by id, and for each computation's id the row of its root."""
-    nodes: list[dict[int, int]] = []
+    """Return the row of each instruction by id, for each computation, and the row of each computation's root by id."""
+    rows_by_id: list[dict[int, int]] = []
     roots: dict[int, int] = {}
     row = 0
     for computation in module.computations:
-        local: dict[int, int] = {}
+        # Ids of instructions are unique within a computation only.
+        rows: dict[int, int] = {}
         for instruction in computation.instructions:
-            if instruction.id in local:
+            if instruction.id in rows:
                 raise FileFormatError(f"The HLO module has two instructions with id {instruction.id}.")
-            local[instruction.id] = row
+            rows[instruction.id] = row
             row += 1
         if computation.id in roots:
             raise FileFormatError(f"The HLO module has two computations with id {computation.id}.")
-        if computation.root_id in local:
-            roots[computation.id] = local[computation.root_id]
-        nodes.append(local)
-    return nodes, roots
+        if computation.root_id in rows:
+            roots[computation.id] = rows[computation.root_id]
+        rows_by_id.append(rows)
+    return rows_by_id, roots
 
 
 def _look_up(table: dict[int, int], key: int, what: str, instruction: Any) -> int:
+    """Return the row of an operand or called computation; raise `FileFormatError` if it does not exist."""
     if key not in table:
         raise FileFormatError(
             f"The HLO module's {instruction.opcode or 'unnamed'} instruction {instruction.id} refers to {what} {key}, "
@@ -191,11 +201,11 @@ def _look_up(table: dict[int, int], key: int, what: str, instruction: Any) -> in
     return table[key]
 
 
-def _padded(values: Iterable[int], kept: int) -> list[int]:
-    first = list(values)[:kept]
-    return first + [0] * (kept - len(first))
+def _pad(values: Iterable[int], width: int) -> list[int]:
+    first = list(values)[:width]
+    return first + [0] * (width - len(first))
 
 
 def _wrap(value: int) -> int:
-    """`value` as a signed 64-bit integer."""
+    """Wrap a number to a signed 64-bit integer."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,7 +1,7 @@
-"""From a JAX function to the graph a cost model reads.
+"""Converts a JAX function to the graph that a cost model reads.
 
-A function is named as ``package.module:function`` and lowered on example arguments, which the same module gives as
-``<function>_args`` (a tuple, or a function that returns one). Only what JAX traces is run; nothing is compiled.
+A function is named as ``package.module:function`` and lowered for example arguments, which the same module defines as
+``<function>_args`` (a tuple, or a function that returns one). JAX traces the function; nothing is compiled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilewise.errors import ConfigurationError, UnavailableError
 
 
 def featurize_jax(target: str) -> HloGraph:
-    """The graph of the function named ``module:function``.
+    """Return the graph of the function named ``module:function``.
 
     >>> graph = featurize_jax("my_models.mlp:forward")  # doctest: +SKIP
     """
@@ -25,14 +25,15 @@ def featurize_jax(target: str) -> HloGraph:
 
 
 def serialize_jax(target: str) -> bytes:
-    """The serialized ``HloModuleProto`` of the function named ``module:function``."""
+    """Return the serialized ``HloModuleProto`` of the function named ``module:function``."""
     jax = _jax()
     function, arguments = _load(target)
     try:
-        lowered = jax.jit(function).lower(*arguments)
-        module = lowered.compiler_ir(dialect="hlo")
+        # Lowering stops before the compiler: HLO as JAX emits it, without fusions.
+        lowering = jax.jit(function).lower(*arguments)
+        module = lowering.compiler_ir(dialect="hlo")
         return bytes(module.as_serialized_hlo_module_proto())
-    except Exception as error:  # the user's own function runs here, and may raise anything
+    except Exception as error:  # the user's function runs here and may raise anything
         raise ConfigurationError(f"JAX could not lower {target}: {_first_line(error)}") from error
 
 
@@ -44,14 +45,16 @@ def _jax() -> Any:
 
 
 def _load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Import the function and its example arguments."""
     module_name, _, function_name = target.partition(":")
     if not module_name or not function_name.isidentifier():
         raise ConfigurationError(f"{target!r} does not name a function; write package.module:function.")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    # A console script does not have the current folder on its path, where the user's module usually is.
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the user's own module runs here
+    except Exception as error:  # the user's module runs here and may raise anything
         raise ConfigurationError(f"{module_name} cannot be imported: {_first_line(error)}") from error
     function = getattr(module, function_name, None)
     arguments = getattr(module, f"{function_name}_args", None)
@@ -59,7 +62,7 @@ def _load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         raise ConfigurationError(f"{module_name} has no function {function_name}.")
     arguments = arguments() if callable(arguments) else arguments
     if not isinstance(arguments, tuple):
-        raise ConfigurationError(f"{module_name} must hold example arguments as the tuple {function_name}_args.")
+        raise ConfigurationError(f"{module_name} must define example arguments as the tuple {function_name}_args.")
     return function, arguments
 
 

@@ -1,13 +1,12 @@
-"""The graph of a kernel in TpuGraphs' terms: a small builder of instructions that fills the 140 node features.
+"""A small builder of HLO instructions that fills the 140 node features of a TpuGraphs graph.
 
-It follows the same rules as `costmodel.hlo`, so a graph built here equals the one featurized from the compiler's own
-module: numbers that do not apply are 0, products of empty lists are 1, computations that are called come before the one
-that calls them, and edges are sorted.
+A graph built here equals the graph that `featurize_hlo` makes of the compiler's own module: numbers that do not apply
+are 0, products of empty lists are 1, called computations come before their caller, and edges are sorted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,8 +18,8 @@ from tilewise.costmodel.hlo.featurize import sequence_features
 
 Shape = tuple[int, ...]
 
-# An instruction that nothing is said of: products of lists that are empty are 1.
-_BLANK = [int(name.endswith("_product")) for name in NODE_FEATURES]
+# Features of an instruction without attributes: the products of empty lists are 1.
+_EMPTY_ROW = [int(name.endswith("_product")) for name in NODE_FEATURES]
 
 
 class KernelGraph(NamedTuple):
@@ -44,20 +43,20 @@ class Window:
 
 
 @dataclass(eq=False)
-class Node:
-    """One instruction: what it is, what it gives, what it consumes."""
+class HloNode:
+    """One instruction: its opcode, the shape and dtype of its result, and its operands."""
 
     opcode: str
     shape: Shape
     dtype: str
-    operands: tuple[Node, ...] = ()
+    operands: tuple[HloNode, ...] = ()
     features: dict[str, int] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
-    calls: tuple[Node, ...] | None = None  # another computation, its root last
+    calls: tuple[HloNode, ...] | None = None  # instructions of a called computation, its root last
 
 
 class GraphBuilder:
-    """Instructions in the order they are added; the last one is the root.
+    """Collects instructions in the order they are added; the last one is the root.
 
     >>> g = GraphBuilder()
     >>> x, w = g.parameter((8, 16), "f32"), g.parameter((16, 4), "f32")
@@ -68,66 +67,73 @@ class GraphBuilder:
     """
 
     def __init__(self) -> None:
-        self._nodes: list[Node] = []
+        self._nodes: list[HloNode] = []
 
     def add(
         self,
         opcode: str,
         shape: Sequence[int],
         dtype: str,
-        *operands: Node,
+        *operands: HloNode,
         dimensions: Sequence[int] = (),
         minor_to_major: Sequence[int] | None = None,
         **features: int,
-    ) -> Node:
-        """An instruction. `dimensions` as HLO has them (what a broadcast maps, what a reduce removes)."""
-        node = Node(opcode, tuple(shape), dtype, operands, dict(features))
+    ) -> HloNode:
+        """Add an instruction.
+
+        `dimensions` has HLO's meaning: the result dimensions of a broadcast's operand, or those that a reduce removes.
+        """
+        node = HloNode(opcode, tuple(shape), dtype, operands, dict(features))
         layout = minor_to_major if minor_to_major is not None else range(len(node.shape) - 1, -1, -1)
         node.features |= _numbered("dimensions", dimensions) | _numbered("layout_minor_to_major", layout)
         self._nodes.append(node)
         return node
 
-    def parameter(self, shape: Sequence[int], dtype: str, *, transposed: bool = False) -> Node:
-        """The next argument; `transposed`: its last two dimensions lie the other way round in memory."""
+    def parameter(self, shape: Sequence[int], dtype: str, *, transposed: bool = False) -> HloNode:
+        """Add the next parameter; `transposed` swaps the order of its last two dimensions in memory."""
         rank = len(shape)
         layout = [*range(rank - 1, -1, -1)]
+        # The logical shape stays: only the order of the dimensions in memory differs.
         if transposed:
             layout[0], layout[1] = layout[1], layout[0]
         number = sum(node.opcode == "parameter" for node in self._nodes)
         return self.add("parameter", shape, dtype, minor_to_major=layout, parameter_number=number)
 
-    def constant(self, dtype: str) -> Node:
+    def constant(self, dtype: str) -> HloNode:
         return self.add("constant", (), dtype)
 
-    def broadcast(self, x: Node, shape: Sequence[int], dimensions: Sequence[int] = ()) -> Node:
+    def broadcast(self, x: HloNode, shape: Sequence[int], dimensions: Sequence[int] = ()) -> HloNode:
         return self.add("broadcast", shape, x.dtype, x, dimensions=dimensions)
 
-    def spread(self, shape: Sequence[int], dtype: str) -> Node:
-        """A constant in every element."""
+    def full(self, shape: Sequence[int], dtype: str) -> HloNode:
+        """Add a constant that is broadcast to `shape`."""
         return self.broadcast(self.constant(dtype), shape)
 
-    def convert(self, x: Node, dtype: str) -> Node:
-        """`x` in another number type; `x` itself where it has it already."""
+    def convert(self, x: HloNode, dtype: str) -> HloNode:
+        """Convert `x` to another dtype; return `x` itself if it has that dtype."""
         return x if x.dtype == dtype else self.add("convert", x.shape, dtype, x)
 
-    def binary(self, opcode: str, x: Node, y: Node) -> Node:
+    def binary(self, opcode: str, x: HloNode, y: HloNode) -> HloNode:
         return self.add(opcode, x.shape, x.dtype, x, y)
 
-    def unary(self, opcode: str, x: Node) -> Node:
+    def unary(self, opcode: str, x: HloNode) -> HloNode:
         return self.add(opcode, x.shape, x.dtype, x)
 
-    def reduce(self, opcode: str, x: Node, axes: Sequence[int]) -> Node:
-        """Fold `axes` away by `opcode` (add or maximum), which is a computation of its own, as in HLO."""
-        fold = GraphBuilder()
-        fold.binary(opcode, fold.parameter((), x.dtype), fold.parameter((), x.dtype))
-        kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
-        node = self.add("reduce", kept, x.dtype, x, self.constant(x.dtype), dimensions=axes)
-        node.calls = tuple(fold._nodes)
+    def reduce(self, opcode: str, x: HloNode, axes: Sequence[int]) -> HloNode:
+        """Reduce `axes` by `opcode` (add or maximum), which is a separate computation, as in HLO."""
+        combine = GraphBuilder()
+        combine.binary(opcode, combine.parameter((), x.dtype), combine.parameter((), x.dtype))
+        result_shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
+        node = self.add("reduce", result_shape, x.dtype, x, self.constant(x.dtype), dimensions=axes)
+        node.calls = tuple(combine._nodes)
         return node
 
-    def convolution(self, x: Node, w: Node, shape: Sequence[int], windows: Sequence[Window], groups: int) -> Node:
-        """A 2-D convolution of (batch, channels, height, width) by (out, in / groups, height, width)."""
+    def convolution(
+        self, x: HloNode, w: HloNode, shape: Sequence[int], windows: Sequence[Window], groups: int
+    ) -> HloNode:
+        """Add a 2-D convolution of `x` (N, C, H, W) with filters `w` (out, C / groups, height, width)."""
         names = "convolution_dim_numbers"
+        # Positions of the channel and spatial dimensions; batch and output channels are dimension 0, the default.
         numbers = {
             f"{names}_input_feature_dim": 1, f"{names}_input_spatial_dims_0": 2, f"{names}_input_spatial_dims_1": 3,
             f"{names}_kernel_input_feature_dim": 1, f"{names}_kernel_spatial_dims_0": 2,
@@ -140,13 +146,14 @@ class GraphBuilder:
         return node
 
     def build(self) -> KernelGraph:
-        """The arrays. Called computations come first, in the order of their callers."""
-        regions = [node.calls for node in self._nodes if node.calls is not None]
-        computations = [*regions, tuple(self._nodes)]
+        """Return the graph's arrays; called computations come first, in the order of their callers."""
+        subcomputations = [node.calls for node in self._nodes if node.calls is not None]
+        computations = [*subcomputations, tuple(self._nodes)]
         order = [node for computation in computations for node in computation]
-        place = {id(node): index for index, node in enumerate(order)}
+        row_of = {id(node): row for row, node in enumerate(order)}
         roots = {id(computation[-1]) for computation in computations}
-        edges = {(place[id(node)], place[id(source)]) for node in order for source in _sources(node)}
+        # A set: an instruction that uses an operand twice has one edge to it.
+        edges = {(row_of[id(node)], row_of[id(source)]) for node in order for source in _sources(node)}
         return KernelGraph(
             np.array([_row(node, id(node) in roots) for node in order], np.int64).astype(np.float32),
             np.array([OPCODE_NUMBER[node.opcode] for node in order], np.uint8),
@@ -154,7 +161,8 @@ class GraphBuilder:
         )
 
 
-def _sources(node: Node) -> tuple[Node, ...]:
+def _sources(node: HloNode) -> tuple[HloNode, ...]:
+    """Return the operands of a node and the root of the computation it calls."""
     return node.operands if node.calls is None else (*node.operands, node.calls[-1])
 
 
@@ -162,23 +170,21 @@ def _numbered(stem: str, values: Sequence[int] | range) -> dict[str, int]:
     return {f"{stem}_{index}": value for index, value in enumerate(list(values)[:DIMENSIONS])}
 
 
-def _row(node: Node, is_root: bool) -> list[int]:
-    row = _BLANK.copy()
+def _row(node: HloNode, is_root: bool) -> list[int]:
+    """Return the 140 features of a node as integers; they are converted to float32 once, at the end."""
+    row = _EMPTY_ROW.copy()
     row[NODE_COLUMN["is_root"]] = int(is_root)
     row[NODE_COLUMN[f"shape_element_type_is_{node.dtype}"]] = 1
-    _fill(row, "shape_dimensions", node.shape)
-    for part in WINDOW_FIELDS if node.windows else ():
-        _fill(row, f"window_{part}", [getattr(window, part) for window in node.windows])
+    _set_list(row, "shape_dimensions", node.shape)
+    for name in WINDOW_FIELDS if node.windows else ():
+        _set_list(row, f"window_{name}", [getattr(window, name) for window in node.windows])
     row[NODE_COLUMN["window_window_reversal_false_count"]] = len(node.windows)
-    _set(row, node.features)
+    for name, value in node.features.items():
+        row[NODE_COLUMN[name]] = value
     return row
 
 
-def _fill(row: list[int], stem: str, values: Sequence[int]) -> None:
+def _set_list(row: list[int], stem: str, values: Sequence[int]) -> None:
+    """Write a list, its sum and its product to the columns that begin with `stem`."""
     first = NODE_COLUMN[f"{stem}_0"]
     row[first : first + DIMENSIONS + 2] = sequence_features(values, DIMENSIONS)
-
-
-def _set(row: list[int], features: Mapping[str, int]) -> None:
-    for name, value in features.items():
-        row[NODE_COLUMN[name]] = value

@@ -1,7 +1,7 @@
-"""Measurements of a tile autotuner (a serialized ``TuningData``) to kernel files.
+"""Converts measurements of a tile autotuner (a serialized ``TuningData``) to kernel files.
 
-Each module of the message is one kernel. A run counts when it has no error and took more than one nanosecond; the run
-marked as the default gives the normalizer, so that a target below one means "faster than the compiler's own choice".
+Each module of the message is one kernel. A run is used if it has no error and took more than one nanosecond. The run
+marked as the default provides the normalizer, so that a target below one means "faster than the compiler's choice".
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from tilewise._files import read_input, write_whole
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.npz import Array, npz_bytes
+from tilewise.costmodel.data.schema import DIMENSIONS
 from tilewise.costmodel.hlo.featurize import (
     HloGraph,
     featurize_module,
@@ -26,12 +27,11 @@ from tilewise.costmodel.hlo.featurize import (
 from tilewise.errors import FileFormatError
 
 MAX_FILE_BYTES = 256 << 20
-_KEPT = 6
 
 
 @dataclass(frozen=True)
-class Converted:
-    """What became of a tuning file: the kernel files written, and how many of its runs are in them."""
+class TuningConversion:
+    """Result of `convert_tuning_data`: the kernel files, the runs in the tuning file, and the runs that were used."""
 
     files: list[Path]
     runs: int
@@ -40,46 +40,47 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The kernels of a tuning file, how many runs it holds, and one sentence for each module without a usable run."""
+class TuningData:
+    """The kernels of a tuning file, its number of runs, and a sentence for each module without a usable run."""
 
     kernels: list[Kernel]
     runs: int
     skipped: list[str]
 
 
-def read_tuning_data(path: Path) -> Measured:
-    """The kernels measured in the file `path`, named ``<file>_<hash>``; a repeated module gets a number."""
+def read_tuning_data(path: Path) -> TuningData:
+    """Read the kernels measured in the file `path`; they are named ``<file>_<hash>``, repeats with a number."""
     modules = _parse(path).modules
     kernels: list[Kernel] = []
     skipped: list[str] = []
-    seen: dict[str, int] = {}
+    occurrences: dict[str, int] = {}
     for position, module in enumerate(modules):
         runs, problem = _usable_runs(module)
         if problem:
-            skipped.append(f"Module {position} of {path.name} is left out: {problem}.")
+            skipped.append(f"Module {position} of {path.name} is skipped: {problem}.")
             continue
         graph = featurize_module(module.module)
+        # Names depend on the graph alone, so that the same kernel has the same name in every tuning file.
         digest = hashlib.sha256(b"".join(array.tobytes() for array in graph)).hexdigest()[:16]
-        seen[digest] = seen.get(digest, 0) + 1
-        suffix = f"-{seen[digest]}" if seen[digest] > 1 else ""
+        occurrences[digest] = occurrences.get(digest, 0) + 1
+        suffix = f"-{occurrences[digest]}" if occurrences[digest] > 1 else ""
         kernels.append(_kernel(f"{path.stem}_{digest}{suffix}", graph, runs))
     if not kernels:
-        raise FileFormatError(f"{path} holds no kernel with a valid run and a default to compare it with.")
-    return Measured(kernels, sum(len(module.runs) for module in modules), skipped)
+        raise FileFormatError(f"{path} contains no kernel with a valid run and a default to compare it with.")
+    return TuningData(kernels, sum(len(module.runs) for module in modules), skipped)
 
 
-def convert_tuning_data(path: Path, out_dir: Path) -> Converted:
+def convert_tuning_data(path: Path, out_dir: Path) -> TuningConversion:
     """Write every kernel of the tuning file `path` as ``<program>_<hash>.npz`` into `out_dir`."""
-    measured = read_tuning_data(path)
-    files = [out_dir / f"{kernel.name}.npz" for kernel in measured.kernels]
-    for target, kernel in zip(files, measured.kernels, strict=True):
+    data = read_tuning_data(path)
+    files = [out_dir / f"{kernel.name}.npz" for kernel in data.kernels]
+    for target, kernel in zip(files, data.kernels, strict=True):
         write_whole(target, kernel_npz(kernel))
-    return Converted(files, measured.runs, sum(kernel.n_configs for kernel in measured.kernels), measured.skipped)
+    return TuningConversion(files, data.runs, sum(kernel.n_configs for kernel in data.kernels), data.skipped)
 
 
-def kernel_npz(kernel: Kernel, **beside: Array) -> bytes:
-    """A kernel in the six arrays and number types of the dataset's files, and what else is to travel `beside` them."""
+def kernel_npz(kernel: Kernel, **extra_arrays: Array) -> bytes:
+    """Encode a kernel as an npz file with the six arrays and dtypes of TpuGraphs, plus `extra_arrays`."""
     arrays: dict[str, Array] = {
         "node_feat": kernel.node_feat,
         "node_opcode": kernel.node_opcode,
@@ -88,13 +89,14 @@ def kernel_npz(kernel: Kernel, **beside: Array) -> bytes:
         "config_runtime": kernel.runtime,
         "config_runtime_normalizers": kernel.normalizer,
     }
-    return npz_bytes(arrays | beside)
+    return npz_bytes(arrays | extra_arrays)
 
 
 def tile_features(tile: Any) -> list[int]:
-    """The 24 numbers of a tile configuration: kernel, output and input bounds, each with its sum and product."""
+    """Return the 24 features of a tile: its kernel, output and input bounds, each with their sum and product."""
     bounds = (tile.kernel_bounds, tile.output_bounds, tile.input_bounds)
-    return [number for values in bounds for number in sequence_features(values, _KEPT, empty_product=0)]
+    # Unlike in node features, the product of empty bounds is 0 in TpuGraphs' files.
+    return [number for values in bounds for number in sequence_features(values, DIMENSIONS, empty_product=0)]
 
 
 def _parse(path: Path) -> Any:
@@ -103,6 +105,7 @@ def _parse(path: Path) -> Any:
 
 
 def _usable_runs(module: Any) -> tuple[list[Any], str]:
+    """Return the valid runs of a module, and a reason if they cannot be used."""
     runs = [run for run in module.runs if not run.has_error and run.execution_profile.compute_time_ns > 1]
     if not runs:
         return runs, "it has no valid run"
@@ -110,15 +113,18 @@ def _usable_runs(module: Any) -> tuple[list[Any], str]:
 
 
 def _kernel(name: str, graph: HloGraph, runs: list[Any]) -> Kernel:
+    """Build a kernel with a configuration for each run; the first default run is the normalizer of all."""
     runtime = np.array([run.execution_profile.compute_time_ns for run in runs], np.int64)
     default = next(run for run in runs if run.is_default)
+    # int64 first: products wrap as in C++, and each number is rounded to float32 once.
+    features = np.array([tile_features(run.op_config.tile_size_config) for run in runs], np.int64).astype(np.float32)
     return make_kernel(
         name,
-        graph.node_feat,
-        graph.node_opcode,
-        graph.edge_index,
-        np.array([tile_features(run.op_config.tile_size_config) for run in runs], np.int64).astype(np.float32),
-        runtime,
-        np.full_like(runtime, default.execution_profile.compute_time_ns),
+        node_feat=graph.node_feat,
+        node_opcode=graph.node_opcode,
+        edge_index=graph.edge_index,
+        config_feat=features,
+        config_runtime=runtime,
+        config_runtime_normalizers=np.full_like(runtime, default.execution_profile.compute_time_ns),
         where=name,
     )
