@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +31,7 @@ from tools.ratchet_rules import RULES, TREE_RULES, SourceFile, Violation
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS_FILE = ROOT / "tools" / "ratchet.json"
 
-WHOLE_TREE = "whole tree"
+WHOLE_TREE = "tree"
 # Packages large enough that each of their folders is counted by itself.
 SPLIT_PACKAGES = ("bench", "costmodel", "gpu", "graph", "native", "quantize", "tune")
 # Files that students complete: they are short on purpose and are not the project's code.
@@ -73,10 +75,12 @@ def package_of(path: str) -> str:
 
 @dataclass
 class Report:
-    """The lines, identifiers and violations of a tree, per package and rule."""
+    """The violations of a tree per package and rule, and the totals that rates are computed from."""
 
-    lines: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    identifiers: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    lines: Counter[str] = field(default_factory=Counter)
+    identifiers: Counter[str] = field(default_factory=Counter)
+    docstrings: Counter[str] = field(default_factory=Counter)
+    comments: Counter[str] = field(default_factory=Counter)
     violations: dict[str, dict[str, list[Violation]]] = field(default_factory=dict)
 
     @property
@@ -96,6 +100,8 @@ def measure(files: list[SourceFile]) -> Report:
         by_package[file.package].append(file)
         report.lines[file.package] += len(file.lines)
         report.identifiers[file.package] += len(file.identifiers)
+        report.docstrings[file.package] += len(file.docstrings)
+        report.comments[file.package] += file.own_line_comments
     for package, members in by_package.items():
         report.violations[package] = {rule.name: sorted(rule.find(members)) for rule in RULES}
     report.violations[WHOLE_TREE] = {rule.name: sorted(rule.find(files)) for rule in TREE_RULES}
@@ -148,23 +154,46 @@ def new_ceilings(counts: Counts, ceilings: Counts, allowed: Iterable[str] = ()) 
     return result
 
 
-def explain(rise: Change, report: Report) -> Iterator[str]:
-    """Say which ceiling was passed, what to do, and where the violations are."""
+def explain(rise: Change, report: Report, changed: set[tuple[str, int]]) -> Iterator[str]:
+    """Say which ceiling was passed, what to do, and where: on changed lines if possible, else in the whole package."""
     rules = {rule.name: rule for rule in (*RULES, *TREE_RULES)}
     yield f"{rise.name}: {rise.count}, the ceiling is {rise.ceiling}"
     if rise.rule not in rules:
-        yield "  Remove code, or explain the growth: make ratchet ALLOW=" + rise.name + ' REASON="..."'
+        yield f'  Remove code, or explain the growth: make ratchet ALLOW={rise.name} REASON="..."'
         return
     yield f"  {rules[rise.rule].advice}"
-    yield from (f"  {violation}" for violation in report.violations[rise.package][rise.rule])
+    places = report.violations[rise.package][rise.rule]
+    on_changed_lines = [place for place in places if (place.path, place.line) in changed]
+    yield from (f"  {place}" for place in on_changed_lines or places)
 
 
-def check(report: Report, ceilings: Counts) -> int:
+def changed_lines(root: Path) -> set[tuple[str, int]]:
+    """Return path and number of each line that differs from where the branch left main; empty without git."""
+    base = _git(root, "merge-base", "main", "HEAD").strip() or "HEAD"
+    lines: set[tuple[str, int]] = set()
+    path = ""
+    for line in _git(root, "diff", "--unified=0", base).splitlines():
+        if line.startswith("+++ "):
+            path = line.removeprefix("+++ b/")
+        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(hunk[1]), int(hunk[2] or 1)
+            lines.update((path, number) for number in range(first, first + count))
+    return lines
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """Return the output of a git command, or nothing if it fails."""
+    process = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    return process.stdout if process.returncode == 0 else ""
+
+
+def check(report: Report, ceilings: Counts, root: Path) -> int:
     """Print every rise with its violations, and return the exit status."""
     changes = compare(report.counts, ceilings)
     rises = [change for change in changes if change.is_rise]
+    changed = changed_lines(root) if rises else set()
     for rise in rises:
-        print("\n".join(explain(rise, report)))
+        print("\n".join(explain(rise, report, changed)))
     if len(changes) > len(rises):
         print(f"ratchet: {len(changes) - len(rises)} ceilings can be lowered: make ratchet")
     print(f"ratchet: {len(rises)} counts rose" if rises else "ratchet: no count rose")
@@ -191,16 +220,22 @@ def show(report: Report, target: str) -> None:
 
 
 def table(report: Report) -> None:
-    """Print one row per package, with participles also per thousand identifiers, and a row for the whole tree."""
+    """Print one row per package, starting with the rates that the project's goals are stated in.
+
+    ‰ are participles per thousand identifiers, the percentages are docstrings with a bad first word and lines that
+    are comments.
+    """
     columns = [rule.name for rule in RULES]
-    print(f"{'package':24}{'lines':>8}  participles ‰  " + "  ".join(columns))
+    print(f"{'package':24}{'lines':>8}  participles ‰  openers %  comments %  " + "  ".join(columns))
     for package, lines in sorted(report.lines.items()):
         counts = report.counts[package]
-        rate = 1000 * counts.get("participles", 0) / max(1, report.identifiers[package])
+        participles = 1000 * counts.get("participles", 0) / max(1, report.identifiers[package])
+        openers = 100 * counts.get("docstring_openers", 0) / max(1, report.docstrings[package])
+        comments = 100 * report.comments[package] / max(1, lines)
         cells = "  ".join(f"{counts.get(name, 0):>{len(name)}}" for name in columns)
-        print(f"{package:24}{lines:>8}  {rate:>13.1f}  {cells}")
+        print(f"{package:24}{lines:>8}  {participles:>13.1f}  {openers:>9.1f}  {comments:>10.1f}  {cells}")
     for rule, places in report.violations[WHOLE_TREE].items():
-        print(f"{WHOLE_TREE}: {sum(report.lines.values())} lines, {rule} {len(places)}")
+        print(f"{WHOLE_TREE}: {report.lines.total()} lines, {rule} {len(places)}")
 
 
 def read_ceilings(path: Path) -> dict[str, Any]:
@@ -244,7 +279,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         lower_ceilings(ceilings_file, "ceilings", report.counts, options.allow, options.reason)
     if options.show or options.table:
         return 0
-    return check(report, read_ceilings(ceilings_file)["ceilings"])
+    return check(report, read_ceilings(ceilings_file)["ceilings"], root)
 
 
 if __name__ == "__main__":

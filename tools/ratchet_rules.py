@@ -59,6 +59,18 @@ class SourceFile:
         """Every name that the file binds or defines."""
         return list(_python_identifiers(self.nodes) if self.is_python else _cpp_identifiers(self.lines))
 
+    @cached_property
+    def docstrings(self) -> list[tuple[int, str]]:
+        """The docstrings of the module, its classes and its functions, each with its line."""
+        owners = (node for node in self.nodes if isinstance(node, ast.Module | ast.ClassDef | FunctionNode))
+        return [(node.body[0].lineno, text) for node in owners if (text := ast.get_docstring(node))]
+
+    @cached_property
+    def own_line_comments(self) -> int:
+        """The number of lines that hold a comment and nothing else."""
+        markers = ("#",) if self.is_python else ("//", "/*", "* ")
+        return sum(line.lstrip().startswith(markers) for line in self.lines)
+
 
 @dataclass(frozen=True)
 class Identifier:
@@ -265,11 +277,10 @@ def _is_number(node: ast.expr) -> bool:
 
 def docstring_openers(file: SourceFile) -> Iterator[Violation]:
     """Find docstrings that start with a pronoun, a preposition or "The same"."""
-    for node in file.nodes:
-        if isinstance(node, ast.Module | ast.ClassDef | FunctionNode) and (text := ast.get_docstring(node)):
-            words = re.findall(r"[\w']+", text.lower())[:2]
-            if words and (words[0] in DOCSTRING_OPENERS or words == ["the", "same"]):
-                yield Violation(file.path, node.body[0].lineno, f"docstring starts with {text.splitlines()[0][:60]!r}")
+    for line, text in file.docstrings:
+        words = re.findall(r"[\w']+", text.lower())[:2]
+        if words and (words[0] in DOCSTRING_OPENERS or words == ["the", "same"]):
+            yield Violation(file.path, line, f"docstring starts with {text.splitlines()[0][:60]!r}")
 
 
 def missing_docstrings(file: SourceFile) -> Iterator[Violation]:
@@ -290,20 +301,12 @@ def missing_comments(files: list[SourceFile]) -> Iterator[Violation]:
     if not files or not f"{files[0].package}/".startswith(ALGORITHMIC_PACKAGES):
         return
     required = {file: len(file.lines) * MIN_COMMENTS_PER_100_LINES // 100 for file in files}
-    missing = sum(required.values()) - sum(map(own_line_comments, files))
-    for file in sorted(files, key=lambda file: own_line_comments(file) - required[file]):
-        count = min(missing, max(0, required[file] - own_line_comments(file)))
+    missing = sum(required.values()) - sum(file.own_line_comments for file in files)
+    for file in sorted(files, key=lambda file: file.own_line_comments - required[file]):
+        count = max(0, min(missing, required[file] - file.own_line_comments))
         missing -= count
-        yield from (
-            Violation(file.path, 1, f"{own_line_comments(file)} own-line comments in {len(file.lines)} lines")
-            for _ in range(count)
-        )
-
-
-def own_line_comments(file: SourceFile) -> int:
-    """Count the lines that hold a comment and nothing else."""
-    markers = ("#",) if file.is_python else ("//", "/*", "* ")
-    return sum(line.lstrip().startswith(markers) for line in file.lines)
+        text = f"{file.own_line_comments} own-line comments in {len(file.lines)} lines"
+        yield from (Violation(file.path, 1, text) for _ in range(count))
 
 
 def long_cpp_lines(file: SourceFile) -> Iterator[Violation]:

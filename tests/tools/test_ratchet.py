@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,18 @@ def test_a_failure_names_the_place_and_the_remedy(tree, capsys):
     printed = capsys.readouterr().out
     assert "src/tilewise/fit/rounding.py:9: `found` is a bare participle" in printed
     assert "Name the value by what it is" in printed
+
+
+def test_a_failure_shows_changed_lines_only_where_it_can(tree, capsys):
+    append(tree, "found = 'x'")
+    ratchet.main(["--lower", "--allow", "fit.participles", "--reason", "test"], root=tree)
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *command], cwd=tree, check=True)
+    append(tree, "told = 'x'")
+    capsys.readouterr()
+    assert ratchet.main([], root=tree) == 1
+    printed = capsys.readouterr().out
+    assert "rounding.py:12: `told`" in printed and "`found`" not in printed
 
 
 def test_each_word_of_the_table_counts_where_it_is_not_precise():
