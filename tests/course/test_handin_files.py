@@ -13,7 +13,7 @@ import pytest
 from costmodel.simulated import simulated_kernels
 
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
-from tilewise.costmodel.features.cache_conflicts import crowded, outer_dimensions
+from tilewise.costmodel.features.cache_conflicts import has_conflicts, outer_dimensions
 from tilewise.costmodel.features.occupancy import element_bytes
 from tilewise.costmodel.features.ranker import RankerFeatures, kernel_sizes
 from tilewise.costmodel.features.scaling import MinMax
@@ -73,7 +73,7 @@ def test_the_hand_in_reads_the_same_features_as_tile_ranker(collection: str) -> 
         np.testing.assert_array_equal(own, ours.config[:, fitted.global_width :])
 
 
-def test_the_hand_in_finds_the_same_crowded_rows() -> None:
+def test_the_hand_in_computes_the_same_cache_conflicts() -> None:
     """Also along dimensions and with switches that no embedded collection asks for."""
     split = load_dataset("cpu", limit=40).train
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def test_the_hand_in_finds_the_same_crowded_rows() -> None:
     some = 0
     for kernel in split:
         sizes, element = kernel_sizes(kernel), element_bytes(kernel)
-        ours = crowded(table, outer_dimensions(sizes, element), np.ascontiguousarray(kernel.config_feat.T))
+        ours = has_conflicts(table, outer_dimensions(sizes, element), np.ascontiguousarray(kernel.config_feat.T))
         np.testing.assert_array_equal(theirs._crowds(sizes, kernel.config_feat.astype(float), int(element)), ours.T)
         some += int(ours.sum())
     assert some > 100

@@ -421,10 +421,10 @@ def adapted_model(folder: Path) -> Target:
 @target
 def blended_model(folder: Path) -> Target:
     from tilewise.costmodel import load_scorer, rank
-    from tilewise.costmodel.models.blend import blended
+    from tilewise.costmodel.models.blend import blend
 
     parts = [load_scorer(_trained(name, folder / name)) for name in ("MLP", "GBDT")]
-    blended(parts, kernels()).save(folder / "blend.safetensors")
+    blend(parts, kernels()).save(folder / "blend.safetensors")
     return Target(folder / "blend.safetensors", lambda path: rank(load_scorer(path), kernels()[0]), TENSORS)
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, TILE_FEATURES, Schema
 from tilewise.costmodel.data.shards import Split
-from tilewise.costmodel.features.occupancy import Gpu, element_bytes, is_product, occupancy
+from tilewise.costmodel.features.occupancy import Gpu, element_bytes, is_product, occupancy_features
 from tilewise.costmodel.features.ranker import RankerFeatures, kernel_sizes
 from tilewise.costmodel.metrics import top_k_error
 
@@ -53,7 +53,7 @@ class Analytical:
     calibration = None
 
     def __init__(self, split: Split) -> None:
-        self.gpu = Gpu.read(split.schema)
+        self.gpu = Gpu.from_schema(split.schema)
         self.cpu = _cpu_columns(split.schema)
         known = self.gpu or self.cpu
         self.pairs = [] if known else _best_slot_per_column(RankerFeatures.fit(split), split)
@@ -61,7 +61,7 @@ class Analytical:
     @staticmethod
     def applies(schema: Schema) -> bool:
         """Whether what the columns mean is known from their names."""
-        return bool(Gpu.read(schema) or _cpu_columns(schema) or schema.config_features == TILE_FEATURES)
+        return bool(Gpu.from_schema(schema) or _cpu_columns(schema) or schema.config_features == TILE_FEATURES)
 
     def score(self, kernel: Kernel) -> npt.NDArray[np.float32]:
         if self.gpu is not None:
@@ -84,7 +84,7 @@ class Analytical:
 def _gpu_cycles(gpu: Gpu, kernel: Kernel) -> npt.NDArray[np.float64]:
     """About how many cycles the busiest multiprocessor takes for each configuration."""
     config = kernel.config_feat.astype(np.float64)
-    filling = 2.0 ** occupancy(gpu, kernel, kernel_sizes(kernel), config)
+    filling = 2.0 ** occupancy_features(gpu, kernel, kernel_sizes(kernel), config)
     programs, resident, a_thread, steps = filling[:, 0], filling[:, 4], filling[:, 5], filling[:, 6]
     warps, stages = np.maximum(config[:, gpu.warps], 1), np.clip(config[:, gpu.stages], 1, 4)
     result, entry, other = config[:, 15], config[:, 23], config[:, 7]  # elements of the three tiles

@@ -7,7 +7,13 @@ import pytest
 
 from costmodel.simulated import simulated_kernels
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
-from tilewise.costmodel.features.cache_conflicts import NO_CROWDS, crowded, fit_crowds, outer_dimensions
+from tilewise.costmodel.features.cache_conflicts import (
+    NO_CONFLICTS,
+    ConflictSamples,
+    fit_cache_conflicts,
+    has_conflicts,
+    outer_dimensions,
+)
 from tilewise.costmodel.features.ranker import RankerFeatures, kernel_sizes
 
 COLUMN, ROWS_OF_FIRST = 0, 5  # the first operand's last but one dimension
@@ -43,15 +49,17 @@ def test_a_plane_of_an_image_is_a_row_too():
     assert outer[:, ROWS_OF_FIRST + 1].tolist() == [4.0, 32.0, 1024.0]  # channels, planes of 1,024 bytes
 
 
-def test_a_tile_crowds_where_it_has_more_rows_than_ways_and_the_switch_is_right():
+def test_a_tile_conflicts_if_it_has_more_rows_than_ways_and_the_flag_matches():
     table = np.array([[0, ROWS_OF_FIRST, 8, 1, 0]])
     config = np.array([[14, 14, 8, 9], [0, 1, 0, 0]], np.float32)  # tile, packed
-    assert crowded(table, outer_dimensions(sizes((64, 1024)), 4), config).tolist() == [[True, False, False, True]]
-    assert not crowded(table, outer_dimensions(sizes((64, 1000)), 4), config).any()
-    assert not crowded(table, outer_dimensions(sizes((8, 1024)), 4), config).any()  # there are no more rows than ways
+    assert has_conflicts(table, outer_dimensions(sizes((64, 1024)), 4), config).tolist() == [[True, False, False, True]]
+    assert not has_conflicts(table, outer_dimensions(sizes((64, 1000)), 4), config).any()
+    assert not has_conflicts(
+        table, outer_dimensions(sizes((8, 1024)), 4), config
+    ).any()  # there are no more rows than ways
 
 
-def measured(slow: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def conflict_samples(slow: bool) -> ConflictSamples:
     """Kernels of 700 to 2,100 columns under tiles of 2 to 14 rows, packed or not; unpacked ones suffer if `slow`."""
     rng = np.random.default_rng(0)
     lengths = np.array([704, 768, 1000, 1024, 1100, 1280, 1536, 1920, 2048, 2100] * 6)
@@ -60,21 +68,21 @@ def measured(slow: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
     kernel = np.repeat(np.arange(len(lengths)), len(tile))
     config = np.stack([np.tile(tile, len(lengths)), np.tile(packed, len(lengths))], axis=1)
     rows = np.minimum(config[:, 0], 64) / outer[kernel, 0, ROWS_OF_FIRST]
-    goal = 0.1 * np.round(np.log2(lengths[kernel])) * np.log2(config[:, 0]) + 0.02 * rng.standard_normal(len(kernel))
-    goal += 0.3 * slow * ((rows > 8) & (config[:, 1] == 0))
-    return config, kernel, goal, outer
+    log_runtime = 0.1 * np.round(np.log2(lengths[kernel])) * np.log2(config[:, 0]) + 0.02 * rng.standard_normal(
+        len(kernel)
+    )
+    log_runtime += 0.3 * slow * ((rows > 8) & (config[:, 1] == 0))
+    return ConflictSamples(config, kernel, log_runtime, outer)
 
 
-def test_what_slows_is_found_with_its_switch():
-    config, kernel, goal, outer = measured(True)
-    table = fit_crowds([0], [1], config, kernel, goal, outer)
+def test_a_slow_conflict_is_selected_with_its_flag():
+    table = fit_cache_conflicts([0], [1], conflict_samples(True))
     assert [0, ROWS_OF_FIRST, 8, 1, 0] in table.tolist()
 
 
-def test_nothing_is_found_where_nothing_slows():
-    config, kernel, goal, outer = measured(False)
-    assert len(fit_crowds([0], [1], config, kernel, goal, outer)) == 0
-    assert len(RankerFeatures.fit(load_dataset("h200", limit=60).train).crowds) == 0
+def test_nothing_is_selected_if_conflicts_cost_nothing():
+    assert len(fit_cache_conflicts([0], [1], conflict_samples(False))) == 0
+    assert len(RankerFeatures.fit(load_dataset("h200", limit=60).train).cache_conflicts) == 0
 
 
 def test_the_measured_processor_has_them():
@@ -82,7 +90,7 @@ def test_the_measured_processor_has_them():
     split = load_dataset("cpu").train
     names = list(split.schema.config_features)
     rows, pack = names.index("register_m"), names.index("pack_a")
-    table = RankerFeatures.fit(split).crowds.tolist()
+    table = RankerFeatures.fit(split).cache_conflicts.tolist()
     assert [rows, ROWS_OF_FIRST, 12, pack, 0] in table
 
 
@@ -90,5 +98,5 @@ def test_files_from_before_there_were_any_read_as_none():
     kernels = simulated_kernels(8, seed=1)
     fitted = RankerFeatures.fit(dataset_from_kernels(kernels[:6], kernels[6:]).train)
     old = {name: table for name, table in fitted.tensors().items() if name != "crowds"}
-    assert RankerFeatures.restore(old, {}).crowds.shape == NO_CROWDS.shape
+    assert RankerFeatures.restore(old, {}).cache_conflicts.shape == NO_CONFLICTS.shape
     assert kernel_sizes(kernels[0]).shape == (28,)

@@ -10,11 +10,11 @@ import pytest
 from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
-from tilewise.costmodel.features.cpu import OWN, CpuFeatures, product_of
+from tilewise.costmodel.features.cpu import INPUT_COLUMNS, CpuFeatures, as_product
 from tilewise.costmodel.hlo.operations import conv_graph, int8_matmul_graph, matmul_graph
 from tilewise.errors import FileFormatError
 
-SCHEMA = Schema((*TILE_FEATURES, *OWN))
+SCHEMA = Schema((*TILE_FEATURES, *INPUT_COLUMNS))
 MACHINE = {
     "machine_lanes": 8, "machine_registers": 16, "machine_l1_kib": 32, "machine_l2_kib": 512,
     "machine_l3_share_kib": 4096, "machine_mflops": 100_000, "machine_l1_mbs": 100_000, "machine_l2_mbs": 60_000,
@@ -48,16 +48,16 @@ GRAPHS = {
 
 
 def test_the_product_is_read_from_the_graph():
-    product = product_of(kernel(GRAPHS["product"], rows(2, MACHINE)))
-    assert (product.m, product.n, product.k, product.bytes) == (100, 200, 300, 4)
-    assert product.b_transposed and not product.a_transposed and product.slow_end
-    small = product_of(kernel(GRAPHS["bytes"], rows(2, MACHINE)))
-    assert (small.m, small.n, small.k, small.bytes) == (10, 20, 30, 1)
-    batch = product_of(kernel(GRAPHS["batch"], rows(2, MACHINE)))
+    product = as_product(kernel(GRAPHS["product"], rows(2, MACHINE)))
+    assert (product.m, product.n, product.k, product.element_bytes) == (100, 200, 300, 4)
+    assert product.b_transposed and not product.a_transposed and product.slow_epilogue
+    small = as_product(kernel(GRAPHS["bytes"], rows(2, MACHINE)))
+    assert (small.m, small.n, small.k, small.element_bytes) == (10, 20, 30, 1)
+    batch = as_product(kernel(GRAPHS["batch"], rows(2, MACHINE)))
     assert (batch.batch, batch.m, batch.n, batch.k) == (4, 10, 20, 30)
-    convolution = product_of(kernel(GRAPHS["convolution"], rows(2, MACHINE)))
+    convolution = as_product(kernel(GRAPHS["convolution"], rows(2, MACHINE)))
     assert convolution.convolution and (convolution.m, convolution.n, convolution.k) == (256, 8, 27)
-    assert convolution.extra == 1.0
+    assert convolution.epilogue_reads == 1.0
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))

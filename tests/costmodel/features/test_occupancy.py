@@ -8,7 +8,7 @@ import pytest
 
 from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
-from tilewise.costmodel.features.occupancy import Gpu, occupancy
+from tilewise.costmodel.features.occupancy import Gpu, occupancy_features
 from tilewise.costmodel.features.ranker import kernel_sizes
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Problem
@@ -18,14 +18,14 @@ OWN = ("warps", "stages", "group")
 H200 = Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": 132}})
 
 
-def numbers(problem: Problem, config: Config, loads: int = 3) -> np.ndarray:
+def numbers(problem: Problem, config: Config, load_detail: int = 3) -> np.ndarray:
     family = get_family(problem.family)
     row = np.array([config_row(family, problem, config, OWN)], np.float32)
     kernel = make_kernel("k", *family.graph(problem), row, np.ones(1, np.int64), np.ones(1, np.int64))
-    gpu = Gpu.read(H200)
-    assert gpu is not None and gpu.loads == 3
-    gpu = dataclasses.replace(gpu, loads=loads)
-    return 2.0 ** occupancy(gpu, kernel, kernel_sizes(kernel), kernel.config_feat.astype(float))[0]
+    gpu = Gpu.from_schema(H200)
+    assert gpu is not None and gpu.load_detail == 3
+    gpu = dataclasses.replace(gpu, load_detail=load_detail)
+    return 2.0 ** occupancy_features(gpu, kernel, kernel_sizes(kernel), kernel.config_feat.astype(float))[0]
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_the_last_wave_is_wasted_when_one_program_is_left_over():
 
 
 def test_collections_of_other_hardware_have_no_occupancy():
-    assert Gpu.read(Schema()) is None
-    assert Gpu.read(Schema((*TILE_FEATURES, "register_m", "threads_m"))) is None
-    assert Gpu.read(Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": "many"}})) is None
+    assert Gpu.from_schema(Schema()) is None
+    assert Gpu.from_schema(Schema((*TILE_FEATURES, "register_m", "threads_m"))) is None
+    assert Gpu.from_schema(Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": "many"}})) is None
 
 
 TILE = Config.of(block_m=64, block_n=128, block_k=32, warps=4, stages=3, group=1)
@@ -102,7 +102,7 @@ def test_rows_of_transposed_operands_are_those_in_memory(family, dtype, layout, 
     element = 2 if dtype == "bf16" else 4
     wide = {"m": 2 * element, "n": 16, "k": element}
     assert numbers(problem, TILE)[9:12].tolist() == [16, wide[rows[0]], wide[rows[1]]]
-    assert numbers(problem, TILE, loads=1)[9:].tolist() == [16, element, 16]  # as written, whatever the layout
+    assert numbers(problem, TILE, load_detail=1)[9:].tolist() == [16, element, 16]  # as written, whatever the layout
 
 
 def test_an_operand_that_cannot_be_copied_ahead_has_one_buffer():
@@ -118,7 +118,7 @@ def test_an_operand_that_cannot_be_copied_ahead_has_one_buffer():
 def test_programs_that_need_less_shared_memory_are_resident_together():
     config = Config.of(block_m=128, block_n=128, block_k=64, warps=4, stages=4, group=1)
     problem = Problem.of("matmul", dtype="bf16", m=12800, n=1023, k=777, epilogue="none", layout="nn")
-    told, before = numbers(problem, config), numbers(problem, config, loads=1)
+    told, before = numbers(problem, config), numbers(problem, config, load_detail=1)
     assert [before[4], told[4]] == pytest.approx([1, 3])  # 128 KiB; 32 KiB, and registers leave room for three
     assert [before[1], told[1]] == pytest.approx([math.ceil(800 / 132), math.ceil(800 / 396)])
 
@@ -170,15 +170,15 @@ def test_a_reduction_touches_lines_of_what_it_reads():
 def test_models_from_before_loads_were_told_keep_their_inputs(loads, width):
     problem = Problem.of("matmul", dtype="bf16", m=64, n=1024, k=1024, epilogue="none", layout="nn")
     gpu = Gpu(132.0, 232_448.0, 24, 25, loads)
-    assert Gpu.restore(gpu.numbers()) == gpu and gpu.width == width
+    assert Gpu.from_array(gpu.to_array()) == gpu and gpu.feature_count == width
     assert numbers(problem, TILE, loads).tolist() == numbers(problem, TILE)[:width].tolist()
 
 
 def test_numbers_of_an_unknown_kind_are_not_read_as_a_gpu():
-    known = Gpu(132.0, 232_448.0, 24, 25, 0).numbers().tolist()
+    known = Gpu(132.0, 232_448.0, 24, 25, 0).to_array().tolist()
     for own in ([0.0], [4.0], [1.5], [float("nan")], [1.0, 2.0]):
-        assert Gpu.restore(np.array([*known, *own])) is None
-    assert Gpu.restore(np.zeros(0)) is None
+        assert Gpu.from_array(np.array([*known, *own])) is None
+    assert Gpu.from_array(np.zeros(0)) is None
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,8 @@ def test_what_lies_together_of_a_tile_follows_the_layout(layout, together):
 
 def test_a_call_of_a_library_has_no_tile_and_finite_numbers():
     problem = Problem.of("matmul", dtype="bf16", m=64, n=64, k=64, epilogue="none", layout="nn")
-    family, gpu = get_family("matmul"), Gpu.read(H200)
+    family, gpu = get_family("matmul"), Gpu.from_schema(H200)
     assert gpu is not None
     row = np.zeros((1, len(H200.config_features)), np.float32)
     kernel = make_kernel("k", *family.graph(problem), row, np.ones(1, np.int64), np.ones(1, np.int64))
-    assert np.isfinite(occupancy(gpu, kernel, kernel_sizes(kernel), kernel.config_feat.astype(float))).all()
+    assert np.isfinite(occupancy_features(gpu, kernel, kernel_sizes(kernel), kernel.config_feat.astype(float))).all()

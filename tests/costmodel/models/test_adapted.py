@@ -92,7 +92,7 @@ def test_a_blend_gets_one_more_part_and_one_kernel_is_enough_to_try(base):
     first = adapt(base, kernels)
     again = adapt_model(dataclasses.replace(first, record={}), kernels[:1])
     assert again.record["adapted"]["kernels"] == 1
-    assert len(again.parts) == 3 if again.record["adapted"]["kept"] else again.parts == first.parts
+    assert len(again.models) == 3 if again.record["adapted"]["kept"] else again.models == first.models
 
 
 def test_too_few_measurements_are_one_sentence(base):

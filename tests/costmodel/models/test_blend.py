@@ -11,7 +11,7 @@ from costmodel.simulated import simulated_kernels
 from tilewise.costmodel import rank
 from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.models.adapted import adapt
-from tilewise.costmodel.models.blend import BLEND, Blend, blended
+from tilewise.costmodel.models.blend import BLEND, Blend, blend
 from tilewise.costmodel.models.files import read_tensors, write_tensors
 from tilewise.costmodel.models.gbdt import train_gbdt
 from tilewise.costmodel.models.scorer import load_scorer
@@ -39,13 +39,13 @@ def test_parts_count_alike_whatever_their_units(kernels, parts):
         def score(self, kernel, rows=None):
             return 1000 * parts[1].score(kernel, rows)
 
-    one, other = blended(parts, kernels), blended([parts[0], Louder()], kernels)
+    one, other = blend(parts, kernels), blend([parts[0], Louder()], kernels)
     np.testing.assert_allclose(one.score(kernels[0]), other.score(kernels[0]), rtol=1e-4, atol=1e-5)
 
 
 def test_one_part_alone_is_itself_and_rows_are_scored_as_in_the_whole(kernels, parts):
-    np.testing.assert_allclose(blended(parts[:1], kernels).score(kernels[0]), parts[0].score(kernels[0]))
-    both, rows = blended(parts, kernels), np.array([3, 7])
+    np.testing.assert_allclose(blend(parts[:1], kernels).score(kernels[0]), parts[0].score(kernels[0]))
+    both, rows = blend(parts, kernels), np.array([3, 7])
     np.testing.assert_allclose(both.score(kernels[0], rows), both.score(kernels[0])[rows], rtol=1e-5, atol=1e-5)
 
 
@@ -56,7 +56,7 @@ def test_scores_that_never_differ_do_no_harm(kernels, parts):
         def score(self, kernel, rows=None):
             return np.zeros(kernel.n_configs, np.float32)
 
-    scores = blended([parts[0], Flat()], kernels).score(kernels[0])
+    scores = blend([parts[0], Flat()], kernels).score(kernels[0])
     assert (np.argsort(scores) == np.argsort(parts[0].score(kernels[0]))).all()
 
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from costmodel.simulated import simulated_kernels  # noqa: E402
 from tilewise.costmodel.data.dataset import dataset_from_kernels  # noqa: E402
 from tilewise.costmodel.features.ranker import RankerFeatures  # noqa: E402
-from tilewise.costmodel.features.scaling import MinMax, Prepared  # noqa: E402
+from tilewise.costmodel.features.scaling import MinMax, ModelInputs  # noqa: E402
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
 from tilewise.costmodel.models.numpy import ranker as numpy_ranker  # noqa: E402
 from tilewise.costmodel.models.torch import MODELS, build_model  # noqa: E402
@@ -28,10 +28,10 @@ def data():
     return dataset_from_kernels(kernels[:8], kernels[8:])
 
 
-def graph(n: int, c: int, seed: int = 0, width: int = 9, config_width: int = 5) -> Prepared:
+def graph(n: int, c: int, seed: int = 0, width: int = 9, config_width: int = 5) -> ModelInputs:
     rng = np.random.default_rng(seed)
     edges = np.array([[i, rng.integers(i)] for i in range(1, n)] + [[i, rng.integers(i)] for i in range(2, n, 3)])
-    return Prepared(
+    return ModelInputs(
         rng.random((n, width), np.float32),
         rng.integers(0, 121, n),
         edges.reshape(-1, 2).astype(np.int32),
@@ -39,7 +39,7 @@ def graph(n: int, c: int, seed: int = 0, width: int = 9, config_width: int = 5) 
     )
 
 
-def written_out(name: str, model: torch.nn.Module, part: Prepared) -> np.ndarray:
+def written_out(name: str, model: torch.nn.Module, part: ModelInputs) -> np.ndarray:
     """The published definition, one configuration at a time with dense matrices."""
     w = {k: v.double() for k, v in model.state_dict().items()}
     n = len(part.node)

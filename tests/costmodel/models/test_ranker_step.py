@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewise._extension import native  # noqa: E402
-from tilewise.costmodel.features.scaling import Prepared  # noqa: E402
+from tilewise.costmodel.features.scaling import ModelInputs  # noqa: E402
 from tilewise.costmodel.models.torch import build_model  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
 from tilewise.costmodel.models.torch.ranker import TileRanker  # noqa: E402
@@ -36,7 +36,7 @@ def batch_of(nodes, configs, seed=0):
         edges = rng.integers(0, count, (count + 1, 2)).astype(np.int32)
         config = rng.standard_normal((max(1, configs - number), GLOBAL + 11)).astype(np.float32)
         node = rng.standard_normal((count, 6)).astype(np.float32)
-        parts.append(Prepared(node, rng.integers(0, 121, count), edges, config))
+        parts.append(ModelInputs(node, rng.integers(0, 121, count), edges, config))
     return collate(parts, [rng.uniform(1, 3, len(part.config)) for part in parts])
 
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewise._extension import native  # noqa: E402
-from tilewise.costmodel.features.scaling import Prepared  # noqa: E402
+from tilewise.costmodel.features.scaling import ModelInputs  # noqa: E402
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
 from tilewise.costmodel.models.numpy import sage  # noqa: E402
 from tilewise.costmodel.models.numpy.sage import Neighbours  # noqa: E402
@@ -31,11 +31,11 @@ CASES = [
 ]
 
 
-def graph(nodes: int, configs: int, rng: np.random.Generator) -> Prepared:
+def graph(nodes: int, configs: int, rng: np.random.Generator) -> ModelInputs:
     """With repeated edges and edges from a node to itself."""
     edges = rng.integers(0, nodes, (nodes + 3, 2)).astype(np.int32)
     node, config = rng.random((nodes, 9)).astype(np.float32), rng.random((configs, 5)).astype(np.float32)
-    return Prepared(node, rng.integers(0, 121, nodes), edges, config)
+    return ModelInputs(node, rng.integers(0, 121, nodes), edges, config)
 
 
 def network(width: int, depth: int):
@@ -116,13 +116,13 @@ def test_a_node_without_length_keeps_its_gradient_finite(plainly):
 def test_graphs_joined_keep_their_own_numbers():
     rng = np.random.default_rng(3)
     parts = [graph(n, 1, rng).neighbours for n in (4, 1, 6)]
-    joined = Neighbours.joined(parts)
+    joined = Neighbours.concatenate(parts)
     assert joined.first_node.tolist() == [0, 4, 5, 11]
     start = 0
     for part in parts:
         for node in range(len(part.first_edge) - 1):
-            own = part.near[part.first_edge[node] : part.first_edge[node + 1]]
-            there = joined.near[joined.first_edge[start + node] : joined.first_edge[start + node + 1]]
+            own = part.indices[part.first_edge[node] : part.first_edge[node + 1]]
+            there = joined.indices[joined.first_edge[start + node] : joined.first_edge[start + node + 1]]
             assert own.tolist() == there.tolist()
         start += len(part.first_edge) - 1
 

@@ -61,13 +61,13 @@ def test_a_file_that_names_code_runs_none(data, folder, capsys, monkeypatch):
     train(data, "MLP", out_dir="run", epochs=1, progress=False)
     path = changed(Path("run/model.safetensors"), model="evil:Model")
     before = list(sys.path)
-    with pytest.raises(FileFormatError, match="no model of tilewise"):
+    with pytest.raises(FileFormatError, match="not a tilewise model"):
         load_model(path)
     with pytest.raises(TilewiseError):
         load_scorer(path).score(data.test[0])
     write_collection(folder / "data", train=4, valid=2, test=2)
     assert typed(monkeypatch, "tiles", "evaluate", "data", str(path), "--no-gbdt") == 2
-    assert "no model of tilewise" in capsys.readouterr().err
+    assert "not a tilewise model" in capsys.readouterr().err
     assert not (folder / "ran").exists() and "evil" not in sys.modules
     assert sys.path == before
 

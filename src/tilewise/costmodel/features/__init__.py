@@ -1,1 +1,1 @@
-"""From a kernel's raw numbers to what each model reads."""
+"""Features: transformations from a kernel's raw numbers to the inputs of each model."""

@@ -1,4 +1,4 @@
-"""A kernel's graph as graph networks walk it: who is next to whom, in flat tables that the compiled kernels read."""
+"""Adjacency lists of kernel graphs, in the flat tables that the compiled graph-network kernels read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """Each node's neighbours in A + A^T, numbered within their graph; a repeated edge counts every time."""
+    """Neighbours of every node in A + A^T, as indices within the node's graph; a repeated edge counts every time."""
 
-    first_node: npt.NDArray[np.int64]  # (graphs + 1)
-    first_edge: npt.NDArray[np.int64]  # (nodes + 1)
-    near: npt.NDArray[np.int32]
+    first_node: npt.NDArray[np.int64]  # (graphs + 1,)
+    first_edge: npt.NDArray[np.int64]  # (nodes + 1,)
+    indices: npt.NDArray[np.int32]  # (edges,)
 
     @classmethod
-    def of_one(cls, edges: npt.NDArray[Any], nodes: int) -> Neighbours:
-        """One graph, from its rows [u, v]."""
+    def from_edges(cls, edges: npt.NDArray[Any], nodes: int) -> Neighbours:
+        """Build the lists of one graph from its rows [u, v]."""
         rows, columns = np.concatenate([edges[:, 1], edges[:, 0]]), np.concatenate([edges[:, 0], edges[:, 1]])
         order = np.argsort(rows, kind="stable")
         first_edge = np.zeros(nodes + 1, np.int64)
@@ -28,15 +28,16 @@ class Neighbours:
         return cls(np.array([0, nodes]), first_edge, columns[order].astype(np.int32))
 
     @classmethod
-    def joined(cls, parts: Sequence[Neighbours]) -> Neighbours:
-        """Several graphs one after another."""
-        if len(parts) == 1:
-            return parts[0]
-        first_node = np.cumsum([0, *(len(part.first_edge) - 1 for part in parts)])
-        ends = np.cumsum([0, *(len(part.near) for part in parts)])
-        pieces = [part.first_edge[:-1] + end for part, end in zip(parts, ends[:-1].tolist(), strict=True)]
-        return cls(first_node, np.concatenate([*pieces, ends[-1:]]), np.concatenate([part.near for part in parts]))
+    def concatenate(cls, graphs: Sequence[Neighbours]) -> Neighbours:
+        """Put several graphs into one table, in order."""
+        if len(graphs) == 1:
+            return graphs[0]
+        first_node = np.cumsum([0, *(len(graph.first_edge) - 1 for graph in graphs)])
+        edge_offsets = np.cumsum([0, *(len(graph.indices) for graph in graphs)])
+        starts = [graph.first_edge[:-1] + at for graph, at in zip(graphs, edge_offsets[:-1].tolist(), strict=True)]
+        first_edge = np.concatenate([*starts, edge_offsets[-1:]])
+        return cls(first_node, first_edge, np.concatenate([graph.indices for graph in graphs]))
 
     @property
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        return self.first_node, self.first_edge, self.near
+        return self.first_node, self.first_edge, self.indices

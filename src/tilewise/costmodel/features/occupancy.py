@@ -1,12 +1,15 @@
-"""How a GPU would be filled by each configuration of a kernel: programs, waves, what the last wave wastes.
+"""Occupancy features: how the configurations of a kernel fill a GPU (programs, waves, the waste of the last wave).
 
-A GPU runs blocks in waves: so many fit on its multiprocessors at once, and a last wave that is almost empty costs as
-much as a full one. That is a rounding up of a quotient of products, which a network does not find from logarithms of
-the parts; so it is worked out here, as is how wide the loads may be, which hangs on powers of two in row lengths, and
-what follows from that: how many loads there are, and whether they can be copies that run ahead of the arithmetic. How
-much of a tile lies together in memory depends on which dimension of an operand does; and where rows do not begin with a
-line of memory, every stretch of a tile touches a part of a line more.
-Applies to collections whose configurations have `warps` and `stages`.
+A GPU runs thread blocks in waves: a fixed number fits on its multiprocessors at once, and a last wave that is almost
+empty costs as much as a full one. That is a quotient of products rounded up, which a network cannot learn from the
+logarithms of its parts, so it is computed here. So are:
+
+- how wide loads may be, which depends on the powers of two in row lengths, and from that the number of loads and
+  whether they can be asynchronous copies (`cp.async`) that run ahead of the arithmetic;
+- how many contiguous bytes a tile reads, which depends on the dimension that is contiguous in an operand;
+- how many more cache lines and sectors a tile touches where rows do not start at a line.
+
+Applies to collections whose configurations have the columns `warps` and `stages`.
 """
 
 from __future__ import annotations
@@ -23,14 +26,18 @@ from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUM
 
 Numbers = npt.NDArray[np.float64]
 
-_WIDTHS = (9, 12, 18, 23)  # numbers a configuration, by `Gpu.loads`
-_RESIDENT, _A_THREAD, _STAGED, _ISSUED = 4, 5, 8, 15  # places among them
-_OF_SIZES = [0, 1, 2, 3, 6, 7]
-_WIDEST_LOAD, _NARROWEST_COPY = 16.0, 4.0  # bytes
-_LINE, _SECTOR = 128, 32  # bytes in which memory is handed out
+_FEATURE_COUNTS = (9, 12, 18, 23)  # features per configuration, by `Gpu.load_detail`
+# Rows of the feature table that depend on the configuration alone, and those that depend on the sizes.
+_RESIDENT, _PER_THREAD, _STAGED, _LOADS_ISSUED = 4, 5, 8, 15
+_SIZE_ROWS = (0, 1, 2, 3, 6, 7)
+_MAX_LOAD_BYTES, _MIN_ASYNC_COPY_BYTES = 16.0, 4.0  # PTX: vector loads up to 16 bytes, cp.async from 4 bytes on
+_LINE_BYTES, _SECTOR_BYTES = 128, 32  # units of GPU memory transactions
+# Limits of one multiprocessor (NVIDIA H100/H200; CUDA programming guide, compute capability 9.0).
 _REGISTERS, _MAX_WARPS, _MAX_BLOCKS, _SHARED_BYTES = 65_536, 64, 32, 232_448
-_OWN_REGISTERS = 40.0  # of a thread, beside its share of the result
-_KERNEL, _OUTPUT, _INPUT = (slice(8 * i, 8 * i + DIMENSIONS) for i in range(3))
+_MULTIPROCESSORS = 132
+_WARP_THREADS = 32
+_OVERHEAD_REGISTERS = 40.0  # estimate of a thread's registers besides its share of the result
+_KERNEL, _OUTPUT, _INPUT = (slice(8 * i, 8 * i + DIMENSIONS) for i in range(3))  # columns of the three tiles
 _KERNEL_PRODUCT, _OUTPUT_PRODUCT, _INPUT_PRODUCT = 7, 15, 23
 _TYPE = NODE_COLUMN["shape_element_type_is_invalid_type"]
 _BYTES = np.array([{"f64": 8, "s64": 8, "u64": 8, "f16": 2, "bf16": 2, "s8": 1, "u8": 1, "pred": 1}.get(name, 4)
@@ -43,221 +50,249 @@ _PRODUCTS = (OPCODE_NUMBER["dot"], OPCODE_NUMBER["convolution"])
 
 @dataclass(frozen=True)
 class Gpu:
-    """What of the machine and the columns is needed; `read` gives None for a collection of another kind."""
+    """The device limits and configuration columns that occupancy depends on."""
 
     multiprocessors: float
     shared_bytes: float
-    warps: int  # the column
-    stages: int
-    # What is told of loads, 0: nothing, 1: widths, as if all rows lay as written, 2: also their number, 3: also what
-    # they touch beside.
-    loads: int = 3
+    warps: int  # index of the column
+    stages: int  # index of the column
+    # Level of detail about loads. 0: none; 1: load widths, assuming row-major operands; 2: also the real layout and the
+    # number of loads; 3: also the lines and sectors touched. Old model files have lower levels.
+    load_detail: int = 3
 
     @property
-    def width(self) -> int:
-        """Of what `occupancy` gives."""
-        return _WIDTHS[self.loads]
+    def feature_count(self) -> int:
+        """Number of features that `occupancy_features` computes per configuration."""
+        return _FEATURE_COUNTS[self.load_detail]
 
     @classmethod
-    def read(cls, schema: Schema) -> Gpu | None:
+    def from_schema(cls, schema: Schema) -> Gpu | None:
+        """Read device and columns from a collection's schema; None if it is not a GPU collection."""
         names = schema.config_features
         if names[: len(TILE_FEATURES)] != TILE_FEATURES or not {"warps", "stages"} <= set(names):
             return None
         machine = schema.extra.get("machine")
-        known: Mapping[str, Any] = machine if isinstance(machine, Mapping) else {}
-        processors, shared = known.get("multiprocessors", 132), known.get("shared_bytes", _SHARED_BYTES)
-        if not all(isinstance(value, int | float) and value > 0 for value in (processors, shared)):
+        limits: Mapping[str, Any] = machine if isinstance(machine, Mapping) else {}
+        multiprocessors = limits.get("multiprocessors", _MULTIPROCESSORS)
+        shared_bytes = limits.get("shared_bytes", _SHARED_BYTES)
+        if not all(isinstance(value, int | float) and value > 0 for value in (multiprocessors, shared_bytes)):
             return None
-        return cls(float(processors), float(shared), names.index("warps"), names.index("stages"))
+        return cls(float(multiprocessors), float(shared_bytes), names.index("warps"), names.index("stages"))
 
-    def numbers(self) -> Numbers:
-        known = [self.multiprocessors, self.shared_bytes, self.warps, self.stages]
-        return np.array([*known, float(self.loads)] if self.loads else known)
+    def to_array(self) -> Numbers:
+        """Return the fields as a model file stores them; level 0 is stored without its number."""
+        limits = [self.multiprocessors, self.shared_bytes, self.warps, self.stages]
+        return np.array([*limits, float(self.load_detail)] if self.load_detail else limits)
 
     @classmethod
-    def restore(cls, numbers: npt.NDArray[Any]) -> Gpu | None:
-        """From `numbers`; None from an empty array, or where they are of a kind not known here."""
+    def from_array(cls, numbers: npt.NDArray[Any]) -> Gpu | None:
+        """Undo `to_array`; None for an empty array or an unknown level of detail."""
         if len(numbers) not in (4, 5) or (len(numbers) == 5 and numbers[4] not in (1, 2, 3)):
             return None
-        loads = int(numbers[4]) if len(numbers) == 5 else 0
-        return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]), loads)
+        load_detail = int(numbers[4]) if len(numbers) == 5 else 0
+        return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]), load_detail)
 
 
 def is_product(kernel: Kernel) -> bool:
-    """Whether it multiplies matrices or convolves, rather than reducing."""
+    """Tell whether the kernel multiplies matrices or convolves, rather than reducing."""
     return any((kernel.node_opcode == opcode).any() for opcode in _PRODUCTS)
 
 
 def element_bytes(kernel: Kernel) -> float:
-    """Of the first node: a product's operand, or what a reduction is worked out in."""
+    """Return the element size of the first node: a product's operand, or a reduction's accumulator type."""
     return float(_BYTES[np.argmax(kernel.node_feat[0, _TYPE : _TYPE + len(ELEMENT_TYPES)])])
 
 
-def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
-    """(c, gpu.width) numbers, in logarithms; `sizes` are the slots of `ranker.kernel_sizes`."""
-    return Filling(gpu, config.astype(np.float64), Access.of(gpu, kernel, sizes)).told(sizes).T
+def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
+    """Compute (C, gpu.feature_count) logarithms; `sizes` are the slots of `ranker.kernel_sizes`."""
+    return Occupancy(gpu, config.astype(np.float64), MemoryAccess.from_kernel(gpu, kernel, sizes)).features(sizes).T
 
 
 @dataclass(frozen=True)
-class Access:
-    """How a kernel reads memory, as far as its sizes do not matter. `along` and `widths` are of the root and of both
-    operands: the dimension that lies together in memory, and the widest load that starts at every row."""
+class MemoryAccess:
+    """How a kernel reads memory, apart from its sizes.
 
-    multiplies: bool
-    element: float  # bytes
-    along: tuple[int, ...]
-    widths: tuple[float, ...]
-    read: int  # of a reduction, which operand; the other one is a number
+    `contiguous` and `load_bytes` have one entry for the root and one for each operand: the dimension that is contiguous
+    in memory, and the widest load that is aligned at the start of every row.
+    """
+
+    is_product: bool
+    element_bytes: float
+    contiguous: tuple[int, ...]
+    load_bytes: tuple[float, ...]
+    reduction_operand: int  # index of the tensor that a reduction reads; its other operand is a scalar
 
     @classmethod
-    def of(cls, gpu: Gpu, kernel: Kernel, sizes: Numbers) -> Access:
+    def from_kernel(cls, gpu: Gpu, kernel: Kernel, sizes: Numbers) -> MemoryAccess:
         root, _, first, second = (slot.tolist() for slot in _slots(sizes))
-        element, tensors = element_bytes(kernel), (root, first, second)
-        along = _along(gpu, kernel, tensors)
-        read = 1 if sum(first) >= sum(second) else 2
-        return cls(is_product(kernel), element, tuple(along), _widths(gpu, tensors, along, element), read)
+        size, tensors = element_bytes(kernel), (root, first, second)
+        contiguous = _contiguous_dimensions(gpu, kernel, tensors)
+        load_bytes = _load_widths(gpu, tensors, contiguous, size)
+        return cls(is_product(kernel), size, tuple(contiguous), load_bytes, 1 if sum(first) >= sum(second) else 2)
 
 
-class Filling:
-    """A list of configurations of kernels that read memory alike: what they do whatever the sizes."""
+class Occupancy:
+    """Occupancy of a list of configurations, for all kernels that access memory in the same way.
 
-    def __init__(self, gpu: Gpu, config: npt.NDArray[Any], access: Access) -> None:
+    Everything that does not depend on the kernel's sizes is computed once, in the constructor.
+    """
+
+    def __init__(self, gpu: Gpu, config: npt.NDArray[Any], access: MemoryAccess) -> None:
         self.gpu, self.config, self.access = gpu, config, access
-        multiplies = access.multiplies
-        self._held = config[:, _OUTPUT_PRODUCT if multiplies else _INPUT_PRODUCT]
+        product = access.is_product
+        # Elements that one program holds in registers: its part of the result, or of a reduction's input.
+        self._register_elements = config[:, _OUTPUT_PRODUCT if product else _INPUT_PRODUCT]
         warps = np.maximum(config[:, gpu.warps], 1.0)
         ones = np.ones(len(config), config.dtype)
-        staged = _staged(gpu, config, access.widths, access.element) if multiplies else ones
-        a_thread = np.maximum(self._held / (32 * warps), 1e-3)
+        staged = _staged_bytes(gpu, config, access.load_bytes, access.element_bytes) if product else ones
+        per_thread = np.maximum(self._register_elements / (_WARP_THREADS * warps), 1e-3)
+        # Resident blocks of a multiprocessor: the smallest of the limits by shared memory, warps and registers.
         resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(_MAX_WARPS / warps))
-        resident = np.minimum(resident, np.floor(_REGISTERS / ((a_thread + _OWN_REGISTERS) * 32 * warps)))
-        self._resident = np.clip(resident, 1, _MAX_BLOCKS)
-        fixed = np.ones((gpu.width, len(config)), config.dtype)  # a number is one run of memory
-        # A library's call has no tile, and stages nothing that is known.
-        fixed[[_RESIDENT, _A_THREAD, _STAGED]] = self._resident, a_thread, np.maximum(staged, 1)
-        if gpu.loads:
-            fixed[_WIDTHS[0] : _WIDTHS[1]] = np.array(access.widths)[:, None]
-        self._loads = ones
-        if gpu.loads > 1:
-            issued = self._issued(warps)  # by a thread: loads of either operand a step, stores
-            fixed[_WIDTHS[1] : _ISSUED] = issued
-            self._loads = (issued[0] + issued[1] if multiplies else issued[0]) * warps
-            entry = config[:, _INPUT][:, access.along[1 if multiplies else access.read]]
-            other = config[:, _KERNEL][:, access.along[2]] if multiplies else 0.0
-            together = np.maximum(np.stack([entry, other + 0 * entry]) * access.element, 1.0)
-            fixed[_ISSUED + 1 : _WIDTHS[2]] = together
-            stored = np.maximum(config[:, _OUTPUT][:, access.along[0]] * access.element, 1.0)
-            runs = [together[0], together[1] if multiplies else np.inf * ones]
-            self._runs = np.stack([stored, *runs, *runs])
+        by_registers = np.floor(_REGISTERS / ((per_thread + _OVERHEAD_REGISTERS) * _WARP_THREADS * warps))
+        self._resident = np.clip(np.minimum(resident, by_registers), 1, _MAX_BLOCKS)
+        # The table is (features, C), so that one feature is contiguous in memory.
+        fixed = np.ones((gpu.feature_count, len(config)), config.dtype)
+        # A library call has no tile, so the bytes that it stages are unknown: at least 1.
+        fixed[[_RESIDENT, _PER_THREAD, _STAGED]] = self._resident, per_thread, np.maximum(staged, 1)
+        if gpu.load_detail:
+            fixed[_FEATURE_COUNTS[0] : _FEATURE_COUNTS[1]] = np.array(access.load_bytes)[:, None]
+        self._loads_per_step = ones
+        if gpu.load_detail > 1:
+            self._add_loads(fixed, warps)
         self._fixed = np.log2(fixed)
 
-    def _issued(self, warps: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        multiplies, widths = self.access.multiplies, self.access.widths
-        tiles = [(_INPUT_PRODUCT, widths[1 if multiplies else self.access.read])]
-        tiles += [(_KERNEL_PRODUCT, widths[2]), (_OUTPUT_PRODUCT, widths[0])] if multiplies else []
+    def _add_loads(self, fixed: npt.NDArray[Any], warps: npt.NDArray[Any]) -> None:
+        """Fill the rows about loads, and keep what the size-dependent features need of them."""
+        config, access, product = self.config, self.access, self.access.is_product
+        issued = self._loads_per_thread(warps)
+        fixed[_FEATURE_COUNTS[1] : _LOADS_ISSUED] = issued
+        self._loads_per_step = (issued[0] + issued[1] if product else issued[0]) * warps
+        # Contiguous bytes of a tile of each operand; a scalar operand counts as one byte.
+        first = config[:, _INPUT][:, access.contiguous[1 if product else access.reduction_operand]]
+        second = config[:, _KERNEL][:, access.contiguous[2]] if product else 0.0
+        run_bytes = np.maximum(np.stack([first, second + 0 * first]) * access.element_bytes, 1.0)
+        fixed[_LOADS_ISSUED + 1 : _FEATURE_COUNTS[2]] = run_bytes
+        stored = np.maximum(config[:, _OUTPUT][:, access.contiguous[0]] * access.element_bytes, 1.0)
+        operands = [run_bytes[0], run_bytes[1] if product else np.inf * np.ones(len(config), config.dtype)]
+        self._run_bytes = np.stack([stored, *operands, *operands])  # lines of three tensors, sectors of two
+
+    def _loads_per_thread(self, warps: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Count the loads of either operand per loop step and the stores of one thread, (3, C)."""
+        product, load_bytes = self.access.is_product, self.access.load_bytes
+        tiles = [(_INPUT_PRODUCT, load_bytes[1 if product else self.access.reduction_operand])]
+        tiles += [(_KERNEL_PRODUCT, load_bytes[2]), (_OUTPUT_PRODUCT, load_bytes[0])] if product else []
         issued = np.ones((3, len(warps)), warps.dtype)
         for row, (tile, width) in zip(issued, tiles, strict=False):
-            np.maximum(self.config[:, tile] / warps * (self.access.element / 32 / width), 1.0, out=row)
+            per_element = self.access.element_bytes / _WARP_THREADS / width
+            np.maximum(self.config[:, tile] / warps * per_element, 1.0, out=row)
         return issued
 
-    def told(self, sizes: Numbers) -> Numbers:
-        """(gpu.width, c) numbers, in logarithms."""
+    def features(self, sizes: Numbers) -> Numbers:
+        """Compute (gpu.feature_count, C) logarithms for a kernel with these sizes."""
         root, heavy, first, second = _slots(sizes)
-        multiplies, config = self.access.multiplies, self.config
-        programs = _tiles(root if multiplies else heavy, config[:, _OUTPUT])
-        read = first if self.access.read == 1 else second
-        steps = _steps(second, config) if multiplies else _tiles(read, config[:, _INPUT]) / programs
-        alone = programs / self.gpu.multiprocessors
-        waves = alone / self._resident
-        whole = np.ceil(waves)
-        rounds = steps * whole * self._resident  # that one multiprocessor goes through
-        told: Numbers = self._fixed.copy()
-        of_sizes = (
+        product, config = self.access.is_product, self.config
+        programs = _tile_count(root if product else heavy, config[:, _OUTPUT])
+        read = first if self.access.reduction_operand == 1 else second
+        steps = _loop_steps(second, config) if product else _tile_count(read, config[:, _INPUT]) / programs
+        # Waves, if several blocks share a multiprocessor and if each has one to itself.
+        waves_alone = programs / self.gpu.multiprocessors
+        waves = waves_alone / self._resident
+        whole_waves = np.ceil(waves)
+        rounds = steps * whole_waves * self._resident  # loop steps of the busiest multiprocessor
+        table: Numbers = self._fixed.copy()
+        size_features = (
             programs,
-            whole,
-            np.minimum(whole / waves, 16.0),
-            np.minimum(np.ceil(alone) / alone, 16.0),
+            whole_waves,
+            np.minimum(whole_waves / waves, 16.0),
+            np.minimum(np.ceil(waves_alone) / waves_alone, 16.0),
             np.maximum(steps, 1e-3),
-            np.maximum(self._held * rounds, 1.0),
+            np.maximum(self._register_elements * rounds, 1.0),
         )
-        for place, values in zip(_OF_SIZES, of_sizes, strict=True):
-            np.log2(values, out=told[place])
-        if self.gpu.loads > 1:
-            np.log2(np.maximum(self._loads * rounds, 1.0), out=told[_ISSUED])
-        if self.gpu.loads > 2:
-            self._beside(told[_WIDTHS[2] :], root, first if multiplies else read, second)
-        return told
+        for row, values in zip(_SIZE_ROWS, size_features, strict=True):
+            np.log2(values, out=table[row])
+        if self.gpu.load_detail > 1:
+            np.log2(np.maximum(self._loads_per_step * rounds, 1.0), out=table[_LOADS_ISSUED])
+        if self.gpu.load_detail > 2:
+            self._add_overfetch(table[_FEATURE_COUNTS[2] :], root, first if product else read, second)
+        return table
 
-    def _beside(self, out: Numbers, *tensors: Numbers) -> None:
-        """How much more is touched than is wanted: lines of the root and both operands, sectors of the operands."""
-        root, first, second = self.access.along
-        along = root, first if self.access.multiplies else self.access.along[self.access.read], second
-        rows = [float(size[place]) * self.access.element for size, place in zip(tensors, along, strict=True)]
-        begin = [_boundary(row) for row in rows]
-        over = [_LINE - place for place in begin] + [max(_SECTOR - place, 0) for place in begin[1:]]
-        np.divide(np.array(over, self._runs.dtype)[:, None], self._runs, out=out)
+    def _add_overfetch(self, out: Numbers, *tensors: Numbers) -> None:
+        """Compute bytes touched over bytes used: lines of root and both operands, sectors of the operands."""
+        root, first, second = self.access.contiguous
+        if not self.access.is_product:
+            first = self.access.contiguous[self.access.reduction_operand]
+        dimensions = root, first, second
+        row_bytes = [float(size[at]) * self.access.element_bytes for size, at in zip(tensors, dimensions, strict=True)]
+        aligned = [_row_alignment(row) for row in row_bytes]
+        # On average an unaligned run touches one more unit, less its alignment.
+        extra = [_LINE_BYTES - at for at in aligned] + [max(_SECTOR_BYTES - at, 0) for at in aligned[1:]]
+        np.divide(np.array(extra, self._run_bytes.dtype)[:, None], self._run_bytes, out=out)
         out += 1.0
         np.log2(out, out=out)
 
 
 def _slots(sizes: Numbers) -> list[Numbers]:
-    """Of the root, the heaviest operation and its two operands."""
+    """Split sizes into those of the root, of the heaviest operation and of its two operands."""
     return [sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in range(4)]
 
 
-def _staged(gpu: Gpu, config: npt.NDArray[Any], widths: tuple[float, ...], element: float) -> Numbers:
-    """Bytes of shared memory of a product: a tile of each operand a stage, or one where it cannot be copied ahead."""
-    entry, other = config[:, _INPUT_PRODUCT], config[:, _KERNEL_PRODUCT]
+def _staged_bytes(gpu: Gpu, config: npt.NDArray[Any], load_bytes: tuple[float, ...], element: float) -> Numbers:
+    """Shared memory of a product: a tile of each operand per stage, or one tile where it cannot be copied ahead."""
+    first, second = config[:, _INPUT_PRODUCT], config[:, _KERNEL_PRODUCT]
     stages = np.maximum(config[:, gpu.stages], 1)
-    if gpu.loads < 2 or min(widths[1:]) >= _NARROWEST_COPY:
-        staged: Numbers = (entry + other) * element * stages
+    if gpu.load_detail < 2 or min(load_bytes[1:]) >= _MIN_ASYNC_COPY_BYTES:
+        staged: Numbers = (first + second) * element * stages
         return staged
-    ahead = [stages if width >= _NARROWEST_COPY else 1.0 for width in widths[1:]]
-    return np.asarray((entry * ahead[0] + other * ahead[1]) * element)
+    buffers = [stages if width >= _MIN_ASYNC_COPY_BYTES else 1.0 for width in load_bytes[1:]]
+    return np.asarray((first * buffers[0] + second * buffers[1]) * element)
 
 
-def _along(gpu: Gpu, kernel: Kernel, tensors: tuple[list[float], ...]) -> list[int]:
-    """The dimension of the root and of both operands that lies together in memory."""
-    along = [max(len([length for length in size if length > 0]) - 1, 0) for size in tensors]
-    if gpu.loads > 1:
-        for place, node in enumerate((kernel.node_opcode == _PARAMETER).nonzero()[0][:2], 1):
-            argument = kernel.node_feat[node]  # that the operand is, or is made of
-            if any(tensors[place]) and argument[_SHAPE].tolist() == tensors[place]:
-                along[place] = int(argument[_MINOR])
-    return along
+def _contiguous_dimensions(gpu: Gpu, kernel: Kernel, tensors: tuple[list[float], ...]) -> list[int]:
+    """Return the contiguous dimension of the root and of both operands."""
+    contiguous = [max(len([length for length in size if length > 0]) - 1, 0) for size in tensors]
+    if gpu.load_detail > 1:
+        # An operand that is a parameter, or has a parameter's shape, also has that parameter's layout.
+        for operand, node in enumerate((kernel.node_opcode == _PARAMETER).nonzero()[0][:2], 1):
+            parameter = kernel.node_feat[node]
+            if any(tensors[operand]) and parameter[_SHAPE].tolist() == tensors[operand]:
+                contiguous[operand] = int(parameter[_MINOR])
+    return contiguous
 
 
-def _widths(gpu: Gpu, tensors: tuple[list[float], ...], along: list[int], element: float) -> tuple[float, ...]:
-    """The widest loads of the root and both operands."""
-    if not gpu.loads:
-        return (_WIDEST_LOAD,) * len(tensors)
-    return tuple(_load_bytes(int(size[place]), element) for size, place in zip(tensors, along, strict=True))
+def _load_widths(
+    gpu: Gpu, tensors: tuple[list[float], ...], contiguous: list[int], element: float
+) -> tuple[float, ...]:
+    """Return the widest loads of the root and both operands, in bytes."""
+    if not gpu.load_detail:
+        return (_MAX_LOAD_BYTES,) * len(tensors)
+    return tuple(_load_width(int(size[at]), element) for size, at in zip(tensors, contiguous, strict=True))
 
 
-def _boundary(row: float) -> int:
-    """The largest power of two, up to a line, at whose multiples all rows of so many bytes begin."""
-    whole = int(row)
-    return min(whole & -whole, _LINE) if whole else _LINE
+def _row_alignment(row_bytes: float) -> int:
+    """Largest power of two, up to a cache line, that divides the start of every row of this length."""
+    whole = int(row_bytes)
+    return min(whole & -whole, _LINE_BYTES) if whole else _LINE_BYTES
 
 
-def _load_bytes(row: int, element: float) -> float:
-    """The widest load that starts at every row of such a length."""
-    return float(min((row & -row) * element, _WIDEST_LOAD)) if row else _WIDEST_LOAD
+def _load_width(row_elements: int, element: float) -> float:
+    """Widest load in bytes that is aligned at the start of every row of this length."""
+    return float(min((row_elements & -row_elements) * element, _MAX_LOAD_BYTES)) if row_elements else _MAX_LOAD_BYTES
 
 
-def _tiles(size: Numbers, tile: npt.NDArray[Any]) -> Numbers:
-    """How many tiles cover a tensor; dimensions that either does not have count once."""
-    tiles: Numbers = np.ones(len(tile), tile.dtype)
-    for place, length in enumerate(size.tolist()):
+def _tile_count(size: Numbers, tile: npt.NDArray[Any]) -> Numbers:
+    """Count the tiles that cover a tensor; a dimension missing in either counts as one tile."""
+    count: Numbers = np.ones(len(tile), tile.dtype)
+    for dimension, length in enumerate(size.tolist()):
         if length > 0:
-            cut = tile[:, place]
-            counts = np.ceil(length / np.maximum(cut, 1))
-            tiles *= counts if cut.all() else np.where(cut > 0, counts, 1)
-    return tiles
+            extent = tile[:, dimension]
+            along = np.ceil(length / np.maximum(extent, 1))
+            count *= along if extent.all() else np.where(extent > 0, along, 1)
+    return count
 
 
-def _steps(second: Numbers, config: npt.NDArray[Any]) -> Numbers:
-    """Rounds of a program's loop: tiles along the second operand's last but one dimension."""
-    place = max(int((second > 0).sum()) - 2, 0)
-    steps: Numbers = np.ceil(max(float(second[place]), 1.0) / np.maximum(config[:, _KERNEL][:, place], 1.0))
+def _loop_steps(second: Numbers, config: npt.NDArray[Any]) -> Numbers:
+    """Count the steps of a program's loop: tiles along the second operand's last but one dimension."""
+    dimension = max(int((second > 0).sum()) - 2, 0)
+    extent = np.maximum(config[:, _KERNEL][:, dimension], 1.0)
+    steps: Numbers = np.ceil(max(float(second[dimension]), 1.0) / extent)
     return steps

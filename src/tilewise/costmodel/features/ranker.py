@@ -1,17 +1,17 @@
-"""What TileRanker reads: sizes and tiles on a log scale, and how each tile meets each dimension of the kernel.
+"""TileRanker's features: sizes and tiles on a log scale, and how each tile divides each dimension of the kernel.
 
-Shapes span six orders of magnitude, so every quantity enters as a logarithm. The idea: a tile is good or bad against
-the size it cuts. The kernel's sizes are read from the graph into a fixed list of slots (the root's dimensions, those of
-the heaviest operation and of its operands, its window), and each configuration column is set against the slots it may
-cut: how many tiles that makes, and how much of the last one is padding. Which those are is found in the train split,
-not read from names: the pairs that say most about runtimes are kept. Slots that are equal in all of it are one slot.
-Sums and products are left out, since in logarithms they are linear in what is kept.
+Shapes span six orders of magnitude, so every quantity enters as a logarithm. Whether a tile is good depends on the size
+that it divides. The kernel's sizes are read from the graph into a fixed list of slots (the dimensions of the root, of
+the heaviest operation and of its operands, and its window). Each configuration column is paired with the slots that it
+may divide; the features of a pair are the number of tiles and the padding of the last one. The pairs are selected on
+the train split, not by column names: those that explain most of the runtime. Slots that are equal in the whole split
+count as one. Sum and product columns are left out, because in logarithms they are linear in the other columns.
 
-Where configurations are a GPU's, how each would fill the machine enters too (see `occupancy`); and where that says
-something about runtimes, whether rows of a tile crowd into the same cache sets (see `cache_conflicts`).
+On GPUs the occupancy of each configuration is added (see `occupancy`). Cache conflicts are added where they explain
+runtimes (see `cache_conflicts`).
 
-Columns with few distinct values also enter as steps ("at least this value"), which lets a network cut them as a tree
-does.
+Columns with few distinct values also enter as steps ("at least this value"), so that a network can split them as a
+decision tree does.
 """
 
 from __future__ import annotations
@@ -28,12 +28,21 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
 from tilewise.costmodel.data.shards import Split
-from tilewise.costmodel.features.cache_conflicts import NO_CROWDS, Crowds, crowded, fit_crowds, outer_dimensions
-from tilewise.costmodel.features.occupancy import Gpu, element_bytes, occupancy
-from tilewise.costmodel.features.scaling import Prepared, extremes
+from tilewise.costmodel.features.cache_conflicts import (
+    NO_CONFLICTS,
+    CacheConflicts,
+    ConflictSamples,
+    fit_cache_conflicts,
+    has_conflicts,
+    outer_dimensions,
+)
+from tilewise.costmodel.features.occupancy import Gpu, element_bytes, occupancy_features
+from tilewise.costmodel.features.scaling import ModelInputs, extremes
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]
+Configs = Sequence[npt.NDArray[Any]]  # raw configurations, one array (C, columns) per kernel
+LogRuntimes = Sequence[npt.NDArray[np.float64]]  # one array (C,) per kernel
 
 _DERIVED = re.compile(r"_(sum|product)$")
 _HEAVY = tuple(OPCODE_NUMBER[name] for name in ("convolution", "dot", "reduce-window", "reduce"))
@@ -42,33 +51,38 @@ _WINDOW = slice(NODE_COLUMN["window_size_0"], NODE_COLUMN["window_size_0"] + 2)
 _STRIDE = slice(NODE_COLUMN["window_stride_0"], NODE_COLUMN["window_stride_0"] + 2)
 _TYPES = slice(NODE_COLUMN["shape_element_type_is_invalid_type"], NODE_COLUMN["shape_dimensions_0"])
 _ROOT = NODE_COLUMN["is_root"]
-_N_SIZES = 4 * DIMENSIONS + 4
-_MAX_STEPS = 12
-_MAX_PAIRS = 64
-_OWN_PAIRS = 2
-_MOST_PADDING = 64.0
-_FAR = np.float32(8)  # inputs go no further from the train split's middle
+_N_SIZES = 4 * DIMENSIONS + 4  # four shapes, two window sizes, two strides
+_MAX_STEPS = 12  # thresholds of a column
+_MAX_PAIRS = 64  # (column, size slot) pairs in all
+_MIN_PAIRS_PER_COLUMN = 2
+_MAX_PADDING = 64.0  # ratio of padded to real size; larger ratios are clipped
+_MAX_DEVIATIONS = np.float32(8)  # inputs are clipped to this many standard deviations of the train split
+# Samples for fitting. They bound the time of a fit; results are insensitive to them.
 _KERNELS_FOR_FIT = 2000
 _ROWS_FOR_FIT = 64_000
 _ROWS_FOR_PAIRS = 16_000
+_MIN_ROWS_PER_KERNEL = 32
+# Attributes that model files store under an older name.
+_STORED_NAMES = {"node_columns": "node_kept", "cache_conflicts": "crowds"}
 
 
 def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
-    """The size slots of a kernel: root, heaviest operation, its first two operands (six each), window, stride."""
+    """Return the size slots: root, heaviest operation, its first two operands (six each), window, stride."""
     feat, opcode = kernel.node_feat, kernel.node_opcode
     roots = (feat[:, _ROOT] > 0).nonzero()[0]
     root = int(roots[-1]) if len(roots) else len(feat) - 1
     heavy = _heaviest(kernel, root)
     sources = kernel.edge_index[kernel.edge_index[:, 0] == heavy, 1].tolist()
     operands = [v for v in sources if opcode[v] >= 0][:2]
-    found = np.zeros(_N_SIZES)
-    slots = found[: 4 * DIMENSIONS].reshape(4, DIMENSIONS)
-    slots[: 2 + len(operands)] = feat[[root, heavy, *operands], _SHAPE]
-    found[-4:-2], found[-2:] = feat[heavy, _WINDOW], feat[heavy, _STRIDE]
-    return found
+    sizes = np.zeros(_N_SIZES)
+    shapes = sizes[: 4 * DIMENSIONS].reshape(4, DIMENSIONS)
+    shapes[: 2 + len(operands)] = feat[[root, heavy, *operands], _SHAPE]
+    sizes[-4:-2], sizes[-2:] = feat[heavy, _WINDOW], feat[heavy, _STRIDE]
+    return sizes
 
 
 def _heaviest(kernel: Kernel, root: int) -> int:
+    """Return the node of the most expensive operation by kind, the largest of that kind; else the root."""
     for opcode in _HEAVY:
         candidates = (kernel.node_opcode == opcode).nonzero()[0]
         if len(candidates) == 1:
@@ -80,18 +94,17 @@ def _heaviest(kernel: Kernel, root: int) -> int:
 
 
 def _summary(kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Counts and volumes of the whole graph, in logarithms, and how many parameters it has."""
+    """Return logarithms of counts and volumes of the whole graph, and the number of its parameters."""
     volume = np.maximum(kernel.node_feat[:, _SHAPE].astype(np.float64), 1).prod(axis=1)
-    parameters = kernel.node_opcode == OPCODE_NUMBER["parameter"]
-    given = volume[parameters]
-    counts = kernel.n_nodes, len(kernel.edge_index), given.sum(), volume.max(), volume.sum(), len(given)
-    found = np.array(counts, np.float64)
-    found[:-1] = _log(found[:-1])
-    return found
+    parameters = volume[kernel.node_opcode == OPCODE_NUMBER["parameter"]]
+    counts = kernel.n_nodes, len(kernel.edge_index), parameters.sum(), volume.max(), volume.sum(), len(parameters)
+    summary = np.array(counts, np.float64)
+    summary[:-1] = _signed_log(summary[:-1])
+    return summary
 
 
-def _log(x: npt.ArrayLike) -> Any:
-    """log2(1 + |x|) with the sign of x; in float32 where x is."""
+def _signed_log(x: npt.ArrayLike) -> Any:
+    """Return log2(1 + |x|) with the sign of x; in float32 if x is float32, else in float64."""
     x = np.asarray(x)
     x = x if x.dtype == np.float32 else x.astype(np.float64)
     return np.copysign(np.log2(np.abs(x) + 1), x)
@@ -99,17 +112,20 @@ def _log(x: npt.ArrayLike) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class RankerFeatures:
-    """The fitted transformation. Node inputs are logs; configuration inputs are [logs, steps, counts, padding, crowds],
-    and on a GPU [occupancy]."""
+    """TileRanker's fitted preparation.
+
+    Node inputs are logarithms. Configuration inputs are [logarithms, steps, tile counts, padding, cache conflicts] and,
+    on a GPU, [occupancy].
+    """
 
     kind: ClassVar[str] = "ranker"
-    node_kept: npt.NDArray[np.int64]  # node columns that vary
+    node_columns: npt.NDArray[np.int64]  # indices of the node columns that vary
     node_centre: Floats
     node_scale: Floats
-    columns: npt.NDArray[np.int64]  # configuration columns read
+    columns: npt.NDArray[np.int64]  # indices of the configuration columns that are used
     steps: npt.NDArray[np.float64]  # (S, 2): column, threshold
     pairs: npt.NDArray[np.int64]  # (P, 2): column, size slot
-    sizes: npt.NDArray[np.int64]  # size slots read
+    sizes: npt.NDArray[np.int64]  # indices of the size slots that are used
     global_centre: Floats
     global_scale: Floats
     config_centre: Floats
@@ -118,40 +134,42 @@ class RankerFeatures:
     node_high: Floats
     config_low: Floats
     config_high: Floats
-    gpu: npt.NDArray[np.float64]  # Gpu.numbers(), or empty
-    crowds: Crowds
+    gpu: npt.NDArray[np.float64]  # Gpu.to_array(), or empty
+    cache_conflicts: CacheConflicts
 
     _NAMES: ClassVar[tuple[str, ...]] = (
-        "node_kept", "node_centre", "node_scale", "columns", "steps", "pairs", "sizes",
+        "node_columns", "node_centre", "node_scale", "columns", "steps", "pairs", "sizes",
         "global_centre", "global_scale", "config_centre", "config_scale",
-        "node_low", "node_high", "config_low", "config_high", "gpu", "crowds",
+        "node_low", "node_high", "config_low", "config_high", "gpu", "cache_conflicts",
     )  # fmt: skip
 
     @classmethod
     def fit(cls, split: Split) -> RankerFeatures:
+        """Select columns, steps, pairs and conflicts on a sample of the split, then fit centres and scales."""
         if not len(split):
             raise ConfigurationError("The train split is empty, so features cannot be fitted to it.")
         rng = np.random.default_rng(0)
-        chosen = np.sort(rng.permutation(len(split))[:_KERNELS_FOR_FIT])
-        kernels = [split[int(i)] for i in chosen]
-        rows = [_some_rows(k.n_configs, _ROWS_FOR_FIT // len(kernels), rng) for k in kernels]
+        sample = np.sort(rng.permutation(len(split))[:_KERNELS_FOR_FIT])
+        kernels = [split[int(i)] for i in sample]
+        rows = [_sample_rows(k.n_configs, _ROWS_FOR_FIT // len(kernels), rng) for k in kernels]
         configs = [k.config_feat[r].astype(np.float64) for k, r in zip(kernels, rows, strict=True)]
-        goals = [np.log(k.target[r]) for k, r in zip(kernels, rows, strict=True)] if split.labelled else None
+        logs = [np.log(k.target[r]) for k, r in zip(kernels, rows, strict=True)] if split.labelled else None
         sizes = np.stack([kernel_sizes(k) for k in kernels])
-        columns = _kept_columns(np.concatenate(configs), split.schema.config_features)
-        slots = _kept_slots(sizes)
-        gpu = Gpu.read(split.schema)
+        columns = _useful_columns(np.concatenate(configs), split.schema.config_features)
+        slots = _distinct_slots(sizes)
+        gpu = Gpu.from_schema(split.schema)
+        # The draft has no scaling yet; it computes the raw features that the scaling is fitted to.
         draft = cls(
             *_fit_nodes(kernels),
             columns,
             _fit_steps(np.concatenate(configs), columns),
-            _fit_pairs(columns, slots, *_thinned(configs, goals), sizes),
+            _fit_pairs(columns, slots, *_subsample(configs, logs), sizes),
             slots,
             *(np.zeros(0, np.float32),) * 4,
             *extremes(split.column("node_feat")),
             *extremes(split.column("config_feat")),
-            np.zeros(0) if gpu is None else gpu.numbers(),
-            _fit_crowds(columns, *_thinned(configs, goals), kernels, sizes),
+            np.zeros(0) if gpu is None else gpu.to_array(),
+            _fit_conflicts(columns, *_subsample(configs, logs), kernels, sizes),
         )
         raw_global = np.stack([draft._raw_global(k, s) for k, s in zip(kernels, sizes, strict=True)])
         raw_config = np.empty((draft._raw_width, sum(len(c) for c in configs)), np.float32)
@@ -165,14 +183,16 @@ class RankerFeatures:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> RankerFeatures:
-        tables = {"gpu": np.zeros(0), "crowds": NO_CROWDS, **tensors}  # files from before there were any lack them
-        if any(name not in tables for name in cls._NAMES):
-            raise FileFormatError("The model file lacks the feature tables of a TileRanker.")
-        return cls(**{name: tables[name] for name in cls._NAMES})
+        """Rebuild the preparation from a model file; older files have no GPU and no cache conflicts."""
+        tables = {"gpu": np.zeros(0), _STORED_NAMES["cache_conflicts"]: NO_CONFLICTS, **tensors}
+        stored = {name: _STORED_NAMES.get(name, name) for name in cls._NAMES}
+        if any(name not in tables for name in stored.values()):
+            raise FileFormatError("The model file lacks the feature tables of a TileRanker; train or export it again.")
+        return cls(**{name: tables[stored_name] for name, stored_name in stored.items()})
 
     @property
     def node_width(self) -> int:
-        return len(self.node_kept)
+        return len(self.node_columns)
 
     @property
     def global_width(self) -> int:
@@ -182,33 +202,33 @@ class RankerFeatures:
     def config_width(self) -> int:
         return len(self.config_centre) + self.global_width
 
-    def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> Prepared:
-        """Kernel-wide numbers come first in every configuration row, then the configuration's own."""
+    def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> ModelInputs:
+        """Compute the inputs of a kernel: each configuration row has the kernel-wide inputs first, then its own."""
         config = np.asarray(kernel.config_feat if rows is None else kernel.config_feat[rows])
         if config.shape[1] != len(self.config_low) or kernel.node_feat.shape[1] != len(self.node_low):
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
-        known = self.known(config)
-        sizes, wide, node = self.graph(kernel)
-        # Built with configurations along the rows: a feature is then one run of memory.
-        joined = np.empty((self.config_width, len(config)), np.float32)
-        joined[: self.global_width] = wide[:, None]
-        own = joined[self.global_width :]
-        self._raw_config(kernel, sizes, np.ascontiguousarray(known.T), own)
+        familiar = self.with_train_constants(config)
+        sizes, kernel_wide, node = self.graph_inputs(kernel)
+        # The table is (features, C), so that one feature is contiguous in memory.
+        table = np.empty((self.config_width, len(config)), np.float32)
+        table[: self.global_width] = kernel_wide[:, None]
+        own = table[self.global_width :]
+        self._raw_config(kernel, sizes, np.ascontiguousarray(familiar.T), own)
         _scale_rows(own, self.config_centre, self.config_scale)
-        return Prepared(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), joined.T)
+        return ModelInputs(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), table.T)
 
-    def known(self, config: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Configurations with the columns of which nothing was learned at what they were in the train split."""
-        return _known(config, self._constant_config, self.config_low)
+    def with_train_constants(self, config: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Reset the configuration columns that were constant in the train split to that constant."""
+        return _with_constants(config, self._constant_config, self.config_low)
 
-    def graph(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
-        """The kernel's sizes, its kernel-wide inputs and its node inputs."""
-        known = _known(kernel.node_feat, self._constant_node, self.node_low)
-        kernel = kernel if known is kernel.node_feat else Kernel(**(vars(kernel) | {"node_feat": known}))
+    def graph_inputs(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
+        """Return the kernel's sizes, its kernel-wide inputs and its node inputs."""
+        node_feat = _with_constants(kernel.node_feat, self._constant_node, self.node_low)
+        kernel = kernel if node_feat is kernel.node_feat else Kernel(**(vars(kernel) | {"node_feat": node_feat}))
         sizes = kernel_sizes(kernel)
-        wide = _scaled(self._raw_global(kernel, sizes), self.global_centre, self.global_scale)
-        node = _scaled(_log(kernel.node_feat[:, self.node_kept]), self.node_centre, self.node_scale)
-        return sizes, wide, node
+        kernel_wide = _scaled(self._raw_global(kernel, sizes), self.global_centre, self.global_scale)
+        node = _scaled(_signed_log(kernel.node_feat[:, self.node_columns]), self.node_centre, self.node_scale)
+        return sizes, kernel_wide, node
 
     @cached_property
     def _constant_config(self) -> npt.NDArray[np.int64]:
@@ -219,54 +239,55 @@ class RankerFeatures:
         return np.flatnonzero(self.node_high == self.node_low)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        return {name: np.ascontiguousarray(getattr(self, name)) for name in self._NAMES}
+        return {_STORED_NAMES.get(name, name): np.ascontiguousarray(getattr(self, name)) for name in self._NAMES}
 
     def settings(self) -> dict[str, Any]:
         return {}
 
     def _raw_global(self, kernel: Kernel, sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Compute the unscaled kernel-wide inputs: sizes, graph summary, element type of the heaviest operation."""
         heavy = kernel.node_feat[_heaviest(kernel, len(kernel.node_feat) - 1), _TYPES]
-        return np.concatenate([_log(sizes[self.sizes]), _summary(kernel), heavy])
+        return np.concatenate([_signed_log(sizes[self.sizes]), _summary(kernel), heavy])
 
     def _raw_config(self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: Floats, out: Floats) -> None:
-        """Of (columns, C) configurations: logs, steps reached, logs of tile counts and padding, crowds, occupancy."""
-        gpu = Gpu.restore(self.gpu)
-        ends = np.cumsum([len(self.columns), len(self.steps), len(self.pairs), len(self.pairs), len(self.crowds)])
-        logs, steps, counts, padding, crowds, filling = np.split(out, ends)
-        logs[:] = _log(config[self.columns])
+        """Compute the unscaled inputs of configurations (columns, C) into `out` (features, C), block by block."""
+        gpu = Gpu.from_array(self.gpu)
+        lengths = len(self.columns), len(self.steps), len(self.pairs), len(self.pairs), len(self.cache_conflicts)
+        logs, steps, counts, padding, conflicts, occupancy = np.split(out, np.cumsum(lengths))
+        logs[:] = _signed_log(config[self.columns])
         np.greater_equal(config[self._step_columns], self._thresholds, out=steps)
-        _cut(config[self.pairs[:, 0]], sizes[self.pairs[:, 1]][:, None], counts, padding)
-        if len(self.crowds):
-            crowds[:] = crowded(self.crowds, _outer(kernel, sizes), config)
+        _tile_features(config[self.pairs[:, 0]], sizes[self.pairs[:, 1]][:, None], counts, padding)
+        if len(self.cache_conflicts):
+            conflicts[:] = has_conflicts(self.cache_conflicts, _outer(kernel, sizes), config)
         if gpu is not None:
-            filling[:] = occupancy(gpu, kernel, sizes, config.T).T
+            occupancy[:] = occupancy_features(gpu, kernel, sizes, config.T).T
 
-    # For configurations by the values of their columns (see `models.numpy.tabled`)
+    # Features of single column values, for `models.numpy.lookup_ranker`.
 
-    def of_values(self, values: Floats, owner: npt.NDArray[np.int64]) -> Floats:
-        """The logs and steps, a row for each value of a column `owner`; 0 where they are of another column."""
-        told = np.vstack([np.tile(_log(values), (len(self.columns), 1)), values >= self._thresholds])
-        own = np.concatenate([self.columns, self._step_columns])[:, None] == owner
-        told = told.astype(np.float32)
-        _scale_rows(told, self.config_centre[: len(told)], self.config_scale[: len(told)])
-        return np.ascontiguousarray((told * own).T)
+    def value_features(self, values: Floats, column: npt.NDArray[np.int64]) -> Floats:
+        """Compute logarithms and steps, one row per value; `column` says whose value it is. Other columns are 0."""
+        table = np.vstack([np.tile(_signed_log(values), (len(self.columns), 1)), values >= self._thresholds])
+        own = np.concatenate([self.columns, self._step_columns])[:, None] == column
+        table = table.astype(np.float32)
+        _scale_rows(table, self.config_centre[: len(table)], self.config_scale[: len(table)])
+        return np.ascontiguousarray((table * own).T)
 
-    def scaling_of_pairs(self, pairs: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """Centre and scale of what `of_pairs` gives, two rows."""
+    def pair_scaling(self, pairs: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Return centre and scale of `pair_features`, (2, pairs) each."""
         columns = len(self.columns) + len(self.steps) + np.stack([pairs, len(self.pairs) + pairs])
         return self.config_centre[columns], self.config_scale[columns]
 
-    def of_pairs(self, values: Floats, sizes: npt.NDArray[np.float64], scaling: tuple[Floats, Floats]) -> Floats:
-        """Logs of tile counts and of padding, two rows: of each value against the size of its pair."""
-        told = np.empty((2, len(values)), np.float32)
-        _cut(values, sizes, told[0], told[1])
-        told -= scaling[0]
-        told *= scaling[1]
-        return _bounded(told)
+    def pair_features(self, values: Floats, sizes: npt.NDArray[np.float64], scaling: tuple[Floats, Floats]) -> Floats:
+        """Compute scaled logarithms of tile count and padding, (2, pairs), of each value for the size of its pair."""
+        table = np.empty((2, len(values)), np.float32)
+        _tile_features(values, sizes, table[0], table[1])
+        table -= scaling[0]
+        table *= scaling[1]
+        return _clip(table)
 
-    def scaled_filling(self, told: npt.NDArray[Any]) -> Floats:
-        """How configurations fill the GPU, a row a number as `Filling.told` gives them, as inputs."""
-        scaled = told.astype(np.float32, copy=False)
+    def scale_occupancy(self, features: npt.NDArray[Any]) -> Floats:
+        """Scale the (features, C) result of `Occupancy.features` to model inputs."""
+        scaled = features.astype(np.float32, copy=False)
         _scale_rows(scaled, self.config_centre[-len(scaled) :], self.config_scale[-len(scaled) :])
         return scaled
 
@@ -280,27 +301,27 @@ class RankerFeatures:
 
     @property
     def _raw_width(self) -> int:
-        gpu = Gpu.restore(self.gpu)
-        cuts = len(self.columns) + len(self.steps) + 2 * len(self.pairs) + len(self.crowds)
-        return cuts + (0 if gpu is None else gpu.width)
+        gpu = Gpu.from_array(self.gpu)
+        width = len(self.columns) + len(self.steps) + 2 * len(self.pairs) + len(self.cache_conflicts)
+        return width + (0 if gpu is None else gpu.feature_count)
 
 
-def _cut(tile: Floats, size: npt.NDArray[np.float64], counts: Floats, padding: Floats) -> None:
-    """Logs of how many tiles cover a size, and of how much more than it they hold."""
+def _tile_features(tile: Floats, size: npt.NDArray[np.float64], counts: Floats, padding: Floats) -> None:
+    """Write log2 of the number of tiles that cover a size, and log2 of padded over real size."""
     tile, size = np.maximum(np.abs(tile), np.float32(1)), np.maximum(size, 1.0).astype(np.float32)
     tiles = np.ceil(size / tile)
     np.log2(tiles, out=counts)
     tile *= tiles
     tile /= size
-    np.log2(np.minimum(tile, np.float32(_MOST_PADDING), out=tile), out=padding)
+    np.log2(np.minimum(tile, np.float32(_MAX_PADDING), out=tile), out=padding)
 
 
 def _outer(kernel: Kernel, sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return outer_dimensions(sizes, element_bytes(kernel))
 
 
-def _known(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], low: Floats) -> npt.NDArray[Any]:
-    """`values` with every column that was constant in the train split at that constant: nothing was learned of it."""
+def _with_constants(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], low: Floats) -> npt.NDArray[Any]:
+    """Reset the columns in `constant` to their value in the train split: the model learned nothing about others."""
     if (values[:, constant] == low[constant]).all():
         return values
     values = values.copy()
@@ -309,30 +330,30 @@ def _known(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], low: Float
 
 
 def _scaled(raw: npt.NDArray[np.float64], centre: Floats, scale: Floats) -> Floats:
-    """Centred and scaled, the last axis being features."""
+    """Centre and scale an array whose last axis is features."""
     x = np.ascontiguousarray(raw.T, dtype=np.float32)
     _scale_rows(x, centre, scale)
     return x.T
 
 
 def _scale_rows(x: Floats, centre: Floats, scale: Floats) -> None:
-    """In place, in float32; bounded, so that a kernel far outside the train split drives nothing anywhere."""
+    """Centre, scale and clip the rows of `x` in place, so that a kernel unlike the train split has bounded inputs."""
     shape = (-1, *[1] * (x.ndim - 1))
     x -= centre.reshape(shape)
     x *= scale.reshape(shape)
-    _bounded(x)
+    _clip(x)
 
 
-def _bounded(x: Floats) -> Floats:
-    """In place. Two comparisons, which take less time than `np.clip` takes to begin."""
-    np.maximum(x, -_FAR, out=x)
-    return np.minimum(x, _FAR, out=x)
+def _clip(x: Floats) -> Floats:
+    """Clip in place. Two calls here are faster than the call overhead of `np.clip`."""
+    np.maximum(x, -_MAX_DEVIATIONS, out=x)
+    return np.minimum(x, _MAX_DEVIATIONS, out=x)
 
 
-def _some_rows(count: int, share: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """The kernel's share of the rows to fit to, but never fewer than a handful."""
-    most = max(32, share)
-    return np.arange(count) if count <= most else np.sort(rng.choice(count, most, replace=False))
+def _sample_rows(count: int, share: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Draw a kernel's rows for fitting: its share, but at least `_MIN_ROWS_PER_KERNEL`."""
+    limit = max(_MIN_ROWS_PER_KERNEL, share)
+    return np.arange(count) if count <= limit else np.sort(rng.choice(count, limit, replace=False))
 
 
 def _centre(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -340,37 +361,39 @@ def _centre(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _moments(raw: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """Centre and factor of each column; a constant column gets the factor 0."""
+    """Return mean and inverse deviation of each column; a constant column gets the factor 0."""
     deviation = raw.std(axis=0, dtype=np.float64)
     factor = np.where(deviation > 1e-9, 1.0 / np.maximum(deviation, 1e-9), 0.0)
     return raw.mean(axis=0, dtype=np.float64).astype(np.float32), factor.astype(np.float32)
 
 
 def _fit_nodes(kernels: Sequence[Kernel]) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
+    """Select the node columns that vary and are not sums or products; return them with mean and inverse deviation."""
     rows = np.concatenate([k.node_feat for k in kernels])
-    own = np.array([not _DERIVED.search(name) for name in NODE_FEATURES])
-    kept = np.flatnonzero((rows.max(axis=0) > rows.min(axis=0)) & own)
-    return kept, *_moments(_log(rows[:, kept]))
+    basic = np.array([not _DERIVED.search(name) for name in NODE_FEATURES])
+    columns = np.flatnonzero((rows.max(axis=0) > rows.min(axis=0)) & basic)
+    return columns, *_moments(_signed_log(rows[:, columns]))
 
 
-def _kept_columns(config: npt.NDArray[Any], names: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Columns that vary; a sum or product is dropped where its parts are there."""
-    known = set(names)
-    whole = [bool(_DERIVED.search(name)) and _DERIVED.sub("_0", name) in known for name in names]
-    return np.flatnonzero((config.max(axis=0) > config.min(axis=0)) & ~np.array(whole))
+def _useful_columns(config: npt.NDArray[Any], names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Select the configuration columns that vary, without sums and products whose parts are columns too."""
+    all_names = set(names)
+    derived = [bool(_DERIVED.search(name)) and _DERIVED.sub("_0", name) in all_names for name in names]
+    return np.flatnonzero((config.max(axis=0) > config.min(axis=0)) & ~np.array(derived))
 
 
-def _kept_slots(sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _distinct_slots(sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Select the size slots that vary, without those that always equal an earlier one."""
     varying = [s for s in range(sizes.shape[1]) if sizes[:, s].max() > sizes[:, s].min()]
-    kept: list[int] = []
+    distinct: list[int] = []
     for slot in varying:
-        if not any((sizes[:, slot] == sizes[:, other]).all() for other in kept):
-            kept.append(slot)
-    return np.array(kept, dtype=np.int64)
+        if not any((sizes[:, slot] == sizes[:, other]).all() for other in distinct):
+            distinct.append(slot)
+    return np.array(distinct, dtype=np.int64)
 
 
 def _fit_steps(config: npt.NDArray[Any], columns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Thresholds of each column: all its values where they are few, else quantiles."""
+    """Choose the thresholds of each column: all of its values if they are few, else quantiles."""
     steps = []
     for column in columns:
         values = np.unique(config[:, column])
@@ -382,89 +405,92 @@ def _fit_steps(config: npt.NDArray[Any], columns: npt.NDArray[np.int64]) -> npt.
     return np.array(steps, dtype=np.float64).reshape(-1, 2)
 
 
-def _thinned(
-    configs: Sequence[npt.NDArray[Any]], goals: Sequence[npt.NDArray[np.float64]] | None
-) -> tuple[Sequence[npt.NDArray[Any]], Sequence[npt.NDArray[np.float64]] | None]:
-    """Every so manieth row, so that choosing pairs takes a fraction of a second whatever the collection."""
+def _subsample(configs: Configs, logs: LogRuntimes | None) -> tuple[Configs, LogRuntimes | None]:
+    """Take every n-th row, so that selecting pairs takes a fraction of a second on any collection; centre the logs."""
     step = -(-sum(len(c) for c in configs) // _ROWS_FOR_PAIRS)
-    return [c[::step] for c in configs], None if goals is None else [_centre(g[::step]) for g in goals]
+    return [c[::step] for c in configs], None if logs is None else [_centre(log[::step]) for log in logs]
 
 
 def _fit_pairs(
     columns: npt.NDArray[np.int64],
     slots: npt.NDArray[np.int64],
-    configs: Sequence[npt.NDArray[Any]],
-    goals: Sequence[npt.NDArray[np.float64]] | None,
+    configs: Configs,
+    logs: LogRuntimes | None,
     sizes: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.int64]:
-    """Which columns are set against which slots: those where doing so says most about runtimes, whatever their names.
+    """Select the (column, slot) pairs whose tile count and padding explain most of the runtime, whatever their names.
 
-    Columns that look like switches (values below 4, or fractions) are set against none. Each of the others competes
-    with all slots, and each keeps its best few whatever the rest do.
+    Columns that look like flags (values below 4, or fractions) get no pairs. All pairs compete, but every tile
+    column keeps at least its best few.
     """
     tiles = _tile_columns(columns, np.concatenate(configs))
     if not len(tiles) or not len(slots):
         return np.zeros((0, 2), np.int64)
-    worth = np.array([_worth_of_slots(c, slots, configs, sizes, goals) for c in tiles])  # (tiles, slots)
-    ranks = (-worth).argsort(axis=1, kind="stable").argsort(axis=1)
-    first = np.argsort(-(worth + (ranks < _OWN_PAIRS)).ravel(), kind="stable")[:_MAX_PAIRS]
-    pairs = [(tiles[i // len(slots)], slots[i % len(slots)]) for i in np.sort(first)]
+    explained = np.array([_explained_by_slots(c, slots, configs, sizes, logs) for c in tiles])  # (tiles, slots)
+    ranks = (-explained).argsort(axis=1, kind="stable").argsort(axis=1)
+    # Adding 1, more than any share, puts every column's best pairs first.
+    best = np.argsort(-(explained + (ranks < _MIN_PAIRS_PER_COLUMN)).ravel(), kind="stable")[:_MAX_PAIRS]
+    pairs = [(tiles[i // len(slots)], slots[i % len(slots)]) for i in np.sort(best)]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def _tile_columns(columns: npt.NDArray[np.int64], config: npt.NDArray[Any]) -> list[int]:
+    """Select the columns that can be tile sizes: integers with a value of at least 4."""
     return [int(c) for c in columns if config[:, c].max() >= 4 and (config[:, c] % 1 == 0).all()]
 
 
-def _fit_crowds(
+def _fit_conflicts(
     columns: npt.NDArray[np.int64],
-    configs: Sequence[npt.NDArray[Any]],
-    goals: Sequence[npt.NDArray[np.float64]] | None,
+    configs: Configs,
+    logs: LogRuntimes | None,
     kernels: Sequence[Kernel],
     sizes: npt.NDArray[np.float64],
-) -> Crowds:
-    """Nothing without runtimes."""
-    if goals is None:
-        return NO_CROWDS
+) -> CacheConflicts:
+    """Fit the table of cache conflicts; it is empty without runtimes."""
+    if logs is None:
+        return NO_CONFLICTS
     config = np.concatenate(configs)
-    switches = [int(c) for c in columns if np.isin(config[:, c], (0, 1)).all()]
+    flags = [int(c) for c in columns if np.isin(config[:, c], (0, 1)).all()]
     outer = np.stack([_outer(k, s) for k, s in zip(kernels, sizes, strict=True)])
-    numbers = np.repeat(np.arange(len(configs)), [len(c) for c in configs])
-    return fit_crowds(_tile_columns(columns, config), switches, config, numbers, np.concatenate(goals), outer)
+    kernel_index = np.repeat(np.arange(len(configs)), [len(c) for c in configs])
+    samples = ConflictSamples(config, kernel_index, np.concatenate(logs), outer)
+    return fit_cache_conflicts(_tile_columns(columns, config), flags, samples)
 
 
-def _worth_of_slots(
+def _explained_by_slots(
     column: int,
     slots: npt.NDArray[np.int64],
-    configs: Sequence[npt.NDArray[Any]],
+    configs: Configs,
     sizes: npt.NDArray[np.float64],
-    goals: Sequence[npt.NDArray[np.float64]] | None,
+    logs: LogRuntimes | None,
 ) -> list[float]:
-    """For each slot, the share of log runtime that tile count and padding explain beyond the column itself.
+    """Return, for each slot, the share of log runtime that tile count and padding explain beyond the column itself.
 
-    All is centred kernel by kernel, since only differences within a kernel matter. Without runtimes, how often the
-    column divides the slot stands in.
+    Everything is centred per kernel, because only differences within a kernel matter. Without runtimes the measure is
+    how often the column divides the slot.
     """
     tile = np.concatenate([np.maximum(np.abs(c[:, column]), 1.0) for c in configs])
     kernel = np.repeat(np.arange(len(configs)), [len(c) for c in configs])
-    if goals is None:
+    if logs is None:
         return [float(np.mean(np.maximum(sizes[kernel, s], 1.0) % tile == 0)) for s in slots]
-    goal, own = np.concatenate(goals), _centred(np.log2(tile), kernel)
+    # Regress out log2(tile), first from the log runtime and then from both features of a pair.
+    log_runtime, own = np.concatenate(logs), _centred(np.log2(tile), kernel)
     own_norm = max(float(own @ own), 1e-9)
-    goal = goal - own * (float(own @ goal) / own_norm)
-    spread = max(float(goal @ goal), 1e-9)
-    worth = []
+    residual = log_runtime - own * (float(own @ log_runtime) / own_norm)
+    variance = max(float(residual @ residual), 1e-9)
+    explained = []
     for slot in slots:
         size = np.maximum(sizes[kernel, slot], 1.0)
         count = np.ceil(size / tile)
-        pair = np.stack([np.log2(count), np.log2(np.minimum(count * tile / size, _MOST_PADDING))], axis=1)
+        pair = np.stack([np.log2(count), np.log2(np.minimum(count * tile / size, _MAX_PADDING))], axis=1)
         pair = np.stack([_centred(part, kernel) for part in pair.T], axis=1)
         pair -= own[:, None] * (own @ pair / own_norm)
-        gram, against = pair.T @ pair + 1e-6 * len(pair) * np.eye(2), pair.T @ goal
-        worth.append(float(against @ np.linalg.solve(gram, against)) / spread)
-    return worth
+        gram, moment = pair.T @ pair + 1e-6 * len(pair) * np.eye(2), pair.T @ residual
+        explained.append(float(moment @ np.linalg.solve(gram, moment)) / variance)
+    return explained
 
 
 def _centred(x: npt.NDArray[np.float64], kernel: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Subtract the mean of each kernel."""
     mean = np.bincount(kernel, x) / np.maximum(np.bincount(kernel), 1)
     return np.asarray(x - mean[kernel])

@@ -1,8 +1,8 @@
-"""From a kernel's raw numbers to what a model reads: a fitted transformation of node and configuration features.
+"""Preparations: fitted transformations from a kernel's raw features to the inputs of a model.
 
-A preparation is fitted on the train split, travels with the weights in one file, and is plain NumPy, so training,
-prediction and the torch-free scorer all read exactly the same inputs. `MinMax` is what the five baselines use; the
-ranker's own is in `features.ranker`.
+A preparation is fitted to the train split, is stored in the model file together with the weights, and is plain NumPy,
+so that training, prediction and the torch-free scorer read exactly the same inputs. The five baselines use `MinMax`;
+TileRanker uses `features.ranker`, the CPU's ridge model `features.cpu`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from tilewise.costmodel.features.neighbours import Neighbours
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]
-_ROWS_AT_ONCE = 1 << 18
+_BLOCK_ROWS = 1 << 18  # rows of a split that `extremes` holds in memory at once; arbitrary, insensitive
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """One kernel as a model reads it, with all or some of its configurations."""
+class ModelInputs:
+    """Inputs of a model for one kernel and all or some of its configurations."""
 
     node: Floats  # (n, F)
     opcode: npt.NDArray[np.int64]  # (n,)
     edges: npt.NDArray[np.int32]  # (m, 2)
     config: Floats  # (c, D)
-    origin: Prepared | None = None  # of which these are some of the configurations: what its graph says is kept there
+    parent: ModelInputs | None = None  # the inputs that these were selected from; it caches what depends on the graph
 
     @cached_property
     def neighbours(self) -> Neighbours:
-        return Neighbours.of_one(self.edges, len(self.node)) if self.origin is None else self.origin.neighbours
+        return Neighbours.from_edges(self.edges, len(self.node)) if self.parent is None else self.parent.neighbours
 
-    def with_config(self, config: Floats) -> Prepared:
-        """The same kernel with other configurations."""
-        return Prepared(self.node, self.opcode, self.edges, config, self.origin or self)
+    def with_config(self, config: Floats) -> ModelInputs:
+        """Return inputs of the same kernel with other configurations."""
+        return ModelInputs(self.node, self.opcode, self.edges, config, self.parent or self)
 
 
 class Preparation(Protocol):
-    """What `train` fits and a saved model carries."""
+    """A fitted transformation; `train` fits one, and a model file stores it."""
 
     kind: ClassVar[str]
 
@@ -52,20 +52,22 @@ class Preparation(Protocol):
     def node_width(self) -> int: ...
     @property
     def config_width(self) -> int: ...
-    def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> Prepared: ...
+    def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> ModelInputs: ...
     def tensors(self) -> dict[str, npt.NDArray[Any]]: ...
     def settings(self) -> dict[str, Any]: ...
 
 
 def check_configs_differ(preparation: Preparation) -> None:
-    """What is the same for all configurations of a kernel ranks none of them."""
+    """Raise an error if all configurations of a kernel have the same inputs, so that nothing can be ranked."""
     if preparation.config_width <= getattr(preparation, "global_width", 0):
-        raise ConfigurationError("All configurations of train have the same columns: there is nothing to rank by.")
+        raise ConfigurationError(
+            "All configurations of the train split are equal, so there is nothing to rank; measure different ones."
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class MinMax:
-    """Columns scaled to [0, 1] by the extremes of the train files; columns constant there are dropped."""
+    """Scaling of every column to [0, 1] by its extremes in the train split; constant columns are dropped."""
 
     kind: ClassVar[str] = "minmax"
     node_low: Floats
@@ -76,14 +78,16 @@ class MinMax:
     @classmethod
     def fit(cls, split: Split) -> MinMax:
         if not len(split):
-            raise ConfigurationError("The train split is empty, so feature ranges cannot be taken from it.")
+            raise ConfigurationError("The train split is empty, so feature ranges cannot be fitted to it.")
         return cls(*extremes(split.column("node_feat")), *extremes(split.column("config_feat")))
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> MinMax:
         names = ("node_low", "node_high", "config_low", "config_high")
         if any(name not in tensors or tensors[name].ndim != 1 for name in names):
-            raise FileFormatError("The model file lacks the feature ranges of its min-max scaling.")
+            raise FileFormatError(
+                "The model file lacks the feature ranges of its min-max scaling; train or export it again."
+            )
         return cls(*(np.asarray(tensors[name], dtype=np.float32) for name in names))
 
     @property
@@ -94,9 +98,10 @@ class MinMax:
     def config_width(self) -> int:
         return int((self.config_high > self.config_low).sum())
 
-    def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> Prepared:
+    def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> ModelInputs:
+        """Scale one kernel, with all configurations or those in `rows`."""
         config = kernel.config_feat if rows is None else kernel.config_feat[rows]
-        return Prepared(
+        return ModelInputs(
             _scale(kernel.node_feat, self.node_low, self.node_high),
             kernel.node_opcode.astype(np.int64),
             np.asarray(kernel.edge_index),
@@ -116,22 +121,23 @@ class MinMax:
 
 
 def extremes(column: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """Smallest and largest of each column, a block of rows at a time so that little of the split is resident."""
-    blocks = [column[start : start + _ROWS_AT_ONCE] for start in range(0, len(column), _ROWS_AT_ONCE)]
+    """Return the minimum and maximum of each column, reading a block of rows at a time to bound memory use."""
+    blocks = [column[start : start + _BLOCK_ROWS] for start in range(0, len(column), _BLOCK_ROWS)]
     low = np.min([block.min(axis=0) for block in blocks], axis=0)
     high = np.max([block.max(axis=0) for block in blocks], axis=0)
     return low.astype(np.float32), high.astype(np.float32)
 
 
 def _scale(values: npt.NDArray[Any], low: Floats, high: Floats) -> Floats:
-    kept = np.flatnonzero(high > low)
+    """Scale the columns that vary in the train split to [0, 1]; drop the others."""
+    varying = np.flatnonzero(high > low)
     if values.shape[1] != len(low):
         raise FileFormatError(f"The kernel has {values.shape[1]} feature columns; the model was trained on {len(low)}.")
-    return np.asarray((values[:, kept] - low[kept]) / (high[kept] - low[kept]), dtype=np.float32)
+    return np.asarray((values[:, varying] - low[varying]) / (high[varying] - low[varying]), dtype=np.float32)
 
 
 def preparation_kinds() -> dict[str, Any]:
-    """Name to class, for restoring a saved model."""
+    """Return the preparation classes by the name that a model file stores."""
     from tilewise.costmodel.features.cpu import CpuFeatures
     from tilewise.costmodel.features.ranker import RankerFeatures
 

@@ -21,7 +21,7 @@ from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.segments import Scaling, Segment, cut
 from tilewise.costmodel.layout.train import configurations, spread
 from tilewise.costmodel.models.files import read_tensors, write_tensors
-from tilewise.costmodel.models.trained import check_weights, fitting, model_path
+from tilewise.costmodel.models.trained import check_weights, model_path, report_misfit
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class TrainedLayouts:
 
     def score(self, graph: LayoutGraph, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """One score per configuration (or per row asked for), lower is faster."""
-        with fitting(str(self.record["model"])):
+        with report_misfit(str(self.record["model"])):
             segments = cut(graph, self.scaling, self.record["hops"], self.record["segment_nodes"])
             return score_graph(self.module, graph, segments, rows)
 
@@ -110,6 +110,6 @@ def load_layout_model(path: str | Path, device: str = "cpu") -> TrainedLayouts:
     error = FileFormatError(f"The weights in {found} do not fit the model {name[:80]}.")
     check_weights(weights, kwargs, lambda: build_layout_model(name, scaling.width, kwargs)[0], error)
     module, _ = build_layout_model(name, scaling.width, kwargs)
-    with fitting(name):
+    with report_misfit(name):
         module.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in weights.items()})
     return TrainedLayouts(module.eval().to(device), scaling, record)

@@ -1,1 +1,1 @@
-"""The models: in PyTorch, in NumPy alone, boosted trees, a ridge; and the files that hold them trained."""
+"""The models: PyTorch networks, their NumPy scorers, boosted trees, a ridge model, and model files."""

@@ -1,9 +1,9 @@
-"""Another device: what a model misses there, learnt from a few measurements, and which one to take next.
+"""Adaptation of a model to another device with a few measurements from it.
 
-`adapt` adds boosted trees to a model. They read what the model reads and are fitted to what its scores leave of the log
-runtimes measured on the device, fast configurations counting for more. The result is a blend of the two like any other
-(see `blend`). Each fifth of the kernels is ranked by trees of the others; where its first choices are slower than the
-model's, by more than kernels differ by chance, the model stays as it is.
+`adapt` adds boosted trees to a model. They read the model's inputs and are fitted to the residual of the measured log
+runtimes, with larger weights for fast configurations. The result is a blend of model and trees (see `blend`). In a
+five-fold cross-validation over kernels, the trees must not make the first choices slower by more than one standard
+error; otherwise the model is returned unchanged.
 
 `next_to_measure` is for one kernel that is being measured: a Gaussian process around the scores says which
 configuration has the largest expected improvement. It models the share of the fastest configuration's speed that a
@@ -37,18 +37,24 @@ from tilewise.errors import ConfigurationError
 Floats = npt.NDArray[np.float64]
 Base = Scorer | GBDT | Blend
 
-LEAST_POINTS = 5
-_TREES: dict[str, Any] = {"learning_rate": 0.05, "num_leaves": 15, "min_data_in_leaf": 10, "feature_fraction": 0.5,
-                          "lambda_l2": 5.0}  # fmt: skip
+MIN_MEASUREMENTS = 5
+_TREE_SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.05,
+    "num_leaves": 15,
+    "min_data_in_leaf": 10,
+    "feature_fraction": 0.5,
+    "lambda_l2": 5.0,
+}
 _TREE_COUNT = 150
-_SHARPNESS = 4.0  # a configuration counts for exp(-so much times its log runtime above the kernel's best)
-_FOLDS, _CHOICES = 5, 5
+_SHARPNESS = 4.0  # a configuration has the weight exp(-_SHARPNESS * (log runtime above the kernel's best))
+_FOLDS = 5
+_CHOICES = 5  # first choices that the cross-validation compares
 SIGNAL, LENGTH, WIDTH = 0.4, 1.0, 0.5  # deviation of f; distances in x (deviations of a column) and m that matter
 _LEVEL, _SLOPE, _NOISE = 25.0, 0.3, 0.1  # variance of c; deviations of b and of a measurement
 
 
 def adapt(base: str | Path, kernels: Sequence[Kernel]) -> Base:
-    """The model in the file `base` with a correction by the measurements in `kernels`; as it is where none helps."""
+    """Load the model in `base` and correct it by the measurements in `kernels`; unchanged if that does not help."""
     model = load_scorer(base)
     if model.record.get("adapted") is not None:
         raise ConfigurationError(f"{base} is adapted already; give the model that it was adapted from.")
@@ -56,98 +62,107 @@ def adapt(base: str | Path, kernels: Sequence[Kernel]) -> Base:
 
 
 def adapt_model(model: Base, kernels: Sequence[Kernel]) -> Base:
-    """See `adapt`; what was found is in the `adapted` of the record."""
+    """Adapt a loaded model as `adapt` does; the entry `adapted` of its record holds the cross-validation."""
     labelled = [kernel for kernel in kernels if kernel.labelled and kernel.n_configs > 1]
     count = sum(kernel.n_configs for kernel in labelled)
-    if count < LEAST_POINTS:
-        raise ConfigurationError(f"Adapting needs {LEAST_POINTS} measured configurations at least; there are {count}.")
-    points = [_Points.of(model, kernel) for kernel in labelled]
-    plain, error, worse = _left_out(points)
-    kept = not worse
-    told = {"measurements": count, "kernels": len(labelled), "left_out": {"base": plain, "adapted": error}}
-    record: dict[str, Any] = {"calibration": None, "adapted": told | {"kept": kept}}
-    if not kept:
-        same = copy.copy(model)
-        same.record = model.record | record
-        return same
-    slope, booster = _fit(points)
+    if count < MIN_MEASUREMENTS:
+        raise ConfigurationError(
+            f"Adapting needs {MIN_MEASUREMENTS} measured configurations at least; there are {count}."
+        )
+    measurements = [_Measurements.from_kernel(model, kernel) for kernel in labelled]
+    base_error, adapted_error, worse = _cross_validate(measurements)
+    summary: dict[str, Any] = {"measurements": count, "kernels": len(labelled)}
+    summary |= {"left_out": {"base": base_error, "adapted": adapted_error}, "kept": not worse}
+    record: dict[str, Any] = {"calibration": None, "adapted": summary}
+    if worse:
+        unchanged = copy.copy(model)
+        unchanged.record = model.record | record
+        return unchanged
+    slope, booster = _fit(measurements)
     trees = GBDT(booster, model.preparation, model.schema, {"model": "GBDT", "ranks": False})
-    parts, weights = (model.parts, model.weights) if isinstance(model, Blend) else ([model], [1.0])
-    return Blend([*parts, trees], [*(slope * weight for weight in weights), 1.0], {"model": BLEND} | record)
+    models, weights = (model.models, model.weights) if isinstance(model, Blend) else ([model], [1.0])
+    return Blend([*models, trees], [*(slope * weight for weight in weights), 1.0], {"model": BLEND} | record)
 
 
 @dataclass(frozen=True, eq=False)
-class _Points:
-    """A kernel's measurements: what the trees read, the model's scores, log runtimes above the best, their weights."""
+class _Measurements:
+    """Measurements of one kernel with M configurations."""
 
-    table: npt.NDArray[np.float32]
-    scores: Floats
-    logs: Floats
-    weights: Floats
+    table: npt.NDArray[np.float32]  # (M, inputs): the inputs of the trees
+    scores: Floats  # (M,): the model's scores above the lowest
+    logs: Floats  # (M,): log runtimes above the best
+    weights: Floats  # (M,)
 
     @classmethod
-    def of(cls, model: Base, kernel: Kernel) -> _Points:
+    def from_kernel(cls, model: Base, kernel: Kernel) -> _Measurements:
         logs = np.log(kernel.target.astype(np.float64) / float(kernel.target.min()))
         scores = np.asarray(model.score(kernel), dtype=np.float64)
         return cls(tabular(model.preparation, kernel), scores - scores.min(), logs, np.exp(-_SHARPNESS * logs))
 
-    def some(self, rows: npt.NDArray[np.int64]) -> _Points:
-        return _Points(self.table[rows], self.scores[rows], self.logs[rows], self.weights[rows])
+    def subset(self, rows: npt.NDArray[np.int64]) -> _Measurements:
+        return _Measurements(self.table[rows], self.scores[rows], self.logs[rows], self.weights[rows])
 
     def centred(self, values: Floats) -> Floats:
-        """Without the kernel's level."""
+        """Subtract the weighted mean."""
         return np.asarray(values - self.weights @ values / self.weights.sum())
 
 
-def _slope(points: Sequence[_Points]) -> float:
-    """What a score is worth in log runtime on this device; 1 where the measurements do not say."""
-    pairs = [(p.centred(p.scores), p.centred(p.logs), p.weights) for p in points]
-    above, below = sum(w @ (s * y) for s, y, w in pairs), sum(w @ (s * s) for s, _, w in pairs)
-    slope = float(above / below) if below > 1e-12 else 1.0
+def _slope(measurements: Sequence[_Measurements]) -> float:
+    """Regress log runtime on the scores within kernels; 1 if the scores do not vary."""
+    centred = [(m.centred(m.scores), m.centred(m.logs), m.weights) for m in measurements]
+    covariance = sum(w @ (s * y) for s, y, w in centred)
+    variance = sum(w @ (s * s) for s, _, w in centred)
+    slope = float(covariance / variance) if variance > 1e-12 else 1.0
     return slope if slope > 1e-3 else 1e-3  # a blend's weights are positive
 
 
-def _fit(points: Sequence[_Points]) -> tuple[float, Any]:
-    slope = _slope(points)
-    table, weights = (np.concatenate([getattr(p, name) for p in points]) for name in ("table", "weights"))
-    rest = np.concatenate([p.logs - slope * p.scores for p in points])
-    return slope, fit_trees(table, rest, _TREE_COUNT, _TREES, weights)
+def _fit(measurements: Sequence[_Measurements]) -> tuple[float, Any]:
+    """Fit the slope of the scores, then trees to the residual."""
+    slope = _slope(measurements)
+    table, weights = (np.concatenate([getattr(m, name) for m in measurements]) for name in ("table", "weights"))
+    residual = np.concatenate([m.logs - slope * m.scores for m in measurements])
+    return slope, fit_trees(table, residual, _TREE_COUNT, _TREE_SETTINGS, weights)
 
 
-def _left_out(points: Sequence[_Points]) -> tuple[float, float, bool]:
-    """How much longer than the fastest the model's first choices take, and the adapted one's, on kernels that it was
-    not adapted to (of fewer than three kernels, on such configurations): the mean over the best of one to five; and
-    whether it is more by a standard error, or the same everywhere."""
-    logs = []
-    for seen, unseen in _folds(points):
-        slope, booster = _fit(seen)
-        for p in unseen:
-            adapted = slope * p.scores + booster.predict(p.table)
-            logs.append([_behind(p.logs, scores) for scores in (p.scores, adapted)])
-    plain, error = np.expm1(np.mean(logs, axis=0))
-    more = np.subtract(*np.transpose(logs)[::-1])
-    chance = float(more.std(ddof=1)) / len(more) ** 0.5 if len(more) > 1 else 0.0
-    return float(plain), float(error), bool(more.mean() > chance or not more.any())
+def _cross_validate(measurements: Sequence[_Measurements]) -> tuple[float, float, bool]:
+    """Compare the first choices of the model and of the adapted model on held-out kernels.
+
+    Returns both regrets (mean slowdown of the best of the first one to five choices) and whether the adapted model is
+    worse by more than a standard error, or never different. With fewer than three kernels, configurations are held out.
+    """
+    regrets = []
+    for train, test in _folds(measurements):
+        slope, booster = _fit(train)
+        for m in test:
+            adapted_scores = slope * m.scores + booster.predict(m.table)
+            regrets.append([_log_regret(m.logs, scores) for scores in (m.scores, adapted_scores)])
+    base_error, adapted_error = np.expm1(np.mean(regrets, axis=0))
+    increase = np.subtract(*np.transpose(regrets)[::-1])
+    standard_error = float(increase.std(ddof=1)) / len(increase) ** 0.5 if len(increase) > 1 else 0.0
+    worse = bool(increase.mean() > standard_error or not increase.any())
+    return float(base_error), float(adapted_error), worse
 
 
-def _behind(logs: Floats, scores: Floats) -> float:
-    """By how much the best of the first one to five choices is behind the fastest, in the mean."""
+def _log_regret(logs: Floats, scores: Floats) -> float:
+    """Mean over k = 1 to 5 of log(best of the first k choices / fastest)."""
     best = np.minimum.accumulate(logs[np.argsort(scores, kind="stable")[:_CHOICES]])
     return float(best.mean() - logs.min())
 
 
-def _folds(points: Sequence[_Points]) -> list[tuple[list[_Points], list[_Points]]]:
-    """What is fitted to and what is held out, so many times."""
+def _folds(measurements: Sequence[_Measurements]) -> list[tuple[list[_Measurements], list[_Measurements]]]:
+    """Split into (train, test) folds: by kernels, or by configurations if there are fewer than three kernels."""
     rng = np.random.default_rng(0)
-    if len(points) < 3:
-        count = max(2, min(_FOLDS, min(len(p.logs) for p in points) // 2))
-        parts = [[p.some(rows) for rows in np.array_split(rng.permutation(len(p.logs)), count)] for p in points]
-        pieces = [list(piece) for piece in zip(*parts, strict=True)]
+    if len(measurements) < 3:
+        count = max(2, min(_FOLDS, min(len(m.logs) for m in measurements) // 2))
+        subsets = [
+            [m.subset(rows) for rows in np.array_split(rng.permutation(len(m.logs)), count)] for m in measurements
+        ]
+        tests = [list(fold) for fold in zip(*subsets, strict=True)]
     else:
-        order = np.array_split(rng.permutation(len(points)), min(_FOLDS, len(points)))
-        pieces = [[points[int(i)] for i in rows] for rows in order]
-    rest = [[p for other in pieces if other is not piece for p in other] for piece in pieces]
-    return list(zip(rest, pieces, strict=True))
+        order = np.array_split(rng.permutation(len(measurements)), min(_FOLDS, len(measurements)))
+        tests = [[measurements[int(i)] for i in rows] for rows in order]
+    trains = [[m for other in tests if other is not test for m in other] for test in tests]
+    return list(zip(trains, tests, strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Tensors and a JSON record in one safetensors file that appears whole or not at all.
+"""Tensors and a JSON record in one safetensors file, written atomically.
 
-Both model files and checkpoints are such files: arrays by name, and one JSON document in the header's metadata. Reading
-goes through `tilewise.io`, which believes nothing before it is checked, and a damaged file is one sentence.
+Model files and checkpoints have this format: arrays by name, and one JSON document in the header's metadata. Reading
+goes through `tilewise.io`, which checks everything, so that a damaged file raises an error of one sentence.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from tilewise.io import load_arrays, save
 
 
 def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]], record: Mapping[str, Any]) -> None:
+    """Write arrays and a JSON record, with null for numbers that are not finite."""
     save(tensors, path, {"tilewise": json.dumps(without_nans(record), sort_keys=True, allow_nan=False)})
 
 
 def without_nans(value: Any) -> Any:
-    """The same document with null where a number means nothing, since JSON has no NaN."""
+    """Return the document with None for NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):
         return {key: without_nans(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -33,12 +34,12 @@ def without_nans(value: Any) -> Any:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """The arrays and the JSON record of a file written by `write_tensors`."""
+    """Read the arrays and the JSON record of a file from `write_tensors`."""
     tensors, metadata = load_arrays(path)
     record = parse_json(metadata.get("tilewise", ""), f"The record in {path}")
     if not isinstance(record, dict):
-        raise FileFormatError(f"{path} is damaged or not a file of tilewise; train or export it again.")
+        raise FileFormatError(f"{path} is damaged or not a tilewise file; train or export it again.")
     for name, array in tensors.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise FileFormatError(f"{path}: {name} holds values that are not finite.")
+            raise FileFormatError(f"{path}: {name} holds values that are not finite; train or export it again.")
     return tensors, record

@@ -1,8 +1,7 @@
-"""Gradient-boosted trees on a table: one row per configuration, the strong tabular baseline.
+"""Gradient-boosted trees (LightGBM) on a table with one row per configuration: the strong tabular baseline.
 
-A row holds the configuration's columns, the kernel's sizes and how the one cuts the other (the same derived numbers
-that TileRanker reads), and the mean of the node features. The trees are LightGBM's, stored as its text inside our own
-file format, so no pickle is involved.
+A row holds TileRanker's features of the configuration and of the kernel, and the mean of the node features. The trees
+are stored as LightGBM's text format inside our own file format, so no pickle is involved.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.features.scaling import Preparation, check_configs_differ
 from tilewise.costmodel.models.files import write_tensors
-from tilewise.costmodel.models.trained import Contents, ModelFile, file_contents
+from tilewise.costmodel.models.trained import FileContents, ModelFile, file_contents
 from tilewise.costmodel.models.trees import checked_trees
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
@@ -35,13 +34,14 @@ DEFAULTS: dict[str, Any] = {
     "bagging_freq": 1,
 }
 TREES = 300
-MOST_ROWS = 2_000_000
-_RELEVANCE = 31
+MAX_ROWS = 2_000_000  # of the training table, to bound memory at about 1 GB
+_MIN_ROWS_PER_KERNEL = 16
+_MAX_RELEVANCE = 31  # LambdaRank's label of the fastest configuration; LightGBM allows labels 0 to 31
 
 
 @dataclass(eq=False)
 class GBDT:
-    """Trained trees; `score` and `calibration` are what `rank` asks for."""
+    """Trained trees; they implement `rank.Model`."""
 
     booster: Any
     preparation: Preparation
@@ -54,6 +54,7 @@ class GBDT:
         return self.record.get("calibration")
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
+        """Return one score per configuration, or per configuration in `rows`; lower is faster."""
         sign = -1.0 if self.record.get("ranks") else 1.0
         try:
             table = tabular(self.preparation, kernel, rows)
@@ -63,7 +64,7 @@ class GBDT:
         except (LookupError, ValueError, TypeError, ArithmeticError, _lightgbm().basic.LightGBMError) as error:
             raise FileFormatError("The trees of this model do not fit its features; train it again.") from error
 
-    def contents(self) -> Contents:
+    def contents(self) -> FileContents:
         text = np.frombuffer(self.booster.model_to_string().encode(), dtype=np.uint8)
         return file_contents({"trees": text}, self.preparation, self.schema, self.record)
 
@@ -74,28 +75,28 @@ class GBDT:
 def tabular(
     preparation: Preparation, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Configuration features (the kernel's own among them) beside the mean of the node features."""
-    part = preparation.apply(kernel, rows)
-    mean = np.broadcast_to(part.node.mean(axis=0), (len(part.config), part.node.shape[1]))
-    return np.hstack([part.config, mean])
+    """Join configuration inputs and the mean node inputs to the table that the trees read."""
+    inputs = preparation.apply(kernel, rows)
+    mean = np.broadcast_to(inputs.node.mean(axis=0), (len(inputs.config), inputs.node.shape[1]))
+    return np.hstack([inputs.config, mean])
 
 
 def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int = 0, **parameters: Any) -> GBDT:
-    """Fit trees to log runtime above the kernel's best, or with objective="lambdarank" to the order."""
+    """Fit trees to the log runtime relative to the kernel's best or, with objective="lambdarank", to the order."""
     if not dataset.train.labelled:
         raise ConfigurationError("Training needs a train split with runtimes; this collection has none.")
-    chosen = DEFAULTS | parameters
-    ranks = chosen["objective"] == "lambdarank"
+    settings = DEFAULTS | parameters
+    ranks = settings["objective"] == "lambdarank"
     preparation = RankerFeatures.fit(dataset.train)
     check_configs_differ(preparation)
-    table, goal, groups = _table(dataset, preparation, seed, ranks)
+    table, labels, groups = _training_table(dataset, preparation, seed, ranks)
     if ranks:
-        chosen["label_gain"] = list(range(_RELEVANCE + 1))
+        settings["label_gain"] = list(range(_MAX_RELEVANCE + 1))
     booster = fit_trees(
-        table, goal, trees, chosen | {"seed": seed, "num_threads": threads}, group=groups if ranks else None
+        table, labels, trees, settings | {"seed": seed, "num_threads": threads}, group=groups if ranks else None
     )
     model = GBDT(
-        booster, preparation, dataset.schema, {"model": "GBDT", "ranks": ranks, "settings": chosen, "seed": seed}
+        booster, preparation, dataset.schema, {"model": "GBDT", "ranks": ranks, "settings": settings, "seed": seed}
     )
     if dataset.valid.labelled:
         from tilewise.costmodel.confidence import calibrate
@@ -105,34 +106,36 @@ def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int
 
 
 def fit_trees(
-    table: Any, goal: Any, trees: int, settings: Mapping[str, Any], weight: Any = None, group: Any = None
+    table: Any, labels: Any, trees: int, settings: Mapping[str, Any], weight: Any = None, group: Any = None
 ) -> Any:
-    """LightGBM's booster, the same every time."""
+    """Train a LightGBM booster deterministically."""
     lightgbm = _lightgbm()
     fixed = {"deterministic": True, "force_row_wise": True, "verbose": -1}
     try:
-        data = lightgbm.Dataset(table, goal, weight=weight, group=group)
+        data = lightgbm.Dataset(table, labels, weight=weight, group=group)
         return lightgbm.train(DEFAULTS | dict(settings) | fixed, data, int(trees))
     except (lightgbm.basic.LightGBMError, ValueError, TypeError) as error:
         raise ConfigurationError(f"LightGBM refused these settings: {str(error).splitlines()[0]}.") from error
 
 
-def _table(
+def _training_table(
     dataset: Dataset, preparation: Preparation, seed: int, ranks: bool
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64], list[int]]:
+    """Build the table, its labels and the number of rows per kernel; large collections are subsampled."""
     rng = np.random.default_rng(seed)
-    most = max(16, MOST_ROWS // max(1, len(dataset.train)))
-    tables, goals = [], []
+    limit = max(_MIN_ROWS_PER_KERNEL, MAX_ROWS // max(1, len(dataset.train)))
+    tables, labels = [], []
     for kernel in dataset.train:
-        rows = None if kernel.n_configs <= most else np.sort(rng.choice(kernel.n_configs, most, replace=False))
+        rows = None if kernel.n_configs <= limit else np.sort(rng.choice(kernel.n_configs, limit, replace=False))
         target = kernel.target if rows is None else kernel.target[rows]
-        above = target / target.min()
+        slowdown = target / target.min()
         tables.append(tabular(preparation, kernel, rows))
-        goals.append(np.floor(_RELEVANCE / above) if ranks else np.log(above))
-    return np.concatenate(tables), np.concatenate(goals), [len(goal) for goal in goals]
+        labels.append(np.floor(_MAX_RELEVANCE / slowdown) if ranks else np.log(slowdown))
+    return np.concatenate(tables), np.concatenate(labels), [len(kernel_labels) for kernel_labels in labels]
 
 
 def restore_gbdt(file: ModelFile) -> GBDT:
+    """Rebuild the trees of a model file after checking their text."""
     lightgbm = _lightgbm()
     try:
         text = file.weights["trees"].tobytes().decode()

@@ -1,6 +1,6 @@
-"""Scores a kernel's configurations with NumPy alone: what the tuner and the dispatcher load at run time.
+"""The torch-free scorer: the tuner and the dispatcher load it to score a kernel's configurations with NumPy.
 
-Reads the same file that training writes. Configurations are scored in chunks; nothing looks from one to another.
+It reads the files that training writes. Configurations are scored in chunks and independently of each other.
 """
 
 from __future__ import annotations
@@ -16,20 +16,27 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.ranker import RankerFeatures
-from tilewise.costmodel.features.scaling import Preparation, Prepared
+from tilewise.costmodel.features.scaling import ModelInputs, Preparation
 from tilewise.costmodel.models import ridge
 from tilewise.costmodel.models.blend import Blend, restore_blend
 from tilewise.costmodel.models.files import write_tensors
 from tilewise.costmodel.models.gbdt import GBDT, restore_gbdt
 from tilewise.costmodel.models.numpy import baselines, ranker
-from tilewise.costmodel.models.numpy.tabled import Tabled
-from tilewise.costmodel.models.trained import BLEND, Contents, ModelFile, file_contents, fitting, read_model_file
+from tilewise.costmodel.models.numpy.lookup_ranker import LookupRanker
+from tilewise.costmodel.models.trained import (
+    BLEND,
+    FileContents,
+    ModelFile,
+    file_contents,
+    read_model_file,
+    report_misfit,
+)
 from tilewise.errors import FileFormatError
 
 
 @dataclass(eq=False)
 class Scorer:
-    """A trained model in NumPy; `score` and `calibration` are what `rank` asks for."""
+    """A trained model in NumPy; it implements `rank.Model`."""
 
     name: str
     weights: dict[str, npt.NDArray[Any]]
@@ -37,77 +44,80 @@ class Scorer:
     preparation: Preparation
     schema: Schema
     record: dict[str, Any]
-    _folded: dict[str, ranker.Folded] = field(default_factory=dict, repr=False)
-    _last: tuple[Kernel, Prepared] | None = field(default=None, repr=False)
-    _seen: npt.NDArray[Any] | None = field(default=None, repr=False)  # the list of configurations scored last
-    _table: tuple[npt.NDArray[Any], Tabled | None] | None = field(default=None, repr=False)
+    _folded: dict[str, ranker.FoldedWeights] = field(default_factory=dict, repr=False)
+    _last_inputs: tuple[Kernel, ModelInputs] | None = field(default=None, repr=False)
+    _last_config: npt.NDArray[Any] | None = field(default=None, repr=False)  # configurations of the last call
+    _lookup: tuple[npt.NDArray[Any], LookupRanker | None] | None = field(default=None, repr=False)
 
     @property
     def calibration(self) -> dict[str, Any] | None:
         return self.record.get("calibration")
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
-        """One score per configuration, lower is faster."""
-        with fitting(self.name):
-            tabled = self._tabled(kernel) if rows is None else None
-            if tabled is not None:
-                return tabled.score(kernel)
-            return self._score(self._prepared(kernel, rows))
+        """Return one score per configuration, or per configuration in `rows`; lower is faster."""
+        with report_misfit(self.name):
+            lookup = self._lookup_ranker(kernel) if rows is None else None
+            if lookup is not None:
+                return lookup.score(kernel)
+            return self._score(self._inputs(kernel, rows))
 
-    def contents(self) -> Contents:
+    def contents(self) -> FileContents:
         return file_contents(self.weights, self.preparation, self.schema, self.record)
 
     def save(self, path: str | Path) -> None:
         write_tensors(Path(path), *self.contents())
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The scores of a few configurations in float64."""
-        with fitting(self.name):
-            part = self._prepared(kernel, rows)
-            wide = Prepared(part.node.astype(np.float64), part.opcode, part.edges, part.config.astype(np.float64))
-            return np.asarray(self._score(wide), dtype=np.float64)
+        """Score some configurations in float64."""
+        with report_misfit(self.name):
+            inputs = self._inputs(kernel, rows)
+            node: Any = inputs.node.astype(np.float64)
+            config: Any = inputs.config.astype(np.float64)
+            float64_inputs = ModelInputs(node, inputs.opcode, inputs.edges, config)
+            return np.asarray(self._score(float64_inputs), dtype=np.float64)
 
-    def _tabled(self, kernel: Kernel) -> Tabled | None:
-        """The kernel's configurations as a table, where the kernel before had the very same list."""
+    def _lookup_ranker(self, kernel: Kernel) -> LookupRanker | None:
+        """Return a LookupRanker if the previous kernel had the same array of configurations."""
         config, features = kernel.config_feat, self.preparation
-        if self._table is not None and self._table[0] is config:
-            return self._table[1]
-        seen, self._seen = self._seen, config
-        if seen is not config or not isinstance(features, RankerFeatures) or config.dtype != np.float32:
+        if self._lookup is not None and self._lookup[0] is config:
+            return self._lookup[1]
+        last_config, self._last_config = self._last_config, config
+        if last_config is not config or not isinstance(features, RankerFeatures) or config.dtype != np.float32:
             return None
         fits = config.shape[1] == len(features.config_low)
-        made = Tabled.of(features, self._folded_for(config.dtype), config) if fits else None
-        self._table = (config, made)
-        return made
+        lookup = LookupRanker.build(features, self._folded_for(config.dtype), config) if fits else None
+        self._lookup = (config, lookup)
+        return lookup
 
-    def _prepared(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None) -> Prepared:
-        """The kernel's features; those of the last kernel scored whole are kept, for the settling of close scores."""
-        last = self._last
+    def _inputs(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None) -> ModelInputs:
+        """Compute the kernel's inputs; the last complete ones are cached, because `exact` usually follows `score`."""
+        last = self._last_inputs
         if last is None or last[0] is not kernel:
             if rows is not None:
                 return self.preparation.apply(kernel, rows)
-            last = self._last = (kernel, self.preparation.apply(kernel))
-        whole = last[1]
-        return whole if rows is None else whole.with_config(whole.config[rows])
+            last = self._last_inputs = (kernel, self.preparation.apply(kernel))
+        inputs = last[1]
+        return inputs if rows is None else inputs.with_config(inputs.config[rows])
 
-    def _score(self, part: Prepared) -> npt.NDArray[Any]:
-        """In the number type of the features."""
+    def _score(self, inputs: ModelInputs) -> npt.NDArray[Any]:
+        """Score in the precision of the inputs."""
         if self.name == "TileRanker":
-            folded = self._folded_for(part.config.dtype)
-            return ranker.score_rows(folded, ranker.encode(folded, part), part.config)
+            folded = self._folded_for(inputs.config.dtype)
+            return ranker.score_rows(folded, ranker.encode(folded, inputs), inputs.config)
         weights = self.weights
-        if part.config.dtype != np.float32:
-            weights = {name: array.astype(part.config.dtype) for name, array in weights.items()}
+        if inputs.config.dtype != np.float32:
+            weights = {name: array.astype(inputs.config.dtype) for name, array in weights.items()}
         if self.name == ridge.NAME:
-            return ridge.score_ridge(weights, part.config)
-        chunk = baselines.chunk_size(self.name, self.kwargs, part)
-        pieces = []
-        for start in range(0, len(part.config), chunk):
-            piece = part.with_config(part.config[start : start + chunk])
-            pieces.append(baselines.forward(self.name, weights, self.kwargs, piece))
-        return np.concatenate(pieces)
+            return ridge.score_ridge(weights, inputs.config)
+        chunk = baselines.chunk_size(self.name, self.kwargs, inputs)
+        chunks = []
+        for start in range(0, len(inputs.config), chunk):
+            chunk_inputs = inputs.with_config(inputs.config[start : start + chunk])
+            chunks.append(baselines.forward(self.name, weights, self.kwargs, chunk_inputs))
+        return np.concatenate(chunks)
 
-    def _folded_for(self, dtype: np.dtype[Any]) -> ranker.Folded:
+    def _folded_for(self, dtype: np.dtype[Any]) -> ranker.FoldedWeights:
+        """Fold the weights in this precision, once."""
         if dtype.name not in self._folded:
             weights = {name: array.astype(dtype, copy=False) for name, array in self.weights.items()}
             self._folded[dtype.name] = ranker.fold(weights, self.kwargs)
@@ -115,27 +125,28 @@ class Scorer:
 
 
 def ridge_scorer(kernels: Sequence[Kernel], schema: Schema, seed: int = 0) -> Scorer:
-    """The CPU's model (see `ridge`), fitted to kernels with runtimes."""
+    """Fit the CPU model (see `ridge`) to kernels with runtimes."""
     weights, features = ridge.fit_ridge(kernels, schema, seed)
     return Scorer(ridge.NAME, weights, {}, features, schema, {"model": ridge.NAME, "seed": seed})
 
 
 def load_scorer(path: str | Path) -> Scorer | GBDT | Blend:
-    """The scorer in a model file, or in the folder of a training run.
+    """Load the scorer from a model file or from the folder of a training run.
 
     >>> load_scorer("model.safetensors").score(kernel).argmin()  # doctest: +SKIP
     17
     """
     file = read_model_file(path)
     if file.record["model"] == BLEND:
-        return restore_blend(path, lambda part: restore_scorer(part, path))
+        return restore_blend(path, lambda member: restore_scorer(member, path))
     return restore_scorer(file, path)
 
 
 def restore_scorer(file: ModelFile, path: str | Path) -> Scorer | GBDT:
+    """Build the scorer of a single model; `path` is for error messages."""
     if file.record["model"] == "GBDT":
         return restore_gbdt(file)
     kwargs = file.record.get("model_kwargs") or {}
     if not isinstance(kwargs, dict):
-        raise FileFormatError(f"{path} does not say how its model is built; export it again.")
+        raise FileFormatError(f"{path} does not record the arguments of its model; export it again.")
     return Scorer(file.record["model"], file.weights, kwargs, file.preparation, file.schema, file.record)

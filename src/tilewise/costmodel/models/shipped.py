@@ -1,4 +1,4 @@
-"""The trained models that come with the package, one per embedded collection, read by the NumPy scorer."""
+"""Shipped models: the trained models in the package, one per embedded collection, loaded by the NumPy scorer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _FOLDER = Path(str(files("tilewise.costmodel") / "shipped_models"))
 
 
 def shipped_names() -> list[str]:
-    """The collections that a trained model is shipped for."""
+    """List the collections that have a shipped model."""
     return sorted(path.stem for path in _FOLDER.glob("*.safetensors"))
 
 
 def shipped_file(collection: str) -> Path:
-    """Where the model of a collection lies; an error with the names there are, where there is none."""
+    """Return the file of a collection's model; the error for an unknown name lists the existing ones."""
     path = _FOLDER / f"{collection}.safetensors"
     if not path.is_file():
-        known = ", ".join(shipped_names()) or "none yet"
-        raise UnavailableError(f"no trained model is shipped for {collection!r}; there are: {known}")
+        names = ", ".join(shipped_names()) or "none yet"
+        raise UnavailableError(f"no trained model is shipped for {collection!r}; there are: {names}")
     return path
 
 
 def shipped_scorer(collection: str) -> Scorer | GBDT | Blend:
-    """The shipped model of a collection, such as "h200"."""
+    """Load the shipped model of a collection, such as "h200"."""
     return load_scorer(shipped_file(collection))

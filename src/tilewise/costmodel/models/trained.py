@@ -1,7 +1,7 @@
-"""A trained model: weights, the features it reads, and how it was trained, in one safetensors file.
+"""Trained models and their files: weights, feature preparation and training record in one safetensors file.
 
-The same file is read here into torch and by `scorer` into NumPy. It holds the weights (``weight.*``), the fitted
-preparation (``prepare.*``) and a JSON record.
+A file holds the weights (``weight.*``), the fitted preparation (``prepare.*``) and a JSON record. This module loads it
+into torch; `scorer` loads the same file into NumPy.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ if TYPE_CHECKING:
 
 FORMAT = "tilewise-cost-model-1"
 MODEL_FILE = "model.safetensors"
-BLEND = "Blend"  # what the file of several models calls itself; see `blend`
+BLEND = "Blend"  # model name in the file of several models; see `blend`
 
-
-Contents = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
+FileContents = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]  # arrays and record
 
 
 @contextlib.contextmanager
-def fitting(name: str) -> Iterator[None]:
-    """A file can hold any tensors under any names: where they do not go together is one sentence."""
+def report_misfit(name: str) -> Iterator[None]:
+    """Turn the errors of weights that do not fit the features into one sentence: a file can hold any tensors."""
     try:
         yield
     except TilewiseError:
@@ -49,7 +48,7 @@ def fitting(name: str) -> Iterator[None]:
 
 @dataclass(eq=False)
 class TrainedModel:
-    """A torch model ready to score; `record` holds settings, learning curve, metrics and calibration."""
+    """A trained torch model; `record` holds settings, learning curve, metrics and calibration."""
 
     module: nn.Module
     preparation: Preparation
@@ -66,14 +65,14 @@ class TrainedModel:
         return self.record.get("calibration")
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
-        """One score per configuration of the kernel (or per row asked for), lower is faster."""
+        """Return one score per configuration, or per configuration in `rows`; lower is faster."""
         from tilewise.costmodel.models.torch.predictor import score_prepared
 
-        with fitting(self.name):
+        with report_misfit(self.name):
             return score_prepared(self.module, self.preparation.apply(kernel, rows), self.device)
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
-        """The scores of a few configurations in float64, by the NumPy twin; None for a class that has none."""
+        """Score some configurations in float64 with the NumPy scorer; None for a user's own class, which has none."""
         from tilewise.costmodel.models.scorer import Scorer
 
         if ":" in self.name:
@@ -82,7 +81,7 @@ class TrainedModel:
         kwargs = self.record.get("model_kwargs") or {}
         return Scorer(self.name, weights, kwargs, self.preparation, self.schema, self.record).exact(kernel, rows)
 
-    def contents(self) -> Contents:
+    def contents(self) -> FileContents:
         weights = {k: v.detach().cpu().numpy() for k, v in self.module.state_dict().items()}
         return file_contents(weights, self.preparation, self.schema, self.record)
 
@@ -92,8 +91,8 @@ class TrainedModel:
 
 def file_contents(
     weights: Mapping[str, npt.NDArray[Any]], preparation: Preparation, schema: Schema, record: Mapping[str, Any]
-) -> Contents:
-    """The arrays and the record that a model's file holds."""
+) -> FileContents:
+    """Return the arrays and the record of a model's file."""
     tensors = {f"weight.{k}": v for k, v in weights.items()}
     return tensors | {f"prepare.{k}": v for k, v in preparation.tensors().items()}, {
         **record,
@@ -107,7 +106,7 @@ def file_contents(
 
 @dataclass(frozen=True, eq=False)
 class ModelFile:
-    """The parts of a model file, checked for being one."""
+    """Contents of a model file after validation."""
 
     weights: dict[str, npt.NDArray[Any]]
     preparation: Preparation
@@ -116,21 +115,21 @@ class ModelFile:
 
 
 def model_path(path: str | Path) -> Path:
-    """The model file meant by a path: itself, or the one in a run's folder."""
-    found = Path(path).expanduser()
-    return found / MODEL_FILE if found.is_dir() else found
+    """Resolve a path to a model file: the path itself, or the model file in that folder."""
+    resolved = Path(path).expanduser()
+    return resolved / MODEL_FILE if resolved.is_dir() else resolved
 
 
 def read_model_file(path: str | Path) -> ModelFile:
-    """Read a model file, or the one in a folder."""
-    found = model_path(path)
-    return checked_file(*read_tensors(found), found)
+    """Read and validate a model file, or the one in a folder."""
+    file = model_path(path)
+    return checked_file(*read_tensors(file), file)
 
 
-def checked_file(tensors: Mapping[str, npt.NDArray[Any]], record: dict[str, Any], found: Path) -> ModelFile:
-    """Arrays and a record as the parts of a model."""
+def checked_file(tensors: Mapping[str, npt.NDArray[Any]], record: dict[str, Any], path: Path) -> ModelFile:
+    """Validate arrays and record and split them into weights and preparation."""
     if record.get("format") != FORMAT or not isinstance(record.get("model"), str):
-        raise FileFormatError(f"{found} is not a cost model of this version of tilewise; train or export it again.")
+        raise FileFormatError(f"{path} is not a cost model of this version of tilewise; train or export it again.")
     kinds, kind, names = preparation_kinds(), record.get("preparation"), record.get("config_features")
     if (
         not isinstance(kind, str)
@@ -138,9 +137,9 @@ def checked_file(tensors: Mapping[str, npt.NDArray[Any]], record: dict[str, Any]
         or not isinstance(names, list)
         or not all(isinstance(n, str) for n in names)
     ):
-        raise FileFormatError(f"{found} does not say which features it reads; train or export it again.")
-    parts = {k.removeprefix("prepare."): v for k, v in tensors.items() if k.startswith("prepare.")}
-    preparation = kinds[kind].restore(parts, record.get("preparation_settings") or {})
+        raise FileFormatError(f"{path} does not record the features that it reads; train or export it again.")
+    tables = {k.removeprefix("prepare."): v for k, v in tensors.items() if k.startswith("prepare.")}
+    preparation = kinds[kind].restore(tables, record.get("preparation_settings") or {})
     weights = {k.removeprefix("weight."): v for k, v in tensors.items() if k.startswith("weight.")}
     return ModelFile(weights, preparation, Schema(tuple(names)), record)
 
@@ -148,20 +147,21 @@ def checked_file(tensors: Mapping[str, npt.NDArray[Any]], record: dict[str, Any]
 def load_model(
     path: str | Path, device: str = "cpu", model_class: str | None = None
 ) -> TrainedModel | GBDT | Scorer | Blend:
-    """The torch model in a file or folder; see `scorer.load_scorer` for one that needs no torch.
+    """Load the torch model from a file or folder; `scorer.load_scorer` does the same without torch.
 
-    A file never names the code that runs: one that was trained with a class of your own is read with `model_class`, as
+    A file never decides which code runs: a model of your own class is loaded with `model_class` as
     ``package.module:Class``.
     """
     file = read_model_file(path)
     if file.record["model"] == BLEND:
         from tilewise.costmodel.models.blend import restore_blend
 
-        return restore_blend(path, lambda part: _restored(part, path, device, None))
+        return restore_blend(path, lambda member: _restored(member, path, device, None))
     return _restored(file, path, device, model_class)
 
 
 def _restored(file: ModelFile, path: str | Path, device: str, model_class: str | None) -> TrainedModel | GBDT | Scorer:
+    """Build the model of a validated file; weights are compared with the model's shapes first."""
     if file.record["model"] == "GBDT":
         from tilewise.costmodel.models.gbdt import restore_gbdt
 
@@ -176,7 +176,7 @@ def _restored(file: ModelFile, path: str | Path, device: str, model_class: str |
 
     name = _trusted_name(file.record["model"], model_class, path)
     kwargs = file.record.get("model_kwargs") or {}
-    with fitting(name):
+    with report_misfit(name):
         widths = file.preparation.node_width, file.preparation.config_width
     if ":" not in name:
         misfit = FileFormatError(f"The weights in {path} do not fit the model {name}.")
@@ -189,15 +189,15 @@ def _restored(file: ModelFile, path: str | Path, device: str, model_class: str |
     return TrainedModel(module.eval().to(device), file.preparation, file.schema, file.record, device)
 
 
-def _trusted_name(named: str, model_class: str | None, path: str | Path) -> str:
-    """The model to build: one of tilewise's by the file's word, another by the user's alone."""
+def _trusted_name(name: str, model_class: str | None, path: str | Path) -> str:
+    """Return the model to build: one of tilewise's as the file says, any other only if the user names it."""
     from tilewise.costmodel.models.torch import MODELS
 
-    if named in MODELS:
-        return named
+    if name in MODELS:
+        return name
     if model_class is None:
         raise FileFormatError(
-            f"{path} was trained with {named[:80]!r}, which is no model of tilewise; if the class is yours, name it "
+            f"{path} was trained with {name[:80]!r}, which is not a tilewise model; if the class is yours, name it "
             "with --model-class package.module:Class (in Python, load_model's model_class)."
         )
     return model_class
@@ -206,12 +206,12 @@ def _trusted_name(named: str, model_class: str | None, path: str | Path) -> str:
 def check_weights(
     weights: Mapping[str, npt.NDArray[Any]], kwargs: Any, build: Callable[[], nn.Module], error: FileFormatError
 ) -> None:
-    """Whether the model that a file describes has the tensors it holds, asked before any memory is taken for it."""
+    """Raise `error` unless the model that a file describes has the file's tensors, without allocating the model."""
     import torch
 
     sizes = [size for array in weights.values() for size in array.shape]
-    most = max([len(weights), *sizes])
-    if not isinstance(kwargs, dict) or any(isinstance(v, int | float) and v > most for v in kwargs.values()):
+    limit = max([len(weights), *sizes])  # no argument of a model can exceed every dimension of its weights
+    if not isinstance(kwargs, dict) or any(isinstance(v, int | float) and v > limit for v in kwargs.values()):
         raise error
     with torch.device("meta"):
         module = build()

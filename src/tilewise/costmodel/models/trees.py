@@ -1,8 +1,8 @@
-"""Boosted trees as LightGBM writes them, checked before LightGBM reads them.
+"""Validation of LightGBM's text format before LightGBM reads it.
 
-Its reader believes what it is told: a child that is not there, or a list that is too short, ends the process. So the
-text of a model file is taken apart here, every list counted and every number looked at, and a new text is made of what
-is needed to predict. Trees with categories or linear leaves, which tilewise never grows, are refused.
+LightGBM's reader trusts its input: a missing child or a list that is too short crashes the process. So the text of a
+model file is parsed here, every list is counted and every number checked, and a new text with only the fields needed
+for prediction is written. Trees with categorical splits or linear leaves, which tilewise never trains, are rejected.
 """
 
 from __future__ import annotations
@@ -12,36 +12,41 @@ import re
 
 from tilewise.errors import FileFormatError
 
-MOST_BYTES = 64 << 20
-_MOST_FEATURES = 100_000
+MAX_TEXT_BYTES = 64 << 20  # shipped models have about 1 MiB
+_MAX_FEATURES = 100_000
+_MAX_LEAVES = 1 << 20
 _OBJECTIVE = re.compile(r"[a-z_0-9]{1,40}( [a-z_0-9]{1,30}:[0-9.e+-]{1,30}){0,4}")
-_DECISIONS = frozenset({"0", "2", "4", "6", "8", "10"})  # numerical ones: which way is default, and what is missing
+_DECISIONS = frozenset(
+    {"0", "2", "4", "6", "8", "10"}
+)  # bit field of numerical splits: default direction and missing-value type
 
 
 def checked_trees(text: str) -> str:
-    """A text that LightGBM can read without harm and that predicts the same, or one sentence."""
-    if len(text) > MOST_BYTES:
-        raise FileFormatError(f"The model file holds trees of more than {MOST_BYTES >> 20} MiB.")
+    """Return an equivalent text that LightGBM can read safely, or raise a FileFormatError."""
+    if len(text) > MAX_TEXT_BYTES:
+        raise FileFormatError(f"The model file holds trees of more than {MAX_TEXT_BYTES >> 20} MiB; train it again.")
     try:
         head, *trees = text.partition("\nend of trees")[0].split("\nTree=")
         header = _fields(head)
-        features = _whole(header["max_feature_idx"], _MOST_FEATURES) + 1
+        features = _whole(header["max_feature_idx"], _MAX_FEATURES) + 1
         if (header["num_class"], header["num_tree_per_iteration"]) != ("1", "1"):
             raise ValueError("classes")
         if not _OBJECTIVE.fullmatch(header.get("objective", "regression")):
             raise ValueError("objective")
-        parts = [_head(header, features, "average_output" in head.splitlines())]
-        parts += [f"Tree={number}\n{_tree(_fields(tree), features)}\n\n" for number, tree in enumerate(trees)]
+        sections = [_head(header, features, "average_output" in head.splitlines())]
+        sections += [f"Tree={number}\n{_tree(_fields(tree), features)}\n\n" for number, tree in enumerate(trees)]
     except (ValueError, KeyError, IndexError) as error:
         raise FileFormatError("The model file holds no trees that LightGBM can read; train it again.") from error
-    return "".join(parts) + "end of trees\n"
+    return "".join(sections) + "end of trees\n"
 
 
 def _fields(text: str) -> dict[str, str]:
+    """Parse lines of the form name=value."""
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
 def _head(header: dict[str, str], features: int, averages: bool) -> str:
+    """Write the header that LightGBM needs for prediction."""
     names = " ".join(f"Column_{number}" for number in range(features))
     lines = [
         "tree", "version=v4", "num_class=1", "num_tree_per_iteration=1", "label_index=0",
@@ -53,7 +58,8 @@ def _head(header: dict[str, str], features: int, averages: bool) -> str:
 
 
 def _tree(fields: dict[str, str], features: int) -> str:
-    leaves = _whole(fields["num_leaves"], 1 << 20, least=1)
+    """Check one tree and write it with placeholders for the statistics that prediction does not need."""
+    leaves = _whole(fields["num_leaves"], _MAX_LEAVES, least=1)
     if fields.get("num_cat", "0") != "0" or fields.get("is_linear", "0") != "0":
         raise ValueError("categories or linear leaves")
     splits = leaves - 1
@@ -84,16 +90,17 @@ def _tree(fields: dict[str, str], features: int) -> str:
 
 
 def _check_child(child: int, node: int, splits: int, leaves: int) -> None:
-    """A split's children come after it, which also keeps a tree from going round; a leaf n is written as -n - 1."""
+    """Check a child: a later split, which also excludes cycles, or a leaf n written as -n - 1."""
     if not (node < child < splits or 0 <= -child - 1 < leaves):
         raise ValueError("child")
 
 
 def _numbers(fields: dict[str, str], name: str, count: int) -> list[str]:
-    found = fields.get(name, "").split()
-    if len(found) != count:
+    """Read a list of finite numbers of the expected length."""
+    numbers = fields.get(name, "").split()
+    if len(numbers) != count:
         raise ValueError(name)
-    return [_finite(number) for number in found]
+    return [_finite(number) for number in numbers]
 
 
 def _finite(text: str) -> str:
@@ -103,6 +110,7 @@ def _finite(text: str) -> str:
 
 
 def _whole(text: str, most: int, least: int = 0) -> int:
+    """Parse an integer between `least` and `most`."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise ValueError(text)
     return int(text)

@@ -27,7 +27,7 @@ from tilewise.costmodel.confidence import calibrate
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import top_k_error
-from tilewise.costmodel.models.blend import Blend, blended
+from tilewise.costmodel.models.blend import Blend, blend
 from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel, load_model
 from tilewise.costmodel.train.loop import train
 from tilewise.errors import ConfigurationError, TilewiseError
@@ -123,7 +123,7 @@ def _kept(
         from tilewise.costmodel.models.gbdt import train_gbdt
 
         more = [train_gbdt(dataset, seed + _APART * number) for number in range(1, _FORESTS)]
-        kept = blended([*(models[name] for name in names), *more], list(dataset.valid))
+        kept = blend([*(models[name] for name in names), *more], list(dataset.valid))
         kept.record["calibration"] = calibrate(kept, dataset.valid)
         found[kept.name] = valid_errors(kept, dataset)
     others = [name for name in models if name not in _BLENDED and _clearly_better(found[name], found[kept.name])]
@@ -132,12 +132,12 @@ def _kept(
     return _taught_all(kept, whole) if isinstance(kept, Blend) and whole is not dataset else kept
 
 
-def _taught_all(blend: Blend, whole: Dataset) -> Blend:
+def _taught_all(model: Blend, whole: Dataset) -> Blend:
     """The blend with trees that learned from the kernels it was judged by as well; what was judged stays said."""
     from tilewise.costmodel.models.gbdt import GBDT, train_gbdt
 
-    parts = [train_gbdt(whole, p.record["seed"]) if isinstance(p, GBDT) else p for p in blend.parts]
-    return dataclasses.replace(blend, parts=parts)
+    parts = [train_gbdt(whole, p.record["seed"]) if isinstance(p, GBDT) else p for p in model.models]
+    return dataclasses.replace(model, models=parts)
 
 
 def _believed(found: dict[str, dict[str, Any]]) -> list[str]:

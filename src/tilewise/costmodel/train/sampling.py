@@ -14,17 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.features.scaling import Preparation, Prepared
+from tilewise.costmodel.features.scaling import ModelInputs, Preparation
 
 CACHE_BYTES = 256 << 20
 
 
 class Features:
-    """Prepared kernels of one split, remembered while they are small."""
+    """ModelInputs kernels of one split, remembered while they are small."""
 
     def __init__(self, kernels: Sequence[Kernel], preparation: Preparation, budget: int = CACHE_BYTES) -> None:
         self.kernels, self.preparation = kernels, preparation
-        self._kept: dict[int, Prepared] = {}
+        self._kept: dict[int, ModelInputs] = {}
         self._left = budget
         self._found: dict[int, Kernel] = {}
 
@@ -45,12 +45,12 @@ class Features:
             found = self._found[index] = dataclasses.replace(kernel, **rows)
         return found
 
-    def whole(self, index: int) -> Prepared:
+    def whole(self, index: int) -> ModelInputs:
         if index in self._kept:
             return self._kept[index]
         return self._keep(index, self.preparation.apply(self.kernel(index)))
 
-    def rows(self, index: int, rows: npt.NDArray[np.int64]) -> Prepared:
+    def rows(self, index: int, rows: npt.NDArray[np.int64]) -> ModelInputs:
         if index not in self._kept and not self._fits(self.kernel(index)):
             return self.preparation.apply(self.kernel(index), rows)
         full = self.whole(index)
@@ -64,7 +64,7 @@ class Features:
     def _fits(self, kernel: Kernel) -> bool:
         return kernel.n_configs * self.preparation.config_width * 4 <= self._left
 
-    def _keep(self, index: int, part: Prepared) -> Prepared:
+    def _keep(self, index: int, part: ModelInputs) -> ModelInputs:
         size = part.node.nbytes + part.config.nbytes + part.edges.nbytes + part.opcode.nbytes
         if size <= self._left:
             self._left -= size
@@ -76,7 +76,7 @@ class Features:
 
 def epoch_batches(
     features: Features, batch: int, configs: int, seed: int, epoch: int
-) -> Iterator[tuple[list[Prepared], list[npt.NDArray[np.float64]]]]:
+) -> Iterator[tuple[list[ModelInputs], list[npt.NDArray[np.float64]]]]:
     """Batches of kernels in a random order, each kernel with up to `configs` random configurations."""
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(features))

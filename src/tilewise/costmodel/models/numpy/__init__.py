@@ -1,1 +1,1 @@
-"""Scoring without PyTorch: the same weights and functions in NumPy and the compiled kernels."""
+"""Scoring without PyTorch: the same weights and functions in NumPy and compiled kernels."""

@@ -1,8 +1,8 @@
-"""The five baselines in plain NumPy, for scoring where there is no torch. Same weights, same function.
+"""The five published baselines in plain NumPy, with the torch models' weights, for scoring without torch.
 
-Arrays per (configuration, node) pair are (C, n, H); the first layer of an early join is applied to nodes and
-configurations apart, as in the torch models. The precision is that of the inputs: float32 to score all
-configurations, float64 to settle the order of the first few.
+Arrays of (configuration, node) pairs are (C, n, H). The first layer of an early join is applied to nodes and
+configurations separately and added, as in the torch models. The precision is that of the inputs: float32 to score all
+configurations, float64 to order those with close scores.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.features.scaling import Prepared
+from tilewise.costmodel.features.scaling import ModelInputs
 from tilewise.costmodel.models.numpy import sage
 from tilewise.errors import FileFormatError
 
 Floats = npt.NDArray[Any]  # float32
 Weights = Mapping[str, Floats]
 
-_DENSE_NODES = 256
-_PAIRS_AT_ONCE = 1 << 14
-_SELU = (1.0507009873554805, 1.6732632423543772)
+_DENSE_NODES = 256  # graphs up to this size use dense matrices, which are then faster
+_CHUNK_PAIRS = 1 << 14  # (configuration, node) pairs of an early join that stay in the cache
+_CHUNK_CONFIGS = 4096  # configurations per chunk of the other models
+_MIN_CHUNK = 16
+_SELU = (1.0507009873554805, 1.6732632423543772)  # scale and alpha of Klambauer et al. 2017
 
 
 def _gelu(x: Floats) -> Floats:
@@ -36,7 +38,9 @@ def _elu(x: Floats) -> Floats:
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
 
 
-ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+Activation = Callable[[Floats], Floats]
+
+ACTIVATIONS: dict[str, Activation] = {
     "leaky_relu": lambda x: np.maximum(x, np.float32(0.2) * x),
     "relu": lambda x: np.maximum(x, np.float32(0)),
     "gelu": _gelu,
@@ -51,8 +55,8 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 }
 
 
-class Matrix:
-    """A sparse square matrix over the nodes of one kernel, dense where that is quicker."""
+class NodeMatrix:
+    """A sparse square matrix over the n nodes of one kernel; small ones are stored dense, which is faster."""
 
     def __init__(
         self, rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], n: int, dtype: Any
@@ -65,34 +69,37 @@ class Matrix:
             np.add.at(self.dense, (rows, columns), values)
 
     def __matmul__(self, x: Floats) -> Floats:
-        """Over the second to last axis of (..., n, H)."""
+        """Multiply along the second to last axis of (..., n, H)."""
         if self.dense is not None:
             return np.asarray(np.matmul(self.dense, x))
         result = np.zeros_like(x)
-        filled, starts = np.unique(self.rows, return_index=True)
-        if len(filled):
+        rows, starts = np.unique(self.rows, return_index=True)
+        if len(rows):
             terms = x[..., self.columns, :] * self.values[:, None]
-            result[..., filled, :] = np.add.reduceat(terms, starts, axis=-2)
+            result[..., rows, :] = np.add.reduceat(terms, starts, axis=-2)
         return result
 
 
-def neighbours(part: Prepared) -> Matrix:
-    u, v = part.edges[:, 0].astype(np.int64), part.edges[:, 1].astype(np.int64)
-    return Matrix(np.concatenate([v, u]), np.concatenate([u, v]), np.ones(2 * len(u)), len(part.node), part.node.dtype)
+def neighbour_sums(inputs: ModelInputs) -> NodeMatrix:
+    """Return A + A^T."""
+    u, v = inputs.edges[:, 0].astype(np.int64), inputs.edges[:, 1].astype(np.int64)
+    return NodeMatrix(
+        np.concatenate([v, u]), np.concatenate([u, v]), np.ones(2 * len(u)), len(inputs.node), inputs.node.dtype
+    )
 
 
-def normalised(part: Prepared) -> tuple[Matrix, Matrix]:
-    """A + I over its row sums, and its transpose. Kernels that differ in their sizes alone share them."""
-    edges = np.ascontiguousarray(part.edges, np.int64)
-    return _normalised(len(part.node), edges.tobytes(), part.node.dtype)
+def normalized_adjacency(inputs: ModelInputs) -> tuple[NodeMatrix, NodeMatrix]:
+    """Return A + I divided by its row sums, and its transpose. Kernels with the same graph share a cache entry."""
+    edges = np.ascontiguousarray(inputs.edges, np.int64)
+    return _normalized_adjacency(len(inputs.node), edges.tobytes(), inputs.node.dtype)
 
 
 @functools.lru_cache(maxsize=64)
-def _normalised(n: int, edges: bytes, dtype: np.dtype[Any]) -> tuple[Matrix, Matrix]:
+def _normalized_adjacency(n: int, edges: bytes, dtype: np.dtype[Any]) -> tuple[NodeMatrix, NodeMatrix]:
     every, ends = np.arange(n), np.frombuffer(edges, np.int64).reshape(-1, 2)
     rows, columns = np.concatenate([ends[:, 1], every]), np.concatenate([ends[:, 0], every])
     values = 1.0 / np.bincount(rows, minlength=n)[rows]
-    return Matrix(rows, columns, values, n, dtype), Matrix(columns, rows, values, n, dtype)
+    return NodeMatrix(rows, columns, values, n, dtype), NodeMatrix(columns, rows, values, n, dtype)
 
 
 def _dense(w: Weights, name: str, x: Floats) -> Floats:
@@ -100,7 +107,8 @@ def _dense(w: Weights, name: str, x: Floats) -> Floats:
     return result
 
 
-def _stack(w: Weights, name: str, x: Floats, act: Callable[[Floats], Floats], first: Floats | None = None) -> Floats:
+def _stack(w: Weights, name: str, x: Floats, act: Activation, first: Floats | None = None) -> Floats:
+    """Apply the dense layers of `name` with activations between them; `first` is the first layer's result if known."""
     depth = 0
     while f"{name}.layers.{depth}.kernel" in w:
         if depth == 0 and first is not None:
@@ -112,117 +120,124 @@ def _stack(w: Weights, name: str, x: Floats, act: Callable[[Floats], Floats], fi
 
 
 def _join(w: Weights, name: str, left: Floats, right: Floats) -> Floats:
-    """The dense layer `name` of [left, right], from the two apart: (a, H) and (b, H) give (b, a, H)."""
+    """Apply the dense layer `name` to all pairs [left, right]: (a, L) and (b, R) give (b, a, H)."""
     kernel, bias = w[f"{name}.kernel"], w[f"{name}.bias"]
     joined: Floats = (left @ kernel[: left.shape[-1]] + bias)[None] + (right @ kernel[left.shape[-1] :])[:, None]
     return joined
 
 
-def _nodes(w: Weights, part: Prepared) -> Floats:
-    return np.concatenate([part.node, w["embedding.table"][part.opcode]], axis=1)
+def _node_inputs(w: Weights, inputs: ModelInputs) -> Floats:
+    """Join node features and opcode embeddings, (n, F + E)."""
+    return np.concatenate([inputs.node, w["embedding.table"][inputs.opcode]], axis=1)
 
 
 def _reduce(x: Floats, reduction: str) -> Floats:
+    """Pool over the nodes, the second to last axis."""
     if reduction == "max":
         return np.asarray(x.max(axis=-2))
     return np.asarray(x.mean(axis=-2) if reduction == "mean" else x.sum(axis=-2), dtype=x.dtype)
 
 
-def _late(w: Weights, part: Prepared, pooled: Floats, act: Callable[[Floats], Floats]) -> Floats:
-    first = _join(w, "head.layers.0", pooled[None], part.config)[:, 0]
+def _late_join(w: Weights, inputs: ModelInputs, pooled: Floats, act: Activation) -> Floats:
+    """Join the pooled graph with every configuration and apply the head, (C,)."""
+    first = _join(w, "head.layers.0", pooled[None], inputs.config)[:, 0]
     return _stack(w, "head", first, act, first)[:, 0]
 
 
-def _normalise(x: Floats) -> Floats:
+def _l2_normalize(x: Floats) -> Floats:
     norm: Floats = np.sqrt(np.einsum("...h,...h->...", x, x))[..., None]
     return x / np.maximum(norm, np.float32(1e-6))
 
 
-def _mlp(w: Weights, kw: Mapping[str, Any], part: Prepared) -> Floats:
-    pooled = _reduce(_nodes(w, part), kw.get("reduction", "sum"))
-    return _late(w, part, pooled, ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")])
+def _mlp(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
+    pooled = _reduce(_node_inputs(w, inputs), kw.get("reduction", "sum"))
+    return _late_join(w, inputs, pooled, ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")])
 
 
-def _sage_layers(w: Weights, x: Floats, near: Matrix, act: Callable[[Floats], Floats], depth: int) -> Floats:
+def _sage_layers(w: Weights, x: Floats, near: NodeMatrix, act: Activation, depth: int) -> Floats:
+    """Apply the GraphSAGE layers from number `depth` on."""
     while f"gnn.{depth}.kernel" in w:
         kernel = w[f"gnn.{depth}.kernel"]
         half = len(kernel) // 2
         z = (near @ x) @ kernel[:half] + x @ kernel[half:] + w[f"gnn.{depth}.bias"]
-        x, depth = _normalise(act(z)), depth + 1
+        x, depth = _l2_normalize(act(z)), depth + 1
     return x
 
 
-def _late_sage(w: Weights, kw: Mapping[str, Any], part: Prepared) -> Floats:
+def _late_sage(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
     act = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")]
-    x = _sage_layers(w, _nodes(w, part), neighbours(part), act, 0)
-    return _late(w, part, x.sum(axis=0), act)
+    x = _sage_layers(w, _node_inputs(w, inputs), neighbour_sums(inputs), act, 0)
+    return _late_join(w, inputs, x.sum(axis=0), act)
 
 
-def _early_sage(w: Weights, kw: Mapping[str, Any], part: Prepared) -> Floats:
+def _early_sage(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
+    """Score with EarlyJoinSAGE; the first layer is computed for nodes and configurations separately."""
     act = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")]
-    if "gnn.0.kernel" in w and _compiled("EarlyJoinSAGE", kw, part):
-        return _compiled_sage(w, part)
-    nodes, near = _nodes(w, part), neighbours(part)
+    if "gnn.0.kernel" in w and _compiled("EarlyJoinSAGE", kw, inputs):
+        return _compiled_sage(w, inputs)
+    nodes, near = _node_inputs(w, inputs), neighbour_sums(inputs)
     if "gnn.0.kernel" not in w:
-        pooled = np.broadcast_to(nodes.sum(axis=0), (len(part.config), nodes.shape[1]))
-        return _stack(w, "head", np.concatenate([pooled, len(nodes) * part.config], axis=1), act)[:, 0]
+        pooled = np.broadcast_to(nodes.sum(axis=0), (len(inputs.config), nodes.shape[1]))
+        return _stack(w, "head", np.concatenate([pooled, len(nodes) * inputs.config], axis=1), act)[:, 0]
+    # First layer: the kernel has a part for each of [neighbours, itself] x [node, configuration].
     near_node, near_config, own_node, own_config = np.split(
         w["gnn.0.kernel"],
-        np.cumsum([nodes.shape[1], part.config.shape[1], nodes.shape[1]]),
+        np.cumsum([nodes.shape[1], inputs.config.shape[1], nodes.shape[1]]),
     )
     from_node = (near @ nodes) @ near_node + nodes @ own_node + w["gnn.0.bias"]
-    degree = np.bincount(part.edges.ravel(), minlength=len(nodes)).astype(nodes.dtype)[:, None]
-    z = from_node + (part.config @ own_config)[:, None] + degree * (part.config @ near_config)[:, None]
-    return _stack(w, "head", _sage_layers(w, _normalise(act(z)), near, act, 1).sum(axis=1), act)[:, 0]
+    degree = np.bincount(inputs.edges.ravel(), minlength=len(nodes)).astype(nodes.dtype)[:, None]
+    z = from_node + (inputs.config @ own_config)[:, None] + degree * (inputs.config @ near_config)[:, None]
+    return _stack(w, "head", _sage_layers(w, _l2_normalize(act(z)), near, act, 1).sum(axis=1), act)[:, 0]
 
 
-def _compiled(model: str, kw: Mapping[str, Any], part: Prepared) -> bool:
-    """Whether the compiled kernels do this model's layers; float64 they leave to NumPy."""
-    known = model == "EarlyJoinSAGE" and sage.available(kw.get("hidden_activation", "leaky_relu"))
-    return known and part.config.dtype == np.float32
+def _compiled(model: str, kw: Mapping[str, Any], inputs: ModelInputs) -> bool:
+    """Tell whether the compiled kernels support this model; they do not compute in float64."""
+    supported = model == "EarlyJoinSAGE" and sage.available(kw.get("hidden_activation", "leaky_relu"))
+    return supported and inputs.config.dtype == np.float32
 
 
-def _compiled_sage(w: Weights, part: Prepared) -> Floats:
-    names = ["embedding.table", *_layers(w, "gnn."), *_layers(w, "head.layers.")]
+def _compiled_sage(w: Weights, inputs: ModelInputs) -> Floats:
+    names = ["embedding.table", *_layer_names(w, "gnn."), *_layer_names(w, "head.layers.")]
     arrays = [np.ascontiguousarray(w[name], dtype=np.float32) for name in names]
-    weights = sage.Weights.of(arrays, len(_layers(w, "gnn.")) // 2)
-    node, config = np.ascontiguousarray(part.node), np.ascontiguousarray(part.config)
-    return sage.scores(weights, node, part.opcode, config, part.neighbours)
+    weights = sage.SageWeights.from_arrays(arrays, len(_layer_names(w, "gnn.")) // 2)
+    node, config = np.ascontiguousarray(inputs.node), np.ascontiguousarray(inputs.config)
+    return sage.scores(weights, node, inputs.opcode, config, inputs.neighbours)
 
 
-def _layers(w: Weights, prefix: str) -> list[str]:
-    """The names of the dense layers numbered after `prefix`, kernel and bias in turn."""
+def _layer_names(w: Weights, prefix: str) -> list[str]:
+    """List the weights of the dense layers numbered after `prefix`: kernel, bias, kernel, bias, ..."""
     depth = sum(name.startswith(prefix) and name.endswith(".kernel") for name in w)
-    return [f"{prefix}{number}.{part}" for number in range(depth) for part in ("kernel", "bias")]
+    return [f"{prefix}{number}.{field}" for number in range(depth) for field in ("kernel", "bias")]
 
 
-def _convolve(w: Weights, kw: Mapping[str, Any], x: Floats, part: Prepared, act: Callable[[Floats], Floats]) -> Floats:
-    outward, inward = normalised(part)
+def _convolve(w: Weights, kw: Mapping[str, Any], x: Floats, inputs: ModelInputs, act: Activation) -> Floats:
+    """Apply the residual graph convolutions and pool over the nodes."""
+    outward, inward = normalized_adjacency(inputs)
     depth, step = 0, 3 if kw.get("directed") else 1
     while f"gnn.{depth}.layers.0.kernel" in w:
         y = act(x)
         if step == 3:
-            parts = (outward @ y, inward @ y, y)
-            x = x + sum((_stack(w, f"gnn.{depth + i}", p, act) for i, p in enumerate(parts)), np.float32(0))
+            terms = (outward @ y, inward @ y, y)
+            x = x + sum((_stack(w, f"gnn.{depth + i}", term, act) for i, term in enumerate(terms)), np.float32(0))
         else:
             x = x + _stack(w, f"gnn.{depth}", outward @ y + inward @ y + y, act)
         depth += step
     return _reduce(act(x), kw.get("reduction", "sum"))
 
 
-def _late_gcn(w: Weights, kw: Mapping[str, Any], part: Prepared) -> Floats:
+def _late_gcn(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
     act = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")]
-    pooled = _convolve(w, kw, _stack(w, "prenet", _nodes(w, part), act), part, act)
-    return _late(w, part, pooled, act)
+    pooled = _convolve(w, kw, _stack(w, "prenet", _node_inputs(w, inputs), act), inputs, act)
+    return _late_join(w, inputs, pooled, act)
 
 
-def _early_gcn(w: Weights, kw: Mapping[str, Any], part: Prepared) -> Floats:
+def _early_gcn(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Floats:
     act = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")]
-    first = _join(w, "prenet.layers.0", _nodes(w, part), part.config)
-    return _stack(w, "head", _convolve(w, kw, _stack(w, "prenet", first, act, first), part, act), act)[:, 0]
+    first = _join(w, "prenet.layers.0", _node_inputs(w, inputs), inputs.config)
+    return _stack(w, "head", _convolve(w, kw, _stack(w, "prenet", first, act, first), inputs, act), act)[:, 0]
 
 
-FORWARD: dict[str, Callable[[Weights, Mapping[str, Any], Prepared], Floats]] = {
+FORWARD: dict[str, Callable[[Weights, Mapping[str, Any], ModelInputs], Floats]] = {
     "MLP": _mlp,
     "LateJoinSAGE": _late_sage,
     "EarlyJoinSAGE": _early_sage,
@@ -231,16 +246,17 @@ FORWARD: dict[str, Callable[[Weights, Mapping[str, Any], Prepared], Floats]] = {
 }
 
 
-def chunk_size(model: str, kwargs: Mapping[str, Any], part: Prepared) -> int:
-    """How many configurations at once keep an early join's pairs in cache."""
-    if model.startswith("Early") and not _compiled(model, kwargs, part):
-        return max(16, _PAIRS_AT_ONCE // max(1, len(part.node)))
-    return 4096
+def chunk_size(model: str, kwargs: Mapping[str, Any], inputs: ModelInputs) -> int:
+    """Return how many configurations to score at once, so that an early join's pairs stay in the cache."""
+    if model.startswith("Early") and not _compiled(model, kwargs, inputs):
+        return max(_MIN_CHUNK, _CHUNK_PAIRS // max(1, len(inputs.node)))
+    return _CHUNK_CONFIGS
 
 
-def forward(model: str, weights: Weights, kwargs: Mapping[str, Any], part: Prepared) -> Floats:
+def forward(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
+    """Score the configurations with the baseline called `model`."""
     if model not in FORWARD:
         raise FileFormatError(
             f"The NumPy scorer has no model {model!r}; load the file with load_model, which uses torch."
         )
-    return FORWARD[model](weights, kwargs, part)
+    return FORWARD[model](weights, kwargs, inputs)

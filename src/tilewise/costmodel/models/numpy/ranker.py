@@ -1,9 +1,9 @@
 """TileRanker in plain NumPy: the same weights and function as the torch model, for scoring without torch.
 
-What depends on the kernel alone is worked out once and folded into small matrices: the kernel's vector into the biases,
-its scale into the blocks' weights, the query into the keys. A configuration then costs one product with the first
-layer, two narrow ones for attention and one per block. All members of the ensemble share those products: they lie one
-after another in the rows.
+Everything that depends on the kernel alone is computed once and folded into small matrices: the kernel's vector into
+the biases, FiLM's scale into the blocks' weights, the attention query into the keys. A configuration then costs one
+product with the first layer, two narrow products for attention and one per block. The rows of these products are all
+(configuration, ensemble member) pairs.
 """
 
 from __future__ import annotations
@@ -18,146 +18,163 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
-from tilewise.costmodel.features.scaling import Prepared
-from tilewise.costmodel.models.numpy.baselines import normalised
+from tilewise.costmodel.features.scaling import ModelInputs
+from tilewise.costmodel.models.numpy.baselines import normalized_adjacency
 
-Floats = npt.NDArray[Any]  # float32, or float64 where rankings are settled
+Floats = npt.NDArray[Any]  # float32, or float64 where close scores are computed again
 Weights = Mapping[str, Floats]
 Dense = tuple[Floats, Floats]  # a layer: kernel and bias
 
-_ROWS_AT_ONCE = 1024  # rows of one configuration and member each, so that they stay in cache
+_CHUNK_ROWS = 1024  # (configuration, member) rows per chunk, so that they stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
-class Folded:
-    """Weights in the form the products want, whatever the kernel."""
+class FoldedWeights:
+    """Weights in the layout that scoring needs; independent of the kernel. H is the hidden width."""
 
     weights: Weights
-    first: Floats  # (D, members * H): the first layer of every member, its input scaling multiplied in
-    out: Floats  # (members * H,), divided by the number of members
+    first: Floats  # (D, members * H): first layers of all members, with their input scalings multiplied in
+    out: Floats  # (members * H,): last layers, divided by the number of members
     members: int
-    wide: int  # columns at the front of a configuration that describe the kernel
-    last: Floats  # (members * H, members): `out`, each member's beside the others'
+    global_width: int  # columns at the front of a configuration that describe the kernel
+    last: Floats  # (members * H, members): `out` as a block-diagonal matrix
     gnn: list[Dense]
-    films: list[tuple[Dense, Dense]]  # of each block, what the kernel's vector makes of it, and its own layer
+    films: list[tuple[Dense, Dense]]  # per block: the FiLM layer and the block's own layer
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
-    """One kernel: what is added and multiplied for each of its configurations."""
+class KernelEncoding:
+    """Weights of the configuration network after folding in one kernel with n nodes."""
 
-    bias: Floats  # (H,) of the first layer
-    look: tuple[Floats, Floats, Floats]  # logits are h @ look[0] + look[1]; what is found there is look[2]
-    blocks: list[Dense]
+    bias: Floats  # (H,): bias of the first layer
+    attention: tuple[Floats, Floats, Floats]  # keys (H, n), key bias (n,), values (n, H)
+    blocks: list[Dense]  # (H, H) and (H,) each
 
 
-def fold(w: Weights, kwargs: Mapping[str, Any]) -> Folded:
+def fold(w: Weights, kwargs: Mapping[str, Any]) -> FoldedWeights:
+    """Rearrange a model's weights for scoring; `kwargs` are the arguments that it was built with."""
     members = len(w["scaling"])
     out = w["out"] / w["out"].dtype.type(members)  # (members, H, 1)
-    wide = int(kwargs.get("global_width", 0))
-    films = list(zip(_layers(w, "film"), _layers(w, "blocks"), strict=True))
-    return Folded(w, first_layers(w), out.reshape(-1), members, wide, last_layers(out), _layers(w, "gnn"), films)
+    return FoldedWeights(
+        weights=w,
+        first=first_layers(w),
+        out=out.reshape(-1),
+        members=members,
+        global_width=int(kwargs.get("global_width", 0)),
+        last=last_layers(out),
+        gnn=_numbered_layers(w, "gnn"),
+        films=list(zip(_numbered_layers(w, "film"), _numbered_layers(w, "blocks"), strict=True)),
+    )
 
 
-def _layers(w: Weights, name: str) -> list[Dense]:
-    """Those called `name.0`, `name.1` and so on."""
+def _numbered_layers(w: Weights, name: str) -> list[Dense]:
+    """Collect the layers `name.0`, `name.1` and so on."""
     count = next(number for number in itertools.count() if f"{name}.{number}.kernel" not in w)
     return [(w[f"{name}.{number}.kernel"], w[f"{name}.{number}.bias"]) for number in range(count)]
 
 
 def first_layers(w: Weights) -> Floats:
-    """(D, members * H): layer one of every member, the inputs' scaling in its rows."""
-    wide = w["scaling"].transpose(0, 2, 1) * w["config_in.kernel"]  # (members, D, H)
-    return np.ascontiguousarray(wide.transpose(1, 0, 2).reshape(wide.shape[1], -1))
+    """Stack the first layers of all members, (D, members * H): scaling the inputs is scaling the kernel's rows."""
+    kernels = w["scaling"].transpose(0, 2, 1) * w["config_in.kernel"]  # (members, D, H)
+    return np.ascontiguousarray(kernels.transpose(1, 0, 2).reshape(kernels.shape[1], -1))
 
 
 def last_layers(out: Floats) -> Floats:
-    """(members * H, members): every member has its own last layer, (H, 1), beside the others'."""
+    """Arrange the members' last layers (members, H, 1) as a block-diagonal matrix (members * H, members)."""
     every = np.arange(len(out))
     last = np.zeros((len(out), out.shape[1], len(out)), out.dtype)
     last[every, :, every] = out[:, :, 0]
     return last.reshape(-1, len(out))
 
 
-def encode(folded: Folded, part: Prepared) -> Encoded:
-    """Everything that the graph decides; only the first configuration's kernel-wide columns are read."""
+def encode(folded: FoldedWeights, inputs: ModelInputs) -> KernelEncoding:
+    """Fold one kernel into the weights; of the configurations only the first row's kernel-wide columns are read."""
     w = folded.weights
-    nodes = encode_nodes(folded, part)
-    kernel = encode_kernel(w, nodes, part.config[0, : folded.wide])
+    nodes = encode_nodes(folded, inputs)
+    kernel = encode_kernel(w, nodes, inputs.config[0, : folded.global_width])
+    # Attention: logits = (h Wq + bq) keys^T, so Wq and bq can be multiplied with the keys once.
     keys, values = _dense(w, "key", nodes), _dense(w, "value", nodes)
     keys = keys / keys.dtype.type(math.sqrt(keys.shape[1]))
-    look = w["query.kernel"] @ keys.T, keys @ w["query.bias"], values
+    attention = w["query.kernel"] @ keys.T, keys @ w["query.bias"], values
+    # FiLM (Perez et al. 2018): (h W + b) * scale + shift is one layer with scaled columns.
     blocks: list[Dense] = []
     for (film, film_bias), (weight, bias) in folded.films:
-        both = kernel @ film + film_bias
-        factor, shift = 1 + both[: len(bias)], both[len(bias) :]
-        blocks.append((weight * factor, bias * factor + shift))
-    return Encoded(w["config_in.bias"] + kernel, look, blocks)
+        modulation = kernel @ film + film_bias
+        scale, shift = 1 + modulation[: len(bias)], modulation[len(bias) :]
+        blocks.append((weight * scale, bias * scale + shift))
+    return KernelEncoding(w["config_in.bias"] + kernel, attention, blocks)
 
 
-def encode_nodes(folded: Folded, part: Prepared) -> Floats:
+def encode_nodes(folded: FoldedWeights, inputs: ModelInputs) -> Floats:
+    """Run the graph network; returns (n, node_dim)."""
     w = folded.weights
-    x = _relu(_dense(w, "node_in", np.concatenate([part.node, w["embedding.table"][part.opcode]], axis=1)))
-    outward, inward = normalised(part)
+    x = _relu(_dense(w, "node_in", np.concatenate([inputs.node, w["embedding.table"][inputs.opcode]], axis=1)))
+    outward, inward = normalized_adjacency(inputs)
     for kernel, bias in folded.gnn:
         x = x + _relu(np.concatenate([outward @ x, inward @ x], axis=1) @ kernel + bias)
-    return x  # (n, node_dim)
+    return x
 
 
-def encode_kernel(w: Weights, nodes: Floats, wide: Floats) -> Floats:
+def encode_kernel(w: Weights, nodes: Floats, kernel_wide: Floats) -> Floats:
+    """Pool the nodes and join them with the kernel-wide inputs; returns (H,)."""
     total, count = nodes.sum(axis=0), nodes.dtype.type(len(nodes))
-    return _relu(_dense(w, "kernel_in", np.concatenate([total / count, total / np.sqrt(count), wide])))
+    return _relu(_dense(w, "kernel_in", np.concatenate([total / count, total / np.sqrt(count), kernel_wide])))
 
 
-def forward(w: Weights, kwargs: Mapping[str, Any], part: Prepared) -> Floats:
-    """One score per configuration, lower is faster."""
+def forward(w: Weights, kwargs: Mapping[str, Any], inputs: ModelInputs) -> Floats:
+    """Return one score per configuration; lower is faster."""
     folded = fold(w, kwargs)
-    return score_rows(folded, encode(folded, part), part.config)
+    return score_rows(folded, encode(folded, inputs), inputs.config)
 
 
-def score_rows(folded: Folded, encoded: Encoded, config: Floats) -> Floats:
-    """The scores of configurations (C, wide + D) of the encoded kernel."""
+def score_rows(folded: FoldedWeights, encoding: KernelEncoding, config: Floats) -> Floats:
+    """Score configurations (C, global_width + D) of the encoded kernel, a chunk at a time."""
     scores = np.empty(len(config), config.dtype)
-    step = max(1, _ROWS_AT_ONCE // folded.members)
+    step = max(1, _CHUNK_ROWS // folded.members)
     for start in range(0, len(scores), step):
         rows = slice(start, start + step)
-        scores[rows] = finish(folded, encoded, config[rows, folded.wide :] @ folded.first)
+        scores[rows] = score_hidden(folded, encoding, config[rows, folded.global_width :] @ folded.first)
     return scores
 
 
-def score_inputs(folded: Folded, encoded: Encoded, inputs: Floats, first: Floats) -> Floats:
-    """The scores of (C, D) float32 inputs with a first layer of their own: by a compiled kernel where there is one,
-    which goes through all layers with a few configurations at a time, on one thread."""
+def score_inputs(folded: FoldedWeights, encoding: KernelEncoding, inputs: Floats, first: Floats) -> Floats:
+    """Score (C, D) float32 inputs with another first layer (D, members * H).
+
+    The compiled kernel takes a few configurations at a time through all layers, on one thread.
+    """
     if native is None:
-        return finish(folded, encoded, inputs @ first)
-    keys, offsets, values = encoded.look
-    scores, _ = native.ranker_rows_forward(
-        inputs[None], 0, first, encoded.bias[None], np.array([0, len(values)]), np.ascontiguousarray(keys.T), offsets,
-        values, [kernel[None] for kernel, _ in encoded.blocks], [bias[None] for _, bias in encoded.blocks],
-        folded.last,
+        return score_hidden(folded, encoding, inputs @ first)
+    keys, key_bias, values = encoding.attention
+    member_scores, _ = native.ranker_rows_forward(
+        configs=inputs[None], skip_columns=0, first_weight=first, first_bias=encoding.bias[None],
+        first_node=np.array([0, len(values)]), keys=np.ascontiguousarray(keys.T), key_bias=key_bias, values=values,
+        block_weights=[kernel[None] for kernel, _ in encoding.blocks],
+        block_biases=[bias[None] for _, bias in encoding.blocks],
+        out_weight=folded.last,
     )  # fmt: skip
-    found: Floats = scores[0].sum(axis=1) if folded.members > 1 else scores[0, :, 0]
-    return found
+    scores: Floats = member_scores[0].sum(axis=1) if folded.members > 1 else member_scores[0, :, 0]
+    return scores
 
 
-def finish(folded: Folded, encoded: Encoded, hidden: Floats) -> Floats:
-    """The scores from what the first layer makes of configurations, (C, members * H), which is written over."""
-    h = hidden.reshape(-1, len(encoded.bias))  # (C * members, H)
-    nothing = h.dtype.type(0)  # a plain 0 is looked at anew in each call, which takes longer than the comparing
-    h += encoded.bias
-    np.maximum(h, nothing, out=h)
-    h += _attend(h, *encoded.look)
-    for kernel, bias in encoded.blocks:
+def score_hidden(folded: FoldedWeights, encoding: KernelEncoding, hidden: Floats) -> Floats:
+    """Compute scores from the first layer's products (C, members * H), which are overwritten."""
+    h = hidden.reshape(-1, len(encoding.bias))  # (C * members, H)
+    zero = h.dtype.type(0)  # NumPy converts a Python 0 in every call, which takes longer than the comparison
+    h += encoding.bias
+    np.maximum(h, zero, out=h)
+    h += _attend(h, *encoding.attention)
+    for kernel, bias in encoding.blocks:
         inner = h @ kernel
         inner += bias
-        h += np.maximum(inner, nothing, out=inner)
+        h += np.maximum(inner, zero, out=inner)
     scores: Floats = h.reshape(-1, len(folded.out)) @ folded.out
     return scores
 
 
-def _attend(h: Floats, keys: Floats, bias: Floats, values: Floats) -> Floats:
-    logits = keys.T @ h.T  # a row for each of the few nodes: what runs across them runs along memory
-    logits += bias[:, None]
+def _attend(h: Floats, keys: Floats, key_bias: Floats, values: Floats) -> Floats:
+    """Softmax attention of rows (R, H) to the kernel's nodes."""
+    logits = keys.T @ h.T  # (n, R): there are few nodes, so reductions over them run along contiguous rows
+    logits += key_bias[:, None]
     logits -= logits.max(axis=0)
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=0)

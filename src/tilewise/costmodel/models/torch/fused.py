@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tilewise._extension import native
-from tilewise.costmodel.models.numpy.sage import LEAKY_SLOPE, Floats, Weights, halves, head_values
+from tilewise.costmodel.models.numpy.sage import LEAKY_SLOPE, Floats, SageWeights, first_products, head_values
 from tilewise.costmodel.models.torch.ragged import Batch
 from tilewise.costmodel.train.losses import CombinedLoss
 
@@ -51,7 +51,7 @@ class Pass:
     """One batch on its way through the network; `back` may be called once."""
 
     batch: Batch
-    weights: Weights
+    weights: SageWeights
     nodes: Floats
     slots: Floats
     saved: Floats | None
@@ -60,8 +60,8 @@ class Pass:
     @classmethod
     def forward(cls, batch: Batch, tensors: Sequence[Tensor], depth: int, keep: bool) -> Pass:
         """`tensors` as in `sage.Weights.of`."""
-        weights = Weights.of([tensor.detach().contiguous().numpy() for tensor in tensors], depth)
-        nodes, slots = halves(weights, batch.node.numpy(), batch.opcode.numpy(), batch.config.numpy())
+        weights = SageWeights.from_arrays([tensor.detach().contiguous().numpy() for tensor in tensors], depth)
+        nodes, slots = first_products(weights, batch.node.numpy(), batch.opcode.numpy(), batch.config.numpy())
         found = _kernels.sage_forward(nodes, slots, weights.first_bias, *weights.later, *batch.graph.tables, keep)
         pooled, saved = found if keep else (found, None)
         return cls(batch, weights, nodes, slots, saved, head_values(weights, pooled.reshape(-1, pooled.shape[-1])))
@@ -81,7 +81,7 @@ class Pass:
             *self.weights.later, *self.batch.graph.tables,
         )  # fmt: skip
         self.saved = None
-        to_table, to_first = _halves_back(self.weights, self.batch, to_nodes, to_slots)
+        to_table, to_first = _first_products_grad(self.weights, self.batch, to_nodes, to_slots)
         to_gnn = [array for pair in zip(*later, strict=True) for array in pair]
         return [to_table, to_first, to_bias, *to_gnn, *to_head]
 
@@ -120,7 +120,7 @@ class _EarlyJoinSage(torch.autograd.Function):
         return None, None, *map(torch.from_numpy, ctx.passed.back(grads[0].contiguous().numpy()))
 
 
-def _head_back(weights: Weights, values: list[Floats], grad: Floats) -> tuple[Floats, list[Floats]]:
+def _head_back(weights: SageWeights, values: list[Floats], grad: Floats) -> tuple[Floats, list[Floats]]:
     found: list[Floats] = []
     for number in reversed(range(len(weights.head))):
         x = values[number]
@@ -131,16 +131,18 @@ def _head_back(weights: Weights, values: list[Floats], grad: Floats) -> tuple[Fl
     return grad, found
 
 
-def _halves_back(weights: Weights, batch: Batch, to_nodes: Floats, to_slots: Floats) -> tuple[Floats, Floats]:
-    """Back through `halves`: the gradients of the opcode table and of the first kernel."""
+def _first_products_grad(
+    weights: SageWeights, batch: Batch, to_nodes: Floats, to_slots: Floats
+) -> tuple[Floats, Floats]:
+    """Back through `first_products`: the gradients of the opcode table and of the first kernel."""
     features, embedded = batch.node.shape[1], weights.table.shape[1]
     by_opcode = np.zeros((len(weights.table), to_nodes.shape[1]), np.float32)
     _kernels.embedding_grad(to_nodes, batch.opcode.numpy(), by_opcode)
-    wide = np.empty_like(weights.wide)
+    wide = np.empty_like(weights.first_kernel)
     wide[:features] = _kernels.matmul(batch.node.numpy().T, to_nodes)
     wide[features : features + embedded] = _kernels.matmul(weights.table.T, by_opcode)
     flat = batch.config.numpy().reshape(-1, batch.config.shape[-1])
     wide[features + embedded :] = _kernels.matmul(flat.T, to_slots.reshape(-1, to_slots.shape[-1]))
-    to_table = _kernels.matmul(by_opcode, weights.wide[features : features + embedded].T)
+    to_table = _kernels.matmul(by_opcode, weights.first_kernel[features : features + embedded].T)
     width = wide.shape[1] // 2
     return to_table, np.ascontiguousarray(wide.reshape(-1, 2, width).transpose(1, 0, 2)).reshape(-1, width)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tilewise.costmodel.features.scaling import Prepared
+from tilewise.costmodel.features.scaling import ModelInputs
 from tilewise.costmodel.models.torch.fused import kernel_threads
 from tilewise.costmodel.models.torch.ragged import collate
 
@@ -21,7 +21,7 @@ MOST_AT_ONCE = 4096
 FEW = 1024  # configurations that one thread of torch scores as quickly as several
 
 
-def score_prepared(model: nn.Module, part: Prepared, device: str = "cpu") -> npt.NDArray[np.float32]:
+def score_prepared(model: nn.Module, part: ModelInputs, device: str = "cpu") -> npt.NDArray[np.float32]:
     """One score per configuration, lower is faster."""
     pairs = PAIRS_AT_ONCE if device == "cpu" else PAIRS_AT_ONCE * 64
     early = getattr(model, "early", False)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tilewise.costmodel.features.neighbours import Neighbours
-from tilewise.costmodel.features.scaling import Prepared
+from tilewise.costmodel.features.scaling import ModelInputs
 
 _DENSE_BLOCK = 96  # columns a block may have on average for dense products to be quicker than sparse ones
 _DENSE_WHOLE = 1 << 14  # entries of a matrix, zeros between the blocks included, up to which one product is quicker
@@ -166,7 +166,7 @@ class Batch:
     mask: Tensor  # (K, C)
     target: Tensor  # (K, C), zero where unknown
     node_counts: npt.NDArray[np.int64]  # (K,)
-    parts: Sequence[Prepared]  # for what is worked out only where a model asks for it
+    parts: Sequence[ModelInputs]  # for what is worked out only where a model asks for it
 
     @property
     def n_nodes(self) -> int:
@@ -199,7 +199,7 @@ class Batch:
     @cached_property
     def graph(self) -> Neighbours:
         """A + A^T as the compiled kernels read it."""
-        return Neighbours.joined([part.neighbours for part in self.parts])
+        return Neighbours.concatenate([part.neighbours for part in self.parts])
 
     @cached_property
     def neighbours(self) -> Sparse:
@@ -249,8 +249,10 @@ class Batch:
         return Entries(kernel, every, np.ones(self.n_nodes), ones, self.node_counts).sparse(self.device)
 
 
-def collate(parts: Sequence[Prepared], targets: Sequence[npt.NDArray[Any]] | None = None, device: str = "cpu") -> Batch:
-    """Prepared kernels to one batch; shorter slates are padded by repeating the first configuration, masked out."""
+def collate(
+    parts: Sequence[ModelInputs], targets: Sequence[npt.NDArray[Any]] | None = None, device: str = "cpu"
+) -> Batch:
+    """ModelInputs kernels to one batch; shorter slates are padded by repeating the first configuration, masked out."""
     counts = np.array([len(part.node) for part in parts])
     slots = max(len(part.config) for part in parts)
     config = np.empty((len(parts), slots, parts[0].config.shape[1]), np.float32)
