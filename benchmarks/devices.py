@@ -46,7 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.harness import today
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.data.importers import import_logs
 from tilewise.costmodel.data.kernel import Kernel
@@ -116,7 +116,7 @@ def main() -> None:
     else:
         kept = {name: found[name] for name in ("processors", "products", "strategies") if name in found}
         found = every_device(kernels, schema) | {"ceilings": ceilings(kernels)} | kept
-    write_whole(RESULTS, json.dumps(found, indent=1) + "\n")
+    write_atomic(RESULTS, json.dumps(found, indent=1) + "\n")
 
 
 def every_device(kernels: Sequence[Kernel], schema: Schema) -> dict[str, Any]:

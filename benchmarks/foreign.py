@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from benchmarks.harness import today
 from benchmarks.standins import GPUS, OPENCL_NAMES, STANDINS, embedded, opencl_gemm, split_up
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.costmodel import load_dataset, load_model
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.importers.description import plain_graph
@@ -209,7 +209,7 @@ def main() -> None:
                 "mean": summary(runs),
                 "runs": runs,
             }
-            write_whole(RESULTS, json.dumps(table, indent=1) + "\n")
+            write_atomic(RESULTS, json.dumps(table, indent=1) + "\n")
         for model, row in table[name]["mean"].items():
             told = "  ".join(f"{key} {value:7.2f} %" for key, value in row.items())
             print(f"{name:24s} {model:18s} {told}", flush=True)

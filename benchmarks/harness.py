@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.results_files import HOME_KIND, RESULTS, folder_of
 from tilewise import _system
 from tilewise._extension import native
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 
 Run = Callable[[], Any]
 NOT_HELD = "(not held to AVX2)"  # in the name of a peer that runs what others may not: timed, and not counted
@@ -137,7 +137,9 @@ def write_results(path: Path, rows: Iterable[Row], keep: bool = False) -> None:
     measured = {(row.name, row.threads) for row in dated}
     kept = [row for row in read_rows(path) if (row.name, row.threads) not in measured] if keep else []
     lines = [{k: v for k, v in asdict(row).items() if v is not None} for row in (*kept, *dated)]
-    write_whole(placed(path), json.dumps({"date": today(), "machine": machine_class(), "rows": lines}, indent=1) + "\n")
+    write_atomic(
+        placed(path), json.dumps({"date": today(), "machine": machine_class(), "rows": lines}, indent=1) + "\n"
+    )
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -165,7 +167,7 @@ def today() -> str:
 def machine_class() -> dict[str, Any]:
     """What kind of machine this is, without saying which one."""
     isa = native.isa() if native is not None else "none"
-    cpus = os.cpu_count() if _system.pretended().cores is None else _system.cores()  # not those of a pinned run
+    cpus = os.cpu_count() if _system.machine_override().cores is None else _system.cores()  # not those of a pinned run
     caches = {f"l{level.level}": level.bytes for level in _system.caches()}
     return {"kind": cpu_kind(), "cpu": _system.cpu_name(), "cpus": cpus, "kernels": isa, **caches}
 
@@ -177,7 +179,7 @@ def cpu_kind() -> str:
         return f"{make}, NumPy"
     name = _ISA_NAMES.get(native.isa(), native.isa())
     kind = f"{make}, {name}" if native.isa() == native.supported_isas()[-1] else f"{make} as {name}"
-    return f"{kind}, playing {_system.pretence()}" if _system.pretence() else kind
+    return f"{kind}, playing {_system.machine_override_text()}" if _system.machine_override_text() else kind
 
 
 def _make() -> str:

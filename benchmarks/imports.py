@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import cpu_kind, today
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 
 RESULTS = Path(__file__).parent / "results" / "imports.json"
 _SHAPES, _PIECE, _REPEATS = 2000, 1 << 20, 32
@@ -209,7 +209,7 @@ def main() -> None:
             flush=True,
         )
         table = json.loads(options.results.read_text(encoding="utf-8")) if options.results.is_file() else {}
-        write_whole(options.results, json.dumps(table | {name: row}, indent=1) + "\n")
+        write_atomic(options.results, json.dumps(table | {name: row}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

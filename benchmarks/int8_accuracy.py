@@ -29,7 +29,7 @@ import tilewise
 from benchmarks.harness import machine_class, placed, today
 from benchmarks.trained_networks import NETWORKS, as_pictures, trained_network
 from tilewise import Tensor, data, models, no_grad
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
 from tilewise.fit import fit, recipe_for
 from tilewise.nn import Module, functional
@@ -182,7 +182,7 @@ def main() -> None:
         for row in network_rows(str(options.mnist), options.out, options.seeds[0]):
             rows += shown(row)
     facts = {"date": today(), "machine": machine_class(), "accuracy": rows}
-    write_whole(placed(options.json), (json.dumps(facts, indent=1) + "\n").encode())
+    write_atomic(placed(options.json), (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def shown(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

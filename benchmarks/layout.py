@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import today
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.costmodel.layout import COLLECTIONS, Layouts, synthetic_graph
 from tilewise.costmodel.metrics import kendall_tau, over_seeds
 
@@ -82,7 +82,7 @@ def main() -> None:
                 if str(seed) not in runs:
                     runs[str(seed)] = run_once(data, model, seed)
                     found |= {"date": today(), "graphs": COUNTS, "nodes": NODES, "configurations": CONFIGS}
-                    write_whole(options.out, json.dumps(found, indent=1) + "\n")
+                    write_atomic(options.out, json.dumps(found, indent=1) + "\n")
                 mean = over_seeds([run["tau"] for run in runs.values()]).mean
                 print(
                     f"{collection:12s} {model:36s} seed {seed}: {runs[str(seed)]['tau']:.3f}, mean {mean:.3f}",

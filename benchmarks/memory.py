@@ -28,7 +28,7 @@ import tilewise.onnx
 import tilewise.plan
 from benchmarks.harness import machine_class, placed, today
 from tilewise._extension import native
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.models import zoo
 from tilewise.nn import Module
 from tilewise.quantize import quantize
@@ -141,7 +141,7 @@ def write(path: Path, peaks: list[Peak]) -> None:
     where, names = placed(path), {peak.name for peak in peaks}
     before = json.loads(where.read_text(encoding="utf-8"))["peaks"] if where.is_file() else []
     lines = [*(p for p in before if p["name"] not in names), *map(asdict, peaks)]
-    write_whole(where, json.dumps({"date": today(), "machine": machine_class(), "peaks": lines}, indent=1) + "\n")
+    write_atomic(where, json.dumps({"date": today(), "machine": machine_class(), "peaks": lines}, indent=1) + "\n")
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ import tilewise
 from benchmarks.harness import Row, machine_class, placed, today
 from tilewise import Tensor, models, nn, no_grad
 from tilewise._events import recorders
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.profile import FLOPCounter, MemoryProfiler, ProfilerContext, Timer
 
 # --- functions to time: about 10 µs, 1 ms and 50 ms ---
@@ -332,7 +332,7 @@ def write(path: Path, measured: dict[str, Any]) -> None:
     parts |= measured
     data = {"date": today(), "machine": machine_class(), "rows": [asdict(r) for r in rows_of(parts)], "parts": parts}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(placed(path), json.dumps(data, indent=1) + "\n")
+    write_atomic(placed(path), json.dumps(data, indent=1) + "\n")
 
 
 def main() -> None:

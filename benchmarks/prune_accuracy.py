@@ -23,7 +23,7 @@ import tilewise
 from benchmarks.harness import interleaved
 from benchmarks.int8_accuracy import shown, trained
 from tilewise import Tensor, models, no_grad
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
 from tilewise.cli.optimize.prune import fine_tune
 from tilewise.io import save
@@ -95,7 +95,7 @@ def main() -> None:
             weights = trained(options.out / f"mnist-{seed}", folder, seed, options.epochs)
             for row in image_rows("MNIST cnn", folder, weights, seed, options.out):
                 rows += shown(row)
-    write_whole(options.json, (json.dumps(rows, indent=1) + "\n").encode())
+    write_atomic(options.json, (json.dumps(rows, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

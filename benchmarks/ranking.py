@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.standins import STANDINS
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.costmodel import load_dataset, train
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.metrics import top_k_error
@@ -77,7 +77,7 @@ def record(path: Path, name: str, data: Dataset, model: str, seed: int, run: dic
     runs = entry.get(model, {}).get("runs", {}) | {str(seed): run}
     like = {s: r for s, r in runs.items() if all(r[k] == run[k] for k in ("threads", "fingerprint"))}
     entry[model] = summary(list(like.values())) | {"seeds": len(like), "threads": run["threads"], "runs": like}
-    write_whole(path, (json.dumps(table, indent=1) + "\n").encode())
+    write_atomic(path, (json.dumps(table, indent=1) + "\n").encode())
 
 
 def main() -> None:

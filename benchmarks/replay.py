@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import today
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection, load_dataset
 from tilewise.costmodel.evaluate import evaluate
@@ -69,7 +69,7 @@ def read_again(name: str, draws: int = 100) -> float:
 def main() -> None:
     found = {name: replayed(name) for name in shipped_names()}
     text = json.dumps({"date": today(), "sources": sources(), "replay": found}, indent=1, default=asdict)
-    write_whole(RESULTS, text + "\n")
+    write_atomic(RESULTS, text + "\n")
     for name, row in found.items():
         for who, regret in row["regret"].items():
             print(f"{name}: {who}: {100 * regret[4]:.2f} % slower than the best after five measurements")

@@ -25,7 +25,7 @@ import numpy as np
 
 import tilewise
 from benchmarks.harness import interleaved, machine_class, placed, today
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.backend import OptimizedBackend
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection
@@ -161,7 +161,7 @@ def main() -> None:
     found |= {"families": by_family(found)}
     if not options.left_out:
         found |= {"met_before": met_before(), "choosing": choosing(options.seed)}
-    write_whole(placed(UNSEEN if options.left_out else RESULTS), json.dumps(found, indent=1) + "\n")
+    write_atomic(placed(UNSEEN if options.left_out else RESULTS), json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["families"], indent=1))
     print({key: found[key] for key in ("met_before", "choosing") if key in found})
 

@@ -27,11 +27,11 @@ warnings.filterwarnings("ignore", message="tilewise's compiled kernels", categor
 
 def run(main: Callable[[], int | None]) -> None:
     """Run `main` and leave with its exit code; 2 and one line for an error that has a sentence."""
-    from tilewise._wording import spell_out
+    from tilewise._wording import substitute_unencodable
     from tilewise.errors import TilewiseError
 
-    spell_out(sys.stdout)
-    spell_out(sys.stderr)
+    substitute_unencodable(sys.stdout)
+    substitute_unencodable(sys.stderr)
     try:
         code = main() or 0
         sys.stdout.flush()

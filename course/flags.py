@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import MOST_JSON_BYTES, gunzip, parse_json, read_input, write_whole
+from tilewise._files import MAX_JSON_BYTES, gunzip, parse_json, read_input, write_atomic
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels, embedded_collections, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.shards import Split
@@ -212,12 +212,12 @@ def _toy_collection(data_root: str) -> str:
 
 def write_run(path: Path, run: Mapping[str, Any]) -> None:
     """Write ``run_<hash>.jsonz``; equal runs give equal bytes."""
-    write_whole(path, gzip.compress(json.dumps(run).encode(), mtime=0))
+    write_atomic(path, gzip.compress(json.dumps(run).encode(), mtime=0))
 
 
 def read_run(path: Path) -> dict[str, Any]:
     """The content of a ``run_<hash>.jsonz``, with its arguments present and of the right types."""
-    run = parse_json(gunzip(read_input(path, MOST_JSON_BYTES), path, MOST_JSON_BYTES), path)
+    run = parse_json(gunzip(read_input(path, MAX_JSON_BYTES), path, MAX_JSON_BYTES), path)
     args = run.get("args") if isinstance(run, dict) else None
     needed = {"model": str, "model_kwargs_json": str, "configs": int}
     if not isinstance(args, dict) or any(not isinstance(args.get(key), kind) for key, kind in needed.items()):

@@ -19,8 +19,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import pytest
 from hypothesis import settings
 
-from tilewise._environment import Pretended, pretended
-from tilewise._extension import native, play
+from tilewise._environment import MachineOverride, machine_override
+from tilewise._extension import emulate_machine, native
 from tilewise.backend import use_backend
 
 settings.register_profile("fixed", derandomize=True, deadline=None, print_blob=False)
@@ -94,11 +94,11 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def another_machine() -> Iterator[Callable[[Pretended], None]]:
+def another_machine() -> Iterator[Callable[[MachineOverride], None]]:
     """Plays machines for the kernels; afterwards they are on the one that the environment names, or on this one."""
     assert native is not None
-    yield functools.partial(play, native)
-    play(native, pretended())
+    yield functools.partial(emulate_machine, native)
+    emulate_machine(native, machine_override())
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_a_free_threaded_python_gets_one_sentence_and_numpy():
         "print(tilewise._extension.native, *[str(w.message) for w in said])"
     )
     said = run(code)
-    assert said.startswith("None tilewise's compiled kernels expect the interpreter's lock") and "\n" not in said
+    assert said.startswith("None tilewise's compiled kernels need the global interpreter lock") and "\n" not in said
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tilewise import _system
-from tilewise._environment import Pretended, pretended_machine
+from tilewise._environment import MachineOverride, parse_machine
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 
@@ -32,9 +32,9 @@ def told(code: str, **environment: str) -> object:
 
 
 def test_any_part_of_a_machine_can_be_said():
-    assert pretended_machine("") == Pretended()
-    assert pretended_machine(" l1=48k, l2=2M,l3=300M,cores=16 ") == Pretended(48 << 10, 2 << 20, 300 << 20, 16)
-    assert pretended_machine("l3=0,cores=1") == Pretended(l3=0, cores=1)
+    assert parse_machine("") == MachineOverride()
+    assert parse_machine(" l1=48k, l2=2M,l3=300M,cores=16 ") == MachineOverride(48 << 10, 2 << 20, 300 << 20, 16)
+    assert parse_machine("l3=0,cores=1") == MachineOverride(l3=0, cores=1)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_any_part_of_a_machine_can_be_said():
 )  # fmt: skip
 def test_a_machine_that_means_nothing_is_one_sentence_and_code_2(words):
     with pytest.raises(ConfigurationError, match="TILEWISE_MACHINE"):
-        pretended_machine(words)
+        parse_machine(words)
     done = run("import tilewise.backend", TILEWISE_MACHINE=words)
     assert done.returncode == 2
     assert done.stderr.startswith("tilewise: TILEWISE_MACHINE")

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.costmodel import train
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection
 from tilewise.costmodel.data.dataset import dataset_from_kernels, find_collection
@@ -185,7 +185,7 @@ def main() -> None:
     collection = read_collection(find_collection(given.collection))
     if given.table:
         found = table(collection, given.models, given.seed)
-        write_whole(RESULTS, json.dumps(found, indent=1) + "\n")
+        write_atomic(RESULTS, json.dumps(found, indent=1) + "\n")
     if given.ship:
         ship(collection, given.seed)
     if given.without:

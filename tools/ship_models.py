@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.costmodel import Dataset, load_dataset, train
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, write_collection
 from tilewise.costmodel.data.dataset import find_collection
@@ -126,7 +126,7 @@ def ship(collection: str, given: argparse.Namespace) -> None:
         path = given.out / f"{collection}.safetensors"
         path.write_bytes((scratch / "students" / f"seed{chosen + 1}.safetensors").read_bytes())
     print(json.dumps(report["students"]), flush=True)
-    write_whole(RESULTS / f"training_{collection}.json", json.dumps(report, indent=1) + "\n")
+    write_atomic(RESULTS / f"training_{collection}.json", json.dumps(report, indent=1) + "\n")
     recalibrate(collection, path, calibration_path(path))
 
 

@@ -1,6 +1,7 @@
-"""A small tensor framework made fast for real, and a learned cost model that picks its tile sizes.
+"""A small, fast tensor framework, and a learned cost model that chooses its tile sizes.
 
-Names are imported when they are first used, so that `tilewise --help` need not wait for NumPy and the kernels.
+The three most important names: `Tensor`, `nn` (layers) and `backend` (the kernels that operations dispatch to). Names
+are imported on first use, so that `tilewise --help` does not load NumPy and the kernels.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ __all__ = [
     "where",
 ]
 
-_HOME = {
+_MODULES = {
     "_threads": ("get_num_threads", "set_num_threads"),
     "_gradcheck": ("gradcheck",),
     "io": ("load", "save"),
@@ -46,15 +47,15 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from the module it lives in, once."""
+    """Import a public name from its module on first use."""
     from importlib import import_module
 
     if name not in __all__:
         raise AttributeError(f"module 'tilewise' has no attribute {name!r}")
-    home = next((module for module, names in _HOME.items() if name in names), None)
-    if home is None:
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
         return import_module(f"tilewise.{name}")
-    globals()[name] = value = getattr(import_module(f"tilewise.{home}"), name)
+    globals()[name] = value = getattr(import_module(f"tilewise.{module}"), name)
     return value
 
 

@@ -1,4 +1,4 @@
-"""`python -m tilewise`: the same as the command `tilewise`, where its script is not on the path."""
+"""Run the `tilewise` command as `python -m tilewise`, for installations whose scripts are not on the path."""
 
 from tilewise.cli.app import main
 

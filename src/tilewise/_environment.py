@@ -1,7 +1,7 @@
-"""Environment variables that say which machine to be: ``TILEWISE_MACHINE`` is read here.
+"""Parse ``TILEWISE_MACHINE``, which emulates another machine's caches and cores.
 
-``TILEWISE_MACHINE="l1=48K,l2=2M,l3=300M,cores=16"``, or any part of it, replaces what the system reports, so that any
-machine can play any other: defaults, tile spaces and thread counts follow. ``l3=0`` plays a machine that reports no L3.
+``TILEWISE_MACHINE="l1=48K,l2=2M,l3=300M,cores=16"``, or any subset of it, replaces what the system reports: default
+tiles, tile spaces and thread counts follow. ``l3=0`` emulates a machine that reports no L3.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NoReturn
 from tilewise.errors import ConfigurationError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# Accepted values in bytes (cores: a count), wider than those of any CPU.
 _RANGES = {
     "l1": (8 << 10, 1 << 20),
     "l2": (64 << 10, 64 << 20),
@@ -26,8 +27,8 @@ _EXAMPLE = "l1=48K,l2=2M,l3=300M,cores=16"
 
 
 @dataclass(frozen=True)
-class Pretended:
-    """What ``TILEWISE_MACHINE`` says; None where it says nothing, and an `l3` of 0 for one that is not reported."""
+class MachineOverride:
+    """Emulated cache sizes in bytes and core count; None where the real value applies, `l3=0` for no L3."""
 
     l1: int | None = None
     l2: int | None = None
@@ -35,54 +36,52 @@ class Pretended:
     cores: int | None = None
 
 
-def pretended_machine(words: str) -> Pretended:
-    """Read a value of ``TILEWISE_MACHINE``; ConfigurationError where it means nothing."""
-    said: dict[str, int] = {}
-    for part in filter(None, (part.strip() for part in words.split(","))):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        if name not in _RANGES or name in said:
+def parse_machine(text: str) -> MachineOverride:
+    """Parse a value of ``TILEWISE_MACHINE``; ConfigurationError if it is invalid."""
+    values: dict[str, int] = {}
+    for item in filter(None, (item.strip() for item in text.split(","))):
+        name, _, value = (side.strip() for side in item.partition("="))
+        if name not in _RANGES or name in values:
             raise ConfigurationError(
-                f"TILEWISE_MACHINE: '{part}' is not one of l1, l2, l3, cores, each once: {_EXAMPLE}"
+                f"TILEWISE_MACHINE: '{item}' is invalid; give l1, l2, l3 and cores at most once each, as in {_EXAMPLE}"
             )
-        said[name] = _read(name, value)
-    if said.get("l1", 0) > said.get("l2", 1 << 62):
-        raise ConfigurationError("TILEWISE_MACHINE: l1 is larger than l2, which no CPU has")
-    return Pretended(**said)
+        values[name] = _parse_value(name, value)
+    if values.get("l1", 0) > values.get("l2", 1 << 62):
+        raise ConfigurationError("TILEWISE_MACHINE: l1 is larger than l2; give an l1 that is at most l2")
+    return MachineOverride(**values)
 
 
-def _read(name: str, value: str) -> int:
-    found = (
-        re.fullmatch(r"([0-9]{1,12})([KMG]?)", value.upper())
-        if name != "cores"
-        else re.fullmatch(r"([0-9]{1,12})()", value)
-    )
-    least, most = _RANGES[name]
-    number = int(found[1]) * _UNITS[found[2]] if found else -1
-    if least <= number <= most or (name == "l3" and number == 0):
+def _parse_value(name: str, value: str) -> int:
+    """Parse a size such as 48K, or a number of cores, and check its range."""
+    units = "" if name == "cores" else "KMG"
+    match = re.fullmatch(rf"([0-9]{{1,12}})([{units}]?)" if units else r"([0-9]{1,12})()", value.upper())
+    lowest, highest = _RANGES[name]
+    number = int(match[1]) * _UNITS[match[2]] if match else -1
+    if lowest <= number <= highest or (name == "l3" and number == 0):
         return number
-    bounds = f"{_text(least, name)} to {_text(most, name)}" + (
-        ", or 0 where it is not reported" if name == "l3" else ""
-    )
+    bounds = f"{_format_value(lowest, name)} to {_format_value(highest, name)}"
+    if name == "l3":
+        bounds += ", or 0 for an L3 that is not reported"
     raise ConfigurationError(f"TILEWISE_MACHINE: {name} must be {bounds}, not '{value}'")
 
 
-def _text(number: int, name: str) -> str:
+def _format_value(number: int, name: str) -> str:
     unit = max((u for u in _UNITS if number >= _UNITS[u]), key=lambda u: _UNITS[u]) if name != "cores" else ""
     return f"{number // _UNITS[unit]}{unit}"
 
 
-def pretended() -> Pretended:
-    """What the environment says now."""
-    return pretended_machine(os.environ.get("TILEWISE_MACHINE", ""))
+def machine_override() -> MachineOverride:
+    """Parse the current value of ``TILEWISE_MACHINE``."""
+    return parse_machine(os.environ.get("TILEWISE_MACHINE", ""))
 
 
-def refuse(error: Exception) -> NoReturn:
-    """Stop the import of tilewise. Where nobody catches that, the user reads the sentence alone, and the code is 2."""
-    sys.excepthook = _say
+def abort_import(error: Exception) -> NoReturn:
+    """Stop the import of tilewise. An uncaught error prints its sentence without a traceback and exits with code 2."""
+    sys.excepthook = _print_sentence
     raise error from None
 
 
-def _say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not isinstance(error, ConfigurationError):
         return sys.__excepthook__(kind, error, trace)
     print(f"tilewise: {error}", file=sys.stderr)

@@ -1,12 +1,13 @@
-"""The hook for profilers: who listens, and what they are told.
+"""Profiling hooks: the framework's operations, layers and kernels append records to the active recorders.
 
-`recorders` is empty unless something is being profiled; the framework asks `if recorders:` in four places (an
-operation, its gradient, a layer, a kernel chosen by the backend) and only then comes here. Each leaves one tuple when
-it ends, made of what is cheap to read: clock, byte counter, shapes. Who contains whom, names, tiles and work are found
-out later, by `tilewise.profile.events.decode`. A record never holds an array, so recording keeps nothing alive.
+`recorders` is empty unless something is being profiled. The framework tests `if recorders:` in four places (an
+operation, its gradient, a layer, a kernel chosen by the backend) and calls the functions below only then. Each call
+appends one tuple when it ends, with values that are cheap to read: clock, byte counter, shapes. Nesting, names, tiles
+and FLOPs are computed later, by `tilewise.profile.events.decode`. A record never contains an array, so recording does
+not extend the lifetime of any array.
 
-A record goes to the recorders of its own thread. A thread that has none of its own tells all of them, so a recorder
-also sees the threads that its own thread starts, and two threads that each profile do not see each other.
+A thread appends to its own recorders. A thread without recorders appends to all of them. So a recorder also receives
+records of threads that its thread starts, and two threads that both profile do not affect each other.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ Arrays = list[Any]  # shape, dtype, shape, dtype, ... of each array
 
 
 class Record(NamedTuple):
-    """What is told, as a plain tuple in this order (making the named one would cost as much as all the rest).
+    """Fields of a record. Recorders store plain tuples in this order, because a named tuple costs much more to create.
 
-    `recorded_ns` keeps the cost of recording out of everybody's time; `allocated` are bytes taken in large blocks
-    meanwhile, where a profiler counts them. An operation that ran kernels leaves its arrays to them.
+    `recorded_ns` allows the overhead of recording to be subtracted; `allocated` counts bytes allocated in large blocks
+    during the call, if a profiler counts them. An operation that ran kernels has no arrays; its kernels record them.
     """
 
     kind: str  # "module", "forward" or "backward" of an operation, "kernel"
-    what: Any  # the layer's or the operation's class; the name of a kernel's operation
+    subject: Any  # class of the layer or operation; name of the operation for a kernel
     layer: str
     thread: int
     start_ns: int
@@ -44,19 +45,19 @@ class Record(NamedTuple):
     failed: bool
     inputs: Arrays
     outputs: Arrays
-    details: Any  # of an operation: its result is a view; of a kernel: (implementation, options, strides)
+    details: Any  # operation: True if its result is a view; kernel: (implementation, options, strides)
 
 
 class Recorder(Protocol):
-    """Receives records as things end."""
+    """Collects records when operations, layers and kernels end."""
 
-    owner: int  # the thread it was started in
+    owner: int  # id of the thread that started it
     records: list[Any]
     models: list[Callable[[], Any]]  # weak references to the outermost models that ran, for the names of their layers
 
 
 class Recorders(list[Recorder]):
-    """Those who listen. `changes` counts comings and goings, so that a thread need not look at every record."""
+    """The active recorders. `changes` counts attaches and detaches, so that threads can cache their own recorders."""
 
     changes = 0
 
@@ -67,55 +68,57 @@ class Recorders(list[Recorder]):
     def detach(self, recorder: Recorder) -> None:
         self[:] = [r for r in self if r is not recorder]
         self.changes += 1
-        _thread.state.look_around()  # its records are let go with it, not while the next one listens
+        _thread.state.update_recorders()  # releases the detached recorder's list of records
 
 
 recorders = Recorders()
 
-# Of `tilewise.plan`: called with every operation, its arrays, its parameters and its result. Asked only where somebody
-# records, so a tracer also attaches a recorder.
+# Functions of `tilewise.plan` that receive every operation with its arrays, parameters and result. They are called only
+# while something records, so a tracer also attaches a recorder.
 tracers: list[Callable[[Any, list[Any], dict[str, Any], Any], None]] = []
 
 
-class _State:
-    """One thread: whom it tells, the layer under way, and the names of the layers in the outermost model."""
+class _ThreadState:
+    """State of one thread: its recorders, the running layer, and the layer names of the outermost model."""
 
-    __slots__ = ("changes", "complete", "kernels", "layer", "listeners", "module", "names", "root", "thread", "told")
+    __slots__ = ("appends", "changes", "complete", "kernels", "layer", "module", "names", "recorders", "root", "thread")
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.changes = -1
-        self.listeners: list[Callable[[Any], None]] = []
-        self.told: list[Recorder] = []
-        self.kernels = 0  # run so far
+        self.changes = -1  # value of `Recorders.changes` at the last update
+        self.recorders: list[Recorder] = []
+        self.appends: list[Callable[[Any], None]] = []  # the `append` methods of the recorders' lists
+        self.kernels = 0  # number of kernels run so far
         self.layer = ""
         self.module: type | None = None
-        self.root: Callable[[], Any] = _nobody
+        self.root: Callable[[], Any] = _no_model
         self.names: dict[int, tuple[Callable[[], Any], str]] = {}
-        self.complete = False
+        self.complete = False  # the names were collected again during the running call of the root
 
-    def look_around(self) -> None:
-        """Find out whom to tell, now that somebody came or went."""
+    def update_recorders(self) -> None:
+        """Find this thread's recorders after one was attached or detached."""
         self.changes = recorders.changes
-        told = [r for r in recorders if r.owner == self.thread] or recorders
-        self.listeners = [r.records.append for r in told]
-        self.told = told
-        self.root = _nobody  # layers may have been renamed since
+        self.recorders = [r for r in recorders if r.owner == self.thread] or recorders
+        self.appends = [r.records.append for r in self.recorders]
+        self.root = _no_model  # layers may have been renamed since
 
     def path_of(self, layer: Any) -> str:
-        """The dotted name under the outermost model that is running; of somebody else's layer, the class below ours."""
+        """Dotted name of a layer in the outermost running model.
+
+        A layer that is not part of that model gets its class name, below the layer that called it.
+        """
         if self.changes != recorders.changes:
-            self.look_around()
+            self.update_recorders()
         if self.module is None and self.root() is not layer:
             self.root = weakref.ref(layer)
-            for recorder in self.told:
+            for recorder in self.recorders:
                 recorder.models.append(self.root)
             self._collect_names(layer)
-        found = self.names.get(id(layer))
-        if found is not None and found[0]() is layer:
-            return found[1]
+        entry = self.names.get(id(layer))
+        if entry is not None and entry[0]() is layer:  # an id may be reused after its object was deleted
+            return entry[1]
         root = self.root()
-        if not self.complete and root is not None:  # a layer that was put in since the names were collected
+        if not self.complete and root is not None:  # the layer may have been added since the names were collected
             self._collect_names(root)
             self.complete = True
             return self.path_of(layer)
@@ -126,41 +129,41 @@ class _State:
         self.names = {id(m): (weakref.ref(m), path) for path, m in root.named_modules()}
 
 
-def _nobody() -> None:
+def _no_model() -> None:
     return None
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.state = _State()
+        self.state = _ThreadState()
 
 
 _thread = _Thread()
 
 
 def running_layer() -> str:
-    """The dotted name of the layer that runs on this thread; "" outside, and where nobody records."""
+    """Dotted name of the layer that runs on this thread; "" outside layers and when nothing records."""
     return _thread.state.layer
 
 
-def _nothing_allocated() -> int:
+def _no_allocations() -> int:
     return 0
 
 
-_allocated: Callable[[], int] = _nothing_allocated if native is None else native.watch_allocated
+_allocated: Callable[[], int] = _no_allocations if native is None else native.watch_allocated
 
 
 def _arrays(values: Any) -> Arrays:
-    """Shapes and dtypes of the arrays among `values`: several, or one, or none."""
+    """Shapes and dtypes of the arrays in `values`: one array, or a tuple or list that may contain arrays."""
     if isinstance(values, ndarray):
         return [values.shape, values.dtype]
-    found: Arrays = []
+    shapes_and_dtypes: Arrays = []
     if isinstance(values, (tuple, list)):
         for value in values:
             if isinstance(value, ndarray):
-                found.append(value.shape)
-                found.append(value.dtype)
-    return found
+                shapes_and_dtypes.append(value.shape)
+                shapes_and_dtypes.append(value.dtype)
+    return shapes_and_dtypes
 
 
 def _is_view(data: Any, source: Any) -> bool:
@@ -171,18 +174,18 @@ def _is_view(data: Any, source: Any) -> bool:
 
 
 def _passes_on(grads: Any, grad: Any) -> bool:
-    """The gradient itself is all that comes out: an addition hands it to both sides."""
+    """True if every input gradient is the output gradient itself, as for an addition."""
     return isinstance(grads, tuple) and all(g is grad or g is None for g in grads)
 
 
-# --- the four places. Written out one by one: a function shared by them would cost a call and packed arguments ---
+# --- The four hooks. They repeat code on purpose: a shared function would cost a call and packed arguments ---
 
 
-def forward(step: Any, arrays: list[Any], params: dict[str, Any]) -> Any:
-    """An operation on arrays."""
+def record_forward(step: Any, arrays: list[Any], params: dict[str, Any]) -> Any:
+    """Run and record the forward function of an operation."""
     here = _thread.state
     layer = step.recorded_layer = here.layer
-    kernels, taken = here.kernels, _allocated()
+    kernels, allocated = here.kernels, _allocated()
     start = now()
     data, failed = None, True
     try:
@@ -190,26 +193,26 @@ def forward(step: Any, arrays: list[Any], params: dict[str, Any]) -> Any:
         failed = False
     finally:
         end = now()
-        taken = _allocated() - taken
-        ins = outs = _NONE
-        if kernels == here.kernels:
+        allocated = _allocated() - allocated
+        ins = outs = _NO_ARRAYS
+        if kernels == here.kernels:  # otherwise the kernels have recorded the arrays
             ins, outs = _arrays(arrays), _arrays(data)
         view = step.is_view and _is_view(data, arrays[0])
         if here.changes != recorders.changes:
-            here.look_around()
-        for tell in here.listeners:
-            tell(("forward", type(step), layer, here.thread, start, end, now(), taken, failed, ins, outs, view))
-    for told in tracers:
-        told(step, arrays, params, data)
+            here.update_recorders()
+        for append in here.appends:
+            append(("forward", type(step), layer, here.thread, start, end, now(), allocated, failed, ins, outs, view))
+    for trace in tracers:
+        trace(step, arrays, params, data)
     return data
 
 
-def backward(step: Any, grad: Any) -> Any:
-    """The gradient of an operation; it belongs to the layer the operation ran in."""
+def record_backward(step: Any, grad: Any) -> Any:
+    """Run and record the gradient of an operation, under the layer in which the operation ran."""
     here = _thread.state
-    above = here.layer
+    outer_layer = here.layer
     layer = here.layer = getattr(step, "recorded_layer", "")
-    kernels, taken = here.kernels, _allocated()
+    kernels, allocated = here.kernels, _allocated()
     start = now()
     grads, failed = None, True
     try:
@@ -217,30 +220,30 @@ def backward(step: Any, grad: Any) -> Any:
         failed = False
     finally:
         end = now()
-        here.layer = above
-        taken = _allocated() - taken
-        ins = outs = _NONE
+        here.layer = outer_layer
+        allocated = _allocated() - allocated
+        ins = outs = _NO_ARRAYS
         if kernels == here.kernels:
             ins, outs = _arrays(grad), _arrays(grads)
         view = _is_view(grads, grad) if step.is_view else _passes_on(grads, grad)
         if here.changes != recorders.changes:
-            here.look_around()
-        for tell in here.listeners:
-            tell(("backward", type(step), layer, here.thread, start, end, now(), taken, failed, ins, outs, view))
+            here.update_recorders()
+        for append in here.appends:
+            append(("backward", type(step), layer, here.thread, start, end, now(), allocated, failed, ins, outs, view))
     return grads
 
 
-def module(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A layer."""
+def record_module(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call and record a layer."""
     here = _thread.state
     path, kind = here.path_of(layer), type(layer)
-    above, module_above = here.layer, here.module
-    if module_above is kind and above == path:
-        return call(*args, **kwargs)  # a layer that was entered by one of its methods and now calls itself
-    if module_above is None:
+    outer_layer, outer_module = here.layer, here.module
+    if outer_module is kind and outer_layer == path:
+        return call(*args, **kwargs)  # a recorded method of this layer calls the layer itself: one record is enough
+    if outer_module is None:
         here.complete = False
     here.layer, here.module = path, kind
-    taken = _allocated()
+    allocated = _allocated()
     start = now()
     failed = True
     try:
@@ -248,49 +251,52 @@ def module(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         failed = False
     finally:
         end = now()
-        here.layer, here.module = above, module_above
-        taken = _allocated() - taken
+        here.layer, here.module = outer_layer, outer_module
+        allocated = _allocated() - allocated
         if here.changes != recorders.changes:
-            here.look_around()
-        for tell in here.listeners:
-            tell(("module", kind, path, here.thread, start, end, now(), taken, failed, _NONE, _NONE, None))
+            here.update_recorders()
+        for append in here.appends:
+            append(
+                ("module", kind, path, here.thread, start, end, now(), allocated, failed, _NO_ARRAYS, _NO_ARRAYS, None)
+            )
     return result
 
 
-def kernel(op: str, chosen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An implementation picked by the backend."""
+def record_kernel(op: str, implementation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run and record an implementation chosen by the backend."""
     here = _thread.state
     here.kernels += 1
-    taken = _allocated()
+    allocated = _allocated()
     start = now()
     result, failed = None, True
     try:
-        result = chosen.run(*args, **kwargs)
+        result = implementation.run(*args, **kwargs)
         failed = False
     finally:
         end = now()
-        taken = _allocated() - taken
+        allocated = _allocated() - allocated
         ins, outs = _arrays(args), _arrays(result)
+        # Replace arrays among the options, so that the record keeps none alive.
         options = {k: True if isinstance(v, ndarray) else v for k, v in kwargs.items()} if kwargs else kwargs
-        strides = (args[0].strides, args[1].strides) if chosen.describe is not None and not failed else None
-        details = (chosen, options, strides)
+        strides = (args[0].strides, args[1].strides) if implementation.describe is not None and not failed else None
+        details = (implementation, options, strides)
         layer, thread = here.layer, here.thread
         if here.changes != recorders.changes:
-            here.look_around()
-        for tell in here.listeners:
-            tell(("kernel", op, layer, thread, start, end, now(), taken, failed, ins, outs, details))
+            here.update_recorders()
+        for append in here.appends:
+            append(("kernel", op, layer, thread, start, end, now(), allocated, failed, ins, outs, details))
     return result
 
 
-def steps(ran: Iterable[tuple[str, str, int, int, Arrays, Arrays, Any]]) -> None:
-    """Steps that a plan timed itself: operation, layer, start, end, inputs, outputs, details of a kernel."""
+def record_timed_kernels(kernels: Iterable[tuple[str, str, int, int, Arrays, Arrays, Any]]) -> None:
+    """Record kernels that a plan has timed: (operation, layer, start, end, inputs, outputs, details) of each."""
     here = _thread.state
     if here.changes != recorders.changes:
-        here.look_around()
-    for op, layer, start, end, ins, outs, details in ran:
+        here.update_recorders()
+    for op, layer, start, end, ins, outs, details in kernels:
         here.kernels += 1
-        for tell in here.listeners:
-            tell(("kernel", op, layer, here.thread, start, end, end, 0, False, ins, outs, details))
+        for append in here.appends:
+            append(("kernel", op, layer, here.thread, start, end, end, 0, False, ins, outs, details))
 
 
-_NONE: Arrays = []
+_NO_ARRAYS: Arrays = []

@@ -1,8 +1,8 @@
-"""The compiled kernels, or None where they were not built.
+"""Load the compiled kernels; `native` is None if they are not installed.
 
-Everything in tilewise works without them on NumPy paths; one warning says so. ``TILEWISE_NATIVE=0`` switches them off,
-``TILEWISE_ISA=portable|avx2|avx512`` forces an instruction set, and ``TILEWISE_MACHINE`` plays another machine's caches
-and cores (docs/machines.md).
+Everything in tilewise works without them on NumPy paths, after one warning. ``TILEWISE_NATIVE=0`` switches them off,
+``TILEWISE_ISA=portable|avx2|avx512`` forces an instruction set, and ``TILEWISE_MACHINE`` emulates another machine's
+caches and cores (docs/machines.md).
 """
 
 import os
@@ -10,21 +10,22 @@ import sys
 import warnings
 from types import ModuleType
 
-from tilewise._environment import Pretended, pretended, refuse
+from tilewise._environment import MachineOverride, abort_import, machine_override
 from tilewise.errors import ConfigurationError
 
 
 def _load() -> ModuleType | None:
+    """Import the extension and apply the environment variables to it."""
     try:
-        played = pretended()
+        override = machine_override()
     except ConfigurationError as error:
-        refuse(error)
+        abort_import(error)
     if os.environ.get("TILEWISE_NATIVE", "1") == "0":
         return None
-    if "t" in getattr(sys, "abiflags", ""):  # a free-threaded Python; loading them would switch its lock on again
+    if "t" in getattr(sys, "abiflags", ""):  # free-threaded Python: importing the extension would enable the GIL again
         warnings.warn(
-            "tilewise's compiled kernels expect the interpreter's lock, which this free-threaded Python does without, "
-            "so the slower NumPy paths are used; a Python of the usual kind is fast",
+            "tilewise's compiled kernels need the global interpreter lock, which this free-threaded Python does not "
+            "have, so the slower NumPy paths are used; use a standard Python build to get the kernels",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -44,15 +45,15 @@ def _load() -> ModuleType | None:
         try:
             _native.set_isa(isa)
         except ValueError as error:
-            refuse(ConfigurationError(f"TILEWISE_ISA: {error}"))
+            abort_import(ConfigurationError(f"TILEWISE_ISA: {error}"))
     module: ModuleType = _native
-    play(module, played)
+    emulate_machine(module, override)
     return module
 
 
-def play(module: ModuleType, machine: Pretended) -> None:
-    """Let the kernels take this machine for theirs."""
-    l3 = -1 if machine.l3 == 0 else machine.l3 or 0
+def emulate_machine(module: ModuleType, machine: MachineOverride) -> None:
+    """Make the kernels use these cache sizes and this core count instead of the real ones."""
+    l3 = -1 if machine.l3 == 0 else machine.l3 or 0  # the extension reads 0 as "real value", -1 as "no L3"
     module.pretend_machine(machine.l1 or 0, machine.l2 or 0, l3, machine.cores or 0)
 
 

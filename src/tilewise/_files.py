@@ -1,9 +1,9 @@
-"""The two ends of every file: written whole or not at all, and read without being believed.
+"""Atomic writing of files, and safe reading of files from untrusted sources.
 
-Writing goes beside the target, is flushed to the disk and renamed: a killed process leaves at most a hidden file ending
-in ``.part``, never half of the target itself. Reading goes through `open_input`: regular files only, no larger than the
-reader allows, so that a pipe, a device, a loop of links or a file of a terabyte is one sentence instead of a process
-that hangs or takes all memory. What unfolds (gzip, JSON) is bounded as well.
+The writer creates a temporary file next to the target, flushes it to the disk and renames it: a killed process leaves
+at most a hidden file ending in ``.part``, never a partial target. The reader (`open_input`) accepts only regular files
+up to a size limit, so that a pipe, a device, a loop of links or a file of a terabyte gives an error in one sentence
+instead of a process that hangs or runs out of memory. Decompressed gzip data and JSON are bounded as well.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import IO, Any
 from tilewise.errors import FileFormatError, MissingFileError, UnavailableError
 
 MIB = 1 << 20
-# A document of n bytes can take 24 n of memory once parsed: `{},` is three bytes and a dict.
-MOST_JSON_BYTES = 12 * MIB
-_HOLES_MATTER_FROM = 64 * MIB
+# A parsed document can take 24 times the memory of its text: `{},` is three bytes and becomes a dict.
+MAX_JSON_BYTES = 12 * MIB
+_MIN_SIZE_FOR_HOLE_CHECK = 64 * MIB  # smaller files cannot exhaust memory
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -36,8 +36,8 @@ _KINDS = {
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A binary stream whose content becomes the file `path` when the block ends without an error."""
+def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
+    """Open a binary stream whose content becomes the file `path` when the block ends without an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
@@ -57,14 +57,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             Path(name).unlink()
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
-    """Write `content` (text as UTF-8) to `path`, whole or not at all."""
-    with replacing(path) as stream:
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write `content` (text as UTF-8) to `path` atomically."""
+    with atomic_writer(path) as stream:
         stream.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def open_input(path: str | os.PathLike[str], limit: int) -> IO[bytes]:
-    """A file that somebody names, open for reading: a regular file of at most `limit` bytes, or one sentence.
+    """Open an untrusted path for reading; it must be a regular file of at most `limit` bytes.
 
     >>> open_input("/dev/zero", 1 << 20)
     Traceback (most recent call last):
@@ -72,28 +72,28 @@ def open_input(path: str | os.PathLike[str], limit: int) -> IO[bytes]:
     tilewise.errors.FileFormatError: /dev/zero is a device, not a file.
     """
     try:
-        # Asked before opening, since opening alone can wait for a pipe's writer or wind a tape; asked again of what was
-        # opened, since another may have come in between. Without blocking, so that even that one cannot hang.
+        # Check before opening, because opening a pipe waits for its writer; check again after opening, because the
+        # file may have been replaced in between. O_NONBLOCK prevents a hang in that case.
         _check_kind(Path(path).stat(), path)
         descriptor = os.open(
             path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         )
-    except FileFormatError:  # a ValueError too
+    except FileFormatError:  # is a ValueError, which is handled below
         raise
     except FileNotFoundError:
         raise MissingFileError(f"{path} does not exist.") from None
     except OSError as error:
         raise UnavailableError(f"{path} cannot be read ({error.strerror or error}).") from None
-    except ValueError:  # a name with a null byte, or one that the file system's encoding does not know
-        raise UnavailableError(f"{str(path)!r} is not a name that a file can have.") from None
+    except ValueError:  # the name has a null byte, or the file system's encoding cannot represent it
+        raise UnavailableError(f"{str(path)!r} is not a valid file name.") from None
     try:
-        found = os.fstat(descriptor)
-        _check_kind(found, path)
-        if found.st_size > limit:
-            raise FileFormatError(f"{path} has {_amount(found.st_size)}, more than the {_amount(limit)} read here.")
-        if found.st_size > _HOLES_MATTER_FROM and _mostly_holes(descriptor, found.st_size):
+        status = os.fstat(descriptor)
+        _check_kind(status, path)
+        if status.st_size > limit:
+            raise FileFormatError(f"{path} has {_amount(status.st_size)}, more than the limit of {_amount(limit)}.")
+        if status.st_size > _MIN_SIZE_FOR_HOLE_CHECK and _mostly_holes(descriptor, status.st_size):
             raise FileFormatError(
-                f"{path} is a file of holes: it claims {_amount(found.st_size)} and holds few of them."
+                f"{path} is a sparse file: its size is {_amount(status.st_size)}, but most of it was never written."
             )
         return os.fdopen(descriptor, "rb")
     except BaseException:
@@ -102,53 +102,55 @@ def open_input(path: str | os.PathLike[str], limit: int) -> IO[bytes]:
 
 
 def read_input(path: str | os.PathLike[str], limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes."""
-    with open_input(path, limit) as stream, reading(path):
-        content = stream.read(limit + 1)  # a file may grow, and those of /proc say that they are empty
+    """Read a regular file of at most `limit` bytes."""
+    with open_input(path, limit) as stream, convert_read_errors(path):
+        content = stream.read(limit + 1)  # the file may grow, and files in /proc report a size of 0
     if len(content) > limit:
-        raise FileFormatError(f"{path} has more than the {_amount(limit)} read here.")
+        raise FileFormatError(f"{path} is larger than the limit of {_amount(limit)}.")
     return content
 
 
 def read_text_input(path: str | os.PathLike[str], limit: int) -> str:
-    """The text of a UTF-8 file of at most `limit` bytes, with or without a byte order mark."""
+    """Read a UTF-8 file of at most `limit` bytes, with or without a byte order mark."""
     try:
         return read_input(path, limit).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise FileFormatError(f"{path} is not a text in UTF-8.") from None
+        raise FileFormatError(f"{path} is not UTF-8 text.") from None
 
 
-def read_json_input(path: str | os.PathLike[str], limit: int = MOST_JSON_BYTES) -> Any:
-    """The document of a JSON file."""
+def read_json_input(path: str | os.PathLike[str], limit: int = MAX_JSON_BYTES) -> Any:
+    """Read an untrusted JSON file."""
     return parse_json(read_input(path, limit), path, limit)
 
 
-def parse_json(text: str | bytes, where: object, limit: int = MOST_JSON_BYTES) -> Any:
-    """A JSON document that nobody vouches for; `where` is what the sentence names."""
+def parse_json(text: str | bytes, where: object, limit: int = MAX_JSON_BYTES) -> Any:
+    """Parse an untrusted JSON document; `where` names it in error messages."""
     if len(text) > limit:
-        raise FileFormatError(f"{where} holds more JSON than the {_amount(limit)} read here.")
+        raise FileFormatError(f"{where} contains more JSON than the limit of {_amount(limit)}.")
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or a number of 5,000 digits
-        raise FileFormatError(f"{where} is not JSON ({_why(error)}).") from None
+    except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, or a number with 5,000 digits
+        raise FileFormatError(f"{where} is not JSON ({_json_reason(error)}).") from None
 
 
 def gunzip(content: bytes, where: object, limit: int) -> bytes:
-    """What a gzip file unfolds to, which must be at most `limit` bytes."""
+    """Decompress gzip data to at most `limit` bytes."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            unfolded = stream.read(limit + 1)
+            decompressed = stream.read(limit + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise FileFormatError(f"{where} is not a whole gzip file ({type(error).__name__}).") from None
-    if len(unfolded) > limit:
-        raise FileFormatError(f"{where} unfolds to more than the {_amount(limit)} read here.")
-    return unfolded
+        raise FileFormatError(f"{where} is not a complete gzip file ({type(error).__name__}).") from None
+    if len(decompressed) > limit:
+        raise FileFormatError(f"{where} decompresses to more than the limit of {_amount(limit)}.")
+    return decompressed
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the exclusive lock of the file `path`, which the system releases even if this process is killed; without
-    `wait` a lock that another holds is a BlockingIOError."""
+def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`, which the system releases even if this process is killed.
+
+    Without `wait`, a lock held by another process raises BlockingIOError.
+    """
     with path.open("a") as file:
         try:
             import fcntl
@@ -160,45 +162,45 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What the system says against reading `path` in this block becomes one sentence."""
+def convert_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Convert system errors raised in the block while reading `path` to an UnavailableError."""
     try:
         yield
     except MemoryError:
-        raise UnavailableError(f"{path} does not fit into the memory of this machine.") from None
+        raise UnavailableError(f"{path} does not fit into this machine's memory.") from None
     except OSError as error:
         raise UnavailableError(f"{path} cannot be read ({error.strerror or error}).") from None
 
 
-def _check_kind(found: os.stat_result, path: str | os.PathLike[str]) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise FileFormatError(f"{path} is {_KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, not a file.")
+def _check_kind(status: os.stat_result, path: str | os.PathLike[str]) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise FileFormatError(f"{path} is {_KINDS.get(stat.S_IFMT(status.st_mode), 'something else')}, not a file.")
 
 
 def _mostly_holes(descriptor: int, size: int) -> bool:
-    """Whether less than a sixteenth of a file is on the disk; a file system without holes says it all is."""
+    """True if less than a sixteenth of a file occupies disk space; always False without support for sparse files."""
     if not hasattr(os, "SEEK_DATA"):
         return False
-    at = held = 0
-    with contextlib.suppress(OSError):  # ENXIO: holes up to the end
-        while at < size and held * 16 < size:
-            start = os.lseek(descriptor, at, os.SEEK_DATA)
-            at = os.lseek(descriptor, start, os.SEEK_HOLE)
-            held += at - start
+    position = data_bytes = 0
+    with contextlib.suppress(OSError):  # ENXIO: no data up to the end
+        while position < size and data_bytes * 16 < size:
+            start = os.lseek(descriptor, position, os.SEEK_DATA)
+            position = os.lseek(descriptor, start, os.SEEK_HOLE)
+            data_bytes += position - start
     os.lseek(descriptor, 0, os.SEEK_SET)
-    return held * 16 < size
+    return data_bytes * 16 < size
 
 
 def _amount(count: int) -> str:
     return f"{count} bytes" if count < MIB else f"{count / MIB:.0f} MiB"
 
 
-def _why(error: Exception) -> str:
+def _json_reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at line {error.lineno}"
-    return (
-        "it is nested too deeply" if isinstance(error, RecursionError) else "it is not text, or has a number too long"
-    )
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return "it is not text, or a number in it is too long"
 
 
 def _umask() -> int:

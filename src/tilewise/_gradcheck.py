@@ -13,13 +13,13 @@ from tilewise.tensor import Tensor, no_grad
 def gradcheck(
     function: Callable[..., Tensor], *inputs: Tensor, eps: float = 1e-6, atol: float = 1e-6, rtol: float = 1e-4
 ) -> bool:
-    """True if every gradient of `function(*inputs)` agrees with central differences; else a GradientError says where.
+    """Return True if every gradient of `function(*inputs)` agrees with central differences; else raise GradientError.
 
     >>> gradcheck(lambda x: x.exp().sum(), Tensor([0.5, 1.0], requires_grad=True, dtype="float64"))
     True
     """
     if any(t.requires_grad and t.dtype != np.float64 for t in inputs):
-        raise DtypeError("gradcheck needs float64 inputs: finite differences in float32 are mostly rounding")
+        raise DtypeError("gradcheck needs float64 inputs: finite differences in float32 are mostly rounding error")
     for t in inputs:
         t.grad = None
     out = function(*inputs)
@@ -27,7 +27,7 @@ def gradcheck(
     out.backward(weights)
     for i, t in enumerate(inputs):
         if t.requires_grad:
-            _compare(function, inputs, i, weights, eps, atol, rtol)
+            _compare(function, inputs, i, weights, eps=eps, atol=atol, rtol=rtol)
     return True
 
 
@@ -37,17 +37,19 @@ def _compare(
     inputs: tuple[Tensor, ...],
     i: int,
     weights: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    *,
     eps: float,
     atol: float,
     rtol: float,
 ) -> None:
+    """Compare the gradient of input `i` with central differences, element by element."""
     t = inputs[i]
     gradient = np.zeros(t.shape) if t.grad is None else t.grad.data
     for position in np.ndindex(t.shape):
         value = t.data[position]
         sides = []
-        for change in (eps, -eps):
-            t.data[position] = value + change
+        for offset in (eps, -eps):
+            t.data[position] = value + offset
             sides.append(float((function(*inputs).data * weights).sum()))
         t.data[position] = value
         expected = (sides[0] - sides[1]) / (2 * eps)

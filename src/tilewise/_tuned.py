@@ -1,6 +1,6 @@
-"""What was tuned on this machine, for the backend in force: read at the first operation, if there is anything to read.
+"""Load the table of tiles tuned on this machine for the default backend, at its first operation.
 
-``TILEWISE_TUNED=0`` leaves it alone. Backends that are made by hand have no chooser unless they are given one.
+``TILEWISE_TUNED=0`` disables it. A backend that a user constructs has no tile chooser unless one is passed to it.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ if TYPE_CHECKING:
     from tilewise.backend.registry import TileChooser
 
 
-def in_use() -> bool:
+def is_enabled() -> bool:
+    """True unless the extension is missing or ``TILEWISE_TUNED=0``."""
     return native is not None and os.environ.get("TILEWISE_TUNED", "1") != "0"
 
 
-def kept_chooser() -> TileChooser | None:
-    """A chooser of the tiles kept for this machine, tuned or calibrated; None where there are none."""
-    if native is None or not in_use():
+def tuned_chooser() -> TileChooser | None:
+    """Load the tiles tuned or calibrated on this machine; None if there are none."""
+    if native is None or not is_enabled():
         return None
     folder = cache_folder() / "tune"
-    if not any((place / "choices.jsonl").exists() for place in (folder, folder / "calibration")):
+    if not any((source / "choices.jsonl").exists() for source in (folder, folder / "calibration")):
         return None
     from tilewise.tune.choose.kept import read_kept
 
     try:
-        kept, _ = read_kept(native)
-    except (OSError, TilewiseError):  # what cannot be read is as good as not there; `tilewise tune` says why
+        table, _ = read_kept(native)
+    except (OSError, TilewiseError):  # an unreadable table is ignored here; `tilewise tune` reports the error
         return None
-    return kept if kept.tiles else None
+    return table if table.tiles else None
 
 
 def calibration_offer() -> str | None:
-    """One line that offers `tilewise calibrate` on a machine that was never calibrated: once, then never again."""
+    """A line that suggests `tilewise calibrate`, once per machine and only before its first calibration."""
     folder = cache_folder() / "tune"
-    offered = folder / "calibration-offered"
+    marker = folder / "calibration-offered"
     try:
-        if not in_use() or offered.exists() or (folder / "calibration").exists():
+        if not is_enabled() or marker.exists() or (folder / "calibration").exists():
             return None
         folder.mkdir(parents=True, exist_ok=True)
-        offered.touch()
-    except OSError:  # where nothing can be kept, a calibration could not be either
+        marker.touch()
+    except OSError:  # a calibration could not be stored either
         return None
-    return "`tilewise calibrate` takes a minute and tunes a few dozen kernels on this machine, or shapes of yours."
+    return "`tilewise calibrate` tunes a few dozen common kernels, or your own shapes, for this machine in a minute."

@@ -1,4 +1,4 @@
-"""Small words in what is printed: plurals, intervals where there is one, and signs for terminals that lack ours."""
+"""Text helpers for printed output: plurals, intervals, and ASCII substitutes for terminals without UTF-8."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ _PLAIN = {
 }  # fmt: skip
 
 
-def counted(number: int, word: str) -> str:
-    """1 kernel, 2,000 kernels."""
+def pluralize(number: int, word: str) -> str:
+    """Format a count with its noun: 1 kernel, 2,000 kernels."""
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 def with_interval(value: str, low: str, high: str) -> str:
-    """A figure and its interval, all as they are shown; the figure alone where nothing is seen to vary."""
+    """Format a value with its interval; the value alone if both bounds read the same."""
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def spell_out(stream: Any) -> None:
-    """Let a stream that is not UTF-8 write what its encoding has no sign for in letters instead of failing."""
+def substitute_unencodable(stream: Any) -> None:
+    """Make a stream that is not UTF-8 write ASCII substitutes for characters it cannot encode, instead of failing."""
     if hasattr(stream, "reconfigure") and codecs.lookup(stream.encoding or "ascii").name != "utf-8":
-        codecs.register_error("tilewise.plain", _spelt_out)
+        codecs.register_error("tilewise.plain", _substitute)
         stream.reconfigure(errors="tilewise.plain")
 
 
-def _spelt_out(error: UnicodeError) -> tuple[str, int]:
+def _substitute(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(_PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+    return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end

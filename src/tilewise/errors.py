@@ -1,48 +1,48 @@
-"""Every error tilewise raises on purpose: one sentence saying what was wrong, where, and what to do.
+"""The errors that tilewise raises: one sentence saying what was wrong, where, and what to do.
 
-The command line prints that sentence and exits with code 2; anything else that escapes is a defect. Subclasses also
-derive from the built-in exception a Python user would expect, so ``except ValueError`` keeps working.
+The command line prints that sentence and exits with code 2; any other exception that escapes is a bug. Subclasses also
+derive from the built-in exception a Python user would expect, so ``except ValueError`` works.
 """
 
 from collections.abc import Iterable
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a misspelt word: what is near it, or all there is."""
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """Complete a sentence about a misspelt word with the most similar candidate, or with all candidates."""
     import difflib
 
-    names = list(known)
-    plain = {name.lower(): name for name in reversed(names)}
-    near = difflib.get_close_matches(word.lower(), plain, n=1, cutoff=0.6)
-    return f"did you mean {plain[near[0]]!r}?" if near else f"known are {', '.join(names)}."
+    names = list(candidates)
+    lower = {name.lower(): name for name in reversed(names)}
+    similar = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.6)
+    return f"did you mean {lower[similar[0]]!r}?" if similar else f"known are {', '.join(names)}."
 
 
 class TilewiseError(Exception):
-    """Base of all errors with a sentence meant for the user."""
+    """Base class of all errors whose message is meant for the user."""
 
 
 class ShapeError(TilewiseError, ValueError):
-    """Sizes that do not fit together."""
+    """Shapes do not fit together."""
 
 
 class DtypeError(TilewiseError, TypeError):
-    """A number type the operation does not take."""
+    """The operation does not support this dtype."""
 
 
 class GradientError(TilewiseError, RuntimeError):
-    """A backward pass that cannot be carried out."""
+    """A backward pass cannot be computed."""
 
 
 class FileFormatError(TilewiseError, ValueError):
-    """A file that is truncated, hostile, or not what its name says."""
+    """A file is truncated, malicious, or in another format than expected."""
 
 
 class ConfigurationError(TilewiseError, ValueError):
-    """A setting, flag or environment variable with a value that means nothing."""
+    """A setting, flag or environment variable has an invalid value."""
 
 
 class UnavailableError(TilewiseError, RuntimeError):
-    """Something this machine or installation does not have."""
+    """This machine or installation lacks something."""
 
 
 class Rejected(TilewiseError, ValueError):
@@ -54,4 +54,4 @@ class Rejected(TilewiseError, ValueError):
 
 
 class MissingFileError(FileFormatError, UnavailableError):
-    """A file that is not there."""
+    """A file does not exist."""

@@ -1,6 +1,6 @@
-"""State dicts to and from PyTorch. PyTorch is imported only when something is handed to it.
+"""Convert state dicts to and from PyTorch, which is imported only by `to_torch`.
 
-The reference models use PyTorch's parameter names and layouts, so a state dict is only ever converted, never renamed.
+The reference models use PyTorch's parameter names and layouts, so nothing needs to be renamed or transposed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tilewise.tensor import Tensor
 
 
 def from_torch(state: Mapping[str, Any] | Any) -> dict[str, Tensor]:
-    """A PyTorch module's state (or a state dict) as tensors on the same memory; `model.load_state_dict` copies them.
+    """Convert a PyTorch module's state (or a state dict) to tensors that share its memory.
 
     >>> models.mlp().load_state_dict(interop.from_torch(torch_model))  # doctest: +SKIP
     """
-    found = state if isinstance(state, Mapping) else state.state_dict()
-    return {name: Tensor(value.detach().cpu().numpy()) for name, value in found.items()}
+    source = state if isinstance(state, Mapping) else state.state_dict()
+    return {name: Tensor(value.detach().cpu().numpy()) for name, value in source.items()}
 
 
 def to_torch(state: Mapping[str, Any] | Module) -> dict[str, Any]:
-    """A module's state as PyTorch tensors on the same memory."""
+    """Convert a module's state to PyTorch tensors that share its memory."""
     try:
         import torch
     except ImportError:

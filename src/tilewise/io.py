@@ -1,10 +1,10 @@
-"""Tensors on disk in the safetensors format: eight bytes of length, a JSON header, then the numbers.
+"""Save and load tensors in the safetensors format: eight bytes of length, a JSON header, then the data.
 
 The reader trusts nothing: the header's length, every name, dtype, shape and offset is checked against the size of the
-file before a byte is allocated, so a header that claims 2^60 elements costs one sentence. Nothing is ever unpickled.
+file before memory is allocated, so a header that claims 2^60 elements is an error, not a crash. Nothing is unpickled.
 
-What is written carries the SHA-256 of its numbers in the header's metadata, which readers of the format pass over; a
-file that has one and whose numbers give another was damaged on its way, and is refused.
+The writer stores the SHA-256 of the data in the header's metadata, which other readers ignore. The reader rejects a
+file whose data does not match its checksum.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import open_input, reading, replacing
+from tilewise._files import atomic_writer, convert_read_errors, open_input
 from tilewise.errors import DtypeError, FileFormatError, ShapeError
 from tilewise.nn.module import Module
 from tilewise.tensor import Tensor
@@ -43,29 +43,30 @@ DTYPES = {
     "BOOL": "|b1",
 }
 _NAMES = {np.dtype(code): name for name, code in DTYPES.items() if name != "BF16"}
-_MOST_BYTES = 1 << 36
-_MOST_HEADER_BYTES = 16 << 20
-_MOST_TENSORS = 50_000  # a network of a thousand layers has some ten thousand
-_MOST_DIMENSIONS = 64
-_MOST_EMPTY = 1 << 20  # rows that a tensor without a number in it may claim to have
+# Limits on input files. They bound the memory that a hostile file can claim; no known model comes close to them.
+_MAX_BYTES = 1 << 36
+_MAX_HEADER_BYTES = 16 << 20
+_MAX_TENSORS = 50_000
+_MAX_DIMENSIONS = 64  # NumPy's limit
+_MAX_EMPTY_SIZE = 1 << 20  # product of the non-zero dimensions of a tensor without elements
 _CHECKSUM = "sha256"
 
 
 def save(
     tensors: Mapping[str, Any] | Module, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write named tensors (or a module's state) as one safetensors file, which appears whole or not at all.
+    """Write named tensors (or a module's state) to a safetensors file, atomically.
 
     >>> save({"weight": Tensor([1.0, 2.0])}, "/tmp/weights.safetensors")
     >>> load("/tmp/weights.safetensors")["weight"]
     Tensor([1., 2.])
     """
     source = tensors.state_dict() if isinstance(tensors, Module) else tensors
-    # little-endian, in C order
+    # The format stores little-endian data in C order.
     arrays = {name: np.asarray(value, order="C") for name, value in source.items()}
     arrays = {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in arrays.items()}
     header = _header(arrays, {**(metadata or {}), _CHECKSUM: _digest(arrays.values())})
-    with replacing(Path(path)) as stream:
+    with atomic_writer(Path(path)) as stream:
         stream.write(len(header).to_bytes(8, "little") + header)
         for array in arrays.values():
             stream.write(_bytes(array))
@@ -76,7 +77,7 @@ def _bytes(array: Array) -> memoryview:
 
 
 def _digest(arrays: Iterable[Array]) -> str:
-    """The SHA-256 of all numbers, one array after the other."""
+    """SHA-256 of the data of all arrays, in order."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(_bytes(array))
@@ -84,13 +85,14 @@ def _digest(arrays: Iterable[Array]) -> str:
 
 
 def _header(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+    """Encode the JSON header, padded so that the data is aligned to 8 bytes."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, array in arrays.items():
         if array.dtype not in _NAMES or name == "__metadata__":
             raise DtypeError(f"{name} of {array.dtype} cannot be saved in the safetensors format")
-        if _absurd(array.shape):
-            raise ShapeError(f"{name} of shape {array.shape} holds nothing, and is too large to be saved")
+        if _is_huge_but_empty(array.shape):
+            raise ShapeError(f"{name} of shape {array.shape} has no elements and its other dimensions are too large")
         begin, end = end, end + array.nbytes
         entries[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
@@ -103,44 +105,44 @@ def load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
-    """The arrays of a safetensors file, and its metadata."""
+    """Read the arrays and the metadata of a safetensors file."""
     where = Path(path)
-    with open_input(where, _MOST_BYTES) as stream, reading(where):
+    with open_input(where, _MAX_BYTES) as stream, convert_read_errors(where):
         entries, start, size = _read_header(stream, where)
         metadata = _checked_metadata(entries.pop("__metadata__", {}), where)
         layout = {name: _checked_entry(name, entry, size - start, where) for name, entry in entries.items()}
-        in_file = _in_order_of_the_file(layout, size - start, where)
-        arrays = {name: _read_array(stream, start, layout[name], where) for name in in_file}
+        names = _names_by_offset(layout, size - start, where)
+        arrays = {name: _read_array(stream, start, layout[name], where) for name in names}
     expected = metadata.pop(_CHECKSUM, None)
     if expected is not None and _digest(arrays.values()) != expected:
-        raise FileFormatError(f"{where} is damaged: its numbers are not those its checksum was made of")
-    return {name: _widened(arrays[name], found[0]) for name, found in layout.items()}, metadata
+        raise FileFormatError(f"{where} is damaged: its data does not match its checksum")
+    return {name: _from_bfloat16(arrays[name], entry[0]) for name, entry in layout.items()}, metadata
 
 
 def _read_header(stream: IO[bytes], where: Path) -> tuple[dict[str, Any], int, int]:
+    """Read the header; return its entries, the offset of the data and the size of the file."""
     size = os.fstat(stream.fileno()).st_size
     length = int.from_bytes(stream.read(8), "little")
-    if size < 8 or length > min(_MOST_HEADER_BYTES, size - 8):
-        raise FileFormatError(f"{where} is not a safetensors file, or it is cut short: its header does not fit into it")
+    if size < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
+        raise FileFormatError(f"{where} is not a safetensors file, or it is truncated: its header is incomplete")
     header = stream.read(length)
-    if (
-        header.count(b'"data_offsets"') > _MOST_TENSORS
-    ):  # before it is parsed: a table of names takes ten times its bytes
-        raise FileFormatError(f"{where} has a header that is not a table of at most {_MOST_TENSORS} tensors")
+    # Count before parsing: the parsed header takes ten times the memory of its text.
+    if header.count(b'"data_offsets"') > _MAX_TENSORS:
+        raise FileFormatError(f"{where} has a header that is not a table of at most {_MAX_TENSORS} tensors")
     try:
         entries = json.loads(header.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValueError) as error:
-        why = str(error) if isinstance(error, FileFormatError) else "it is not JSON"
-        raise FileFormatError(f"{where} has a broken header: {why}") from None
-    if not isinstance(entries, dict) or len(entries) > _MOST_TENSORS:
-        raise FileFormatError(f"{where} has a header that is not a table of at most {_MOST_TENSORS} tensors")
+        reason = str(error) if isinstance(error, FileFormatError) else "it is not JSON"
+        raise FileFormatError(f"{where} has an invalid header: {reason}") from None
+    if not isinstance(entries, dict) or len(entries) > _MAX_TENSORS:
+        raise FileFormatError(f"{where} has a header that is not a table of at most {_MAX_TENSORS} tensors")
     return entries, 8 + length, size
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise FileFormatError("a name comes twice")
+        raise FileFormatError("a name occurs twice")
     return table
 
 
@@ -151,59 +153,58 @@ def _checked_metadata(metadata: Any, where: Path) -> dict[str, str]:
 
 
 def _checked_entry(name: str, entry: Any, body: int, where: Path) -> tuple[str, tuple[int, ...], int, int]:
-    """(dtype, shape, begin, end) of one tensor, all consistent with each other and with the size of the file."""
+    """Check one entry against itself and the size of the data; return (dtype, shape, begin, end)."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise FileFormatError(f"{where}: {name!r} does not have exactly a dtype, a shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise FileFormatError(f"{where}: {name!r} has the unknown dtype {dtype!r}")
-    if not _are_sizes(shape) or len(shape) > _MOST_DIMENSIONS or not _are_sizes(offsets) or len(offsets) != 2:
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS or not _are_sizes(offsets) or len(offsets) != 2:
         raise FileFormatError(f"{where}: {name!r} has a shape or offsets that are not non-negative integers")
     begin, end = offsets
     if not begin <= end <= body:
-        raise FileFormatError(f"{where}: {name!r} lies outside the file, which is cut short or damaged")
+        raise FileFormatError(f"{where}: {name!r} is outside the file, which is truncated or damaged")
     if math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize != end - begin:
         raise FileFormatError(f"{where}: {name!r} of shape {shape} and {dtype} does not fill its {end - begin} bytes")
-    if _absurd(shape):
-        raise FileFormatError(f"{where}: {name!r} of shape {shape} holds nothing, and is too large")
+    if _is_huge_but_empty(shape):
+        raise FileFormatError(f"{where}: {name!r} of shape {shape} has no elements, and too large other dimensions")
     return dtype, tuple(shape), begin, end
 
 
-def _absurd(shape: Sequence[int]) -> bool:
-    """Whether a tensor with nothing in it claims so many rows that a reader who makes room for each would suffer."""
-    return 0 in shape and math.prod(size for size in shape if size) > _MOST_EMPTY
+def _is_huge_but_empty(shape: Sequence[int]) -> bool:
+    """True for a tensor without elements whose other dimensions are huge; code that loops over rows would hang."""
+    return 0 in shape and math.prod(size for size in shape if size) > _MAX_EMPTY_SIZE
 
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 63 for v in values)
 
 
-def _in_order_of_the_file(
-    layout: Mapping[str, tuple[str, tuple[int, ...], int, int]], body: int, where: Path
-) -> list[str]:
-    """The tensors must fill the file one after the other, as the format demands: no overlap, no gap, no tail."""
-    at = 0
+def _names_by_offset(layout: Mapping[str, tuple[str, tuple[int, ...], int, int]], body: int, where: Path) -> list[str]:
+    """Sort the tensors by offset and check that they fill the file without overlaps or gaps, as the format demands."""
+    position = 0
     ordered = sorted(layout.items(), key=lambda item: item[1][2:])
     for name, (_, _, begin, end) in ordered:
-        if begin != at:
+        if begin != position:
             raise FileFormatError(
-                f"{where}: {name!r} {'overlaps' if begin < at else 'leaves a gap after'} another tensor"
+                f"{where}: {name!r} {'overlaps' if begin < position else 'leaves a gap after'} another tensor"
             )
-        at = end
-    if at != body:
-        raise FileFormatError(f"{where} has {body - at} bytes that belong to no tensor")
+        position = end
+    if position != body:
+        raise FileFormatError(f"{where} has {body - position} bytes that belong to no tensor")
     return [name for name, _ in ordered]
 
 
-def _read_array(stream: IO[bytes], start: int, found: tuple[str, tuple[int, ...], int, int], where: Path) -> Array:
-    dtype, shape, begin, end = found
+def _read_array(stream: IO[bytes], start: int, entry: tuple[str, tuple[int, ...], int, int], where: Path) -> Array:
+    dtype, shape, begin, end = entry
     count = (end - begin) // np.dtype(DTYPES[dtype]).itemsize
     stream.seek(start + begin)
     flat = np.fromfile(stream, DTYPES[dtype], count)
     if len(flat) != count:
-        raise FileFormatError(f"{where} was cut short while it was read")
+        raise FileFormatError(f"{where} was truncated while it was read")
     return flat.reshape(shape)
 
 
-def _widened(array: Array, dtype: str) -> Array:
+def _from_bfloat16(array: Array, dtype: str) -> Array:
+    """Convert bfloat16, which NumPy lacks, to float32 by appending 16 zero bits; return other dtypes unchanged."""
     return np.asarray(array.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else array

@@ -1,7 +1,7 @@
-"""Optimizers: SGD, Adam, AdamW; gradient clipping; the cosine schedule. Each step follows PyTorch's to the formula.
+"""Optimizers (SGD, Adam, AdamW), gradient clipping and the cosine schedule, with PyTorch's formulas.
 
-An optimizer's whole state is a flat dictionary of arrays, so a checkpoint is one safetensors file and a resumed run
-continues bit for bit.
+An optimizer's state is a flat dictionary of arrays, so a checkpoint is one safetensors file and a resumed run continues
+bit for bit.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Array = npt.NDArray[Any]
 
 
 class Optimizer:
-    """Holds parameters, a learning rate that may be changed between steps, and named arrays per parameter."""
+    """Base class: parameters, a learning rate that may change between steps, and named state arrays per parameter."""
 
-    slots: tuple[str, ...] = ()  # what is kept per parameter
+    slots: tuple[str, ...] = ()  # names of the state arrays per parameter
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
         self.params = list(params)
         if not self.params:
             raise ConfigurationError("an optimizer needs at least one parameter")
         if not lr >= 0:
-            raise ConfigurationError(f"a learning rate is at least 0, not {lr}")
+            raise ConfigurationError(f"the learning rate must be at least 0, not {lr}")
         self.lr, self.steps = lr, 0
         self.state: list[dict[str, Array]] = [{} for _ in self.params]
 
@@ -39,7 +39,7 @@ class Optimizer:
             p.grad = None
 
     def step(self) -> None:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         self.steps += 1
         for p, state in zip(self.params, self.state, strict=True):
             if p.grad is None:
@@ -53,13 +53,14 @@ class Optimizer:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Array]:
-        """Everything a resumed run needs, by name; arrays are shared, not copied."""
+        """Return the state of a run by name; arrays are shared, not copied."""
         flat: dict[str, Array] = {"steps": np.array(self.steps), "lr": np.array(self.lr, np.float64)}
         for i, state in enumerate(self.state):
             flat |= {f"{i}.{name}": value for name, value in state.items()}
         return flat
 
     def load_state_dict(self, flat: Mapping[str, Any]) -> None:
+        """Restore a state from `state_dict`; names and shapes must match this optimizer's parameters."""
         arrays = {name: np.asarray(value) for name, value in flat.items()}
         state: list[dict[str, Array]] = [{} for _ in self.params]
         for name, value in arrays.items():
@@ -72,12 +73,12 @@ class Optimizer:
                 raise ShapeError(f"{name} has shape {value.shape}, its parameter {self.params[int(index)].shape}")
             state[int(index)][slot] = value.copy()
         if not {"steps", "lr"} <= arrays.keys():
-            raise ConfigurationError("this optimizer state lacks steps or lr")
+            raise ConfigurationError("this optimizer state has no steps or no lr")
         self.state, self.steps, self.lr = state, int(arrays["steps"]), float(arrays["lr"])
 
 
 class SGD(Optimizer):
-    """Gradient descent with momentum, Nesterov's or plain, and L2 weight decay."""
+    """Gradient descent with optional momentum (plain or Nesterov) and L2 weight decay."""
 
     slots = ("momentum",)
 
@@ -95,6 +96,7 @@ class SGD(Optimizer):
         self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
 
     def update(self, param: Array, grad: Array, state: dict[str, Array]) -> None:
+        """Update one parameter in place."""
         if self.weight_decay:
             grad = grad + self.weight_decay * param
         if self.momentum:
@@ -108,7 +110,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam; weight decay, if any, is added to the gradient."""
+    """Adam (Kingma and Ba 2015); weight decay is added to the gradient."""
 
     slots = ("m", "v")
     decoupled = False
@@ -123,10 +125,11 @@ class Adam(Optimizer):
     ) -> None:
         super().__init__(params, lr)
         if not all(0 <= beta < 1 for beta in betas):
-            raise ConfigurationError(f"betas lie in [0, 1), not {betas}")
+            raise ConfigurationError(f"betas must be in [0, 1), not {betas}")
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
 
     def update(self, param: Array, grad: Array, state: dict[str, Array]) -> None:
+        """Update one parameter and its moments in place, with one fused kernel."""
         if not state:
             state["m"], state["v"] = np.zeros_like(param, order="C"), np.zeros_like(param, order="C")
         current_backend().dispatch(
@@ -146,7 +149,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     decoupled = True
 
@@ -162,19 +165,19 @@ class AdamW(Adam):
 
 
 def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> float:
-    """Scale all gradients together so that their joint norm is at most `max_norm`; returns the norm before."""
+    """Scale all gradients so that their joint norm is at most `max_norm`; return the norm before scaling."""
     grads = [p.grad.data for p in params if p.grad is not None]
     dispatch = current_backend().dispatch
     norm = math.sqrt(sum(dispatch("sum_of_squares", g) for g in grads))
     factor = max_norm / (norm + 1e-6)
-    if not factor >= 1:  # also for a norm that is not a number, which then shows in the weights as in PyTorch
+    if not factor >= 1:  # also true for a NaN norm, which then reaches the weights as in PyTorch
         for g in grads:
             dispatch("scale_in_place", g, factor)
     return norm
 
 
 def cosine_schedule(step: int, total: int, peak: float, warmup: int = 0, floor: float = 0.0) -> float:
-    """The learning rate at `step` of `total`: up to `peak` in `warmup` equal steps, then a half cosine to `floor`."""
+    """Learning rate at `step` of `total`: linear warm-up to `peak`, then a half cosine down to `floor`."""
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min((step - warmup) / max(total - warmup, 1), 1.0)

@@ -1,9 +1,9 @@
 """Tensor: a NumPy array that remembers how it was computed, and can therefore compute gradients.
 
-The one idea: every operation goes through `apply`, which runs the operation's `forward` and, when a gradient may be
-asked for, hangs the operation itself on the result. Operations are numbered as they happen, so walking them from the
-highest number down visits each one after everything that used its result: `backward` is that walk (autograd.py), and
-nothing else. What each operation computes is in ops/.
+Every operation goes through `apply`, which runs the operation's `forward` and, if a gradient may be needed, stores the
+operation in the result. Operations are numbered in the order they run, so visiting them from the highest number down
+reaches each one after everything that used its result: `backward` is that traversal (autograd.py). The operations
+themselves are in ops/.
 
 >>> x = Tensor([1.0, 2.0, 3.0], requires_grad=True)
 >>> (x * x).sum().backward()
@@ -38,7 +38,7 @@ _order = itertools.count(1)
 
 
 class no_grad(ContextDecorator):
-    """Inside `with no_grad():` (or under `@no_grad()`) nothing is recorded, so nothing is kept for a backward pass."""
+    """Context manager and decorator that disables recording, so that nothing is saved for a backward pass."""
 
     _token: Token[bool]
     _value = False
@@ -54,7 +54,7 @@ class no_grad(ContextDecorator):
 
 
 class enable_grad(no_grad):
-    """Record again inside a `no_grad` block."""
+    """Context manager and decorator that enables recording inside a `no_grad` block."""
 
     _value = True
 
@@ -64,11 +64,11 @@ def is_grad_enabled() -> bool:
 
 
 def apply(operation: type[ops.Operation], *inputs: Tensor, **params: Any) -> Tensor:
-    """Run one operation on tensors. Every operation of the framework passes here, and only here."""
+    """Run one operation on tensors. Every operation of the framework goes through this function."""
     step = operation()
     try:
         if recorders:
-            data = _events.forward(step, [t.data for t in inputs], params)
+            data = _events.record_forward(step, [t.data for t in inputs], params)
         else:
             data = step.forward(*[t.data for t in inputs], **params)
     except (ShapeError, DtypeError):
@@ -99,13 +99,14 @@ def _wrap(data: Array) -> Tensor:
 
 
 def _record(step: ops.Operation, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+    """Add an operation to the graph, with the version counters of the values it needs for its gradient."""
     if out.data.dtype.kind != "f":
         return
     for t in inputs:
         if t._step is not None and t._made_at != t._version[0]:
             raise GradientError(
-                "a tensor was changed in place through another tensor that shares its memory; use a copy, or change it "
-                "with an operation that makes a new tensor"
+                "a tensor was changed in place through another tensor that shares its memory; use a copy, or an "
+                "operation that returns a new tensor"
             )
     step.inputs, step.order = inputs, next(_order)
     step.needs = tuple([t.requires_grad for t in inputs])
@@ -117,10 +118,10 @@ def _record(step: ops.Operation, inputs: tuple[Tensor, ...], out: Tensor) -> Non
 
 
 class Tensor:
-    """An n-dimensional array of numbers with gradients. float32 unless you ask for something else.
+    """An n-dimensional array of numbers with gradients, float32 by default.
 
-    `numpy.asarray(t)` and `t.data` are the array itself, not a copy: what you write there shows in the tensor, unseen
-    by the check that guards gradients, so change tensors that take part in a gradient through their own methods.
+    `numpy.asarray(t)` and `t.data` are the array itself, not a copy. Writes to it bypass the check for in-place
+    changes, so change tensors that take part in a gradient through their own methods.
     """
 
     __slots__ = ("__weakref__", "_made_at", "_step", "_version", "data", "grad", "requires_grad")
@@ -129,9 +130,9 @@ class Tensor:
     data: Array
     grad: Tensor | None
     requires_grad: bool
-    _step: ops.Operation | None  # the operation that made this tensor; None for a leaf
-    _version: list[int]  # one counter for all tensors on the same memory; in-place changes add to it
-    _made_at: int  # the counter when this tensor's place in the graph was fixed
+    _step: ops.Operation | None  # the operation that computed this tensor; None for a leaf
+    _version: list[int]  # counts in-place changes; shared by all tensors on the same memory
+    _made_at: int  # the counter's value when this tensor entered the graph
 
     def __init__(self, data: TensorLike, requires_grad: bool = False, dtype: npt.DTypeLike | None = None) -> None:
         self.data = _as_array(data, dtype)
@@ -142,7 +143,7 @@ class Tensor:
         if requires_grad:
             self.requires_grad_()
 
-    # --- what it is ---
+    # --- properties ---
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -185,7 +186,7 @@ class Tensor:
         return cast(SupportsIndex, self.item()).__index__()
 
     def item(self) -> Any:
-        """The one number in it, as a Python number."""
+        """Return the only element as a Python number."""
         if self.data.size != 1:
             raise ShapeError(f"item() needs a tensor with one element, not shape {self.shape}")
         return self.data.item()
@@ -193,17 +194,17 @@ class Tensor:
     def tolist(self) -> Any:
         return self.data.tolist()
 
-    # --- sharing memory with others ---
+    # --- sharing memory with NumPy and DLPack ---
 
     def numpy(self) -> Array:
-        """The array underneath, not a copy."""
+        """Return the underlying array, not a copy."""
         return self.data
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         if dtype is None or np.dtype(dtype) == self.data.dtype:
             return self.data.copy() if copy else self.data
         if copy is False:
-            raise ValueError(f"a tensor of {self.dtype} cannot be seen as {np.dtype(dtype)} without copying")
+            raise ValueError(f"a tensor of {self.dtype} cannot be converted to {np.dtype(dtype)} without copying")
         return self.data.astype(dtype)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
@@ -223,13 +224,13 @@ class Tensor:
         return self
 
     def detach(self) -> Tensor:
-        """The same numbers (the same memory) cut off from the graph."""
+        """Return a tensor on the same memory that is not part of the graph."""
         out = _wrap(self.data)
         out._version, out._made_at = self._version, self._version[0]
         return out
 
     def retain_grad(self) -> Tensor:
-        """Keep this tensor's gradient in `.grad` although it is not a leaf."""
+        """Store this tensor's gradient in `.grad` even if it is not a leaf."""
         if not self.requires_grad:
             raise GradientError("retain_grad() needs a tensor that requires a gradient")
         if self._step is not None:
@@ -252,7 +253,7 @@ class Tensor:
             walk_back(self, seed, retain_graph)
 
     def accumulate_grad(self, g: Array, owned: bool) -> None:
-        """Add to `.grad`; an array nobody else holds (`owned`) becomes it without a copy."""
+        """Add to `.grad`; an `owned` array, which has no other users, becomes `.grad` without a copy."""
         if self.grad is None:
             self.grad = _wrap(g if owned and g.flags.writeable else g.copy())
         else:
@@ -261,7 +262,7 @@ class Tensor:
     # --- changes in place ---
 
     def _in_place(self, operation: type[ops.Operation], other: TensorLike, **params: Any) -> Tensor:
-        """Compute out of place, then move the result into this tensor's memory and this tensor into the graph."""
+        """Compute out of place, copy the result into this tensor's memory, and put this tensor into the graph."""
         if _recording.get() and self.requires_grad and (self._step is None or self._step.is_view):
             kind = "leaf" if self._step is None else "view"
             raise GradientError(
@@ -295,13 +296,14 @@ class Tensor:
     __iadd__, __isub__, __imul__, __itruediv__ = add_, sub_, mul_, div_
 
     def __setitem__(self, index: Any, value: TensorLike) -> None:
+        """Write elements in place; recorded if a gradient is involved."""
         if self.requires_grad or (isinstance(value, Tensor) and value.requires_grad):
             self._in_place(ops.SetItem, value, index=_as_index(index))
             return
         try:
             self.data[_as_index(index)] = value.data if isinstance(value, Tensor) else value
         except (IndexError, ValueError) as error:
-            raise ShapeError(f"cannot write there in a tensor of shape {self.shape}: {error}") from None
+            raise ShapeError(f"cannot write to this index of a tensor of shape {self.shape}: {error}") from None
         self._version[0] += 1
         self._made_at = self._version[0]
 
@@ -459,14 +461,14 @@ class Tensor:
     view = reshape
 
     def flatten(self, start: int = 0) -> Tensor:
-        kept = self.shape[: start % max(self.ndim, 1)]
-        return self.reshape(*kept, int(np.prod(self.shape[len(kept) :])))
+        leading = self.shape[: start % max(self.ndim, 1)]
+        return self.reshape(*leading, int(np.prod(self.shape[len(leading) :])))
 
     def permute(self, *axes: Any) -> Tensor:
         return apply(ops.Permute, self, axes=_as_shape(axes))
 
     def transpose(self, axis0: int = -2, axis1: int = -1) -> Tensor:
-        """Swap two axes, the last two unless told otherwise."""
+        """Swap two axes, by default the last two."""
         order = list(range(self.ndim))
         first, second = ops.reduced_axes((axis0, axis1), self.ndim)
         order[first], order[second] = second, first
@@ -490,18 +492,18 @@ class Tensor:
     broadcast_to = expand
 
     def split(self, size: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-        """Pieces of `size` along an axis (the last may be smaller), or of the sizes given."""
+        """Split along an axis into tensors of `size` (the last may be smaller), or of the sizes in a list."""
         (axis,) = ops.reduced_axes(axis, self.ndim)
         total = self.shape[axis]
         sizes = [min(size, total - i) for i in range(0, max(total, 1), size)] if isinstance(size, int) else list(size)
         if sum(sizes) != total:
-            raise ShapeError(f"pieces of {sizes} do not add up to the {total} of axis {axis}")
+            raise ShapeError(f"the sizes {sizes} do not add up to {total}, the size of axis {axis}")
         ends = list(itertools.accumulate(sizes))
         before = (slice(None),) * axis
         return [self[(*before, slice(end - n, end))] for n, end in zip(sizes, ends, strict=True)]
 
     def pad(self, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
-        """Add `(before, after)` entries of `value` to each axis, as `numpy.pad`."""
+        """Pad each axis with `(before, after)` entries of `value`, like `numpy.pad`."""
         return apply(ops.Pad, self, widths=tuple((int(b), int(a)) for b, a in widths), value=value)
 
     def gather(self, axis: int, indices: TensorLike) -> Tensor:
@@ -517,11 +519,11 @@ class Tensor:
         return self if np.dtype(dtype) == self.dtype else apply(ops.Cast, self, dtype=dtype)
 
     def to(self, target: npt.DTypeLike | str) -> Tensor:
-        """As another number type; "cpu" is where every tensor is, and there is no other device."""
+        """Convert to a dtype. The device "cpu" is accepted and returns the tensor itself; there is no other device."""
         if target == "cpu":
             return self
         if isinstance(target, str) and target.partition(":")[0] in ("cuda", "mps", "xpu"):
-            raise UnavailableError(f"tensors live on the CPU; tilewise has no device {target!r}")
+            raise UnavailableError(f"tilewise tensors are on the CPU; there is no device {target!r}")
         return self.astype(target)
 
     def float(self) -> Tensor:
@@ -541,33 +543,34 @@ class Tensor:
 
 
 def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Join tensors along an axis they have."""
+    """Concatenate tensors along an existing axis."""
     return apply(ops.Cat, *tensors, axis=axis)
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Join tensors of one shape along a new axis."""
+    """Stack tensors of equal shape along a new axis."""
     return cat([t.unsqueeze(axis) for t in tensors], axis=axis)
 
 
 def where(condition: TensorLike, a: TensorLike, b: TensorLike) -> Tensor:
-    """`a` where the condition holds, `b` elsewhere."""
+    """Select elements of `a` where the condition is true, of `b` elsewhere."""
     like = a if isinstance(a, Tensor) else b if isinstance(b, Tensor) else Tensor(a)
     return apply(ops.Where, _operand(a, like), _operand(b, like), condition=_as_array(condition))
 
 
 def from_dlpack(array: Any) -> Tensor:
-    """A tensor on the memory of any CPU array that speaks DLPack: NumPy, PyTorch, JAX, ..."""
+    """Create a tensor on the memory of any CPU array that supports DLPack: NumPy, PyTorch, JAX, ..."""
     try:
         return Tensor(np.from_dlpack(array))
     except (BufferError, RuntimeError, TypeError, AttributeError) as error:
         raise DtypeError(f"this object cannot be shared through DLPack: {error}") from None
 
 
-# --- turning arguments into arrays ---
+# --- converting arguments to arrays ---
 
 
 def _as_array(data: TensorLike, dtype: npt.DTypeLike | None = None) -> Array:
+    """Convert to an array. Arrays keep their dtype; Python floats become float32 unless `dtype` is given."""
     if isinstance(data, Tensor):
         data = data.data
     if isinstance(data, np.ndarray | np.generic):
@@ -577,15 +580,15 @@ def _as_array(data: TensorLike, dtype: npt.DTypeLike | None = None) -> Array:
             array = np.asarray(data)
         except ValueError as error:
             raise ShapeError(f"these values do not form an array: {error}") from None
-        wanted = dtype if dtype is not None else np.float32 if array.dtype == np.float64 else array.dtype
-        array = array.astype(wanted, copy=False) if array.dtype.kind in "fiub" else array
+        target = dtype if dtype is not None else np.float32 if array.dtype == np.float64 else array.dtype
+        array = array.astype(target, copy=False) if array.dtype.kind in "fiub" else array
     if array.dtype.kind not in "fiub":
-        raise DtypeError(f"a tensor holds numbers, not {array.dtype}")
+        raise DtypeError(f"a tensor contains numbers, not {array.dtype}")
     return array
 
 
 def _operand(value: TensorLike, like: Tensor) -> Tensor:
-    """The other side of an operation: Python numbers take the dtype of the tensor they meet."""
+    """Convert the other operand to a tensor; Python numbers take the dtype of `like`."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, bool | int) or (isinstance(value, float) and like.data.dtype.kind == "f"):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewise._environment import Pretended
+from tilewise._environment import MachineOverride
 from tilewise._extension import native
 from tilewise.backend import TileConfig, check_tile, default_matmul_tile, matmul_native, tile_space
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError, TilewiseError
@@ -97,7 +97,7 @@ def test_any_tile_of_the_space_gives_the_product(isa, data, seed):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("m", range(2, 10))
 def test_few_rows_by_a_matrix_from_memory_give_the_product(isa, m, another_machine):
-    another_machine(Pretended(l1=32 << 10, l3=1 << 16))
+    another_machine(MachineOverride(l1=32 << 10, l3=1 << 16))
     native.set_isa(isa)
     rng = np.random.default_rng(m)
     for n, k, kind in [(512, 129, "rows"), (517, 130, "columns"), (1031, 71, "window"), (4100, 17, "strided")]:

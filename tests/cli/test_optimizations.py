@@ -84,7 +84,7 @@ def test_bad_requests_raise_one_sentence(arguments: tuple[str, ...], tmp_path: P
     ("words", "said"),
     [
         (("prune", "mlp", "--structured"), "mlp has no filters that could be removed"),
-        (("profile", "mine.py"), "--script mine.py profiles it"),
+        (("profile", "mine.py"), "profile it with --script mine.py"),
         (("profile", "resnet-18"), "did you mean 'resnet18'"),
         (("generate", ""), "the prompt is empty"),
     ],

@@ -13,7 +13,7 @@ from costmodel.simulated import write_collection
 from rich.console import Console
 from rich.table import Table
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.cli.tables import show
 
 
@@ -78,4 +78,4 @@ def test_a_table_that_does_not_fit_is_listed_whole(width: int, capsys: pytest.Ca
 
 
 def test_one_is_not_a_plural() -> None:
-    assert (counted(1, "kernel"), counted(2000, "kernel")) == ("1 kernel", "2,000 kernels")
+    assert (pluralize(1, "kernel"), pluralize(2000, "kernel")) == ("1 kernel", "2,000 kernels")

@@ -23,7 +23,7 @@ from benchmarks.harness import machine_class, today
 from tests.bench.postgres import running_cluster
 from tests.fleet.served import ServedStore
 from tests.store.stores import why_no_postgres
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
@@ -166,7 +166,7 @@ def main() -> None:
         print(json.dumps(line), flush=True)
     if options.out is not None:
         facts = {"date": today(), "machine": machine_class(), "service": service, "stores": stores}
-        write_whole(options.out, json.dumps(facts, indent=1) + "\n")
+        write_atomic(options.out, json.dumps(facts, indent=1) + "\n")
 
 
 def taken_in(what: str, where: str, configs: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

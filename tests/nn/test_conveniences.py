@@ -63,7 +63,7 @@ def test_to_changes_the_number_type_and_knows_no_other_device():
     x = Tensor([1.0, 2.0])
     assert x.to("cpu") is x
     assert x.to("float64").dtype == x.to(np.float64).dtype == np.float64
-    with pytest.raises(UnavailableError, match="live on the CPU"):
+    with pytest.raises(UnavailableError, match="are on the CPU"):
         x.to("cuda:0")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tilewise import Tensor, get_num_threads, models, nn, no_grad, set_num_threads
-from tilewise._environment import Pretended
+from tilewise._environment import MachineOverride
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
 from tilewise.models.zoo import ZOO
@@ -102,7 +102,7 @@ def test_a_plan_for_a_batch_is_made_from_two_images(another_machine, l3: int) ->
             seen.append(x.shape[0])
             return self.layers(x)
 
-    another_machine(Pretended(l3=l3, l2=1 << 16))
+    another_machine(MachineOverride(l3=l3, l2=1 << 16))
     module, x = Counting().eval(), images(13, 3, 40, 40)
     plan = compile(module, x)
     np.testing.assert_allclose(plan(x), own_result(module, x), rtol=1e-4, atol=1e-5)
@@ -129,7 +129,7 @@ def test_images_that_read_each_other_are_planned_together(rows: bool, batch: int
 
 def test_a_large_batch_gives_what_its_images_give_one_by_one(another_machine) -> None:
     module, x = ZOO["squeezenet"](), images(7, 3, 128, 128)
-    another_machine(Pretended(l3=4 << 20))
+    another_machine(MachineOverride(l3=4 << 20))
     plan = compile(module, x)
     assert_same(module, x, plan)
     together, alone = plan(x), np.concatenate([plan(x[i : i + 1]) for i in range(7)])
@@ -159,7 +159,7 @@ def test_a_module_written_for_one_batch_is_planned_for_it(batch: int, checks: bo
 
 def test_a_batch_of_any_size_needs_bounded_memory(another_machine) -> None:
     """Weights that no cache holds are read once a part; parts grow until that is little, and no further."""
-    another_machine(Pretended(l3=1 << 18, l2=1 << 16))
+    another_machine(MachineOverride(l3=1 << 18, l2=1 << 16))
     module, x = nn.Sequential(*(nn.Conv2d(64, 64, 1, bias=False, rng=i) for i in range(40))), images(900, 64, 3, 3)
     plan = compile(module, x)
     arena = plan.arena_bytes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilewise import nn
-from tilewise._environment import Pretended
+from tilewise._environment import MachineOverride
 from tilewise._extension import native
 from tilewise.quantize import QuantizedModel
 from tilewise.quantize.calibration import traced_and_calibrated
@@ -53,13 +53,17 @@ def quantized(model: nn.Module, x: np.ndarray, share: float, seed: int) -> Quant
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_bands_give_the_numbers_of_whole_images(
-    seed: int, share: float, size: tuple[int, int], settings_restored: Any, another_machine: Callable[[Pretended], None]
+    seed: int,
+    share: float,
+    size: tuple[int, int],
+    settings_restored: Any,
+    another_machine: Callable[[MachineOverride], None],
 ) -> None:
     x = np.random.default_rng(seed).standard_normal((3, 3, *size)).astype(np.float32)
     model = network(seed)
     expected, isa_before = None, native.isa()
     for l2 in (1 << 30, 1 << 19, 1 << 14, 1 << 11):  # nothing is banded; then more and more, at last row by row
-        another_machine(Pretended(l2=l2))
+        another_machine(MachineOverride(l2=l2))
         native.set_isa(isa_before)  # calibration's floats differ by instruction set and threads
         native.set_num_threads(1)
         q = quantized(model, x, share, seed)

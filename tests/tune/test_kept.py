@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
-from tilewise._tuned import kept_chooser
+from tilewise._tuned import tuned_chooser
 from tilewise.backend.registry import OptimizedBackend
 from tilewise.backend.tiled.matmul import TileConfig, operand_views
 from tilewise.store.problem import Problem
@@ -100,7 +100,7 @@ def test_a_damaged_line_costs_that_line_alone(tmp_path: Path, monkeypatch: pytes
     path.write_text(line + "\n" + path.read_text())
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path))
     monkeypatch.setenv("TILEWISE_TUNED", "1")
-    kept = kept_chooser()
+    kept = tuned_chooser()
     assert kept is not None and kept("matmul", SHAPE, "float32", "nn") == tile
     assert "1 damaged line" in Choices(path.parent, machine_name(native)).notes[0]
 
@@ -111,7 +111,7 @@ def test_a_file_with_nothing_in_it_ends_nothing(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "tune" / FILE).write_bytes(content)
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path))
     monkeypatch.setenv("TILEWISE_TUNED", "1")
-    assert kept_chooser() is None
+    assert tuned_chooser() is None
 
 
 def test_a_folder_in_the_files_place_ends_nothing(tmp_path: Path):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tilewise import _events
 from tilewise._events import recorders
 from tilewise._extension import native
-from tilewise._tuned import kept_chooser
+from tilewise._tuned import tuned_chooser
 from tilewise.errors import ConfigurationError
 
 Suits = Callable[..., str | None]
@@ -156,7 +156,7 @@ class OptimizedBackend:
         if recorders:
             if "tile" not in kwargs:  # a record names the tile, so it is asked for here, whatever the table waits for
                 kwargs |= _chosen_tile(chosen, self._tile_chooser, args, kwargs)
-            return _events.kernel(op, chosen, args, kwargs)
+            return _events.record_kernel(op, chosen, args, kwargs)
         return chosen.run(*args, **kwargs)
 
     def explain(self, op: str, *args: Any, **kwargs: Any) -> Explanation:
@@ -250,7 +250,7 @@ class _Active:
 def current_backend() -> OptimizedBackend:
     """The backend that the framework's operations go through."""
     if _Active.backend is None:
-        _Active.backend = OptimizedBackend(tile_chooser=kept_chooser())
+        _Active.backend = OptimizedBackend(tile_chooser=tuned_chooser())
     return _Active.backend
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import locked, parse_json, read_text_input
+from tilewise._files import file_lock, parse_json, read_text_input
 from tilewise.bench.jsontext import canonical
 from tilewise.bench.recipe import Recipe
 from tilewise.bench.scoring import Score
@@ -35,7 +35,7 @@ class LocalLeaderboard:
         """Append a scored entry and return its receipt: number, status, score and hash."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path):  # two submissions at once would get the same number
+            with file_lock(self.path):  # two submissions at once would get the same number
                 entries = self.entries()
                 entry = {
                     "id": len(entries) + 1,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tilewise._files import open_input, read_input, reading
+from tilewise._files import convert_read_errors, open_input, read_input
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.jsontext import MOST_BYTES, canonical, parse_json
@@ -82,7 +82,7 @@ class Recipe:
 def read_recipe(path: str | Path) -> Recipe:
     """The recipe in a file; files it names are looked for beside it."""
     where = Path(path)
-    with open_input(where, MOST_FILE_BYTES) as stream, reading(where):
+    with open_input(where, MOST_FILE_BYTES) as stream, convert_read_errors(where):
         content = stream.read(MOST_BYTES + 1)
     try:
         return parse_recipe(content, where.parent)

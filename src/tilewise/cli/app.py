@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from tilewise._wording import spell_out
+from tilewise._wording import substitute_unencodable
 from tilewise.cli.configuration import defaults
 from tilewise.cli.help import Sections
 from tilewise.errors import TilewiseError
@@ -42,8 +42,8 @@ def main() -> None:
     if not sys.stdout.isatty():
         os.environ.setdefault("COLUMNS", "120")  # a log has no width, and tables need some
     warnings.formatwarning = _one_line
-    spell_out(sys.stdout)
-    spell_out(sys.stderr)
+    substitute_unencodable(sys.stdout)
+    substitute_unencodable(sys.stderr)
     _end_like_an_interrupt()
     try:
         command = command_line()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson
 from tilewise.cli.tables import progress_bar, show, table
 
@@ -90,9 +90,9 @@ def _print(report: Mapping[str, Any]) -> None:
         for line in report["lines"]
     ]
     show(table(headings, rows, "The chosen tiles in turns with the default"))
-    typer.echo(f"{counted(report['kernels'], 'kernel')} in {report['seconds']:.0f} s on {report['machine']}.")
+    typer.echo(f"{pluralize(report['kernels'], 'kernel')} in {report['seconds']:.0f} s on {report['machine']}.")
     if report["left"]:
-        typer.echo(f"{counted(report['left'], 'kernel')} not tuned for want of time; the same command goes on.")
+        typer.echo(f"{pluralize(report['left'], 'kernel')} not tuned for want of time; the same command goes on.")
     if report["replaced"]:
         typer.echo(f"Kept in {report['path']} and used from now on; TILEWISE_TUNED=0 switches that off.")
     else:
@@ -124,7 +124,7 @@ def _kept(cache: Path | None, reset: bool, as_json: bool) -> None:
         typer.echo(json.dumps({**told, "tiles": len(kept.tiles), "notes": notes}))
         return
     if own:
-        typer.echo(f"{path}: {counted(len(own), 'kernel')} of {', '.join(families)}.")
+        typer.echo(f"{path}: {pluralize(len(own), 'kernel')} of {', '.join(families)}.")
     else:
         typer.echo("This machine is not calibrated; `tilewise calibrate` takes about a minute.")
     typer.echo(f"{len(kept.tiles)} tuned tiles are kept for this machine.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._addons import require
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer
 from tilewise.cli.tables import progress_bar, show, table
 
@@ -126,8 +126,8 @@ def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_j
     show(table(("family", "threads", "kernels", "configurations", "minutes"), rows))
     kernels, pairs = (sum(line[name] for line in lines) for name in ("kernels", "configs"))
     minutes = sum(line["seconds"] for line in lines) / 60
-    planned = f"{counted(kernels, 'kernel')}, {counted(pairs, 'configuration')}"
-    typer.echo(f"{planned}, about {counted(round(minutes), 'minute')} on an idle machine.")
+    planned = f"{pluralize(kernels, 'kernel')}, {pluralize(pairs, 'configuration')}"
+    typer.echo(f"{planned}, about {pluralize(round(minutes), 'minute')} on an idle machine.")
 
 
 def _collect(kind: str, as_json: bool, **options: Any) -> None:
@@ -145,7 +145,7 @@ def _collect(kind: str, as_json: bool, **options: Any) -> None:
     for failure in result.failures[:10]:
         typer.echo(failure, err=True)
     noise = f", scatter {result.scatter:.2%}" if result.scatter is not None else ""
-    measured = counted(result.in_store["kernels"], "measured kernel")
+    measured = pluralize(result.in_store["kernels"], "measured kernel")
     typer.echo(f"{result.store} holds {measured}, {result.kernels} of them new{noise}.")
     if result.left:
         left = "1 kernel is" if result.left == 1 else f"{result.left} kernels are"
@@ -168,14 +168,14 @@ def compare(
 
     Example: tilewise collect compare h200 second_visit
     """
-    from tilewise._files import write_whole
+    from tilewise._files import write_atomic
     from tilewise.tune.measure.compare import compare as agreement
     from tilewise.tune.measure.compare import open_collection
 
     result = agreement(open_collection(first), open_collection(second))
     told = json.dumps(result)
     if out is not None:
-        write_whole(out, f"{told}\n")
+        write_atomic(out, f"{told}\n")
     if as_json:
         typer.echo(told)
         return
@@ -193,7 +193,7 @@ def compare(
     show(table(headings, rows, f"{first} and {second}"))
     correlation = f"{result['median_correlation']:.4f} in the median, {result['least_correlation']:.4f} at least"
     loss = f"{result['mean_choice_loss']:.2%} in the mean, {result['largest_choice_loss']:.2%} at most"
-    compared = f"{counted(len(result['kernels']), 'kernel')}, {counted(result['configs'], 'configuration')}"
+    compared = f"{pluralize(len(result['kernels']), 'kernel')}, {pluralize(result['configs'], 'configuration')}"
     typer.echo(f"{compared}. Rank correlation: {correlation}.")
     typer.echo(f"What the first's best loses in the second: {loss}.")
     typer.echo(f"Runtimes relative to the default differ by {result['median_deviation']:.2%} in the median.")
@@ -266,5 +266,5 @@ def _tell(collection: Collection, target: Path, as_json: bool) -> None:
     kernels = {split: len(members) for split, members in collection.splits.items()}
     pairs = sum(m.kernel.n_configs for members in collection.splits.values() for m in members)
     parts = ", ".join(f"{count} {split}" for split, count in kernels.items())
-    held = f"{counted(sum(kernels.values()), 'kernel')} ({parts}) with {pairs} measured configurations"
+    held = f"{pluralize(sum(kernels.values()), 'kernel')} ({parts}) with {pairs} measured configurations"
     answer(as_json, {"out": str(target), "kernels": kernels, "pairs": pairs}, f"{target} holds {held}.")

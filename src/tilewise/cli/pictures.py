@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 
 BLUE, RED, GREY = "#2a6fb5", "#b5482a", "#8a8f98"
 _STYLE: Any = {
@@ -43,4 +43,4 @@ def picture(path: Path, width: float = 9.0, height: float = 4.8, columns: int = 
             figure.savefig(content, format=kind if kind in ("png", "svg", "pdf") else "png", dpi=130)
         finally:
             plt.close(figure)
-    write_whole(path, content.getvalue())
+    write_atomic(path, content.getvalue())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise._wording import counted, with_interval
+from tilewise._wording import pluralize, with_interval
 from tilewise.cli.every import AsJson
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def table(result: Replay) -> list[str]:
     from tilewise.tune.search.replay import COMPARED
     from tilewise.tune.search.surety import told
 
-    configs = counted(result.configs, "configuration")
+    configs = pluralize(result.configs, "configuration")
     about = f"{result.kernels} {result.split} kernels of {result.collection}, {configs}"
     shown = [k for k in COMPARED if k <= len(result.strategies[0].regret)]
     lines = _regrets(about, result.strategies, shown)

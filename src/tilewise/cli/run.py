@@ -153,9 +153,9 @@ def _cost_of_int8(model: Any, exact: dict[str, Any], results: dict[str, Any]) ->
 def _write(results: dict[str, Any], path: Path) -> None:
     import numpy as np
 
-    from tilewise._files import replacing
+    from tilewise._files import atomic_writer
 
-    with replacing(path) as stream:
+    with atomic_writer(path) as stream:
         np.savez(stream, **{name: value.data for name, value in results.items()})
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer
 from tilewise.cli.tables import show, table
 
@@ -82,5 +82,5 @@ def export(
         part = source.part  # refuses, with a list, where there are several
         with Store(out) as target:
             merged = take_over(source, target)
-    received = f"{counted(merged['kernels'], 'finished kernel')} with {counted(merged['timings'], 'timing')}"
+    received = f"{pluralize(merged['kernels'], 'finished kernel')} with {pluralize(merged['timings'], 'timing')}"
     answer(as_json, {"out": str(out), "machine": part, **merged}, f"{out} received {received}.")

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import read_input, read_json_input, write_whole
+from tilewise._files import read_input, read_json_input, write_atomic
 from tilewise._wording import with_interval
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.evaluate import evaluate
@@ -70,7 +70,7 @@ def fill_board(
             places = {(row["collection"], row["model"], row["split"]) for row in found}
             rows = [row for row in rows if (row["collection"], row["model"], row["split"]) not in places]
             rows += [row | {"key": key} for row in found]
-            write_whole(path, json.dumps({"board": rows}, indent=1) + "\n")
+            write_atomic(path, json.dumps({"board": rows}, indent=1) + "\n")
     if left_out is not None and not rows:
         raise ConfigurationError(f"Nothing could be evaluated: {left_out}")
     return rows

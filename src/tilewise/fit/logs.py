@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.errors import UnavailableError
 from tilewise.fit.loop import Epoch, Progress
 
@@ -29,7 +29,7 @@ class CsvLog(Progress):
 
     def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
         if done == 0 or not self.path.is_file():
-            write_whole(self.path, _HEADER)
+            write_atomic(self.path, _HEADER)
 
     def epoch(self, epoch: Epoch) -> None:
         try:

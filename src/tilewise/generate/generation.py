@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.generate.cache import KVCache
 from tilewise.generate.engine import LanguageModel, head_shape, make_engine, new_cache
@@ -60,7 +60,7 @@ def generate(
     longest = max(len(p) for p in prompts)
     if longest + max_new_tokens > model.context + 1:  # the last token is yielded, not fed back
         raise ShapeError(
-            f"a prompt of {counted(longest, 'token')} and {max_new_tokens} new ones do not fit into the model's "
+            f"a prompt of {pluralize(longest, 'token')} and {max_new_tokens} new ones do not fit into the model's "
             f"context of {model.context}"
         )
     if use_cache:

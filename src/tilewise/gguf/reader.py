@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import open_input, reading
+from tilewise._files import convert_read_errors, open_input
 from tilewise.errors import FileFormatError
 from tilewise.gguf.tensors import KINDS, TensorKind
 
@@ -53,7 +53,7 @@ class GGUFFile:
     def read(self, name: str) -> Array:
         """The stored bytes of a tensor, (blocks, bytes of a block)."""
         place = self.tensors[name]
-        with open_input(self.path, _MOST_BYTES) as stream, reading(self.path):
+        with open_input(self.path, _MOST_BYTES) as stream, convert_read_errors(self.path):
             stream.seek(place.offset)
             content = stream.read(place.nbytes)
         if len(content) != place.nbytes:
@@ -72,7 +72,7 @@ class GGUFFile:
 
 def read_gguf(path: Path) -> GGUFFile:
     """The metadata and the tensors' places of a GGUF file (version 2 or 3, little-endian)."""
-    with open_input(path, _MOST_BYTES) as stream, reading(path):
+    with open_input(path, _MOST_BYTES) as stream, convert_read_errors(path):
         size = os.fstat(stream.fileno()).st_size
         return _Parser(stream, path, size).parse()
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import read_input, write_whole
+from tilewise._files import read_input, write_atomic
 from tilewise.errors import ConfigurationError, did_you_mean
 from tilewise.learn.remote import Codec, Gone, Line, asked
 
@@ -86,7 +86,7 @@ def start(lesson: str, path: Path) -> Path:
     text = (files("tilewise.learn") / "start" / f"{known(lesson)}.py").read_text(encoding="utf-8")
     if path.exists():
         raise ConfigurationError(f"{path} is already there; check it, or give another --file.")
-    write_whole(path, text)
+    write_atomic(path, text)
     return path
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tilewise._files import read_json_input, write_whole
+from tilewise._files import read_json_input, write_atomic
 from tilewise._system import cache_folder
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.learn.checking import LESSONS, Result, exercises
@@ -36,7 +36,7 @@ def remember(lesson: str, results: Iterable[Result]) -> str:
         if result.solved:
             kept[lesson].setdefault(result.name, now)
     try:
-        write_whole(where(), json.dumps(kept, indent=1) + "\n")
+        write_atomic(where(), json.dumps(kept, indent=1) + "\n")
     except UnavailableError as error:
         return f"Your progress is not kept: {error}"
     return ""

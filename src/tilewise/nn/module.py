@@ -37,7 +37,7 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if recorders:
-            return _events.module(self, self.forward, args, kwargs)
+            return _events.record_module(self, self.forward, args, kwargs)
         return self.forward(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -199,7 +199,7 @@ class Sequential(Module):
             if not isinstance(first, Fusing):
                 x, used = first(x), 1
             elif recorders:
-                x, used = _events.module(first, first.forward_with, (x, waiting), {})
+                x, used = _events.record_module(first, first.forward_with, (x, waiting), {})
             else:
                 x, used = first.forward_with(x, waiting)
             del waiting[:used]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import open_input, read_input, reading
+from tilewise._files import convert_read_errors, open_input, read_input
 from tilewise.errors import DtypeError, FileFormatError, TilewiseError, UnavailableError
 from tilewise.onnx.graph import Array, Graph, Node, Port, in_order
 from tilewise.onnx.wire import Place, outline
@@ -79,7 +79,7 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
     onnx = onnx_package()
     newest = onnx.defs.onnx_opset_version()
     try:
-        with open_input(where, _MOST_BYTES) as stream, reading(where):
+        with open_input(where, _MOST_BYTES) as stream, convert_read_errors(where):
             found = outline(stream)
             if found is not None and isinstance(stream, BufferedReader):
                 return _graph(onnx.ModelProto.FromString(found.message), where, newest, (stream, found.places))
@@ -265,7 +265,7 @@ class _Constants:
         offset, length = int(facts.get("offset", "0") or 0), int(facts.get("length", str(size)) or size)
         if length != size or offset < 0:
             raise FileFormatError(f"{what} does not fill the {length} bytes it has in {path.name}")
-        with open_input(path, 1 << 40) as stream, reading(path):
+        with open_input(path, 1 << 40) as stream, convert_read_errors(path):
             there = os.fstat(stream.fileno()).st_size
             # Each byte may be used twice, by tied weights, and not a thousand times.
             left = self._room.setdefault(path, 2 * there) - size

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.errors import DtypeError, FileFormatError
 from tilewise.onnx.graph import Array, Port
 from tilewise.onnx.reader import onnx_package
@@ -85,7 +85,7 @@ class Writer:
             ir_version=_IR_VERSION if self.opset <= 20 else 10,
             producer_name="tilewise",
         )
-        write_whole(Path(path), model.SerializeToString())
+        write_atomic(Path(path), model.SerializeToString())
 
     def type_of(self, dtype: np.dtype[Any]) -> int:
         try:

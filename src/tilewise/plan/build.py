@@ -112,7 +112,7 @@ class Segment:
         start = _events.now()
         arrays = self.plan.run(given, times)
         ends = start + np.cumsum(times)
-        _events.steps(
+        _events.record_timed_kernels(
             (
                 _KERNELS.get(step.kind, step.kind),
                 step.layer,

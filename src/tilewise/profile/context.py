@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from tilewise import _events
 from tilewise._extension import native
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise._threads import get_num_threads
 from tilewise.errors import ConfigurationError
 from tilewise.profile.events import Event, decode
@@ -155,7 +155,7 @@ class ProfilerContext:
 
     def _write(self, path: str | Path, text: str) -> Path:
         target = Path(path)
-        write_whole(target, text)
+        write_atomic(target, text)
         return target
 
     def as_dict(self) -> dict[str, Any]:

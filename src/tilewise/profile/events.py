@@ -24,7 +24,7 @@ class Event:
     def __init__(self, record: Record) -> None:
         self.kind = "op" if record.kind in ("forward", "backward") else record.kind
         self.phase = "backward" if record.kind == "backward" else "forward"
-        self.name: str = record.what if isinstance(record.what, str) else record.what.__name__
+        self.name: str = record.subject if isinstance(record.subject, str) else record.subject.__name__
         self.layer, self.thread, self.failed = record.layer, record.thread, record.failed
         self.start_ns, self.end_ns = record.start_ns, record.end_ns
         self.recording_ns = record.recorded_ns - record.end_ns  # overhead of recording this event

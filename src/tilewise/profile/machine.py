@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from tilewise._extension import native
-from tilewise._files import read_json_input, write_whole
-from tilewise._system import cache_folder, caches, cores, cpu_name, pretence, real_cores
+from tilewise._files import read_json_input, write_atomic
+from tilewise._system import cache_folder, caches, cores, cpu_name, machine_override_text, real_cores
 from tilewise.errors import TilewiseError
 from tilewise.profile.plausibility import contradictions, find_doubts
 from tilewise.profile.timing.stability import read_machine
@@ -111,7 +111,7 @@ def active_isa() -> str:
 
 def cache_file() -> Path:
     """Path of the cached rates; an emulated machine (TILEWISE_MACHINE) has a separate file."""
-    return cache_folder() / ("machine-played.json" if pretence() else "machine.json")
+    return cache_folder() / ("machine-played.json" if machine_override_text() else "machine.json")
 
 
 def machine(refresh: bool = False) -> Machine:
@@ -126,7 +126,7 @@ def machine(refresh: bool = False) -> Machine:
         _measure_once.cache_clear()
         with suppress(TilewiseError):  # if the cache folder is read-only, the next process measures again
             text = json.dumps({"identity": _identity(), "machine": rates.as_dict()}, indent=1)
-            write_whole(cache_file(), text + "\n")
+            write_atomic(cache_file(), text + "\n")
     return rates
 
 
@@ -152,7 +152,7 @@ def _measure_once(_identity_json: str) -> Machine:
 def _identity() -> list[Any]:
     """Properties that must match for cached rates to belong to this machine."""
     isas = list(native.supported_isas()) if native is not None else ["numpy"]
-    return [_SCHEMA, cpu_name(), real_cores(), isas, pretence()]
+    return [_SCHEMA, cpu_name(), real_cores(), isas, machine_override_text()]
 
 
 def _from_dict(data: dict[str, Any]) -> Machine:

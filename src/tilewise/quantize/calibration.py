@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import read_json_input, write_whole
+from tilewise._files import read_json_input, write_atomic
 from tilewise.errors import ConfigurationError, FileFormatError, ShapeError, TilewiseError
 from tilewise.nn import Module
 from tilewise.plan.steps import Step
@@ -77,7 +77,7 @@ class Calibration:
             for n, p, r, s, m, c in every
         ]
         text = json.dumps({"observer": self.observer, "samples": self.samples, "steps": steps}, indent=1)
-        write_whole(Path(path), text.encode())
+        write_atomic(Path(path), text.encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:

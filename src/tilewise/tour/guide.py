@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise._extension import native
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise._system import cores, cpu_name
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tour.page import page
@@ -80,6 +80,6 @@ def take_tour(
         show(number, found)
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = folder / "report.html"
-    write_whole(report, page(seen, _about(when)))
-    write_whole(folder / "tour.json", json.dumps({"when": when, **facts}, indent=1) + "\n")
+    write_atomic(report, page(seen, _about(when)))
+    write_atomic(folder / "tour.json", json.dumps({"when": when, **facts}, indent=1) + "\n")
     return Tour(seen, report, facts)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import read_json_input, write_whole
+from tilewise._files import read_json_input, write_atomic
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels, load_dataset
 from tilewise.costmodel.models.trained import MODEL_FILE
 from tilewise.costmodel.train.config import default_settings
@@ -117,7 +117,7 @@ def run_trial(sweep: Sweep, trial: Mapping[str, Any], report: Callable[[dict[str
     curve = [row for row in trained.record["curve"] if "val_opa" in row]
     value = max(selection_value(row, settings.select) for row in curve if row["epoch"] == trained.record["best_epoch"])
     result = {**trial, "value": value, "epochs": len(trained.record["curve"]), "seconds": trained.record["seconds"]}
-    write_whole(folder / _RESULT, json.dumps(result))
+    write_atomic(folder / _RESULT, json.dumps(result))
     return result
 
 
@@ -183,8 +183,8 @@ def run_sweep(
     found = [done for trial in trials if (done := _finished(out / f"trial_{trial['trial']:03}" / _RESULT, trial))]
     best, mean = best_of(found)
     target = out / MODEL_FILE
-    write_whole(target, (out / f"trial_{best['trial']:03}" / MODEL_FILE).read_bytes())
-    write_whole(out / "sweep.json", json.dumps({"best": best, "mean": mean, "trials": found}, indent=1))
+    write_atomic(target, (out / f"trial_{best['trial']:03}" / MODEL_FILE).read_bytes())
+    write_atomic(out / "sweep.json", json.dumps({"best": best, "mean": mean, "trials": found}, indent=1))
     return SweepResult(found, best, mean, str(target), failures)
 
 

@@ -44,7 +44,7 @@ def run(
 
     Example: tilewise compete run --event CNN_MARATHON --entry reference
     """
-    from tilewise._files import write_whole
+    from tilewise._files import write_atomic
 
     scored = (
         _plugin(plugin, event, threads) if plugin else _submission(event, entry, team, threads, truth).compute_score
@@ -53,7 +53,7 @@ def run(
         score = scored()
     facts = score.as_dict()
     if out is not None:
-        write_whole(out, json.dumps(facts, indent=1, default=float) + "\n")
+        write_atomic(out, json.dumps(facts, indent=1, default=float) + "\n")
     if as_json:
         print(json.dumps(facts, default=float))
     else:

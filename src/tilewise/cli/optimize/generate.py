@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, Threads
 from tilewise.errors import ConfigurationError
 
@@ -73,7 +73,7 @@ def generate(
     else:
         count = len(written.tokens)
         print(
-            f"\n\n{counted(count, 'token')}, {rate:,.0f} a second, "
+            f"\n\n{pluralize(count, 'token')}, {rate:,.0f} a second, "
             f"{'with' if cache else 'without'} a cache, {talker.kind or weights} weights"
             f"{', interrupted' * written.interrupted}"
         )
@@ -157,7 +157,7 @@ def kv(
         print(json.dumps({"cached_s": cached, "uncached_s": uncached, "speedup": ratio, "picture": str(out)}))
     else:
         took = f"{sum(cached):.3f} s with the cache, {sum(uncached):.3f} s without ({ratio:.1f}×)"
-        print(f"{counted(tokens, 'token')}: {took}")
+        print(f"{pluralize(tokens, 'token')}: {took}")
         print(f"last token: {cached[-1] * 1e3:.2f} ms with, {uncached[-1] * 1e3:.2f} ms without; picture in {out}")
 
 

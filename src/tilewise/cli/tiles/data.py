@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer
 from tilewise.cli.tables import progress_bar, show, table
 
@@ -104,8 +104,8 @@ def from_pb(
         return typer.echo(json.dumps({**dataclasses.asdict(result), "files": [str(path) for path in result.files]}))
     for sentence in result.skipped:
         typer.echo(sentence, err=True)
-    valid = f"{result.valid_runs:,} of {counted(result.runs, 'run')} valid"
-    typer.echo(f"{out} holds {counted(len(result.files), 'kernel')}, {valid}.")
+    valid = f"{result.valid_runs:,} of {pluralize(result.runs, 'run')} valid"
+    typer.echo(f"{out} holds {pluralize(len(result.files), 'kernel')}, {valid}.")
 
 
 def from_jax(
@@ -119,7 +119,7 @@ def from_jax(
     """
     import numpy as np
 
-    from tilewise._files import write_whole
+    from tilewise._files import write_atomic
     from tilewise.costmodel.data.kernel import make_kernel
     from tilewise.costmodel.data.schema import TILE_FEATURES
     from tilewise.costmodel.hlo.from_jax import featurize_jax
@@ -127,9 +127,9 @@ def from_jax(
 
     graph = featurize_jax(target)
     config, zero = np.zeros((1, len(TILE_FEATURES)), np.float32), np.zeros(1, np.int64)
-    write_whole(out.expanduser(), kernel_npz(make_kernel(out.stem, *graph, config, zero, zero)))
+    write_atomic(out.expanduser(), kernel_npz(make_kernel(out.stem, *graph, config, zero, zero)))
     counts = {"nodes": len(graph.node_opcode), "edges": len(graph.edge_index)}
-    size = f"{counted(counts['nodes'], 'node')}, {counted(counts['edges'], 'edge')}"
+    size = f"{pluralize(counts['nodes'], 'node')}, {pluralize(counts['edges'], 'edge')}"
     answer(as_json, {"file": str(out), **counts}, f"{out} holds the graph of {target}: {size}.")
 
 
@@ -173,9 +173,9 @@ def import_(
         typer.echo(f"{count:,} left out: {reason}.", err=True)
     listed = ", ".join(f"{count} {name}" for name, count in sorted(result.splits.items()))
     typer.echo(
-        f"{out} holds {counted(result.kernels, 'kernel')} ({listed}) with "
-        f"{counted(result.configurations, 'configuration')}, "
-        f"{counted(result.timings, 'timing')} and {counted(result.failures, 'failure')}."
+        f"{out} holds {pluralize(result.kernels, 'kernel')} ({listed}) with "
+        f"{pluralize(result.configurations, 'configuration')}, "
+        f"{pluralize(result.timings, 'timing')} and {pluralize(result.failures, 'failure')}."
     )
 
 
@@ -233,4 +233,4 @@ def score(
     headings = ("program", *(f"top {k}" for k in result.error_at))
     rows = [(name, *(f"{100 * values[k]:.2f} %" for k in result.error_at)) for name, values in errors.items()]
     show(table(headings, rows, "Slower than the best configuration, on average"))
-    typer.echo(f"tile score {result.tile_score:.4f} over {counted(result.kernels, 'kernel')}")
+    typer.echo(f"tile score {result.tile_score:.4f} over {pluralize(result.kernels, 'kernel')}")

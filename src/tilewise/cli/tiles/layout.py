@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise._wording import counted, with_interval
+from tilewise._wording import pluralize, with_interval
 from tilewise.cli.every import AsJson, answer
 from tilewise.cli.tables import show, table
 from tilewise.cli.tiles.options import CacheDir
@@ -51,7 +51,7 @@ def toy(
     counts = {"train": graphs, "valid": few, "test": few}
     paths = write_synthetic(out.expanduser(), collection, counts, seed=seed, nodes=nodes, configs=configs)
     folder = paths[0].parents[1]
-    held = f"{counted(len(paths), 'graph')}: {', '.join(f'{n} {s}' for s, n in counts.items())}"
+    held = f"{pluralize(len(paths), 'graph')}: {', '.join(f'{n} {s}' for s, n in counts.items())}"
     answer(as_json, {"folder": str(folder), "graphs": counts}, f"{folder} holds {held}.")
 
 
@@ -129,7 +129,7 @@ def evaluate(
     if as_json:
         plain = {name: {key: vars(interval) for key, interval in row.items()} for name, row in found.items()}
         return typer.echo(json.dumps(without_nans({"split": split, "rows": plain}), indent=1))
-    title = f"{split}: {counted(len(data.split(split)), 'graph')} (mean, 95 % interval)"
+    title = f"{split}: {pluralize(len(data.split(split)), 'graph')} (mean, 95 % interval)"
     rows = []
     for name, row in found.items():
         tau = with_interval(*(f"{v:.3f}" for v in (row["tau"].mean, row["tau"].low, row["tau"].high)))
@@ -165,7 +165,7 @@ def predict(
     rankings = rank_layouts(trained, data.split(split))
     write_layout_predictions(out.expanduser(), called, rankings)
     facts = {"out": str(out), "collection": called, "graphs": len(rankings)}
-    answer(as_json, facts, f"{counted(len(rankings), 'graph')} of layout:{called} ranked into {out}.")
+    answer(as_json, facts, f"{pluralize(len(rankings), 'graph')} of layout:{called} ranked into {out}.")
 
 
 @layout.command()
@@ -191,7 +191,7 @@ def score(
     mean = bootstrap(list(taus.values()))
     if as_json:
         return typer.echo(json.dumps(without_nans({"tau": mean.mean, "graphs": taus})))
-    typer.echo(f"Kendall's tau {mean.mean:.4f} over {counted(len(taus), 'graph')} of layout:{called}")
+    typer.echo(f"Kendall's tau {mean.mean:.4f} over {pluralize(len(taus), 'graph')} of layout:{called}")
 
 
 def _model(path: Path) -> TrainedLayouts:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._addons import require
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer
 from tilewise.cli.tables import show, table
 from tilewise.cli.tiles.drawings import draw_curve, draw_evaluation
@@ -162,7 +162,7 @@ def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) ->
         intervals = {s: {n: vars(i) for n, i in metrics.items()} for s, metrics in summary.items()}
         typer.echo(json.dumps({"runs": results, "summary": intervals}, indent=1))
         return
-    _show_metrics("split", summary.items(), f"{counted(len(results), 'model')} in {out}")
+    _show_metrics("split", summary.items(), f"{pluralize(len(results), 'model')} in {out}")
 
 
 def _show_metrics(
@@ -269,9 +269,8 @@ def _trees(data: Dataset, seed: int) -> Any:
 
 
 def _print_evaluation(evaluation: Evaluation, by_program: bool) -> None:
-    title = (
-        f"{evaluation.split}: {counted(evaluation.kernels, 'kernel')}, {counted(evaluation.configs, 'configuration')}"
-    )
+    configs = pluralize(evaluation.configs, "configuration")
+    title = f"{evaluation.split}: {pluralize(evaluation.kernels, 'kernel')}, {configs}"
     if any(interval.low != interval.high for row in evaluation.rows for interval in row.metrics.values()):
         title += " (mean, 95 % interval)"
     _show_metrics("model", [(row.name, row.metrics) for row in evaluation.rows], title, evaluation.ceiling)
@@ -327,7 +326,7 @@ def predict(
     if as_json:
         told = {"out": str(out), "kernels": len(rankings), "padded": short, "sure_top5": sure, "within5_top1": within}
         return typer.echo(json.dumps(told, indent=1))
-    typer.echo(f"{counted(len(rankings), 'kernel')} ranked into {out}.")
+    typer.echo(f"{pluralize(len(rankings), 'kernel')} ranked into {out}.")
     if short:
         typer.echo(padding_note(short, top))
     if sure:
@@ -335,7 +334,7 @@ def predict(
         mean = sum(sure.values()) / len(sure)
         typer.echo(
             f"Expected share with a top-5 configuration within 1 % of the best: {mean:.0%}; {unsure} look unsure. "
-            f"The first choice is surely within 5 % for {counted(len(within), 'kernel')}."
+            f"The first choice is surely within 5 % for {pluralize(len(within), 'kernel')}."
         )
 
 
@@ -383,12 +382,12 @@ def export(
 
     Example: tilewise tiles export runs/ranker ranker.safetensors
     """
-    from tilewise._files import read_input, write_whole
+    from tilewise._files import read_input, write_atomic
     from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.trained import model_path
 
     scorer = load_scorer(model)
     content = read_input(model_path(model), 1 << 30)
-    write_whole(out, content)
+    write_atomic(out, content)
     facts = {"out": str(out), "model": scorer.name, "bytes": len(content)}
     answer(as_json, facts, f"{scorer.name} written to {out} ({len(content) / 1e6:.2f} MB).")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tilewise._files import locked, read_json_input, write_whole
+from tilewise._files import file_lock, read_json_input, write_atomic
 from tilewise.costmodel.course.unpack import UnpackReport, unpack_tar
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
@@ -185,7 +185,7 @@ def _fetch_once(remote: RemoteFile, folder: Path, report: Report, stop_at: int |
     if offset == 0:
         # Nothing usable is there: discard bytes of another version and note the version that begins now.
         _partial_path(folder, remote.name).unlink(missing_ok=True)
-        write_whole(_note_path(folder, remote.name), json.dumps({"validator": remote.validator, "size": remote.size}))
+        write_atomic(_note_path(folder, remote.name), json.dumps({"validator": remote.validator, "size": remote.size}))
     headers = {"Range": f"bytes={offset}-{end - 1}"}
     # With If-Range the server sends the whole file instead of a range if its version differs.
     if remote.validator:
@@ -253,7 +253,7 @@ def _exclusive(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(folder / ".download.lock", wait=False))
+            stack.enter_context(file_lock(folder / ".download.lock", wait=False))
         except BlockingIOError as error:
             raise UnavailableError(f"Another download into {folder} is running.") from error
         yield

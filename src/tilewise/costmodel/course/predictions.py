@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import read_text_input, write_whole
+from tilewise._files import read_text_input, write_atomic
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.errors import ConfigurationError, FileFormatError
 
@@ -60,7 +60,7 @@ class KaggleFile:
 def write_layout_predictions(path: Path, collection: str, rankings: Rankings) -> None:
     """Write the ranking of all configurations of each graph, for a collection such as ``xla:random``."""
     lines = [f"layout:{collection}:{name},{';'.join(map(str, order))}" for name, order in rankings.items()]
-    write_whole(path, "\n".join([HEADER, *lines]) + "\n")
+    write_atomic(path, "\n".join([HEADER, *lines]) + "\n")
 
 
 def write_predictions(path: Path, rankings: Rankings, per_kernel: int = PER_KERNEL) -> int:
@@ -71,7 +71,7 @@ def write_predictions(path: Path, rankings: Rankings, per_kernel: int = PER_KERN
             raise ConfigurationError(f"Kernel {name} has no configuration to predict.")
         n_short += len(ranking) < per_kernel
         lines.append(f"{PREFIX}{name},{';'.join(map(str, _pad_ranking(ranking, per_kernel)))}")
-    write_whole(path, "\n".join(lines) + "\n")
+    write_atomic(path, "\n".join(lines) + "\n")
     return n_short
 
 
@@ -139,7 +139,7 @@ def write_kaggle(out: Path, predictions: Path | Sequence[Path], sample: Path | N
     rankings = _read_all([predictions] if isinstance(predictions, Path) else predictions)
     ids = list(read_predictions(sample)) if sample is not None else competition_ids()
     lines = [HEADER, *(f"{identifier},{_kaggle_row(identifier, rankings.get(identifier))}" for identifier in ids)]
-    write_whole(out, "\n".join(lines) + "\n")
+    write_atomic(out, "\n".join(lines) + "\n")
     tile_ids = [identifier for identifier in ids if identifier.startswith("tile:")]
     layout_ids = [identifier for identifier in ids if not identifier.startswith("tile:")]
     n_tiles, n_layouts = (sum(identifier in rankings for identifier in kind) for kind in (tile_ids, layout_ids))

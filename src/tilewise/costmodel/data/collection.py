@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import parse_json, write_whole
+from tilewise._files import parse_json, write_atomic
 from tilewise.costmodel.data.kernel import Kernel, make_kernel, read_kernel
 from tilewise.costmodel.data.npz import Array, npz_bytes, read_npz
 from tilewise.costmodel.data.schema import Schema, read_schema, schema_from
@@ -71,7 +71,7 @@ def write_collection(path: Path, collection: Collection) -> int:
     for name in _KERNEL_ARRAYS:
         arrays[name] = _to_smallest_dtype(np.concatenate([getattr(k, name) for k in kernels]).T)
     content = npz_bytes(arrays, level=9)
-    write_whole(path, content)
+    write_atomic(path, content)
     return len(content)
 
 

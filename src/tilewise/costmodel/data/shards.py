@@ -20,7 +20,7 @@ from typing import IO, Any, overload
 
 import numpy as np
 
-from tilewise._files import locked, read_json_input, write_whole
+from tilewise._files import file_lock, read_json_input, write_atomic
 from tilewise.costmodel.data.kernel import Kernel, program_of, read_kernel
 from tilewise.costmodel.data.npz import Array
 from tilewise.costmodel.data.progress import track
@@ -156,7 +156,7 @@ def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A second process waits here and then finds the finished folder.
-        with locked(folder.with_suffix(".lock")):
+        with file_lock(folder.with_suffix(".lock")):
             if (folder / INDEX).is_file():
                 return
             unfinished = folder.with_suffix(".unfinished")
@@ -210,7 +210,7 @@ class SplitWriter:
             stream.close()
         if kind is None:
             counts = {rows: lengths.tolist() for rows, lengths in self._counts.items()}
-            write_whole(self._folder / INDEX, json.dumps({"names": self._names, "counts": counts}))
+            write_atomic(self._folder / INDEX, json.dumps({"names": self._names, "counts": counts}))
 
     def add(self, kernel: Kernel, **extra_arrays: Array) -> None:
         """Append a kernel, and further arrays of it under their names."""

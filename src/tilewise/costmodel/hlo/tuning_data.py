@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import read_input, write_whole
+from tilewise._files import read_input, write_atomic
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.npz import Array, npz_bytes
 from tilewise.costmodel.data.schema import DIMENSIONS
@@ -75,7 +75,7 @@ def convert_tuning_data(path: Path, out_dir: Path) -> TuningConversion:
     data = read_tuning_data(path)
     files = [out_dir / f"{kernel.name}.npz" for kernel in data.kernels]
     for target, kernel in zip(files, data.kernels, strict=True):
-        write_whole(target, kernel_npz(kernel))
+        write_atomic(target, kernel_npz(kernel))
     return TuningConversion(files, data.runs, sum(kernel.n_configs for kernel in data.kernels), data.skipped)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import open_input, read_json_input, write_whole
+from tilewise._files import open_input, read_json_input, write_atomic
 from tilewise.costmodel.data.kernel import check_graph, check_integers, check_runtimes, check_shape
 from tilewise.costmodel.data.npz import Array, npz_bytes, read_npz, stream_npz
 from tilewise.costmodel.data.schema import LAYOUT_FEATURES, NODE_FEATURES
@@ -102,7 +102,7 @@ def write_graph(path: Path, graph: LayoutGraph) -> None:
         "node_splits": np.array([[0, graph.n_nodes]], np.int64),
         "config_runtime": graph.runtime,
     }
-    write_whole(path, npz_bytes(arrays))
+    write_atomic(path, npz_bytes(arrays))
 
 
 def open_graph(path: Path, cache_dir: Path) -> LayoutGraph:
@@ -127,7 +127,7 @@ def _convert(path: Path, folder: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     counts = {rows: len(parts[stem]) for stem, (_, rows, _) in _COLUMNS.items()}
-    write_whole(folder / INDEX, json.dumps(counts))
+    write_atomic(folder / INDEX, json.dumps(counts))
 
 
 def _check_room(size: int, folder: Path, path: Path) -> None:

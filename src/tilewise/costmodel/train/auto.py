@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import read_input, write_whole
+from tilewise._files import read_input, write_atomic
 from tilewise.costmodel.confidence import calibrate
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
@@ -67,7 +67,7 @@ def train_auto(
             continue
         found[name] = found.get(name) or valid_errors(models[name], dataset)
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / DONE_FILE, json.dumps({"key": key, "candidates": found}, indent=1))
+        write_atomic(folder / DONE_FILE, json.dumps({"key": key, "candidates": found}, indent=1))
     if not models:
         raise problem or TilewiseError("No model could be trained.")
     found = {name: found[name] for name in models}

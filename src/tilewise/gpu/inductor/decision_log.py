@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import open_input, reading
+from tilewise._files import convert_read_errors, open_input
 from tilewise._system import cache_folder
 from tilewise.errors import MissingFileError, TilewiseError
 from tilewise.gpu.inductor.templates import Reason, Selection
@@ -89,7 +89,7 @@ class DecisionLog:
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Read the JSON objects of a file, skipping damaged lines."""
-    with open_input(path, _MAX_FILE_BYTES) as stream, reading(path):
+    with open_input(path, _MAX_FILE_BYTES) as stream, convert_read_errors(path):
         content = stream.read(_MAX_FILE_BYTES)
     for line in content.split(b"\n"):
         try:

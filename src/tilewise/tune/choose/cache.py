@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewise import __version__
-from tilewise._files import open_input, reading
+from tilewise._files import convert_read_errors, open_input
 from tilewise._system import cache_folder as system_cache
 from tilewise.errors import MissingFileError, TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Problem
@@ -78,7 +78,7 @@ class Choices:
     def refresh(self) -> None:
         """Take in what was appended since, by this process or another."""
         try:
-            with open_input(self.path, _MOST_BYTES) as stream, reading(self.path):
+            with open_input(self.path, _MOST_BYTES) as stream, convert_read_errors(self.path):
                 stream.seek(self._read_bytes)
                 content = stream.read(_MOST_BYTES)
         except MissingFileError:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise import __version__
-from tilewise._system import cores, cpu_name, pretence
+from tilewise._system import cores, cpu_name, machine_override_text
 from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.backend.tiled.matmul import TileConfig, product_plan
 from tilewise.store.problem import Problem
@@ -132,7 +132,7 @@ def key_of(problem: Problem, threads: int) -> Key | None:
 
 def machine_name(module: Any) -> str:
     """What choices and stores know this machine by: its processor and the instruction set in force."""
-    played = pretence()
+    played = machine_override_text()
     return f"{cpu_name()} ({module.isa()}{f', playing {played}' if played else ''})"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.store.aggregate import MeasuredProblem, measured_problem
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import BatchRow, Machine, Store, Verdict
@@ -122,7 +122,7 @@ class Collector:
         now = time.monotonic()
         if now - self._said > _BETWEEN_LINES or done == total:
             self._said = now
-            waiting = counted(total - done, "kernel")
+            waiting = pluralize(total - done, "kernel")
             self.say(f"{now - self.started:5.0f} s: {summary(self.tallies)}{more}; {waiting} to go")
 
 

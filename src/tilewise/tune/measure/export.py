@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write_collection
 from tilewise.costmodel.data.dataset import with_noise
 from tilewise.costmodel.data.kernel import make_kernel
@@ -194,9 +194,9 @@ def export_folder(collection: Collection, out: str | os.PathLike[str]) -> int:
     for split, kernels in collection.splits.items():
         for measured in kernels:
             content = kernel_npz(measured.kernel, config_deviation=measured.deviation, config_repeats=measured.repeats)
-            write_whole(root / split / f"{measured.kernel.name}.npz", content)
+            write_atomic(root / split / f"{measured.kernel.name}.npz", content)
             written += 1
-    write_whole(root / "schema.json", json.dumps(schema, indent=1))
+    write_atomic(root / "schema.json", json.dumps(schema, indent=1))
     return written
 
 

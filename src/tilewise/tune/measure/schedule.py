@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.store.aggregate import FIRST_FINAL
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import Store
@@ -80,4 +80,4 @@ def summary(tallies: dict[str, Tally]) -> str:
     pairs = sum(t.pairs for t in tallies.values())
     scatter = [s for t in tallies.values() for s in t.scatter]
     noise = f"{statistics.median(scatter):.2%}" if scatter else "-"
-    return f"{counted(kernels, 'kernel')}, {counted(pairs, 'pair')}, scatter {noise}"
+    return f"{pluralize(kernels, 'kernel')}, {pluralize(pairs, 'pair')}, scatter {noise}"

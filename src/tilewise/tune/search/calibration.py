@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import tilewise
-from tilewise._files import read_input, read_json_input, write_whole
+from tilewise._files import read_input, read_json_input, write_atomic
 from tilewise._system import cache_folder
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES
@@ -182,7 +182,7 @@ def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None
     if hyper.sure:
         kept["sure"] = {str(count): least for count, least in hyper.sure.items()}
     path = own_calibration_path(model_file) if path is None else path
-    write_whole(path, json.dumps(kept, indent=1) + "\n")
+    write_atomic(path, json.dumps(kept, indent=1) + "\n")
     return path
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.costmodel.baselines import Analytical
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import Dataset, find_collection, load_dataset
@@ -126,7 +126,7 @@ def replay(
         say(notes[-1])
         calibration = calibrate(scorer, list(data.valid), names)
     cases = [make_case(scorer, kernel, names) for kernel in track(kernels, "ranking", len(kernels), progress)]
-    say(f"{counted(len(cases), 'kernel')}; replaying the tuner")
+    say(f"{pluralize(len(cases), 'kernel')}; replaying the tuner")
     curves: dict[str, Curves] = {
         "random": _random(cases, most, seed),
         "exhaustive": np.array([regrets(case.runtime, range(len(case.runtime)), most) for case in cases]),

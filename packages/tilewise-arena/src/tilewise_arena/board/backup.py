@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from sqlalchemy import insert, select
 
-from tilewise._files import open_input, reading, replacing
+from tilewise._files import atomic_writer, convert_read_errors, open_input
 from tilewise.bench.errors import Rejected
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise_arena.board import schema
@@ -59,7 +59,7 @@ def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
 def back_up(board: Board, path: Path) -> int:
     """Write a backup whole or not at all, readable by its owner only; gives the number of lines."""
     count = 0
-    with replacing(path) as stream:
+    with atomic_writer(path) as stream:
         for line in backup_lines(board, with_key=True):
             stream.write(line.encode() + b"\n")
             count += 1
@@ -73,7 +73,7 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
     Chain and seals are checked before anything is written, and the board is verified after. A backup without a key
     needs the one in the file `key`; `new_key` seals every link anew instead.
     """
-    with open_input(path, _MOST_BYTES) as stream, reading(path):
+    with open_input(path, _MOST_BYTES) as stream, convert_read_errors(path):
         rows = _parsed(stream, path)
     links = [Link(**row) for row in rows["link"]]
     secret = _secret(rows.pop("key", None), key, new_key)

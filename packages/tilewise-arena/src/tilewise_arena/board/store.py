@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.bench.recipe import Recipe, check_name
 from tilewise.bench.scoring import Score
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
@@ -171,7 +171,7 @@ class Board:
     def write_key(self) -> None:
         """Put this board's key into its file; for a board that was restored."""
         assert self.key is not None
-        write_whole(self.key_path, self.key.hex() + "\n")
+        write_atomic(self.key_path, self.key.hex() + "\n")
         self.key_path.chmod(0o600)
 
     def __enter__(self) -> Self:

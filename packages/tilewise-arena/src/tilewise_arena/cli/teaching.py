@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer
 from tilewise.errors import ConfigurationError
 from tilewise_arena.cli.options import BY, DEFAULT_BOARD, BoardOption, KeyOption, opened_board
@@ -134,19 +134,19 @@ def roster(
 
     Example: tilewise compete roster class.csv --out tokens.csv --board board.sqlite
     """
-    from tilewise._files import write_whole
+    from tilewise._files import write_atomic
     from tilewise_arena.board.roster import make_tokens, read_roster, tokens_csv
 
     students = read_roster(path)
     if out.exists():
         raise ConfigurationError(f"{out} is there, and may hold tokens that are shown nowhere else; name another file")
-    write_whole(out, "")  # a place that cannot be written to is found before a token is made
+    write_atomic(out, "")  # a place that cannot be written to is found before a token is made
     out.chmod(0o600)
     with opened_board(where, key, create=True) as opened:
         made = make_tokens(opened, students, BY)
-    write_whole(out, tokens_csv(students, made))
+    write_atomic(out, tokens_csv(students, made))
     out.chmod(0o600)
-    said = f"{counted(len(made), 'new token')} for {counted(len(students), 'student')} in {out}"
+    said = f"{pluralize(len(made), 'new token')} for {pluralize(len(students), 'student')} in {out}"
     answer(as_json, {"tokens": len(made), "file": str(out)}, said)
 
 
@@ -159,7 +159,7 @@ def grades(
 
     Example: tilewise compete grades --roster class.csv --out grades.csv
     """
-    from tilewise._files import write_whole
+    from tilewise._files import write_atomic
     from tilewise_arena.board.grades import grades_csv
     from tilewise_arena.board.roster import class_grades_csv, read_roster
 
@@ -169,7 +169,7 @@ def grades(
     if out is None:
         print(text, end="")
     else:
-        write_whole(out, text)
+        write_atomic(out, text)
         print(f"{text.count(chr(10)) - 1} lines of grades in {out}")
 
 
@@ -206,4 +206,4 @@ def restore(
     from tilewise_arena.board.backup import restore as run
 
     links = run(path, where, key, new_key)
-    answer(as_json, {"links": links, "board": where}, f"{counted(links, 'link')} in {where}")
+    answer(as_json, {"links": links, "board": where}, f"{pluralize(links, 'link')} in {where}")

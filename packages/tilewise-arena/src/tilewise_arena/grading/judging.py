@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import read_input, write_whole
+from tilewise._files import read_input, write_atomic
 from tilewise.learn.checking import Result, answering, check, exercises, feedback
 from tilewise.learn.remote import Line
 
@@ -83,7 +83,7 @@ def plain_code(text: str) -> str:
 
 
 def keep_answers(folder: Path, text: str) -> None:
-    write_whole(folder / ANSWERS, text[:_MOST_TEXT] + "\n")
+    write_atomic(folder / ANSWERS, text[:_MOST_TEXT] + "\n")
 
 
 def _source(cell: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise_arena.grading.judging import keep_answers, taken_apart
 from tilewise_arena.grading.notebooks import (
     cell,
@@ -68,8 +68,8 @@ def _role(name: str, grade: bool = False, solution: bool = False) -> dict[str, A
 def write_course(lessons: Iterable[str], folder: Path) -> Path:
     """The configuration and the source notebooks in `folder`; gives the configuration's path."""
     for lesson in lessons:
-        write_whole(folder / "source" / lesson / f"{lesson}.ipynb", source(lesson))
-    write_whole(folder / "nbgrader_config.py", _CONFIG)
+        write_atomic(folder / "source" / lesson / f"{lesson}.ipynb", source(lesson))
+    write_atomic(folder / "nbgrader_config.py", _CONFIG)
     return folder / "nbgrader_config.py"
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import write_whole
+from tilewise._files import write_atomic
 from tilewise.errors import UnavailableError
 from tilewise_arena.grading.judging import keep_answers, taken_apart
 from tilewise_arena.grading.notebooks import (
@@ -72,7 +72,7 @@ def write_assignment(lesson: str, folder: Path) -> Path:
     if find_spec("otter") is None:
         raise UnavailableError("an assignment for otter-grader is made by otter itself: pip install otter-grader")
     place = folder / lesson
-    write_whole(place / f"{lesson}.ipynb", master(lesson))
+    write_atomic(place / f"{lesson}.ipynb", master(lesson))
     shutil.rmtree(place / "dist", ignore_errors=True)
     command = [sys.executable, "-m", "otter", "assign", f"{lesson}.ipynb", "dist", "--no-run-tests"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True)

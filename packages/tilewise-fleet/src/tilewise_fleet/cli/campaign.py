@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.cli.tables import table
 from tilewise.errors import ConfigurationError
 
@@ -87,7 +87,7 @@ def _plainly(event: dict[str, Any], told: Told) -> None:
         typer.echo(f"{event['slot']}: {event['event']} {event.get('machine', event.get('why', ''))}", err=True)
     elif kernels % 10 == 0:
         typer.echo(
-            f"{counted(kernels, 'kernel')}, {counted(sum(line.pairs for line in told.lines.values()), 'pair')}",
+            f"{pluralize(kernels, 'kernel')}, {pluralize(sum(line.pairs for line in told.lines.values()), 'pair')}",
             err=True,
         )
 

@@ -117,6 +117,6 @@ def describe(*, measure: bool = False) -> dict[str, Any]:
         "system": platform.system(),
         "tilewise": __version__,
         "numpy": np.__version__,
-        **({"pretended": _system.pretence()} if _system.pretence() else {}),
+        **({"pretended": _system.machine_override_text()} if _system.machine_override_text() else {}),
         "features": machine_features(measure=measure),
     }

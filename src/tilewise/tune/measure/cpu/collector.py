@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from tilewise._system import real_cores
-from tilewise._wording import counted
+from tilewise._wording import pluralize
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.profile.timing.limits import TimeIsUp, time_limit
 from tilewise.store.aggregate import FIRST_FINAL, LEAST, contenders
@@ -78,7 +78,7 @@ class CpuCollector(Collector):
 
     def run(self) -> dict[str, Tally]:
         name = self.begin().identity
-        self.say(f"{len(self.kernels)} of {counted(len(self.wanted), 'kernel')} to measure on {name}")
+        self.say(f"{len(self.kernels)} of {pluralize(len(self.wanted), 'kernel')} to measure on {name}")
         for number, kernel in enumerate(self.kernels, start=1):
             if not self.time_left():
                 break
@@ -217,5 +217,5 @@ def _feasible(kernels: Iterable[Kernel], say: Say) -> list[Kernel]:
     if given and not kept:
         raise ConfigurationError(f"All of these kernels want more threads than the {cores} cores of this machine.")
     if len(kept) < len(given):
-        say(f"{counted(len(given) - len(kept), 'kernel')} left out: more threads than the {cores} cores")
+        say(f"{pluralize(len(given) - len(kept), 'kernel')} left out: more threads than the {cores} cores")
     return kept
