@@ -46,6 +46,16 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+BULLET = re.compile(r"^(?:[-*]|\d+\.) .*(?:\n {2,}\S.*)*", re.M)
+MAX_BULLET_CHARACTERS = 3 * 120  # three lines of a page
+
+
+@pytest.mark.parametrize("page", sorted(EVERY), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_bullet_of_a_page_is_longer_than_three_lines(page):
+    text = re.sub(r"^```.*?^```|<!--.*?-->", "", page.read_text(), flags=re.M | re.S)
+    assert [bullet for bullet in BULLET.findall(text) if len(bullet) > MAX_BULLET_CHARACTERS] == []
+
+
 def test_every_setting_has_a_line_on_its_page():
     """The variables that the code reads, and no others."""
     sources = [
