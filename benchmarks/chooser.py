@@ -46,7 +46,7 @@ class Patient:
         self.off, self.on = OptimizedBackend(), OptimizedBackend(tile_chooser=self.chooser)
 
     def compare(self, name: str, threads: int, call: Callable[[OptimizedBackend], object], work: int, s: float) -> Row:
-        for _ in range(2 + self.chooser.patience // max(work, self.chooser.least_work)):
+        for _ in range(2 + self.chooser.warm_up // max(work, self.chooser.min_work)):
             call(self.on)
         runs: dict[str, Run] = {"tilewise": lambda: call(self.on), "chooser off": lambda: call(self.off)}
         rows = [compare(name, threads, runs, s)]
@@ -79,7 +79,7 @@ def network(both: Patient, name: str, batch: int, threads: int, budget_s: float)
         with use_backend(backend), no_grad():
             model(x)
 
-    return both.compare(f"{name} forward, batch {batch}", threads, call, both.chooser.patience // 40, budget_s)
+    return both.compare(f"{name} forward, batch {batch}", threads, call, both.chooser.warm_up // 40, budget_s)
 
 
 def rows_of(part: str, threads: int, options: argparse.Namespace) -> Iterator[Row]:

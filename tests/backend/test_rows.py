@@ -194,7 +194,7 @@ def test_a_target_outside_the_classes_is_refused_in_one_sentence() -> None:
     logits = make((3, 4))
     with pytest.raises(ShapeError, match="between 0 and 3, but one is 4"):
         run("cross_entropy", logits, np.array([0, 4, 1]))
-    with pytest.raises(ShapeError, match="ids must lie"):
+    with pytest.raises(ShapeError, match="ids must be"):
         run("embedding_grad", logits, np.array([0, -1, 1]), 5)
 
 
@@ -267,7 +267,7 @@ def test_what_the_kernels_do_not_take_goes_to_numpy() -> None:
     backend = current_backend()
     x = np.ones((4, 3))
     assert backend.select("sum_rows", x).name == "numpy"
-    assert "float32" in backend.explain("sum_rows", x).passed_over["native"]
+    assert "float32" in backend.explain("sum_rows", x).rejected["native"]
     assert backend.select("add_in_place", make((4, 4)).T, make((4, 4))).name == "numpy"
 
 

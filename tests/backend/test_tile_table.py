@@ -142,7 +142,7 @@ def test_backends_do_not_share_answers() -> None:
 
 def test_a_patient_chooser_is_asked_when_a_shape_has_earned_it() -> None:
     class Patient(Asked):
-        patience = 3 * 60 * 50 * 40
+        warm_up = 3 * 60 * 50 * 40
 
     chooser = Patient(odd_tile())
     backend, (a, b) = OptimizedBackend(tile_chooser=chooser), operands(60, 50, 40)
@@ -155,7 +155,7 @@ def test_a_patient_chooser_is_asked_when_a_shape_has_earned_it() -> None:
 
 def test_products_below_the_choosers_least_work_are_left_alone() -> None:
     class Large(Asked):
-        least_work = 60 * 50 * 40 + 1
+        min_work = 60 * 50 * 40 + 1
 
     chooser = Large()
     backend = OptimizedBackend(tile_chooser=chooser)
@@ -183,7 +183,7 @@ def test_ever_new_shapes_neither_grow_the_table_nor_push_out_what_was_decided() 
 
 def test_a_choice_that_is_kept_holds_from_the_first_call_for_its_thread_count() -> None:
     class Knowing(Asked):
-        def put_known(self, table: Any) -> None:
+        def preload(self, table: Any) -> None:
             table.keep_matmul((60, 50, 40), "nn", native.num_threads(), odd_tile())
             table.keep_matmul((61, 50, 40), "nn", native.num_threads() + 1, odd_tile())
 

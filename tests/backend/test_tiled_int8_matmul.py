@@ -135,5 +135,5 @@ def test_a_tile_that_cannot_be_used_is_refused_with_the_reason(tile: Any, reason
 def test_a_shape_without_a_product_is_one_sentence(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError, match="the shape of an int8_matmul"):
         tile_space("int8_matmul", shape)
-    with pytest.raises(ConfigurationError, match="layout of an integer product"):
+    with pytest.raises(ConfigurationError, match="layout of an INT8 product"):
         tile_space("int8_matmul", (4, 4, 4), layout="nn")

@@ -47,7 +47,7 @@ def scores(model) -> ModelScores:
 
 
 def near(shape: tuple[int, int, int], threads: int = 1):
-    return tiled_op("matmul").in_passing(native, shape, "nn", threads)
+    return tiled_op("matmul").quick_candidates(native, shape, "nn", threads)
 
 
 def some_register_tile() -> int:

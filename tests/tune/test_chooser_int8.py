@@ -45,7 +45,7 @@ class Tuned:
 
     __call__ = staticmethod(nobody)
 
-    def put_known(self, table: Any) -> None:
+    def preload(self, table: Any) -> None:
         for (*shape, threads), tile in self.tiles.items():
             table.keep_int8(tuple(shape), threads, tile)
 
@@ -190,7 +190,7 @@ def test_a_tuned_choice_is_in_the_table_from_the_start(tmp_path, settings_restor
         def keep_int8(self, *choice: Any) -> None:
             kept.append(choice)
 
-    chooser.put_known(Table())
+    chooser.preload(Table())
     assert kept == [((90, 80, 70), 1, tile)]
 
 

@@ -1,4 +1,8 @@
-"""Matmul and convolution on arrays: naive, blocked, NumPy and native, and the routing between them."""
+"""Implementations of the framework's operations on arrays, and the dispatch between them.
+
+The three most important names: `OptimizedBackend` (dispatches an operation to an implementation), `matmul_native` (the
+compiled matrix product) and `tile_space` (the feasible tiles of an operation).
+"""
 
 from tilewise.backend import attention, conv, numpy_ops, numpy_training, rows  # noqa: F401 - registers their operations
 from tilewise.backend.conv import default_conv2d_tile

@@ -1,7 +1,7 @@
-"""Fused attention, forward and backward: memory grows with the sequence, not with its square.
+"""Fused attention, forward and backward: memory grows linearly with the sequence length (Dao et al. 2022).
 
-Queries, keys and values are read where they lie, so the views that split a packed projection into heads are not copied.
-A gradient may be written into arrays that the caller hands in (`into`), such as the three parts of that projection's.
+Queries, keys and values may have any strides, so the views that split a packed projection into heads are not copied.
+Gradients can be written into arrays of the caller (`into`), such as views of that projection's gradient.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Array = npt.NDArray[Any]
 _kernels: Any = native
 
 
-def _why_not(*arrays: Array, mask: Array | None = None, **_settings: Any) -> str | None:
+def _unsupported_reason(*arrays: Array, mask: Array | None = None, **_settings: Any) -> str | None:
     for array in arrays:
         if array.dtype != np.float32:
-            return "the native kernels take float32 arrays"
+            return "the native kernels support only float32 arrays"
     if mask is not None and mask.dtype.kind not in "bf":
-        return "the native kernels take masks of bool or float"
+        return "the native kernels support only masks of bool or float"
     return None
 
 
-def _whole_mask(mask: Array | None, q: Array, k: Array) -> Array | None:
-    """The mask spread over the scores (B, H, T, S), without copying what is broadcast."""
+def _broadcast_mask(mask: Array | None, q: Array, k: Array) -> Array | None:
+    """Broadcast the mask to the scores (B, H, T, S) without copying."""
     if mask is None:
         return None
     scores = (*q.shape[:3], k.shape[2])
@@ -44,9 +44,9 @@ def _whole_mask(mask: Array | None, q: Array, k: Array) -> Array | None:
 def attention(
     q: Array, k: Array, v: Array, *, causal: bool, mask: Array | None = None, scale: float | None = None
 ) -> tuple[Array, Array]:
-    """softmax(q kᵀ · scale + mask) v and the log of each row's sum of exponentials."""
+    """Compute softmax(q kᵀ · scale + mask) v and the log-sum-exp of each row of scores."""
     if mask is not None and q.ndim == k.ndim == 4:
-        mask = _whole_mask(mask, q, k)
+        mask = _broadcast_mask(mask, q, k)
     result: tuple[Array, Array] = _kernels.attention(q, k, v, causal, mask, scale)
     return result
 
@@ -55,9 +55,9 @@ def attention_grad(
     gout: Array, q: Array, k: Array, v: Array, out: Array, logsumexp: Array, *, causal: bool,
     mask: Array | None = None, scale: float | None = None, into: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Gradients of q, k and v, from what `attention` returned."""
+    """Compute the gradients of q, k and v from the results of `attention`."""
     if mask is not None and q.ndim == k.ndim == 4:
-        mask = _whole_mask(mask, q, k)
+        mask = _broadcast_mask(mask, q, k)
     grads: tuple[Array, Array, Array] = _kernels.attention_grad(
         gout, q, k, v, out, logsumexp, causal, mask, scale, into
     )
@@ -65,5 +65,5 @@ def attention_grad(
 
 
 if native is not None:
-    implements("attention", "native", suits=_why_not)(attention)
-    implements("attention_grad", "native", suits=_why_not)(attention_grad)
+    implements("attention", "native", _unsupported_reason)(attention)
+    implements("attention_grad", "native", _unsupported_reason)(attention_grad)

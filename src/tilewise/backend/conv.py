@@ -1,12 +1,12 @@
-"""Convolution and pooling by the compiled kernels: float32, NCHW in and out, channels-last inside.
+"""Convolution and pooling by the compiled kernels: float32, NCHW input and output, channels-last inside.
 
-The registered functions are the compiled ones themselves; a Python layer would cost as much as a small pooling. A
-convolution runs Winograd's F(4x4, 3x3) where that needs fewer instructions than the direct kernel (3x3, stride 1,
-enough channels) and every value is small enough for its transforms; the direct kernel takes the rest, NaN and infinity
-included.
+The registered functions are the compiled ones themselves; a Python wrapper would cost as much as a small pooling. A
+convolution uses Winograd's F(4x4, 3x3) if that needs fewer instructions than the direct kernel (3x3, stride 1, enough
+channels) and every value is small enough for its transforms. The direct kernel computes everything else, including NaN
+and infinity.
 
-Weights are repacked for the kernel once and kept: the library holds a copy of the raw weights beside the packed ones,
-compares them at every call and repacks when they differ, so weights may be changed in place at any time.
+Packed weights are cached: the extension stores a copy of the raw weights with the packed ones, compares it at every
+call and packs again if it differs, so weights may be changed in place at any time.
 """
 
 from __future__ import annotations
@@ -17,35 +17,33 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend.registry import implements
-from tilewise.backend.tiled.conv2d import Conv2d, ConvTile, conv2d_shape
+from tilewise.backend.tiled.conv2d import ConvTile, TiledConv2d, conv2d_shape
 from tilewise.errors import UnavailableError
 
 Array = npt.NDArray[Any]
 
 
 def conv2d_tile_key(x: Array, w: Array, *args: Any, **options: Any) -> tuple[tuple[int, ...], str, str]:
-    """The convolution as a tile chooser sees it: its shape (see `conv2d_shape`), dtype, layout."""
+    """Key of a convolution for the tile chooser: (shape as in `conv2d_shape`, dtype, layout)."""
     return conv2d_shape(x, w, *args, **options), x.dtype.name, "nchw"
 
 
 def default_conv2d_tile(x: Array, w: Array, **geometry: Any) -> ConvTile:
-    """The tile that `conv2d(x, w, ...)` uses when it is given none (docs/tiles.md says how it is chosen)."""
+    """Return the tile that `conv2d(x, w, ...)` uses by default (see docs/tiles.md)."""
     if native is None:
-        raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-    return Conv2d().default(native, conv2d_shape(x, w, **geometry))
+        raise UnavailableError("tiles need tilewise's compiled kernels; install g++ and reinstall")
+    return TiledConv2d().default(native, conv2d_shape(x, w, **geometry))
 
 
 def _describe_native(x: Array, w: Array, *args: Any, **options: Any) -> tuple[str, ConvTile | None]:
+    """Name the shapes, the instruction set and the algorithm of a convolution, with its default tile."""
     assert native is not None
     if x.size == 0 or w.size == 0:
         return "it is float32 and empty", None
-    tile = Conv2d().default(native, conv2d_shape(x, w, *args, **options))
-    n, c, h, wide = x.shape
+    tile = TiledConv2d().default(native, conv2d_shape(x, w, *args, **options))
+    image = "x".join(map(str, x.shape))
     o, _, kh, kw = w.shape
-    return (
-        f"float32 {n}x{c}x{h}x{wide} by {o} {kh}x{kw} filters on {native.isa()} runs the {tile.algorithm} kernel",
-        tile,
-    )
+    return f"float32 {image} by {o} {kh}x{kw} filters on {native.isa()} runs the {tile.algorithm} kernel", tile
 
 
 if native is not None:

@@ -1,7 +1,7 @@
-"""Matrix multiplication: the native kernel, NumPy beside it, and how the router sees them.
+"""Matrix multiplication by the native kernel and by NumPy, and their registration.
 
-`matmul_native` is the compiled function itself, not a wrapper: on small matrices the call decides, and a Python layer
-would cost as much as the product. It takes float32 arrays of any strides and never copies a transposed view.
+`matmul_native` is the compiled function itself, not a wrapper: on small matrices a Python wrapper would cost as much
+as the product. It accepts float32 arrays with any strides and never copies a transposed view.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 
 def matmul_numpy(a: Array, b: Array) -> Array:
-    """`a @ b` by NumPy and the BLAS it was built with."""
+    """Compute `a @ b` with NumPy and its BLAS."""
     return np.asarray(np.matmul(a, b))
 
 
@@ -40,10 +40,10 @@ matmul_native: Callable[..., Array] = _matmul_unavailable if native is None else
 
 
 def matmul_tile_key(a: Array, b: Array, **_options: Any) -> tuple[tuple[int, ...], str, str] | None:
-    """The product as a tile chooser sees it: (m, n, k), dtype, layout; None where it is too small or thin to ask, a
-    batch of several products, or has gaps between the elements of B both ways.
+    """Key of a product for the tile chooser: ((m, n, k), dtype, layout).
 
-    Rows of a batch that shares B count as one m.
+    None if tiles do not apply: the product is small or thin, a batch of several products, or B is strided in both
+    dimensions. The rows of a batch that shares B count as one m.
     """
     assert native is not None
     key = native.matmul_tile_key(a, b)
@@ -60,16 +60,16 @@ def _layout(a: Array, b: Array) -> str:
 
 
 def _sizes(a: Array, b: Array) -> tuple[int, int, int]:
-    shape, other = a.shape, b.shape
-    k, n = shape[-1], 1 if len(other) == 1 else other[-1]
-    rows = 1 if len(shape) == 1 else (a.size // max(k, 1) if len(other) <= 2 else shape[-2])
-    return rows, n, k
+    """(m, n, k) of a product; leading dimensions of A count as rows if B is one matrix."""
+    k, n = a.shape[-1], 1 if b.ndim == 1 else b.shape[-1]
+    m = 1 if a.ndim == 1 else (a.size // max(k, 1) if b.ndim <= 2 else a.shape[-2])
+    return m, n, k
 
 
 def default_matmul_tile(a: Array, b: Array) -> TileConfig:
-    """The tile `matmul_native(a, b)` uses when it is given none (docs/tiles.md says how it is chosen)."""
+    """Return the tile that `matmul_native(a, b)` uses by default (see docs/tiles.md)."""
     if native is None:
-        raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
+        raise UnavailableError("tiles need tilewise's compiled kernels; install g++ and reinstall")
     return TileConfig(*native.matmul_plan(a, b)[1])
 
 
@@ -77,10 +77,10 @@ def _describe_native(a: Array, b: Array, **_options: Any) -> tuple[str, TileConf
     assert native is not None
     path, tile = native.matmul_plan(a, b)
     m, n, k = _sizes(a, b)
-    what = f"float32 {m}x{k} by {k}x{n} ({_layout(a, b)}) on {native.isa()}"
+    product = f"float32 {m}x{k} by {k}x{n} ({_layout(a, b)}) on {native.isa()}"
     if path == "tiled":
-        return f"{what} runs the tiled kernel", TileConfig(*tile)
-    return f"{what} is bound by memory and runs unpacked {path}", None
+        return f"{product} runs the tiled kernel", TileConfig(*tile)
+    return f"{product} is bound by memory and runs the unpacked {path} kernel", None
 
 
 if native is not None:

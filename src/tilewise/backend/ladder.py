@@ -1,9 +1,10 @@
 """The ladder: one matrix product from three Python loops to all cores, one idea per rung.
 
 Each rung is a function of two float32 matrices with the same result. `RUNGS` lists them in order with the idea that
-each adds; `climb` times them. Rungs 2 to 5 are scalar C++ compiled without vectorisation, so that what they gain is the
-cache and the registers; the last two are the kernels the framework uses, on one thread and on all. Python's loops and
-the blocked ones are registered with the router, last in line, so that `use_backend("naive")` runs a model on them.
+each adds; `tilewise ladder` times them. Rungs 2 to 5 are scalar C++ compiled without vectorisation, so that their gains
+come from the cache and the registers only; the last two are the framework's kernels, on one thread and on all. The
+naive and the blocked rung are registered as backends of the lowest preference: `use_backend("naive")` runs a model on
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise._threads import get_num_threads, set_num_threads
 from tilewise.backend.gemm import matmul_native, matmul_numpy
-from tilewise.backend.numpy_ops import Activation, finish
+from tilewise.backend.numpy_ops import Activation, apply_epilogue
 from tilewise.backend.registry import implements
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError, UnavailableError
 
@@ -27,7 +28,7 @@ Block = int | Sequence[int]
 
 
 def matmul_naive(a: Array, b: Array) -> Array:
-    """The definition, in Python: three loops."""
+    """Multiply by definition: three loops in Python."""
     a, b = _checked(a, b)
     (m, k), n = a.shape, b.shape[1]
     rows, columns = a.tolist(), b.T.tolist()
@@ -42,19 +43,19 @@ def matmul_naive(a: Array, b: Array) -> Array:
 
 
 def matmul_compiled(a: Array, b: Array) -> Array:
-    """The same three loops, compiled."""
+    """Multiply with the same three loops, compiled."""
     return _rung("ladder_naive", a, b)
 
 
 def matmul_reordered(a: Array, b: Array) -> Array:
-    """The compiled loops with the middle one innermost: memory is walked in the order it lies."""
+    """Multiply with the loops over columns and depth exchanged, so that memory is read sequentially."""
     return _rung("ladder_reordered", a, b)
 
 
 def matmul_blocked(a: Array, b: Array, block: Block = 64) -> Array:
-    """Compiled loops over blocks that stay in the cache; `block` is one size, or (rows, columns, depth).
+    """Multiply in blocks that fit into the cache; `block` is one size, or (rows, columns, depth).
 
-    Without the compiled kernels the blocks are multiplied by NumPy.
+    Without the extension NumPy multiplies the blocks.
     """
     bm, bn, bk = _checked_block(block)
     a, b = _checked(a, b)
@@ -65,23 +66,23 @@ def matmul_blocked(a: Array, b: Array, block: Block = 64) -> Array:
 
 
 def matmul_packed(a: Array, b: Array) -> Array:
-    """Blocks copied into the order they are read in, and a 4×3 tile of the result held in registers."""
+    """Multiply blocks packed in the order they are read, with a 4×3 tile of the result in registers."""
     return _rung("ladder_packed", a, b)
 
 
 def matmul_vectorised(a: Array, b: Array) -> Array:
-    """The framework's kernel on one thread: wide vectors, larger register tiles, prefetching."""
-    before = get_num_threads()
+    """Multiply with the framework's kernel on one thread: vector instructions, larger register tiles, prefetching."""
+    threads = get_num_threads()
     set_num_threads(1)
     try:
         return matmul_native(a, b)
     finally:
-        set_num_threads(before)
+        set_num_threads(threads)
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A step of the ladder: what it is called, the idea it adds, and the function."""
+    """A step of the ladder: its name, the idea it adds, and the function."""
 
     name: str
     idea: str
@@ -104,20 +105,20 @@ def _float32_only(a: Array, b: Array, **_options: Any) -> str | None:
     return None if a.dtype == np.float32 and b.dtype == np.float32 else "the ladder is float32"
 
 
-def _registered(name: str, rung: Callable[[Array, Array], Array]) -> None:
+def _register(name: str, rung: Callable[[Array, Array], Array]) -> None:
     @implements("matmul", name, _float32_only)
     def matmul(
         a: Array, b: Array, *, bias: Array | None = None, activation: Activation = None, residual: Array | None = None
     ) -> Array:
-        return finish(_every_matrix(rung, a, b), bias, residual, activation)
+        return apply_epilogue(_batched(rung, a, b), bias, residual, activation)
 
 
-_registered("blocked", matmul_blocked)
-_registered("naive", matmul_naive)
+_register("blocked", matmul_blocked)
+_register("naive", matmul_naive)
 
 
-def _every_matrix(rung: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
-    """`rung` over the batch, with vectors as NumPy's matmul takes them."""
+def _batched(rung: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """Apply `rung` to every matrix of a batch, with NumPy's rules for vectors and broadcasting."""
     left, right = a[None, :] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
     try:
         batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
@@ -141,7 +142,7 @@ def _rung(name: str, a: Array, b: Array) -> Array:
 def _checked(a: Array, b: Array) -> tuple[Array, Array]:
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype.kind not in "fiu" or b.dtype.kind not in "fiu":
-        raise DtypeError(f"a matrix product takes real numbers, not {a.dtype} and {b.dtype}")
+        raise DtypeError(f"a matrix product needs real numbers, not {a.dtype} and {b.dtype}")
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(f"matrices of shapes {a.shape} and {b.shape} cannot be multiplied")
     return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
@@ -150,7 +151,7 @@ def _checked(a: Array, b: Array) -> tuple[Array, Array]:
 def _checked_block(block: Block) -> tuple[int, int, int]:
     sizes = (block, block, block) if isinstance(block, int | np.integer) else tuple(block)
     if len(sizes) != 3 or not all(isinstance(s, int | np.integer) and s >= 1 for s in sizes):
-        raise ConfigurationError(f"a block is a positive size, or three (rows, columns, depth), not {block!r}")
+        raise ConfigurationError(f"block must be a positive size, or three (rows, columns, depth), not {block!r}")
     return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
 

@@ -1,8 +1,8 @@
-"""Every operation of the framework in plain NumPy: the reference, the float64 path, and what runs with no extension.
+"""Every operation of the framework in NumPy: the reference, the float64 path, and the fallback without the extension.
 
-These say what each operation means; the native kernels are tested against them and PyTorch. Convolution is one matrix
-product over unfolded patches ("im2col"), its gradients the same product transposed and folded back. Not-a-numbers and
-infinities flow through silently, as in PyTorch.
+These functions define the operations; the native kernels are tested against them and against PyTorch. Convolution is
+one matrix product over unfolded patches (im2col); its gradients are the transposed products, folded back (col2im). NaN
+and infinity propagate without warnings, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Activation = Literal["relu", "gelu"] | None
 _silent = np.errstate(all="ignore")
 
 
-# --- element by element ---
+# --- elementwise ---
 
 
 @cache
@@ -33,23 +33,25 @@ def _erf_polynomial(degree: int) -> tuple[float, ...]:
     """Coefficients of p with erf(x) = 1 - exp(-x²) p(s), s = 2/(1 + x/2) - 1, fitted at Chebyshev points for x >= 0."""
     angles = np.pi * (np.arange(200) + 0.5) / 200
     scaled = [_scaled_erfc(x) for x in 4 / (np.cos(angles) + 1) - 2]
-    # The least squares at these points are sums, without numpy.polynomial and a matrix library's 9 MB of memory.
-    before, now = np.eye(2, degree + 1)  # the first two Chebyshev polynomials, lowest power first
-    found = before * np.mean(scaled)
+    # Chebyshev polynomials are orthogonal at these points, so the least-squares fit needs only sums. numpy.polynomial
+    # would load LAPACK, which takes 9 MB of memory.
+    previous, current = np.eye(2, degree + 1)  # T0 and T1, lowest power first
+    coefficients = previous * np.mean(scaled)
     for n in range(1, degree + 1):
-        found += now * 2 * np.mean(scaled * np.cos(n * angles))
-        before, now = now, 2 * np.roll(now, 1) - before
-    return tuple(found.tolist())
+        coefficients += current * 2 * np.mean(scaled * np.cos(n * angles))
+        previous, current = current, 2 * np.roll(current, 1) - previous  # T(n+1) = 2 s T(n) - T(n-1)
+    return tuple(coefficients.tolist())
 
 
 def _scaled_erfc(x: float) -> float:
+    """exp(x²) erfc(x); from 25 on by its asymptotic series, because exp(x²) overflows."""
     if x < 25:
         return math.erfc(x) * math.exp(x * x)
     return (1 - 1 / (2 * x**2) + 3 / (4 * x**4) - 15 / (8 * x**6)) / (x * math.sqrt(math.pi))
 
 
 def erf(x: Array) -> Array:
-    """The error function, to 2e-8 in float32 and 1e-14 in float64."""
+    """Compute the error function, with errors up to 2e-8 in float32 and 1e-14 in float64."""
     coefficients = _erf_polynomial(10 if x.dtype == np.float32 else 24)
     size = np.abs(x)
     s = 2 / (1 + size / 2) - 1
@@ -71,8 +73,8 @@ def gelu(x: Array) -> Array:
 @_silent
 def gelu_grad(x: Array, gy: Array) -> Array:
     density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    tail = np.where(np.isinf(x), x.dtype.type(0), x * density)  # at infinity: ended, not infinity times 0
-    return np.asarray(gy * (_normal_cdf(x) + tail))
+    weighted = np.where(np.isinf(x), x.dtype.type(0), x * density)  # the limit at infinity is 0, not NaN
+    return np.asarray(gy * (_normal_cdf(x) + weighted))
 
 
 def _normal_cdf(x: Array) -> Array:
@@ -89,8 +91,8 @@ def relu_grad(y: Array, gy: Array) -> Array:
     return np.asarray(np.where(y <= 0, gy.dtype.type(0), gy))
 
 
-def finish(y: Array, bias: Array | None, residual: Array | None, activation: Activation) -> Array:
-    """The epilogue every product shares: bias, residual, activation, in that order."""
+def apply_epilogue(y: Array, bias: Array | None, residual: Array | None, activation: Activation) -> Array:
+    """Apply the epilogue of a product: bias, residual, activation, in that order."""
     if bias is not None:
         y += bias
     if residual is not None:
@@ -110,11 +112,11 @@ def finish(y: Array, bias: Array | None, residual: Array | None, activation: Act
 def matmul(
     a: Array, b: Array, *, bias: Array | None = None, activation: Activation = None, residual: Array | None = None
 ) -> Array:
-    return finish(np.asarray(np.matmul(a, b)), bias, residual, activation)
+    return apply_epilogue(np.asarray(np.matmul(a, b)), bias, residual, activation)
 
 
 def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
-    """How many windows fit along one side; a ShapeError where none does."""
+    """Number of windows along one side; ShapeError if none fits."""
     if size + 2 * padding < kernel:
         raise ShapeError(f"a window of {kernel} does not fit into {size} with padding {padding}")
     return (size + 2 * padding - kernel) // stride + 1
@@ -128,19 +130,19 @@ def _padded(x: Array, padding: Pair, value: float = 0.0) -> Array:
 
 
 def _windows(x: Array, kernel: Pair, stride: Pair) -> Array:
-    """(N, C, H, W) to (N, C, Ho, Wo, kh, kw), without copying."""
+    """View (N, C, H, W) as windows (N, C, Ho, Wo, kh, kw), without copying."""
     return sliding_window_view(x, kernel, axis=(2, 3))[:, :, :: stride[0], :: stride[1]]
 
 
 def _unfold(x: Array, kernel: Pair, stride: Pair, padding: Pair, groups: int) -> Array:
-    """Patches as columns: (G, C/G*kh*kw, N*Ho*Wo)."""
+    """Copy patches into columns (im2col): (G, C/G*kh*kw, N*Ho*Wo)."""
     windows = _windows(_padded(x, padding), kernel, stride)
     n, c, ho, wo, kh, kw = windows.shape
     return windows.transpose(1, 4, 5, 0, 2, 3).reshape(groups, c // groups * kh * kw, n * ho * wo)
 
 
 def _by_group(y: Array, groups: int) -> Array:
-    """(N, C, H, W) to (G, C/G, N*H*W)."""
+    """Rearrange (N, C, H, W) to (G, C/G, N*H*W)."""
     n, c, h, w = y.shape
     return y.transpose(1, 0, 2, 3).reshape(groups, c // groups, n * h * w)
 
@@ -159,10 +161,14 @@ def conv2d(
     residual: Array | None = None,
     dilation: Pair = (1, 1),
 ) -> Array:
+    """Convolve x (N, C, H, W) with w (O, C/G, kh, kw): one matrix product over unfolded patches.
+
+    `padding` is (height, width), or (top, left, bottom, right).
+    """
     if len(padding) == 4:
         top, left, bottom, right = padding
         x, padding = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right))), (0, 0)
-    if dilation != (1, 1):  # taps apart: the same filter with zeros between them
+    if dilation != (1, 1):  # a dilated filter is a larger filter with zeros between its taps
         (dh, dw), taps = dilation, w
         w = np.zeros((*w.shape[:2], (w.shape[2] - 1) * dh + 1, (w.shape[3] - 1) * dw + 1), w.dtype)
         w[:, :, ::dh, ::dw] = taps
@@ -173,7 +179,7 @@ def conv2d(
     columns = _unfold(x, (w.shape[2], w.shape[3]), stride, padding, groups)
     y = w.reshape(groups, o // groups, math.prod(w.shape[1:])) @ columns  # (G, O/G, N*Ho*Wo)
     y = np.ascontiguousarray(y.reshape(o, n, ho, wo).transpose(1, 0, 2, 3))
-    return finish(y, None if bias is None else bias[:, None, None], residual, activation)
+    return apply_epilogue(y, None if bias is None else bias[:, None, None], residual, activation)
 
 
 @implements("conv2d_grad_input", "numpy")
@@ -181,6 +187,7 @@ def conv2d(
 def conv2d_grad_input(
     gy: Array, w: Array, x_shape: tuple[int, ...], *, stride: Pair, padding: Pair, groups: int
 ) -> Array:
+    """Compute the gradient of a convolution's input from gy (N, O, Ho, Wo)."""
     o, _, kh, kw = w.shape
     n, c = x_shape[:2]
     w_columns = w.reshape(groups, o // groups, math.prod(w.shape[1:])).transpose(0, 2, 1)
@@ -191,7 +198,7 @@ def conv2d_grad_input(
 
 
 def _fold(patches: Array, x_shape: tuple[int, ...], stride: Pair, padding: Pair) -> Array:
-    """Add overlapping patches (N, C, Ho, Wo, kh, kw) back into the image they came from."""
+    """Add overlapping patches (N, C, Ho, Wo, kh, kw) into an image (col2im)."""
     n, c, h, w = x_shape
     (sh, sw), (ph, pw) = stride, padding
     ho, wo, kh, kw = patches.shape[2:]
@@ -216,13 +223,14 @@ def conv2d_grad_weight(
 
 @implements("max_pool2d", "numpy")
 def max_pool2d(x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Array, Array]:
+    """Return the maximum of each window and its index in the (H, W) plane, both (N, C, Ho, Wo)."""
     n, c, h, w = x.shape
     ho = output_size(h, kernel[0], stride[0], padding[0])
     wo = output_size(w, kernel[1], stride[1], padding[1])
     windows = _windows(_padded(x, padding, -math.inf), kernel, stride).reshape(n, c, ho, wo, kernel[0] * kernel[1])
     best = windows.argmax(axis=-1)
     y = np.take_along_axis(windows, best[..., None], axis=-1)[..., 0]
-    # The clip keeps a window of nothing but -inf from pointing into the padding.
+    # In a window of only -inf the maximum may be in the padding; the clip moves its index into the image.
     row = (np.arange(ho)[:, None] * stride[0] - padding[0] + best // kernel[1]).clip(0, h - 1)
     column = (np.arange(wo) * stride[1] - padding[1] + best % kernel[1]).clip(0, w - 1)
     return y, (row * w + column).astype(np.int32)
@@ -251,18 +259,18 @@ def avg_pool2d_grad(gy: Array, x_shape: tuple[int, ...], *, kernel: Pair, stride
     return _fold(np.broadcast_to(share[..., None, None], share.shape + kernel), x_shape, stride, padding)
 
 
-# --- rows: softmax, norms, losses ---
+# --- softmax, norms and losses, row by row ---
 
 
 def _row_max(x: Array) -> Array:
-    """The largest of each row; -inf for an empty row."""
+    """Maximum of each row; -inf for an empty row."""
     return np.asarray(x.max(axis=-1, keepdims=True, initial=-math.inf))
 
 
 def _logsumexp(x: Array) -> Array:
-    top = _row_max(x)
-    top = np.where(np.isneginf(top), x.dtype.type(0), top)
-    return np.asarray(top + np.log(np.exp(x - top).sum(axis=-1, keepdims=True)))
+    row_max = _row_max(x)
+    row_max = np.where(np.isneginf(row_max), x.dtype.type(0), row_max)
+    return np.asarray(row_max + np.log(np.exp(x - row_max).sum(axis=-1, keepdims=True)))
 
 
 @implements("softmax", "numpy")
@@ -295,9 +303,10 @@ def log_softmax_grad(y: Array, gy: Array) -> Array:
 @implements("layer_norm", "numpy")
 @_silent
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
+    """Normalise each row; also return each row's mean and reciprocal standard deviation."""
     if not x.shape[-1]:
-        nothing = np.full(x.shape[:-1], np.nan, x.dtype)  # the mean of no numbers
-        return x.copy(), nothing, nothing.copy()
+        undefined = np.full(x.shape[:-1], np.nan, x.dtype)  # the mean of an empty row
+        return x.copy(), undefined, undefined.copy()
     mean = x.mean(axis=-1, keepdims=True)
     centred = x - mean
     rstd = 1 / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + x.dtype.type(eps))
@@ -341,6 +350,7 @@ def embedding_grad(gout: Array, ids: Array, rows: int) -> Array:
 
 
 def _scores(q: Array, k: Array, causal: bool, mask: Array | None, scale: float) -> Array:
+    """Scaled and masked attention scores; a causal query sees keys up to its own position from the end."""
     scores = (q @ k.swapaxes(-1, -2)) * q.dtype.type(scale)  # (B, H, T, S)
     t, s = scores.shape[-2:]
     if causal:
@@ -351,9 +361,9 @@ def _scores(q: Array, k: Array, causal: bool, mask: Array | None, scale: float) 
 
 
 def _weights(scores: Array, logsumexp: Array) -> Array:
-    """exp(score - logsumexp), and 0 throughout a row that may attend to nothing."""
-    nothing = np.isneginf(logsumexp)[..., None]
-    return np.asarray(np.where(nothing, scores.dtype.type(0), np.exp(scores - logsumexp[..., None])))
+    """Compute exp(score - logsumexp); rows in which every key is masked get weights of 0."""
+    all_masked = np.isneginf(logsumexp)[..., None]
+    return np.asarray(np.where(all_masked, scores.dtype.type(0), np.exp(scores - logsumexp[..., None])))
 
 
 @implements("attention", "numpy")
@@ -361,9 +371,10 @@ def _weights(scores: Array, logsumexp: Array) -> Array:
 def attention(
     q: Array, k: Array, v: Array, *, causal: bool, mask: Array | None = None, scale: float | None = None
 ) -> tuple[Array, Array]:
+    """Attention of q (B, H, T, D) over k, v (B, H, S, D); also the log-sum-exp of the scores (B, H, T)."""
     scores = _scores(q, k, causal, mask, _default_scale(q, scale))
-    total = _logsumexp(scores)[..., 0]
-    return _weights(scores, total) @ v, total
+    logsumexp = _logsumexp(scores)[..., 0]
+    return _weights(scores, logsumexp) @ v, logsumexp
 
 
 @implements("attention_grad", "numpy")
@@ -381,6 +392,7 @@ def attention_grad(
     scale: float | None = None,
     into: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Array, Array, Array]:
+    """Compute the gradients of q, k and v by recomputing the attention weights (Dao et al. 2022, section 3.1)."""
     scale = _default_scale(q, scale)
     p = _weights(_scores(q, k, causal, mask, scale), logsumexp)
     delta = (gout * out).sum(axis=-1, keepdims=True)
@@ -388,8 +400,8 @@ def attention_grad(
     grads = gscores @ k, gscores.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ gout
     if into is None:
         return grads
-    for to, g in zip(into, grads, strict=True):
-        to[...] = g
+    for target, g in zip(into, grads, strict=True):
+        target[...] = g
     return into
 
 
@@ -416,7 +428,7 @@ def adam_step(
     decoupled: bool,
     step: int,
 ) -> None:
-    """One Adam update in place; decoupled weight decay makes it AdamW."""
+    """Run one Adam update in place; `decoupled` weight decay makes it AdamW."""
     if weight_decay and decoupled:
         param *= 1 - lr * weight_decay
     elif weight_decay:

@@ -1,4 +1,4 @@
-"""NumPy versions of what only training uses: sums for biases and norms, batch norm, in-place updates."""
+"""NumPy versions of operations that only training uses: sums for biases and norms, batch norm, in-place updates."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _silent = np.errstate(all="ignore")
 @implements("sum_rows", "numpy")
 @_silent
 def sum_rows(x: Array) -> Array:
-    """The sum over all axes but the last: a bias's gradient."""
+    """Sum over all axes but the last: the gradient of a bias."""
     return np.asarray(x.reshape(-1, x.shape[-1]).sum(axis=0) if x.size else np.zeros(x.shape[-1], x.dtype))
 
 
 @implements("sum_channels", "numpy")
 @_silent
 def sum_channels(x: Array) -> Array:
-    """The sum over all axes but the second: a convolution bias's gradient."""
+    """Sum over all axes but the second: the gradient of a convolution's bias."""
     return np.asarray(x.sum(axis=_all_but_channels(x)))
 
 
@@ -39,7 +39,7 @@ def sum_of_squares(x: Array) -> float:
 @implements("batch_norm", "numpy")
 @_silent
 def batch_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
-    """Normalise (N, C, ...) over all axes but the channels; also the mean and the (biased) variance of each channel."""
+    """Normalise (N, C, ...) over all axes but the channels; also return the mean and biased variance per channel."""
     axes, shape = _all_but_channels(x), _per_channel(x)
     mean = x.mean(axis=axes)
     centred = x - mean.reshape(shape)
@@ -53,6 +53,7 @@ def batch_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array,
 def batch_norm_grad(
     gy: Array, x: Array, weight: Array, mean: Array, var: Array, eps: float
 ) -> tuple[Array, Array, Array]:
+    """Compute the gradients of the input, the weight and the bias."""
     axes, shape = _all_but_channels(x), _per_channel(x)
     rstd = 1 / np.sqrt(var + x.dtype.type(eps))
     normed = (x - mean.reshape(shape)) * rstd.reshape(shape)
@@ -72,8 +73,8 @@ def _per_channel(x: Array) -> tuple[int, ...]:
 
 @implements("add_in_place", "numpy")
 @_silent
-def add_in_place(total: Array, more: Array) -> None:
-    total += more
+def add_in_place(total: Array, summand: Array) -> None:
+    total += summand
 
 
 @implements("scale_in_place", "numpy")

@@ -1,9 +1,9 @@
-"""The table of implementations per operation, and the rule that picks one.
+"""The registry of implementations per operation, and the dispatch to one of them.
 
 Each operation ("matmul", "conv2d", ...) has a list of implementations in order of preference: native, NumPy, then the
-rungs kept for teaching. Each says whether it suits the arguments at hand: None, or one sentence why not. `dispatch`
-runs the first that suits; `explain` says which that would be and why. Adding a backend is one `register` call; nothing
-else in the framework changes.
+slow ones for teaching. Each implementation has a function that returns None if it supports the arguments, or one
+sentence that says why not. `dispatch` runs the first that supports them; `explain` says which one that is and why. To
+add a backend, call `register`; nothing else in the framework changes.
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ from tilewise._extension import native
 from tilewise._tuned import tuned_chooser
 from tilewise.errors import ConfigurationError
 
-Suits = Callable[..., str | None]
+UnsupportedReason = Callable[..., str | None]
 
-# Preference among implementations that suit; the same names order the same way for every operation.
+# Order of preference, for every operation.
 _RANKS = {"native": 0, "numpy": 1, "blocked": 2, "naive": 3}
 _FALLBACK = "numpy"  # implements every operation for every argument
 
 
 class TileChooser(Protocol):
-    """Chooses the tile of one call: the operation, its shape as `tile_space` takes it ((m, n, k) for matmul, twelve
-    numbers for conv2d), the dtype's name, and the layout: of both operands for matmul ("nn", "nt", "tn", "tt"; "t" for
-    a transposed view), "nchw" for conv2d. None leaves the default.
+    """Chooses the tile of a call; None selects the kernel's default tile.
 
-    It is asked once a shape and thread count; the answers are kept in a table of a few thousand shapes inside the
-    compiled kernels. A chooser may have attributes: `least_work`, products of fewer multiplications are never asked
-    about; `patience`, a shape is asked about when so many multiplications were done in it (0: at once); and a method
-    `put_known(table)` that fills the table with what it knows beforehand. Integer products are not asked about: they
-    use what `put_known` kept for them (`table.keep_int8`), else the default."""
+    The arguments are the operation, its shape as for `tile_space` ((m, n, k) for matmul, twelve numbers for conv2d),
+    the dtype's name and the layout: "nn", "nt", "tn" or "tt" for matmul, where "t" is a transposed view; "nchw" for
+    conv2d. The chooser is called once per shape and thread count; the compiled kernels cache its answers in a table of
+    a few thousand shapes.
+
+    Optional attributes of a chooser:
+    - `min_work`: products with fewer multiplications are never passed to the chooser.
+    - `warm_up`: a shape is passed to the chooser after this many multiplications were spent on it (0: at once).
+    - `preload(table)`: a method that fills the table with tiles that are already tuned. INT8 products use only such
+      tiles (`table.keep_int8`), or the default: they never call the chooser.
+    """
 
     def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any: ...
 
@@ -44,40 +48,41 @@ class TileChooser(Protocol):
 class Implementation:
     """One way to compute an operation.
 
-    `suits` returns None when it should be used, else the reason against it; no `suits` means always. `tile_key` gives
-    (shape, dtype, layout) for the tile chooser, or None where asking is not worth it; implementations that have it take
-    a keyword `tile`. `describe` gives (reason, tile) for `explain`.
+    `unsupported_reason` is called with the arguments; it returns None if the implementation supports them, else one
+    sentence that says why not. Without it, all arguments are supported. `tile_key` returns (shape, dtype, layout) for
+    the tile chooser, or None if tiles do not apply; implementations that have it take a keyword `tile`. `describe`
+    returns (reason, tile) for `explain`.
     """
 
     op: str
     name: str
     run: Callable[..., Any]
-    suits: Suits | None = None
+    unsupported_reason: UnsupportedReason | None = None
     tile_key: Callable[..., tuple[tuple[int, ...], str, str] | None] | None = None
     describe: Callable[..., tuple[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `dispatch` would run for these arguments, why, and what was passed over."""
+    """The implementation that `dispatch` would run for some arguments, the reason, and the rejected ones."""
 
     op: str
-    chosen: str
+    implementation: str
     reason: str
-    passed_over: dict[str, str]
+    rejected: dict[str, str]  # name of the implementation -> why it does not support the arguments
     tile: Any = None
 
     def __str__(self) -> str:
-        lines = [f"{self.op}: {self.chosen}, because {self.reason}"]
-        lines += [f"  not {name}: {why}" for name, why in self.passed_over.items()]
+        lines = [f"{self.op}: {self.implementation}, because {self.reason}"]
+        lines += [f"  not {name}: {reason}" for name, reason in self.rejected.items()]
         return "\n".join(lines + ([f"  tile: {self.tile}"] if self.tile is not None else []))
 
 
 class OptimizedBackend:
-    """Routes operations to implementations by shape, dtype, contiguity and machine.
+    """Dispatches operations to implementations by shape, dtype, contiguity and machine.
 
-    `only` keeps one implementation of each operation, and NumPy's for what it does not take. `tile_chooser`, where set,
-    is asked for the tiles of tiled operations (see `TileChooser`); replaced, everything it said is forgotten.
+    `only` restricts each operation to one implementation, with NumPy for arguments that it does not support.
+    `tile_chooser` chooses the tiles of tiled operations (see `TileChooser`); setting another one clears its table.
 
     >>> import numpy as np
     >>> backend = OptimizedBackend()
@@ -87,11 +92,12 @@ class OptimizedBackend:
 
     def __init__(self, only: str | None = None, tile_chooser: TileChooser | None = None) -> None:
         self._implementations: dict[str, list[Implementation]] = {}
-        self._routes: dict[str, list[Implementation]] = {}  # the same, those with tiles asking the chooser
+        self._routes: dict[str, list[Implementation]] = {}  # the implementations, with the tile chooser applied
         self.only = only
         self._tile_chooser, self._table = tile_chooser, _tile_table(tile_chooser)
-        for implementation in _DEFAULTS if only is None else (e for e in _DEFAULTS if e.name in (only, _FALLBACK)):
-            self.add(implementation)
+        for implementation in _DEFAULTS:
+            if only is None or implementation.name in (only, _FALLBACK):
+                self.add(implementation)
         for entries in self._implementations.values():
             entries.sort(key=lambda entry: -1 if entry.name == only else _RANKS.get(entry.name, len(_RANKS)))
         self._route()
@@ -107,21 +113,24 @@ class OptimizedBackend:
 
     @property
     def tiles(self) -> Any:
-        """The chooser's table as integer layers hand it to their kernels; None without a chooser."""
+        """The table of tiles that INT8 layers pass to their kernels; None without a chooser."""
         return self._table
 
     def _route(self) -> None:
-        """What `dispatch` goes through: the implementations, tiled ones by way of the chooser's table."""
+        """Rebuild the lists that `dispatch` searches: tiled implementations get their tiles from the chooser."""
         self._routes = {
-            op: [_asking(entry, self._tile_chooser, self._table) for entry in entries]
+            op: [_with_chooser(entry, self._tile_chooser, self._table) for entry in entries]
             for op, entries in self._implementations.items()
         }
 
-    def register(self, op: str, name: str, run: Callable[..., Any], suits: Suits | None = None) -> None:
-        """Add an implementation, ahead of those already there."""
-        self.add(Implementation(op, name, run, suits), first=True)
+    def register(
+        self, op: str, name: str, run: Callable[..., Any], unsupported_reason: UnsupportedReason | None = None
+    ) -> None:
+        """Add an implementation with the highest preference."""
+        self.add(Implementation(op, name, run, unsupported_reason), first=True)
 
     def add(self, implementation: Implementation, first: bool = False) -> None:
+        """Add an implementation at the end (or at the front), replacing one of the same name."""
         entries = self._implementations.setdefault(implementation.op, [])
         entries[:] = [e for e in entries if e.name != implementation.name]
         entries.insert(0 if first else len(entries), implementation)
@@ -129,93 +138,96 @@ class OptimizedBackend:
             self._route()
 
     def implementations(self, op: str) -> list[Implementation]:
-        """The implementations of `op`, in the order they are asked."""
+        """List the implementations of `op` in the order of preference."""
         try:
             return self._implementations[op]
         except KeyError:
-            known = ", ".join(sorted(self._implementations))
-            raise ConfigurationError(f"no backend implements {op!r}; the operations are {known}") from None
+            names = ", ".join(sorted(self._implementations))
+            raise ConfigurationError(f"no backend implements {op!r}; the operations are {names}") from None
 
     def operations(self) -> list[str]:
-        """The names that `dispatch` knows."""
+        """List the operations that `dispatch` accepts."""
         return list(self._implementations)
 
     def select(self, op: str, *args: Any, **kwargs: Any) -> Implementation:
+        """Return the first implementation that supports these arguments, or the last one if none does."""
         entries = self._implementations.get(op) or self.implementations(op)
         for entry in entries:
-            if entry.suits is None or entry.suits(*args, **kwargs) is None:
+            if entry.unsupported_reason is None or entry.unsupported_reason(*args, **kwargs) is None:
                 return entry
         return entries[-1]
 
     def dispatch(self, op: str, *args: Any, **kwargs: Any) -> Any:
-        """Run `op` with the implementation that suits these arguments best."""
-        # `select`, written out: one call less for each of the many small operations of a model.
-        for chosen in self._routes.get(op) or self.implementations(op):
-            if chosen.suits is None or chosen.suits(*args, **kwargs) is None:
+        """Run `op` with the first implementation that supports these arguments."""
+        # Inlined `select`: a model runs many small operations, and each saves one call.
+        for entry in self._routes.get(op) or self.implementations(op):
+            if entry.unsupported_reason is None or entry.unsupported_reason(*args, **kwargs) is None:
                 break
         if recorders:
-            if "tile" not in kwargs:  # a record names the tile, so it is asked for here, whatever the table waits for
-                kwargs |= _chosen_tile(chosen, self._tile_chooser, args, kwargs)
-            return _events.record_kernel(op, chosen, args, kwargs)
-        return chosen.run(*args, **kwargs)
+            # Records contain the tile, so a profiled call asks the chooser at once, without its warm-up.
+            if "tile" not in kwargs:
+                kwargs |= _tile_argument(entry, self._tile_chooser, args, kwargs)
+            return _events.record_kernel(op, entry, args, kwargs)
+        return entry.run(*args, **kwargs)
 
     def explain(self, op: str, *args: Any, **kwargs: Any) -> Explanation:
         """Say what `dispatch` would run for these arguments, and why."""
-        chosen = self.select(op, *args, **kwargs)
-        passed_over: dict[str, str] = {}
+        selected = self.select(op, *args, **kwargs)
+        rejected: dict[str, str] = {}
         for entry in self.implementations(op):
-            if entry is chosen:
+            if entry is selected:
                 break
-            passed_over[entry.name] = (entry.suits(*args, **kwargs) if entry.suits else None) or ""
-        reason, tile = self._describe(chosen, args, kwargs)
-        return Explanation(op, chosen.name, reason, passed_over, tile)
+            rejected[entry.name] = (entry.unsupported_reason(*args, **kwargs) if entry.unsupported_reason else "") or ""
+        reason, tile = self._describe(selected, args, kwargs)
+        return Explanation(op, selected.name, reason, rejected, tile)
 
-    def _describe(self, chosen: Implementation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any]:
+    def _describe(self, selected: Implementation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any]:
+        """Explain why an implementation runs, and with which tile."""
         if kwargs.get("tile") is not None:
-            return "it suits these arguments, with the tile that was given", kwargs["tile"]
+            return "it supports these arguments, with the tile passed by the caller", kwargs["tile"]
         if "tile" not in kwargs:
-            tile = _chosen_tile(chosen, self._tile_chooser, args, kwargs).get("tile")
+            tile = _tile_argument(selected, self._tile_chooser, args, kwargs).get("tile")
             if tile is not None:
-                return "it suits these arguments, with the tile that the tile chooser picked", tile
-        if chosen.describe is not None:
-            return chosen.describe(*args, **kwargs)
-        only_one = len(self.implementations(chosen.op)) == 1
-        return ("it is the only one" if only_one else "it is the first that suits these arguments"), None
+                return "it supports these arguments, with a tile from the tile chooser", tile
+        if selected.describe is not None:
+            return selected.describe(*args, **kwargs)
+        only_one = len(self.implementations(selected.op)) == 1
+        return ("it is the only one" if only_one else "it is the first that supports these arguments"), None
 
 
-_TABLED = ("matmul", "conv2d")  # whose compiled functions look tiles up themselves
+_OPS_WITH_TABLE = ("matmul", "conv2d")  # operations whose compiled functions look up tiles in the table themselves
 
 
 def _tile_table(chooser: TileChooser | None) -> Any:
-    """A chooser's answers as the compiled kernels read them, empty but for what it knows beforehand."""
+    """Create the native table that caches a chooser's answers, filled with its tuned tiles."""
     if chooser is None or native is None:
         return None
-    table = native.TileTable(chooser, getattr(chooser, "least_work", 0), getattr(chooser, "patience", 0))
-    put_known = getattr(chooser, "put_known", None)
-    if put_known is not None:
-        put_known(table)
+    table = native.TileTable(chooser, getattr(chooser, "min_work", 0), getattr(chooser, "warm_up", 0))
+    preload = getattr(chooser, "preload", None)
+    if preload is not None:
+        preload(table)
     return table
 
 
-def _asking(entry: Implementation, chooser: TileChooser | None, table: Any) -> Implementation:
-    """The implementation as it runs under a chooser."""
+def _with_chooser(entry: Implementation, chooser: TileChooser | None, table: Any) -> Implementation:
+    """Make an implementation get its tiles from a chooser."""
     if chooser is None or entry.tile_key is None:
         return entry
-    if native is not None and entry.op in _TABLED and entry.run is getattr(native, entry.op):
+    if native is not None and entry.op in _OPS_WITH_TABLE and entry.run is getattr(native, entry.op):
         return replace(entry, run=getattr(table, entry.op))
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if "tile" not in kwargs:
-            kwargs |= _chosen_tile(entry, chooser, args, kwargs)
+            kwargs |= _tile_argument(entry, chooser, args, kwargs)
         return entry.run(*args, **kwargs)
 
     return replace(entry, run=run)
 
 
-def _chosen_tile(
+def _tile_argument(
     entry: Implementation, chooser: TileChooser | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """{"tile": ...} as the chooser says; empty where it is not asked."""
+    """Ask the chooser; return {"tile": ...}, or {} if there is no chooser or tiles do not apply."""
     if chooser is None or entry.tile_key is None:
         return {}
     key = entry.tile_key(*args, **kwargs)
@@ -228,27 +240,29 @@ _DEFAULTS: list[Implementation] = []
 def implements(
     op: str,
     name: str,
-    suits: Suits | None = None,
+    unsupported_reason: UnsupportedReason | None = None,
     tile_key: Callable[..., tuple[tuple[int, ...], str, str] | None] | None = None,
     describe: Callable[..., tuple[str, Any]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: this function implements `op` in every backend made from now on."""
+    """Decorate a function that implements `op` in every backend created later."""
 
     def mark(run: Callable[..., Any]) -> Callable[..., Any]:
-        _DEFAULTS.append(Implementation(op, name, run, suits, tile_key, describe))
+        _DEFAULTS.append(
+            Implementation(op, name, run, unsupported_reason=unsupported_reason, tile_key=tile_key, describe=describe)
+        )
         return run
 
     return mark
 
 
 class _Active:
-    """The backend in force, made at first use (when every implementation module has been imported)."""
+    """The active backend, created on first use, when all implementation modules have been imported."""
 
     backend: OptimizedBackend | None = None
 
 
 def current_backend() -> OptimizedBackend:
-    """The backend that the framework's operations go through."""
+    """Return the backend that the framework's operations use."""
     if _Active.backend is None:
         _Active.backend = OptimizedBackend(tile_chooser=tuned_chooser())
     return _Active.backend
@@ -256,17 +270,21 @@ def current_backend() -> OptimizedBackend:
 
 @contextmanager
 def use_backend(backend: str | OptimizedBackend) -> Iterator[OptimizedBackend]:
-    """Route the framework through another backend inside a `with`: yours, or one by name: "numpy" for the plain NumPy
-    paths, "naive" or "blocked" for matrix products by those rungs of the ladder."""
-    before = _Active.backend
+    """Use another backend inside a `with` block.
+
+    `backend` is an OptimizedBackend or a name: "numpy" for the NumPy paths, "naive" or "blocked" for matrix products by
+    those steps of the ladder.
+    """
+    previous = _Active.backend
     _Active.backend = backend if isinstance(backend, OptimizedBackend) else named_backend(backend)
     try:
         yield _Active.backend
     finally:
-        _Active.backend = before
+        _Active.backend = previous
 
 
 def named_backend(name: str) -> OptimizedBackend:
+    """Create the backend restricted to the implementations of this name."""
     names = {implementation.name for implementation in _DEFAULTS}
     if name not in names:
         raise ConfigurationError(f"there is no backend {name!r}; choose one of {', '.join(sorted(names))}")

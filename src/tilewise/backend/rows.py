@@ -1,7 +1,7 @@
-"""Row kernels on arrays: activations, softmax, norms, losses and Adam, compiled and threaded, float32.
+"""Compiled, threaded float32 kernels that work on rows: activations, softmax, norms, losses and Adam.
 
-A float32 array in another order than C is copied into it; any other float type goes to the NumPy versions. Results are
-the same bit for bit whatever the number of threads. Functions that update in place need arrays in C order.
+A float32 array that is not in C order is copied; other float types use the NumPy versions. Results are bit-identical
+for every number of threads. Functions that update in place need arrays in C order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Array = npt.NDArray[Any]
 
 _kernels: Any = native
 
-_CALLED_DIRECTLY = (
+_WITHOUT_WRAPPER = (
     *("gelu", "gelu_grad", "relu", "relu_grad", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad"),
     *("layer_norm", "layer_norm_grad", "batch_norm", "batch_norm_grad"),
     *("sum_rows", "sum_channels", "sum_of_squares"),
 )
 
 
-def _why_not_in_place(*args: Any, **_settings: Any) -> str | None:
+def _in_place_unsupported_reason(*args: Any, **_settings: Any) -> str | None:
     for array in args:
         if isinstance(array, np.ndarray) and (array.dtype != np.float32 or not array.flags.c_contiguous):
             return "the native kernel works in place on float32 arrays in C order"
@@ -37,12 +37,13 @@ def _c_order(array: Array, dtype: type) -> Array:
     return np.ascontiguousarray(array, dtype)
 
 
-def _checked_ids(ids: Array, limit: int, what: str) -> Array:
+def _checked_ids(ids: Array, limit: int, name: str) -> Array:
+    """Convert ids to int64 in C order; ShapeError unless they are one-dimensional and in [0, limit)."""
     ids = _c_order(ids, np.int64)
     if ids.ndim != 1:
-        raise ShapeError(f"{what} must be one-dimensional, not of shape {ids.shape}")
+        raise ShapeError(f"{name} must be one-dimensional, not of shape {ids.shape}")
     if ids.size and (ids.min() < 0 or ids.max() >= limit):
-        raise ShapeError(f"{what} must lie between 0 and {limit - 1}, but one is {ids[(ids < 0) | (ids >= limit)][0]}")
+        raise ShapeError(f"{name} must be between 0 and {limit - 1}, but one is {ids[(ids < 0) | (ids >= limit)][0]}")
     return ids
 
 
@@ -52,7 +53,7 @@ def _check_rows(rows: Array, ids: Array, op: str) -> None:
 
 
 def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
-    """Per-row losses and log-sum-exps of (rows, classes) logits."""
+    """Compute the loss and the log-sum-exp of each row of (rows, classes) logits."""
     _check_rows(logits, targets, "cross_entropy")
     targets = _checked_ids(targets, logits.shape[1], "targets")
     losses, logsumexp = np.empty(len(targets), np.float32), np.empty(len(targets), np.float32)
@@ -83,9 +84,9 @@ def embedding_grad(gout: Array, ids: Array, rows: int) -> Array:
 
 
 if native is not None:
-    for _name in _CALLED_DIRECTLY:
-        implements(_name, "native", suits=native.why_not_float32)(getattr(native, _name))
+    for _name in _WITHOUT_WRAPPER:
+        implements(_name, "native", unsupported_reason=native.why_not_float32)(getattr(native, _name))
     for _function in (cross_entropy, cross_entropy_grad, embedding_grad):
-        implements(_function.__name__, "native", suits=native.why_not_float32)(_function)
+        implements(_function.__name__, "native", unsupported_reason=native.why_not_float32)(_function)
     for _name in ("adam_step", "add_in_place", "scale_in_place"):
-        implements(_name, "native", suits=_why_not_in_place)(getattr(native, _name))
+        implements(_name, "native", unsupported_reason=_in_place_unsupported_reason)(getattr(native, _name))

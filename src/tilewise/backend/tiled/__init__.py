@@ -1,4 +1,7 @@
-"""The operations with tiles, and what can be asked of any of them: its feasible tiles, and whether one may be used."""
+"""Operations with tiles: list the feasible tiles of a shape, and check whether a tile can be used.
+
+The three most important names: `tile_space`, `check_tile` and `TiledOp` (the interface of an operation with tiles).
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,20 @@ from types import ModuleType
 from typing import Any, Literal, overload
 
 from tilewise._extension import native
-from tilewise.backend.tiled.conv2d import Conv2d, ConvTile
-from tilewise.backend.tiled.int8_matmul import Int8Matmul, Int8Tile
-from tilewise.backend.tiled.matmul import Matmul, TileConfig
+from tilewise.backend.tiled.conv2d import ConvTile, TiledConv2d
+from tilewise.backend.tiled.int8_matmul import Int8Tile, TiledInt8Matmul
+from tilewise.backend.tiled.matmul import TileConfig, TiledMatmul
 from tilewise.backend.tiled.op import TiledOp
 from tilewise.errors import ConfigurationError, UnavailableError
 
-TILED: dict[str, TiledOp[Any]] = {op.name: op for op in (Matmul(), Conv2d(), Int8Matmul())}
+TILED: dict[str, TiledOp[Any]] = {op.name: op for op in (TiledMatmul(), TiledConv2d(), TiledInt8Matmul())}
 
 
 def tiled_op(name: str) -> TiledOp[Any]:
-    """The tiled operation of that name."""
+    """Look up a tiled operation by name."""
     if name not in TILED:
-        raise ConfigurationError(f"there is no tile space for {name!r}; {_listed()} have one")
+        *names, last = TILED
+        raise ConfigurationError(f"there is no tile space for {name!r}; {', '.join(names)} and {last} have one")
     return TILED[name]
 
 
@@ -39,11 +43,11 @@ def tile_space(
     op: str, shape: tuple[int, ...], *, layout: str | None = None, threads: int | None = None
 ) -> list[Any]: ...
 def tile_space(op: str, shape: tuple[int, ...], *, layout: str | None = None, threads: int | None = None) -> list[Any]:
-    """Every feasible tile for `op` at `shape` on this machine and instruction set.
+    """List every feasible tile for `op` at `shape` on this machine and instruction set.
 
     The shape is (m, n, k) for matmul and int8_matmul; for conv2d it is (n, c, h, w, o, kh, kw, stride, stride, padding,
-    padding, groups), which `conv2d_shape` gives. `threads` is how many tasks share the work; the default is the thread
-    count in force.
+    padding, groups), as returned by `conv2d_shape`. `threads` is the number of tasks that share the work (default: the
+    current number of threads).
 
     >>> len(tile_space("matmul", (512, 512, 512))) >= 200  # doctest: +SKIP
     True
@@ -54,20 +58,15 @@ def tile_space(op: str, shape: tuple[int, ...], *, layout: str | None = None, th
 
 
 def check_tile(op: str, shape: tuple[int, ...], tile: Any, layout: str | None = None) -> None:
-    """Raise a ConfigurationError saying why `tile` cannot be used for `op` at `shape`, if it cannot."""
+    """Raise a ConfigurationError that says why, if `tile` cannot be used for `op` at `shape`."""
     module, tiled = _require_native(), tiled_op(op)
     tiled.check_shape(shape, layout)
-    problem = tiled.problem(module, tile, tuple(shape), layout)
-    if problem is not None:
-        raise ConfigurationError(f"this tile cannot be used: {problem}")
+    reason = tiled.infeasible_reason(module, tile, tuple(shape), layout)
+    if reason is not None:
+        raise ConfigurationError(f"this tile cannot be used: {reason}")
 
 
 def _require_native() -> ModuleType:
     if native is None:
-        raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
+        raise UnavailableError("tiles need tilewise's compiled kernels; install g++ and reinstall")
     return native
-
-
-def _listed() -> str:
-    *some, last = TILED
-    return f"{', '.join(some)} and {last}"

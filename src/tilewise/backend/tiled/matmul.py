@@ -1,7 +1,8 @@
-"""Tiles of the matrix product: how its loops are cut, and which cuts are feasible on this machine.
+"""Tiles of the matrix product: its block sizes, and which of them are feasible on this machine.
 
-A `TileConfig` is a real parameter of `matmul_native`: it fixes the register tile, the cache blocks, what is packed and
-how threads share the result. A cost model ranks the feasible ones of a shape, and a tuner measures them.
+A `TileConfig` is a parameter of `matmul_native`: it sets the register tile, the cache blocks, what is packed and how
+threads share the result (compare Goto and van de Geijn 2008). A cost model ranks the feasible tiles of a shape, and a
+tuner measures them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.backend.tiled.op import Key, Rows, Shape, TiledOp, grids
+from tilewise.backend.tiled.op import Key, Shape, TiledOp, TileRows, grids
 from tilewise.errors import ConfigurationError
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SIZES = ("m", "n", "k")
+# Candidate cache blocks: geometric series around the sizes that fit L1 (k), L2 (rows) and L3 (columns).
 _K_BLOCKS = (64, 128, 256, 512, 1024)
 _ROW_BLOCKS = (28, 84, 168, 336, 672)
 _COLUMN_BLOCKS = (64, 256, 1024, 4096)
@@ -28,12 +30,12 @@ _COLUMN_BLOCKS = (64, 256, 1024, 4096)
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """How one matrix product is cut.
+    """Block sizes of one matrix product.
 
-    mr x nr    the register tile: rows, and columns (whole vectors of the instruction set)
-    mc, nc, kc the cache blocks: A's block is mc x kc (L2), B's kc x nc (L3), B's strip kc x nr (L1 and L2)
-    pack_a, pack_b    whether blocks are rewritten in the order the kernel reads them
-    threads_m x threads_n    the grid that the result is split into; each cell is one task
+    mr x nr    register tile: rows by columns (whole vectors of the instruction set)
+    mc, nc, kc cache blocks: A's block is mc x kc (L2), B's kc x nc (L3), B's strip kc x nr (L1 and L2)
+    pack_a, pack_b    True if blocks are copied into the order the kernel reads them
+    threads_m x threads_n    grid of tasks that the result is split into
     """
 
     mr: int
@@ -47,12 +49,12 @@ class TileConfig:
     threads_n: int = 1
 
     def as_dict(self) -> dict[str, int]:
-        """Plain numbers, for files and features."""
+        """Convert to plain numbers, for files and features."""
         return {name: int(getattr(self, name)) for name in self.__slots__}
 
 
-class Matmul(TiledOp[TileConfig]):
-    """c = a @ b: the shape is (m, n, k), the layout says which operand is a transposed view."""
+class TiledMatmul(TiledOp[TileConfig]):
+    """Tiles of c = a @ b. The shape is (m, n, k); the layout says which operand is a transposed view."""
 
     name = "matmul"
     tile_type = TileConfig
@@ -71,28 +73,28 @@ class Matmul(TiledOp[TileConfig]):
 
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[TileConfig]:
         default = self.default(module, shape, layout, threads)
-        yield from (TileConfig(*values) for values in around(module, default, shape, threads))
+        yield from (TileConfig(*values) for values in neighbours(module, default, shape, threads))
         yield from _candidates(module, shape, threads)
 
-    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Rows:
-        """The default alone where it runs no tiles; else its neighbours, and some fifty to two hundred more."""
+    def quick_candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> TileRows:
+        """Propose the default's neighbours and a coarse grid of 50 to 200 tiles; the default alone if it is untiled."""
         path, default = product_plan(module, shape, layout or "nn", threads)
         if path != "tiled":
             return np.array([tuple(default.as_dict().values())], np.int64)
-        near = around(module, default, shape, threads)
-        grid = [cut for mr, nr, *blocks in _thinned(module, *shape) for cut in product((mr,), (nr,), *blocks)]
-        found = np.empty((len(near) + 2 * len(grid), 9), np.int64)
-        found[: len(near)] = _numbers(near)
-        thin = found[len(near) :].reshape(len(grid), 2, 9)  # B not packed, and packed
-        thin[:, :, :5] = _numbers(grid)[:, None]
-        thin[:, :, 5:] = [(default.pack_a, packed, default.threads_m, default.threads_n) for packed in (False, True)]
-        return found
+        near = neighbours(module, default, shape, threads)
+        grid = [sizes for mr, nr, *blocks in _coarse_grid(module, *shape) for sizes in product((mr,), (nr,), *blocks)]
+        tiles = np.empty((len(near) + 2 * len(grid), 9), np.int64)
+        tiles[: len(near)] = _as_rows(near)
+        coarse = tiles[len(near) :].reshape(len(grid), 2, 9)  # each twice: B not packed, and packed
+        coarse[:, :, :5] = _as_rows(grid)[:, None]
+        coarse[:, :, 5:] = [(default.pack_a, packed, default.threads_m, default.threads_n) for packed in (False, True)]
+        return tiles
 
-    def problem(self, module: ModuleType, tile: TileConfig, shape: Shape, layout: str | None) -> str | None:
-        found: str | None = module.gemm_tile_problem(tile, *shape, layout is not None and layout[1] == "t")
-        return found
+    def infeasible_reason(self, module: ModuleType, tile: TileConfig, shape: Shape, layout: str | None) -> str | None:
+        reason: str | None = module.gemm_tile_problem(tile, *shape, layout is not None and layout[1] == "t")
+        return reason
 
-    def keep(self, table: Any, shape: Shape, layout: str, threads: int, tile: TileConfig | None) -> None:
+    def add_to_table(self, table: Any, shape: Shape, layout: str, threads: int, tile: TileConfig | None) -> None:
         table.keep_matmul(shape, layout, threads, tile)
 
     def spec(self, shape: Shape, layout: str) -> dict[str, int | str] | None:
@@ -104,19 +106,19 @@ class Matmul(TiledOp[TileConfig]):
         return tuple(int(spec[name]) for name in SIZES), "float32", str(spec["layout"])
 
     def tile(self, values: Mapping[str, Any]) -> TileConfig:
-        found = super().tile(values)
-        return replace(found, pack_a=bool(found.pack_a), pack_b=bool(found.pack_b))
+        tile = super().tile(values)
+        return replace(tile, pack_a=bool(tile.pack_a), pack_b=bool(tile.pack_b))
 
 
 def check_product(name: str, shape: Shape) -> None:
-    """Raise a ConfigurationError where `shape` is no (m, n, k)."""
+    """Raise a ConfigurationError unless `shape` is (m, n, k)."""
     if len(shape) != 3 or min(shape) < 1:
         article = "an" if name[0] in "aeiou" else "a"
-        raise ConfigurationError(f"the shape of {article} {name} is (m, n, k), all positive, not {shape}")
+        raise ConfigurationError(f"the shape of {article} {name} must be (m, n, k), all positive, not {shape}")
 
 
 def operand_views(shape: Shape, layout: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Operands that only their shapes and strides are read of; their memory is never touched."""
+    """Create operands of which only shapes and strides are read; their memory stays uninitialised."""
     m, n, k = shape
     a = np.empty((k, m), np.float32).T if layout[0] == "t" else np.empty((m, k), np.float32)
     b = np.empty((n, k), np.float32).T if layout[1] == "t" else np.empty((k, n), np.float32)
@@ -124,69 +126,75 @@ def operand_views(shape: Shape, layout: str) -> tuple[npt.NDArray[Any], npt.NDAr
 
 
 def product_plan(module: ModuleType, shape: Shape, layout: str, threads: int) -> tuple[str, TileConfig]:
-    """The way a product takes without a tile, and the default's tile."""
+    """Return the code path that a product takes by default, and the default tile."""
     path, tile = module.matmul_plan(*operand_views(shape, layout), threads)
     return path, TileConfig(*tile)
 
 
 def register_tiles(module: ModuleType) -> tuple[tuple[int, int, int], ...]:
-    """For each width the tallest tile that fits and a few shorter ones; with the tallest one's rows."""
-    return _by_height(tuple(module.gemm_register_tiles()))
+    """List (mr, nr, largest mr for this nr): the tallest register tile of each width and two shorter ones."""
+    return _register_tiles(tuple(module.gemm_register_tiles()))
 
 
 @functools.lru_cache(maxsize=8)
-def _by_height(tiles: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int, int], ...]:
-    tallest: dict[int, int] = {}
+def _register_tiles(tiles: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+    max_heights: dict[int, int] = {}
     for mr, nr in tiles:
-        tallest[nr] = max(mr, tallest.get(nr, 0))
-    heights = {nr: sorted({most, max(1, most * 2 // 3), max(1, most // 3)}) for nr, most in tallest.items()}
-    return tuple((mr, nr, tallest[nr]) for nr, rows in heights.items() for mr in rows)
+        max_heights[nr] = max(mr, max_heights.get(nr, 0))
+    heights = {nr: sorted({top, max(1, top * 2 // 3), max(1, top // 3)}) for nr, top in max_heights.items()}
+    return tuple((mr, nr, max_heights[nr]) for nr, rows in heights.items() for mr in rows)
 
 
-def _clipped(sizes: tuple[int, ...], extent: int, grain: int) -> list[int]:
-    """Blocks in whole grains, none larger than the extent needs, without repeats."""
-    whole = -(-extent // grain) * grain
-    return sorted({min(whole, max(1, size // grain) * grain) for size in sizes} | {min(whole, sizes[-1] * 4)})
+def _block_sizes(sizes: tuple[int, ...], extent: int, unit: int) -> list[int]:
+    """Round block sizes to multiples of `unit` and limit them to the extent, without repeats."""
+    whole = -(-extent // unit) * unit
+    return sorted({min(whole, max(1, size // unit) * unit) for size in sizes} | {min(whole, sizes[-1] * 4)})
 
 
-def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> list[tuple[Any, ...]]:
-    """The tile and its neighbours: other blocks, or another packing, register tile or grid with the same blocks. Each
-    is what `TileConfig` takes, in that order: choosing in passing has no time for objects."""
+def neighbours(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> list[tuple[Any, ...]]:
+    """List a tile and its neighbours: other blocks, or another packing, register tile or grid with the same blocks.
+
+    Each is a tuple of the arguments of `TileConfig`, because creating objects takes too long in `quick_candidates`.
+    """
     m, n, k = shape
 
-    def scaled(size: int, extent: int, grain: int, factors: tuple[float, ...]) -> list[int]:
-        whole = -(-extent // grain) * grain
-        return sorted({min(whole, max(1, round(min(size, whole) * f / grain)) * grain) for f in factors})
+    def scaled(size: int, extent: int, unit: int, scales: tuple[float, ...]) -> list[int]:
+        whole = -(-extent // unit) * unit
+        return sorted({min(whole, max(1, round(min(size, whole) * s / unit)) * unit) for s in scales})
 
     rows, columns = scaled(tile.mc, m, tile.mr, (0.5, 1, 2)), scaled(tile.nc, n, tile.nr, (0.25, 0.5, 1, 2))
     depths = scaled(tile.kc, k, 1, (0.5, 0.67, 1, 1.5, 2))
     register, blocks = (tile.mr, tile.nr), (tile.mc, tile.nc, tile.kc)
     packing, grid = (tile.pack_a, tile.pack_b), (tile.threads_m, tile.threads_n)
-    found = [(*register, *blocks, *packing, *grid)]
-    found += [(*register, *other, *packing, *grid) for other in product(rows, columns, depths)]
-    found += [(*register, *blocks, *other, *grid) for other in product((False, True), (False, True))]
+    tiles = [(*register, *blocks, *packing, *grid)]
+    tiles += [(*register, *other, *packing, *grid) for other in product(rows, columns, depths)]
+    tiles += [(*register, *blocks, *other, *grid) for other in product((False, True), (False, True))]
     for mr, nr, _ in register_tiles(module):
         mc, nc = -(-min(tile.mc, m) // mr) * mr, -(-min(tile.nc, n) // nr) * nr
-        found.append((mr, nr, mc, nc, tile.kc, *packing, *grid))
-    found += [(*register, *blocks, *packing, *other) for other in grids(threads)]
-    return list(dict.fromkeys(found))
+        tiles.append((mr, nr, mc, nc, tile.kc, *packing, *grid))
+    tiles += [(*register, *blocks, *packing, *other) for other in grids(threads)]
+    return list(dict.fromkeys(tiles))
 
 
-def _numbers(rows: Sequence[tuple[Any, ...]]) -> Rows:
+def _as_rows(rows: Sequence[tuple[Any, ...]]) -> TileRows:
     return np.fromiter(chain.from_iterable(rows), np.int64).reshape(len(rows), -1)
 
 
 def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[TileConfig]:
     m, n, k = shape
     for mr, nr, _ in register_tiles(module):
-        blocks = product(_clipped(_ROW_BLOCKS, m, mr), _clipped(_COLUMN_BLOCKS, n, nr), _clipped(_K_BLOCKS, k, 1))
+        blocks = product(
+            _block_sizes(_ROW_BLOCKS, m, mr), _block_sizes(_COLUMN_BLOCKS, n, nr), _block_sizes(_K_BLOCKS, k, 1)
+        )
         for (mc, nc, kc), pack_a, pack_b, grid in product(blocks, (True, False), (True, False), grids(threads)):
             yield TileConfig(mr, nr, mc, nc, kc, pack_a, pack_b, *grid)
 
 
-def _thinned(module: ModuleType, m: int, n: int, k: int) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
-    """Few register tiles, each with few row, column and depth blocks."""
-    depths = _clipped((256, 512), k, 1)
-    for mr, nr, tallest in register_tiles(module):
-        if mr * 3 >= tallest * 2 - 2:
-            yield mr, nr, _clipped((28, 168), m, mr), _clipped((256, 1024), n, nr), depths
+def _coarse_grid(
+    module: ModuleType, m: int, n: int, k: int
+) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
+    """Tall register tiles (two thirds of the maximum or more), each with two row, column and depth blocks."""
+    depths = _block_sizes((256, 512), k, 1)
+    for mr, nr, max_height in register_tiles(module):
+        if mr * 3 >= max_height * 2 - 2:
+            yield mr, nr, _block_sizes((28, 168), m, mr), _block_sizes((256, 1024), n, nr), depths

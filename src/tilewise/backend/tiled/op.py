@@ -1,8 +1,8 @@
-"""What a tiled operation says about itself: its shapes, its feasible tiles, and the names that both have in files.
+"""Interface of an operation with tiles: its shapes, its feasible tiles, and the names of both in files.
 
-A tile is a real parameter of a compiled kernel. Everything that has to know one operation from another asks its
-`TiledOp`, so that a further one is its own file here, its kernel, and one line in the registry (`tiled/__init__.py`).
-The native code has the last word on what is feasible (`problem`); `candidates` only proposes.
+A tile is a parameter of a compiled kernel. All code that depends on the operation calls its `TiledOp`, so adding one
+takes a file here, its kernel, and one line in the registry (`tiled/__init__.py`). The native code decides what is
+feasible (`infeasible_reason`); `candidates` only proposes tiles.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 Shape = tuple[int, ...]
-Rows = npt.NDArray[np.int64]  # tiles as the numbers in them
-Key = tuple[Shape, str, str]  # shape, dtype and layout, as a tile chooser is asked
+TileRows = npt.NDArray[np.int64]  # (tiles, values per tile)
+Key = tuple[Shape, str, str]  # shape, dtype and layout: the arguments of a tile chooser
 
 
 class Tile(Protocol):
-    """A frozen dataclass of numbers and words, each of which changes what the kernel does."""
+    """A frozen dataclass of numbers and strings, each of which changes how the kernel runs."""
 
     def as_dict(self) -> dict[str, Any]: ...
 
@@ -30,65 +30,68 @@ T = TypeVar("T", bound=Tile)
 
 
 class TiledOp(ABC, Generic[T]):
-    """One operation with tiles; `module` is always the compiled extension."""
+    """An operation with tiles. The parameter `module` is always the compiled extension."""
 
     name: ClassVar[str]
     tile_type: type[T]
     columns: ClassVar[Mapping[str, str]]
-    """The names that stores, features and choices use for a tile's fields, each with its field."""
+    """Names of a tile's values in stores, features and choices -> fields of the tile."""
 
     @abstractmethod
     def check_shape(self, shape: Shape, layout: str | None) -> None:
-        """Raise a ConfigurationError where `shape` or `layout` is none of this operation."""
+        """Raise a ConfigurationError if `shape` or `layout` is not valid for this operation."""
 
     @abstractmethod
     def default(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> T:
-        """The tile that the kernel uses when it is given none."""
+        """Return the tile that the kernel uses by default."""
 
     @abstractmethod
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterable[T]:
-        """Tiles worth a look, the default among the first; some may not be feasible, some may repeat."""
+        """Propose tiles, the default among the first; some may not be feasible, some may repeat."""
 
     @abstractmethod
-    def problem(self, module: ModuleType, tile: T, shape: Shape, layout: str | None) -> str | None:
-        """Why the kernel does not take a tile at a shape; None where it does."""
+    def infeasible_reason(self, module: ModuleType, tile: T, shape: Shape, layout: str | None) -> str | None:
+        """Say why the kernel rejects a tile at a shape; None if it accepts it."""
 
     @abstractmethod
-    def keep(self, table: Any, shape: Shape, layout: str, threads: int, tile: T | None) -> None:
-        """Write a tile (None: the default) into the table that the compiled kernels look in."""
+    def add_to_table(self, table: Any, shape: Shape, layout: str, threads: int, tile: T | None) -> None:
+        """Store a tile (None: the default) in the table that the compiled kernels read."""
 
     @abstractmethod
     def spec(self, shape: Shape, layout: str) -> dict[str, int | str] | None:
-        """A shape in the words of the family that measures it; None where no family covers it."""
+        """Describe a shape with the names of its problem family; None if no family covers it."""
 
     @abstractmethod
     def key(self, spec: Mapping[str, Any]) -> Key | None:
-        """The other way: where such a problem stands among the shapes a chooser is asked for; None if it does not."""
+        """Convert a problem of the family to the key of a tile chooser; None if it has none. Inverse of `spec`."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of a tile's values, in the order of `in_passing`."""
+        """Names of a tile's values, in the order of `quick_candidates`."""
         return tuple(self.columns)
 
-    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Rows:
-        """What a tile is chosen among where there is no time for objects: values in the order of `names`, the default
-        first; some may not be feasible."""
+    def quick_candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> TileRows:
+        """Propose fewer tiles quickly, for a choice during a call; some may not be feasible.
+
+        Each row is a tile's values in the order of `names`, because creating tile objects takes too long. The default
+        comes first.
+        """
         return np.array([tuple(self.values(self.default(module, shape, layout, threads)).values())], np.int64)
 
     def space(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> list[T]:
-        """Every feasible candidate, without repeats."""
-        found = dict.fromkeys(self.candidates(module, shape, layout, threads))
-        return [tile for tile in found if self.problem(module, tile, shape, layout) is None]
+        """List every feasible candidate, without repeats."""
+        tiles = dict.fromkeys(self.candidates(module, shape, layout, threads))
+        return [tile for tile in tiles if self.infeasible_reason(module, tile, shape, layout) is None]
 
     def values(self, tile: T) -> dict[str, int]:
-        """A tile under the names of `columns`."""
+        """Convert a tile to values under the names of `columns`."""
         return {name: int(getattr(tile, field)) for name, field in self.columns.items()}
 
     def tile(self, values: Mapping[str, Any]) -> T:
-        """The tile that such values stand for."""
+        """Convert values under the names of `columns` to a tile."""
         return self.tile_type(**{field: int(values[name]) for name, field in self.columns.items()})
 
 
 def grids(threads: int) -> list[tuple[int, int]]:
-    """Grids of as many tasks as there are threads."""
+    """List the grids (rows, columns) with exactly `threads` tasks."""
     return [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]

@@ -41,7 +41,7 @@ class ModelChooser(KeptTiles):
     """A `TileChooser` of what was kept and what the model says. `asked` and `chosen` count new shapes, and those whose
     default was replaced."""
 
-    least_work = LEAST_WORK
+    min_work = LEAST_WORK
 
     def __init__(self, model: ModelScores | None, choices: Choices | None = None) -> None:
         if native is None:
@@ -53,7 +53,7 @@ class ModelChooser(KeptTiles):
         self._ranked: dict[Situation, Any] = {}
 
     @property
-    def patience(self) -> int:  # type: ignore[override]
+    def warm_up(self) -> int:  # type: ignore[override]
         return _PATIENCE if self._native.num_threads() == 1 else _PATIENCE_SHARED
 
     def _asked_for(self, key: Key) -> Any:

@@ -32,9 +32,9 @@ _NEVER = 1 << 62  # multiplications
 
 class KeptTiles:
     """A `TileChooser` that knows what was kept. For shapes that nothing was kept for it asks `otherwise`, once they
-    have computed for `patience` multiplications; None is the default tile."""
+    have computed for `warm_up` multiplications; None is the default tile."""
 
-    least_work, patience = 0, _NEVER
+    min_work, warm_up = 0, _NEVER
 
     def __init__(
         self, module: Any, choices: Sequence[Decision], otherwise: Callable[[Key], Any] = lambda key: None
@@ -53,12 +53,12 @@ class KeptTiles:
             return False, None
         return True, self.tiles[here]
 
-    def put_known(self, table: Any) -> None:
+    def preload(self, table: Any) -> None:
         """Hand the tiles to the compiled kernels: they hold from the first call on."""
         if self._native.isa() != self._isa:
             return
         for (threads, (op, shape, _, layout)), tile in self.tiles.items():
-            tiled_op(op).keep(table, shape, layout, threads, tile)
+            tiled_op(op).add_to_table(table, shape, layout, threads, tile)
 
     def _situations(self, choices: Sequence[Decision]) -> dict[Situation, Any]:
         found: dict[Situation, Any] = {}
@@ -116,7 +116,7 @@ def _depth(tile: TileConfig, key: Key) -> int:
 def tile_problem(module: Any, key: Key, tile: Any) -> str | None:
     """Why today's kernels do not take a tile at a shape; None where they do."""
     op, shape, _, layout = key
-    return tiled_op(op).problem(module, tile, shape, layout)
+    return tiled_op(op).infeasible_reason(module, tile, shape, layout)
 
 
 def key_of(problem: Problem, threads: int) -> Key | None:

@@ -69,7 +69,7 @@ class CpuDevice(Device):
         key = op.key(problem)
         assert key is not None
         with running_on(threads) if threads != module.num_threads() else contextlib.nullcontext():
-            listed = op.in_passing(module, key[0], key[2], threads)
+            listed = op.quick_candidates(module, key[0], key[2], threads)
         if problem.family == "matmul" and not LEAST_WORK <= math.prod(key[0]) <= MOST_WORK:
             listed = listed[:1]
         return ConfigTable(op.names, listed)
@@ -78,7 +78,7 @@ class CpuDevice(Device):
         if problem.family not in TILED:
             return True
         op, key = tiled_op(problem.family), tiled_op(problem.family).key(problem)
-        return key is None or op.problem(require_native(), op.tile(config), key[0], key[2]) is None
+        return key is None or op.infeasible_reason(require_native(), op.tile(config), key[0], key[2]) is None
 
     def default(self, problem: Problem) -> Config:
         family = get_family(problem.family)
