@@ -288,7 +288,7 @@ def profiling_checks() -> str:
     cells = [
         ("FLOPs equal to PyTorch's FlopCounterMode", f"{sum(r['equal'] for r in flops.values())} of {len(flops)}"),
         ("peak memory over memray's", f"{min(memory):.3f} to {max(memory):.3f} on {len(memory)} workloads"),
-        ("p50 over pyperf's, in turns", f"{min(pyperf):.3f} to {max(pyperf):.3f} on {len(pyperf)} functions"),
+        ("p50 over pyperf's, interleaved", f"{min(pyperf):.3f} to {max(pyperf):.3f} on {len(pyperf)} functions"),
         ("identical functions called different", f"{same['claimed']} of {same['trials']}"),
         ("functions 5 % apart called different", f"{different['claimed']} of {different['trials']}"),
         ("what profiling adds to an operation of a millisecond", f"{min(cost):.1%} to {max(cost):.1%}"),

@@ -38,9 +38,10 @@ def ways() -> str:
     found = [product for path in paths if path.is_file() for product in read_recorded(path)]
     if not found:
         return ""
-    cells = [[row["way"], str(row["products"]), f"{row['mean']:.3f} ({row['most']:.2f})"]
+    names = {"parts": "split-K", "tail": "stream-K"}
+    cells = [[names.get(row["way"], row["way"]), str(row["products"]), f"{row['mean']:.3f} ({row['most']:.2f})"]
              for row in worth(found)]  # fmt: skip
-    return table(("way", "fastest in", "the other ways take there: geometric mean (most)"), cells)
+    return table(("method", "fastest in", "time of the other methods there: geometric mean (most)"), cells)
 
 
 def compiled() -> str:

@@ -60,7 +60,7 @@ def picture(ranges: Sequence[Range], kinds: Sequence[str]) -> str:
         parts.append(_line(line, y, colours.get(line.kind, _TEXT), scale))
         y += _STEP
     height = y + 30
-    title = "Speed beside the fastest peer: above 1, tilewise is faster"
+    title = "Speed compared with the fastest peer: above 1, tilewise is faster"
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{title}" '
         'font-family="system-ui, sans-serif" font-size="12">',

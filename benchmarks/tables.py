@@ -52,7 +52,7 @@ LINES = (
     Line("Matrix product, large cubes", "gemm", _CUBES),
     Line("Matrix product, layers of transformers", "gemm", _LAYERS, _CUBES),
     Line("Matrix product, small, skinny and odd shapes", "gemm", "", f"{_CUBES}|{_LAYERS}|routing|threads"),
-    Line("Matrix product, several threads beside one", "gemm", "threads beside one"),
+    Line("Matrix product, several threads against one", "gemm", "threads beside one"),
     Line("Convolution networks, forward", "conv", "forward|batch", "training"),
     Line("Networks people run, float32", "networks", "float32", "int8"),
     Line("Networks people run, INT8", "networks", "int8", "to float32"),
@@ -69,8 +69,8 @@ LINES = (
     Line("GPT decoding, 8 bits", "llama_cpp", "int8, a token"),
     Line("GPT decoding, four bits", "llama_cpp", "int4, a token"),
     Line("GPT, a prompt of 256, float32 to four bits", "llama_cpp", "a prompt"),
-    Line("GPT beside CTranslate2, 16 tokens", "ctranslate2", "tokens after"),
-    Line("GPT beside CTranslate2, a prompt of 256", "ctranslate2", "a prompt"),
+    Line("GPT against CTranslate2, 16 tokens", "ctranslate2", "tokens after"),
+    Line("GPT against CTranslate2, a prompt of 256", "ctranslate2", "a prompt"),
     Line("GPT, 200 tokens, cache against none", "decode", "200 tokens"),
 )
 
@@ -114,7 +114,7 @@ def _typical_and_worst(ratios: list[float]) -> str:
 
 def full_summary() -> str:
     """The same with peers, ranges and dates."""
-    headings = ("", "CPU", "beside", "ratio: typical (worst to best)", "cases", "threads", "measured")
+    headings = ("", "CPU", "compared with", "ratio: typical (worst to best)", "cases", "threads", "measured")
     return table(headings, map(_summary_line, summaries()))
 
 
@@ -145,9 +145,9 @@ def _machine(kind: str) -> str:
     return ", ".join([f"{told['cpus']} cores", *caches]) if told else "nothing yet"
 
 
-_ABOUT_RATIOS = """A ratio is the fastest peer's time over tilewise's, in one process, taking turns, at equal threads:
-above 1, tilewise is faster. Written from `benchmarks/results` by `python -m benchmarks.tables`; `make bench` adds your
-machine."""
+_ABOUT_RATIOS = """A ratio is the fastest peer's time divided by tilewise's, interleaved in one process, with equal
+threads. Above 1, tilewise is faster. Written from `benchmarks/results` by `python -m benchmarks.tables`; `make bench`
+adds your machine."""
 _MOST_LOSSES = 15
 
 
@@ -160,8 +160,8 @@ def results_page() -> str:
     losses = [[kind, *_case(row)] for kind, row in lost[:_MOST_LOSSES]]
     parts = [
         "# Results",
-        f"{_ABOUT_RATIOS}\n[Every case](results-cases.md) has a page of its own.",
-        "![Speed beside the fastest peer, by kind of work and CPU](assets/results.svg)",
+        f"{_ABOUT_RATIOS}\n[Every case](results-cases.md) is listed on its own page.",
+        "![Speed compared with the fastest peer, by kind of work and CPU](assets/results.svg)",
         machine_sentence(),
         "## By kind of work",
         full_summary(),
