@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.harness import today
 from tilewise._files import write_atomic
-from tilewise.costmodel.layout import COLLECTIONS, Layouts, synthetic_graph
+from tilewise.costmodel.layout import COLLECTIONS, LayoutDataset, synthetic_graph
 from tilewise.costmodel.metrics import kendall_tau, over_seeds
 
 RESULTS = Path(__file__).parent / "results" / "layout.json"
@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def drawn(collection: str, seed: int) -> Layouts:
+def drawn(collection: str, seed: int) -> LayoutDataset:
     source, search = collection.split(":")
     splits = {
         split: [
@@ -44,10 +44,10 @@ def drawn(collection: str, seed: int) -> Layouts:
         ]
         for n, (split, count) in enumerate(COUNTS.items())
     }
-    return Layouts(collection, **splits)
+    return LayoutDataset(collection, **splits)
 
 
-def run_once(data: Layouts, model: str, seed: int) -> dict[str, float]:
+def run_once(data: LayoutDataset, model: str, seed: int) -> dict[str, float]:
     if model == "chance":
         rng = np.random.default_rng(seed)
         return {"tau": float(np.mean([kendall_tau(g.target(), rng.random(g.n_configs)) for g in data.test]))}

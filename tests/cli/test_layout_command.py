@@ -57,7 +57,7 @@ def test_the_true_order_scores_one_and_its_reverse_minus_one(folder: Path, tmp_p
         write_layout_predictions(tmp_path / "p.csv", "xla:random", {graph.name: row})
         assert json.loads(run("score", tmp_path / "p.csv", "--truth", folder / "valid", "--json"))["tau"] == tau
     write_layout_predictions(tmp_path / "p.csv", "xla:random", {graph.name: order[:-1]})
-    with pytest.raises(FileFormatError, match="must hold each"):
+    with pytest.raises(FileFormatError, match="must list each"):
         run("score", tmp_path / "p.csv", "--truth", folder / "valid")
 
 

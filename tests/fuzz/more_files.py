@@ -144,7 +144,7 @@ def layout_index(folder: Path) -> Target:
 
 @target
 def torch_layout_model(folder: Path) -> Target:
-    from tilewise.costmodel.layout import TrainedLayouts, load_layout_model, synthetic_graph
+    from tilewise.costmodel.layout import TrainedLayoutModel, load_layout_model, synthetic_graph
     from tilewise.costmodel.layout.segments import Scaling
     from tilewise.costmodel.layout.trained import build_layout_model
 
@@ -152,5 +152,5 @@ def torch_layout_model(folder: Path) -> Target:
     scaling = Scaling.fit([graph])
     module, kwargs = build_layout_model("LayoutAttention", scaling.width, {"hidden": 8, "layers": 1, "op_embed": 4})
     record = {"model": "LayoutAttention", "model_kwargs": kwargs, "hops": 2, "segment_nodes": 10}
-    TrainedLayouts(module, scaling, record).save(folder / "m.safetensors")
+    TrainedLayoutModel(module, scaling, record).save(folder / "m.safetensors")
     return Target(folder / "m.safetensors", lambda path: load_layout_model(path).score(graph), TENSORS)

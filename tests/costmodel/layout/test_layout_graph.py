@@ -108,7 +108,7 @@ def test_layouts_are_small_whole_numbers(tmp_path, value):
     feat = arrays(small())["node_config_feat"]
     feat[-1, -1, -1] = value
     np.savez_compressed(tmp_path / "g.npz", **(arrays(small()) | {"node_config_feat": feat}))
-    with pytest.raises(FileFormatError, match="no dimension's number"):
+    with pytest.raises(FileFormatError, match="not the number of a dimension"):
         open_graph(tmp_path / "g.npz", tmp_path / "cache")
 
 

@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tilewise.costmodel.layout import Layouts, load_layout_model, synthetic_graph, train_layouts  # noqa: E402
+from tilewise.costmodel.layout import LayoutDataset, load_layout_model, synthetic_graph, train_layouts  # noqa: E402
 from tilewise.costmodel.layout import train as module  # noqa: E402
 from tilewise.costmodel.layout.evaluate import evaluate_layouts  # noqa: E402
 from tilewise.costmodel.layout.models import MODELS  # noqa: E402
-from tilewise.costmodel.layout.segments import Scaling, SegmentedGraphs, cut, near  # noqa: E402
+from tilewise.costmodel.layout.segments import Scaling, SegmentedGraphs, split_graph, within_hops  # noqa: E402
 from tilewise.costmodel.layout.trained import build_layout_model, score_graph  # noqa: E402
 from tilewise.costmodel.train.losses import parse_losses  # noqa: E402
 from tilewise.errors import ConfigurationError, FileFormatError  # noqa: E402
@@ -25,9 +25,9 @@ def graph(seed: int = 0, nodes: int = 40, configs: int = 24, source: str = "xla"
     return synthetic_graph(f"g{seed}", seed, source=source, search="random", nodes=nodes, configs=configs)
 
 
-def data(train: int = 6, valid: int = 2) -> Layouts:
+def data(train: int = 6, valid: int = 2) -> LayoutDataset:
     made = [graph(seed) for seed in range(train + valid)]
-    return Layouts("xla:random", made[:train], made[train:], [])
+    return LayoutDataset("xla:random", made[:train], made[train:], [])
 
 
 def model(name: str, scaling: Scaling, seed: int = 0):
@@ -39,7 +39,7 @@ def one_step(name: str, given, segments, through: int):
     """The gradients of one slate's loss, as one vector."""
     made = model(name, Scaling.fit([given]))
     config = module.configurations(given, np.arange(12))
-    scores = module.slate_scores(made, segments, config, through)
+    scores = module.sample_scores(made, segments, config, through)
     target = torch.from_numpy(given.target(np.arange(12)))
     loss = parse_losses("PairwiseHingeLoss")(scores[None], target[None].float(), torch.ones(1, 12, dtype=torch.bool))
     loss.backward()
@@ -53,14 +53,14 @@ def one_step(name: str, given, segments, through: int):
 def test_segments_hold_every_node_near_a_configurable_one_once():
     given = graph(nodes=200)
     scaling = Scaling.fit([given])
-    segments = cut(given, scaling, hops=2, segment_nodes=30)
-    assert sum(len(segment.node) for segment in segments) == near(given, 2).sum() == segments[0].graph_nodes
+    segments = split_graph(given, scaling, hops=2, segment_nodes=30)
+    assert sum(len(segment.node) for segment in segments) == within_hops(given, 2).sum() == segments[0].graph_nodes
     assert max(len(segment.node) for segment in segments) <= 30
     columns = np.concatenate([segment.columns for segment in segments])
     assert sorted(columns.tolist()) == list(range(len(given.config_ids)))
     assert sum(float(segment.share.sum()) for segment in segments) == pytest.approx(1.0, abs=1e-5)
-    one = cut(given, scaling, hops=2, segment_nodes=10_000)[0]
-    inside = near(given, 2)
+    one = split_graph(given, scaling, hops=2, segment_nodes=10_000)[0]
+    inside = within_hops(given, 2)
     assert len(one.edges) == inside[given.edge_index].all(axis=1).sum()
     assert sum(len(segment.edges) for segment in segments) > 0.7 * len(one.edges)
 
@@ -69,7 +69,7 @@ def test_nodes_are_left_out_by_their_distance():
     given = graph(nodes=100)
     reached = set(given.config_ids.tolist())
     for hops in range(4):
-        assert set(np.flatnonzero(near(given, hops)).tolist()) == reached
+        assert set(np.flatnonzero(within_hops(given, hops)).tolist()) == reached
         reached |= {int(v) for u, v in given.edge_index if u in reached} | {
             int(u) for u, v in given.edge_index if v in reached
         }
@@ -79,7 +79,7 @@ def test_nodes_are_left_out_by_their_distance():
 def test_one_segment_is_the_whole_graph(name):
     """Scores and gradients are those of plain autograd through everything."""
     given = graph()
-    (whole,) = cut(given, Scaling.fit([given]), 3, 1000)
+    (whole,) = split_graph(given, Scaling.fit([given]), 3, 1000)
     loss, grads, scores = one_step(name, given, [whole], 0)
     made = model(name, Scaling.fit([given]))
     config = made.tensor(module.configurations(given, np.arange(12))[:, whole.columns])
@@ -91,7 +91,7 @@ def test_one_segment_is_the_whole_graph(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_through_drawn_segments_average_to_those_through_all(name):
     given = graph(nodes=60)
-    segments = cut(given, Scaling.fit([given]), 3, 12)
+    segments = split_graph(given, Scaling.fit([given]), 3, 12)
     assert len(segments) > 3
     drawn = [one_step(name, given, segments, through) for through in range(len(segments))]
     for loss, _, scores in drawn:  # the loss sees the whole graph whichever segment was drawn
@@ -114,7 +114,7 @@ def test_what_a_step_keeps_for_its_backward_pass_does_not_grow_with_the_graph(na
     saved = []
     for nodes in (60, 600):
         given = graph(nodes=nodes, configs=12)
-        segments = cut(given, Scaling.fit([given]), 3, 50)
+        segments = split_graph(given, Scaling.fit([given]), 3, 50)
         seen: dict[int, int] = {}
 
         def note(tensor, seen=seen):
@@ -123,7 +123,7 @@ def test_what_a_step_keeps_for_its_backward_pass_does_not_grow_with_the_graph(na
 
         made = model(name, Scaling.fit([given]))
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            module.slate_scores(made, segments, module.configurations(given, np.arange(12)), 0)
+            module.sample_scores(made, segments, module.configurations(given, np.arange(12)), 0)
         saved.append(sum(seen.values()))
     assert saved[1] < 1.5 * saved[0]
 
@@ -131,10 +131,10 @@ def test_what_a_step_keeps_for_its_backward_pass_does_not_grow_with_the_graph(na
 @pytest.mark.parametrize("name", MODELS)
 def test_a_score_does_not_depend_on_what_it_was_computed_with(name, monkeypatch):
     given = graph(configs=50)
-    segments = cut(given, Scaling.fit([given]), 3, 20)
+    segments = split_graph(given, Scaling.fit([given]), 3, 20)
     made = model(name, Scaling.fit([given])).eval()
     every = score_graph(made, given, segments)
-    monkeypatch.setattr("tilewise.costmodel.layout.trained.AT_ONCE", 7)
+    monkeypatch.setattr("tilewise.costmodel.layout.trained.CHUNK_CONFIGS", 7)
     np.testing.assert_allclose(score_graph(made, given, segments), every, rtol=1e-4, atol=1e-5)
     some = np.array([41, 3, 17])
     np.testing.assert_allclose(score_graph(made, given, segments, some), every[some], rtol=1e-4, atol=1e-5)
@@ -186,14 +186,14 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path, capsys):
 @pytest.mark.filterwarnings("error")
 def test_graphs_with_one_configuration_or_one_runtime_are_trained_on_without_a_word(tmp_path):
     alike = dataclasses.replace(graph(1), runtime=np.full(24, 7, np.int64))
-    split = Layouts("", [graph(0, configs=1), alike, graph(2)], [alike, graph(3, configs=1)], [])
+    split = LayoutDataset("", [graph(0, configs=1), alike, graph(2)], [alike, graph(3, configs=1)], [])
     trained = train_layouts(split, progress=False, device="cpu", out_dir=tmp_path, **SETTINGS)
     assert trained.record["best_epoch"] >= 0 and load_layout_model(tmp_path).score(alike).shape == (24,)
 
 
 def test_what_cannot_be_trained_is_one_sentence():
     with pytest.raises(ConfigurationError, match="train and valid"):
-        train_layouts(Layouts("", [graph()], [], []), progress=False)
+        train_layouts(LayoutDataset("", [graph()], [], []), progress=False)
     with pytest.raises(ConfigurationError, match="no layout model"):
         train_layouts(data(), "LayoutSage", progress=False)
     with pytest.raises(ConfigurationError, match="cannot be built"):
@@ -214,7 +214,7 @@ def test_a_file_that_is_no_layout_model_is_one_sentence(tmp_path):
 def test_both_models_beat_chance_on_graphs_they_have_not_seen():
     """Over 8 graphs with 60 configurations chance stays below 0.15 but once in thousands of times."""
     made = [graph(seed, configs=60) for seed in range(32)]
-    split = Layouts("xla:random", made[:20], made[20:24], made[24:])
+    split = LayoutDataset("xla:random", made[:20], made[20:24], made[24:])
     for name in MODELS:
         trained = train_layouts(split, name, progress=False, device="cpu", epochs=8, configs=16, eval_every=4)
         assert evaluate_layouts({name: trained}, split.test)[name]["tau"].mean > 0.2
@@ -222,10 +222,10 @@ def test_both_models_beat_chance_on_graphs_they_have_not_seen():
 
 def test_looking_farther_than_a_graph_reaches_takes_no_longer():
     given = graph(nodes=60)
-    np.testing.assert_array_equal(near(given, 1 << 30), near(given, 60))
+    np.testing.assert_array_equal(within_hops(given, 1 << 30), within_hops(given, 60))
 
 
 @pytest.mark.parametrize("kwargs", [{"heads": False}, {"layers": True}, {"attention": 3}])
 def test_a_switch_is_no_number_and_a_number_no_switch(kwargs):
-    with pytest.raises(ConfigurationError, match="switch"):
+    with pytest.raises(ConfigurationError, match=r"must be (a number|true or false)"):
         build_layout_model("LayoutAttention", Scaling.fit([graph()]).width, SMALL | kwargs)

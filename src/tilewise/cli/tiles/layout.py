@@ -15,7 +15,7 @@ from tilewise.cli.tiles.options import CacheDir
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tilewise.costmodel.layout import TrainedLayouts
+    from tilewise.costmodel.layout import TrainedLayoutModel
 
 layout = typer.Typer(
     help="Rank the tensor layouts of whole programs (TpuGraphs' other collections).", no_args_is_help=True
@@ -125,7 +125,7 @@ def evaluate(
 
     named = {str(path): _model(path) for path in models}
     data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
-    found = evaluate_layouts(named, data.split(split), most=configs, seed=seed)
+    found = evaluate_layouts(named, data.split(split), max_configs=configs, seed=seed)
     if as_json:
         plain = {name: {key: vars(interval) for key, interval in row.items()} for name, row in found.items()}
         return typer.echo(json.dumps(without_nans({"split": split, "rows": plain}), indent=1))
@@ -194,7 +194,7 @@ def score(
     typer.echo(f"Kendall's tau {mean.mean:.4f} over {pluralize(len(taus), 'graph')} of layout:{called}")
 
 
-def _model(path: Path) -> TrainedLayouts:
+def _model(path: Path) -> TrainedLayoutModel:
     from tilewise.costmodel.layout import load_layout_model
 
     return load_layout_model(path)

@@ -1,16 +1,19 @@
-"""TpuGraphs' layout collections: graphs of whole programs, ranked by the layouts of their tensors."""
+"""Models for TpuGraphs' layout collections, which rank the tensor layouts of whole programs.
 
-from tilewise.costmodel.layout.collection import COLLECTIONS, Layouts, open_layouts
+Start with `open_layouts`, `train_layouts` and `load_layout_model`.
+"""
+
+from tilewise.costmodel.layout.collection import COLLECTIONS, LayoutDataset, open_layouts
 from tilewise.costmodel.layout.graph import LayoutGraph, make_graph, open_graph, write_graph
 from tilewise.costmodel.layout.synthetic import synthetic_graph, write_synthetic
 from tilewise.costmodel.layout.train import train_layouts
-from tilewise.costmodel.layout.trained import TrainedLayouts, load_layout_model
+from tilewise.costmodel.layout.trained import TrainedLayoutModel, load_layout_model
 
 __all__ = [
     "COLLECTIONS",
+    "LayoutDataset",
     "LayoutGraph",
-    "Layouts",
-    "TrainedLayouts",
+    "TrainedLayoutModel",
     "load_layout_model",
     "make_graph",
     "open_graph",

@@ -1,4 +1,4 @@
-"""A layout collection: the folder ``npz/layout/xla/random`` or one like it, with its train, valid and test graphs."""
+"""Opens a layout collection: a folder such as ``npz/layout/xla/random`` with train, valid and test graphs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ COLLECTIONS = tuple(f"{source}:{search}" for source in SOURCES for search in SEA
 
 
 @dataclass(frozen=True, eq=False)
-class Layouts:
-    """The three splits of a layout collection, and its name, such as ``xla:random``, where its folders tell it."""
+class LayoutDataset:
+    """The three splits of a layout collection, and its name (``xla:random``) if its folders are named like that."""
 
     name: str
     train: Sequence[LayoutGraph]
@@ -29,8 +29,8 @@ class Layouts:
     def split(self, name: str) -> Sequence[LayoutGraph]:
         if name not in SPLITS:
             raise ConfigurationError(f"There is no split {name!r}; use train, valid or test.")
-        found: Sequence[LayoutGraph] = getattr(self, name)
-        return found
+        graphs: Sequence[LayoutGraph] = getattr(self, name)
+        return graphs
 
 
 def open_layouts(
@@ -40,8 +40,8 @@ def open_layouts(
     cache_dir: str | os.PathLike[str] | None = None,
     limit: int | None = None,
     progress: bool = True,
-) -> Layouts:
-    """Open the layout collection in the folder `root`; `limit` takes the first so many files of each split.
+) -> LayoutDataset:
+    """Open the layout collection in the folder `root`; `limit` loads only that many files of each split.
 
     >>> open_layouts("~/data/tpugraphs/npz/layout/xla/random").train[0].config_feat.shape  # doctest: +SKIP
     (47712, 26, 18)
@@ -52,26 +52,28 @@ def open_layouts(
     unknown = [name for name in splits if name not in SPLITS]
     if unknown:
         raise ConfigurationError(f"There is no split {unknown[0]!r}; use train, valid or test.")
+    # Splits that were not requested stay empty.
     files = {name: sorted((folder / name).glob("*.npz"))[:limit] if name in splits else [] for name in SPLITS}
     if not any(files.values()):
-        raise FileFormatError(f"{folder} holds no npz files in {', '.join(splits)}.")
+        raise FileFormatError(f"{folder} contains no npz files in {', '.join(splits)}.")
     cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    opened = {
+    # Opening converts a graph once and then maps its files, so that a split may exceed the memory.
+    graphs = {
         name: [open_graph(path, cache) for path in track(paths, f"reading {name}", len(paths), progress)]
         for name, paths in files.items()
     }
-    return Layouts(collection_name(folder), **opened)
+    return LayoutDataset(collection_name(folder), **graphs)
 
 
 def collection_name(folder: Path) -> str:
-    """``xla:random`` of ``…/xla/random``; empty where the folders are called otherwise."""
+    """Return ``xla:random`` for ``…/xla/random``, or an empty text if the folders have other names."""
     name = ":".join(folder.absolute().parts[-2:])
     return name if name in COLLECTIONS else ""
 
 
 def check_name(name: str) -> str:
-    """`name`, where it is one of the four."""
+    """Return `name`; raise `ConfigurationError` unless it is one of the four collections."""
     if name not in COLLECTIONS:
-        found = re.sub(r"\s+", " ", name)[:80]
-        raise ConfigurationError(f"{found!r} is none of the layout collections {', '.join(COLLECTIONS)}.")
+        short_name = re.sub(r"\s+", " ", name)[:80]
+        raise ConfigurationError(f"{short_name!r} is not a layout collection; use one of {', '.join(COLLECTIONS)}.")
     return name

@@ -1,9 +1,9 @@
-"""One graph of a layout collection: the operations of a whole program, and configurations that lay out its tensors.
+"""A graph of a layout collection: the operations of a whole program, and configurations of its tensor layouts.
 
-A configuration gives each configurable node 18 small numbers, so all of them together, (configurations, nodes, 18), may
-be far larger than memory. A file is therefore converted once: the numbers stream out of the npz a few MiB at a time and
-lie as bytes in a flat file that the operating system pages in, and a step of training reads the few rows it draws.
-Sizes are checked before anything is allocated or written, and nothing is unpickled.
+A configuration has 18 small numbers for each configurable node, so the array of all configurations, (configurations,
+nodes, 18), may be far larger than memory. A file is therefore converted once: the numbers are streamed from the npz a
+few MiB at a time to a flat file of bytes, which the operating system pages in; a training step reads only the rows it
+samples. Sizes are checked before anything is allocated or written, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WIDTH = len(LAYOUT_FEATURES)
 MAX_FILE_BYTES = 4 << 30
 MAX_CONVERTED_BYTES = 64 << 30
 _FORMAT = "layout 1"
-# file stem -> (dtype, what it has a row for, shape of a row)
+# File stem -> (dtype, what a row of the array describes, shape of a row).
 _COLUMNS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "node_feat": ("<f4", "nodes", (len(NODE_FEATURES),)),
     "node_opcode": ("|u1", "nodes", ()),
@@ -44,15 +44,15 @@ _COLUMNS: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True, eq=False)
 class LayoutGraph:
-    """A graph of n nodes, nc of them configurable, and c configurations; `runtime` is all zero where it is withheld."""
+    """A graph with n nodes, nc of them configurable, and c configurations; `runtime` is all zero if unlabelled."""
 
     name: str
     node_feat: npt.NDArray[np.float32]  # (n, 140)
     node_opcode: npt.NDArray[np.uint8]  # (n,)
     edge_index: npt.NDArray[np.int32]  # (m, 2): row [u, v], u consumes the output of v
-    config_ids: npt.NDArray[np.int32]  # (nc,): which nodes are configurable
-    config_feat: npt.NDArray[np.int8]  # (c, nc, 18): dimensions from minor to major, -1 where there is none
-    runtime: npt.NDArray[np.int64]  # (c,)
+    config_ids: npt.NDArray[np.int32]  # (nc,): indices of the configurable nodes
+    config_feat: npt.NDArray[np.int8]  # (c, nc, 18): dimensions from minor to major, -1 beyond the rank
+    runtime: npt.NDArray[np.int64]  # (c,) nanoseconds
 
     @property
     def n_nodes(self) -> int:
@@ -67,7 +67,7 @@ class LayoutGraph:
         return bool(self.n_configs) and bool(self.runtime[0] > 0)
 
     def target(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
-        """Runtimes over the fastest."""
+        """Return the runtimes divided by the fastest, of all configurations or of the given rows."""
         if not self.labelled:
             raise FileFormatError(f"Graph {self.name} has no runtimes: its split is unlabelled.")
         runtime = self.runtime if rows is None else self.runtime[rows]
@@ -85,14 +85,14 @@ def make_graph(
     *,
     where: str = "graph",
 ) -> LayoutGraph:
-    """A checked graph from arrays as they stand in the files."""
-    parts = _checked(node_feat, node_opcode, edge_index, node_config_ids, config_runtime, where=where)
-    check_shape(node_config_feat, (len(parts["runtime"]), len(parts["config_ids"]), WIDTH), f"{where}: {CONFIGS}")
-    return LayoutGraph(name, config_feat=_as_bytes(node_config_feat, where), **parts)
+    """Build a graph from the arrays of a file and check them; `where` opens the error messages."""
+    arrays = _check_arrays(node_feat, node_opcode, edge_index, node_config_ids, config_runtime, where=where)
+    check_shape(node_config_feat, (len(arrays["runtime"]), len(arrays["config_ids"]), WIDTH), f"{where}: {CONFIGS}")
+    return LayoutGraph(name, config_feat=_to_int8(node_config_feat, where), **arrays)
 
 
 def write_graph(path: Path, graph: LayoutGraph) -> None:
-    """Write a graph as TpuGraphs does, in its names and number types."""
+    """Write a graph with the array names and dtypes of TpuGraphs."""
     arrays: dict[str, Array] = {
         "node_feat": graph.node_feat,
         "node_opcode": graph.node_opcode,
@@ -106,7 +106,8 @@ def write_graph(path: Path, graph: LayoutGraph) -> None:
 
 
 def open_graph(path: Path, cache_dir: Path) -> LayoutGraph:
-    """The graph of one npz file, converted under `cache_dir` unless that was done before."""
+    """Open the graph of one npz file; convert the file under `cache_dir` unless that was done before."""
+    # Check that the path is a regular file of allowed size before its status is used as a cache key.
     open_input(path, MAX_FILE_BYTES).close()
     folder = cache_dir / files_key([path], _FORMAT)
     if not (folder / INDEX).is_file():
@@ -115,71 +116,81 @@ def open_graph(path: Path, cache_dir: Path) -> LayoutGraph:
 
 
 def _convert(path: Path, folder: Path) -> None:
-    arrays = read_npz(path, KEYS, max_file_bytes=MAX_FILE_BYTES)
-    parts = _checked(*(arrays[key] for key in KEYS), where=str(path))
-    shape = (len(parts["runtime"]), len(parts["config_ids"]), WIDTH)
-    _check_room(math.prod(shape), folder, path)
+    """Write the arrays of an npz file as flat files; the index is written last."""
+    raw_arrays = read_npz(path, KEYS, max_file_bytes=MAX_FILE_BYTES)
+    arrays = _check_arrays(*(raw_arrays[key] for key in KEYS), where=str(path))
+    # The size of the configurations follows from the other arrays, so it is known before they are read.
+    shape = (len(arrays["runtime"]), len(arrays["config_ids"]), WIDTH)
+    _check_disk_space(math.prod(shape), folder, path)
     for stem, (dtype, _, _) in _COLUMNS.items():
-        (folder / f"{stem}.bin").write_bytes(np.ascontiguousarray(parts[stem], dtype=dtype).tobytes())
+        (folder / f"{stem}.bin").write_bytes(np.ascontiguousarray(arrays[stem], dtype=dtype).tobytes())
     with (folder / f"{CONFIGS}.bin").open("wb") as file:
-        for piece in stream_npz(path, CONFIGS, shape, MAX_FILE_BYTES):
-            file.write(_as_bytes(piece, str(path)).data)
+        for chunk in stream_npz(path, CONFIGS, shape, MAX_FILE_BYTES):
+            file.write(_to_int8(chunk, str(path)).data)
         file.flush()
         os.fsync(file.fileno())
-    counts = {rows: len(parts[stem]) for stem, (_, rows, _) in _COLUMNS.items()}
+    counts = {rows: len(arrays[stem]) for stem, (_, rows, _) in _COLUMNS.items()}
     write_atomic(folder / INDEX, json.dumps(counts))
 
 
-def _check_room(size: int, folder: Path, path: Path) -> None:
+def _check_disk_space(size: int, folder: Path, path: Path) -> None:
+    """Raise an error if `size` converted bytes are too many, or more than the disk has room for."""
     if size > MAX_CONVERTED_BYTES:
-        raise FileFormatError(f"{path} has {size} numbers in its configurations; at most {MAX_CONVERTED_BYTES}.")
+        raise FileFormatError(
+            f"{path} has {size} numbers in its configurations; at most {MAX_CONVERTED_BYTES} are allowed."
+        )
     free = shutil.disk_usage(folder).free
     if size > free:
         raise UnavailableError(
-            f"{path} takes {size >> 20} MiB once converted, and {folder.parent} has {free >> 20} left; "
-            "name another folder with cache_dir."
+            f"{path} needs {size >> 20} MiB when converted, and {folder.parent} has {free >> 20} MiB left; "
+            "pass another folder as cache_dir."
         )
 
 
 def _open(folder: Path, name: str) -> LayoutGraph:
+    """Map the converted files; raise `FileFormatError` if their sizes do not match the index."""
     try:
         counts = read_json_input(folder / INDEX, 1 << 16)
+        # The cache may be damaged: check the counts before they become shapes.
         if not all(type(counts[rows]) is int and 0 <= counts[rows] < 1 << 40 for _, rows, _ in _COLUMNS.values()):
             raise ValueError(counts)
-        parts = {
-            stem: _mapped(folder / f"{stem}.bin", dtype, (counts[rows], *row))
-            for stem, (dtype, rows, row) in _COLUMNS.items()
+        arrays = {
+            stem: _map_checked(folder / f"{stem}.bin", dtype, (counts[rows], *row_shape))
+            for stem, (dtype, rows, row_shape) in _COLUMNS.items()
         }
         shape = (counts["configs"], counts["places"], WIDTH)
-        return LayoutGraph(name, config_feat=_mapped(folder / f"{CONFIGS}.bin", "|i1", shape), **parts)
+        return LayoutGraph(name, config_feat=_map_checked(folder / f"{CONFIGS}.bin", "|i1", shape), **arrays)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, UnavailableError) as error:
         raise FileFormatError(
             f"The converted data in {folder} is damaged; remove that folder and run again."
         ) from error
 
 
-def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
+def _map_checked(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
+    # `np.memmap` accepts a file that is too long.
     if path.stat().st_size != np.dtype(dtype).itemsize * math.prod(shape):
         raise ValueError(shape)
     return map_array(path, dtype, shape)
 
 
-def _checked(
+def _check_arrays(
     node_feat: Array, node_opcode: Array, edge_index: Array, config_ids: Array, config_runtime: Array, *, where: str
 ) -> dict[str, Any]:
-    """Everything but the configurations, checked, under the names of `LayoutGraph`."""
-    parts = check_graph(node_feat, node_opcode, edge_index, config_runtime, where)
-    n, places = len(parts["node_opcode"]), len(np.atleast_1d(config_ids))
-    if not 1 <= places <= n:
-        raise FileFormatError(f"{where}: {places} of {n} nodes are configurable; at least one must be, and no more.")
-    check_shape(config_ids, (places,), f"{where}: node_config_ids")
-    check_runtimes(parts["runtime"], np.ones(1, np.int64), where)
-    return parts | {"config_ids": check_integers(config_ids, 0, n - 1, f"{where}: node_config_ids").astype(np.int32)}
+    """Check all arrays but the configurations; return them under the field names of `LayoutGraph`."""
+    arrays = check_graph(node_feat, node_opcode, edge_index, config_runtime, where)
+    n, n_configurable = len(arrays["node_opcode"]), len(np.atleast_1d(config_ids))
+    if not 1 <= n_configurable <= n:
+        raise FileFormatError(f"{where}: {n_configurable} of {n} nodes are configurable; it must be 1 to {n}.")
+    check_shape(config_ids, (n_configurable,), f"{where}: node_config_ids")
+    # Layout files have no normalizers; a constant 1 satisfies the check.
+    check_runtimes(arrays["runtime"], np.ones(1, np.int64), where)
+    return arrays | {"config_ids": check_integers(config_ids, 0, n - 1, f"{where}: node_config_ids").astype(np.int32)}
 
 
-def _as_bytes(values: Array, where: str) -> npt.NDArray[np.int8]:
+def _to_int8(values: Array, where: str) -> npt.NDArray[np.int8]:
+    """Convert configuration numbers to int8; raise `FileFormatError` if that changes one of them."""
     with np.errstate(invalid="ignore"):
-        small = values.astype(np.int8)
-    if not (small == values).all():
-        raise FileFormatError(f"{where}: {CONFIGS} holds a value that is no dimension's number.")
-    return small
+        converted = values.astype(np.int8)
+    if not (converted == values).all():
+        raise FileFormatError(f"{where}: {CONFIGS} contains a value that is not the number of a dimension.")
+    return converted

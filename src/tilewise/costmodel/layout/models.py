@@ -1,14 +1,17 @@
-"""The two layout models. Both encode a segment under K configurations at once into (K, E), add up the segments of a
-graph, and score the sums; a lower score is faster.
+"""The two layout models: `LayoutSAGE` and `LayoutAttention`; a lower score is faster.
 
-`LayoutSAGE` is the baseline: GraphSAGE, with a node's configuration joined to its features. `LayoutAttention` differs
-in what it is told and in how it compares. Layouts enter as categories and as the sizes they put side by side; messages
-know whether they come from a producer or a consumer; nodes count by the bytes they produce as well as by number; and at
-every configurable node, and again for the whole graph, a configuration attends to others of the same graph. What all
-configurations have in common, which tells nothing about their order, can so be taken out where it arises.
+Both encode a segment under K configurations at once as (K, E), add the encodings of a graph's segments, and score the
+sums.
 
-The first `references` of the K rows are those attended to. In training that is the whole slate; a prediction puts the
-same few in front of every chunk, so that a score does not depend on which others it was computed with.
+`LayoutSAGE` is the baseline: GraphSAGE (Hamilton et al. 2017) with a node's configuration added to its features.
+`LayoutAttention` differs in its inputs and in how it compares configurations. Layouts are categories, together with the
+sizes in the order of the layout. Messages from producers and from consumers are distinguished. Nodes are pooled by the
+elements they produce as well as by number. At every configurable node, and again for the whole graph, a configuration
+attends to other configurations of the same graph: what all of them have in common says nothing about their order and
+can be subtracted where it arises.
+
+The first `references` of the K rows are the ones attended to. In training these are all K; a prediction puts the same
+references at the start of every chunk, so that a score does not depend on the other configurations of its chunk.
 """
 
 from __future__ import annotations
@@ -21,23 +24,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tilewise.costmodel.data.schema import DIMENSIONS, LAYOUT_FEATURES, N_OPCODES
-from tilewise.costmodel.layout.segments import Segment
+from tilewise.costmodel.layout.segments import GraphSegment
 from tilewise.costmodel.models.torch.layers import Dense, Embedding, Layer, Stack, sage
 from tilewise.costmodel.models.torch.ragged import Entries, Sparse
 
 _WIDTH = len(LAYOUT_FEATURES)
-_CHOICES = DIMENSIONS + 1  # no dimension, or one of six
+_CATEGORIES = DIMENSIONS + 1  # no dimension, or one of six
+_LOG2_SIZE_SCALE = 8.0  # divides logarithms of sizes, so that a size of 256 becomes 1
 
 
 class LayoutModel(nn.Module):
-    """What both share: the names of the two steps."""
+    """Interface of the layout models: encode each segment, add the encodings, score the sum."""
 
-    def encode(self, segment: Segment, config: Tensor, references: int) -> Tensor:
-        """(K, E) of a segment under K configurations (K, p, 18)."""
+    def encode(self, segment: GraphSegment, config: Tensor, references: int) -> Tensor:
+        """Encode a segment under K configurations (K, p, 18) as (K, E)."""
         raise NotImplementedError
 
     def score(self, pooled: Tensor, references: int) -> Tensor:
-        """(K,) of the sums over segments."""
+        """Score the sums over segments (K, E) as (K,)."""
         raise NotImplementedError
 
     @property
@@ -45,11 +49,12 @@ class LayoutModel(nn.Module):
         return next(self.parameters()).device
 
     def tensor(self, array: Any) -> Tensor:
+        """Copy an array to the model's device."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
 
 class LayoutSAGE(LayoutModel):
-    """GraphSAGE with the configuration joined early, and the mean over nodes."""
+    """GraphSAGE with the configuration added before the first layer, and mean pooling over nodes."""
 
     def __init__(self, node_width: int, hidden: int = 64, layers: int = 3, op_embed: int = 16) -> None:
         super().__init__()
@@ -58,11 +63,14 @@ class LayoutSAGE(LayoutModel):
         self.layers = nn.ModuleList(Dense(2 * hidden, hidden) for _ in range(layers))
         self.head = Stack(hidden, (hidden, 1), "leaky_relu")
 
-    def encode(self, segment: Segment, config: Tensor, references: int) -> Tensor:
-        own = self.nodes(torch.cat([self.tensor(segment.node), self.opcodes(self.tensor(segment.opcode))], 1))  # (s, H)
-        given = self.configs(config.float() / DIMENSIONS).transpose(0, 1)  # (p, K, H)
-        x = own[:, None].expand(-1, len(config), -1).index_add(0, self.tensor(segment.places), given)
+    def encode(self, segment: GraphSegment, config: Tensor, references: int) -> Tensor:
+        """Encode a segment; the references are not used."""
+        nodes = torch.cat([self.tensor(segment.node), self.opcodes(self.tensor(segment.opcode))], 1)
+        x = self.nodes(nodes)[:, None].expand(-1, len(config), -1)  # (s, K, H)
+        config_encoding = self.configs(config.float() / DIMENSIONS).transpose(0, 1)  # (p, K, H)
+        x = x.index_add(0, self.tensor(segment.config_nodes), config_encoding)
         x = functional.leaky_relu(x, 0.2)
+        # One encoding per node and configuration from here on.
         matrix = _neighbours(segment, str(self.device))
         for layer in self.layers:
             x = sage(x, layer, matrix, "leaky_relu")  # type: ignore[arg-type]
@@ -73,7 +81,7 @@ class LayoutSAGE(LayoutModel):
 
 
 class LayoutAttention(LayoutModel):
-    """Directed messages, residual layers, and attention between configurations."""
+    """Directed message passing with residual layers, and attention between configurations."""
 
     def __init__(
         self,
@@ -84,27 +92,32 @@ class LayoutAttention(LayoutModel):
         heads: int = 4,
         attention: bool = True,
     ) -> None:
+        """Build the layers; their attribute names are the tensor names in model files."""
         super().__init__()
         self.opcodes = Embedding(N_OPCODES, op_embed)
         self.nodes = Stack(node_width + op_embed, (hidden, hidden), "gelu")
-        self.configs = Stack(_WIDTH * _CHOICES + DIMENSIONS, (hidden, hidden), "gelu")
+        self.configs = Stack(_WIDTH * _CATEGORIES + DIMENSIONS, (hidden, hidden), "gelu")
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(layers))
         self.layers = nn.ModuleList(Stack(3 * hidden, (hidden, hidden), "gelu") for _ in range(layers))
-        self.attend = nn.ModuleList(Compare(hidden, heads) for _ in range(layers)) if attention else None
-        self.last = Compare(2 * hidden, heads) if attention else None
+        self.attend = nn.ModuleList(ConfigAttention(hidden, heads) for _ in range(layers)) if attention else None
+        self.last = ConfigAttention(2 * hidden, heads) if attention else None
         self.head = Stack(2 * hidden, (hidden, 1), "gelu")
 
-    def encode(self, segment: Segment, config: Tensor, references: int) -> Tensor:
-        own = self.nodes(torch.cat([self.tensor(segment.node), self.opcodes(self.tensor(segment.opcode))], 1))  # (s, H)
-        places = self.tensor(segment.places)
-        given = self.configs(_described(config, self.tensor(segment.sizes))).transpose(0, 1)  # (p, K, H)
-        x = own[:, None].expand(-1, len(config), -1).index_add(0, places, given)  # (s, K, H)
-        producers, consumers = _directed(segment, str(self.device))
+    def encode(self, segment: GraphSegment, config: Tensor, references: int) -> Tensor:
+        """Encode a segment as its mean over nodes and its mean weighted by the nodes' elements."""
+        nodes = torch.cat([self.tensor(segment.node), self.opcodes(self.tensor(segment.opcode))], 1)
+        x = self.nodes(nodes)[:, None].expand(-1, len(config), -1)  # (s, K, H)
+        config_nodes = self.tensor(segment.config_nodes)
+        features = _config_features(config, self.tensor(segment.sizes))
+        x = x.index_add(0, config_nodes, self.configs(features).transpose(0, 1))  # adds (p, K, H)
+        producers, consumers = _directed_means(segment, str(self.device))
         for depth, (norm, layer) in enumerate(zip(self.norms, self.layers, strict=True)):
             y = norm(x)
             x = x + layer(torch.cat([y, producers @ y, consumers @ y], -1))
-            if self.attend is not None and len(places):
-                x = x.index_add(0, places, self.attend[depth](x[places], references))
+            # Only configurable nodes differ between configurations by themselves, so only they are compared.
+            if self.attend is not None and len(config_nodes):
+                x = x.index_add(0, config_nodes, self.attend[depth](x[config_nodes], references))
+        # A sum over segments of both terms gives the means over the whole graph.
         share = self.tensor(segment.share)
         return torch.cat([x.sum(0) / segment.graph_nodes, torch.einsum("s,skh->kh", share, x)], 1)  # (K, 2H)
 
@@ -114,40 +127,43 @@ class LayoutAttention(LayoutModel):
         return self.head(pooled)[:, 0]
 
 
-class Compare(Layer):
-    """What attention between the configurations of one place adds to (places, K, H)."""
+class ConfigAttention(Layer):
+    """Attention between the configurations of a node: (p, K, H) to the residual (p, K, H)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"{heads} heads do not share {width} numbers evenly")
+            raise ValueError(f"{width} is not divisible by {heads} heads")
         self.heads = heads
         self.norm = nn.LayerNorm(width)
         self.queries, self.keys, self.values = (Dense(width, width) for _ in range(3))
         self.out = Dense(width, width)
 
     def forward(self, x: Tensor, references: int) -> Tensor:
+        """Attend from all K configurations to the first `references` of them."""
         y = self.norm(x)
-        shown = y[:, :references]
-        q, k, v = (self._split(part) for part in (self.queries(y), self.keys(shown), self.values(shown)))
-        seen = functional.scaled_dot_product_attention(q, k, v)  # (places, heads, K, H / heads)
-        # A configuration is told how it differs from what it has seen.
-        return self.out(self.values(y) - seen.transpose(1, 2).flatten(2))
+        reference = y[:, :references]
+        q, k, v = (self._split_heads(z) for z in (self.queries(y), self.keys(reference), self.values(reference)))
+        average = functional.scaled_dot_product_attention(q, k, v)  # (p, heads, K, H / heads)
+        # The residual is the difference between a configuration's value and the attended average.
+        return self.out(self.values(y) - average.transpose(1, 2).flatten(2))
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
 
-def _described(config: Tensor, sizes: Tensor) -> Tensor:
-    """(K, p, 126 + 6): each layout number as a category, and the logarithms of the sizes in the output's order."""
-    choice = config.long().clamp(-1, DIMENSIONS - 1)
-    categories = functional.one_hot(choice + 1, _CHOICES).flatten(2).float()
-    output = choice[:, :, :DIMENSIONS]
-    ordered = sizes.expand(len(config), -1, -1).gather(2, output.clamp_min(0)) * (output >= 0)
-    return torch.cat([categories, ordered / 8.0], 2)
+def _config_features(config: Tensor, sizes: Tensor) -> Tensor:
+    """Encode layouts as (K, p, 126 + 6): one-hot numbers, and the logarithms of the sizes in the output's order."""
+    layout = config.long().clamp(-1, DIMENSIONS - 1)
+    categories = functional.one_hot(layout + 1, _CATEGORIES).flatten(2).float()
+    # The first six numbers are the output's dimensions from minor to major.
+    output = layout[:, :, :DIMENSIONS]
+    ordered_sizes = sizes.expand(len(config), -1, -1).gather(2, output.clamp_min(0)) * (output >= 0)
+    return torch.cat([categories, ordered_sizes / _LOG2_SIZE_SCALE], 2)
 
 
-def _neighbours(segment: Segment, device: str) -> Sparse:
+def _neighbours(segment: GraphSegment, device: str) -> Sparse:
+    """Return the symmetric adjacency matrix (s, s); it is its own transpose in the backward pass."""
     u, v = segment.edges.T
     rows, columns = np.concatenate([u, v]), np.concatenate([v, u])
     count = np.array([len(segment.node)])
@@ -155,14 +171,16 @@ def _neighbours(segment: Segment, device: str) -> Sparse:
     return Sparse(matrix, matrix)
 
 
-def _directed(segment: Segment, device: str) -> tuple[Sparse, Sparse]:
-    """The mean over a node's producers, and over its consumers."""
+def _directed_means(segment: GraphSegment, device: str) -> tuple[Sparse, Sparse]:
+    """Return matrices (s, s) that average over a node's producers and over its consumers."""
     consumer, producer = segment.edges.T
-    return _means(consumer, producer, segment, device), _means(producer, consumer, segment, device)
+    return _mean_matrix(consumer, producer, segment, device), _mean_matrix(producer, consumer, segment, device)
 
 
-def _means(rows: Any, columns: Any, segment: Segment, device: str) -> Sparse:
+def _mean_matrix(rows: Any, columns: Any, segment: GraphSegment, device: str) -> Sparse:
+    """Return the matrix whose product with node features is the mean over `columns` for each of `rows`."""
     count = np.array([len(segment.node)])
+    # Every entry of a row is one over the number of entries in that row.
     values = 1.0 / np.maximum(np.bincount(rows, minlength=len(segment.node)), 1)[rows]
     return Entries(rows, columns, values, count, count).sparse(device)
 

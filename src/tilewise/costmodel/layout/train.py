@@ -1,9 +1,10 @@
-"""Training on layout graphs in bounded memory: some configurations of a graph, and gradients through some segments.
+"""Trains layout models in bounded memory: on a sample of the configurations, with gradients through one segment.
 
-A step draws a few graphs, K configurations of each, and one segment of each through which gradients flow. The other
-segments are encoded one after another without keeping anything for the backward pass, so that the loss sees the whole
-graph while memory is that of one segment. The gradient of the drawn segment counts as often as there are segments:
-averaged over the draws it is the gradient of all of them.
+A step samples a few graphs, K configurations of each, and one segment of each through which gradients flow. The other
+segments are encoded one by one without a backward pass, so that the loss depends on the whole graph while the memory is
+that of one segment. The gradient of the sampled segment is multiplied by the number of segments, which makes it an
+unbiased estimate of the gradient of all of them (Cao et al. 2023, "Large Graph Property Prediction via Graph
+GraphSegment Training").
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.layout.collection import Layouts
+from tilewise.costmodel.layout.collection import LayoutDataset
 from tilewise.costmodel.layout.graph import LayoutGraph
-from tilewise.costmodel.layout.segments import Scaling, Segment, SegmentedGraphs
+from tilewise.costmodel.layout.segments import GraphSegment, Scaling, SegmentedGraphs
 from tilewise.costmodel.models.trained import MODEL_FILE
 from tilewise.costmodel.train.config import TrainSettings, default_settings
 from tilewise.costmodel.train.loop import METRICS, chosen_device, keep_freed_memory, kernel_metrics, mean_of_known
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tilewise.costmodel.layout.models import LayoutModel
-    from tilewise.costmodel.layout.trained import TrainedLayouts
+    from tilewise.costmodel.layout.trained import TrainedLayoutModel
 
 DEFAULTS: dict[str, Any] = {
     "epochs": 20,
@@ -48,11 +49,11 @@ DEFAULTS: dict[str, Any] = {
     "eval_every": 5,
     "least_steps": 16,
 }
-VALIDATED = 512  # configurations of a graph that validation scores
+VALIDATION_CONFIGS = 512  # configurations of a graph that validation scores; more cost time only
 
 
 def train_layouts(
-    data: Layouts,
+    data: LayoutDataset,
     model: str = "LayoutAttention",
     *,
     out_dir: str | Path | None = None,
@@ -63,18 +64,19 @@ def train_layouts(
     progress: bool = True,
     report: Report | None = None,
     **settings: Any,
-) -> TrainedLayouts:
+) -> TrainedLayoutModel:
     """Train ``LayoutAttention`` or ``LayoutSAGE`` on the train split; Kendall's tau on valid chooses the checkpoint.
 
     >>> train_layouts(open_layouts("npz/layout/xla/random"), out_dir="runs/layout")  # doctest: +SKIP
     """
     if segment_nodes < 1 or hops < 0:
-        raise ConfigurationError("A segment has at least one node, and hops are not negative.")
+        raise ConfigurationError("segment_nodes must be at least 1, and hops must not be negative.")
     for split in ("train", "valid"):
         if not data.split(split) or not all(graph.labelled for graph in data.split(split)):
             raise ConfigurationError("Training needs train and valid splits with runtimes; this collection lacks one.")
-    chosen = default_settings(model, **(DEFAULTS | {k: v for k, v in settings.items() if v is not None}))
-    run = _Run(data, chosen, chosen_device(device), Path(out_dir).expanduser() if out_dir else None)
+    explicit = {name: value for name, value in settings.items() if value is not None}
+    run_settings = default_settings(model, **(DEFAULTS | explicit))
+    run = _LayoutRun(data, run_settings, chosen_device(device), Path(out_dir).expanduser() if out_dir else None)
     run.prepare(segment_nodes, hops)
     if resume:
         run.resume(progress)
@@ -82,10 +84,12 @@ def train_layouts(
     return run.finish()
 
 
-class _Run(ResumableRun):
+class _LayoutRun(ResumableRun):
+    """Resumable training of one layout model."""
+
     module: LayoutModel
 
-    def __init__(self, data: Layouts, settings: TrainSettings, device: str, folder: Path | None) -> None:
+    def __init__(self, data: LayoutDataset, settings: TrainSettings, device: str, folder: Path | None) -> None:
         from tilewise.costmodel.train.losses import parse_losses
 
         super().__init__(settings, device, folder)
@@ -93,14 +97,16 @@ class _Run(ResumableRun):
         self.data, self.loss = data, parse_losses(settings.losses)
 
     def prepare(self, segment_nodes: int, hops: int) -> None:
+        """Fit the scaling, split the graphs and build the model."""
         import torch
 
         from tilewise.costmodel.layout.trained import build_layout_model
 
-        self.cutting = {"segment_nodes": segment_nodes, "hops": hops}
+        self.split_settings = {"segment_nodes": segment_nodes, "hops": hops}
         self.scaling = Scaling.fit(self.data.train)
         self.segments = SegmentedGraphs(self.data.train, self.scaling, hops, segment_nodes)
         self.validation = SegmentedGraphs(self.data.valid, self.scaling, hops, segment_nodes)
+        # The initial weights depend on the seed alone, and the caller's generator is not touched.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
             module, self.kwargs = build_layout_model(
@@ -110,104 +116,108 @@ class _Run(ResumableRun):
         self._begin()
 
     def _epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
+        """Train one epoch; return its mean loss and ordered-pair accuracy."""
         self.module.train()
         settings = self.settings
-        once = -(-len(self.segments) // settings.batch)
-        passes = settings.passes(once)
+        steps_per_pass = -(-len(self.segments) // settings.batch)
+        passes = settings.passes(steps_per_pass)
+        # The order depends on seed and epoch alone, so that a resumed run continues as if it had not stopped.
         rng = np.random.default_rng([settings.seed, epoch])
         order = np.concatenate([rng.permutation(len(self.segments)) for _ in range(passes)])
-        losses, ordered = [], []
+        losses, accuracies = [], []
         for start in range(0, len(order), settings.batch):
             share = settings.share_done(epoch + start / len(order), self._seconds_since(started))
             if share >= 1 and start:
                 break  # out of time within an epoch
             self.optimizer.learning_rate = settings.learning_rate_at(share)
             self.optimizer.zero_grad()
-            drawn = order[start : start + settings.batch].tolist()
-            for index in drawn:  # one graph after another: the memory of a step is that of its largest
-                loss, opa = self._learn(index, rng, 1 / len(drawn))
+            batch = order[start : start + settings.batch].tolist()
+            # The graphs of a batch run one by one: a step needs the memory of its largest graph only.
+            for index in batch:
+                loss, accuracy = self._learn(index, rng, 1 / len(batch))
                 losses.append(loss)
-                ordered.append(opa)
+                accuracies.append(accuracy)
             self.optimizer.step()
             self._update_average()
         if not np.isfinite(losses).all():
             raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
-        return {"epoch": epoch, "train_loss": float(np.mean(losses)), "train_opa": mean_of_known(ordered)}
+        return {"epoch": epoch, "train_loss": float(np.mean(losses)), "train_opa": mean_of_known(accuracies)}
 
     def _learn(self, index: int, rng: np.random.Generator, weight: float) -> tuple[float, float]:
-        """Adds the gradient of one graph's slate; gives its loss and the share of pairs in the right order."""
+        """Add the gradient of a sample of one graph; return its loss and the share of pairs in the right order."""
         import torch
 
         from tilewise.costmodel.metrics import opa
 
+        # Sample configurations without replacement, and one segment for the gradient.
         graph, segments = self.data.train[index], self.segments[index]
         rows = rng.choice(graph.n_configs, min(self.settings.configs, graph.n_configs), replace=False)
-        through = int(rng.integers(len(segments)))
+        gradient_segment = int(rng.integers(len(segments)))
         target = graph.target(rows)
-        scores = slate_scores(self.module, segments, configurations(graph, rows), through)
+        scores = sample_scores(self.module, segments, configurations(graph, rows), gradient_segment)
         loss = self.loss(scores[None], torch.from_numpy(target)[None].to(scores), torch.ones(1, len(rows)).bool())
         torch.autograd.backward(loss * weight)
         return float(loss.detach()), opa(target, scores.detach().cpu().numpy())
 
     def _measure(self) -> dict[str, float]:
+        """Compute the metrics on the valid split."""
         from tilewise.costmodel.layout.trained import score_graph
 
         self.module.eval()
         rows = []
         for index, graph in enumerate(self.data.valid):
-            some = spread(graph.n_configs, VALIDATED)
-            scores = score_graph(self.module, graph, self.validation[index], some)
-            rows.append(kernel_metrics(graph.target(some), scores))
+            sample = fixed_sample(graph.n_configs, VALIDATION_CONFIGS)
+            scores = score_graph(self.module, graph, self.validation[index], sample)
+            rows.append(kernel_metrics(graph.target(sample), scores))
         return {f"val_{key}": mean_of_known([row[key] for row in rows]) for key in METRICS}
 
-    def finish(self) -> TrainedLayouts:
-        from tilewise.costmodel.layout.trained import TrainedLayouts
+    def finish(self) -> TrainedLayoutModel:
+        """Return the model with the best validation metric, and save it if there is a folder."""
+        from tilewise.costmodel.layout.trained import TrainedLayoutModel
 
         self._take_best()
-        record = self._record(self.kwargs) | self.cutting | {"collection": self.data.name}
-        trained = TrainedLayouts(self.module.eval(), self.scaling, record)
+        record = self._record(self.kwargs) | self.split_settings | {"collection": self.data.name}
+        trained = TrainedLayoutModel(self.module.eval(), self.scaling, record)
         if self.folder:
+            # The checkpoint is removed after the model is on disk.
             trained.save(self.folder / MODEL_FILE)
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
         return trained
 
     def _fingerprint(self) -> str:
         splits = [[(g.name, g.n_nodes, g.n_configs) for g in split] for split in (self.data.train, self.data.valid)]
-        text = json.dumps([self.settings.as_dict(), self.cutting, splits], sort_keys=True)
+        # A checkpoint is resumed only by a run with the same settings and data.
+        text = json.dumps([self.settings.as_dict(), self.split_settings, splits], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def slate_scores(
-    module: LayoutModel, segments: Sequence[Segment], config: npt.NDArray[np.int8], through: int
+def sample_scores(
+    module: LayoutModel, segments: Sequence[GraphSegment], config: npt.NDArray[np.int8], gradient_segment: int
 ) -> Tensor:
-    """(K,) scores of a whole graph, with gradients through the segment `through` alone, in place of all of them."""
+    """Score K configurations of a whole graph, with gradients through one segment in place of all of them: (K,)."""
     import torch
 
-    def encoded(segment: Segment) -> Tensor:
+    def encode(segment: GraphSegment) -> Tensor:
         return module.encode(segment, module.tensor(config[:, segment.columns]), len(config))
 
-    live = encoded(segments[through])
-    # The same value with a gradient as many times as large.
-    pooled = live if len(segments) == 1 else live.detach() + len(segments) * (live - live.detach())
-    with torch.no_grad():
-        for number, segment in enumerate(segments):
-            if number != through:
-                pooled = _added(pooled, encoded(segment))
+    encoding = encode(segments[gradient_segment])
+    # The value stays the same; the gradient is multiplied by the number of segments.
+    pooled = encoding
+    if len(segments) > 1:
+        pooled = encoding.detach() + len(segments) * (encoding - encoding.detach())
+    for number, segment in enumerate(segments):
+        if number != gradient_segment:
+            with torch.no_grad():
+                other = encode(segment)
+            pooled = pooled + other
     return module.score(pooled, len(config))
 
 
-def _added(pooled: Tensor, other: Tensor) -> Tensor:
-    import torch
-
-    with torch.enable_grad():
-        return pooled + other
-
-
 def configurations(graph: LayoutGraph, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
-    """(K, nc, 18): rows of the memory-mapped file, in the order asked for."""
+    """Read rows of the memory-mapped configurations, in the given order: (K, nc, 18)."""
     return np.asarray(graph.config_feat[rows])
 
 
-def spread(count: int, most: int) -> npt.NDArray[np.int64]:
-    """At most so many row numbers, drawn once and for all for a graph with `count` of them."""
-    return np.sort(np.random.default_rng(count).permutation(count)[:most]).astype(np.int64)
+def fixed_sample(count: int, size: int) -> npt.NDArray[np.int64]:
+    """Sample at most `size` of `count` row numbers, always the same ones for the same `count`."""
+    return np.sort(np.random.default_rng(count).permutation(count)[:size]).astype(np.int64)
