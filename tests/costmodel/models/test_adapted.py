@@ -115,4 +115,4 @@ def test_the_command_matches_columns_by_name(base, tmp_path):
     np.testing.assert_allclose(load_scorer(out).score(kernels[0]), adapt(base, kernels).score(kernels[0]), atol=1e-4)
     write_collection(tmp_path / "other.npz", Collection(Schema(tuple(f"x{i}" for i in range(24))), {"train": members}))
     arguments[3] = str(tmp_path / "other.npz")
-    assert "other settings" in str(CliRunner().invoke(tiles, arguments).exception)
+    assert "lacks columns" in str(CliRunner().invoke(tiles, arguments).exception)

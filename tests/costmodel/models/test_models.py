@@ -14,8 +14,8 @@ from tilewise.costmodel.features.scaling import MinMax, ModelInputs  # noqa: E40
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
 from tilewise.costmodel.models.numpy import ranker as numpy_ranker  # noqa: E402
 from tilewise.costmodel.models.torch import MODELS, build_model  # noqa: E402
-from tilewise.costmodel.models.torch.predictor import score_prepared  # noqa: E402
-from tilewise.costmodel.models.torch.ragged import collate, merged  # noqa: E402
+from tilewise.costmodel.models.torch.predictor import score_inputs  # noqa: E402
+from tilewise.costmodel.models.torch.ragged import collate, sum_duplicates  # noqa: E402
 from tilewise.costmodel.train.config import parse_kwargs  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
 
@@ -83,7 +83,7 @@ def test_a_baseline_computes_its_published_definition(name):
     model = build_model(name, 9, 5)
     for n, c in ((1, 1), (2, 3), (17, 6)):
         part = graph(n, c, seed=n)
-        np.testing.assert_allclose(score_prepared(model, part), written_out(name, model, part), rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(score_inputs(model, part), written_out(name, model, part), rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -124,7 +124,7 @@ def test_numpy_scores_equal_torch(name, data):
     weights = {k: v.numpy() for k, v in model.state_dict().items()}
     for kernel in data.valid:
         part = preparation.apply(kernel)
-        expected = score_prepared(model, part)
+        expected = score_inputs(model, part)
         forward = numpy_ranker.forward if name == "TileRanker" else lambda *a: numpy_baselines.forward(name, *a)
         np.testing.assert_allclose(forward(weights, kwargs, part), expected, rtol=1e-5, atol=1e-5)
 
@@ -145,7 +145,7 @@ def test_every_keyword_means_the_same_in_numpy(name, kwargs):
     model, part = build_model(name, 9, 5, kwargs).eval(), graph(6, 4)
     weights = {k: v.numpy() for k, v in model.state_dict().items()}
     found = numpy_baselines.forward(name, weights, kwargs, part)
-    np.testing.assert_allclose(found, score_prepared(model, part), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, score_inputs(model, part), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -154,9 +154,9 @@ def test_scores_do_not_depend_on_chunks_or_company(name, monkeypatch):
     kwargs = {"global_width": 2} if name == "TileRanker" else {}
     model, part = build_model(name, 9, 5, kwargs).eval(), graph(5, 90)
     part.config[:, :2] = part.config[0, :2]
-    whole = score_prepared(model, part)
-    monkeypatch.setattr("tilewise.costmodel.models.torch.predictor.MOST_AT_ONCE", 7)
-    np.testing.assert_allclose(score_prepared(model, part), whole, rtol=1e-5, atol=1e-6)
+    whole = score_inputs(model, part)
+    monkeypatch.setattr("tilewise.costmodel.models.torch.predictor.MAX_CHUNK", 7)
+    np.testing.assert_allclose(score_inputs(model, part), whole, rtol=1e-5, atol=1e-6)
     with torch.inference_mode():
         together = model(collate([graph(9, 40, 5), part, graph(2, 1, 6)]))[1].numpy()
     np.testing.assert_allclose(together, whole, rtol=1e-5, atol=1e-6)
@@ -167,7 +167,7 @@ def test_numpy_graphs_too_large_for_dense_matrices_agree():
     model, part = build_model("LateJoinResGCN", 9, 5).eval(), graph(400, 3)
     weights = {k: v.numpy() for k, v in model.state_dict().items()}
     found = numpy_baselines.forward("LateJoinResGCN", weights, {}, part)
-    np.testing.assert_allclose(found, score_prepared(model, part), rtol=1e-4)
+    np.testing.assert_allclose(found, score_inputs(model, part), rtol=1e-4)
 
 
 def test_a_user_class_is_built_by_its_import_path(tmp_path, monkeypatch):
@@ -181,7 +181,7 @@ def test_a_user_class_is_built_by_its_import_path(tmp_path, monkeypatch):
         "        return self.layer(batch.config).squeeze(-1)\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert score_prepared(build_model("mine:Mine", 9, 5, '{"depth": 2}'), graph(3, 4)).shape == (4,)
+    assert score_inputs(build_model("mine:Mine", 9, 5, '{"depth": 2}'), graph(3, 4)).shape == (4,)
 
 
 @pytest.mark.parametrize("name", ["Nope", "no.such:Thing", "os:path", "json:dumps", ":"])
@@ -236,7 +236,7 @@ def test_entries_of_equal_places_are_one(entries, shape):
     values = rng.standard_normal(entries)
     whole = np.zeros(shape)
     np.add.at(whole, (rows, columns), values)
-    rows, columns, values = merged(rows, columns, values, shape[1])
+    rows, columns, values = sum_duplicates(rows, columns, values, shape[1])
     assert len(rows) <= shape[0] * shape[1]
     again = np.zeros(shape)
     again[rows, columns] = values

@@ -26,7 +26,7 @@ from torch.nn import functional
 from tilewise.costmodel.data.schema import DIMENSIONS, LAYOUT_FEATURES, N_OPCODES
 from tilewise.costmodel.layout.segments import GraphSegment
 from tilewise.costmodel.models.torch.layers import Dense, Embedding, Layer, Stack, sage
-from tilewise.costmodel.models.torch.ragged import Entries, Sparse
+from tilewise.costmodel.models.torch.ragged import BlockEntries, SparseMatrix
 
 _WIDTH = len(LAYOUT_FEATURES)
 _CATEGORIES = DIMENSIONS + 1  # no dimension, or one of six
@@ -162,27 +162,27 @@ def _config_features(config: Tensor, sizes: Tensor) -> Tensor:
     return torch.cat([categories, ordered_sizes / _LOG2_SIZE_SCALE], 2)
 
 
-def _neighbours(segment: GraphSegment, device: str) -> Sparse:
+def _neighbours(segment: GraphSegment, device: str) -> SparseMatrix:
     """Return the symmetric adjacency matrix (s, s); it is its own transpose in the backward pass."""
     u, v = segment.edges.T
     rows, columns = np.concatenate([u, v]), np.concatenate([v, u])
     count = np.array([len(segment.node)])
-    matrix = Entries(rows, columns, np.ones(len(rows)), count, count).matrix(device)
-    return Sparse(matrix, matrix)
+    matrix = BlockEntries(rows, columns, np.ones(len(rows)), count, count).matrix(device)
+    return SparseMatrix(matrix, matrix)
 
 
-def _directed_means(segment: GraphSegment, device: str) -> tuple[Sparse, Sparse]:
+def _directed_means(segment: GraphSegment, device: str) -> tuple[SparseMatrix, SparseMatrix]:
     """Return matrices (s, s) that average over a node's producers and over its consumers."""
     consumer, producer = segment.edges.T
     return _mean_matrix(consumer, producer, segment, device), _mean_matrix(producer, consumer, segment, device)
 
 
-def _mean_matrix(rows: Any, columns: Any, segment: GraphSegment, device: str) -> Sparse:
+def _mean_matrix(rows: Any, columns: Any, segment: GraphSegment, device: str) -> SparseMatrix:
     """Return the matrix whose product with node features is the mean over `columns` for each of `rows`."""
     count = np.array([len(segment.node)])
     # Every entry of a row is one over the number of entries in that row.
     values = 1.0 / np.maximum(np.bincount(rows, minlength=len(segment.node)), 1)[rows]
-    return Entries(rows, columns, values, count, count).sparse(device)
+    return BlockEntries(rows, columns, values, count, count).with_transpose(device)
 
 
 MODELS: dict[str, type[LayoutModel]] = {"LayoutSAGE": LayoutSAGE, "LayoutAttention": LayoutAttention}

@@ -66,10 +66,10 @@ class TrainedModel:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """Return one score per configuration, or per configuration in `rows`; lower is faster."""
-        from tilewise.costmodel.models.torch.predictor import score_prepared
+        from tilewise.costmodel.models.torch.predictor import score_inputs
 
         with report_misfit(self.name):
-            return score_prepared(self.module, self.preparation.apply(kernel, rows), self.device)
+            return score_inputs(self.module, self.preparation.apply(kernel, rows), self.device)
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
         """Score some configurations in float64 with the NumPy scorer; None for a user's own class, which has none."""

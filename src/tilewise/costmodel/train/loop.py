@@ -198,13 +198,13 @@ class _Run(ResumableRun):
     def _measure(self) -> dict[str, float]:
         import torch
 
-        from tilewise.costmodel.models.torch.predictor import score_prepared
+        from tilewise.costmodel.models.torch.predictor import score_inputs
 
         self.module.eval()
         rows, losses = [], []
         for index in range(len(self.validation)):
             target = self.validation.target(index)
-            scores = score_prepared(self.module, self.validation.whole(index), self.device)
+            scores = score_inputs(self.module, self.validation.whole(index), self.device)
             rows.append(kernel_metrics(target, scores))
             few = slice(0, _LOSS_CONFIGS)
             pair = (torch.from_numpy(scores[few])[None], torch.from_numpy(target[few].astype(np.float32))[None])

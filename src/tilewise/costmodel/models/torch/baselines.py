@@ -1,10 +1,9 @@
-"""The five published baselines: MLP, and GraphSAGE and residual GCN with the configuration joined late or early.
+"""The five baselines of TpuGraphs (Phothilimthana et al. 2023): MLP, and early- and late-join GraphSAGE and ResGCN.
 
-Early means that a configuration's features are joined to every node before the layers. The first layer is linear
-before its activation, so it is applied to nodes and configurations apart and added: (nodes + configurations) rows of
-work in place of (nodes x configurations). The function is the same, and only later layers see the full product.
-Arguments and defaults are those of the originals; the input order of a joined layer is node features, opcode
-embedding, configuration.
+An early join concatenates a configuration's features to every node before the layers. Before its activation the first
+layer is linear, so it is applied to nodes and configurations separately and added: (nodes + configurations) rows of
+work instead of (nodes x configurations). Only later layers compute all pairs. Arguments and defaults are those of the
+originals; the inputs of a joined layer are node features, opcode embedding, configuration, in that order.
 """
 
 from __future__ import annotations
@@ -17,62 +16,61 @@ from torch import Tensor, nn
 
 from tilewise.costmodel.data.schema import N_OPCODES
 from tilewise.costmodel.models.numpy.sage import available
-from tilewise.costmodel.models.torch.fused import early_join_sage, learn_early_join_sage, plain
+from tilewise.costmodel.models.torch.fused import early_join_sage, learn_early_join_sage, supports
 from tilewise.costmodel.models.torch.layers import Dense, Embedding, Stack, activation, join_first, sage
 from tilewise.costmodel.models.torch.ragged import Batch
 from tilewise.costmodel.train.losses import CombinedLoss
 from tilewise.costmodel.train.optimizer import FlatAdam
 from tilewise.errors import ConfigurationError
 
-REGULARISATION = 1e-4
+REGULARISATION = 1e-4  # L2 penalty of the published baselines
 
 
 class Baseline(nn.Module):
-    """What the five share: opcode embedding, node inputs, regularisation."""
+    """Common parts of the five baselines: opcode embedding, node inputs, regularisation."""
 
     preparation = "minmax"
 
     def __init__(self, op_embed_dim: int) -> None:
         super().__init__()
         self.embedding = Embedding(N_OPCODES, op_embed_dim)
-        self._penalised: Tensor | None = None  # what the flat vector of a training's parameters is multiplied with
+        self._penalty_factors: Tensor | None = None  # of the optimizer's flat parameter vector
 
-    def node_inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(N, F + E), and the looked-up embedding rows."""
-        rows = self.embedding(batch.opcode)
-        return torch.cat([batch.node, rows], dim=-1), rows
+    def node_inputs(self, batch: Batch) -> Tensor:
+        """Return node features joined with opcode embeddings, (N, F + E)."""
+        return torch.cat([batch.node, self.embedding(batch.opcode)], dim=-1)
 
     def penalty(self, batch: Batch) -> Tensor:
-        """L2 on dense kernels, and on the embedding the mean over nodes of the squared looked-up rows."""
+        """Return L2 of the dense kernels plus the mean over nodes of their squared embedding rows."""
         kernels = [layer.kernel for layer in self.modules() if isinstance(layer, Dense)]
-        table, share = self.embedding.table, self._share(batch)
+        table, share = self.embedding.table, self._opcode_shares(batch)
         squares = [kernel.square().sum() for kernel in kernels]
         return REGULARISATION * (torch.stack(squares).sum() + share @ table.square().sum(-1))
 
     @torch.no_grad()
     def add_penalty_gradient(self, batch: Batch, optimizer: FlatAdam) -> float:
-        """Adds the penalty's gradient to the optimizer's and gives the penalty: a few steps on its flat vectors."""
-        if self._penalised is None:
+        """Add the penalty's gradient to the optimizer's flat vector and return the penalty."""
+        if self._penalty_factors is None:
             kernels = {id(layer.kernel) for layer in self.modules() if isinstance(layer, Dense)}
             factors = [torch.full_like(p, float(id(p) in kernels)).view(-1) for p in optimizer.parameters]
-            self._penalised = torch.cat(factors).mul_(2 * REGULARISATION)
-        table, share = self.embedding.table, self._share(batch)
-        change, rows = optimizer.values * self._penalised, table * share[:, None]
-        optimizer.grads.add_(change)
+            self._penalty_factors = torch.cat(factors).mul_(2 * REGULARISATION)
+        table, share = self.embedding.table, self._opcode_shares(batch)
+        kernel_grad, rows = optimizer.values * self._penalty_factors, table * share[:, None]
+        optimizer.grads.add_(kernel_grad)
         if table.grad is not None:
             table.grad.add_(rows, alpha=2 * REGULARISATION)
-        looked_up = torch.dot(rows.view(-1), table.view(-1))
-        return 0.5 * float(torch.dot(change, optimizer.values)) + REGULARISATION * float(looked_up)
+        embedding_square = torch.dot(rows.view(-1), table.view(-1))
+        return 0.5 * float(torch.dot(kernel_grad, optimizer.values)) + REGULARISATION * float(embedding_square)
 
-    def _share(self, batch: Batch) -> Tensor:
-        """(opcodes,): the share of nodes that have each."""
-        opcodes = np.concatenate([part.opcode for part in batch.parts])
-        counts = np.bincount(opcodes, minlength=N_OPCODES)  # torch's own takes a quarter of a millisecond
+    def _opcode_shares(self, batch: Batch) -> Tensor:
+        """Return the share of the batch's nodes that have each opcode, (opcodes,)."""
+        opcodes = np.concatenate([inputs.opcode for inputs in batch.inputs])
+        counts = np.bincount(opcodes, minlength=N_OPCODES)  # torch.bincount takes 0.25 ms, much more than NumPy
         return torch.from_numpy(counts / len(opcodes)).to(self.embedding.table)
 
 
 def reduce_nodes(x: Tensor, batch: Batch, reduction: str) -> Tensor:
-    """(N, ...) to (K, ...)."""
+    """Pool nodes (N, ...) to kernels (K, ...)."""
     if reduction == "max":
         index = batch.kernel_of_node.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
         start = x.new_zeros((len(batch.node_counts), *x.shape[1:]))
@@ -87,7 +85,7 @@ def reduce_nodes(x: Tensor, batch: Batch, reduction: str) -> Tensor:
 
 
 def join_after_pooling(pooled: Tensor, batch: Batch, head: Stack) -> Tensor:
-    """`head` of [pooled, configuration], its first layer applied to the two parts apart: (K, C)."""
+    """Apply `head` to [pooled, configuration], (K, C); its first layer is applied to the two separately."""
     layer, width = head.layers[0], pooled.shape[-1]
     assert isinstance(layer, Dense)
     first = (pooled @ layer.kernel[:width] + layer.bias)[:, None] + batch.config @ layer.kernel[width:]
@@ -113,11 +111,13 @@ class MLP(Baseline):
         self.head = Stack(inputs, [hidden_dim] * mlp_layers + [1], hidden_activation)
 
     def forward(self, batch: Batch) -> Tensor:
-        pooled = reduce_nodes(self.node_inputs(batch)[0], batch, self.reduction)
+        pooled = reduce_nodes(self.node_inputs(batch), batch, self.reduction)
         return join_after_pooling(pooled, batch, self.head)
 
 
-class _Sage(Baseline):
+class _SageBaseline(Baseline):
+    """GraphSAGE layers (Hamilton et al. 2017) and a head; subclasses set where configurations are joined."""
+
     early: bool
 
     def __init__(
@@ -138,70 +138,75 @@ class _Sage(Baseline):
         pooled = widths[-1] + (0 if self.early else config_width)
         self.head = Stack(pooled, [hidden_dim] * final_mlp_layers + [1], hidden_activation)
 
-    def _dense(self, depth: int) -> Dense:
+    def _gnn_layer(self, depth: int) -> Dense:
         layer = self.gnn[depth]
         assert isinstance(layer, Dense)
         return layer
 
 
-class LateJoinSAGE(_Sage):
+class LateJoinSAGE(_SageBaseline):
     """GraphSAGE over the nodes; configurations are joined to the pooled graph."""
 
     early = False
 
     def forward(self, batch: Batch) -> Tensor:
-        x, near = self.node_inputs(batch)[0], batch.neighbours
+        x, adjacency = self.node_inputs(batch), batch.neighbours
         for depth in range(len(self.gnn)):
-            x = sage(x, self._dense(depth), near, self.hidden_activation)
+            x = sage(x, self._gnn_layer(depth), adjacency, self.hidden_activation)
         return join_after_pooling(batch.pooling @ x, batch, self.head)
 
 
-class EarlyJoinSAGE(_Sage):
+class EarlyJoinSAGE(_SageBaseline):
     """GraphSAGE over the nodes, each joined with the configuration."""
 
     early = True
 
     @property
     def compiled(self) -> bool:
-        """Whether a CPU does the layers by the compiled kernels."""
+        """Whether the compiled kernels support this network on a CPU."""
         return len(self.gnn) > 0 and available(self.hidden_activation)
 
     def forward(self, batch: Batch) -> Tensor:
-        if self.compiled and plain(batch.node):
-            return early_join_sage(batch, self._tensors(), len(self.gnn))
-        nodes, near = self.node_inputs(batch)[0], batch.neighbours
+        if self.compiled and supports(batch.node):
+            return early_join_sage(batch, self._kernel_tensors(), len(self.gnn))
+        nodes, adjacency = self.node_inputs(batch), batch.neighbours
         if not len(self.gnn):
             pooled = (batch.pooling @ nodes)[:, None].expand(-1, batch.config.shape[1], -1)
             counts = torch.as_tensor(batch.node_counts, device=nodes.device)[:, None, None]
             return torch.Tensor(self.head(torch.cat([pooled, counts * batch.config], dim=-1)).squeeze(-1))
-        x = self._first(nodes, batch)
+        x = self._first_layer(nodes, batch)
         for depth in range(1, len(self.gnn)):
-            x = sage(x, self._dense(depth), near, self.hidden_activation)
+            x = sage(x, self._gnn_layer(depth), adjacency, self.hidden_activation)
         return self.head(batch.pooling @ x).squeeze(-1)
 
     def learn(self, batch: Batch, loss: CombinedLoss) -> tuple[float, Tensor]:
-        """Adds the loss's gradient to the parameters'; gives the loss and the scores. For `compiled` networks only."""
-        return learn_early_join_sage(batch, self._tensors(), len(self.gnn), loss)
+        """Add the loss's gradient to the parameters' and return loss and scores; only if `compiled`."""
+        return learn_early_join_sage(batch, self._kernel_tensors(), len(self.gnn), loss)
 
-    def _tensors(self) -> list[Tensor]:
-        """As the compiled kernels take them: opcode table, then kernel and bias of every layer."""
+    def _kernel_tensors(self) -> list[Tensor]:
+        """List the tensors in the compiled kernels' order: opcode table, then kernel and bias of every layer."""
         layers = [layer for layer in (*self.gnn, *self.head.layers) if isinstance(layer, Dense)]
         return [self.embedding.table, *(tensor for layer in layers for tensor in (layer.kernel, layer.bias))]
 
-    def _first(self, nodes: Tensor, batch: Batch) -> Tensor:
-        """Layer one on (N, C): a node's part, its degree times one part of the configuration, plus the other."""
-        layer, width = self._dense(0), nodes.shape[-1]
+    def _first_layer(self, nodes: Tensor, batch: Batch) -> Tensor:
+        """Compute the first layer on (N, C) from products over nodes and over configurations.
+
+        The sum over neighbours of a configuration's term is the node's degree times that term.
+        """
+        layer, width = self._gnn_layer(0), nodes.shape[-1]
         config_width = batch.config.shape[-1]
         near_node, near_config, own_node, own_config = torch.split(
             layer.kernel, [width, config_width, width, config_width]
         )
         from_node = (batch.neighbours @ nodes) @ near_node + nodes @ own_node + layer.bias  # (N, H)
         both = (batch.config @ own_config, batch.config @ near_config)
-        from_config = torch.stack(both, dim=1).flatten(0, 1)  # (2K, C, H), a kernel's two parts side by side
-        return join_first(from_node, from_config, batch.spreading, self.hidden_activation)
+        from_config = torch.stack(both, dim=1).flatten(0, 1)  # (2K, C, H): two rows per kernel
+        return join_first(from_node, from_config, batch.config_to_nodes, self.hidden_activation)
 
 
-class _ResGCN(Baseline):
+class _ResGCNBaseline(Baseline):
+    """Residual graph convolutions (Kipf and Welling 2017) and a head; subclasses set where configurations join."""
+
     early: bool
 
     def __init__(
@@ -227,34 +232,35 @@ class _ResGCN(Baseline):
         self.head = Stack(hidden_dim + (0 if self.early else config_width), [hidden_dim, 1], hidden_activation)
 
     def convolve(self, x: Tensor, batch: Batch) -> Tensor:
+        """Apply the residual graph convolutions and pool over the nodes."""
         for depth in range(0, len(self.gnn), 3 if self.directed else 1):
             y = self.activation(x)
             if self.directed:
-                outward, inward = batch.normalised
-                parts = (outward @ y, inward @ y, y)
-                x = x + torch.stack([self.gnn[depth + i](part) for i, part in enumerate(parts)]).sum(0)
+                outward, inward = batch.normalized_adjacency
+                terms = (outward @ y, inward @ y, y)
+                x = x + torch.stack([self.gnn[depth + i](term) for i, term in enumerate(terms)]).sum(0)
             else:
-                x = x + self.gnn[depth](batch.mixing @ y)
+                x = x + self.gnn[depth](batch.gcn_matrix @ y)
         return reduce_nodes(self.activation(x), batch, self.reduction)
 
 
-class LateJoinResGCN(_ResGCN):
+class LateJoinResGCN(_ResGCNBaseline):
     """Residual GCN over the nodes; configurations are joined to the pooled graph."""
 
     early = False
 
     def forward(self, batch: Batch) -> Tensor:
-        pooled = self.convolve(self.prenet(self.node_inputs(batch)[0]), batch)
+        pooled = self.convolve(self.prenet(self.node_inputs(batch)), batch)
         return join_after_pooling(pooled, batch, self.head)
 
 
-class EarlyJoinResGCN(_ResGCN):
+class EarlyJoinResGCN(_ResGCNBaseline):
     """Residual GCN over the nodes, each joined with the configuration."""
 
     early = True
 
     def forward(self, batch: Batch) -> Tensor:
-        nodes, layer = self.node_inputs(batch)[0], self.prenet.layers[0]
+        nodes, layer = self.node_inputs(batch), self.prenet.layers[0]
         assert isinstance(layer, Dense)
         width = nodes.shape[-1]
         first = (nodes @ layer.kernel[:width] + layer.bias)[:, None] + (batch.config @ layer.kernel[width:])[

@@ -1,8 +1,8 @@
 """Dense layers as the baselines define them, and the fused GraphSAGE layer.
 
-`Dense` keeps its kernel as (inputs, outputs) with Keras's initial values, so that weights move to Keras unchanged.
-`sage` is one autograd node per layer with the backward pass written out: one matrix product each for the result, the
-kernel's gradient and the input's gradient, and no intermediate kept beyond what those need.
+`Dense` stores its kernel as (inputs, outputs) with Keras's initialization, so that weights move to Keras unchanged.
+`sage` is one autograd node per layer with a hand-written backward pass: one matrix product each for the result, the
+kernel's gradient and the input's gradient, and it saves only what these need.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tilewise.costmodel.models.torch.ragged import Matrix, Sparse, product
+from tilewise.costmodel.models.torch.ragged import Matrix, SparseMatrix, product
 from tilewise.errors import ConfigurationError
 
-LEAKY_SLOPE = 0.2
-_TINY = 1e-6
+LEAKY_SLOPE = 0.2  # of the published baselines
+_TINY = 1e-6  # smallest norm that a row is divided by
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": lambda x: functional.leaky_relu(x, LEAKY_SLOPE),
@@ -38,13 +38,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the activation function called `name`."""
     if name not in ACTIVATIONS:
         raise ConfigurationError(f"There is no activation {name!r}; use one of {', '.join(ACTIVATIONS)}.")
     return ACTIVATIONS[name]
 
 
 class Layer(nn.Module):
-    """A module whose call is typed."""
+    """A module with a typed call."""
 
     if TYPE_CHECKING:
 
@@ -52,7 +53,7 @@ class Layer(nn.Module):
 
 
 class Dense(Layer):
-    """x @ kernel + bias."""
+    """Affine layer x @ kernel + bias with Glorot-uniform initialization."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class Dense(Layer):
 
 
 class Stack(Layer):
-    """Dense layers with the activation between them, and none after the last."""
+    """Dense layers with activations between them and none after the last."""
 
     def __init__(self, inputs: int, widths: Sequence[int], activation_name: str) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class Stack(Layer):
         self.activation = activation(activation_name)
 
     def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
-        """`first`, where given, is the first layer's result, worked out by the caller from its parts."""
+        """Apply the layers; `first` is the first layer's result, if the caller computed it."""
         for depth, layer in enumerate(self.layers):
             x = first if depth == 0 and first is not None else layer(x if depth == 0 else self.activation(x))
         return x
@@ -96,25 +97,25 @@ def l2_normalize(x: Tensor) -> Tensor:
     return x / norm.clamp_min(_TINY)
 
 
-class _Sage(torch.autograd.Function):
+class _SageFunction(torch.autograd.Function):
     """l2_normalize(leaky_relu([S x, x] @ kernel + bias)) for a symmetric S, over the last axis of (N, ..., H)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, matrix: Matrix) -> Tensor:
         width = x.shape[-1]
-        own, near = x.reshape(-1, width), product(matrix, x).view(-1, width)
-        z = torch.addmm(bias, own, kernel[width:]).addmm_(near, kernel[:width])
+        own, neighbours = x.reshape(-1, width), product(matrix, x).view(-1, width)
+        z = torch.addmm(bias, own, kernel[width:]).addmm_(neighbours, kernel[:width])
         y, norm = _activate_and_normalize(z)
-        ctx.save_for_backward(own, near, kernel, y, norm)
+        ctx.save_for_backward(own, neighbours, kernel, y, norm)
         ctx.matrix, ctx.shape = matrix, x.shape
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        own, near, kernel, y, norm = ctx.saved_tensors
-        dz, width = _through_both(grads[0], y, norm), own.shape[1]
+        own, neighbours, kernel, y, norm = ctx.saved_tensors
+        dz, width = _activation_and_norm_grad(grads[0], y, norm), own.shape[1]
         dkernel = torch.empty_like(kernel)
-        torch.mm(near.t(), dz, out=dkernel[:width])
+        torch.mm(neighbours.t(), dz, out=dkernel[:width])
         torch.mm(own.t(), dz, out=dkernel[width:])
         if not ctx.needs_input_grad[0]:
             return None, dkernel, dz.sum(0), None
@@ -122,55 +123,56 @@ class _Sage(torch.autograd.Function):
         return dx.addmm_(dz, kernel[width:].t()).view(ctx.shape), dkernel, dz.sum(0), None
 
 
-class _JoinFirst(torch.autograd.Function):
-    """l2_normalize(leaky_relu(nodes[:, None] + spread @ configs)): layer one of an early join, from its two parts."""
+class _JoinFirstFunction(torch.autograd.Function):
+    """First layer of an early join: l2_normalize(leaky_relu(nodes[:, None] + to_nodes @ configs))."""
 
     @staticmethod
-    def forward(ctx: Any, nodes: Tensor, configs: Tensor, spread: Matrix, gather: Matrix) -> Tensor:
-        z = product(spread, configs)  # (N, C, H)
+    def forward(ctx: Any, nodes: Tensor, configs: Tensor, to_nodes: Matrix, to_configs: Matrix) -> Tensor:
+        z = product(to_nodes, configs)  # (N, C, H)
         y, norm = _activate_and_normalize(z.add_(nodes[:, None]))
         ctx.save_for_backward(y, norm)
-        ctx.gather = gather
+        ctx.to_configs = to_configs
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         y, norm = ctx.saved_tensors
-        dz = _through_both(grads[0], y, norm).view(y.shape)
-        return dz.sum(1), product(ctx.gather, dz), None, None
+        dz = _activation_and_norm_grad(grads[0], y, norm).view(y.shape)
+        return dz.sum(1), product(ctx.to_configs, dz), None, None
 
 
 def _activate_and_normalize(z: Tensor) -> tuple[Tensor, Tensor]:
-    """In place; gives the result and the norms."""
+    """Apply leaky ReLU and L2 normalization in place; returns the result and the norms."""
     functional.leaky_relu_(z, LEAKY_SLOPE)
     norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min_(_TINY)
     return z.div_(norm), norm
 
 
-def _through_both(dy: Tensor, y: Tensor, norm: Tensor) -> Tensor:
-    """Back through l2_normalize and leaky ReLU, both told from the result: y has the sign the input had."""
+def _activation_and_norm_grad(dy: Tensor, y: Tensor, norm: Tensor) -> Tensor:
+    """Backpropagate through L2 normalization and leaky ReLU; the result y has the sign of the input."""
     dy, y, norm = dy.reshape(-1, y.shape[-1]), y.view(-1, y.shape[-1]), norm.view(-1, 1)
-    along = torch.linalg.vecdot(dy, y).unsqueeze_(1)
-    dz = torch.addcmul(dy, y, along, value=-1.0).div_(norm)
+    projection = torch.linalg.vecdot(dy, y).unsqueeze_(1)
+    dz = torch.addcmul(dy, y, projection, value=-1.0).div_(norm)
     return torch.ops.aten.leaky_relu_backward(dz, y, LEAKY_SLOPE, True)  # type: ignore[no-any-return]
 
 
-def join_first(nodes: Tensor, configs: Tensor, spread: Sparse, activation_name: str) -> Tensor:
-    """Layer one of an early-join GraphSAGE on (N, C): `nodes` (N, H) plus `spread` times `configs` (2K, C, H)."""
+def join_first(nodes: Tensor, configs: Tensor, to_nodes: SparseMatrix, activation_name: str) -> Tensor:
+    """Compute the first layer of EarlyJoinSAGE on (N, C): `nodes` (N, H) plus `to_nodes` @ `configs` (2K, C, H)."""
     if _fused(nodes, activation_name):
-        result: Tensor = _JoinFirst.apply(nodes, configs, spread.forward, spread.transposed)  # type: ignore[no-untyped-call]
+        result: Tensor = _JoinFirstFunction.apply(nodes, configs, to_nodes.forward, to_nodes.transposed)  # type: ignore[no-untyped-call]
         return result
-    return l2_normalize(activation(activation_name)(nodes[:, None] + spread @ configs))
+    return l2_normalize(activation(activation_name)(nodes[:, None] + to_nodes @ configs))
 
 
 def _fused(x: Tensor, activation_name: str) -> bool:
+    """Tell whether the hand-written backward pass applies."""
     mixed = torch.is_autocast_enabled(x.device.type)
     return activation_name == "leaky_relu" and x.dtype == torch.float32 and not mixed
 
 
-def sage(x: Tensor, layer: Dense, matrix: Sparse, activation_name: str) -> Tensor:
-    """One GraphSAGE layer; S must be symmetric."""
+def sage(x: Tensor, layer: Dense, matrix: SparseMatrix, activation_name: str) -> Tensor:
+    """Apply one GraphSAGE layer; `matrix` must be symmetric."""
     if _fused(x, activation_name):
-        result: Tensor = _Sage.apply(x, layer.kernel, layer.bias, matrix.forward)  # type: ignore[no-untyped-call]
+        result: Tensor = _SageFunction.apply(x, layer.kernel, layer.bias, matrix.forward)  # type: ignore[no-untyped-call]
         return result
     return l2_normalize(activation(activation_name)(layer(torch.cat([matrix @ x, x], dim=-1))))

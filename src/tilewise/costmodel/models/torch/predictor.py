@@ -1,6 +1,6 @@
-"""Scores from a torch model: a kernel's configurations in chunks, so that memory stays bounded at any count.
+"""Scoring with a torch model, a chunk of configurations at a time, so that memory stays bounded.
 
-Nothing in a model looks from one configuration to another, so chunks change nothing but rounding.
+Models score configurations independently of each other, so chunks change nothing but rounding.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from tilewise.costmodel.features.scaling import ModelInputs
 from tilewise.costmodel.models.torch.fused import kernel_threads
 from tilewise.costmodel.models.torch.ragged import collate
 
-PAIRS_AT_ONCE = 1 << 13  # (node, configuration) pairs of an early join that stay in cache
-MOST_AT_ONCE = 4096
-FEW = 1024  # configurations that one thread of torch scores as quickly as several
+CHUNK_PAIRS = 1 << 13  # (node, configuration) pairs of an early join that stay in a CPU's cache
+GPU_CHUNK_FACTOR = 64  # a GPU needs larger chunks to be busy
+MAX_CHUNK = 4096  # configurations
+MIN_CHUNK = 16
+SINGLE_THREAD_CONFIGS = 1024  # one thread of torch scores this many configurations as fast as several threads
 
 
-def score_prepared(model: nn.Module, part: ModelInputs, device: str = "cpu") -> npt.NDArray[np.float32]:
-    """One score per configuration, lower is faster."""
-    pairs = PAIRS_AT_ONCE if device == "cpu" else PAIRS_AT_ONCE * 64
+def score_inputs(model: nn.Module, inputs: ModelInputs, device: str = "cpu") -> npt.NDArray[np.float32]:
+    """Return one score per configuration; lower is faster."""
+    pairs = CHUNK_PAIRS if device == "cpu" else CHUNK_PAIRS * GPU_CHUNK_FACTOR
     early = getattr(model, "early", False)
-    joined = early and not (device == "cpu" and getattr(model, "compiled", False))
-    chunk = min(MOST_AT_ONCE, max(16, pairs // max(1, len(part.node)))) if joined else MOST_AT_ONCE
-    scores = np.empty(len(part.config), np.float32)
-    alone = early or len(scores) <= FEW
-    with torch.inference_mode(), kernel_threads(model, device) if alone else nullcontext():
+    materializes_pairs = early and not (device == "cpu" and getattr(model, "compiled", False))
+    chunk = min(MAX_CHUNK, max(MIN_CHUNK, pairs // max(1, len(inputs.node)))) if materializes_pairs else MAX_CHUNK
+    scores = np.empty(len(inputs.config), np.float32)
+    single_thread = early or len(scores) <= SINGLE_THREAD_CONFIGS
+    with torch.inference_mode(), kernel_threads(model, device) if single_thread else nullcontext():
         for start in range(0, len(scores), chunk):
-            piece = part.with_config(part.config[start : start + chunk])
-            scores[start : start + chunk] = model(collate([piece], device=device))[0].float().cpu().numpy()
+            chunk_inputs = inputs.with_config(inputs.config[start : start + chunk])
+            scores[start : start + chunk] = model(collate([chunk_inputs], device=device))[0].float().cpu().numpy()
     return scores

@@ -1,10 +1,10 @@
-"""Batches of kernels of different sizes without padding the graphs, and the sparse products over them.
+"""Ragged batches: kernels of different sizes without padded graphs, and the sparse products over them.
 
-Nodes of all kernels lie one after another; configurations are a (kernels, slots) grid with a mask, since a slate is
-chosen and can be chosen alike. Values per (node, configuration) pair are then (nodes, slots, width), and one product
-aggregates neighbours for all configurations at once. Its matrix has a block for each kernel: small dense blocks on a
-CPU, compressed rows for large graphs and on a GPU. It is symmetric or comes with its transpose, so the backward pass is
-another such product. The matrices of a few small kernels are one dense matrix.
+The nodes of all kernels are concatenated; configurations are a (kernels, slots) grid with a mask, because training can
+draw equally many for each kernel. Values of (node, configuration) pairs are (nodes, slots, width), and one product
+aggregates neighbours for all configurations at once. Its matrix has a block per kernel: small dense blocks on a CPU,
+compressed rows (CSR) for large graphs and on a GPU, one dense matrix for a few small kernels. It is symmetric or is
+stored with its transpose, so the backward pass is another such product.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from torch import Tensor
 from tilewise.costmodel.features.neighbours import Neighbours
 from tilewise.costmodel.features.scaling import ModelInputs
 
-_DENSE_BLOCK = 96  # columns a block may have on average for dense products to be quicker than sparse ones
-_DENSE_WHOLE = 1 << 14  # entries of a matrix, zeros between the blocks included, up to which one product is quicker
+# Measured on CPUs: up to this many columns per block on average, dense blocks are faster than CSR;
+# up to this many entries (zeros between the blocks included), one dense matrix is faster than blocks.
+_MAX_BLOCK_COLUMNS = 96
+_MAX_DENSE_ENTRIES = 1 << 14
 
 # Compressed rows have been "beta" in PyTorch for years; the products used here are covered by the tests.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
-    """A block-diagonal matrix of small dense blocks, one a kernel: on a CPU far quicker than compressed rows."""
+class DenseBlocks:
+    """A block-diagonal matrix of small dense blocks, one per kernel; on a CPU much faster than CSR."""
 
     blocks: list[Tensor]
     n_rows: int
 
-    def times(self, x: Tensor) -> Tensor:
-        """Times (columns, width)."""
+    def multiply(self, x: Tensor) -> Tensor:
+        """Multiply with (columns, width)."""
         result = x.new_empty((self.n_rows, x.shape[1]))
         row = column = 0
         for block in self.blocks:
@@ -48,18 +50,18 @@ class Blocks:
         return result
 
 
-Matrix = Tensor | Blocks
+Matrix = Tensor | DenseBlocks
 
 
 @dataclass(eq=False)
-class Sparse:
-    """A matrix with its transpose."""
+class SparseMatrix:
+    """A matrix with its transpose, for autograd."""
 
     forward: Matrix
     transposed: Matrix
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """(rows, nodes) times (nodes, ...) over the first axis."""
+        """Multiply (rows, nodes) with (nodes, ...) along the first axis."""
         result: Tensor = _SparseProduct.apply(self.forward, self.transposed, x)  # type: ignore[no-untyped-call]
         return result
 
@@ -76,10 +78,10 @@ class _SparseProduct(torch.autograd.Function):
 
 
 def product(matrix: Matrix, x: Tensor) -> Tensor:
-    """Matrix times everything behind the first axis of x."""
+    """Multiply a matrix with x, whose axes after the first are flattened."""
     flat = x.reshape(len(x), -1)
-    if isinstance(matrix, Blocks):
-        return matrix.times(flat).view(matrix.n_rows, *x.shape[1:])
+    if isinstance(matrix, DenseBlocks):
+        return matrix.multiply(flat).view(matrix.n_rows, *x.shape[1:])
     if matrix.layout == torch.strided:
         return torch.mm(matrix, flat.to(matrix.dtype)).to(x.dtype).view(matrix.shape[0], *x.shape[1:])
     if matrix._nnz() == 0:
@@ -90,8 +92,8 @@ def product(matrix: Matrix, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Entries:
-    """The entries of a block-diagonal matrix with blocks of `heights` x `widths`; equal places add up."""
+class BlockEntries:
+    """Entries of a block-diagonal matrix with blocks of `heights` x `widths`; repeated positions are summed."""
 
     rows: npt.NDArray[np.int64]
     columns: npt.NDArray[np.int64]
@@ -100,42 +102,47 @@ class Entries:
     widths: npt.NDArray[np.int64]
 
     @property
-    def transposed(self) -> Entries:
-        return Entries(self.columns, self.rows, self.values, self.widths, self.heights)
+    def transposed(self) -> BlockEntries:
+        return BlockEntries(self.columns, self.rows, self.values, self.widths, self.heights)
 
     def matrix(self, device: str) -> Matrix:
+        """Build the matrix in the format that is fastest for its size and device."""
         shape = int(self.heights.sum()), int(self.widths.sum())
-        if device == "cpu" and shape[0] * shape[1] <= _DENSE_WHOLE:
-            filled = np.bincount(self.rows * shape[1] + self.columns, self.values, minlength=shape[0] * shape[1])
-            return torch.from_numpy(filled.astype(np.float32)).view(shape)
-        if device == "cpu" and int(self.heights @ self.widths) <= _DENSE_BLOCK * shape[0]:
-            return self._dense()
-        return compressed(self.rows, self.columns, self.values, shape, device)
+        if device == "cpu" and shape[0] * shape[1] <= _MAX_DENSE_ENTRIES:
+            dense = np.bincount(self.rows * shape[1] + self.columns, self.values, minlength=shape[0] * shape[1])
+            return torch.from_numpy(dense.astype(np.float32)).view(shape)
+        if device == "cpu" and int(self.heights @ self.widths) <= _MAX_BLOCK_COLUMNS * shape[0]:
+            return self._dense_blocks()
+        return csr_tensor(self.rows, self.columns, self.values, shape, device)
 
-    def _dense(self) -> Blocks:
-        """All blocks lie one after another in one vector, filled at once."""
+    def _dense_blocks(self) -> DenseBlocks:
+        """Fill all blocks at once, as views of one vector."""
         kernel = np.repeat(np.arange(len(self.heights)), self.heights)[self.rows]
         first_row, first_column = _starts(self.heights)[kernel], _starts(self.widths)[kernel]
         areas = self.heights * self.widths
-        place = _starts(areas)[kernel] + (self.rows - first_row) * self.widths[kernel] + self.columns - first_column
-        filled = torch.from_numpy(np.bincount(place, self.values, minlength=int(areas.sum())).astype(np.float32))
+        row, column = self.rows - first_row, self.columns - first_column
+        index = _starts(areas)[kernel] + row * self.widths[kernel] + column
+        vector = torch.from_numpy(np.bincount(index, self.values, minlength=int(areas.sum())).astype(np.float32))
         shapes = zip(self.heights.tolist(), self.widths.tolist(), strict=True)
-        pieces = torch.split(filled, areas.tolist())
-        return Blocks([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)], int(self.heights.sum()))
+        blocks = torch.split(vector, areas.tolist())
+        return DenseBlocks(
+            [block.view(shape) for block, shape in zip(blocks, shapes, strict=True)], int(self.heights.sum())
+        )
 
-    def sparse(self, device: str) -> Sparse:
-        return Sparse(self.matrix(device), self.transposed.matrix(device))
+    def with_transpose(self, device: str) -> SparseMatrix:
+        return SparseMatrix(self.matrix(device), self.transposed.matrix(device))
 
 
 def _starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)[:-1]])
 
 
-def compressed(
+def csr_tensor(
     rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], shape: tuple[int, int], device: str
 ) -> Tensor:
+    """Build a CSR tensor from coordinates."""
     if device != "cpu":
-        rows, columns, values = merged(rows, columns, values, shape[1])
+        rows, columns, values = sum_duplicates(rows, columns, values, shape[1])
     order = np.argsort(rows, kind="stable")
     starts = np.zeros(shape[0] + 1, np.int64)
     np.cumsum(np.bincount(rows, minlength=shape[0]), out=starts[1:])
@@ -148,12 +155,12 @@ def compressed(
     ).to(device)
 
 
-def merged(
+def sum_duplicates(
     rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], width: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """The same matrix with equal places added up: cuSPARSE refuses more entries than there are places."""
-    places, inverse = np.unique(rows * width + columns, return_inverse=True)
-    return places // max(width, 1), places % max(width, 1), np.bincount(inverse, values, minlength=len(places))
+    """Sum entries at equal positions: cuSPARSE rejects more entries than the matrix has positions."""
+    positions, inverse = np.unique(rows * width + columns, return_inverse=True)
+    return positions // max(width, 1), positions % max(width, 1), np.bincount(inverse, values, minlength=len(positions))
 
 
 @dataclass(eq=False)
@@ -166,7 +173,7 @@ class Batch:
     mask: Tensor  # (K, C)
     target: Tensor  # (K, C), zero where unknown
     node_counts: npt.NDArray[np.int64]  # (K,)
-    parts: Sequence[ModelInputs]  # for what is worked out only where a model asks for it
+    inputs: Sequence[ModelInputs]  # of each kernel; the matrices below are built from them on first use
 
     @property
     def n_nodes(self) -> int:
@@ -178,99 +185,100 @@ class Batch:
 
     @cached_property
     def kernel_of_node(self) -> Tensor:
-        """(N,)."""
+        """Kernel index of every node, (N,)."""
         return torch.from_numpy(np.repeat(np.arange(len(self.node_counts)), self.node_counts)).to(self.device)
 
     @cached_property
     def _edges(self) -> npt.NDArray[np.int64]:
         first = _starts(self.node_counts)
-        return np.concatenate([part.edges.astype(np.int64) + first[row] for row, part in enumerate(self.parts)])
+        return np.concatenate([kernel.edges.astype(np.int64) + first[row] for row, kernel in enumerate(self.inputs)])
 
     @property
     def consumer(self) -> npt.NDArray[np.int64]:
-        """(M,) u of each row [u, v]."""
+        """First node u of each edge [u, v], (M,)."""
         return self._edges[:, 0]
 
     @property
     def producer(self) -> npt.NDArray[np.int64]:
-        """(M,) v of each row [u, v]."""
+        """Second node v of each edge [u, v], (M,)."""
         return self._edges[:, 1]
 
     @cached_property
     def graph(self) -> Neighbours:
-        """A + A^T as the compiled kernels read it."""
-        return Neighbours.concatenate([part.neighbours for part in self.parts])
+        """A + A^T in the format of the compiled kernels."""
+        return Neighbours.concatenate([kernel.neighbours for kernel in self.inputs])
 
     @cached_property
-    def neighbours(self) -> Sparse:
+    def neighbours(self) -> SparseMatrix:
         """A + A^T."""
         rows = np.concatenate([self.producer, self.consumer])
         columns = np.concatenate([self.consumer, self.producer])
-        matrix = Entries(rows, columns, np.ones(len(rows)), self.node_counts, self.node_counts).matrix(self.device)
-        return Sparse(matrix, matrix)
+        matrix = BlockEntries(rows, columns, np.ones(len(rows)), self.node_counts, self.node_counts).matrix(self.device)
+        return SparseMatrix(matrix, matrix)
 
     @cached_property
-    def spreading(self) -> Sparse:
-        """(N, 2K): gives each node its kernel's first value plus its degree in A + A^T times its second."""
+    def config_to_nodes(self) -> SparseMatrix:
+        """Matrix (N, 2K) that maps two values per kernel to its nodes: the first plus degree times the second."""
         every = np.arange(self.n_nodes)
         first = 2 * np.repeat(np.arange(len(self.node_counts)), self.node_counts)
         degree = np.bincount(np.concatenate([self.producer, self.consumer]), minlength=self.n_nodes)
         rows, columns = np.concatenate([every, every]), np.concatenate([first, first + 1])
         values = np.concatenate([np.ones(self.n_nodes), degree])
-        return Entries(rows, columns, values, self.node_counts, np.full_like(self.node_counts, 2)).sparse(self.device)
+        return BlockEntries(rows, columns, values, self.node_counts, np.full_like(self.node_counts, 2)).with_transpose(
+            self.device
+        )
 
     @cached_property
-    def normalised(self) -> tuple[Sparse, Sparse]:
-        """A + I over its row sums, and its transpose; rows are producers, columns consumers."""
-        both = self._normalised.sparse(self.device)
-        return both, Sparse(both.transposed, both.forward)
+    def normalized_adjacency(self) -> tuple[SparseMatrix, SparseMatrix]:
+        """A + I divided by its row sums, and its transpose; rows are producers, columns consumers."""
+        both = self._normalized_entries.with_transpose(self.device)
+        return both, SparseMatrix(both.transposed, both.forward)
 
     @cached_property
-    def mixing(self) -> Sparse:
-        """The two of `normalised` and the identity, added up: one product in place of three terms."""
-        one, every = self._normalised, np.arange(self.n_nodes)
+    def gcn_matrix(self) -> SparseMatrix:
+        """Sum of both `normalized_adjacency` matrices and the identity: one product instead of three."""
+        one, every = self._normalized_entries, np.arange(self.n_nodes)
         rows, columns = np.concatenate([one.rows, one.columns, every]), np.concatenate([one.columns, one.rows, every])
         values = np.concatenate([one.values, one.values, np.ones(self.n_nodes)])
-        matrix = Entries(rows, columns, values, self.node_counts, self.node_counts).matrix(self.device)
-        return Sparse(matrix, matrix)
+        matrix = BlockEntries(rows, columns, values, self.node_counts, self.node_counts).matrix(self.device)
+        return SparseMatrix(matrix, matrix)
 
     @cached_property
-    def _normalised(self) -> Entries:
+    def _normalized_entries(self) -> BlockEntries:
         every = np.arange(self.n_nodes)
         rows, columns = np.concatenate([self.producer, every]), np.concatenate([self.consumer, every])
         values = 1.0 / np.bincount(rows, minlength=self.n_nodes)[rows]
-        return Entries(rows, columns, values, self.node_counts, self.node_counts)
+        return BlockEntries(rows, columns, values, self.node_counts, self.node_counts)
 
     @cached_property
-    def pooling(self) -> Sparse:
-        """(K, N): sums the nodes of each kernel."""
+    def pooling(self) -> SparseMatrix:
+        """Matrix (K, N) that sums the nodes of each kernel."""
         kernel, every = np.repeat(np.arange(len(self.node_counts)), self.node_counts), np.arange(self.n_nodes)
         ones = np.ones_like(self.node_counts)
-        return Entries(kernel, every, np.ones(self.n_nodes), ones, self.node_counts).sparse(self.device)
+        return BlockEntries(kernel, every, np.ones(self.n_nodes), ones, self.node_counts).with_transpose(self.device)
 
 
 def collate(
-    parts: Sequence[ModelInputs], targets: Sequence[npt.NDArray[Any]] | None = None, device: str = "cpu"
+    inputs: Sequence[ModelInputs], targets: Sequence[npt.NDArray[Any]] | None = None, device: str = "cpu"
 ) -> Batch:
-    """ModelInputs kernels to one batch; shorter slates are padded by repeating the first configuration, masked out."""
-    counts = np.array([len(part.node) for part in parts])
-    slots = max(len(part.config) for part in parts)
-    config = np.empty((len(parts), slots, parts[0].config.shape[1]), np.float32)
-    mask, target = np.zeros((len(parts), slots), bool), np.zeros((len(parts), slots), np.float32)
-    for row, part in enumerate(parts):
-        filled = len(part.config)
-        config[row, :filled] = part.config
-        if filled < slots:
-            config[row, filled:] = part.config[0]
-        mask[row, :filled] = True
+    """Build a batch; missing configurations are padded by repeating the first one, and masked."""
+    slots = max(len(kernel.config) for kernel in inputs)
+    config = np.empty((len(inputs), slots, inputs[0].config.shape[1]), np.float32)
+    mask, target = np.zeros((len(inputs), slots), bool), np.zeros((len(inputs), slots), np.float32)
+    for row, kernel in enumerate(inputs):
+        count = len(kernel.config)
+        config[row, :count] = kernel.config
+        if count < slots:
+            config[row, count:] = kernel.config[0]
+        mask[row, :count] = True
         if targets is not None:
-            target[row, :filled] = targets[row]
+            target[row, :count] = targets[row]
     return Batch(
-        torch.from_numpy(np.concatenate([part.node for part in parts])).to(device),
-        torch.from_numpy(np.concatenate([part.opcode for part in parts])).to(device),
-        torch.from_numpy(config).to(device),
-        torch.from_numpy(mask).to(device),
-        torch.from_numpy(target).to(device),
-        counts,
-        parts,
+        node=torch.from_numpy(np.concatenate([kernel.node for kernel in inputs])).to(device),
+        opcode=torch.from_numpy(np.concatenate([kernel.opcode for kernel in inputs])).to(device),
+        config=torch.from_numpy(config).to(device),
+        mask=torch.from_numpy(mask).to(device),
+        target=torch.from_numpy(target).to(device),
+        node_counts=np.array([len(kernel.node) for kernel in inputs]),
+        inputs=inputs,
     )

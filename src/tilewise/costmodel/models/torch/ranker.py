@@ -1,12 +1,12 @@
-"""TileRanker: the graph is encoded once, and every configuration is then judged against that encoding.
+"""TileRanker: a network that encodes the graph once and scores every configuration given that encoding.
 
-A small graph network encodes the nodes; pooled, and joined with the kernel's sizes, they give one vector for the
-kernel. A configuration's numbers (its tiles on a log scale, and how they cut each dimension; see `features.ranker`) go
-through a residual network that the kernel's vector shifts and scales (FiLM), with one round of attention to the nodes.
-Several such heads, which differ by cheap input scalings and their own last layer, share the heavy matrices; their mean
-is the score. That is an ensemble for little more than the price of one network. Lower is faster.
+A small graph network encodes the nodes; pooled and joined with the kernel's sizes they give one vector per kernel. A
+configuration's features (see `features.ranker`) pass through a residual network that the kernel's vector modulates
+(FiLM, Perez et al. 2018), with one attention layer over the nodes. Several ensemble members share the large matrices
+and differ only in input scalings and the last layer (BatchEnsemble, Wen et al. 2020), so the ensemble costs little more
+than one network. The score is the members' mean; lower is faster.
 
-Training on a CPU goes by compiled kernels (see `ranker_step`), everything else through torch.
+Training on a CPU uses compiled kernels (see `ranker_step`), everything else torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilewise.costmodel.train.losses import CombinedLoss
 
 
 class TileRanker(nn.Module):
-    """See the module's text. `global_width` columns at the front of a configuration describe the kernel, not it."""
+    """The ranker; the first `global_width` columns of a configuration describe the kernel."""
 
     preparation = "ranker"
 
@@ -62,64 +62,68 @@ class TileRanker(nn.Module):
         self.out = nn.Parameter(torch.randn(members, hidden_dim, 1) / math.sqrt(hidden_dim))
 
     def encode_nodes(self, batch: Batch) -> Tensor:
+        """Run the graph network."""
         x = functional.relu(self.node_in(torch.cat([batch.node, self.embedding(batch.opcode)], dim=-1)))
-        outward, inward = batch.normalised
+        outward, inward = batch.normalized_adjacency
         for layer in self.gnn:
             x = x + functional.relu(layer(torch.cat([outward @ x, inward @ x], dim=-1)))
         return x  # (N, node_dim)
 
     def encode_kernel(self, nodes: Tensor, batch: Batch) -> Tensor:
+        """Pool the nodes and join them with the kernel-wide inputs."""
         counts = torch.as_tensor(batch.node_counts, dtype=nodes.dtype, device=nodes.device)[:, None]
         total = batch.pooling @ nodes
-        wide = batch.config[:, 0, : self.global_width]
-        joined = torch.cat([total / counts, total / counts.sqrt(), wide], dim=-1)
+        kernel_wide = batch.config[:, 0, : self.global_width]
+        joined = torch.cat([total / counts, total / counts.sqrt(), kernel_wide], dim=-1)
         return functional.relu(self.kernel_in(self._drop(joined)))  # (K, H)
 
     def forward(self, batch: Batch) -> Tensor:
+        """Return scores (K, C), or those of each member (K, members, C) in training."""
         nodes = self.encode_nodes(batch)
         kernel = self.encode_kernel(nodes, batch)
-        h = self._first(batch.config[..., self.global_width :], kernel)  # (K, C * members, H)
+        h = self._first_layer(batch.config[..., self.global_width :], kernel)  # (K, C * members, H)
         h = self._attend(h, nodes, batch)
         for film, block in zip(self.film, self.blocks, strict=True):
-            weight, bias = self._folded(block, film(kernel))
+            weight, bias = self._folded_block(block, film(kernel))
             h = h + functional.relu_(torch.baddbmm(bias[:, None], h, weight))
-        scores = h.view(*batch.config.shape[:2], -1) @ self._last()  # (K, C, members)
+        scores = h.view(*batch.config.shape[:2], -1) @ self._last_layers()  # (K, C, members)
         return scores.transpose(1, 2) if self.training else scores.mean(-1)
 
     @property
     def compiled(self) -> bool:
-        """Whether `learn` computes what `forward` does: a class made from this one may have another."""
+        """Whether `learn` computes the same as `forward`; a subclass may override `forward`."""
         return native is not None and type(self) is TileRanker
 
     def learn(self, batch: Batch, loss: CombinedLoss) -> tuple[float, Tensor]:
-        """Adds the loss's gradient to the parameters'; gives the loss and the scores. For `compiled` networks only."""
+        """Add the loss's gradient to the parameters' and return loss and scores; only if `compiled`."""
         return learn_ranker(self, batch, loss, self.dropout)
 
-    def _last(self) -> Tensor:
-        """(members * H, members): every member has its own last layer."""
-        every = torch.eye(self.members, dtype=self.out.dtype, device=self.out.device)
-        return (self.out * every[:, None]).flatten(0, 1)
+    def _last_layers(self) -> Tensor:
+        """Arrange the members' last layers as a block-diagonal matrix (members * H, members)."""
+        identity = torch.eye(self.members, dtype=self.out.dtype, device=self.out.device)
+        return (self.out * identity[:, None]).flatten(0, 1)
 
-    def _wide(self) -> Tensor:
-        """(D, members * H), layer one of every member: scaling the inputs is scaling the rows of the kernel."""
+    def _first_kernels(self) -> Tensor:
+        """Stack the members' first layers, (D, members * H): scaling the inputs is scaling the kernel's rows."""
         return (self.scaling.transpose(1, 2) * self.config_in.kernel).permute(1, 0, 2).flatten(1)
 
-    def _first(self, own: Tensor, kernel: Tensor) -> Tensor:
+    def _first_layer(self, own: Tensor, kernel: Tensor) -> Tensor:
+        """Apply the first layer of every member, (K, C * members, H)."""
         width = self.config_in.kernel.shape[1]
-        z = own.flatten(0, 1) @ self._wide()
+        z = own.flatten(0, 1) @ self._first_kernels()
         z = z.view(len(own), -1, width).add_((kernel + self.config_in.bias)[:, None])
         return functional.relu_(z)
 
     @staticmethod
-    def _folded(block: nn.Module, film: Tensor) -> tuple[Tensor, Tensor]:
-        """Of (h W + b) * scale + shift, where scale and shift are the kernel's own: (K, H, H) and (K, H)."""
+    def _folded_block(block: nn.Module, film: Tensor) -> tuple[Tensor, Tensor]:
+        """Fold FiLM into a block: weight (K, H, H) and bias (K, H) of (h W + b) * scale + shift."""
         assert isinstance(block, Dense)
         scale, shift = film.chunk(2, dim=-1)
         scale = 1 + scale
         return block.kernel * scale[:, None], torch.addcmul(shift, block.bias, scale)
 
     def _attend(self, h: Tensor, nodes: Tensor, batch: Batch) -> Tensor:
-        """Each configuration looks at the nodes of its own kernel and adds what it finds; the query is in the keys."""
+        """Add attention over the nodes of each configuration's own kernel; the query is folded into the keys."""
         counts = torch.as_tensor(batch.node_counts, device=nodes.device)
         slots = torch.arange(int(batch.node_counts.max()), device=nodes.device)[None] < counts[:, None]
         keys, values = (self._padded(layer(nodes), slots) for layer in (self.key, self.value))
@@ -130,6 +134,7 @@ class TileRanker(nn.Module):
 
     @staticmethod
     def _padded(x: Tensor, slots: Tensor) -> Tensor:
+        """Scatter nodes (N, d) to (K, max nodes, d), zero where `slots` is False."""
         padded = x.new_zeros((*slots.shape, x.shape[-1]))
         padded[slots] = x
         return padded

@@ -1,9 +1,9 @@
-"""One step of TileRanker's training on arrays: scores and gradients, with the way back written out.
+"""One training step of TileRanker on arrays: scores and gradients with a hand-written backward pass.
 
-A batch is a few small graphs and a few hundred configurations. What every configuration goes through is done by
-compiled kernels, slate by slate, each while it is in the cache. What is a kernel's own is folded into the weights that
-those read: scale and shift of FiLM become a slate's own matrix and bias, and the query becomes part of the keys. That
-leaves little but bookkeeping, and it is quicker on arrays than through autograd.
+A batch is a few small graphs and a few hundred configurations. Compiled kernels compute everything that depends on the
+configuration, kernel by kernel while its rows are in the cache. What depends on the kernel alone is folded into their
+weights: FiLM's scale and shift become one weight and bias per kernel, the attention query is multiplied into the keys.
+The rest is so little arithmetic that arrays are faster than autograd.
 """
 
 from __future__ import annotations
@@ -25,61 +25,62 @@ from tilewise.costmodel.train.losses import CombinedLoss
 
 Floats = npt.NDArray[np.float32]
 Arrays = Mapping[str, Floats]
-_kernels: Any = native  # the caller has seen that they are there
+_kernels: Any = native  # the caller checks `TileRanker.compiled`
 
 
 def learn_ranker(model: nn.Module, batch: Batch, loss: CombinedLoss, dropout: float) -> tuple[float, Tensor]:
-    """Adds the loss's gradient to the parameters'; gives the loss and the scores (K, members, C)."""
-    step = Step.forward({name: p.detach().numpy() for name, p in model.named_parameters()}, batch, dropout)
+    """Add the loss's gradient to the parameters' and return loss and scores (K, members, C)."""
+    step = RankerStep.forward({name: p.detach().numpy() for name, p in model.named_parameters()}, batch, dropout)
     members, slots = step.scores.shape[2], step.scores.shape[1]
     scores = step.scores.transpose(0, 2, 1)
-    target, mask = (np.repeat(part.numpy(), members, axis=0) for part in (batch.target, batch.mask))
-    value, slope = loss.with_gradient(
-        scores.reshape(-1, slots).astype(np.float64), target.astype(np.float64), mask
-    )  # each member learns by itself
-    slope = slope.reshape(scores.shape).transpose(0, 2, 1)
-    grads = step.back(np.ascontiguousarray(slope, np.float32))
+    target, mask = (np.repeat(x.numpy(), members, axis=0) for x in (batch.target, batch.mask))
+    # Each member has its own loss.
+    value, grad = loss.with_gradient(scores.reshape(-1, slots).astype(np.float64), target.astype(np.float64), mask)
+    grad = grad.reshape(scores.shape).transpose(0, 2, 1)
+    grads = step.backward(np.ascontiguousarray(grad, np.float32))
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        own = parameter.grad.numpy()
-        own += grads[name].reshape(own.shape)
+        total = parameter.grad.numpy()
+        total += grads[name].reshape(total.shape)
     return value, torch.from_numpy(scores)
 
 
 @dataclass(eq=False)
-class Step:
-    """One batch on its way through the network."""
+class RankerStep:
+    """Activations of one batch's forward pass. K kernels, N nodes, d node units, H hidden units, G global inputs."""
 
     weights: Arrays
     batch: Batch
     inputs: Floats  # (N, F + E)
     nodes: list[Floats]  # (N, d) after each layer
-    near: list[Floats]  # (N, 2 d) that each layer of the graph network reads
-    added: list[Floats]  # (N, d) that it adds
-    joined: Floats  # (K, 2 d + G) that the kernel's layer reads
-    keep: Floats | None  # what dropout left of it
+    aggregated: list[Floats]  # (N, 2 d): input of each graph layer
+    updates: list[Floats]  # (N, d): output of each graph layer, which is added to the nodes
+    joined: Floats  # (K, 2 d + G): input of the kernel's layer
+    dropout_scale: Floats | None  # (K, 2 d + G): 0 where dropout removed an input
     kernel: Floats  # (K, H)
     keys: Floats  # (N, d)
     scales: list[Floats]  # (K, H) of each block
-    arguments: tuple[Any, ...]  # of the compiled kernels
+    arguments: tuple[Any, ...]  # of `ranker_rows_forward`
     scores: Floats  # (K, C, members)
-    saved: Floats
+    saved: Floats  # activations of the compiled kernels
 
     @classmethod
-    def forward(cls, w: Arrays, batch: Batch, dropout: float) -> Step:
+    def forward(cls, w: Arrays, batch: Batch, dropout: float) -> RankerStep:
+        """Run the forward pass with weights `w`."""
         inputs = np.concatenate([batch.node.numpy(), w["embedding.table"][batch.opcode.numpy()]], axis=1)
-        nodes, near, added = _graph(w, batch, inputs)
+        nodes, aggregated, updates = _encode_nodes(w, batch, inputs)
         width = w["kernel_in.kernel"].shape[0] - 2 * nodes[-1].shape[1]
         counts = batch.node_counts.astype(np.float32)[:, None]
-        total = _times(batch.pooling.forward, nodes[-1])
+        total = _multiply(batch.pooling.forward, nodes[-1])
         joined = np.concatenate([total / counts, total / np.sqrt(counts), batch.config[:, 0, :width].numpy()], axis=1)
-        keep = _kept(joined.shape, dropout)
-        joined = joined if keep is None else joined * keep
+        dropout_scale = _dropout_scale(joined.shape, dropout)
+        joined = joined if dropout_scale is None else joined * dropout_scale
         kernel = _dense(w, "kernel_in", joined, activation="relu")
         keys = _dense(w, "key", nodes[-1]) / np.float32(math.sqrt(nodes[-1].shape[1]))
         scales, blocks, biases = [], [], []
-        for name in _layers(w, "film"):
+        # Fold FiLM's scale and shift into the weights of each block.
+        for name in _layer_names(w, "film"):
             scale, shift = np.split(_dense(w, name, kernel), 2, axis=1)
             block = name.replace("film", "blocks")
             scales.append(scale + np.float32(1))
@@ -92,112 +93,127 @@ class Step:
             last_layers(w["out"]),
         )  # fmt: skip
         scores, saved = _kernels.ranker_rows_forward(*arguments)
-        return cls(w, batch, inputs, nodes, near, added, joined, keep, kernel, keys, scales, arguments, scores, saved)
+        return cls(
+            weights=w, batch=batch, inputs=inputs, nodes=nodes, aggregated=aggregated, updates=updates, joined=joined,
+            dropout_scale=dropout_scale, kernel=kernel, keys=keys, scales=scales, arguments=arguments, scores=scores,
+            saved=saved,
+        )  # fmt: skip
 
-    def back(self, grad: Floats) -> dict[str, Floats]:
-        """The gradients of all weights by name, from that of the scores."""
+    def backward(self, grad: Floats) -> dict[str, Floats]:
+        """Return the gradients of all weights by name, from the gradient of the scores."""
         w = self.weights
-        hidden, first, keys, offsets, values, blocks, biases, last = _kernels.ranker_rows_backward(
+        hidden, first_bias, keys, key_bias, values, blocks, biases, last = _kernels.ranker_rows_backward(
             grad, self.saved, *self.arguments
         )
-        found = self._first_back(hidden) | {"config_in.bias": first.sum(axis=0), "out": _last_back(last)}
-        to_kernel = first
-        for number, name in enumerate(_layers(w, "film")):
-            more, grads = self._folded_back(number, name, blocks[number], biases[number])
-            to_kernel, found = to_kernel + more, found | grads
-        to_nodes, grads = _dense_back(w, "value", self.nodes[-1], values)
-        found |= grads
-        found["query.kernel"] = _kernels.matmul(keys.T, self.keys)
-        found["query.bias"] = _kernels.matmul(offsets, self.keys)
-        to_keys = _kernels.matmul(keys, w["query.kernel"]) + offsets[:, None] * w["query.bias"]
-        more, grads = _dense_back(w, "key", self.nodes[-1], to_keys / np.float32(math.sqrt(to_keys.shape[1])))
-        to_nodes, found = to_nodes + more, found | grads
-        more, grads = self._kernel_back(to_kernel)
-        return found | grads | self._graph_back(to_nodes + more)
+        grads = self._first_layer_grad(hidden)
+        grads |= {"config_in.bias": first_bias.sum(axis=0), "out": _last_layer_grad(last)}
+        # FiLM and the blocks.
+        grad_kernel = first_bias
+        for number, name in enumerate(_layer_names(w, "film")):
+            from_film, film_grads = self._film_grad(number, name, blocks[number], biases[number])
+            grad_kernel, grads = grad_kernel + from_film, grads | film_grads
+        # Attention: values, query and keys.
+        grad_nodes, value_grads = _dense_grad(w, "value", self.nodes[-1], values)
+        grads |= value_grads
+        grads["query.kernel"] = _kernels.matmul(keys.T, self.keys)
+        grads["query.bias"] = _kernels.matmul(key_bias, self.keys)
+        grad_keys = _kernels.matmul(keys, w["query.kernel"]) + key_bias[:, None] * w["query.bias"]
+        grad_keys = grad_keys / np.float32(math.sqrt(grad_keys.shape[1]))
+        from_keys, key_grads = _dense_grad(w, "key", self.nodes[-1], grad_keys)
+        grad_nodes, grads = grad_nodes + from_keys, grads | key_grads
+        # The kernel's vector and the graph network.
+        from_kernel, kernel_grads = self._kernel_grad(grad_kernel)
+        return grads | kernel_grads | self._graph_grad(grad_nodes + from_kernel)
 
-    def _first_back(self, hidden: Floats) -> dict[str, Floats]:
-        """Back through `first_layers`: the members' kernels are one, with its rows scaled."""
-        w, config, skipped = self.weights, *self.arguments[:2]
-        own = config.reshape(-1, config.shape[-1])[:, skipped:]
+    def _first_layer_grad(self, hidden: Floats) -> dict[str, Floats]:
+        """Backpropagate through `first_layers`: all members share one kernel with scaled rows."""
+        w, config, global_width = self.weights, *self.arguments[:2]
+        own = config.reshape(-1, config.shape[-1])[:, global_width:]
         members, columns = len(w["scaling"]), own.shape[1]
-        wide = _kernels.matmul(own.T, hidden.reshape(len(own), -1)).reshape(columns, members, -1).transpose(1, 0, 2)
+        member_grads = _kernels.matmul(own.T, hidden.reshape(len(own), -1))  # (D, members * H)
+        member_grads = member_grads.reshape(columns, members, -1).transpose(1, 0, 2)
         kernel = w["config_in.kernel"]
         return {
-            "scaling": (wide * kernel).sum(axis=2)[:, None],
-            "config_in.kernel": (wide * w["scaling"].transpose(0, 2, 1)).sum(axis=0),
+            "scaling": (member_grads * kernel).sum(axis=2)[:, None],
+            "config_in.kernel": (member_grads * w["scaling"].transpose(0, 2, 1)).sum(axis=0),
         }
 
-    def _folded_back(self, number: int, film: str, weight: Floats, bias: Floats) -> tuple[Floats, dict[str, Floats]]:
-        """Back through a block's own weight = kernel * scale and bias = shift + bias * scale."""
+    def _film_grad(self, number: int, film: str, weight: Floats, bias: Floats) -> tuple[Floats, dict[str, Floats]]:
+        """Backpropagate through a block's folded weight = kernel * scale and bias = shift + bias * scale."""
         block, scale = film.replace("film", "blocks"), self.scales[number]
-        to_scale = (weight * self.weights[f"{block}.kernel"]).sum(axis=1) + bias * self.weights[f"{block}.bias"]
-        to_kernel, grads = _dense_back(self.weights, film, self.kernel, np.concatenate([to_scale, bias], axis=1))
+        grad_scale = (weight * self.weights[f"{block}.kernel"]).sum(axis=1) + bias * self.weights[f"{block}.bias"]
+        grad_kernel, grads = _dense_grad(self.weights, film, self.kernel, np.concatenate([grad_scale, bias], axis=1))
         grads[f"{block}.kernel"] = (weight * scale[:, None]).sum(axis=0)
         grads[f"{block}.bias"] = (bias * scale).sum(axis=0)
-        return to_kernel, grads
+        return grad_kernel, grads
 
-    def _kernel_back(self, grad: Floats) -> tuple[Floats, dict[str, Floats]]:
-        """The gradient of the nodes, and of the kernel's layer."""
-        to_joined, grads = _dense_back(self.weights, "kernel_in", self.joined, grad * (self.kernel > 0))
-        to_joined = to_joined if self.keep is None else to_joined * self.keep
+    def _kernel_grad(self, grad: Floats) -> tuple[Floats, dict[str, Floats]]:
+        """Return the gradient of the nodes and of the kernel's layer."""
+        grad_joined, grads = _dense_grad(self.weights, "kernel_in", self.joined, grad * (self.kernel > 0))
+        grad_joined = grad_joined if self.dropout_scale is None else grad_joined * self.dropout_scale
         counts = self.batch.node_counts.astype(np.float32)[:, None]
         width = self.nodes[-1].shape[1]
-        to_total: Any = to_joined[:, :width] / counts + to_joined[:, width : 2 * width] / np.sqrt(counts)
-        return _times(self.batch.pooling.transposed, to_total), grads
+        grad_total: Any = grad_joined[:, :width] / counts + grad_joined[:, width : 2 * width] / np.sqrt(counts)
+        return _multiply(self.batch.pooling.transposed, grad_total), grads
 
-    def _graph_back(self, grad: Floats) -> dict[str, Floats]:
-        w, found = self.weights, dict[str, Floats]()
-        outward, inward = (sparse.transposed for sparse in self.batch.normalised)
+    def _graph_grad(self, grad: Floats) -> dict[str, Floats]:
+        """Return the gradients of the graph network from the gradient of its output nodes."""
+        w, grads = self.weights, dict[str, Floats]()
+        outward, inward = (matrix.transposed for matrix in self.batch.normalized_adjacency)
         width = grad.shape[1]
-        for number, name in reversed(list(enumerate(_layers(w, "gnn")))):
-            near, grads = _dense_back(w, name, self.near[number], grad * (self.added[number] > 0))
-            found |= grads
-            grad = grad + _times(outward, near[:, :width]) + _times(inward, near[:, width:])
-        to_inputs, grads = _dense_back(w, "node_in", self.inputs, grad * (self.nodes[0] > 0))
+        for number, name in reversed(list(enumerate(_layer_names(w, "gnn")))):
+            aggregated, layer_grads = _dense_grad(w, name, self.aggregated[number], grad * (self.updates[number] > 0))
+            grads |= layer_grads
+            grad = grad + _multiply(outward, aggregated[:, :width]) + _multiply(inward, aggregated[:, width:])
+        grad_inputs, input_grads = _dense_grad(w, "node_in", self.inputs, grad * (self.nodes[0] > 0))
         table = np.zeros_like(w["embedding.table"])
-        to_embedded = np.ascontiguousarray(to_inputs[:, self.batch.node.shape[1] :])
-        _kernels.embedding_grad(to_embedded, self.batch.opcode.numpy(), table)
-        return found | grads | {"embedding.table": table}
+        grad_embedding = np.ascontiguousarray(grad_inputs[:, self.batch.node.shape[1] :])
+        _kernels.embedding_grad(grad_embedding, self.batch.opcode.numpy(), table)
+        return grads | input_grads | {"embedding.table": table}
 
 
-def _graph(w: Arrays, batch: Batch, inputs: Floats) -> tuple[list[Floats], list[Floats], list[Floats]]:
-    nodes, near, added = [_dense(w, "node_in", inputs, activation="relu")], [], []
-    outward, inward = (sparse.forward for sparse in batch.normalised)
-    for name in _layers(w, "gnn"):
-        near.append(np.concatenate([_times(outward, nodes[-1]), _times(inward, nodes[-1])], axis=1))
-        added.append(_dense(w, name, near[-1], activation="relu"))
-        nodes.append(nodes[-1] + added[-1])
-    return nodes, near, added
+def _encode_nodes(w: Arrays, batch: Batch, inputs: Floats) -> tuple[list[Floats], list[Floats], list[Floats]]:
+    """Run the graph network; returns the nodes after each layer, and the input and output of each layer."""
+    nodes, aggregated, updates = [_dense(w, "node_in", inputs, activation="relu")], [], []
+    outward, inward = (matrix.forward for matrix in batch.normalized_adjacency)
+    for name in _layer_names(w, "gnn"):
+        aggregated.append(np.concatenate([_multiply(outward, nodes[-1]), _multiply(inward, nodes[-1])], axis=1))
+        updates.append(_dense(w, name, aggregated[-1], activation="relu"))
+        nodes.append(nodes[-1] + updates[-1])
+    return nodes, aggregated, updates
 
 
-def _layers(w: Arrays, group: str) -> list[str]:
+def _layer_names(w: Arrays, group: str) -> list[str]:
+    """List the layers `group.0`, `group.1` and so on."""
     count = sum(name.startswith(f"{group}.") and name.endswith(".kernel") for name in w)
     return [f"{group}.{number}" for number in range(count)]
 
 
-def _dense(w: Arrays, name: str, x: Floats, **more: str) -> Floats:
-    result: Floats = _kernels.matmul(x, w[f"{name}.kernel"], bias=w[f"{name}.bias"], **more)
+def _dense(w: Arrays, name: str, x: Floats, **options: str) -> Floats:
+    result: Floats = _kernels.matmul(x, w[f"{name}.kernel"], bias=w[f"{name}.bias"], **options)
     return result
 
 
-def _dense_back(w: Arrays, name: str, x: Floats, grad: Floats) -> tuple[Floats, dict[str, Floats]]:
-    own = {f"{name}.kernel": _kernels.matmul(x.T, grad), f"{name}.bias": grad.sum(axis=0)}
-    return _kernels.matmul(grad, w[f"{name}.kernel"].T), own
+def _dense_grad(w: Arrays, name: str, x: Floats, grad: Floats) -> tuple[Floats, dict[str, Floats]]:
+    """Backpropagate through a dense layer; returns the gradients of its input and of its weights."""
+    weight_grads = {f"{name}.kernel": _kernels.matmul(x.T, grad), f"{name}.bias": grad.sum(axis=0)}
+    return _kernels.matmul(grad, w[f"{name}.kernel"].T), weight_grads
 
 
-def _times(matrix: Matrix, x: Floats) -> Floats:
-    found: Floats = product(matrix, torch.from_numpy(np.ascontiguousarray(x))).numpy()
-    return found
+def _multiply(matrix: Matrix, x: Floats) -> Floats:
+    result: Floats = product(matrix, torch.from_numpy(np.ascontiguousarray(x))).numpy()
+    return result
 
 
-def _kept(shape: tuple[int, ...], dropout: float) -> Floats | None:
-    """From torch's generator, which is seeded for each epoch."""
+def _dropout_scale(shape: tuple[int, ...], dropout: float) -> Floats | None:
+    """Draw a dropout mask, scaled to keep the mean, from torch's generator, which is seeded for each epoch."""
     if not dropout:
         return None
-    kept: Floats = torch.empty(shape).bernoulli_(1 - dropout).div_(1 - dropout).numpy()
-    return kept
+    mask: Floats = torch.empty(shape).bernoulli_(1 - dropout).div_(1 - dropout).numpy()
+    return mask
 
 
-def _last_back(last: Floats) -> Floats:
+def _last_layer_grad(last: Floats) -> Floats:
+    """Sum over kernels and take the diagonal blocks, the inverse of `last_layers`."""
     every = np.arange(last.shape[2])
     return np.asarray(last.sum(axis=0).reshape(len(every), -1, len(every))[every, :, every])
