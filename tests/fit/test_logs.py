@@ -3,58 +3,48 @@
 from __future__ import annotations
 
 import csv
-import struct
+import sys
 from pathlib import Path
 
 import pytest
 
+from tilewise.errors import UnavailableError
 from tilewise.fit import fit, recipe_for
-from tilewise.fit.logs import CsvLog, TensorBoardLog, Together, _checksum
+from tilewise.fit.logs import CsvLog, TensorBoardLog, Together
 
 
 def scalars(path: Path) -> list[tuple[int, str, float]]:
-    """The (step, tag, value) of an event file, its checksums looked at."""
-    content, found = path.read_bytes(), []
-    while content:
-        (length,) = struct.unpack_from("<Q", content)
-        event = content[12 : 12 + length]
-        assert struct.unpack_from("<I", content, 8)[0] == _checksum(content[:8])
-        assert struct.unpack_from("<I", content, 12 + length)[0] == _checksum(event)
-        content, rest = content[16 + length :], event[9:]
-        if rest[0] == 3 << 3 | 2:
-            assert rest[2:] == b"brain.Event:2"
-            continue
-        step, shift, at = 0, 0, 1
-        while True:
-            step, shift, at = step | (rest[at] & 0x7F) << shift, shift + 7, at + 1
-            if not rest[at - 1] & 0x80:
-                break
-        values = rest[at + 2 :]
-        while values:
-            tag = values[4 : 4 + values[3]].decode()
-            (value,) = struct.unpack_from("<f", values, 5 + values[3])
-            found.append((step, tag, value))
-            values = values[2 + values[1] :]
-    return found
+    """The (step, tag, value) triples of an event file, read with TensorBoard's own loader."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
 
-
-def test_the_checksum_is_crc32c() -> None:
-    crc = 0xE3069283  # of these nine digits
-    assert _checksum(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    events = [Event.FromString(record) for record in RawEventFileLoader(str(path)).Load()]
+    return [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
 
 
 def test_both_logs_hold_every_epoch_and_tensorboards_every_step(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
     logs = Together([CsvLog(tmp_path / "log.csv"), TensorBoardLog(tmp_path / "board")])
     result = fit(recipe_for("mlp", epochs=2), tmp_path / "run", progress=logs)
+    (file,) = (tmp_path / "board").glob("events.out.tfevents.*")
+    values = scalars(file)
+    assert [step for step, tag, _ in values if tag == "loss"] == list(range(1, result.steps + 1))
+    losses = [value for _, tag, value in values if tag == "train_loss"]
+    assert losses == pytest.approx([e.train_loss for e in result.history])
+
+
+def test_a_csv_log_has_a_line_per_epoch(tmp_path: Path) -> None:
+    result = fit(recipe_for("mlp", epochs=2), tmp_path / "run", progress=CsvLog(tmp_path / "log.csv"))
     rows = list(csv.DictReader((tmp_path / "log.csv").open()))
     assert [(int(r["epoch"]), float(r["train_loss"]), float(r["score"])) for r in rows] == [
         (e.epoch, e.train_loss, e.score) for e in result.history
     ]
-    (file,) = (tmp_path / "board").glob("events.out.tfevents.*")
-    found = scalars(file)
-    assert [step for step, tag, _ in found if tag == "loss"] == list(range(1, result.steps + 1))
-    losses = [value for _, tag, value in found if tag == "train_loss"]
-    assert losses == pytest.approx([e.train_loss for e in result.history])
+
+
+def test_a_missing_tensorboard_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    with pytest.raises(UnavailableError, match="pip install tensorboard"):
+        TensorBoardLog(tmp_path / "board")
 
 
 def test_a_run_that_goes_on_goes_on_in_its_log(tmp_path: Path) -> None:
