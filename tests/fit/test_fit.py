@@ -18,7 +18,7 @@ from tilewise.cli import app
 from tilewise.errors import ConfigurationError, FileFormatError, GradientError, TilewiseError
 from tilewise.fit import Progress, fit, recipe_for
 from tilewise.fit.loop import Trainer
-from tilewise.fit.tasks import shifted
+from tilewise.fit.tasks import random_shift
 
 # Runs a fit that dies by `signal` just before or after the `count`-th call of a function.
 DIE = """
@@ -202,7 +202,7 @@ def test_a_loss_that_is_no_number_stops_with_advice(tmp_path, monkeypatch):
 def test_shifting_moves_each_image_by_its_own_pixels():
     x = np.zeros((50, 1, 8, 8), np.float32)
     x[:, 0, 4, 4] = 1
-    moved = shifted(x, 1, np.random.default_rng(0))
+    moved = random_shift(x, 1, np.random.default_rng(0))
     assert (moved.sum(axis=(1, 2, 3)) == 1).all()
     places = {tuple(p) for p in np.argwhere(moved[:, 0])[:, 1:]}
     assert places == {(r, c) for r in (3, 4, 5) for c in (3, 4, 5)}

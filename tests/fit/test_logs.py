@@ -10,7 +10,7 @@ import pytest
 
 from tilewise.errors import UnavailableError
 from tilewise.fit import fit, recipe_for
-from tilewise.fit.logs import CsvLog, TensorBoardLog, Together
+from tilewise.fit.logs import CsvLog, ProgressGroup, TensorBoardLog
 
 
 def scalars(path: Path) -> list[tuple[int, str, float]]:
@@ -24,7 +24,7 @@ def scalars(path: Path) -> list[tuple[int, str, float]]:
 
 def test_both_logs_hold_every_epoch_and_tensorboards_every_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    logs = Together([CsvLog(tmp_path / "log.csv"), TensorBoardLog(tmp_path / "board")])
+    logs = ProgressGroup([CsvLog(tmp_path / "log.csv"), TensorBoardLog(tmp_path / "board")])
     result = fit(recipe_for("mlp", epochs=2), tmp_path / "run", progress=logs)
     (file,) = (tmp_path / "board").glob("events.out.tfevents.*")
     values = scalars(file)

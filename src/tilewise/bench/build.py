@@ -183,7 +183,7 @@ def retrain(model: Module, event: Event, epochs: int, seed: int, after_step: Cal
     """Train on the event's training images for some epochs, always through the default backend."""
     if not epochs:
         return
-    from tilewise.fit.tasks import shifted
+    from tilewise.fit.tasks import random_shift
 
     x, y = event.training_images()
     images = x.reshape(len(x), 1, 8, 8)
@@ -194,7 +194,7 @@ def retrain(model: Module, event: Event, epochs: int, seed: int, after_step: Cal
         for epoch in range(epochs):
             rng = np.random.default_rng([seed, epoch])
             for chosen in np.array_split(rng.permutation(len(x)), -(-len(x) // _BATCH)):
-                moved = shifted(images[chosen], 1, rng).reshape(len(chosen), *x.shape[1:])
+                moved = random_shift(images[chosen], 1, rng).reshape(len(chosen), *x.shape[1:])
                 optimizer.lr = _LEARNING_RATE * (1 - done / steps)
                 optimizer.zero_grad()
                 F.cross_entropy(model(Tensor(moved)), y[chosen]).backward()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tilewise import data, models
 from tilewise.errors import ConfigurationError, did_you_mean
-from tilewise.fit.tasks import shifted
+from tilewise.fit.tasks import random_shift
 from tilewise.nn import Module
 
 Array = npt.NDArray[Any]
@@ -118,7 +118,7 @@ def _drawn_images(model_name: str, rng: np.random.Generator, count: int) -> Arra
 
 def _disturbed(images: Array, model_name: str, rng: np.random.Generator) -> Array:
     """Digits moved by a pixel at most and speckled, as the model takes them."""
-    moved = shifted(images, 1, rng)
+    moved = random_shift(images, 1, rng)
     drawn: Array = np.clip(moved + rng.normal(0, 0.03, moved.shape), 0, 1).astype(np.float32)
     return drawn.reshape(len(drawn), -1) if model_name == "mlp" else drawn
 

@@ -1,4 +1,7 @@
-"""Data to train on: the digits that come with the package, MNIST files, text; and loaders that resume exactly."""
+"""Training data, and loaders that resume exactly.
+
+The three most important names: `digits` (images shipped with the package), `mnist` (IDX files) and `text` (token ids).
+"""
 
 from tilewise.data.images import ImageData, digits, mnist
 from tilewise.data.loader import BatchLoader, DataLoader, TextLoader

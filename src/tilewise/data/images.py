@@ -1,6 +1,6 @@
-"""Images with labels: the 8×8 digits that come with the package, and MNIST from its own files.
+"""Labelled images: the 8×8 digits shipped with the package, and MNIST from its files.
 
-Pixels become float32 between 0 and 1, images (N, 1, H, W). The digits are the 1,797 of the UCI "Optical recognition of
+Pixels are float32 between 0 and 1, images (N, 1, H, W). The digits are the 1,797 of the UCI "Optical recognition of
 handwritten digits" test set (CC BY 4.0, as shipped by scikit-learn), with a stratified fifth held out.
 """
 
@@ -22,7 +22,7 @@ Labels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ImageData:
-    """Images to train on and held-out ones to test with."""
+    """Training images and held-out test images, with their labels."""
 
     x_train: Images  # (N, 1, H, W), or (N, H·W) after flat()
     y_train: Labels  # (N,)
@@ -30,7 +30,7 @@ class ImageData:
     y_test: Labels
 
     def flat(self) -> ImageData:
-        """The same images as vectors, for the mlp."""
+        """Flatten the images to vectors, for the mlp."""
         return replace(
             self,
             x_train=self.x_train.reshape(len(self.x_train), -1),
@@ -39,7 +39,7 @@ class ImageData:
 
 
 def digits() -> ImageData:
-    """1,797 handwritten digits of 8×8 pixels; the held-out fifth is the stratified split with seed 0.
+    """Load 1,797 handwritten digits of 8×8 pixels; a stratified fifth is held out for testing.
 
     >>> digits().x_test.shape
     (360, 1, 8, 8)
@@ -52,10 +52,10 @@ def digits() -> ImageData:
 
 
 def mnist(path: str | Path) -> ImageData:
-    """MNIST (or Fashion-MNIST) from a folder with the four IDX files, packed with gzip or not."""
+    """Load MNIST (or Fashion-MNIST) from a folder with the four IDX files, compressed with gzip or not."""
     folder = Path(path)
     if not folder.is_dir():
-        raise UnavailableError(f"{folder} is not a folder; give the one that holds the four MNIST files")
+        raise UnavailableError(f"{folder} is not a folder; give the folder with the four MNIST files")
     data = ImageData(
         _images(_find(folder, "train-images")),
         _labels(_find(folder, "train-labels")),
@@ -67,7 +67,7 @@ def mnist(path: str | Path) -> ImageData:
             raise FileFormatError(f"{folder} has {len(images)} {kind} images and {len(labels)} labels")
     if data.x_train.shape[1:] != data.x_test.shape[1:]:
         raise FileFormatError(
-            f"{folder} has images of {data.x_train.shape[2:]} to train and {data.x_test.shape[2:]} to test"
+            f"{folder} has training images of {data.x_train.shape[2:]} and test images of {data.x_test.shape[2:]}"
         )
     return data
 
@@ -91,5 +91,5 @@ def _images(path: Path) -> Images:
 def _labels(path: Path) -> Labels:
     labels: npt.NDArray[Any] = read_idx(path, dimensions=1).astype(np.int64)
     if labels.size and int(labels.max()) > 9:
-        raise FileFormatError(f"{path} has a label {int(labels.max())}; digits go from 0 to 9")
+        raise FileFormatError(f"{path} has a label {int(labels.max())}; labels must be from 0 to 9")
     return labels

@@ -1,7 +1,7 @@
-"""Loaders whose every batch is a function of a seed and a position, so that resuming needs two integers.
+"""Batch loaders whose batches are functions of a seed and a position, so that resuming needs only a few integers.
 
-The order of an epoch is drawn from (seed, epoch), a text batch from (seed, number of the batch): no generator state has
-to survive a kill.
+The order of an epoch depends on (seed, epoch), a text batch on (seed, batch number). No random generator state has to
+be saved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 
 class BatchLoader:
-    """Shuffled batches of (x, y). Iterating yields what is left of the current epoch; then the next epoch begins.
+    """Shuffled batches of (x, y). Iterating yields the remaining batches of the current epoch and starts the next one.
 
     >>> loader = BatchLoader(np.arange(5), np.arange(5), batch_size=2, seed=1)
     >>> [len(x) for x, _ in loader], loader.epoch
@@ -27,22 +27,22 @@ class BatchLoader:
 
     def __init__(self, x: Array, y: Array, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
         if batch_size < 1:
-            raise ConfigurationError(f"a batch has at least one example, not {batch_size}")
+            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size}")
         if len(x) != len(y) or not len(x):
-            raise ShapeError(f"{len(x)} examples and {len(y)} labels do not make batches")
+            raise ShapeError(f"x and y must have the same length, at least 1, not {len(x)} and {len(y)}")
         self.x, self.y, self.batch_size, self.seed, self.shuffle = x, y, batch_size, seed, shuffle
         self.epoch = self.batch = 0
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         return -(-len(self.x) // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Array, Array]]:
         order = self._order()
         while self.batch < len(self):
-            chosen = order[self.batch * self.batch_size : (self.batch + 1) * self.batch_size]
+            indices = order[self.batch * self.batch_size : (self.batch + 1) * self.batch_size]
             self.batch += 1
-            yield self.x[chosen], self.y[chosen]
+            yield self.x[indices], self.y[indices]
         self.epoch, self.batch = self.epoch + 1, 0
 
     def _order(self) -> Array:
@@ -54,11 +54,11 @@ class BatchLoader:
         return {"seed": self.seed, "epoch": self.epoch, "batch": self.batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.seed, self.epoch, self.batch = _counted(state, "seed"), _counted(state, "epoch"), _counted(state, "batch")
+        self.seed, self.epoch, self.batch = (_checked_counter(state, name) for name in ("seed", "epoch", "batch"))
 
 
 class DataLoader(BatchLoader):
-    """Batches as PyTorch's class of that name gives them: of a pair (x, y) of arrays, or of a list of (x, y) examples.
+    """Batches like PyTorch's DataLoader, of a pair (x, y) of arrays or a list of (x, y) examples.
 
     >>> x, y = np.zeros((5, 3), np.float32), np.arange(5)
     >>> [len(labels) for _, labels in DataLoader((x, y), batch_size=2)]
@@ -72,20 +72,20 @@ class DataLoader(BatchLoader):
             pair = ()
         if len(pair) != 2:
             raise ShapeError(
-                "a dataset is a pair (x, y) of arrays, such as (digits.x_train, digits.y_train), "
+                "a dataset must be a pair (x, y) of arrays, such as (digits.x_train, digits.y_train), "
                 "or a list of (x, y) examples"
             )
         super().__init__(np.asarray(pair[0]), np.asarray(pair[1]), batch_size, seed, shuffle)
 
     def __iter__(self) -> Iterator[tuple[Array, Array]]:
-        """An epoch from its start, whatever was left of the one before."""
+        """Iterate over a whole epoch, even if the previous one was left early."""
         if self.batch:
             self.epoch, self.batch = self.epoch + 1, 0
         yield from super().__iter__()
 
 
 class TextLoader:
-    """Endless batches of (ids, next ids), each (B, T), from random places of a text."""
+    """Endless batches of (ids, next ids), each (B, T), from random positions of a text."""
 
     def __init__(self, ids: Array, batch_size: int, context: int, seed: int = 0) -> None:
         if len(ids) <= context:
@@ -98,6 +98,7 @@ class TextLoader:
             yield self.next()
 
     def next(self) -> tuple[Array, Array]:
+        """Return the next batch."""
         rng = np.random.default_rng([self.seed, self.batch])
         starts = rng.integers(0, len(self.ids) - self.context, self.batch_size)
         windows = self.ids[starts[:, None] + np.arange(self.context + 1)]  # (B, T+1)
@@ -108,11 +109,11 @@ class TextLoader:
         return {"seed": self.seed, "batch": self.batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.seed, self.batch = _counted(state, "seed"), _counted(state, "batch")
+        self.seed, self.batch = _checked_counter(state, "seed"), _checked_counter(state, "batch")
 
 
-def _counted(state: Mapping[str, int], name: str) -> int:
+def _checked_counter(state: Mapping[str, int], name: str) -> int:
     value = int(state[name])
     if not 0 <= value < 1 << 63:
-        raise ConfigurationError(f"{name} of a loader's state is a number from 0 on, not {value}")
+        raise ConfigurationError(f"{name} of a loader's state must be at least 0, not {value}")
     return value

@@ -1,8 +1,8 @@
-"""Text to train a character model on: the language reference inside Python itself (`pydoc_data.topics`).
+"""Text for training a character model: the language reference that comes with Python (`pydoc_data.topics`).
 
-It needs no download, and is plain English with code: 0.46 million characters. The vocabulary is fixed: newline and the
-95 printable ASCII characters, in that order; typographic quotes, dashes and the ellipsis are spelled in ASCII, anything
-else becomes "?". The text differs a little between Python versions, so figures belong to one of them.
+It needs no download and is English with code, 0.46 million characters. The vocabulary is fixed: newline and the 95
+printable ASCII characters, in that order. Typographic quotes, dashes and the ellipsis are replaced by ASCII, other
+characters by "?". The text differs slightly between Python versions, so a training result is valid for one version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tilewise.errors import ConfigurationError, UnavailableError
 
 VOCABULARY = "\n" + "".join(map(chr, range(32, 127)))
-_SPELLED = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."})
+_TO_ASCII = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."})
 _UNKNOWN = VOCABULARY.index("?")
 
 Ids = npt.NDArray[np.int64]
@@ -30,27 +30,27 @@ def _code_table() -> Ids:
 
 
 def encode(string: str) -> Ids:
-    """Characters to token ids.
+    """Convert characters to token ids.
 
     >>> encode("ab")
     array([66, 67])
     """
-    # What a terminal sends that is no UTF-8 arrives as surrogates: unknown characters, like any other.
-    codes = np.frombuffer(string.translate(_SPELLED).encode("utf-32-le", "surrogatepass"), np.uint32)
+    # Invalid UTF-8 from a terminal arrives as surrogates, which become unknown characters like any other.
+    codes = np.frombuffer(string.translate(_TO_ASCII).encode("utf-32-le", "surrogatepass"), np.uint32)
     return _code_table()[np.where(codes < 128, codes, 127)]
 
 
 def decode(ids: Any) -> str:
-    """Token ids to characters."""
+    """Convert token ids to characters."""
     numbers = np.asarray(ids).reshape(-1)
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < len(VOCABULARY)):
-        raise ConfigurationError(f"token ids go from 0 to {len(VOCABULARY) - 1}")
+        raise ConfigurationError(f"token ids must be from 0 to {len(VOCABULARY) - 1}")
     return "".join(VOCABULARY[i] for i in numbers)
 
 
 @dataclass(frozen=True)
 class TextData:
-    """Token ids to train on, and the last tenth of the text to validate with."""
+    """Token ids for training, and the last tenth of the text for validation."""
 
     train: Ids
     valid: Ids
@@ -58,7 +58,7 @@ class TextData:
 
 
 def text(content: str | None = None) -> TextData:
-    """The topics of Python's own reference in alphabetical order, or a text of your own, as token ids."""
+    """Encode the topics of Python's language reference in alphabetical order, or your own text."""
     ids = encode(_topics() if content is None else content)
     cut = len(ids) - len(ids) // 10
     return TextData(ids[:cut], ids[cut:])
@@ -68,5 +68,5 @@ def _topics() -> str:
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        raise UnavailableError("this Python comes without pydoc_data; pass a text of your own") from None
+        raise UnavailableError("this Python has no pydoc_data; pass your own text") from None
     return "\n\n".join(topics[name] for name in sorted(topics))

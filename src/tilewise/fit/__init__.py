@@ -1,4 +1,7 @@
-"""Training the reference models: recipes, the loop, and checkpoints from which a run continues bit for bit."""
+"""Train the reference models, with checkpoints from which a run continues bit for bit.
+
+The three most important names: `fit` (runs a recipe), `Recipe` (its settings) and `FitResult`.
+"""
 
 from tilewise.fit.loop import Epoch, FitResult, Progress, fit
 from tilewise.fit.recipes import Recipe, recipe_for

@@ -1,6 +1,6 @@
-"""A checkpoint is one safetensors file: weights, optimizer, best weights so far, and the counters as JSON metadata.
+"""Checkpoints: one safetensors file with weights, optimizer state, best weights so far, and counters as JSON metadata.
 
-One file, renamed into place, so there is never a moment at which a kill leaves half a state. Nothing is unpickled.
+The file is written atomically, so a killed process never leaves a partial state. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ Groups = dict[str, dict[str, Array]]
 
 def write_checkpoint(path: Path, groups: Mapping[str, Mapping[str, Any]], counters: Mapping[str, Any]) -> None:
     """Store groups of named arrays ("model", "optimizer", ...) and JSON counters as one file."""
-    flat = {f"{group}/{name}": np.asarray(value) for group, named in groups.items() for name, value in named.items()}
+    flat = {f"{group}/{name}": np.asarray(value) for group, arrays in groups.items() for name, value in arrays.items()}
     save(flat, path, {"tilewise": json.dumps(counters)})
 
 
 def read_checkpoint(path: Path) -> tuple[Groups, dict[str, Any]]:
+    """Read the groups of arrays and the counters of a checkpoint."""
     arrays, metadata = load_arrays(path)
     counters = parse_json(metadata.get("tilewise", "null"), f"The record in {path}")
     if not isinstance(counters, dict):
         raise FileFormatError(f"{path} is not a checkpoint of tilewise fit")
     groups: Groups = {}
     for name, array in arrays.items():
-        group, _, rest = name.partition("/")
-        groups.setdefault(group, {})[rest] = array
+        group, _, key = name.partition("/")
+        groups.setdefault(group, {})[key] = array
     return groups, counters

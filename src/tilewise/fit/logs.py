@@ -21,7 +21,7 @@ _HEADER = "epoch,train_loss,score,best\n"
 
 
 class CsvLog(Progress):
-    """A line per epoch: its number, mean training loss, validation score, and 1 where it is the best so far."""
+    """One line per epoch: number, mean training loss, validation score, and 1 if it is the best so far."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser()
@@ -86,24 +86,24 @@ class TensorBoardLog(Progress):
             raise UnavailableError(f"{self.folder} cannot be written ({error.strerror or error}).") from error
 
 
-class Together(Progress):
-    """Several watchers of one run."""
+class ProgressGroup(Progress):
+    """Forwards every event to several observers."""
 
-    def __init__(self, watchers: Sequence[Progress]) -> None:
-        self._watchers = watchers
+    def __init__(self, observers: Sequence[Progress]) -> None:
+        self._observers = observers
 
     def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
-        for watcher in self._watchers:
-            watcher.start(epochs, steps_per_epoch, done)
+        for observer in self._observers:
+            observer.start(epochs, steps_per_epoch, done)
 
     def step(self, step: int, loss: float) -> None:
-        for watcher in self._watchers:
-            watcher.step(step, loss)
+        for observer in self._observers:
+            observer.step(step, loss)
 
     def epoch(self, epoch: Epoch) -> None:
-        for watcher in self._watchers:
-            watcher.epoch(epoch)
+        for observer in self._observers:
+            observer.epoch(epoch)
 
     def finish(self) -> None:
-        for watcher in self._watchers:
-            watcher.finish()
+        for observer in self._observers:
+            observer.finish()

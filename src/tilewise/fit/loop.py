@@ -1,7 +1,8 @@
-"""The training loop: steps, a score after each epoch, early stop, checkpoints, and resuming where it was killed.
+"""The training loop: steps, a score after each epoch, early stopping, checkpoints, and resuming.
 
-All that changes from step to step is in `Run` and is written to the checkpoint; everything else follows from the
-recipe. So a run killed anywhere continues from its last checkpoint to the weights it would have had.
+All state that changes from step to step is in `RunState`, the weights and the optimizer, and is written to the
+checkpoint; everything else follows from the recipe. So a run that was killed continues from its last checkpoint and
+reaches the same weights.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from tilewise import optim
 from tilewise.errors import ConfigurationError, FileFormatError, GradientError
 from tilewise.fit.checkpoint import read_checkpoint, write_checkpoint
 from tilewise.fit.recipes import Recipe
-from tilewise.fit.tasks import Batch, Task, task_for
+from tilewise.fit.tasks import Batch, TrainingTask, task_for
 from tilewise.io import save
 
 CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"
-_LARGEST_GRADIENT_NORM = 1.0
-_WARMUP_SHARE = 0.05
+_MAX_GRADIENT_NORM = 1.0  # the usual value for transformers
+_WARMUP_FRACTION = 0.05  # of all steps
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Epoch:
 
 @dataclass(frozen=True)
 class FitResult:
-    """How a run ended."""
+    """Result of a run."""
 
-    finished: bool  # False: interrupted; run the same command to go on
+    finished: bool  # False: interrupted; run the same command to continue
     stopped_early: bool
     epochs: int
     steps: int
@@ -59,7 +60,7 @@ class FitResult:
 
 
 class Progress:
-    """What the loop tells whoever watches; this one keeps silent."""
+    """Observer of a run; its methods are called by the loop. This base class ignores all events."""
 
     def start(self, epochs: int, steps_per_epoch: int, done: int) -> None: ...
     def step(self, step: int, loss: float) -> None: ...
@@ -68,8 +69,8 @@ class Progress:
 
 
 @dataclass
-class Run:
-    """The counters of a run; together with weights and optimizer the whole of its state."""
+class RunState:
+    """Counters of a run; with the weights and the optimizer they are its complete state."""
 
     epoch: int = 0
     loss_sum: float = 0.0
@@ -81,16 +82,19 @@ class Run:
 
 
 class Trainer:
+    """Trains a model by a recipe, with its checkpoint and results in the folder `out`."""
+
     def __init__(self, recipe: Recipe, out: Path, checkpoint_every: int) -> None:
         self.recipe, self.out, self.checkpoint_every = recipe, out, checkpoint_every
-        self.task: Task = task_for(recipe)
-        self.run = Run()
+        self.task: TrainingTask = task_for(recipe)
+        self.run = RunState()
         self.params = list(self.task.model.parameters())
         self.optimizer = optim.AdamW(self.params, recipe.lr, weight_decay=recipe.weight_decay)
         self.best = self.weights()
         self.total_steps = recipe.epochs * self.task.steps_per_epoch
 
     def weights(self) -> dict[str, Any]:
+        """Copy the model's current weights."""
         return {name: np.array(value) for name, value in self.task.model.state_dict().items()}
 
     # --- checkpoints ---
@@ -100,6 +104,7 @@ class Trainer:
         return self.out / CHECKPOINT
 
     def save(self) -> None:
+        """Write the checkpoint."""
         groups: dict[str, dict[str, Any]] = {
             "model": self.task.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -113,46 +118,47 @@ class Trainer:
         write_checkpoint(self.checkpoint_path, groups, counters)
 
     def resume(self) -> None:
-        """Continue from the checkpoint in the folder, if there is one and it is of the same recipe."""
+        """Restore the state from the folder's checkpoint, if there is one; its recipe must be the same."""
         if not os.path.lexists(self.checkpoint_path):
             return
         groups, counters = read_checkpoint(self.checkpoint_path)
         if counters.get("recipe") != dataclasses.asdict(self.recipe):
             raise ConfigurationError(
-                f"{self.out} holds a run with other settings; choose another folder (--out), or start anew (--fresh)"
+                f"{self.out} contains a run with other settings; choose another folder (--out), or pass --fresh"
             )
         try:
             self.task.model.load_state_dict(groups["model"])
             self.optimizer.load_state_dict(groups["optimizer"])
-            self.run = Run(**counters["run"])
+            self.run = RunState(**counters["run"])
             self._check_run()
             self.task.restore(counters["task"])
             self.best = groups["best"]
-            if _kinds(self.best) != _kinds(self.weights()):
-                raise ValueError("its best weights are not of this model")
+            if _signature(self.best) != _signature(self.weights()):
+                raise ValueError("its best weights do not belong to this model")
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise FileFormatError(f"{self.checkpoint_path} is not a whole checkpoint: {error}") from None
+            raise FileFormatError(f"{self.checkpoint_path} is not a complete checkpoint: {error}") from None
 
     def _check_run(self) -> None:
-        """ValueError or TypeError where the counters of a file cannot be a run's."""
+        """Raise ValueError or TypeError if the counters read from a file are impossible."""
         run, recipe = self.run, self.recipe
         steps = range(recipe.epochs * self.task.steps_per_epoch + 1)
         if not (0 <= run.best_epoch <= run.epoch <= recipe.epochs and self.optimizer.steps in steps):
             raise ValueError("its counters are out of range")
         if not isinstance(run.finished, bool) or len([Epoch(**epoch) for epoch in run.history]) != run.epoch:
-            raise ValueError("its history is not that of its epochs")
+            raise ValueError("its history does not match its number of epochs")
         run.loss_sum, run.loss_count, run.best_score = float(run.loss_sum), int(run.loss_count), float(run.best_score)
 
     # --- training ---
 
     def step(self, batch: Batch) -> float:
+        """Run one optimizer step and return its loss."""
         optimizer = self.optimizer
         optimizer.lr = optim.cosine_schedule(
             optimizer.steps,
             self.total_steps,
-            self.recipe.lr,
-            int(_WARMUP_SHARE * self.total_steps),
-            0.01 * self.recipe.lr,
+            peak=self.recipe.lr,
+            warmup=int(_WARMUP_FRACTION * self.total_steps),
+            floor=0.01 * self.recipe.lr,
         )
         optimizer.zero_grad()
         loss = self.task.loss(batch)
@@ -160,16 +166,17 @@ class Trainer:
         if not math.isfinite(value):
             raise GradientError(f"the loss became {value} at step {optimizer.steps}; try a smaller --lr")
         loss.backward()
-        optim.clip_grad_norm(self.params, _LARGEST_GRADIENT_NORM)
+        optim.clip_grad_norm(self.params, _MAX_GRADIENT_NORM)
         optimizer.step()
         self.run.loss_sum += value
         self.run.loss_count += 1
         return value
 
     def end_epoch(self) -> Epoch:
+        """Score the model, remember the best weights, and decide whether the run is finished."""
         run = self.run
         score = self.task.validate()
-        # Of equal scores the later one wins: the learning rate has fallen further.
+        # Among equal scores the later epoch wins, because its learning rate is lower.
         better = math.isnan(run.best_score) or (
             score >= run.best_score if self.task.higher_is_better else score <= run.best_score
         )
@@ -183,7 +190,7 @@ class Trainer:
         return epoch
 
     def train(self, progress: Progress) -> bool:
-        """Go on until the run is finished (True) or interrupted (False); either way the checkpoint is written."""
+        """Train until the run is finished (True) or interrupted (False); both write the checkpoint."""
         progress.start(self.recipe.epochs, self.task.steps_per_epoch, self.optimizer.steps)
         with _interrupts() as interrupted:
             while not self.run.finished:
@@ -199,6 +206,7 @@ class Trainer:
         return True
 
     def result(self, finished: bool) -> FitResult:
+        """Collect the result; a finished run is tested with its best weights, which are saved as the model."""
         run, model_path = self.run, None
         scores: dict[str, float] = {}
         if finished:
@@ -224,40 +232,40 @@ class Trainer:
 def fit(
     recipe: Recipe, out: str | Path, checkpoint_every: int = 50, fresh: bool = False, progress: Progress | None = None
 ) -> FitResult:
-    """Train by a recipe into a folder, going on from its checkpoint if there is one."""
+    """Train by a recipe in the folder `out`, continuing from its checkpoint if there is one."""
     trainer = Trainer(recipe, Path(out), checkpoint_every)
     if not fresh:
         trainer.resume()
-    watcher = progress or Progress()
+    observer = progress or Progress()
     try:
-        finished = trainer.train(watcher)
+        finished = trainer.train(observer)
     finally:
-        watcher.finish()
+        observer.finish()
     return trainer.result(finished)
 
 
-def _kinds(weights: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+def _signature(weights: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     return {name: (array.shape, array.dtype) for name, array in weights.items()}
 
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, so that a step is never cut in half; a second Ctrl-C acts at once.
+    """Make Ctrl-C set an event, so that a step always completes; a second Ctrl-C acts at once.
 
-    A process that was started with SIGINT ignored (nohup, `&` in a script) goes on ignoring it.
+    A process that was started with SIGINT ignored (nohup, `&` in a script) continues to ignore it.
     """
     interrupted = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
+    previous_handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous_handler in (signal.SIG_IGN, None):
         yield interrupted
         return
 
     def on_interrupt(_number: int, _frame: object) -> None:
         interrupted.set()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
     signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield interrupted
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)

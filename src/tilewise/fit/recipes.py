@@ -1,8 +1,7 @@
-"""How each reference model is trained: data, batch size, learning rate, when to stop.
+"""Training recipes of the reference models: data, batch size, learning rate, early stopping.
 
-The held-out test images are looked at once, at the end; early stopping and the choice of the best epoch go by
-validation examples taken from the training part. For text the validation part is the last tenth, and all there is to
-report.
+The held-out test images are used once, at the end; early stopping and the choice of the best epoch use validation
+examples taken from the training set. For text the last tenth is used for validation, and there is no test set.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from tilewise._files import read_input
 from tilewise.errors import ConfigurationError, did_you_mean
 
 NAMES = ("mlp", "cnn", "gpt")
-_MOST_TEXT_BYTES = 1 << 28
+_MAX_TEXT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run's result; two runs with equal recipes give equal weights."""
+    """All settings that determine a run's result; two runs with equal recipes give equal weights."""
 
     model: str
     data: str  # "digits", "topics", or the path of an MNIST folder or a text file
@@ -27,9 +26,9 @@ class Recipe:
     batch_size: int
     lr: float
     weight_decay: float
-    patience: int  # epochs without a better validation score after which to stop
-    validation: int = 0  # training examples kept for validation; for text, windows of the validation part
-    shift: int = 0  # images are moved by up to this many pixels while training
+    patience: int  # stop after this many epochs without a better validation score
+    validation: int = 0  # training examples used for validation; for text, windows of the validation set
+    shift: int = 0  # augmentation: images are shifted by up to this many pixels
     context: int = 256
     seed: int = 0
 
@@ -38,9 +37,9 @@ class Recipe:
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.lr < 10:
-            raise ConfigurationError(f"a learning rate lies between 0 and 10, not {self.lr}")
+            raise ConfigurationError(f"the learning rate must be between 0 and 10, not {self.lr}")
         if not 0 <= self.seed < 2**32:
-            raise ConfigurationError(f"a seed lies between 0 and 2^32 - 1, not {self.seed}")
+            raise ConfigurationError(f"the seed must be between 0 and 2^32 - 1, not {self.seed}")
 
 
 _RECIPES = {
@@ -55,14 +54,14 @@ _RECIPES = {
 def recipe_for(
     model: str, data: str | None = None, epochs: int | None = None, seed: int = 0, lr: float | None = None
 ) -> Recipe:
-    """The recipe for `model` on its own data or on `data`, with what you change changed."""
+    """Return the default recipe of `model`, with the arguments that are not None replaced."""
     if model not in NAMES:
         raise ConfigurationError(f"there is no recipe for {model!r}; {did_you_mean(model, NAMES)}")
     kind = "text" if model == "gpt" else "mnist" if data else "digits"
-    given: dict[str, Any] = {"data": data or None, "epochs": epochs, "lr": lr, "seed": seed}
-    return replace(_RECIPES[model, kind], **{name: value for name, value in given.items() if value is not None})
+    changes: dict[str, Any] = {"data": data or None, "epochs": epochs, "lr": lr, "seed": seed}
+    return replace(_RECIPES[model, kind], **{name: value for name, value in changes.items() if value is not None})
 
 
 def read_text(path: str) -> str:
-    """A text file of the user's, up to 256 MiB."""
-    return read_input(path, _MOST_TEXT_BYTES).decode("utf-8", errors="replace")
+    """Read a text file of up to 256 MiB."""
+    return read_input(path, _MAX_TEXT_BYTES).decode("utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""What is trained: a model with batches, a loss and a score. Images are scored by accuracy, text by loss.
+"""Training tasks: a model with its batches, loss and score. Images are scored by accuracy, text by loss.
 
 Every batch is a function of the seed and a position, so a task's state is a few integers.
 """
@@ -22,8 +22,8 @@ Array = npt.NDArray[Any]
 Batch = tuple[Array, Array]
 
 
-class Task(Protocol):
-    """A model, its batches, and how well it does."""
+class TrainingTask(Protocol):
+    """A model with its batches, loss and scores."""
 
     model: Module
     steps_per_epoch: int
@@ -43,6 +43,7 @@ class ImageTask:
     higher_is_better = True
 
     def __init__(self, recipe: Recipe) -> None:
+        """Load the images, create the model, and split validation examples off the training set."""
         images = data.digits() if recipe.data == "digits" else data.mnist(recipe.data)
         size = images.x_train.shape[-1]
         self.flat = recipe.model == "mlp"
@@ -50,8 +51,8 @@ class ImageTask:
             models.mlp(size * size, seed=recipe.seed) if self.flat else models.cnn(1, size, seed=recipe.seed)
         )
         order = np.random.default_rng([recipe.seed, 2**32]).permutation(len(images.x_train))
-        kept, train = np.split(order, [min(recipe.validation, len(order) // 2)])
-        self.valid = images.x_train[kept], images.y_train[kept]
+        valid, train = np.split(order, [min(recipe.validation, len(order) // 2)])
+        self.valid = images.x_train[valid], images.y_train[valid]
         self.tests = images.x_test, images.y_test
         self.loader = data.BatchLoader(images.x_train[train], images.y_train[train], recipe.batch_size, recipe.seed)
         self.steps_per_epoch, self.shift = len(self.loader), recipe.shift
@@ -59,7 +60,7 @@ class ImageTask:
     def batches(self) -> Iterator[Batch]:
         for x, y in self.loader:
             rng = np.random.default_rng([self.loader.seed, self.loader.epoch, self.loader.batch])
-            yield (shifted(x, self.shift, rng) if self.shift else x), y
+            yield (random_shift(x, self.shift, rng) if self.shift else x), y
 
     def loss(self, batch: Batch) -> Tensor:
         return F.cross_entropy(self.predict(batch[0]), batch[1])
@@ -75,15 +76,15 @@ class ImageTask:
         return {"test_accuracy": self.accuracy(*self.tests)}
 
     def accuracy(self, x: Array, y: Array) -> float:
-        """The share of images whose class is predicted, by the model as it is used: no dropout, running statistics."""
+        """Fraction of images classified correctly, in evaluation mode."""
         self.model.eval()
         with no_grad():
-            right = sum(
+            correct = sum(
                 int((self.predict(x[i : i + 256]).data.argmax(axis=1) == y[i : i + 256]).sum())
                 for i in range(0, len(x), 256)
             )
         self.model.train()
-        return right / max(len(x), 1)
+        return correct / max(len(x), 1)
 
     def state(self) -> dict[str, int]:
         return self.loader.state_dict()
@@ -92,33 +93,34 @@ class ImageTask:
         self.loader.load_state_dict(state)
 
 
-def shifted(x: Array, most: int, rng: np.random.Generator) -> Array:
-    """Each image moved by its own few pixels, zeros coming in from the edge."""
+def random_shift(x: Array, max_shift: int, rng: np.random.Generator) -> Array:
+    """Shift each image (N, 1, H, W) by a random number of pixels in both directions, filling with zeros."""
     n, _, h, w = x.shape
-    padded = np.pad(x, ((0, 0), (0, 0), (most, most), (most, most)))
-    offsets = rng.integers(0, 2 * most + 1, (2, n, 1))
+    padded = np.pad(x, ((0, 0), (0, 0), (max_shift, max_shift), (max_shift, max_shift)))
+    offsets = rng.integers(0, 2 * max_shift + 1, (2, n, 1))
     rows, columns = offsets[0] + np.arange(h), offsets[1] + np.arange(w)  # (N, H), (N, W)
-    moved: Array = padded[np.arange(n)[:, None, None], 0, rows[:, :, None], columns[:, None, :]]
-    return moved[:, None]
+    images: Array = padded[np.arange(n)[:, None, None], 0, rows[:, :, None], columns[:, None, :]]
+    return images[:, None]
 
 
 class TextTask:
-    """The character GPT. An epoch is as many batches as hold the text's length once."""
+    """The character GPT. An epoch has as many batches as are needed to cover the text's length once."""
 
     higher_is_better = False
 
     def __init__(self, recipe: Recipe) -> None:
+        """Load the text, create the model, and choose evenly spaced validation windows."""
         text = data.text(None if recipe.data == "topics" else read_text(recipe.data))
         self.context = recipe.context
         if len(text.valid) <= self.context:
             raise ConfigurationError(
-                f"the text is too short: its tenth for validation needs {self.context + 1} characters"
+                f"the text is too short: give at least {10 * (self.context + 1)} characters, a tenth is for validation"
             )
         self.model: Module = models.gpt("4x128", vocab=len(text.vocabulary), context=self.context, seed=recipe.seed)
         self.loader = data.TextLoader(text.train, recipe.batch_size, self.context, recipe.seed)
         self.steps_per_epoch = max(1, len(text.train) // (recipe.batch_size * self.context))
         starts = np.linspace(0, len(text.valid) - self.context - 1, recipe.validation).astype(np.int64)
-        self.windows = text.valid[starts[:, None] + np.arange(self.context + 1)]  # (W, T+1), evenly spread
+        self.windows = text.valid[starts[:, None] + np.arange(self.context + 1)]  # (W, T+1)
         self.in_epoch = 0
 
     def batches(self) -> Iterator[Batch]:
@@ -148,5 +150,6 @@ class TextTask:
         self.in_epoch = int(state["in_epoch"])
 
 
-def task_for(recipe: Recipe) -> Task:
+def task_for(recipe: Recipe) -> TrainingTask:
+    """Create the task of a recipe."""
     return TextTask(recipe) if recipe.model == "gpt" else ImageTask(recipe)

@@ -1,4 +1,7 @@
-"""The reference models, and their trained weights."""
+"""The reference models and their trained weights.
+
+The three most important names: `cnn`, `gpt` (build a model) and `pretrained` (a model with shipped weights).
+"""
 
 from tilewise.models.pretrained import pretrained
 from tilewise.models.reference import GPT_SIZES, ResidualBlock, ResNet8, cnn, gpt, mlp, resnet8, vgg6

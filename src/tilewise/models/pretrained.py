@@ -1,13 +1,13 @@
 """Trained weights of the three competition models, shipped with the package.
 
-Each file is what one command wrote (AVX-512 kernels, one thread, Python 3.11's topics for the text):
+Each file was written by one command (AVX-512 kernels, one thread, Python 3.11's topics for the text):
 
     tilewise fit mlp --seed 0 --threads 1     98.3 % of the held-out digits
     tilewise fit cnn --seed 0 --threads 1     99.2 % of the held-out digits
-    tilewise fit gpt --seed 0 --threads 1     validation loss 1.185 nats a character (1.71 bits)
+    tilewise fit gpt --seed 0 --threads 1     validation loss 1.185 nats per character (1.71 bits)
 
-Another instruction set or kernel version rounds differently, so a repeated run gives weights as good, not the same
-bits.
+Other instruction sets and kernel versions round differently, so a repeated run gives equally good weights, but not
+the same bits.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def pretrained(name: Literal["gpt"]) -> GPT: ...
 @overload
 def pretrained(name: str) -> Module: ...
 def pretrained(name: str) -> Module:
-    """The digits "mlp", the digits "cnn" or the character "gpt" (see `tilewise.data.text`) with trained weights.
+    """Load a model with trained weights: "mlp" or "cnn" for digits, or the character model "gpt".
 
     >>> model = pretrained("mlp")
     """
     if name not in _MODELS:
-        raise ConfigurationError(f"there are no trained weights of {name!r}; choose one of {', '.join(_MODELS)}")
+        raise ConfigurationError(f"there are no trained weights for {name!r}; choose one of {', '.join(_MODELS)}")
     model = _MODELS[name]()
     model.load_state_dict(load(Path(__file__).parent / "weights" / f"{name}.safetensors"))
     return model.eval()

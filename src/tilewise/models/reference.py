@@ -1,7 +1,7 @@
 """The reference models that everything in tilewise trains, quantizes, prunes, times and compares.
 
-They are small enough to read and to train on a laptop. Initial weights come from a seed, with PyTorch's default
-distributions, so two runs start alike.
+They are small enough to read and to train on a laptop. Initial weights are drawn from PyTorch's default distributions
+with a seed, so two runs start equally.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GPT_SIZES = {"4x128": (4, 128, 4), "6x384": (6, 384, 6), "12x768": (12, 768, 12)
 
 
 def mlp(inputs: int = 64, classes: int = 10, seed: Rng = 0) -> Sequential:
-    """inputs - 256 - 128 - classes with ReLU."""
+    """Build the multilayer perceptron: inputs - 256 - 128 - classes with ReLU."""
     rng = np.random.default_rng(seed)
     return Sequential(
         Linear(inputs, 256, rng=rng), ReLU(), Linear(256, 128, rng=rng), ReLU(), Linear(128, classes, rng=rng)
@@ -36,7 +36,7 @@ def mlp(inputs: int = 64, classes: int = 10, seed: Rng = 0) -> Sequential:
 
 
 def cnn(channels: int = 1, size: int = 8, classes: int = 10, seed: Rng = 0) -> Sequential:
-    """Conv 32, conv 64, pool, conv 64, pool (3×3, each with batch norm and ReLU), linear. size=28 for MNIST."""
+    """Build conv 32, conv 64, pool, conv 64, pool (3×3, with batch norm and ReLU), linear. size=28 for MNIST."""
     if size < 4:
         raise ConfigurationError(f"the cnn halves its image twice, so it needs at least 4×4 pixels, not {size}×{size}")
     rng = np.random.default_rng(seed)
@@ -56,7 +56,7 @@ def _conv_norm_relu(channels: int, filters: int, rng: np.random.Generator) -> li
 
 
 def vgg6(classes: int = 10, seed: Rng = 0) -> Sequential:
-    """3×32×32 images; conv 64, 64, pool, 128, 128, pool, 256 (3×3 with ReLU), global average pool, linear."""
+    """Build conv 64, 64, pool, 128, 128, pool, 256 (3×3, ReLU), global average pool, linear, for 3×32×32 images."""
     rng = np.random.default_rng(seed)
     layers: list[Module] = []
     channels = 3
@@ -70,16 +70,17 @@ def vgg6(classes: int = 10, seed: Rng = 0) -> Sequential:
 
 
 class ResidualBlock(Module):
-    """conv, ReLU, conv, add the skip (a 1×1 convolution where the shape changes), ReLU."""
+    """Residual block: conv, ReLU, conv, add the skip (a 1×1 convolution if the shape changes), ReLU."""
 
     def __init__(self, channels: int, filters: int, stride: int, rng: Rng = None) -> None:
         rng = np.random.default_rng(rng)
         self.conv1 = Conv2d(channels, filters, 3, stride, padding=1, rng=rng)
         self.conv2 = Conv2d(filters, filters, 3, padding=1, rng=rng)
-        changes = stride != 1 or channels != filters
-        self.skip = Conv2d(channels, filters, 1, stride, rng=rng) if changes else None
+        shape_changes = stride != 1 or channels != filters
+        self.skip = Conv2d(channels, filters, 1, stride, rng=rng) if shape_changes else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Run the block; without gradients the residual and the ReLU are fused into the second convolution."""
         shortcut: Tensor = x if self.skip is None else self.skip(x)
         hidden: Tensor = self.conv1(x, activation="relu")
         if is_grad_enabled():
@@ -90,7 +91,7 @@ class ResidualBlock(Module):
 
 
 class ResNet8(Module):
-    """3×32×32 images; see `resnet8`."""
+    """Residual network for 3×32×32 images; see `resnet8`."""
 
     def __init__(self, classes: int = 10, rng: Rng = None) -> None:
         rng = np.random.default_rng(rng)
@@ -108,12 +109,12 @@ class ResNet8(Module):
 
 
 def resnet8(classes: int = 10, seed: Rng = 0) -> ResNet8:
-    """3×3 conv to 16, residual blocks to 16, 32 and 64 (the latter two with stride 2), global average pool, linear."""
+    """Build conv 16, residual blocks of 16, 32 and 64 (the last two with stride 2), global average pool, linear."""
     return ResNet8(classes, seed)
 
 
 def gpt(size: str = "4x128", vocab: int = 65, context: int = 256, seed: Rng = 0) -> GPT:
-    """A GPT of size "4x128" (0.8 million parameters), "6x384" (10.8) or "12x768" (85)."""
+    """Build a GPT of size "4x128" (0.8 million parameters), "6x384" (10.8) or "12x768" (85)."""
     if size not in GPT_SIZES:
         raise ConfigurationError(f"there is no gpt of size {size!r}; choose one of {', '.join(GPT_SIZES)}")
     layers, width, heads = GPT_SIZES[size]

@@ -1,4 +1,4 @@
-"""Which reference model does a saved file hold? The names and shapes of its tensors tell."""
+"""Load a saved reference model; its kind is recognised by the names and shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tilewise.models.reference import GPT_SIZES, cnn, mlp, resnet8, vgg6
 from tilewise.nn import GPT, Module
 
 Shapes = dict[str, tuple[int, ...]]
-_MOST_LAYERS = 1000
+_MAX_LAYERS = 1000  # guards against hostile files
 
 
 def load_model(path: str | os.PathLike[str]) -> tuple[str, Module]:
-    """The name of the reference model in a safetensors file, and the model with the file's weights."""
+    """Load a safetensors file; return the name of the reference model and the model with the file's weights."""
     from tilewise.io import load_arrays
 
     arrays, metadata = load_arrays(path)
@@ -29,29 +29,31 @@ def load_model(path: str | os.PathLike[str]) -> tuple[str, Module]:
 
 
 def model_for(shapes: Shapes, metadata: Mapping[str, str], where: str) -> tuple[str, Module]:
-    """An untrained model with tensors of these names and shapes."""
+    """Build the untrained reference model whose tensors have these names and shapes."""
     for name, build in (("gpt", _gpt), ("resnet8", _resnet8), ("vgg6", _vgg6), ("cnn", _cnn), ("mlp", _mlp)):
         try:
             model = build(shapes, metadata)
-        except (KeyError, IndexError, ValueError, TilewiseError):  # ValueError: a tensor with other axes
+        except (KeyError, IndexError, ValueError, TilewiseError):  # ValueError: another number of dimensions
             continue
         if {key: tensor.shape for key, tensor in model.named_tensors()} == shapes:
             return name, model
-    raise FileFormatError(f"{where} holds none of the reference models (mlp, cnn, vgg6, resnet8, gpt)")
+    raise FileFormatError(f"{where} is not one of the reference models (mlp, cnn, vgg6, resnet8, gpt)")
 
 
 def _free_size(shapes: Shapes, name: str, axis: int, reference: Module) -> int:
-    """The size of one axis of a tensor whose others are the reference model's. Where they are not, the file holds less
-    than a model of that size would take, and none is built."""
-    usual, found = dict(reference.named_tensors())[name].shape, shapes[name]
-    if len(found) != len(usual) or any(found[i] != usual[i] for i in range(len(usual)) if i != axis):
+    """Size of one axis of a tensor whose other axes must equal the reference model's; KeyError if they do not.
+
+    The check ensures that no model is built which is larger than the file.
+    """
+    expected, shape = dict(reference.named_tensors())[name].shape, shapes[name]
+    if len(shape) != len(expected) or any(shape[i] != expected[i] for i in range(len(expected)) if i != axis):
         raise KeyError(name)
-    return found[axis]
+    return shape[axis]
 
 
 def _mlp(shapes: Shapes, _: Mapping[str, str]) -> Module:
-    usual = mlp()
-    return mlp(_free_size(shapes, "0.weight", 1, usual), classes=_free_size(shapes, "4.weight", 0, usual))
+    reference = mlp()
+    return mlp(_free_size(shapes, "0.weight", 1, reference), classes=_free_size(shapes, "4.weight", 0, reference))
 
 
 def _cnn(shapes: Shapes, _: Mapping[str, str]) -> Module:
@@ -68,19 +70,23 @@ def _resnet8(shapes: Shapes, _: Mapping[str, str]) -> Module:
 
 
 def _gpt(shapes: Shapes, metadata: Mapping[str, str]) -> Module:
+    """Build a GPT; the number of heads comes from the metadata, the known sizes, or a head width of 64."""
     (vocab, width), context = shapes["token_embedding.weight"], shapes["position_embedding.weight"][0]
     layers = len({key.split(".")[1] for key in shapes if key.startswith("blocks.")})
-    known = {(n, w): heads for n, w, heads in GPT_SIZES.values()}
+    heads_by_size = {(n, w): heads for n, w, heads in GPT_SIZES.values()}
     heads: Any = metadata.get("heads", "")
-    heads = int(heads) if heads.isdecimal() else known.get((layers, width), max(width // 64, 1))
+    heads = int(heads) if heads.isdecimal() else heads_by_size.get((layers, width), max(width // 64, 1))
     check_gpt_size((layers, width, heads, vocab, context), shapes)
     return GPT(layers, width, heads, vocab, context, 0)
 
 
 def check_gpt_size(size: tuple[int, int, int, int, int], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse to build a GPT of (layers, width, heads, vocabulary, context) that is larger than what a file holds."""
+    """Raise FileFormatError if a GPT of (layers, width, heads, vocabulary, context) is larger than the file."""
     layers, width, heads, vocabulary, context = size
-    needed = layers * (12 * width * width + 13 * width) + (2 * vocabulary + context + 2) * width
-    held = sum(math.prod(shape) for shape in shapes.values())
-    if min(size) < 1 or layers > _MOST_LAYERS or heads > width or needed > 2 * held:
-        raise FileFormatError(f"{layers} layers of width {width} for {vocabulary} tokens are not what the file holds")
+    # 4 w² for attention and 8 w² for the MLP per layer; embeddings, positions and the head besides.
+    parameters = layers * (12 * width * width + 13 * width) + (2 * vocabulary + context + 2) * width
+    stored = sum(math.prod(shape) for shape in shapes.values())
+    if min(size) < 1 or layers > _MAX_LAYERS or heads > width or parameters > 2 * stored:
+        raise FileFormatError(
+            f"{layers} layers of width {width} for {vocabulary} tokens do not match the tensors in the file"
+        )

@@ -66,9 +66,9 @@ def fit(
 
 def _watcher(move: Move | None, logs: list[Progress]) -> Progress:
     """Tells of a line per epoch, moves the bar where there is one, and keeps the logs."""
-    from tilewise.fit.logs import Together
+    from tilewise.fit.logs import ProgressGroup
 
-    class Shown(Together):
+    class Shown(ProgressGroup):
         def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
             super().start(epochs, steps_per_epoch, done)
             self.total = epochs * steps_per_epoch

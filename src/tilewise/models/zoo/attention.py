@@ -1,4 +1,4 @@
-"""Networks of attention: ViT-tiny over images, and a small BERT over tokens."""
+"""Attention networks: ViT-tiny on images, and a small BERT on tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tilewise.tensor import Tensor, TensorLike, cat
 
 
 class VisionTransformer(nn.Module):
-    """Patches of an image as tokens, with one more whose result is classified."""
+    """Vision transformer (Dosovitskiy et al. 2021): image patches as tokens, plus a class token."""
 
     def __init__(self, size: int, patch: int, width: int, layers: int, heads: int, classes: int, rng: Rng) -> None:
         if size % patch:
-            raise ConfigurationError(f"an image of {size} pixels cannot be cut into patches of {patch}")
+            raise ConfigurationError(f"the image size {size} must be a multiple of the patch size {patch}")
         self.example_shape = (3, size, size)
         self.patches = nn.Conv2d(3, width, patch, patch, rng=rng)
         self.class_token = uniform(rng, (1, 1, width), 0.1)
@@ -27,6 +27,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, classes, rng=rng)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Classify images (N, 3, H, W)."""
         images: Tensor = self.patches(x)  # (N, C, h, w)
         n, c, h, w = images.shape
         tokens = images.reshape(n, c, h * w).permute(0, 2, 1)  # (N, T, C)
@@ -38,12 +39,13 @@ class VisionTransformer(nn.Module):
 
 
 def vit_tiny(size: int = 224, classes: int = 1000, seed: Seed = 0) -> VisionTransformer:
-    """ViT-Ti/16: 12 layers of width 192, 5.7 million parameters."""
-    return VisionTransformer(size, 16, 192, 12, 3, classes, np.random.default_rng(seed))
+    """Build ViT-Ti/16: 12 layers of width 192, 5.7 million parameters."""
+    rng = np.random.default_rng(seed)
+    return VisionTransformer(size, patch=16, width=192, layers=12, heads=3, classes=classes, rng=rng)
 
 
 class EncoderLayer(nn.Module):
-    """BERT's layer: attention and two linear layers, each added and then normed."""
+    """Encoder layer of BERT: attention and two linear layers, each with a residual followed by a norm."""
 
     def __init__(self, width: int, heads: int, rng: Rng) -> None:
         self.attention = nn.MultiHeadAttention(width, heads, rng=rng)
@@ -59,7 +61,7 @@ class EncoderLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Token ids (N, T) to a vector for each token (N, T, width)."""
+    """BERT (Devlin et al. 2019): token ids (N, T) to hidden states (N, T, width)."""
 
     def __init__(self, layers: int, width: int, heads: int, vocab: int, context: int, rng: Rng) -> None:
         self.vocab, self.context, self.example_shape = vocab, context, (min(context, 128),)
@@ -69,13 +71,14 @@ class Bert(nn.Module):
         self.layers = nn.ModuleList(*(EncoderLayer(width, heads, rng) for _ in range(layers)))
 
     def forward(self, ids: TensorLike) -> Tensor:
-        found = ids if isinstance(ids, Tensor) else Tensor(np.asarray(ids))
-        x: Tensor = self.norm(self.tokens(found) + self.places(np.arange(found.shape[1])))
+        tokens = ids if isinstance(ids, Tensor) else Tensor(np.asarray(ids))
+        x: Tensor = self.norm(self.tokens(tokens) + self.places(np.arange(tokens.shape[1])))
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 def bert_small(vocab: int = 30522, context: int = 512, seed: Seed = 0) -> Bert:
-    """4 layers of width 512 with 8 heads: 28.5 million parameters."""
-    return Bert(4, 512, 8, vocab, context, np.random.default_rng(seed))
+    """Build a BERT with 4 layers of width 512 and 8 heads: 28.5 million parameters."""
+    rng = np.random.default_rng(seed)
+    return Bert(layers=4, width=512, heads=8, vocab=vocab, context=context, rng=rng)

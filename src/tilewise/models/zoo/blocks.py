@@ -1,7 +1,7 @@
-"""What the zoo's networks are built of: a convolution with its norm and activation, squeeze-and-excite, a classifier.
+"""Building blocks of the zoo: convolution with norm and activation, squeeze-and-excite, and a classifier network.
 
-Weights are drawn by He's rule, so that signals keep their size through many layers; the last norm of a residual branch
-starts small, as it does where such networks are trained.
+Weights use He initialisation (He et al. 2015), so that activations keep their scale through many layers. The last norm
+of a residual branch starts with a small weight, as is usual in training.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def convolution(
     channels: int, filters: int, kernel: int, stride: int, rng: Rng, groups: int = 1, bias: bool = False
 ) -> nn.Conv2d:
-    """A convolution that keeps the image's size but for the stride, with He's weights."""
-    layer = nn.Conv2d(channels, filters, kernel, stride, kernel // 2, groups, bias=bias, rng=rng)
-    layer.weight.data *= np.float32(6**0.5)
+    """Create a convolution with "same" padding and He initialisation."""
+    layer = nn.Conv2d(channels, filters, kernel, stride, padding=kernel // 2, groups=groups, bias=bias, rng=rng)
+    layer.weight.data *= np.float32(6**0.5)  # the default is uniform in ±1/√fan_in; He needs ±√(6/fan_in)
     return layer
 
 
@@ -41,15 +41,15 @@ def conv_norm(
     rng: Rng,
     gain: float = 1.0,
 ) -> nn.Sequential:
-    """Convolution, batch norm (its weights starting at `gain`), activation."""
+    """Create a convolution, a batch norm (with initial weight `gain`) and an activation."""
     norm = nn.BatchNorm2d(filters)
     norm.weight.data *= np.float32(gain)
-    after = [ACTIVATIONS[activation]()] if activation else []
-    return nn.Sequential(convolution(channels, filters, kernel, stride, rng, groups), norm, *after)
+    activations = [ACTIVATIONS[activation]()] if activation else []
+    return nn.Sequential(convolution(channels, filters, kernel, stride, rng, groups), norm, *activations)
 
 
 class SqueezeExcite(nn.Module):
-    """Each channel times a number between 0 and 1 that all channels' means decide."""
+    """Squeeze-and-excite (Hu et al. 2018): scale each channel by a gate computed from all channel means."""
 
     def __init__(self, channels: int, squeezed: int, rng: Rng, activation: str = "relu", hard: bool = False) -> None:
         self.fc1 = nn.Conv2d(channels, squeezed, 1, rng=rng)
@@ -64,7 +64,7 @@ class SqueezeExcite(nn.Module):
 
 
 class Network(nn.Module):
-    """Images (N, 3, H, W) to logits: features, the mean of each channel, a classifier."""
+    """Image classifier, (N, 3, H, W) to logits: features, global average pool, classifier."""
 
     example_shape: tuple[int, ...] = (3, 224, 224)
 
@@ -77,10 +77,10 @@ class Network(nn.Module):
 
 
 def with_statistics(network: Network, rng: Rng, size: int = 96) -> Network:
-    """The network with its norms' statistics taken from one random batch.
+    """Set the batch norms' running statistics from one random batch.
 
-    Gates below one in every block make signals vanish where norms divide by nothing: the result would hardly depend on
-    the input.
+    Squeeze-and-excite gates below one shrink activations in every block. With the initial statistics (mean 0, variance
+    1) they would vanish, and the result would hardly depend on the input.
     """
     norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
@@ -94,6 +94,6 @@ def with_statistics(network: Network, rng: Rng, size: int = 96) -> Network:
 
 
 def divisible(number: float, by: int = 8) -> int:
-    """The multiple of `by` nearest to a number, and not below nine tenths of it."""
+    """Round to the nearest multiple of `by`, but not below 90 % of the number (as in MobileNet)."""
     rounded = max(by, int(number + by / 2) // by * by)
     return rounded + by if rounded < 0.9 * number else rounded

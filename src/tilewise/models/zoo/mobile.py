@@ -11,7 +11,11 @@ from tilewise.tensor import Tensor
 
 
 class InvertedResidual(nn.Module):
-    """1×1 up to `inner` channels, depthwise, squeeze-and-excite where asked, 1×1 down, added to what came in."""
+    """Inverted residual (Sandler et al. 2018): 1×1 expansion to `inner` channels, depthwise, 1×1 projection.
+
+    `excite` is an optional squeeze-and-excite block after the depthwise convolution. The input is added if the shapes
+    agree.
+    """
 
     def __init__(
         self,
@@ -24,9 +28,9 @@ class InvertedResidual(nn.Module):
         rng: Rng,
         excite: nn.Module | None = None,
     ) -> None:
-        up = [*conv_norm(channels, inner, 1, activation=activation, rng=rng)] if inner != channels else []
+        expand = [*conv_norm(channels, inner, 1, activation=activation, rng=rng)] if inner != channels else []
         self.branch = nn.Sequential(
-            *up,
+            *expand,
             *conv_norm(inner, inner, kernel, stride, activation, inner, rng=rng),
             *([excite] if excite is not None else []),
             *conv_norm(inner, filters, 1, activation=None, rng=rng, gain=0.5),
@@ -39,23 +43,25 @@ class InvertedResidual(nn.Module):
 
 
 def mobilenet_v2(classes: int = 1000, seed: Seed = 0) -> Network:
-    """3.5 million parameters; ReLU6."""
+    """Build MobileNetV2: 3.5 million parameters; ReLU6."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [*conv_norm(3, 32, 3, 2, "relu6", rng=rng)]
     channels = 32
-    # expansion, filters, how many, first stride
+    # Table 2 of the paper: expansion, filters, number of blocks, stride of the first block
     for expansion, filters, count, first in (
         (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
     ):  # fmt: skip
         for index in range(count):
             stride = first if index == 0 else 1
-            layers.append(InvertedResidual(channels, channels * expansion, filters, 3, stride, "relu6", rng))
+            layers.append(
+                InvertedResidual(channels, channels * expansion, filters, 3, stride=stride, activation="relu6", rng=rng)
+            )
             channels = filters
     layers += conv_norm(channels, 1280, 1, activation="relu6", rng=rng)
     return Network(nn.Sequential(*layers), nn.Linear(1280, classes, rng=rng))
 
 
-# kernel, inner channels, filters, squeeze-and-excite, activation, stride
+# Tables 1 and 2 of Howard et al. 2019: filter size, inner channels, filters, squeeze-and-excite, activation, stride
 _V3_LARGE = (
     (3, 16, 16, False, "relu", 1), (3, 64, 24, False, "relu", 2), (3, 72, 24, False, "relu", 1),
     (5, 72, 40, True, "relu", 2), (5, 120, 40, True, "relu", 1), (5, 120, 40, True, "relu", 1),
@@ -72,14 +78,18 @@ _V3_SMALL = (
 
 
 def mobilenet_v3(size: str = "large", classes: int = 1000, seed: Seed = 0) -> Network:
-    """ "large" (5.5 million parameters) or "small" (2.5); hard swish and squeeze-and-excite."""
+    """Build MobileNetV3 "large" (5.5 million parameters) or "small" (2.5); hard swish and squeeze-and-excite."""
     rng = np.random.default_rng(seed)
     rows, last = (_V3_LARGE, 1280) if size == "large" else (_V3_SMALL, 1024)
     layers: list[nn.Module] = [*conv_norm(3, 16, 3, 2, "hardswish", rng=rng)]
     channels = 16
-    for kernel, inner, filters, excited, activation, stride in rows:
-        excite = SqueezeExcite(inner, divisible(inner / 4), rng, hard=True) if excited else None
-        layers.append(InvertedResidual(channels, inner, filters, kernel, stride, activation, rng, excite))
+    for kernel, inner, filters, has_excite, activation, stride in rows:
+        excite = SqueezeExcite(inner, divisible(inner / 4), rng, hard=True) if has_excite else None
+        layers.append(
+            InvertedResidual(
+                channels, inner, filters, kernel, stride=stride, activation=activation, rng=rng, excite=excite
+            )
+        )
         channels = filters
     layers += conv_norm(channels, 6 * channels, 1, activation="hardswish", rng=rng)
     head = (nn.Linear(6 * channels, last, rng=rng), nn.Hardswish(), nn.Linear(last, classes, rng=rng))
@@ -87,11 +97,11 @@ def mobilenet_v3(size: str = "large", classes: int = 1000, seed: Seed = 0) -> Ne
 
 
 def efficientnet_b0(classes: int = 1000, seed: Seed = 0) -> Network:
-    """5.3 million parameters; SiLU and squeeze-and-excite."""
+    """Build EfficientNet-B0 (Tan and Le 2019): 5.3 million parameters; SiLU and squeeze-and-excite."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [*conv_norm(3, 32, 3, 2, "silu", rng=rng)]
     channels = 32
-    # expansion, filters, how many, first stride, kernel
+    # Table 1 of the paper: expansion, filters, number of blocks, stride of the first block, filter size
     for expansion, filters, count, first, kernel in (
         (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
         (6, 320, 1, 1, 3),
@@ -99,7 +109,11 @@ def efficientnet_b0(classes: int = 1000, seed: Seed = 0) -> Network:
         for index in range(count):
             inner, stride = channels * expansion, first if index == 0 else 1
             excite = SqueezeExcite(inner, max(1, channels // 4), rng, "silu")
-            layers.append(InvertedResidual(channels, inner, filters, kernel, stride, "silu", rng, excite))
+            layers.append(
+                InvertedResidual(
+                    channels, inner, filters, kernel, stride=stride, activation="silu", rng=rng, excite=excite
+                )
+            )
             channels = filters
     layers += conv_norm(channels, 1280, 1, activation="silu", rng=rng)
     return with_statistics(Network(nn.Sequential(*layers), nn.Linear(1280, classes, rng=rng)), rng)

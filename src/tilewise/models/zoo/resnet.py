@@ -9,11 +9,11 @@ from tilewise.models.zoo.blocks import Network, Rng, conv_norm
 from tilewise.nn.layers import Rng as Seed
 from tilewise.tensor import Tensor
 
-_BRANCH_GAIN = 0.3
+_BRANCH_GAIN = 0.3  # initial weight of a branch's last norm; small, so that deep random networks stay finite
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut."""
+    """Residual block of two 3×3 convolutions (He et al. 2016)."""
 
     expansion = 1
 
@@ -22,8 +22,8 @@ class BasicBlock(nn.Module):
             *conv_norm(channels, width, 3, stride, rng=rng),
             *conv_norm(width, width, activation=None, rng=rng, gain=_BRANCH_GAIN),
         )
-        changes = stride != 1 or channels != width
-        self.shortcut = conv_norm(channels, width, 1, stride, None, rng=rng) if changes else nn.Identity()
+        shape_changes = stride != 1 or channels != width
+        self.shortcut = conv_norm(channels, width, 1, stride, None, rng=rng) if shape_changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         total: Tensor = self.branch(x) + self.shortcut(x)
@@ -31,7 +31,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1 down, 3×3 (in groups for ResNeXt), 1×1 up, beside a shortcut."""
+    """Residual block of 1×1, 3×3 and 1×1 convolutions; the middle one is grouped in ResNeXt (Xie et al. 2017)."""
 
     expansion = 4
 
@@ -42,8 +42,8 @@ class Bottleneck(nn.Module):
             *conv_norm(inner, inner, 3, stride, groups=groups, rng=rng),
             *conv_norm(inner, out, 1, activation=None, rng=rng, gain=_BRANCH_GAIN),
         )
-        changes = stride != 1 or channels != out
-        self.shortcut = conv_norm(channels, out, 1, stride, None, rng=rng) if changes else nn.Identity()
+        shape_changes = stride != 1 or channels != out
+        self.shortcut = conv_norm(channels, out, 1, stride, None, rng=rng) if shape_changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         total: Tensor = self.branch(x) + self.shortcut(x)
@@ -58,6 +58,7 @@ def _resnet(
     groups: int,
     base: int,
 ) -> Network:
+    """Build a ResNet with `depths` blocks per stage; `groups` and `base` are ResNeXt's cardinality and base width."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [*conv_norm(3, 64, 7, 2, rng=rng), nn.MaxPool2d(3, 2, 1)]
     channels = 64
@@ -69,15 +70,15 @@ def _resnet(
 
 
 def resnet18(classes: int = 1000, seed: Seed = 0) -> Network:
-    """11.7 million parameters."""
-    return _resnet(BasicBlock, (2, 2, 2, 2), classes, seed, 1, 64)
+    """Build ResNet-18: 11.7 million parameters."""
+    return _resnet(BasicBlock, (2, 2, 2, 2), classes, seed, groups=1, base=64)
 
 
 def resnet50(classes: int = 1000, seed: Seed = 0) -> Network:
-    """25.6 million parameters."""
-    return _resnet(Bottleneck, (3, 4, 6, 3), classes, seed, 1, 64)
+    """Build ResNet-50: 25.6 million parameters."""
+    return _resnet(Bottleneck, (3, 4, 6, 3), classes, seed, groups=1, base=64)
 
 
 def resnext50(classes: int = 1000, seed: Seed = 0) -> Network:
-    """ResNeXt-50 32×4d: 25.0 million parameters."""
-    return _resnet(Bottleneck, (3, 4, 6, 3), classes, seed, 32, 4)
+    """Build ResNeXt-50 32×4d: 25.0 million parameters."""
+    return _resnet(Bottleneck, (3, 4, 6, 3), classes, seed, groups=32, base=4)

@@ -1,4 +1,4 @@
-"""Networks that join features by concatenation: ShuffleNetV2, DenseNet-121, SqueezeNet and U-Net."""
+"""Networks that concatenate features: ShuffleNetV2, DenseNet-121, SqueezeNet and U-Net."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from tilewise.tensor import Tensor, cat
 
 
 class ShuffleUnit(nn.Module):
-    """Half of the channels passes by (or is halved in size), the other half is convolved; then both are interleaved."""
+    """ShuffleNetV2 unit (Ma et al. 2018): one half of the channels is convolved, then both halves are shuffled.
+
+    With stride 2 both branches take all channels and the other branch is downsampled as well.
+    """
 
     def __init__(self, channels: int, filters: int, stride: int, rng: Rng) -> None:
         half, self.stride = filters // 2, stride
-        into = channels if stride == 2 else half
+        main_inputs = channels if stride == 2 else half
         self.main = nn.Sequential(
-            *conv_norm(into, half, 1, rng=rng),
+            *conv_norm(main_inputs, half, 1, rng=rng),
             *conv_norm(half, half, 3, stride, None, half, rng=rng),
             *conv_norm(half, half, 1, rng=rng),
         )
@@ -31,14 +34,15 @@ class ShuffleUnit(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         half = x.shape[1] // 2
-        left, right = (x, x) if self.stride == 2 else (x[:, :half], x[:, half:])
-        joined = cat([self.side(left), self.main(right)], axis=1)
-        n, c, h, w = joined.shape
-        return joined.reshape(n, 2, c // 2, h, w).permute(0, 2, 1, 3, 4).reshape(n, c, h, w)
+        first, second = (x, x) if self.stride == 2 else (x[:, :half], x[:, half:])
+        features = cat([self.side(first), self.main(second)], axis=1)
+        n, c, h, w = features.shape
+        # Channel shuffle: interleave the two halves.
+        return features.reshape(n, 2, c // 2, h, w).permute(0, 2, 1, 3, 4).reshape(n, c, h, w)
 
 
 def shufflenet_v2(classes: int = 1000, seed: Seed = 0) -> Network:
-    """ShuffleNetV2 ×1.0: 2.3 million parameters."""
+    """Build ShuffleNetV2 ×1.0: 2.3 million parameters."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [*conv_norm(3, 24, 3, 2, rng=rng), nn.MaxPool2d(3, 2, 1)]
     channels = 24
@@ -51,7 +55,7 @@ def shufflenet_v2(classes: int = 1000, seed: Seed = 0) -> Network:
 
 
 class DenseLayer(nn.Module):
-    """Norm, ReLU, 1×1, norm, ReLU, 3×3: `growth` channels, joined to what came in."""
+    """DenseNet layer (Huang et al. 2017): norm, ReLU, 1×1, norm, ReLU, 3×3; concatenates `growth` channels."""
 
     def __init__(self, channels: int, growth: int, rng: Rng) -> None:
         self.norm1, self.conv1 = nn.BatchNorm2d(channels), convolution(channels, 4 * growth, 1, 1, rng)
@@ -64,7 +68,7 @@ class DenseLayer(nn.Module):
 
 
 def densenet121(classes: int = 1000, seed: Seed = 0) -> Network:
-    """8.0 million parameters."""
+    """Build DenseNet-121: 8.0 million parameters."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [*conv_norm(3, 64, 7, 2, rng=rng), nn.MaxPool2d(3, 2, 1)]
     channels, growth = 64, 32
@@ -80,7 +84,7 @@ def densenet121(classes: int = 1000, seed: Seed = 0) -> Network:
 
 
 class Fire(nn.Module):
-    """1×1 down, then 1×1 and 3×3 side by side."""
+    """Fire module of SqueezeNet (Iandola et al. 2016): 1×1 squeeze, then 1×1 and 3×3 expand in parallel."""
 
     def __init__(self, channels: int, squeezed: int, expanded: int, rng: Rng) -> None:
         self.squeeze = nn.Sequential(convolution(channels, squeezed, 1, 1, rng, bias=True), nn.ReLU())
@@ -93,25 +97,25 @@ class Fire(nn.Module):
 
 
 def squeezenet(classes: int = 1000, seed: Seed = 0) -> Network:
-    """SqueezeNet 1.1: 1.2 million parameters; the classifier is a convolution."""
+    """Build SqueezeNet 1.1: 1.2 million parameters; the classifier is a convolution."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 2, rng=rng), nn.ReLU(), nn.MaxPool2d(3, 2)]
     channels = 64
-    for squeezed, expanded, pooled in (
+    for squeezed, expanded, has_pool in (
         (16, 64, False), (16, 64, True), (32, 128, False), (32, 128, True), (48, 192, False), (48, 192, False),
         (64, 256, False), (64, 256, False),
     ):  # fmt: skip
         layers.append(Fire(channels, squeezed, expanded, rng))
         channels = 2 * expanded
-        layers += [nn.MaxPool2d(3, 2)] if pooled else []
+        layers += [nn.MaxPool2d(3, 2)] if has_pool else []
     layers += [convolution(channels, classes, 1, 1, rng, bias=True), nn.ReLU()]
     return Network(nn.Sequential(*layers), nn.Identity())
 
 
 class UNet(nn.Module):
-    """Down four times and up again, joining what was seen on the way down: (N, 3, H, W) to (N, classes, H, W).
+    """U-Net (Ronneberger et al. 2015) with four levels: (N, 3, H, W) to (N, classes, H, W).
 
-    Both sides must be multiples of 16.
+    H and W must be multiples of 16.
     """
 
     example_shape: tuple[int, ...] = (3, 256, 256)
@@ -125,20 +129,22 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1, rng=rng)
 
     def forward(self, x: Tensor) -> Tensor:
-        seen: list[Tensor] = []
+        """Segment images."""
+        skips: list[Tensor] = []
         for index, down in enumerate(self.downs):
             x = down(x if index == 0 else self.pool(x))
-            seen.append(x)
-        for up, join, beside in zip(self.ups, self.joins, seen[-2::-1], strict=True):
-            x = join(cat([beside, up(x)], axis=1))
+            skips.append(x)
+        for up, join, skip in zip(self.ups, self.joins, skips[-2::-1], strict=True):
+            x = join(cat([skip, up(x)], axis=1))
         out: Tensor = self.head(x)
         return out
 
 
 def _double(channels: int, filters: int, rng: Rng) -> nn.Sequential:
+    """Two convolutions with norm and ReLU."""
     return nn.Sequential(*conv_norm(channels, filters, rng=rng), *conv_norm(filters, filters, rng=rng))
 
 
 def unet(classes: int = 2, width: int = 32, seed: Seed = 0) -> UNet:
-    """7.8 million parameters at width 32."""
+    """Build a U-Net: 7.8 million parameters at width 32."""
     return UNet(classes, width, np.random.default_rng(seed))
