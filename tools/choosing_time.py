@@ -1,7 +1,7 @@
-"""How long choosing takes: `python3 -m tools.choosing_time`. Medians over shapes, in milliseconds; no GPU needed.
+"""Measure how long a GPU choice takes: `python3 -m tools.choosing_time` prints medians over shapes; no GPU needed.
 
-Two lists: the kernels of the family `product` beside the library, and PyTorch's exhaustive list of templates as
-`tilewise.inductor` sees it.
+There are two choices: between the kernels of the family `product` and the library, and among PyTorch's exhaustive list
+of templates as `tilewise.inductor` sees it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHARED_BYTES, _SHAPES = 232_448, 60
 
 
 def templates() -> tuple[list[str], list[dict[str, Any]]]:
-    """ATen, and block sizes, stages and warps of a template, as PyTorch lists them when asked for everything."""
+    """List ATen and every block size, stage and warp count of a template, as PyTorch's exhaustive search does."""
     names: list[str] = ["aten::mm"]
     parameters: list[dict[str, Any]] = [{}]
     for m, n, k, stages, warps in itertools.product(*[(16, 32, 64, 128, 256)] * 3, (1, 2, 3, 4, 5), (2, 4, 8)):
@@ -33,32 +33,35 @@ def templates() -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def report() -> float:
-    """Prints both medians and gives the larger back."""
+    """Print both medians in milliseconds and return the larger one."""
     model = shipped_runtime_model()
     assert model is not None
-    drawn = [problem for _, problem in itertools.islice(drawn_products(3), _SHAPES)]
-    listed = templates()
+    problems = [problem for _, problem in itertools.islice(drawn_products(3), _SHAPES)]
+    candidates = templates()
 
     def sides(m: int, n: int, k: int) -> Any:
         return problem_of("mm", ((m, k), (k, 1)), ((k, n), (1, k)), "torch.bfloat16")
 
-    mms = [sides(*(problem.size(name) for name in ("m", "n", "k"))) for problem in drawn]
-    largest = max(len(Product().configs(problem)) for problem in drawn)
-    own = _median([lambda p=p: choose_unmeasured(model, p, _SHARED_BYTES) for p in drawn])
-    theirs = _median([lambda p=p: select_templates(model, p, listed, 3) for p in mms])
-    print(f"  choosing among up to {largest} kernels {own:.2f} ms, among {len(listed[0])} templates {theirs:.2f} ms")
+    mms = [sides(*(problem.size(name) for name in ("m", "n", "k"))) for problem in problems]
+    largest = max(len(Product().configs(problem)) for problem in problems)
+    own = _median([lambda p=p: choose_unmeasured(model, p, _SHARED_BYTES) for p in problems])
+    theirs = _median([lambda p=p: select_templates(model, p, candidates, 3) for p in mms])
+    print(
+        f"  choosing among up to {largest} kernels {own:.2f} ms, among {len(candidates[0])} templates {theirs:.2f} ms"
+    )
     return max(own, theirs)
 
 
 def _median(calls: list[Callable[[], Any]]) -> float:
-    spent = []
-    for turn in range(3):
+    """Return the median time of the calls in milliseconds."""
+    milliseconds = []
+    for round_number in range(3):
         for call in calls:
             start = time.perf_counter()
             call()
-            if turn:  # the first turn works columns out that are kept
-                spent.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(spent)
+            if round_number:  # the first round fills caches
+                milliseconds.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(milliseconds)
 
 
 if __name__ == "__main__":

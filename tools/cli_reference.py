@@ -1,4 +1,4 @@
-"""A hook of the documentation site: the page `cli.md` gets every command, read off the command line itself."""
+"""Fill the page `cli.md` with every command, read from the command line itself: a hook of the documentation site."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def reference() -> str:
-    """Every command as Markdown, in the order of `tilewise --help`."""
+    """Describe every command in Markdown, in the order of `tilewise --help`."""
     from tilewise.cli.app import command_line
 
-    return "\n".join(part for name, command in leaves(command_line()) for part in section(name, command))
+    return "\n".join(line for name, command in leaves(command_line()) for line in section(name, command))
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+    """List the commands below a group with their full names."""
     if hasattr(command, "commands"):
         return [leaf for name, child in command.commands.items() for leaf in leaves(child, (*path, name))]
     return [(" ".join(path), command)]
 
 
 def section(name: str, command: Any) -> list[str]:
+    """Write the lines of one command: heading, text, example, and a table of its options."""
     text, _, example = inspect.cleandoc(command.help or "").partition("Example: ")
     lines = [f"## tilewise {name}", "", " ".join(text.split()), ""]
     if example:
@@ -35,12 +37,14 @@ def section(name: str, command: Any) -> list[str]:
 
 
 def row(parameter: Any) -> str:
-    """An option or an argument: how it is written, what it is for, what it is unless given."""
+    """Describe an option or an argument: its spelling, its purpose, its default."""
     names = [*parameter.opts, *parameter.secondary_opts]
-    written = ", ".join(names) if names[0].startswith("-") else names[0].upper()
+    spelling = ", ".join(names) if names[0].startswith("-") else names[0].upper()
     default = parameter.default
-    shown = f" Default: `{default}`." if default not in (None, False, True, "", []) and not callable(default) else ""
-    return f"| `{written}` | {escape((parameter.help or '') + shown)} |"
+    default_text = (
+        f" Default: `{default}`." if default not in (None, False, True, "", []) and not callable(default) else ""
+    )
+    return f"| `{spelling}` | {escape((parameter.help or '') + default_text)} |"
 
 
 def escape(text: str) -> str:

@@ -36,7 +36,7 @@ IMPERATIVES = frozenset(
 def problems(message: str, changed_lines: int) -> Iterator[str]:
     """Yield one sentence for each fault of a message that describes a change of so many lines."""
     lines = [line.rstrip() for line in message.splitlines() if not line.startswith("#")]
-    title, *rest = lines or [""]
+    title, *remaining = lines or [""]
     if GENERATED.match(title):
         return
     if len(title) > MAX_TITLE_CHARACTERS:
@@ -45,9 +45,9 @@ def problems(message: str, changed_lines: int) -> Iterator[str]:
         yield from summary_problems(match["summary"])
     else:
         yield "The title has no area; write it as `area: what the change does`."
-    if rest and rest[0]:
+    if remaining and remaining[0]:
         yield "The second line is not empty; leave it so, between title and body."
-    body = [line for line in rest if line and not TRAILER.match(line)]
+    body = [line for line in remaining if line and not TRAILER.match(line)]
     if changed_lines > MAX_LINES_WITHOUT_BODY and not body:
         yield f"The change has {changed_lines} lines and no body; say why it is made and what was measured."
 

@@ -1,7 +1,7 @@
-"""Matrix products as language and vision models bring them, drawn at random: what the family `product` learns from.
+"""Draw random matrix products like those of language and vision models, on which the family `product` is trained.
 
-Five kinds in turn: decoding (few rows), prefill and training (many), square, skinny (one size small, K often long) and
-odd (rows that are no multiples of 16 bytes). Every seed gives other sizes.
+Five kinds alternate: decoding (few rows), prefill and training (many), square, skinny (one size small, K often long)
+and odd (rows that are not multiples of 16 bytes). Every seed gives other sizes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tilewise.store.problem import Problem
 
 _WIDTHS = (512, 640, 768, 1024, 1152, 1280, 1536, 1792, 2048, 2304, 2560, 2880, 3072, 3584, 4096, 4608, 5120, 5632,
            6144, 6656, 7168, 8192, 9216, 10240, 11008, 12288, 13824, 14336, 16384)  # fmt: skip
-_MOST_WORK = 6e11  # multiplications: about two milliseconds
-_MOST_ELEMENTS = 4e8
+_MAX_MULTIPLICATIONS = 6e11  # about two milliseconds on an H200
+_MAX_ELEMENTS = 4e8  # of one matrix: 800 MB in bf16
 Sizes = tuple[int, int, int]
 
 
 def _log_uniform(chance: random.Random, low: float, high: float, step: int = 1) -> int:
-    drawn = low * math.exp(math.log(high / low) * chance.random())
-    return max(step, round(drawn / step) * step)
+    size = low * math.exp(math.log(high / low) * chance.random())
+    return max(step, round(size / step) * step)
 
 
 def _width(chance: random.Random) -> int:
@@ -61,12 +61,12 @@ KINDS: dict[str, Callable[[random.Random], Sizes]] = {
 
 
 def drawn_products(seed: int) -> Iterator[tuple[str, Problem]]:
-    """Kinds and problems without end; mostly PyTorch's Linear (nt), mostly bf16, now and then with an epilogue."""
+    """Yield kinds and problems without end: mostly PyTorch's Linear (nt), mostly bf16, sometimes with an epilogue."""
     chance = random.Random(seed)
     while True:
         for kind, draw in KINDS.items():
             m, n, k = draw(chance)
-            while m * n * k > _MOST_WORK or max(m * n, n * k, m * k) > _MOST_ELEMENTS:
+            while m * n * k > _MAX_MULTIPLICATIONS or max(m * n, n * k, m * k) > _MAX_ELEMENTS:
                 m, n, k = draw(chance)
             layout = chance.choices(("nt", "nn", "tn", "tt"), (70, 16, 11, 3))[0]
             dtype = chance.choices(("bf16", "fp16"), (80, 20))[0]

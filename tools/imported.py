@@ -97,7 +97,8 @@ def main(arguments: list[str] | None = None, ceilings_file: Path = CEILINGS_FILE
     counts = measure(names, with_modules=options.list)
     if options.lower:
         lower_ceilings(ceilings_file, SECTION, counts, options.allow, options.reason)
-    rises = [change for change in compare(counts, read_ceilings(ceilings_file)[SECTION]) if change.is_rise]
+    differences = compare(counts, read_ceilings(ceilings_file)[SECTION])
+    rises = [difference for difference in differences if difference.is_rise]
     for rise in rises:
         print(f"{rise.name}: {rise.count}, the ceiling is {rise.ceiling}. Import late, or split the new module.")
     return 1 if rises else 0

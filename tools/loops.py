@@ -1,8 +1,8 @@
-"""Loops of the compiled kernels that keep their sums in memory: `python -m tools.loops [--build build/...]`.
+"""Find loops of the compiled kernels that keep their sums in memory: `python -m tools.loops [--build build/...]`.
 
 A compiler with many variables alive may leave the accumulators of a register tile on the stack, and a loop then runs at
-half its speed with the same results, so that no test notices. This reads the disassembly of a build (objdump) and names
-the functions in which multiply-adds are mostly followed by a store of their result. A row is a place to look.
+half its speed with the same results, so that no test notices. This tool reads the disassembly of a build (objdump) and
+lists the functions in which many multiply-adds are followed by a store of their result.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from pathlib import Path
 _FUNCTION = re.compile(r"[0-9a-f]+ <(.*)>:$")
 _ADDS = re.compile(r"v(pdpbusd|pdpwssd|fmadd\d+ps|paddd)\b")
 _STORE = re.compile(r"vmov\S+\s+(%\w+),-?0x[0-9a-f]+\(%r[sb]p\)")
-_MANY, _MOSTLY = 6, 0.3  # stores that are no accident, of so large a share of the multiply-adds
+# A function is suspicious from so many stores on, if they are this share of its multiply-adds. Both are arbitrary:
+# loops with spilled sums have far more.
+_MIN_STORES, _MIN_STORE_SHARE = 6, 0.3
 
 
 def suspects(lines: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-    """Function, multiply-adds, and how many of their results were stored on the stack before the next one."""
+    """Yield function, multiply-adds, and how many of their results were stored on the stack before the next one."""
     function, result = "", ""
     adds: Counter[str] = Counter()
     stores: Counter[str] = Counter()
@@ -41,11 +43,12 @@ def suspects(lines: Iterable[str]) -> Iterator[tuple[str, int, int]]:
             stores[function] += 1
             result = ""
     for name, count in adds.items():
-        if stores[name] >= _MANY and stores[name] > _MOSTLY * count:
+        if stores[name] >= _MIN_STORES and stores[name] > _MIN_STORE_SHARE * count:
             yield name, count, stores[name]
 
 
 def main() -> None:
+    """Print one row per suspicious function: instruction set, file, stores of multiply-adds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=Path("build"), help="where the kernels' object files are")
     options = parser.parse_args()
@@ -55,7 +58,7 @@ def main() -> None:
     for path in objects:
         command = ["objdump", "-d", "--no-show-raw-insn", "-C", str(path)]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        isa = next(part for part in path.parts if part.startswith("kernels_"))[len("kernels_") : -len(".dir")]
+        isa = next(folder for folder in path.parts if folder.startswith("kernels_"))[len("kernels_") : -len(".dir")]
         for name, adds, stores in suspects(text.splitlines()):
             print(f"{isa:9} {path.name[:-2]:24} {stores:4} of {adds:4}  {name[:100]}")
 

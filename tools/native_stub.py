@@ -1,9 +1,9 @@
-"""Writes src/tilewise/_native.pyi, the types of the compiled extension, from the extension itself.
+"""Write src/tilewise/_native.pyi, the types of the compiled extension, from the extension itself.
 
     python -m tools.native_stub
 
-nanobind says what its own functions take. Those written against Python's C interface, because a call of them has to
-cost little, say nothing; what they take stands here. Run it after a binding was added or changed.
+nanobind knows the signatures of its own functions. Functions written against Python's C interface, whose calls have to
+be cheap, have none; theirs are listed here. Run this tool after a binding was added or changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 TARGET = Path(__file__).resolve().parents[1] / "src" / "tilewise" / "_native.pyi"
 _GEOMETRY = "stride: tuple[int, int] = ..., padding: tuple[int, int] = ..., groups: int = ..."
-# What the C functions take; all others of theirs take arrays and give an array.
+# Signatures of the C functions; those not listed take arrays and return an array.
 SIGNATURES = {
     "matmul": "(a: Array, b: Array, tile: Any = ..., *, bias: Array | None = ..., activation: str | None = ..., "
     "residual: Array | None = ...) -> Array",
@@ -32,7 +32,7 @@ SIGNATURES = {
 
 
 def stub_text() -> str:
-    """The stub as nanobind writes it, with plain array types and the C functions' signatures."""
+    """Return the stub as nanobind writes it, with plain array types and the C functions' signatures."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "_native.pyi"
         words = ["-m", "nanobind.stubgen", "-q", "-m", "tilewise._native", "-o", str(path)]
@@ -52,8 +52,8 @@ def stub_text() -> str:
 
 
 def _any(parameters: str) -> str:
-    """Parameters without types, as a C function's own words name them, each of any type."""
-    names = [part.strip() for part in parameters.split(",") if part.strip()]
+    """Annotate parameters without types as `Any`."""
+    names = [name.strip() for name in parameters.split(",") if name.strip()]
     return ", ".join(name if name in "/*" else re.sub(r"^([*\w]+)", r"\1: Any", name) for name in names)
 
 

@@ -1,8 +1,7 @@
-"""The lessons as Jupyter notebooks, made from the same Markdown as the pages: ``python -m tools.notebooks``.
+"""Write the lessons as Jupyter notebooks, from the Markdown of their pages: ``python -m tools.notebooks``.
 
-Text becomes text cells and every block of Python a code cell; a first cell installs tilewise where it is missing
-(Colab, Binder), and the exercises become cells that write the answers to a file and check them. Nothing is kept of a
-run.
+Text becomes text cells and every block of Python a code cell. A first cell installs tilewise if it is missing (Colab,
+Binder), and the exercises become cells that write the answers to a file and check them. Outputs are not stored.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ except ImportError:
 
 
 def notebook(lesson: str) -> dict[str, Any]:
-    """One lesson as a notebook."""
+    """Convert one lesson to a notebook."""
     text = (PAGES / f"{lesson}.md").read_text(encoding="utf-8")
     cells, at = [_cell("code", _INSTALL)], 0
     for block in _BLOCK.finditer(text):
@@ -43,13 +42,15 @@ def notebook(lesson: str) -> dict[str, Any]:
 
 
 def _exercises(lesson: str) -> list[dict[str, Any]]:
-    """A cell that writes the answers to a file, one that checks them, and one for a hint."""
+    """Create a cell that writes the answers to a file, one that checks them, and one for a hint."""
     start = (START / f"{lesson}.py").read_text(encoding="utf-8")
-    said = "Write the functions into the next cell and run it; then run the check. `hint` helps with one of them."
+    instruction = (
+        "Write the functions into the next cell and run it; then run the check. `hint` helps with one of them."
+    )
     check = f'from tilewise.learn import hint, report\n\nreport("{lesson}")'
     first = re.findall(r"^def (\w+)", start, re.M)[0]
     return [
-        _cell("markdown", said),
+        _cell("markdown", instruction),
         _cell("code", f"%%writefile {lesson}.py\n{start}"),
         _cell("code", check),
         _cell("code", f'hint("{lesson}", "{first}")'),
@@ -62,19 +63,19 @@ def _cell(kind: str, text: str) -> dict[str, Any]:
 
 
 def _links(text: str) -> str:
-    """Links between pages, from the notebooks' folder."""
+    """Rewrite links between pages so that they work from the notebooks' folder."""
     text = re.sub(r"\]\((\w+)\.md\)", lambda m: f"]({m[1]}.ipynb)" if m[1] in LESSONS else f"](../{m[1]}.md)", text)
     return re.sub(r"\]\(\.\./", "](../../", text)
 
 
-def written(lesson: str) -> str:
+def notebook_text(lesson: str) -> str:
     return json.dumps(notebook(lesson), indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for lesson in LESSONS:
-        (FOLDER / f"{lesson}.ipynb").write_text(written(lesson), encoding="utf-8")
+        (FOLDER / f"{lesson}.ipynb").write_text(notebook_text(lesson), encoding="utf-8")
     print(f"{len(LESSONS)} notebooks in {FOLDER.relative_to(ROOT)}")
 
 

@@ -44,7 +44,7 @@ Counts = dict[str, dict[str, int]]
 
 def source_files(root: Path = ROOT) -> list[SourceFile]:
     """Read every Python and C++ file that the ratchet counts, in a stable order."""
-    folders = (root / "src" / "tilewise", root / "native", *sorted(root.glob("packages/*/src")))
+    folders = (root / "src" / "tilewise", root / "native", root / "tools", *sorted(root.glob("packages/*/src")))
     paths = (path for folder in folders for suffix in (".py", ".cpp", ".h") for path in folder.rglob(f"*{suffix}"))
     names = sorted(str(path.relative_to(root)) for path in paths)
     return [
@@ -64,10 +64,10 @@ def package_of(path: str) -> str:
     >>> package_of("packages/tilewise-arena/src/tilewise_arena/app.py")
     'packages/tilewise-arena'
     """
-    parts = Path(path).parts
-    if parts[0] == "packages":
-        return "/".join(parts[:2])
-    folders = parts[2:-1] if parts[0] == "src" else parts[:-1]
+    top, *folders = Path(path).parts[:-1]
+    if top == "packages":
+        return f"{top}/{folders[0]}"
+    folders = folders[1:] if top == "src" else [top, *folders]
     if not folders:
         return "tilewise"
     return "/".join(folders[: 2 if folders[0] in SPLIT_PACKAGES else 1])
@@ -109,7 +109,7 @@ def measure(files: list[SourceFile]) -> Report:
 
 
 @dataclass(frozen=True)
-class Change:
+class Difference:
     """A count that differs from its ceiling."""
 
     package: str
@@ -126,15 +126,15 @@ class Change:
         return self.count > self.ceiling
 
 
-def compare(counts: Counts, ceilings: Counts) -> list[Change]:
+def compare(counts: Counts, ceilings: Counts) -> list[Difference]:
     """List the counts above their ceiling and those that allow a lower one."""
     names = {(package, rule) for table in (counts, ceilings) for package, rules in table.items() for rule in rules}
-    changes = []
+    differences = []
     for package, rule in sorted(names):
         count, ceiling = counts.get(package, {}).get(rule, 0), ceilings.get(package, {}).get(rule, 0)
         if count > ceiling or ceiling_for(rule, count) < ceiling:
-            changes.append(Change(package, rule, ceiling, count))
-    return changes
+            differences.append(Difference(package, rule, ceiling, count))
+    return differences
 
 
 def ceiling_for(rule: str, count: int) -> int:
@@ -154,7 +154,7 @@ def new_ceilings(counts: Counts, ceilings: Counts, allowed: Iterable[str] = ()) 
     return result
 
 
-def explain(rise: Change, report: Report, changed: set[tuple[str, int]]) -> Iterator[str]:
+def explain(rise: Difference, report: Report, changed: set[tuple[str, int]]) -> Iterator[str]:
     """Say which ceiling was passed, what to do, and where: on changed lines if possible, else in the whole package."""
     rules = {rule.name: rule for rule in (*RULES, *TREE_RULES)}
     yield f"{rise.name}: {rise.count}, the ceiling is {rise.ceiling}"
@@ -163,8 +163,8 @@ def explain(rise: Change, report: Report, changed: set[tuple[str, int]]) -> Iter
         return
     yield f"  {rules[rise.rule].advice}"
     places = report.violations[rise.package][rise.rule]
-    on_changed_lines = [place for place in places if (place.path, place.line) in changed]
-    yield from (f"  {place}" for place in on_changed_lines or places)
+    on_changed_lines = [violation for violation in places if (violation.path, violation.line) in changed]
+    yield from (f"  {violation}" for violation in on_changed_lines or places)
 
 
 def changed_lines(root: Path) -> set[tuple[str, int]]:
@@ -189,13 +189,13 @@ def _git(root: Path, *arguments: str) -> str:
 
 def check(report: Report, ceilings: Counts, root: Path) -> int:
     """Print every rise with its violations, and return the exit status."""
-    changes = compare(report.counts, ceilings)
-    rises = [change for change in changes if change.is_rise]
+    differences = compare(report.counts, ceilings)
+    rises = [difference for difference in differences if difference.is_rise]
     changed = changed_lines(root) if rises else set()
     for rise in rises:
         print("\n".join(explain(rise, report, changed)))
-    if len(changes) > len(rises):
-        print(f"ratchet: {len(changes) - len(rises)} ceilings can be lowered: make ratchet")
+    if len(differences) > len(rises):
+        print(f"ratchet: {len(differences) - len(rises)} ceilings can be lowered: make ratchet")
     print(f"ratchet: {len(rises)} counts rose" if rises else "ratchet: no count rose")
     return 1 if rises else 0
 

@@ -1,4 +1,4 @@
-"""A generated collection of TpuGraphs' size: does it convert once, and train, within 4 GiB, in time linear in kernels?
+"""Check that a collection of TpuGraphs' size converts and trains within 4 GiB, in time linear in its kernels.
 
     python -m tools.scale --kernels 6000 --configs 13000000 --folder DIR
 
@@ -38,7 +38,7 @@ print(json.dumps(out))
 
 
 def write_kernels(folder: Path, kernels: int, configs: int, seed: int = 0) -> None:
-    """Random kernels of 2 to some thousand configurations and about 40 nodes, as npz files."""
+    """Write random kernels of 2 to some thousand configurations and about 40 nodes as npz files."""
     rng = np.random.default_rng(seed)
     shares = rng.lognormal(0.0, 1.0, kernels)
     counts = np.maximum(2, shares / shares.sum() * configs).astype(int)
@@ -60,16 +60,17 @@ def write_kernels(folder: Path, kernels: int, configs: int, seed: int = 0) -> No
 
 
 def step(folder: Path, limit: int | None, model: str, threads: int) -> dict[str, float]:
-    """In a process of its own, so that its peak is its own."""
+    """Open the collection and train in a separate process, whose peak memory is then that of this step alone."""
     cache = str(folder.parent / "cache")
     code = _STEP.format(folder=str(folder), cache=cache, limit=limit, model=model, threads=threads)
     output = subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(output.stdout)
-    print(json.dumps(found), flush=True)
-    return found
+    figures: dict[str, float] = json.loads(output.stdout)
+    print(json.dumps(figures), flush=True)
+    return figures
 
 
 def main() -> None:
+    """Write the collection, measure each step, and remove the collection."""
     flags = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     flags.add_argument("--kernels", type=int, default=6000)
     flags.add_argument("--configs", type=int, default=13_000_000)

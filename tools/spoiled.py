@@ -1,6 +1,7 @@
-"""Templates of PyTorch's compiler made to crash, to hang or to compute something else, before any of them is compiled.
+"""Inject faults into the templates of PyTorch's compiler: crashes, endless loops and wrong results.
 
-For `tools.smoke_inductor`: what a user's run must never see is put in on purpose, into the text of the kernel.
+`tools.smoke_inductor` uses this to show that a faulty template never reaches a user's run. The fault is written into
+the text of the kernel before it is compiled.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ _LINES = {
 
 
 def spoil(source: str, how: str) -> str:
-    """A kernel's text with the fault in it."""
+    """Insert a fault into a kernel's text."""
     if how == "is wrong":
         return source.replace("tl.dot(a, b", "tl.dot(a + a, b")
     lines = "".join(f"    {line}\n" for line in _LINES[how])
-    return re.sub(r"(?m)^def triton_\w+\(.*\):\n", lambda found: found.group() + lines, source, count=1)
+    return re.sub(r"(?m)^def triton_\w+\(.*\):\n", lambda match: match.group() + lines, source, count=1)
 
 
 @contextlib.contextmanager
 def spoiled(how: str, most: int = 64) -> Iterator[list[str]]:
-    """The first `most` templates of every list have the fault; gives the names of those that were changed."""
+    """Insert a fault into the first `most` templates, and yield the names of those that were changed."""
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.select_algorithm import add_preprocessing_fn, get_algorithm_selector_cache
 
     changed: list[str] = []
 
-    def change(choices: list[Any]) -> list[Any]:
+    def insert_faults(choices: list[Any]) -> list[Any]:
+        """Rewrite the source files of the templates before they are compiled."""
         for choice in choices:
             path = getattr(getattr(choice, "bmreq", None), "module_path", None)
             if path is None or len(changed) >= most:
@@ -47,8 +49,8 @@ def spoiled(how: str, most: int = 64) -> Iterator[list[str]]:
                 changed.append(choice.name)
         return choices
 
-    add_preprocessing_fn(change)
+    add_preprocessing_fn(insert_faults)
     try:
         yield changed
     finally:
-        get_algorithm_selector_cache().preprocessing_fns.remove(change)
+        get_algorithm_selector_cache().preprocessing_fns.remove(insert_faults)

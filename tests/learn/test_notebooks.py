@@ -31,7 +31,7 @@ def home(tmp_path, monkeypatch):
 @pytest.mark.parametrize("lesson", learn.LESSONS)
 def test_a_notebook_is_what_its_page_gives(lesson):
     """`python -m tools.notebooks` writes them."""
-    assert (notebooks.FOLDER / f"{lesson}.ipynb").read_text(encoding="utf-8") == notebooks.written(lesson)
+    assert (notebooks.FOLDER / f"{lesson}.ipynb").read_text(encoding="utf-8") == notebooks.notebook_text(lesson)
 
 
 @pytest.mark.parametrize("lesson", learn.LESSONS)

@@ -38,7 +38,7 @@ def product(a: Any, M: int, N: int, K: int) -> None:
     """Stand for a jitted matrix product."""
 
 
-class Config:
+class LaunchConfig:
     """The part of triton.Config that a launch needs."""
 
     num_warps, num_stages = 4, 3
@@ -51,6 +51,7 @@ class Config:
 
 
 def run() -> None:
+    """Install the stand-ins and launch a decorated kernel once."""
     gpu = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
     cuda = SimpleNamespace(
         is_available=lambda: True, current_device=lambda: 0, get_device_properties=lambda device: gpu
@@ -59,6 +60,6 @@ def run() -> None:
     autotuner = stand_in("triton.runtime.autotuner", Autotuner=Autotuner)
     stand_in("triton", __version__="3.0.0", runtime=stand_in("triton.runtime", autotuner=autotuner))
     product.arg_names = ["a", "M", "N", "K"]  # type: ignore[attr-defined]
-    tuned = autotune([Config(32), Config(64), Config(128)], ["M", "N", "K"])(product)
+    tuned = autotune([LaunchConfig(32), LaunchConfig(64), LaunchConfig(128)], ["M", "N", "K"])(product)
     tuned.run(SimpleNamespace(dtype="torch.bfloat16"), 512, 512, 512)
     assert tuned.cache
