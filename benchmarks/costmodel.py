@@ -112,11 +112,11 @@ def one_prediction(model: Any, kernel: Kernel) -> float:
 
 def beside_the_original(folder: Path, data: Dataset, model: str, threads: int, rounds: int) -> list[Row]:
     from tilewise.costmodel.train.config import default_settings
-    from tilewise.costmodel.train.loop import _Run
+    from tilewise.costmodel.train.loop import TrainingRun
 
     original = Original(folder, threads, model)
     try:
-        run = _Run(data, default_settings(model), "cpu", None)
+        run = TrainingRun(data, default_settings(model), "cpu", None)
         one_pass(run)
         steps = -(-KERNELS // run.settings.batch)
         name = f"{model}, training, a step of 10 × 10 configurations"

@@ -88,7 +88,7 @@ def inductor_records(folder: Path) -> Target:
 @target
 def candidates(folder: Path) -> Target:
     from tilewise.costmodel.models.trained import MODEL_FILE
-    from tilewise.costmodel.train.auto import CANDIDATES, DONE_FILE, _believed, _finished
+    from tilewise.costmodel.train.auto import CANDIDATES, DONE_FILE, _blend_names, _finished_candidates
 
     errors = {"top1": 2.0, "top5": 0.5, "each": [1.0, 2.0]}
     for name in CANDIDATES:
@@ -97,8 +97,8 @@ def candidates(folder: Path) -> Target:
     (folder / DONE_FILE).write_text(json.dumps({"key": "this", "candidates": dict.fromkeys(CANDIDATES, errors)}))
 
     def use(path: Path) -> None:
-        found = _finished(folder, "this", 2)
-        assert not found or set(_believed(found)) <= set(CANDIDATES)
+        errors = _finished_candidates(folder, "this", 2)
+        assert not errors or set(_blend_names(errors)) <= set(CANDIDATES)
 
     return Target(folder / DONE_FILE, use, (in_json,))
 

@@ -258,12 +258,12 @@ TARGETS["GBDT"] = _scored("GBDT", torch=False)
 def training_checkpoint(folder: Path) -> Target:
     from tilewise.costmodel.data.dataset import dataset_from_kernels
     from tilewise.costmodel.train.config import default_settings
-    from tilewise.costmodel.train.loop import CHECKPOINT, _Run
+    from tilewise.costmodel.train.loop import CHECKPOINT, TrainingRun
 
     data = dataset_from_kernels(kernels()[:8], kernels()[8:])
 
-    def run() -> _Run:
-        return _Run(data, default_settings("MLP", epochs=3), "cpu", folder)
+    def run() -> TrainingRun:
+        return TrainingRun(data, default_settings("MLP", epochs=3), "cpu", folder)
 
     def use(path: Path) -> None:
         again = run()

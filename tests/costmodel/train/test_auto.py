@@ -30,12 +30,12 @@ def found(*each, times=1):
 def test_one_alone_is_believed_only_where_it_is_clearly_better():
     first, second, third = auto.CANDIDATES
     few = {first: found(0.5, 0.6, times=3), second: found(0.6, 0.1, times=3), third: found(0.1, 0.1, times=3)}
-    assert auto._believed(few) == [first, second]  # half of the kernels suit it
-    assert auto._believed(few | {second: found(0.1, 0.2, times=3)}) == [second]
-    assert auto._believed(few | {second: found(0.9, 1.0, times=3)}) == [first]
-    assert auto._believed({first: found(0.5, 0.6), second: found(0.1, 0.2)}) == [first, second]  # two tell nothing
-    assert auto._believed({second: found(0.5, times=5), third: found(0.1, times=5)}) == [second]
-    assert auto._believed({third: found(0.5, 0.6)}) == [third]
+    assert auto._blend_names(few) == [first, second]  # half of the kernels suit it
+    assert auto._blend_names(few | {second: found(0.1, 0.2, times=3)}) == [second]
+    assert auto._blend_names(few | {second: found(0.9, 1.0, times=3)}) == [first]
+    assert auto._blend_names({first: found(0.5, 0.6), second: found(0.1, 0.2)}) == [first, second]  # two tell nothing
+    assert auto._blend_names({second: found(0.5, times=5), third: found(0.1, times=5)}) == [second]
+    assert auto._blend_names({third: found(0.5, 0.6)}) == [third]
 
 
 def test_what_is_kept_is_read_again_and_the_blend_is_told_with_its_parts(data, tmp_path, capsys):
@@ -56,7 +56,7 @@ def test_a_candidate_outside_the_blend_must_beat_it_clearly(data, tmp_path, monk
         told = {"TileRanker": found(1.0, 2.0, 3.0, times=2), "GBDT": found(2.0, 1.0, 3.0, times=2), third: each}
         models = {candidate: Constant(candidate) for candidate in told}
         monkeypatch.setattr(auto, "valid_errors", lambda model, dataset: found(1.0, 1.0, 1.5, times=2))
-        assert auto._kept(models, told, data, data, seed=0).name == name
+        assert auto._select(models, told, data, data, seed=0).name == name
 
 
 class Constant:
@@ -111,7 +111,7 @@ def test_a_candidate_that_cannot_be_trained_is_left_out(data, tmp_path, monkeypa
     monkeypatch.setattr(auto, "train", picky)
     kept = auto.train_auto(data, out_dir=tmp_path, epochs=1)
     assert auto.CANDIDATES[0] not in kept.record["auto"]["valid"]
-    assert f"{auto.CANDIDATES[0]} is left out: Training diverged." in capsys.readouterr().err
+    assert f"{auto.CANDIDATES[0]} is skipped: Training diverged." in capsys.readouterr().err
 
 
 def test_a_damaged_list_of_candidates_is_not_trusted(tmp_path):
@@ -119,10 +119,12 @@ def test_a_damaged_list_of_candidates_is_not_trusted(tmp_path):
     (tmp_path / "GBDT" / auto.MODEL_FILE).touch()
     short = {"top1": 0.1, "top5": 0.1, "each": [0.1]}
     (tmp_path / auto.DONE_FILE).write_text(json.dumps({"key": "k", "candidates": {"GBDT": short}}))
-    assert auto._finished(tmp_path, "k", 3) == {} and auto._finished(tmp_path, "k", 1) == {"GBDT": short}
+    assert auto._finished_candidates(tmp_path, "k", 3) == {} and auto._finished_candidates(tmp_path, "k", 1) == {
+        "GBDT": short
+    }
     for text in ("null", "[1]", '{"key": 1}', json.dumps({"key": "k", "candidates": {"GBDT": {"top1": "x"}}})):
         (tmp_path / auto.DONE_FILE).write_text(text)
-        assert auto._finished(tmp_path, "k", 3) == {}
+        assert auto._finished_candidates(tmp_path, "k", 3) == {}
 
 
 @pytest.mark.parametrize(("least", "batches", "passes"), [(0, 5, 1), (32, 1, 32), (32, 10, 4), (32, 40, 1)])

@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_not_used(data, tmp_path
     assert "another run" in capsys.readouterr().err
     (tmp_path / "checkpoint.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0garbage")
     train(data, "MLP", epochs=3, seed=2, out_dir=tmp_path, progress=False)
-    assert "begins anew" in capsys.readouterr().err
+    assert "starts again" in capsys.readouterr().err
 
 
 SCRIPT = """

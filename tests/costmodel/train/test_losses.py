@@ -74,7 +74,7 @@ def test_pairwise_hinge_is_the_sum_over_pairs_by_the_number_of_slots():
 
 def test_weights_are_normalised_to_one():
     combined = losses.parse_losses("ListMLELoss:1,MSE:0.02")
-    assert [round(w, 6) for _, w in combined.parts] == [round(1 / 1.02, 6), round(0.02 / 1.02, 6)]
+    assert [round(w, 6) for _, w in combined.terms] == [round(1 / 1.02, 6), round(0.02 / 1.02, 6)]
     scores, target, mask = _slates(3)
     likelihood, squares = _of(losses.list_mle), _of(losses.mean_squared_error)
     by_hand = (likelihood(scores, target, mask) + 0.02 * squares(scores, target, mask)) / 1.02

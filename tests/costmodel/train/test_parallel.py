@@ -24,15 +24,15 @@ from tilewise.costmodel.train import loop
 from tilewise.costmodel.train.config import default_settings
 
 grads = []
-class Kept(loop._Run):
-    def _epoch(self, epoch, started=0.0):
+class RecordingRun(loop.TrainingRun):
+    def _train_epoch(self, epoch, started=0.0):
         step = self.optimizer.step
-        def kept():
+        def recorded_step():
             grads.append(self.optimizer.grads.clone().numpy())
             step()
-        self.optimizer.step = kept
-        return super()._epoch(epoch, started)
-loop._Run = Kept
+        self.optimizer.step = recorded_step
+        return super()._train_epoch(epoch, started)
+loop.TrainingRun = RecordingRun
 data = load_dataset("cpu", limit=23)
 for model, kwargs in (("MLP", {}), ("TileRanker", {"dropout": 0.0})):
     settings = default_settings(
@@ -72,11 +72,11 @@ def test_two_processes_find_the_gradients_of_one(model: str, by_one_and_by_two: 
 
 
 def test_a_limit_of_seconds_is_refused_where_processes_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewise.costmodel.train.parallel import ranks_here
+    from tilewise.costmodel.train.parallel import torchrun_group
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ConfigurationError, match="stop together"):
-        ranks_here("cpu", 10.0)
+        torchrun_group("cpu", 10.0)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert ranks_here("cpu", 10.0) is None
+    assert torchrun_group("cpu", 10.0) is None

@@ -23,7 +23,7 @@ from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.segments import GraphSegment, Scaling, SegmentedGraphs
 from tilewise.costmodel.models.trained import MODEL_FILE
 from tilewise.costmodel.train.config import TrainSettings, default_settings
-from tilewise.costmodel.train.loop import METRICS, chosen_device, keep_freed_memory, kernel_metrics, mean_of_known
+from tilewise.costmodel.train.loop import METRICS, keep_freed_memory, kernel_metrics, nan_mean, resolve_device
 from tilewise.costmodel.train.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
 from tilewise.errors import ConfigurationError
 
@@ -76,7 +76,7 @@ def train_layouts(
             raise ConfigurationError("Training needs train and valid splits with runtimes; this collection lacks one.")
     explicit = {name: value for name, value in settings.items() if value is not None}
     run_settings = default_settings(model, **(DEFAULTS | explicit))
-    run = _LayoutRun(data, run_settings, chosen_device(device), Path(out_dir).expanduser() if out_dir else None)
+    run = _LayoutRun(data, run_settings, resolve_device(device), Path(out_dir).expanduser() if out_dir else None)
     run.prepare(segment_nodes, hops)
     if resume:
         run.resume(progress)
@@ -113,9 +113,9 @@ class _LayoutRun(ResumableRun):
                 self.settings.model, self.scaling.width, self.settings.model_kwargs
             )
         self.module = module.to(self.device)
-        self._begin()
+        self._create_optimizer()
 
-    def _epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
+    def _train_epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
         """Train one epoch; return its mean loss and ordered-pair accuracy."""
         self.module.train()
         settings = self.settings
@@ -126,7 +126,7 @@ class _LayoutRun(ResumableRun):
         order = np.concatenate([rng.permutation(len(self.segments)) for _ in range(passes)])
         losses, accuracies = [], []
         for start in range(0, len(order), settings.batch):
-            share = settings.share_done(epoch + start / len(order), self._seconds_since(started))
+            share = settings.share_done(epoch + start / len(order), self._elapsed_seconds(started))
             if share >= 1 and start:
                 break  # out of time within an epoch
             self.optimizer.learning_rate = settings.learning_rate_at(share)
@@ -141,7 +141,7 @@ class _LayoutRun(ResumableRun):
             self._update_average()
         if not np.isfinite(losses).all():
             raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
-        return {"epoch": epoch, "train_loss": float(np.mean(losses)), "train_opa": mean_of_known(accuracies)}
+        return {"epoch": epoch, "train_loss": float(np.mean(losses)), "train_opa": nan_mean(accuracies)}
 
     def _learn(self, index: int, rng: np.random.Generator, weight: float) -> tuple[float, float]:
         """Add the gradient of a sample of one graph; return its loss and the share of pairs in the right order."""
@@ -159,7 +159,7 @@ class _LayoutRun(ResumableRun):
         torch.autograd.backward(loss * weight)
         return float(loss.detach()), opa(target, scores.detach().cpu().numpy())
 
-    def _measure(self) -> dict[str, float]:
+    def _validation_metrics(self) -> dict[str, float]:
         """Compute the metrics on the valid split."""
         from tilewise.costmodel.layout.trained import score_graph
 
@@ -169,13 +169,13 @@ class _LayoutRun(ResumableRun):
             sample = fixed_sample(graph.n_configs, VALIDATION_CONFIGS)
             scores = score_graph(self.module, graph, self.validation[index], sample)
             rows.append(kernel_metrics(graph.target(sample), scores))
-        return {f"val_{key}": mean_of_known([row[key] for row in rows]) for key in METRICS}
+        return {f"val_{key}": nan_mean([row[key] for row in rows]) for key in METRICS}
 
     def finish(self) -> TrainedLayoutModel:
         """Return the model with the best validation metric, and save it if there is a folder."""
         from tilewise.costmodel.layout.trained import TrainedLayoutModel
 
-        self._take_best()
+        self._load_best()
         record = self._record(self.kwargs) | self.split_settings | {"collection": self.data.name}
         trained = TrainedLayoutModel(self.module.eval(), self.scaling, record)
         if self.folder:

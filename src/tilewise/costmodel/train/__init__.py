@@ -1,4 +1,4 @@
-"""Training a cost model: the loop, its settings, losses, optimizer and sampling."""
+"""Training of cost models: loop, settings, losses, optimizer and sampling."""
 
 from tilewise.costmodel.train.loop import train
 

@@ -1,13 +1,14 @@
-"""`--model auto`: several kinds of model are trained on a collection, and its valid split says which to believe.
+"""Model selection (`--model auto`): train several kinds of models and choose or blend them on the valid split.
 
-No kind wins everywhere: where kernels are few or strange, trees are hard to beat; with hundreds of kernels and sizes to
-compare tiles with, TileRanker is. A valid split of a few dozen kernels cannot tell which it is, so TileRanker and the
-trees are blended unless one of them is clearly better there, by more than the kernels differ; the third candidate is
-taken where it is clearly better than that. Trees that are kept are several, trained from different seeds: alone, one
-of them orders the fastest few by chance. Errors are averaged as logarithms, so that one kernel with a tail of
-configurations a hundred times slower does not decide alone. What every candidate reached goes into the kept model's
-record. A collection without a valid split gives a fifth of its kernels for one or, where it has fewer than five, of
-their configurations; trees that are kept learn from those too in the end.
+No kind wins everywhere: trees are best with few or unusual kernels, TileRanker with hundreds of kernels whose sizes it
+can relate to tiles. A valid split of a few dozen kernels is too small to decide, so TileRanker and trees are blended
+unless one is significantly better; the third candidate is selected only if it is significantly better than that.
+Selected trees are trained with several seeds, because a single forest orders the fastest few by chance. Errors are
+averaged as logarithms, so that one kernel with configurations a hundred times slower does not decide alone. The
+selected model's record holds the errors of every candidate.
+
+A collection without a valid split lends a fifth of its kernels or, if it has fewer than five, of their configurations;
+selected trees are finally trained on those too.
 """
 
 from __future__ import annotations
@@ -36,174 +37,193 @@ if TYPE_CHECKING:
     from tilewise.costmodel.models.gbdt import GBDT
 
 CANDIDATES = ("TileRanker", "GBDT", "EarlyJoinSAGE")
-_BLENDED = CANDIDATES[:2]
+_BLEND_CANDIDATES = CANDIDATES[:2]
 DONE_FILE = "candidates.json"
-_ENOUGH = 5  # kernels: with fewer, whole ones are too few to judge by
-_WEIGHTS = np.array([1.0, 2.0])  # of the logs of top-1 and top-5
-_CLEARLY = 2.0  # standard errors
-_FORESTS, _APART = 4, 1000  # trainings of the trees that are kept, and how far their seeds are apart
+_MIN_KERNELS = 5  # fewer kernels are too few to compare models on
+_WEIGHTS = np.array([1.0, 2.0])  # of the logs of top-1 and top-5 error, as in TileRanker's own selection
+_SIGNIFICANT = 2.0  # standard errors
+_FORESTS, _SEED_STEP = 4, 1000  # trainings of selected trees, and the difference of their seeds
 
 
 def train_auto(
     dataset: Dataset, *, out_dir: str | Path, seed: int = 0, resume: bool = True, device: str = "auto", **settings: Any
 ) -> TrainedModel | GBDT | Blend:
-    """Train every candidate, each in a folder of its own below `out_dir`, and save the best or a blend there.
+    """Train every candidate in its own folder below `out_dir`, and save the best one or a blend in `out_dir`.
 
-    A candidate that cannot be trained (LightGBM is not installed, a loss diverges) is left out with a sentence. A run
-    that was cut off goes on with the candidate it was at.
+    A candidate that cannot be trained (LightGBM is not installed, a loss diverges) is skipped with a message. An
+    interrupted run continues with the candidate that it was training.
     """
     folder = Path(out_dir).expanduser()
-    whole, dataset = dataset, _with_valid(dataset)
+    complete, dataset = dataset, _with_valid(dataset)
     key = _key(dataset, seed, settings)
-    found = _finished(folder, key, len(dataset.valid)) if resume else {}
+    errors = _finished_candidates(folder, key, len(dataset.valid)) if resume else {}
     models: dict[str, TrainedModel | GBDT] = {}
     problem: TilewiseError | None = None
     for name in CANDIDATES:
         try:
-            models[name] = _one(dataset, name, folder / name, name in found, seed, resume, device, settings)
+            models[name] = _train_candidate(
+                dataset,
+                name,
+                folder / name,
+                finished=name in errors,
+                seed=seed,
+                resume=resume,
+                device=device,
+                settings=settings,
+            )
         except TilewiseError as error:
             problem = problem or error
-            print(f"{name} is left out: {error}", file=sys.stderr)
+            print(f"{name} is skipped: {error}", file=sys.stderr)
             continue
-        found[name] = found.get(name) or valid_errors(models[name], dataset)
+        errors[name] = errors.get(name) or valid_errors(models[name], dataset)
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / DONE_FILE, json.dumps({"key": key, "candidates": found}, indent=1))
+        write_atomic(folder / DONE_FILE, json.dumps({"key": key, "candidates": errors}, indent=1))
     if not models:
         raise problem or TilewiseError("No model could be trained.")
-    found = {name: found[name] for name in models}
-    kept = _kept(models, found, dataset, whole, seed)
-    reached = {name: {at: errors[at] for at in ("top1", "top5")} for name, errors in found.items()}
-    kept.record["auto"] = {"chosen": kept.name, "kernels": len(dataset.valid), "valid": reached}
-    kept.save(folder / MODEL_FILE)
-    print(verdict(kept.record["auto"]), file=sys.stderr)
-    return kept
+    errors = {name: errors[name] for name in models}
+    selected = _select(models, errors, dataset, complete, seed)
+    summary = {name: {at: row[at] for at in ("top1", "top5")} for name, row in errors.items()}
+    selected.record["auto"] = {"chosen": selected.name, "kernels": len(dataset.valid), "valid": summary}
+    selected.save(folder / MODEL_FILE)
+    print(verdict(selected.record["auto"]), file=sys.stderr)
+    return selected
 
 
 def _with_valid(dataset: Dataset) -> Dataset:
+    """Return the dataset with a valid split, taken from the train split if it has none."""
     if dataset.valid.labelled or not dataset.train.labelled:
         return dataset
     rng, kernels = np.random.default_rng(0), list(dataset.train)
-    if len(kernels) >= _ENOUGH:
+    if len(kernels) >= _MIN_KERNELS:
         order = rng.permutation(len(kernels))
-        parts = [[kernels[i] for i in rows] for rows in np.split(order, [len(kernels) // _ENOUGH])]
+        valid, train_kernels = ([kernels[i] for i in rows] for rows in np.split(order, [len(kernels) // _MIN_KERNELS]))
     else:
         orders = [rng.permutation(kernel.n_configs) for kernel in kernels]
-        cuts = [np.split(order, [len(order) // _ENOUGH]) for order in orders]
-        parts = [[_some(k, cut[side]) for k, cut in zip(kernels, cuts, strict=True)] for side in (0, 1)]
-    if any(not kernel.n_configs for part in parts for kernel in part):
-        raise ConfigurationError(f"A kernel has fewer than {_ENOUGH} configurations, and there is no valid split.")
-    what = "kernels" if len(kernels) >= _ENOUGH else "configurations"
-    print(f"There is no valid split: a fifth of the {what} of train is taken for it.", file=sys.stderr)
-    return dataset_from_kernels(parts[1], parts[0], list(dataset.test), dataset.schema)
+        cuts = [np.split(order, [len(order) // _MIN_KERNELS]) for order in orders]
+        valid, train_kernels = (
+            [_subset(k, cut[side]) for k, cut in zip(kernels, cuts, strict=True)] for side in (0, 1)
+        )
+    if any(not kernel.n_configs for kernel in (*valid, *train_kernels)):
+        raise ConfigurationError(f"A kernel has fewer than {_MIN_KERNELS} configurations, and there is no valid split.")
+    unit = "kernels" if len(kernels) >= _MIN_KERNELS else "configurations"
+    print(f"There is no valid split: a fifth of the {unit} of train is used for it.", file=sys.stderr)
+    return dataset_from_kernels(train_kernels, valid, list(dataset.test), dataset.schema)
 
 
-def _some(kernel: Kernel, rows: npt.NDArray[np.int64]) -> Kernel:
-    cut = {name: getattr(kernel, name)[rows] for name in ("config_feat", "runtime", "normalizer")}
-    return dataclasses.replace(kernel, **cut)
+def _subset(kernel: Kernel, rows: npt.NDArray[np.int64]) -> Kernel:
+    """Return the kernel with some of its configurations."""
+    columns = {name: getattr(kernel, name)[rows] for name in ("config_feat", "runtime", "normalizer")}
+    return dataclasses.replace(kernel, **columns)
 
 
 def valid_errors(model: Any, dataset: Dataset) -> dict[str, Any]:
-    """Geometric mean top-1 and top-5 errors on the valid split, and what they weigh together for each kernel."""
+    """Return the geometric mean top-1 and top-5 errors on the valid split, and their weighted logs per kernel."""
     logs = np.log1p([[top_k_error(k.target, model.score(k), at) for at in (1, 5)] for k in dataset.valid])
     one, five = np.expm1(logs.mean(axis=0)).tolist()
     return {"top1": one, "top5": five, "each": (logs @ _WEIGHTS).tolist()}
 
 
-def _kept(
+def _select(
     models: dict[str, TrainedModel | GBDT],
-    found: dict[str, dict[str, Any]],
+    errors: dict[str, dict[str, Any]],
     dataset: Dataset,
-    whole: Dataset,
+    complete: Dataset,
     seed: int,
 ) -> TrainedModel | GBDT | Blend:
-    """What the valid split says; what a blend reached there is added to `found`."""
-    names = _believed(found)
-    kept: TrainedModel | GBDT | Blend = models[names[0]]
+    """Select a model or build a blend by the valid errors; a blend's errors are added to `errors`."""
+    names = _blend_names(errors)
+    selected: TrainedModel | GBDT | Blend = models[names[0]]
     if "GBDT" in names:
         from tilewise.costmodel.models.gbdt import train_gbdt
 
-        more = [train_gbdt(dataset, seed + _APART * number) for number in range(1, _FORESTS)]
-        kept = blend([*(models[name] for name in names), *more], list(dataset.valid))
-        kept.record["calibration"] = calibrate(kept, dataset.valid)
-        found[kept.name] = valid_errors(kept, dataset)
-    others = [name for name in models if name not in _BLENDED and _clearly_better(found[name], found[kept.name])]
+        more_trees = [train_gbdt(dataset, seed + _SEED_STEP * number) for number in range(1, _FORESTS)]
+        selected = blend([*(models[name] for name in names), *more_trees], list(dataset.valid))
+        selected.record["calibration"] = calibrate(selected, dataset.valid)
+        errors[selected.name] = valid_errors(selected, dataset)
+    others = [
+        name
+        for name in models
+        if name not in _BLEND_CANDIDATES and _significantly_better(errors[name], errors[selected.name])
+    ]
     if others:
         return models[others[0]]
-    return _taught_all(kept, whole) if isinstance(kept, Blend) and whole is not dataset else kept
+    return _retrain_trees(selected, complete) if isinstance(selected, Blend) and complete is not dataset else selected
 
 
-def _taught_all(model: Blend, whole: Dataset) -> Blend:
-    """The blend with trees that learned from the kernels it was judged by as well; what was judged stays said."""
+def _retrain_trees(model: Blend, complete: Dataset) -> Blend:
+    """Retrain the trees of a blend on all data, including the kernels lent to the valid split; keep the record."""
     from tilewise.costmodel.models.gbdt import GBDT, train_gbdt
 
-    parts = [train_gbdt(whole, p.record["seed"]) if isinstance(p, GBDT) else p for p in model.models]
-    return dataclasses.replace(model, models=parts)
+    models = [train_gbdt(complete, m.record["seed"]) if isinstance(m, GBDT) else m for m in model.models]
+    return dataclasses.replace(model, models=models)
 
 
-def _believed(found: dict[str, dict[str, Any]]) -> list[str]:
-    """Those to blend: one of them alone where it is clearly better, or where there is no other."""
-    names = [name for name in _BLENDED if name in found] or list(found)[:1]
-    better = [name for name in names if any(_clearly_better(found[name], found[other]) for other in names)]
+def _blend_names(errors: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the models to blend: one if it is significantly better or the only one."""
+    names = [name for name in _BLEND_CANDIDATES if name in errors] or list(errors)[:1]
+    better = [name for name in names if any(_significantly_better(errors[name], errors[other]) for other in names)]
     return better or names
 
 
-def _clearly_better(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether errors are lower by more than kernels that differ by chance would have it; a few tell nothing."""
+def _significantly_better(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Tell whether errors are lower by two standard errors of the paired difference; never with few kernels."""
     gain = np.array(other["each"]) - np.array(one["each"])
-    return len(gain) >= _ENOUGH and bool(gain.mean() > _CLEARLY * gain.std(ddof=1) / len(gain) ** 0.5)
+    return len(gain) >= _MIN_KERNELS and bool(gain.mean() > _SIGNIFICANT * gain.std(ddof=1) / len(gain) ** 0.5)
 
 
 def verdict(auto: dict[str, Any]) -> str:
-    """Which candidate was kept and by how much, in one sentence."""
-    reached = "; ".join(
+    """Describe in a few words which candidate was selected, and the errors of all."""
+    candidate_errors = "; ".join(
         f"{name} {errors['top1']:.2%} and {errors['top5']:.2%}"
-        for name, errors in sorted(auto["valid"].items(), key=lambda item: _weighed(item[1]))
+        for name, errors in sorted(auto["valid"].items(), key=lambda item: _weighted_error(item[1]))
     )
     count = auto["kernels"]
-    lowest = min(auto["valid"], key=lambda name: _weighed(auto["valid"][name]))
-    doubt = "" if lowest == auto["chosen"] else f" {lowest} may be lower by chance."
-    doubt += " Few kernels: another split may choose another." if count < 20 else ""
-    judged = f"Top-1 and top-5 error on {count} valid kernel{'s' * (count != 1)}"
-    return f"{auto['chosen']} is kept. {judged}: {reached}.{doubt}"
+    lowest = min(auto["valid"], key=lambda name: _weighted_error(auto["valid"][name]))
+    caveat = "" if lowest == auto["chosen"] else f" {lowest} may be lower by chance."
+    caveat += " Few kernels: another split may choose another." if count < 20 else ""
+    heading = f"Top-1 and top-5 error on {count} valid kernel{'s' * (count != 1)}"
+    return f"{auto['chosen']} is kept. {heading}: {candidate_errors}.{caveat}"
 
 
-def _weighed(errors: dict[str, float]) -> float:
-    """Top-1 and top-5 together, as TileRanker's own training weighs them."""
+def _weighted_error(errors: dict[str, float]) -> float:
+    """Combine top-1 and top-5 error with the weights of TileRanker's own selection."""
     return float(np.log1p([errors["top1"], errors["top5"]]) @ _WEIGHTS)
 
 
-def _one(
+def _train_candidate(
     dataset: Dataset,
     name: str,
     folder: Path,
-    done: bool,
+    *,
+    finished: bool,
     seed: int,
     resume: bool,
     device: str,
     settings: dict[str, Any],
 ) -> TrainedModel | GBDT:
-    if done:
-        kept: Any = load_model(folder)
-        return kept  # type: ignore[no-any-return]
+    """Train one candidate, or load it if an earlier run has finished it."""
+    if finished:
+        loaded: Any = load_model(folder)
+        return loaded  # type: ignore[no-any-return]
     print(f"training {name}", file=sys.stderr)
     return train(dataset, name, out_dir=folder, seed=seed, resume=resume, device=device, **settings)
 
 
 def _key(dataset: Dataset, seed: int, settings: dict[str, Any]) -> str:
-    """What a finished candidate must share with a run for it to be taken as it is."""
+    """Return a digest that a finished candidate must share with this run to be reused."""
     splits = [[split.names, split.offsets("configs").tolist()] for split in (dataset.train, dataset.valid)]
     text = json.dumps([seed, settings, dataset.schema.config_features, splits], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _finished(folder: Path, key: str, kernels: int) -> dict[str, dict[str, Any]]:
-    """The errors of candidates that an earlier run with the same key has trained."""
+def _finished_candidates(folder: Path, key: str, kernels: int) -> dict[str, dict[str, Any]]:
+    """Return the errors of the candidates that an earlier run with the same key has trained."""
     try:
         record = json.loads(read_input(folder / DONE_FILE, 1 << 20))
-        found = record["candidates"] if record["key"] == key else {}
+        candidates = record["candidates"] if record["key"] == key else {}
         return {
             name: {at: float(errors[at]) for at in ("top1", "top5")} | {"each": [float(e) for e in errors["each"]]}
-            for name, errors in found.items()
+            for name, errors in candidates.items()
             if name in CANDIDATES and (folder / name / MODEL_FILE).is_file() and len(errors["each"]) == kernels
         }
     except (TilewiseError, OSError, ValueError, LookupError, TypeError, AttributeError):

@@ -1,6 +1,6 @@
-"""How a model is trained, as one flat record that is written into every file the training leaves.
+"""Training settings: one flat record that is written into every file of a training run.
 
-The baselines start from the course's defaults; TileRanker from its own, which ask for larger slates and fewer passes.
+The baselines use the course's defaults; TileRanker has its own, with more configurations per kernel and fewer epochs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any
 from tilewise.errors import ConfigurationError
 
 COURSE_LOSSES = "ListMLELoss:1,MSE:0.02"
-_RISE = 0.05  # share of a run in which the learning rate rises
+_WARM_UP = 0.05  # share of a run in which the learning rate rises
+_FIRST_RATE = 0.002  # added to the share, so that the first step has a positive learning rate
+_MAX_COUNT = 10_000_000
 SELECTABLE = ("opa", "top1", "top5", "tau", "top")
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Everything that decides the weights, apart from the data."""
+    """Everything besides the data that determines the trained weights."""
 
     model: str = "TileRanker"
     model_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -38,16 +40,16 @@ class TrainSettings:
     validate_batches: int = -1
     weight_decay: float = 0.0
     schedule: str = "constant"
-    average: float = 0.0  # weight of the past in a running mean of the weights that is validated and kept; 0 is none
-    settled: float = 0.0  # share of a run before which weights are kept only until there are later ones
-    least_steps: int = 0  # of an epoch: fewer kernels are gone through more often
-    max_seconds: float = 0.0  # 0 is no limit; a limited run is not repeatable bit for bit
+    average: float = 0.0  # decay of the moving average of the weights, which is then validated; 0 is no average
+    settled: float = 0.0  # share of a run before which a checkpoint is replaced by the first later one
+    least_steps: int = 0  # minimum steps of an epoch; small collections are passed several times
+    max_seconds: float = 0.0  # 0 is no limit; a limited run is not reproducible bit for bit
 
     def __post_init__(self) -> None:
         for name in ("epochs", "configs", "batch", "eval_every"):
-            if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= 10_000_000:
+            if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= _MAX_COUNT:
                 raise ConfigurationError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
-        if not isinstance(self.least_steps, int) or not 0 <= self.least_steps <= 10_000_000:
+        if not isinstance(self.least_steps, int) or not 0 <= self.least_steps <= _MAX_COUNT:
             raise ConfigurationError(f"least_steps must be a whole number of at least 0, not {self.least_steps!r}.")
         for name in ("learning_rate", "weight_decay", "max_seconds", "average", "settled"):
             value = getattr(self, name)
@@ -68,20 +70,20 @@ class TrainSettings:
         return dataclasses.asdict(self)
 
     def share_done(self, epoch: float, seconds: float) -> float:
-        """How much of the run is over, by passes or, where seconds are limited, by the clock if that is ahead."""
+        """Return the finished share of the run, by epochs or by the time limit, whichever is larger."""
         return max(epoch / self.epochs, seconds / self.max_seconds if self.max_seconds else 0.0)
 
     def passes(self, batches: int) -> int:
-        """How often an epoch goes through the kernels, which make so many batches."""
+        """Return the passes over the kernels in one epoch; one pass has `batches` steps."""
         return max(1, -(-self.least_steps // max(batches, 1)))
 
     def learning_rate_at(self, share: float) -> float:
-        """The rate when that share of the run is over; cosine: a short linear rise, then half a wave to nothing."""
+        """Return the learning rate at that share of the run; cosine: a short linear warm-up, then a decay to zero."""
         if self.schedule == "constant":
             return self.learning_rate
-        if share < _RISE:
-            return self.learning_rate * (share + 0.002) / (_RISE + 0.002)
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, (share - _RISE) / (1 - _RISE))))
+        if share < _WARM_UP:
+            return self.learning_rate * (share + _FIRST_RATE) / (_WARM_UP + _FIRST_RATE)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, (share - _WARM_UP) / (1 - _WARM_UP))))
 
 
 RANKER_DEFAULTS: dict[str, Any] = {
@@ -102,17 +104,18 @@ RANKER_DEFAULTS: dict[str, Any] = {
 }
 
 
-def default_settings(model: str, **changes: Any) -> TrainSettings:
-    """The defaults of a model by name, with `changes` (those that are not None) on top."""
-    known = {f.name for f in dataclasses.fields(TrainSettings)}
-    unknown = sorted(set(changes) - known)
+def default_settings(model: str, **overrides: Any) -> TrainSettings:
+    """Return the default settings of a model, with the overrides that are not None."""
+    names = {f.name for f in dataclasses.fields(TrainSettings)}
+    unknown = sorted(set(overrides) - names)
     if unknown:
-        raise ConfigurationError(f"There is no training setting {unknown[0]!r}; there are {', '.join(sorted(known))}.")
+        raise ConfigurationError(f"There is no training setting {unknown[0]!r}; there are {', '.join(sorted(names))}.")
     base = RANKER_DEFAULTS if model == "TileRanker" else {}
-    return TrainSettings(model=model, **(base | {k: v for k, v in changes.items() if v is not None}))
+    return TrainSettings(model=model, **(base | {k: v for k, v in overrides.items() if v is not None}))
 
 
 def parse_kwargs(kwargs: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Return model arguments as a dict; they may be a mapping or JSON text."""
     parsed: Any = kwargs or {}
     if isinstance(kwargs, str):
         try:

@@ -1,7 +1,7 @@
-"""Training the rankers of tiles: batches of kernels with drawn configurations, a loss over each kernel's slate.
+"""Training of tile rankers: batches of kernels with sampled configurations and a ranking loss.
 
-A run is repeatable by seed, goes on after a kill, and keeps the weights that were best on the valid split; that part is
-in `resumable`, which other trainings share.
+A run is reproducible by its seed, can be resumed after a kill, and returns the weights that were best on the valid
+split (see `resumable`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tilewise.costmodel.features.scaling import Preparation, check_configs_diffe
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
 from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel
 from tilewise.costmodel.train.config import TrainSettings, default_settings
-from tilewise.costmodel.train.parallel import ranks_here
+from tilewise.costmodel.train.parallel import torchrun_group
 from tilewise.costmodel.train.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
-from tilewise.costmodel.train.sampling import Features, epoch_batches
+from tilewise.costmodel.train.sampling import InputCache, epoch_batches
 from tilewise.errors import ConfigurationError, UnavailableError
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
     from tilewise.costmodel.models.gbdt import GBDT
     from tilewise.costmodel.models.torch.ragged import Batch
+    from tilewise.costmodel.train.parallel import ProcessGroup
 
 METRICS = ("opa", "tau", "top1", "top5", "top10")
-_OPA_SLOTS = 32
-_LOSS_CONFIGS = 512
+_OPA_SLOTS = 32  # configurations per kernel in the training accuracy, which compares all pairs
+_LOSS_CONFIGS = 512  # configurations per kernel in the validation loss, to bound its time
 
 
 def train(
@@ -53,17 +54,17 @@ def train(
 ) -> TrainedModel | GBDT:
     """Train a model by name on the train split, choosing the checkpoint on the valid split.
 
-    With `out_dir`, the model, its learning curve and a checkpoint to resume from are kept there. Started by torchrun,
-    the processes share every step's kernels and take the steps that one would (`parallel.py`).
+    With `out_dir`, the model, its learning curve and a checkpoint to resume from are written there. Under torchrun the
+    processes share the kernels of every step and take the same steps as a single process (`parallel.py`).
 
     >>> model = train(load_dataset("h200"), "TileRanker", seed=1)  # doctest: +SKIP
     """
-    chosen = model if isinstance(model, TrainSettings) else default_settings(model, **settings)
-    if chosen.model == "GBDT":
-        return _train_trees(dataset, chosen, Path(out_dir).expanduser() if out_dir else None)
+    chosen_settings = model if isinstance(model, TrainSettings) else default_settings(model, **settings)
+    if chosen_settings.model == "GBDT":
+        return _train_trees(dataset, chosen_settings, Path(out_dir).expanduser() if out_dir else None)
     if not dataset.train.labelled or not dataset.valid.labelled:
         raise ConfigurationError("Training needs train and valid splits with runtimes; this collection lacks one.")
-    run = _Run(dataset, chosen, chosen_device(device), Path(out_dir).expanduser() if out_dir else None)
+    run = TrainingRun(dataset, chosen_settings, resolve_device(device), Path(out_dir).expanduser() if out_dir else None)
     if resume:
         run.resume(progress)
     run.learn(report or (print_epoch if progress and run.writes else silent))
@@ -71,6 +72,7 @@ def train(
 
 
 def _train_trees(dataset: Dataset, settings: TrainSettings, folder: Path | None) -> GBDT:
+    """Train GBDT and save it if there is a folder."""
     from tilewise.costmodel.models.gbdt import train_gbdt
 
     started = time.perf_counter()
@@ -81,7 +83,9 @@ def _train_trees(dataset: Dataset, settings: TrainSettings, folder: Path | None)
     return trees
 
 
-class _Run(ResumableRun):
+class TrainingRun(ResumableRun):
+    """Training run of a torch model on a collection of tiles."""
+
     def __init__(self, dataset: Dataset, settings: TrainSettings, device: str, folder: Path | None) -> None:
         import torch
 
@@ -92,13 +96,13 @@ class _Run(ResumableRun):
         super().__init__(settings, device, folder)
         self.dataset = dataset
         self.loss = parse_losses(settings.losses)
-        self.ranks = ranks_here(device, settings.max_seconds)
-        self.writes = self.ranks is None or self.ranks.first
+        self.processes = torchrun_group(device, settings.max_seconds)
+        self.writes = self.processes is None or self.processes.first
         kinds = preparation_kinds()
         self.preparation: Preparation = kinds[getattr(model_class(settings.model), "preparation", "minmax")].fit(
             dataset.train
         )
-        # Defaults are recorded too: a file must build the same model after they have changed.
+        # Defaults are recorded too, so that a file builds the same model after a default has changed.
         self.kwargs = constructor_defaults(model_class(settings.model)) | dict(settings.model_kwargs)
         check_configs_differ(self.preparation)
         if hasattr(self.preparation, "global_width"):
@@ -111,11 +115,12 @@ class _Run(ResumableRun):
         self.module: nn.Module = module.to(device)
         self.penalty: Any = getattr(module, "penalty", None)
         self.penalty_gradient: Any = getattr(module, "add_penalty_gradient", None)
-        self._begin()
-        self.features = Features(dataset.train, self.preparation)
-        self.validation = Features(_first(dataset.valid, settings), self.preparation)
+        self._create_optimizer()
+        self.inputs = InputCache(dataset.train, self.preparation)
+        self.validation = InputCache(_validation_kernels(dataset.valid, settings), self.preparation)
 
-    def _epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
+    def _train_epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
+        """Train for one epoch; returns its mean loss and ordered pair accuracy."""
         import torch
 
         from tilewise.costmodel.models.torch.fused import kernel_threads
@@ -123,34 +128,37 @@ class _Run(ResumableRun):
 
         self.module.train()
         settings, optimizer = self.settings, self.optimizer
-        once = -(-len(self.features) // settings.batch)
-        passes = settings.passes(once)
-        total, ordered, batches = 0.0, [], once * passes
+        batches_per_pass = -(-len(self.inputs) // settings.batch)
+        passes = settings.passes(batches_per_pass)
+        total, accuracies, batches = 0.0, [], batches_per_pass * passes
         with torch.random.fork_rng(devices=[]), kernel_threads(self.module, self.device):
             torch.manual_seed(settings.seed * 1_000_003 + epoch)
-            draws = chain.from_iterable(
-                epoch_batches(self.features, settings.batch, settings.configs, settings.seed, epoch * passes + number)
+            drawn_batches = chain.from_iterable(
+                epoch_batches(self.inputs, settings.batch, settings.configs, settings.seed, epoch * passes + number)
                 for number in range(passes)
             )
-            for number, (parts, targets) in enumerate(draws):
-                batch = collate(parts, targets, self.device)
-                share = settings.share_done(epoch + number / batches, self._seconds_since(started))
+            for number, (inputs, targets) in enumerate(drawn_batches):
+                batch = collate(inputs, targets, self.device)
+                share = settings.share_done(epoch + number / batches, self._elapsed_seconds(started))
                 if share >= 1 and number:
-                    batches = number  # out of time within an epoch
+                    batches = number  # the time limit ended the epoch early
                     break
                 optimizer.learning_rate = settings.learning_rate_at(share)
                 optimizer.zero_grad()
-                loss, scores = self._learn(batch) if self.ranks is None else self._learn_together(parts, targets, batch)
+                if self.processes is None:
+                    loss, scores = self._learn(batch)
+                else:
+                    loss, scores = self._learn_in_parallel(self.processes, inputs, targets, batch)
                 optimizer.step()
                 self._update_average()
                 total += loss
-                ordered.append(_slate_opa(scores, batch.target, batch.mask))
+                accuracies.append(_batch_opa(scores, batch.target, batch.mask))
         if not np.isfinite(total):
             raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
-        return {"epoch": epoch, "train_loss": total / batches, "train_opa": mean_of_known(ordered)}
+        return {"epoch": epoch, "train_loss": total / batches, "train_opa": nan_mean(accuracies)}
 
     def _learn(self, batch: Batch) -> tuple[float, torch.Tensor]:
-        """Adds a batch's gradients, penalty included, to the optimizer's; gives the loss and the scores."""
+        """Add a batch's gradients, including the penalty's, to the optimizer's; returns loss and scores."""
         import torch
 
         learn: Any = getattr(self.module, "learn", None)
@@ -167,20 +175,24 @@ class _Run(ResumableRun):
             total += self.penalty_gradient(batch, self.optimizer)
         return total, scores
 
-    def _learn_together(self, parts: Any, targets: Any, batch: Batch) -> tuple[float, torch.Tensor]:
-        """The same over several processes; the penalty is one's alone."""
-        assert self.ranks is not None
-        total, scores = self.ranks.backward(self._scores, self._loss, parts, targets, batch, self.device)
-        if self.penalty_gradient is not None and self.ranks.first:
+    def _learn_in_parallel(
+        self, processes: ProcessGroup, inputs: Any, targets: Any, batch: Batch
+    ) -> tuple[float, torch.Tensor]:
+        """Do the same as `_learn` with several processes; only the first adds the penalty."""
+        total, scores = processes.backward(
+            forward=self._scores, loss_of=self._loss, inputs=inputs, targets=targets, batch=batch, device=self.device
+        )
+        if self.penalty_gradient is not None and processes.first:
             total += self.penalty_gradient(batch, self.optimizer)
-        elif self.penalty is not None and self.penalty_gradient is None and self.ranks.first:
+        elif self.penalty is not None and self.penalty_gradient is None and processes.first:
             penalty = self.penalty(batch)
             penalty.backward()
             total += float(penalty.detach())
-        self.ranks.add_up(self.optimizer.grads)
+        processes.sum_gradients(self.optimizer.grads)
         return total, scores
 
     def _scores(self, batch: Batch) -> torch.Tensor:
+        """Run the forward pass, in bfloat16 on a GPU."""
         import torch
 
         with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
@@ -188,14 +200,15 @@ class _Run(ResumableRun):
         return scores
 
     def _loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Members of an ensemble, (K, members, C), each learn by themselves."""
+        """Compute the loss; members of an ensemble, (K, members, C), each have their own."""
         if scores.dim() == 3:
             members = scores.shape[1]
             target, mask = target.repeat_interleave(members, 0), mask.repeat_interleave(members, 0)
             scores = scores.flatten(0, 1)
         return self.loss(scores, target, mask)
 
-    def _measure(self) -> dict[str, float]:
+    def _validation_metrics(self) -> dict[str, float]:
+        """Return the mean metrics over the validation kernels, and the loss on their first configurations."""
         import torch
 
         from tilewise.costmodel.models.torch.predictor import score_inputs
@@ -204,18 +217,19 @@ class _Run(ResumableRun):
         rows, losses = [], []
         for index in range(len(self.validation)):
             target = self.validation.target(index)
-            scores = score_inputs(self.module, self.validation.whole(index), self.device)
+            scores = score_inputs(self.module, self.validation.inputs(index), self.device)
             rows.append(kernel_metrics(target, scores))
-            few = slice(0, _LOSS_CONFIGS)
-            pair = (torch.from_numpy(scores[few])[None], torch.from_numpy(target[few].astype(np.float32))[None])
-            losses.append(float(self.loss(*pair, torch.ones_like(pair[0], dtype=torch.bool))))
-        means = {f"val_{key}": mean_of_known([row[key] for row in rows]) for key in METRICS}
+            loss_scores = torch.from_numpy(scores[:_LOSS_CONFIGS])[None]
+            loss_target = torch.from_numpy(target[:_LOSS_CONFIGS].astype(np.float32))[None]
+            losses.append(float(self.loss(loss_scores, loss_target, torch.ones_like(loss_scores, dtype=torch.bool))))
+        means = {f"val_{key}": nan_mean([row[key] for row in rows]) for key in METRICS}
         return means | {"val_loss": float(np.mean(losses))}
 
     def finish(self) -> TrainedModel:
+        """Build the trained model from the best weights, calibrate it, and replace the checkpoint by its file."""
         from tilewise.costmodel.confidence import calibrate
 
-        self._take_best()
+        self._load_best()
         record = self._record(self.kwargs)
         record["settings"] |= {"model_kwargs": self.kwargs}
         record["trained_on"] = {"kernels": len(self.dataset.train), "configs": self.dataset.train.n_configs}
@@ -227,7 +241,7 @@ class _Run(ResumableRun):
         return trained
 
     def _fingerprint(self) -> str:
-        """What a checkpoint must share with a run for resuming to make sense."""
+        """Return a digest of the settings, the columns and the kernels of the collection."""
         splits = [
             [split.names, split.offsets("configs").tolist()] for split in (self.dataset.train, self.dataset.valid)
         ]
@@ -236,7 +250,7 @@ class _Run(ResumableRun):
 
 
 def kernel_metrics(target: Any, scores: Any) -> dict[str, float]:
-    """Every metric of one kernel."""
+    """Return every metric of one kernel."""
     return {
         "opa": opa(target, scores),
         "tau": kendall_tau(target, scores),
@@ -244,27 +258,28 @@ def kernel_metrics(target: Any, scores: Any) -> dict[str, float]:
     }
 
 
-def mean_of_known(values: Sequence[float]) -> float:
-    """The mean of what is not NaN; NaN where nothing is known."""
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else float("nan")
+def nan_mean(values: Sequence[float]) -> float:
+    """Return the mean of the values that are not NaN; NaN if there is none (without NumPy's warning)."""
+    numbers = [value for value in values if not np.isnan(value)]
+    return float(np.mean(numbers)) if numbers else float("nan")
 
 
-def _slate_opa(scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> float:
+def _batch_opa(scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> float:
+    """Return the ordered pair accuracy of a batch, on the first configurations of every kernel."""
     scores = scores.float().mean(1) if scores.dim() == 3 else scores.float()
-    s, t, m = (part[:, :_OPA_SLOTS].cpu().numpy() for part in (scores, target, mask))
+    s, t, m = (x[:, :_OPA_SLOTS].cpu().numpy() for x in (scores, target, mask))
     slower = (t[:, :, None] > t[:, None]) & m[:, :, None] & m[:, None]
     count = np.count_nonzero(slower)
     return np.count_nonzero(slower & (s[:, :, None] > s[:, None])) / count if count else float("nan")
 
 
-def _first(split: Split, settings: TrainSettings) -> Any:
-    """All validation kernels, or the first so many batches of them."""
+def _validation_kernels(split: Split, settings: TrainSettings) -> Any:
+    """Return all validation kernels, or those of the first `validate_batches` batches."""
     return split if settings.validate_batches < 0 else split[: max(1, settings.validate_batches) * settings.batch]
 
 
-def chosen_device(name: str) -> str:
-    """`auto` is a GPU where there is one."""
+def resolve_device(name: str) -> str:
+    """Check a device name; `auto` is a GPU if there is one."""
     if name != "auto" and name.partition(":")[0] not in ("cpu", "cuda"):
         raise ConfigurationError(f"device is cpu, cuda or auto, not {name!r}")
     try:
@@ -279,15 +294,15 @@ def chosen_device(name: str) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library reuse freed blocks of megabytes: giving them back costs a page fault per 4 KiB and step."""
+    """Let the C library reuse freed blocks of megabytes: returning them costs a page fault per 4 KiB in every step."""
     if not sys.platform.startswith("linux"):
         return
     import ctypes
 
-    mmap_threshold, trim_threshold = -3, -1
+    mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
     try:
         library = ctypes.CDLL(None)
         library.mallopt(mmap_threshold, 32 << 20)
         library.mallopt(trim_threshold, 512 << 20)
     except (OSError, AttributeError):
-        return  # another C library: slower, nothing else
+        return  # another C library without mallopt: training is slower, nothing else

@@ -1,8 +1,8 @@
-"""Adam over one flat buffer: all parameters and gradients are views of two long vectors.
+"""Adam (Kingma and Ba 2015) over one flat buffer: all parameters and gradients are views of two long vectors.
 
-A step is then a handful of vector operations whatever the number of tensors (on a CPU, one call of a compiled kernel),
-and the whole state of the optimizer is two vectors and a count, which is what a checkpoint needs. Gradients are clipped
-by norm, tensor by tensor, as the baselines do.
+A step is then a few vector operations regardless of the number of tensors (on a CPU, one call of a compiled kernel),
+and the optimizer's state is two vectors and a count, which makes checkpoints simple. Gradients are clipped by the norm
+of each tensor, as the published baselines do.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from tilewise._extension import native
 from tilewise.errors import FileFormatError
 
-_SWEEP_EVERY = 64
-_NOTHING = 1e-30
-_kernels: Any = native
+_FLUSH_INTERVAL = 64  # steps between flushes of denormal moments
+_DENORMAL_LIMIT = 1e-30
+_kernels: Any = native  # used only if the extension is installed
 
 
 class FlatAdam:
@@ -40,6 +40,7 @@ class FlatAdam:
         total = sum(p.numel() for p in self.parameters)
         device = self.parameters[0].device
         self.values, self.grads, self.mean, self.square = (torch.zeros(total, device=device) for _ in range(4))
+        # Make every parameter and gradient a view of the flat vectors.
         start = 0
         for p in self.parameters:
             view = self.values[start : start + p.numel()].view_as(p)
@@ -50,18 +51,19 @@ class FlatAdam:
         self._compiled = native is not None and device.type == "cpu"
         if self._compiled:
             self._vectors = [v.numpy() for v in (self.values, self.grads, self.mean, self.square)]
-            self._pieces = [p.grad.view(-1).numpy() for p in self.parameters if p.grad is not None and p.numel()]
+            self._grad_views = [p.grad.view(-1).numpy() for p in self.parameters if p.grad is not None and p.numel()]
 
     def zero_grad(self) -> None:
         self.grads.zero_()
 
     @torch.no_grad()
     def step(self) -> None:
+        """Clip the gradients and update the parameters."""
         if self.clip_norm is not None:
             self._clip(self.clip_norm)
         self.step_count += 1
-        if self.step_count % _SWEEP_EVERY == 0:
-            self._sweep()
+        if self.step_count % _FLUSH_INTERVAL == 0:
+            self._flush_denormals()
         if self._compiled:
             self._compiled_update()
         else:
@@ -74,6 +76,7 @@ class FlatAdam:
         )  # fmt: skip
 
     def _update(self) -> None:
+        """Update by torch operations, for GPUs and without the extension."""
         first, second = self.betas
         self.mean.lerp_(self.grads, 1 - first)
         self.square.mul_(second).addcmul_(self.grads, self.grads, value=1 - second)
@@ -83,17 +86,18 @@ class FlatAdam:
             self.values.mul_(1 - self.learning_rate * self.weight_decay)
         self.values.addcdiv_(self.mean, denominator, value=-self.learning_rate / (1 - first**self.step_count))
 
-    def _sweep(self) -> None:
-        """Zero what has decayed to nothing: rows seldom seen would otherwise fade into denormals, which are slow."""
+    def _flush_denormals(self) -> None:
+        """Zero tiny moments: those of rare embedding rows would otherwise decay into denormals, which are slow."""
         for moment in (self.mean, self.square):
-            moment.masked_fill_(moment.abs() < _NOTHING, 0.0)
+            moment.masked_fill_(moment.abs() < _DENORMAL_LIMIT, 0.0)
 
     def _clip(self, limit: float) -> None:
+        """Scale every gradient whose norm exceeds the limit."""
         if self._compiled:
-            for piece in self._pieces:
-                norm = float(_kernels.sum_of_squares(piece)) ** 0.5
+            for grad in self._grad_views:
+                norm = float(_kernels.sum_of_squares(grad)) ** 0.5
                 if not norm <= limit:
-                    piece *= np.float32(limit / norm)
+                    grad *= np.float32(limit / norm)
             return
         grads: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(grads))
@@ -104,8 +108,9 @@ class FlatAdam:
         return {"adam.mean": self.mean, "adam.square": self.square}
 
     def restore(self, state: dict[str, Tensor], step_count: int) -> None:
-        for name, own in self.state().items():
-            if name not in state or state[name].shape != own.shape:
-                raise FileFormatError("The checkpoint belongs to a model of another size.")
-            own.copy_(state[name])
+        """Load the state from a checkpoint."""
+        for name, moment in self.state().items():
+            if name not in state or state[name].shape != moment.shape:
+                raise FileFormatError("The checkpoint belongs to a model of another size; start the run again.")
+            moment.copy_(state[name])
         self.step_count = step_count

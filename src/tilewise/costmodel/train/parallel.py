@@ -1,9 +1,9 @@
-"""Data-parallel training by `torchrun`: each process scores its share of a step's kernels, and all take the same step.
+"""Data-parallel training by `torchrun`: each process scores a share of the batch's kernels, and all take the same step.
 
-A ranking loss looks at the scores of a whole batch, and its mean over parts is not the mean over the whole where
-kernels have different numbers of configurations. So the scores are gathered, every process works out the loss of the
-whole batch and sends back the gradient of its own share; the sum over processes is what one process would have found,
-up to the order of additions.
+A ranking loss depends on the scores of the whole batch: if kernels have different numbers of configurations, the mean
+of the shares' losses is not the loss of the batch. So the scores are gathered, every process computes the loss of the
+whole batch and backpropagates through its own share. The sum of the gradients over processes equals that of a single
+process, up to the order of additions.
 """
 
 from __future__ import annotations
@@ -25,67 +25,77 @@ LossOf = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tenso
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """This process among those that train together."""
+class ProcessGroup:
+    """This process within the group that trains together."""
 
     rank: int
     world: int
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes files and speaks."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def backward(
-        self, forward: Forward, loss_of: LossOf, parts: Sequence[Any], targets: Sequence[Any], batch: Batch, device: str
+        self,
+        forward: Forward,
+        loss_of: LossOf,
+        inputs: Sequence[Any],
+        targets: Sequence[Any],
+        batch: Batch,
+        device: str,
     ) -> tuple[float, torch.Tensor]:
-        """Add this process's share of the whole batch's gradient; gives the loss and all scores."""
+        """Backpropagate this process's share of the batch; returns the loss and all scores."""
         import torch
 
         from tilewise.costmodel.models.torch.ragged import collate
 
-        if len(parts) < self.world:  # not one kernel each: all do the same, and each brings its share of the sum
+        # With fewer kernels than processes, all compute the same and each contributes an equal share of the sum.
+        if len(inputs) < self.world:
             scores = forward(batch)
             loss = loss_of(scores, batch.target, batch.mask)
             torch.autograd.backward(loss / self.world)
             return float(loss.detach()), scores.detach()
-        mine = slice(self.rank, None, self.world)
-        own = forward(collate(list(parts[mine]), list(targets[mine]), device))
-        scores = self._whole(own, len(parts), batch.mask.shape[-1])
+        share = slice(self.rank, None, self.world)
+        own_scores = forward(collate(list(inputs[share]), list(targets[share]), device))
+        scores = self._gather_scores(own_scores, len(inputs), batch.mask.shape[-1])
         loss = loss_of(scores, batch.target, batch.mask)
         torch.autograd.backward(loss)
         return float(loss.detach()), scores.detach()
 
-    def _whole(self, own: torch.Tensor, kernels: int, slots: int) -> torch.Tensor:
-        """All scores in the batch's order; only one's own carry a gradient."""
+    def _gather_scores(self, own: torch.Tensor, kernels: int, slots: int) -> torch.Tensor:
+        """Gather all scores in the batch's order; only this process's own carry a gradient."""
         import torch
         import torch.distributed as group
 
-        most = -(-kernels // self.world)
-        short = [0, slots - own.shape[-1]]  # the last dimension first, as `pad` wants it
-        rows = torch.nn.functional.pad(own, [*short, *[0] * (2 * (own.dim() - 2)), 0, most - len(own)])
-        every = [torch.zeros_like(rows) for _ in range(self.world)]
-        group.all_gather(every, rows.detach().contiguous())
-        every[self.rank] = rows
+        # Pad to the same number of kernels and slots in every process; `pad` takes the last dimension first.
+        kernels_each = -(-kernels // self.world)
+        slot_padding = [0, slots - own.shape[-1]]
+        rows = torch.nn.functional.pad(own, [*slot_padding, *[0] * (2 * (own.dim() - 2)), 0, kernels_each - len(own)])
+        gathered = [torch.zeros_like(rows) for _ in range(self.world)]
+        group.all_gather(gathered, rows.detach().contiguous())
+        gathered[self.rank] = rows
         # Kernel k was scored by process k % world, as the k // world-th of its own.
-        return torch.stack(every, dim=1).flatten(0, 1)[:kernels]
+        return torch.stack(gathered, dim=1).flatten(0, 1)[:kernels]
 
-    def add_up(self, grads: torch.Tensor) -> None:
-        """The sum of everybody's gradients, the same bits in every process."""
+    def sum_gradients(self, grads: torch.Tensor) -> None:
+        """Sum the gradients over all processes, bit-identically in each."""
         import torch.distributed as group
 
         group.all_reduce(grads)
 
 
-def ranks_here(device: str, max_seconds: float) -> Ranks | None:
-    """The processes that torchrun started beside this one; None where it did not."""
+def torchrun_group(device: str, max_seconds: float) -> ProcessGroup | None:
+    """Return the process group that torchrun started; None in a plain process."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world < 2 or "RANK" not in os.environ:
         return None
     if max_seconds:
-        raise ConfigurationError("Processes that train together stop together: give epochs, and no limit of seconds.")
+        raise ConfigurationError(
+            "Training with torchrun takes epochs, not max_seconds, so that all processes stop together."
+        )
     import torch.distributed as group
 
     if not group.is_initialized():
         group.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-    return Ranks(group.get_rank(), world)
+    return ProcessGroup(group.get_rank(), world)

@@ -1,8 +1,8 @@
-"""A training run that can be killed at any moment: what every kind of model's training has in common.
+"""Resumable training: the part of a training run that all kinds of models share.
 
-The state at the end of an epoch is written whole; an epoch's randomness comes from (seed, epoch) alone; so a run that
-was killed and resumed ends with the same weights as one that was not, bit for bit on one thread. The weights kept are
-those that were best on the validation metric.
+The state after an epoch is written atomically, and an epoch's randomness comes from (seed, epoch) alone. So a run that
+was killed and resumed ends with the same weights as an uninterrupted one, bit for bit on one thread. The result has the
+weights with the best validation metric.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass
-class Progress:
-    """What a checkpoint holds besides tensors."""
+class RunState:
+    """State of a checkpoint besides tensors."""
 
     epoch: int = 0
     steps: int = 0
     seconds: float = 0.0
-    best: float | None = None
+    best: float | None = None  # selection value of the best weights
     best_epoch: int = -1
-    best_share: float = 0.0
+    best_share: float = 0.0  # share of the run that was finished at that epoch
     curve: list[dict[str, float]] = field(default_factory=list)
 
 
 class ResumableRun:
-    """Goes through the epochs; what an epoch does, how it is measured and what makes a run the same is a subclass's."""
+    """Training run over epochs; subclasses implement the epoch, the validation and the fingerprint."""
 
     module: nn.Module
     optimizer: FlatAdam
-    average: Tensor | None
+    average: Tensor | None  # moving average of the weights
     best_values: Tensor
-    validated: Tensor
-    writes = True
+    validated: Tensor  # the weights of the last validation
+    writes = True  # whether this process writes files
 
     def __init__(self, settings: TrainSettings, device: str, folder: Path | None) -> None:
         self.settings, self.device, self.folder = settings, device, folder
-        self.state = Progress()
+        self.state = RunState()
 
-    def _begin(self) -> None:
-        """Once the module is there."""
+    def _create_optimizer(self) -> None:
+        """Create the optimizer; subclasses call it after creating the module."""
         from tilewise.costmodel.train.optimizer import FlatAdam
 
         settings = self.settings
@@ -68,28 +68,29 @@ class ResumableRun:
         self.average = self.optimizer.values.clone() if settings.average else None
         self.best_values = self.optimizer.values.clone()
 
-    def _epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
-        """Learn for one epoch; gives at least ``epoch`` and ``train_loss``."""
+    def _train_epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
+        """Train for one epoch; returns at least ``epoch`` and ``train_loss``."""
         raise NotImplementedError
 
-    def _measure(self) -> dict[str, float]:
-        """The validation metrics of the module as it is, named ``val_*``."""
+    def _validation_metrics(self) -> dict[str, float]:
+        """Return the validation metrics of the current weights, named ``val_*``."""
         raise NotImplementedError
 
     def _fingerprint(self) -> str:
-        """What a checkpoint must share with a run for resuming to make sense."""
+        """Return a digest that a checkpoint must share with this run to be resumed."""
         raise NotImplementedError
 
     def learn(self, report: Report) -> None:
+        """Train until the last epoch, the time limit or early stopping; `report` is called after every epoch."""
         settings, state = self.settings, self.state
         while state.epoch < settings.epochs:
             started = time.perf_counter()
-            row = self._epoch(state.epoch, started)
+            row = self._train_epoch(state.epoch, started)
             state.epoch += 1
             timed_out = 0 < settings.max_seconds < state.seconds + time.perf_counter() - started
             if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs or timed_out:
                 row |= self._validate()
-                self._keep_if_best(row, settings.share_done(state.epoch, self._seconds_since(started)))
+                self._update_best(row, settings.share_done(state.epoch, self._elapsed_seconds(started)))
             state.seconds += time.perf_counter() - started
             state.curve.append(row)
             report(row | {"epochs": settings.epochs, "seconds": state.seconds, "best_epoch": state.best_epoch})
@@ -99,33 +100,37 @@ class ResumableRun:
                 break
 
     def _validate(self) -> dict[str, float]:
-        """Measure the running mean of the weights, where there is one."""
-        live = self.optimizer.values.clone()
+        """Validate the moving average of the weights, if there is one."""
+        current = self.optimizer.values.clone()
         if self.average is not None:
             self.optimizer.values.copy_(self.average)
-        row = self._measure()
+        row = self._validation_metrics()
         self.validated = self.optimizer.values.clone()
-        self.optimizer.values.copy_(live)
+        self.optimizer.values.copy_(current)
         return row
 
-    def _seconds_since(self, started: float) -> float:
+    def _elapsed_seconds(self, started: float) -> float:
         return self.state.seconds + time.perf_counter() - started if started else 0.0
 
     def _update_average(self) -> None:
         if self.average is not None:
-            # A plain mean at first, so that the initial weights do not linger.
+            # A plain mean during the first steps, so that the initial weights have no lasting influence.
             self.average.lerp_(self.optimizer.values, max(1 - self.settings.average, 1 / self.optimizer.step_count))
 
-    def _keep_if_best(self, row: dict[str, float], share: float) -> None:
-        """Weights from before the learning rate has come down are worse than their luck on few kernels may say."""
+    def _update_best(self, row: dict[str, float], share: float) -> None:
+        """Remember the weights if they are the best so far.
+
+        Before the share `settled` of the run the learning rate is still high, and good metrics on a few kernels are
+        luck; so the first weights after it replace all earlier ones.
+        """
         value = selection_value(row, self.settings.select)
-        first = share >= self.settings.settled > self.state.best_share
-        if self.state.best is None or first or value > self.state.best:
+        first_settled = share >= self.settings.settled > self.state.best_share
+        if self.state.best is None or first_settled or value > self.state.best:
             self.state.best, self.state.best_epoch, self.state.best_share = value, int(row["epoch"]), share
             self.best_values.copy_(self.validated)
 
     def _record(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What a model's file tells of its training."""
+        """Return the training record of a model file."""
         return {
             "model": self.settings.model,
             "model_kwargs": kwargs,
@@ -135,26 +140,30 @@ class ResumableRun:
             "seconds": self.state.seconds,
         }
 
-    def _take_best(self) -> None:
+    def _load_best(self) -> None:
+        """Set the module to the best weights and drop its gradients."""
         self.optimizer.values.copy_(self.best_values)
         for parameter in self.module.parameters():
             parameter.grad = None
 
     def _write_checkpoint(self, path: Path) -> None:
+        """Write weights, optimizer state and run state."""
         tensors = {"values": self.optimizer.values, "best": self.best_values} | self.optimizer.state()
         if self.average is not None:
             tensors["average"] = self.average
         record = vars(self.state) | {"steps": self.optimizer.step_count, "fingerprint": self._fingerprint()}
         write_tensors(path, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}, record)
 
-    def _fits(self, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint holds what this run would have written, by names, shapes and kinds."""
+    def _is_valid_checkpoint(self, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+        """Check a checkpoint's names, shapes and types against those of this run."""
         size = tuple(self.optimizer.values.shape)
         names = {"values", "best", *self.optimizer.state(), *(["average"] if self.average is not None else [])}
-        same = arrays.keys() == names and all(a.shape == size and a.dtype == np.float32 for a in arrays.values())
+        arrays_match = arrays.keys() == names and all(
+            a.shape == size and a.dtype == np.float32 for a in arrays.values()
+        )
         numbers = ("epoch", "steps", "seconds", "best_epoch", "best_share")
         return (
-            same
+            arrays_match
             and record.keys() == vars(self.state).keys()
             and all(type(record[name]) in (int, float) and math.isfinite(record[name]) for name in numbers)
             and isinstance(record["best"], int | float | None)
@@ -163,7 +172,7 @@ class ResumableRun:
         )
 
     def resume(self, progress: bool) -> None:
-        """Continue from the folder's checkpoint if it belongs to this very run; else begin anew."""
+        """Continue from the folder's checkpoint if it belongs to this run; otherwise start again."""
         import torch
 
         path = self.folder / CHECKPOINT if self.folder else None
@@ -172,13 +181,13 @@ class ResumableRun:
         try:
             arrays, record = read_tensors(path)
         except TilewiseError as error:
-            print(f"{str(error).rstrip('.')}. Training begins anew.", file=sys.stderr)
+            print(f"{str(error).rstrip('.')}. Training starts again.", file=sys.stderr)
             return
         if record.pop("fingerprint", None) != self._fingerprint():
-            print(f"{path} belongs to another run; training begins anew.", file=sys.stderr)
+            print(f"{path} belongs to another run; training starts again.", file=sys.stderr)
             return
-        if not self._fits(arrays, record):
-            print(f"{path} is damaged. Training begins anew.", file=sys.stderr)
+        if not self._is_valid_checkpoint(arrays, record):
+            print(f"{path} is damaged. Training starts again.", file=sys.stderr)
             return
         tensors = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in arrays.items()}
         self.optimizer.restore(tensors, int(record["steps"]))
@@ -186,13 +195,13 @@ class ResumableRun:
         self.best_values.copy_(tensors["best"])
         if self.average is not None:
             self.average.copy_(tensors["average"])
-        self.state = Progress(**record)
+        self.state = RunState(**record)
         if progress:
             print(f"resumed after epoch {self.state.epoch}", file=sys.stderr)
 
 
 def selection_value(row: dict[str, float], select: str) -> float:
-    """Larger is better; ``top`` weighs top-1 and top-5 error, the two that a tuner pays for."""
+    """Return the value that selects the best epoch; larger is better. ``top`` combines top-1 and top-5 error."""
     if select in ("opa", "tau"):
         value = row[f"val_{select}"]
         return value if np.isfinite(value) else -1.0
@@ -202,7 +211,7 @@ def selection_value(row: dict[str, float], select: str) -> float:
 
 
 def print_epoch(row: dict[str, Any]) -> None:
-    """One line on stderr."""
+    """Print one line about an epoch to stderr."""
     line = f"epoch {row['epoch'] + 1}/{row['epochs']}  loss {row['train_loss']:.4f}  opa {row['train_opa']:.3f}"
     if "val_opa" in row:
         line += (
@@ -213,4 +222,4 @@ def print_epoch(row: dict[str, Any]) -> None:
 
 
 def silent(row: dict[str, Any]) -> None:
-    del row
+    """Report nothing."""

@@ -1,7 +1,7 @@
-"""Which kernels and configurations one step of training sees: a function of seed, epoch and data alone.
+"""Sampling of training batches: kernels and configurations as a function of seed, epoch and data alone.
 
-Every epoch draws from its own generator, so a run that resumes at an epoch sees what the uninterrupted run saw.
-Features are kept once computed while they fit a fixed budget; beyond it they are computed for the sampled rows only.
+Every epoch has its own random generator, so a run that resumes at an epoch draws the same batches as an uninterrupted
+run. Inputs are cached within a memory budget; beyond it they are computed for the sampled rows only.
 """
 
 from __future__ import annotations
@@ -16,75 +16,79 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.features.scaling import ModelInputs, Preparation
 
-CACHE_BYTES = 256 << 20
+CACHE_BYTES = 256 << 20  # holds every embedded collection; arbitrary
 
 
-class Features:
-    """ModelInputs kernels of one split, remembered while they are small."""
+class InputCache:
+    """Model inputs of the kernels of one split, cached within a memory budget."""
 
     def __init__(self, kernels: Sequence[Kernel], preparation: Preparation, budget: int = CACHE_BYTES) -> None:
         self.kernels, self.preparation = kernels, preparation
-        self._kept: dict[int, ModelInputs] = {}
-        self._left = budget
-        self._found: dict[int, Kernel] = {}
+        self._inputs: dict[int, ModelInputs] = {}
+        self._budget = budget  # bytes left
+        self._kernels: dict[int, Kernel] = {}
 
     def __len__(self) -> int:
         return len(self.kernels)
 
     def kernel(self, index: int) -> Kernel:
-        """One of the kernels; it is a handful of views, and making them takes longer than keeping them.
+        """Return a kernel. It is cached, because creating its array views takes longer than a look-up.
 
-        Views of a memory map are kept as plain arrays: choosing rows of those takes half as long.
+        Views of a memory map become plain arrays, whose rows are selected in half the time.
         """
-        found = self._found.get(index)
-        if found is None:
+        cached = self._kernels.get(index)
+        if cached is None:
             kernel = self.kernels[index]
             rows: dict[str, Any] = {
                 name: np.asarray(getattr(kernel, name)) for name in ("config_feat", "runtime", "normalizer")
             }
-            found = self._found[index] = dataclasses.replace(kernel, **rows)
-        return found
+            cached = self._kernels[index] = dataclasses.replace(kernel, **rows)
+        return cached
 
-    def whole(self, index: int) -> ModelInputs:
-        if index in self._kept:
-            return self._kept[index]
-        return self._keep(index, self.preparation.apply(self.kernel(index)))
+    def inputs(self, index: int) -> ModelInputs:
+        """Return the inputs of all configurations of a kernel."""
+        if index in self._inputs:
+            return self._inputs[index]
+        return self._store(index, self.preparation.apply(self.kernel(index)))
 
     def rows(self, index: int, rows: npt.NDArray[np.int64]) -> ModelInputs:
-        if index not in self._kept and not self._fits(self.kernel(index)):
+        """Return the inputs of some configurations of a kernel."""
+        if index not in self._inputs and not self._fits(self.kernel(index)):
             return self.preparation.apply(self.kernel(index), rows)
-        full = self.whole(index)
-        return full.with_config(full.config[rows])
+        inputs = self.inputs(index)
+        return inputs.with_config(inputs.config[rows])
 
     def target(self, index: int, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
+        """Return the normalised runtimes of a kernel's configurations."""
         kernel = self.kernel(index)
         target = kernel.target if rows is None else kernel.runtime[rows] / kernel.normalizer[rows]
         return np.asarray(target, dtype=np.float64)
 
     def _fits(self, kernel: Kernel) -> bool:
-        return kernel.n_configs * self.preparation.config_width * 4 <= self._left
+        return kernel.n_configs * self.preparation.config_width * 4 <= self._budget
 
-    def _keep(self, index: int, part: ModelInputs) -> ModelInputs:
-        size = part.node.nbytes + part.config.nbytes + part.edges.nbytes + part.opcode.nbytes
-        if size <= self._left:
-            self._left -= size
-            # Rows are what will be drawn from it.
-            part = dataclasses.replace(part, config=np.ascontiguousarray(part.config))
-            self._kept[index] = part
-        return part
+    def _store(self, index: int, inputs: ModelInputs) -> ModelInputs:
+        """Cache the inputs if they fit the budget."""
+        size = inputs.node.nbytes + inputs.config.nbytes + inputs.edges.nbytes + inputs.opcode.nbytes
+        if size <= self._budget:
+            self._budget -= size
+            # Rows will be selected from it, so they must be contiguous.
+            inputs = dataclasses.replace(inputs, config=np.ascontiguousarray(inputs.config))
+            self._inputs[index] = inputs
+        return inputs
 
 
 def epoch_batches(
-    features: Features, batch: int, configs: int, seed: int, epoch: int
+    cache: InputCache, batch: int, configs: int, seed: int, epoch: int
 ) -> Iterator[tuple[list[ModelInputs], list[npt.NDArray[np.float64]]]]:
-    """Batches of kernels in a random order, each kernel with up to `configs` random configurations."""
+    """Yield batches (inputs, targets) of kernels in random order, each with up to `configs` random configurations."""
     rng = np.random.default_rng([seed, epoch])
-    order = rng.permutation(len(features))
+    order = rng.permutation(len(cache))
     for start in range(0, len(order), batch):
-        parts, targets = [], []
+        inputs, targets = [], []
         for index in order[start : start + batch].tolist():
-            count = features.kernel(index).n_configs
+            count = cache.kernel(index).n_configs
             rows = rng.choice(count, min(configs, count), replace=False)
-            parts.append(features.rows(index, rows))
-            targets.append(features.target(index, rows))
-        yield parts, targets
+            inputs.append(cache.rows(index, rows))
+            targets.append(cache.target(index, rows))
+        yield inputs, targets
