@@ -22,7 +22,7 @@ from benchmarks import compiled
 from benchmarks.recorded import lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.gpu.families.family import get_family
-from tilewise.gpu.measure.device import TritonDevice
+from tilewise.gpu.measure.triton_device import TritonDevice
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.problem import Problem, read_shapes
 from tilewise.tune.choose.check import check_one

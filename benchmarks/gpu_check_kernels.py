@@ -209,7 +209,7 @@ def run_case(case: OwnCase, cache: str) -> dict[str, Any]:
         chosen = tuned.best_config
         times = _every(case, grid, arguments)
         again = {c: _time(case, grid, arguments, c) for c in (chosen, *sorted(times, key=times.__getitem__)[:3])}
-        found = tuned.learned.last
+        found = tuned.session.last
         rows.append(
             {
                 "shape": shape,

@@ -20,11 +20,11 @@ from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.gpu.products.config_fields import CUBLAS
 from tilewise.gpu.products.dispatch import KERNELS_TO_MEASURE, required_gain
-from tilewise.gpu.products.family import Product as Family
+from tilewise.gpu.products.family import ProductFamily
 from tilewise.gpu.products.runtime_model import RuntimeModel
 from tilewise.store.problem import Config, Problem
 
-_FAMILY, _SHARED_BYTES = Family(), 232_448  # of the H200
+_FAMILY, _SHARED_BYTES = ProductFamily(), 232_448  # of the H200
 _LONGEST_NS = 10**12
 NAMES = ("space", "first", "five", "peer_first", "peer_five")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewise.gpu.inductor.templates import problem_of, select_templates
 from tilewise.gpu.products.dispatch import choose_unmeasured
-from tilewise.gpu.products.family import Product
+from tilewise.gpu.products.family import ProductFamily
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tools.drawn_products import drawn_products
 
@@ -43,7 +43,7 @@ def report() -> float:
         return problem_of("mm", ((m, k), (k, 1)), ((k, n), (1, k)), "torch.bfloat16")
 
     mms = [sides(*(problem.size(name) for name in ("m", "n", "k"))) for problem in problems]
-    largest = max(len(Product().configs(problem)) for problem in problems)
+    largest = max(len(ProductFamily().configs(problem)) for problem in problems)
     own = _median([lambda p=p: choose_unmeasured(model, p, _SHARED_BYTES) for p in problems])
     theirs = _median([lambda p=p: select_templates(model, p, candidates, 3) for p in mms])
     print(

@@ -25,7 +25,7 @@ from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.errors import TilewiseError
 from tilewise.gpu.families.family import TritonFamily
 from tilewise.gpu.measure.collector import TritonCollector
-from tilewise.gpu.measure.kernel import Settings
+from tilewise.gpu.measure.job import Settings
 from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, TRANSPOSED
 from tilewise.gpu.products.dispatch import rank_kernels
 from tilewise.gpu.products.family import supports_tma
@@ -100,9 +100,9 @@ class _Visit(TritonCollector):
         others = pick_configs(fitting, 24, seed)[1:]
         return list(dict.fromkeys([CUBLAS, *liked, *(c for c in answers if c in fitting), *others]))
 
-    def _chosen(self, family: TritonFamily, kernel: Kernel) -> list[Config]:
+    def _select_configs(self, family: TritonFamily, kernel: Kernel) -> list[Config]:
         if kernel.problem.family != "product":
-            return super()._chosen(family, kernel)
+            return super()._select_configs(family, kernel)
         if kernel.program == LIBRARY_ONLY:  # and one kernel beside it, the same for all
             tile = {"block_m": 128, "block_n": 128, "block_k": 64, "warps": 8, "stages": 3, "group": 8}
             return [
@@ -119,8 +119,9 @@ class _Visit(TritonCollector):
     _copied: float = 0.0
     _copying: threading.Thread | None = None
 
-    def _progress(self, to_compile: int) -> None:
-        super()._progress(to_compile)
+    def tell(self, done: int, total: int, more: str = "") -> None:
+        """Report progress, and copy the store every two minutes."""
+        super().tell(done, total, more)
         now = time.monotonic()
         if now - max(self._copied, self.started) > _SNAPSHOT_SECONDS and self.deadline - now > 20:
             self.wait_for_copy()

@@ -21,7 +21,7 @@ from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.gpu.products.config_fields import CUBLAS, STREAM_K, is_cublas
 from tilewise.gpu.products.dispatch import DEVIATIONS, MARGIN, required_gain
-from tilewise.gpu.products.family import Product
+from tilewise.gpu.products.family import ProductFamily
 from tilewise.gpu.products.roofline import columns, cublas_features, features, floor_seconds
 from tilewise.gpu.products.runtime_model import CUBLAS_NETWORK, FILE, RERANK, SCREENING, RuntimeModel, shipped_folder
 from tilewise.io import save
@@ -30,7 +30,7 @@ from tilewise.store.problem import Config, Problem
 from tilewise.tensor import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_FAMILY, _SHARED_BYTES = Product(), 232_448  # of the H200
+_FAMILY, _SHARED_BYTES = ProductFamily(), 232_448  # of the H200
 
 
 @dataclass(frozen=True)

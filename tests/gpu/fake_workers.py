@@ -1,4 +1,4 @@
-"""Child processes that speak the collector's protocol without a compiler or a GPU; some misbehave on purpose."""
+"""Fake child processes that follow the collector's protocol without a compiler or a GPU; some crash or hang."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.gpu.measure.compiling import Compiled
-from tilewise.gpu.measure.kernel import Job, Verdict
+from tilewise.gpu.measure.compiler import CompileResult
+from tilewise.gpu.measure.job import Job, Verdict
 from tilewise.tune.measure.resume import resume
 from tilewise.tune.measure.sampling import Candidate, time_all
 
 DEADLY = {"block_m": 32}  # configurations that end the process
-TOO_BIG = 256  # block_m whose binaries need more shared memory than there is
+TOO_BIG = 256  # block_m of the binaries that need too much shared memory
 
 
 def compile_nothing(connection: Any, capability: int, cache: str) -> None:
@@ -21,9 +21,9 @@ def compile_nothing(connection: Any, capability: int, cache: str) -> None:
         binary = connection.recv()
         constants = dict(binary.constants)
         if constants.get("BLOCK_M") == 16:
-            connection.send(Compiled(0, 0.0, "does not compile: planted"))
+            connection.send(CompileResult(0, 0.0, "does not compile: planted"))
         else:
-            connection.send(Compiled(300_000 if constants.get("BLOCK_M") == TOO_BIG else 1000, 0.0))
+            connection.send(CompileResult(300_000 if constants.get("BLOCK_M") == TOO_BIG else 1000, 0.0))
 
 
 def _is_deadly(config: Any) -> bool:
@@ -48,14 +48,14 @@ def _serve(connection: Any, die: Any) -> None:
 
 @dataclass
 class _Unit:
-    place: int
+    index: int
 
     def __call__(self) -> None:
         return
 
 
 class FakeClock:
-    """The default takes 900 ns, the others 1000 and more by their place; times FAKE_SLOWER of the environment."""
+    """A clock on which the default takes 900 ns and the others at least 1000, times FAKE_SLOWER of the environment."""
 
     warm_up_seconds = 0.0
 
@@ -64,7 +64,7 @@ class FakeClock:
 
     def each_unit(self, units: Any) -> Any:
         for unit in list(units):
-            yield (1000.0 + 10 * unit.place if unit.place else 900.0) * float(os.environ.get("FAKE_SLOWER", "1"))
+            yield (1000.0 + 10 * unit.index if unit.index else 900.0) * float(os.environ.get("FAKE_SLOWER", "1"))
 
     def watch(self) -> dict[str, float]:
         return {}
@@ -78,7 +78,7 @@ def serve_hanging(connection: Any, kind: str, shared: dict[str, Any]) -> None:
     _serve(connection, lambda: time.sleep(3600))
 
 
-def serve_well(connection: Any, kind: str, shared: dict[str, Any]) -> None:
+def serve_healthy(connection: Any, kind: str, shared: dict[str, Any]) -> None:
     DEADLY["block_m"] = -1
     _serve(connection, None)
 

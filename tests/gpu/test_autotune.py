@@ -1,4 +1,4 @@
-"""`autotune` for Triton: what it decides, with made-up timings; and in Triton's interpreter, where Triton is there."""
+"""`autotune` for Triton: its decisions on invented timings, and a run in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -36,46 +36,47 @@ def runtime(config: SimpleNamespace, n: int) -> float:
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(auto, "this_gpu", lambda: (Machine("autotune", "made-up GPU", {}), "3", None))
-    heard: list[str] = []
-    made = [auto.Session("kernel", "abc", 5, tmp_path, heard.append) for _ in range(2)]
-    return SimpleNamespace(first=made[0], second=made[1], heard=heard, folder=tmp_path)
+    monkeypatch.setattr(auto, "this_gpu", lambda: (Machine("autotune", "Fake GPU", {}), "3", None))
+    messages: list[str] = []
+    first, second = (auto.Session("kernel", "abc", 5, tmp_path, messages.append) for _ in range(2))
+    return SimpleNamespace(first=first, second=second, messages=messages, folder=tmp_path)
 
 
 def choose(session, n: int, configs=CONFIGS, broken=()):
-    measured = []
+    """Return the session's choice and the configurations it measurements."""
+    measurements = []
 
     def measure(config):
-        measured.append(config)
+        measurements.append(config)
         if config in broken:
             raise RuntimeError("an illegal memory access")
         return runtime(config, n)
 
-    return session.choose(configs, {"n": n}, ["torch.float32"], measure), measured
+    return session.choose(configs, {"n": n}, ["torch.float32"], measure), measurements
 
 
 def test_the_public_name_is_the_function():
     assert public_name is module_name and callable(public_name)
 
 
-def test_a_fraction_is_measured_and_after_three_keys_five_to_ten_find_a_good_one(session):
+def test_later_keys_need_fewer_measurements_than_the_first_three(session):
     for n in (1000, 2000, 500):
-        chosen, measured = choose(session.first, n)
-        assert len(set(map(id, measured))) <= 20
+        best, measurements = choose(session.first, n)
+        assert len(set(map(id, measurements))) <= 20
     for n in (3000, 4000, 700):
-        chosen, measured = choose(session.first, n)
-        assert len(set(map(id, measured))) <= 10
-        assert min(runtime(c, n) for c in CONFIGS) / runtime(chosen, n) > 0.9
+        best, measurements = choose(session.first, n)
+        assert len(set(map(id, measurements))) <= 10
+        assert min(runtime(c, n) for c in CONFIGS) / runtime(best, n) > 0.9
 
 
-def test_the_next_process_takes_the_choice_from_disk(session):
-    chosen, _ = choose(session.first, 1000)
-    again, measured = choose(session.second, 1000)
-    assert again is chosen and not measured
-    assert "chosen before" in session.heard[-1]
+def test_the_next_process_reads_the_choice_from_disk(session):
+    best, _ = choose(session.first, 1000)
+    again, measurements = choose(session.second, 1000)
+    assert again is best and not measurements
+    assert "chosen before" in session.messages[-1]
 
 
-def test_the_next_process_learns_from_the_measurements_of_the_last(session):
+def test_the_next_process_learns_from_stored_measurements(session):
     _, first = choose(session.first, 1000)
     for n in (2000, 500):
         choose(session.first, n)
@@ -83,63 +84,63 @@ def test_the_next_process_learns_from_the_measurements_of_the_last(session):
     assert len(set(map(id, later))) < len(set(map(id, first)))
 
 
-def test_editing_the_configurations_keeps_the_choice_that_is_still_there(session):
-    chosen, _ = choose(session.first, 1000)
-    fewer = [config for config in CONFIGS if config is chosen or config.num_warps == 8]
-    again, measured = choose(session.second, 1000, fewer)
-    assert again is chosen and not measured
-    without = [config for config in CONFIGS if config is not chosen]
-    other, measured = choose(session.second, 1000, without)
-    assert other is not chosen and measured
+def test_a_stored_choice_is_used_only_while_it_is_listed(session):
+    best, _ = choose(session.first, 1000)
+    fewer = [config for config in CONFIGS if config is best or config.num_warps == 8]
+    again, measurements = choose(session.second, 1000, fewer)
+    assert again is best and not measurements
+    without = [config for config in CONFIGS if config is not best]
+    other, measurements = choose(session.second, 1000, without)
+    assert other is not best and measurements
 
 
-def test_a_configuration_that_fails_is_left_out_and_said(session):
-    best = min(CONFIGS, key=lambda config: runtime(config, 1000))
-    chosen, _ = choose(session.first, 1000, broken=[best])
-    assert chosen is not best
+def test_a_configuration_that_fails_is_not_chosen(session):
+    fastest = min(CONFIGS, key=lambda config: runtime(config, 1000))
+    best, _ = choose(session.first, 1000, broken=[fastest])
+    assert best is not fastest
     with pytest.raises(TilewiseError, match="none of the"):
         choose(session.first, 2000, broken=CONFIGS)
 
 
-def test_a_matrix_product_is_recognised_by_its_names_and_nothing_else_is():
+def test_a_matrix_product_is_matched_by_the_names_of_its_arguments():
     blocks = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 16, "GROUP_SIZE_M": 8}
     settings = auto.settings_of(SimpleNamespace(kwargs=blocks, num_warps=4, num_stages=3))
-    problem, configs = auto.matmul_like([settings], {"M": 100, "N": 200, "K": 300}, ["torch.float16"])
+    problem, configs = auto.match_matmul([settings], {"M": 100, "N": 200, "K": 300}, ["torch.float16"])
     assert dict(configs[0]) == {"block_m": 64, "block_n": 32, "block_k": 16, "group": 8, "warps": 4, "stages": 3}
     assert (problem.size("m"), problem.size("n"), problem.size("k")) == (100, 200, 300)
-    assert auto.matmul_like([settings], {"M": 100, "N": 200}, ["torch.float16"]) is None
-    assert auto.matmul_like([{"BLOCK": 3}], {"M": 1, "N": 2, "K": 3}, ["torch.float16"]) is None
-    assert auto.matmul_like([settings], {"M": 1, "N": 2, "K": 3}, ["torch.int8"]) is None
+    assert auto.match_matmul([settings], {"M": 100, "N": 200}, ["torch.float16"]) is None
+    assert auto.match_matmul([{"BLOCK": 3}], {"M": 1, "N": 2, "K": 3}, ["torch.float16"]) is None
+    assert auto.match_matmul([settings], {"M": 1, "N": 2, "K": 3}, ["torch.int8"]) is None
 
 
-def test_a_matrix_product_on_a_known_gpu_is_ranked_by_the_shipped_model(session, monkeypatch):
+def test_on_an_h200_the_shipped_model_ranks_matrix_products(session, monkeypatch):
     monkeypatch.setattr(auto, "this_gpu", lambda: (Machine("autotune", "NVIDIA H200", {}), "3", "h200"))
     configs = [
         SimpleNamespace(kwargs={"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8}, num_warps=w, num_stages=3)
         for m in (16, 64, 128) for n in (32, 128, 256) for w in (4, 8)
     ]  # fmt: skip
-    measured = []
+    measurements = []
 
     def measure(config):
-        measured.append(config)
-        return 1000.0 + 10 * len(measured)
+        measurements.append(config)
+        return 1000.0 + 10 * len(measurements)
 
     session.first.choose(configs, {"M": 4096, "N": 4096, "K": 1024}, ["torch.bfloat16"], measure)
-    assert len(set(map(id, measured))) <= 5
-    assert measured[0].kwargs["BLOCK_M"] * measured[0].kwargs["BLOCK_N"] >= 64 * 128
+    assert len(set(map(id, measurements))) <= 5
+    assert measurements[0].kwargs["BLOCK_M"] * measurements[0].kwargs["BLOCK_N"] >= 64 * 128
 
 
-def test_a_gpu_that_no_model_was_trained_on_is_told_whose_it_gets(session, monkeypatch):
+def test_on_a_gpu_without_a_model_the_nearest_model_is_used_with_one_warning(session, monkeypatch):
     monkeypatch.setattr(auto, "this_gpu", lambda: (Machine("autotune", "NVIDIA A100", {}), "3", "h200"))
     kwargs = [{"BLOCK_M": m, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8} for m in (16, 64, 128)]
-    configs = [SimpleNamespace(kwargs=one, num_warps=4, num_stages=3) for one in kwargs]
-    with pytest.warns(UserWarning, match="no model was trained on NVIDIA A100: starting from that of h200") as said:
+    configs = [SimpleNamespace(kwargs=blocks, num_warps=4, num_stages=3) for blocks in kwargs]
+    with pytest.warns(UserWarning, match="no model was trained on NVIDIA A100: starting from that of h200") as warnings:
         for m in (4096, 2048):
             session.first.choose(configs, {"M": m, "N": 4096, "K": 1024}, ["torch.bfloat16"], lambda config: 1000.0)
-    assert len(said) == 1
+    assert len(warnings) == 1
 
 
-def test_settings_that_are_no_numbers_are_told_apart():
+def test_settings_that_are_not_numbers_are_distinguished():
     assert config_of({"BLOCK": 32, "FAST": True, "mode": "ieee", "maxnreg": None}) == config_of(
         {"mode": "ieee", "FAST": 1, "BLOCK": 32}
     )
@@ -147,7 +148,7 @@ def test_settings_that_are_no_numbers_are_told_apart():
     assert problem_of("k", "a", {"n": 3}) != problem_of("k", "b", {"n": 3})
 
 
-def test_a_budget_that_means_nothing_is_refused():
+def test_a_budget_of_zero_is_rejected():
     with pytest.raises(ConfigurationError, match="budget"):
         public_name([], [], budget=0)
 
@@ -157,11 +158,11 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 import sys, torch, triton, triton.language as tl
 from tilewise.tune.triton import autotune
-counted = []
+timings = []
 configs = [triton.Config({"BLOCK": b}, num_warps=w) for b in (16, 32, 64, 128, 256, 512) for w in (1, 2, 4, 8, 16, 32)]
 def bench(call, quantiles):
     call()
-    counted.append(1)
+    timings.append(1)
     return [1.0] * 3
 @autotune(configs=configs, key=["n"], cache=sys.argv[1], do_bench=bench)
 @triton.jit
@@ -171,7 +172,7 @@ def add_one(x, y, n, BLOCK: tl.constexpr):
 x = torch.randn(1000); y = torch.zeros(1000)
 add_one[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, y, 1000)
 assert torch.equal(y, x + 1)
-assert 1 <= len(counted) < len(configs)
+assert 1 <= len(timings) < len(configs)
 """
 
 

@@ -1,4 +1,4 @@
-"""The collector's promises, with child processes that only pretend: what is lost, what is skipped, what is said."""
+"""The Triton collector with fake child processes: what is stored, what is skipped, and what survives a crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tilewise.tune.workloads.programs import built_in_kernels, split_of
 
 @pytest.fixture(autouse=True)
 def _imports_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are forked from one process that has imported what they need, instead of each importing it anew."""
+    """Fork workers from one process that has already imported what they need."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tilewise.gpu.measure.collector"])
     monkeypatch.setattr(workers, "_spawn", context)
@@ -42,31 +42,31 @@ def _matmul(m: int) -> Kernel:
     return Kernel("test", Problem.of("matmul", dtype="bf16", m=m, n=64, k=64, epilogue="none", layout="nt"))
 
 
-class _Pretending(TritonCollector):
+class _FakeCollector(TritonCollector):
     serve_compiler = staticmethod(fake_workers.compile_nothing)
     silence_seconds = 1.0
 
 
-class _Well(_Pretending):
-    serve_gpu = staticmethod(fake_workers.serve_well)
+class _Healthy(_FakeCollector):
+    serve_gpu = staticmethod(fake_workers.serve_healthy)
 
 
-class _Crashing(_Pretending):
+class _Crashing(_FakeCollector):
     serve_gpu = staticmethod(fake_workers.serve_crashing)
 
 
-class _Hanging(_Pretending):
+class _Hanging(_FakeCollector):
     serve_gpu = staticmethod(fake_workers.serve_hanging)
 
 
-class _Absent(_Pretending):
+class _Absent(_FakeCollector):
     serve_gpu = staticmethod(fake_workers.serve_absent)
 
 
 def _collect(kind: type[TritonCollector], path: Path, kernels: list[Kernel], configs: int = 12) -> TritonCollector:
-    said: list[str] = []
+    messages: list[str] = []
     with Store(path) as store:
-        collector = kind(kernels, store, Options(minutes=2, processes=1, max_configs=configs), said.append)
+        collector = kind(kernels, store, Options(minutes=2, processes=1, max_configs=configs), messages.append)
         collector.run()
     return collector
 
@@ -78,7 +78,7 @@ def _verdicts(path: Path) -> Counter[str]:
 
 def test_everything_measured_is_in_the_store(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
-    collector = _collect(_Well, path, [_matmul(8), _matmul(24)], configs=0)
+    collector = _collect(_Healthy, path, [_matmul(8), _matmul(24)], configs=0)
     with Store(path, create=False) as store:
         assert len(store.finished()) == 2
         finals = 2 * Settings().finalists * Settings().final_rounds
@@ -86,25 +86,25 @@ def test_everything_measured_is_in_the_store(tmp_path: Path) -> None:
         assert store.counts()["timings"] == rounds + finals
 
 
-def test_what_does_not_fit_or_compile_is_skipped_with_its_reason(tmp_path: Path) -> None:
+def test_configurations_that_do_not_fit_or_compile_are_skipped_with_a_reason(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
-    _collect(_Well, path, [_matmul(8)], configs=0)
+    _collect(_Healthy, path, [_matmul(8)], configs=0)
     with sqlite3.connect(path) as db:
         reasons = dict(db.execute("SELECT status, reason FROM verdict WHERE status != 'ok'").fetchall())
-    assert reasons["misfit"] == "shared memory: 300000 bytes needed, 232448 there"
+    assert reasons["misfit"] == "shared memory: 300000 bytes needed, 232448 available"
     assert reasons["failed"] == "does not compile: planted"
 
 
 @pytest.mark.parametrize("kind", [_Crashing, _Hanging])
-def test_a_configuration_that_kills_or_hangs_is_named_and_the_rest_measured(
+def test_a_configuration_that_crashes_or_hangs_is_identified_and_the_others_measured(
     tmp_path: Path, kind: type[TritonCollector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = get_family("matmul")
     problem = _matmul(8).problem
     deadly = next(c for c in family.configs(problem) if c["block_m"] == 32)
     harmless = [c for c in family.configs(problem) if c["block_m"] == 64][:5]
-    chosen = [family.configs(problem)[0], *harmless, deadly]
-    monkeypatch.setattr("tilewise.gpu.measure.collector.pick_configs", lambda *_: list(chosen))
+    selected = [family.configs(problem)[0], *harmless, deadly]
+    monkeypatch.setattr("tilewise.gpu.measure.collector.pick_configs", lambda *_: list(selected))
     path = tmp_path / "s.sqlite"
     _collect(kind, path, [_matmul(8)])
     with sqlite3.connect(path) as db:
@@ -120,40 +120,40 @@ def test_a_configuration_that_kills_or_hangs_is_named_and_the_rest_measured(
 
 def test_a_second_run_continues_where_the_first_stopped(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
-    _collect(_Well, path, [_matmul(8)])
+    _collect(_Healthy, path, [_matmul(8)])
     with Store(path) as store:
-        again = _Well([_matmul(8), _matmul(24)], store, Options(max_configs=12))
+        again = _Healthy([_matmul(8), _matmul(24)], store, Options(max_configs=12))
         assert [p.kernel for p in again.waiting] == [_matmul(24)]
 
 
-def test_kernels_that_are_trained_on_may_be_measured_thinly(tmp_path: Path) -> None:
+def test_training_kernels_can_be_sampled_with_thin(tmp_path: Path) -> None:
     kernels = [Kernel("drawn", _matmul(520).problem), Kernel("drawn", _matmul(72).problem)]
     held_out = Kernel("drawn_b", _matmul(136).problem)
     with Store(tmp_path / "s.sqlite") as store:
-        waiting = {p.kernel: p for p in _Well([*kernels, held_out], store, Options(thin=40)).waiting}
+        waiting = {p.kernel: p for p in _Healthy([*kernels, held_out], store, Options(thin=40)).waiting}
     family = get_family("matmul")
     assert len(waiting[held_out].configs) > 300
-    picked = [waiting[kernel].configs for kernel in kernels]
-    for kernel, configs in zip(kernels, picked, strict=True):
-        every = family.configs(kernel.problem)
-        scores = shipped_scores("h200", "", "triton")[0].scores(kernel.problem, every)
-        liked = {every[index] for index in np.argsort(scores, kind="stable")[:20]}
-        assert len(set(configs)) == len(configs) == 40 and configs[0] == every[0]
-        assert len(liked & set(configs)) >= 20
-    assert set(picked[0][21:]) != set(picked[1][21:])  # drawn for each kernel anew
+    samples = [waiting[kernel].configs for kernel in kernels]
+    for kernel, configs in zip(kernels, samples, strict=True):
+        space = family.configs(kernel.problem)
+        scores = shipped_scores("h200", "", "triton")[0].scores(kernel.problem, space)
+        best_ranked = {space[index] for index in np.argsort(scores, kind="stable")[:20]}
+        assert len(set(configs)) == len(configs) == 40 and configs[0] == space[0]
+        assert len(best_ranked & set(configs)) >= 20
+    assert set(samples[0][21:]) != set(samples[1][21:])  # every kernel has its own random sample
 
 
-class _Dying(_Well):
-    """Kills itself when the message that it waits for has come, before it is dealt with."""
+class _Dying(_Healthy):
+    """Kills itself when the `countdown`-th message of a kind arrives, before handling it."""
 
-    kind, left = "", 0
+    kind, countdown = "", 0
 
-    def _hear_gpu(self, message: Any) -> None:
+    def _on_gpu_message(self, message: Any) -> None:
         if message[0] == self.kind:
-            self.left -= 1
-            if self.left == 0:
+            self.countdown -= 1
+            if self.countdown == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-        super()._hear_gpu(message)
+        super()._on_gpu_message(message)
 
 
 SETTINGS = Settings(rounds=3, max_rounds=3, batch_configs=4, finalists=0)
@@ -163,7 +163,7 @@ def _collect_and_die(path: str, kind: str = "", count: int = 0) -> None:
     with Store(path) as store:
         options = Options(minutes=2, processes=1, max_configs=12, settings=SETTINGS)
         collector = _Dying([_matmul(8)], store, options, lambda _: None)
-        collector.kind, collector.left = kind, count
+        collector.kind, collector.countdown = kind, count
         collector.run()
 
 
@@ -179,44 +179,46 @@ def _timings(path: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "count", "kept"),
+    ("kind", "count", "stored"),
     [("timing", 1, 0), ("timing", 3, 2), ("batch", 1, 4), ("done", 1, None)],
 )
-def test_killed_at_any_moment_it_has_every_timing_it_heard_of_and_goes_on(
-    kind: str, count: int, kept: int | None, tmp_path: Path
+def test_a_killed_collector_has_stored_every_timing_and_the_next_one_continues(
+    kind: str, count: int, stored: int | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "s.sqlite"
     _in_child(str(path), kind, count)
     first = _timings(path)
-    assert kept in (None, first)
+    assert stored in (None, first)
     _collect_and_die(str(path))
     with Store(path) as store:
         (kernel,) = store.kernels()
         batches = store.batches(kernel)
         assert store.finished() == {kernel.problem.key}
     assert not any(batch.open or batch.disturbed for batch in batches)
-    timed = Counter(key for batch in batches for key in batch.runtime_ns)
-    assert set(timed.values()) == {3}, "what the first run took is gone on from, and counted once"
+    repeats = Counter(key for batch in batches for key in batch.runtime_ns)
+    assert set(repeats.values()) == {3}, "the second run continues the first, and counts its timings once"
 
 
-def test_a_batch_that_was_cut_off_counts_only_if_the_default_takes_what_it_took(
+def test_an_interrupted_batch_counts_only_if_the_default_takes_as_long_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s.sqlite"
     _in_child(str(path), "timing", 3)
-    monkeypatch.setattr(workers, "_spawn", multiprocessing.get_context("spawn"))  # which reads the environment anew
+    monkeypatch.setattr(
+        workers, "_spawn", multiprocessing.get_context("spawn")
+    )  # spawned processes read the new environment
     monkeypatch.setenv("FAKE_SLOWER", "1.5")
     _collect_and_die(str(path))
     with Store(path) as store:
         first, *others = store.batches(store.kernels()[0])
-        (measured,) = read_measured(store)
+        (problem,) = read_measured(store)
     assert first.disturbed and not first.open and len(first.runtime_ns) == 2
     assert set(Counter(key for batch in others for key in batch.runtime_ns).values()) == {3}
-    assert {timing.repeats for timing in measured.timings if timing.config != measured.default} == {3}
-    assert measured.default_ns == 1350.0
+    assert {timing.repeats for timing in problem.timings if timing.config != problem.default} == {3}
+    assert problem.default_ns == 1350.0
 
 
-def test_two_collectors_share_a_store_and_measure_nothing_twice(tmp_path: Path) -> None:
+def test_two_collectors_share_a_store_without_measuring_twice(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     context = multiprocessing.get_context("spawn")
     children = [context.Process(target=_collect_in_child, args=(str(path),)) for _ in range(2)]
@@ -232,27 +234,27 @@ def test_two_collectors_share_a_store_and_measure_nothing_twice(tmp_path: Path) 
         assert all(len({batch.run for batch in store.batches(kernel)}) == 1 for kernel in kernels)
 
 
-def test_finals_alone_are_added_to_finished_kernels_and_only_the_best_are_compiled_again(tmp_path: Path) -> None:
+def test_finals_can_be_added_to_finished_kernels(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
-        _Well([_matmul(64)], store, Options(minutes=2, processes=1, settings=SETTINGS), lambda _: None).run()
+        _Healthy([_matmul(64)], store, Options(minutes=2, processes=1, settings=SETTINGS), lambda _: None).run()
         finals = Options(minutes=2, processes=1, finals=True)
-        again = _Well(store.kernels(), store, finals, lambda _: None)
+        again = _Healthy(store.kernels(), store, finals, lambda _: None)
         (pending,) = again.waiting
         assert len(pending.configs) == 1 + 3 * finals.settings.finalists
         (tally,) = again.run().values()
         assert tally.kernels == 1
-        (measured,) = read_measured(store)
-        assert not _Well(store.kernels(), store, finals, lambda _: None).waiting
-    repeats = Counter(timing.repeats for timing in measured.timings if timing.config != measured.default)
+        (problem,) = read_measured(store)
+        assert not _Healthy(store.kernels(), store, finals, lambda _: None).waiting
+    repeats = Counter(timing.repeats for timing in problem.timings if timing.config != problem.default)
     assert repeats[finals.settings.final_rounds] == finals.settings.finalists
-    assert repeats[3] == len(measured.timings) - 1 - finals.settings.finalists
+    assert repeats[3] == len(problem.timings) - 1 - finals.settings.finalists
 
 
 def _collect_in_child(path: str) -> None:
-    _collect(_Well, Path(path), [_matmul(8 * i) for i in range(1, 7)])
+    _collect(_Healthy, Path(path), [_matmul(8 * i) for i in range(1, 7)])
 
 
-def test_without_a_gpu_there_is_one_sentence(tmp_path: Path) -> None:
+def test_without_a_gpu_there_is_one_error_message(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="no CUDA GPU"):
         _collect(_Absent, tmp_path / "s.sqlite", [_matmul(8)])
 
@@ -280,17 +282,17 @@ def test_no_shape_is_in_two_programs_or_two_splits() -> None:
     for kernel in kernels:
         owners.setdefault(kernel.problem.shape_key, set()).add(kernel.program)
         splits.setdefault(kernel.problem.shape_key, set()).add(split_of(kernel.program))
-    assert all(len(found) == 1 for found in owners.values())
-    assert all(len(found) == 1 for found in splits.values())
+    assert all(len(programs) == 1 for programs in owners.values())
+    assert all(len(names) == 1 for names in splits.values())
 
 
-def test_every_planned_problem_reads_back_from_its_own_json() -> None:
+def test_every_built_in_problem_survives_a_json_round_trip() -> None:
     for kernel in built_in_kernels("triton"):
         spec = json.loads(kernel.problem.key)
         assert get_family(kernel.problem.family).problem(spec) == kernel.problem
 
 
-def test_configurations_are_distinct_and_small_enough_to_name() -> None:
+def test_configurations_are_distinct() -> None:
     for problem in {k.problem.family: k.problem for k in built_in_kernels("triton")}.values():
         configs = get_family(problem.family).configs(problem)
         assert len(set(configs)) == len(configs) > 20

@@ -1,4 +1,4 @@
-"""The Triton kernels themselves: walked through by Triton's interpreter, and compiled for a GPU that is not there."""
+"""The Triton kernels: run in Triton's interpreter, and compiled for a GPU that need not be present."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SOURCE = Path(__file__).parents[2] / "src"
 _old_numpy = tuple(map(int, np.__version__.split(".")[:2])) < (2, 4)
 needs_interpreter = pytest.mark.skipif(not _old_numpy, reason="Triton's interpreter needs NumPy before 2.4")
 
-_WALK = """
+_SCRIPT = """
 import random, sys
-from tilewise.gpu.measure.gpu import open_device
+from tilewise.gpu.measure.execution import open_device
 from tilewise.gpu.families.family import get_family
 device = open_device("interpreter")
 torch = device.torch
@@ -41,10 +41,10 @@ for spec in {specs}:
 """
 
 
-def _walk(specs: list[dict[str, object]]) -> None:
-    # A process of its own: TRITON_INTERPRET is read when a kernel is decorated.
+def _run_interpreted(specs: list[dict[str, object]]) -> None:
+    # A separate process, because TRITON_INTERPRET is read when a kernel is decorated.
     environment = {**os.environ, "PYTHONPATH": str(_SOURCE), "TILEWISE_NATIVE": "0"}
-    code = _WALK.format(specs=specs)
+    code = _SCRIPT.format(specs=specs)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -52,7 +52,7 @@ def _walk(specs: list[dict[str, object]]) -> None:
 @needs_interpreter
 def test_matmul_agrees_with_pytorch_in_all_layouts_and_epilogues() -> None:
     chance = random.Random(0)
-    _walk(
+    _run_interpreted(
         [
             {"family": "matmul", "m": 37, "n": 56, "k": 70, "dtype": dtype, "epilogue": epilogue,
              "layout": chance.choice(["nn", "nt", "tn", "tt"])}
@@ -65,10 +65,10 @@ def test_matmul_agrees_with_pytorch_in_all_layouts_and_epilogues() -> None:
 
 
 @needs_interpreter
-def test_products_agree_with_pytorch_however_they_are_run() -> None:
+def test_products_agree_with_pytorch_in_every_schedule() -> None:
     chance = random.Random(1)
     sizes = ((24, 48, 256), (7, 40, 520), (70, 8, 96), (33, 51, 77))  # few rows, long K, few columns, odd
-    _walk(
+    _run_interpreted(
         [
             {"family": "product", "m": m, "n": n, "k": k, "dtype": "fp16", "epilogue": epilogue,
              "layout": chance.choice(["nn", "nt", "tn", "tt"])}
@@ -82,7 +82,7 @@ def test_products_agree_with_pytorch_however_they_are_run() -> None:
 @needs_interpreter
 def test_attention_agrees_with_pytorch() -> None:
     shape = {"family": "attention", "batch": 2, "heads": 4, "kv_heads": 2, "dtype": "fp16"}
-    _walk(
+    _run_interpreted(
         [
             {**shape, "queries": 20, "keys": 20, "head": 64, "causal": 1},
             {**shape, "queries": 1, "keys": 70, "head": 128, "causal": 1},
@@ -103,7 +103,7 @@ def test_row_kernels_agree_with_pytorch() -> None:
         for axis in (0, 1)
         for operation in ("sum", "max")
     ]
-    _walk(specs)
+    _run_interpreted(specs)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -118,9 +118,9 @@ def test_one_binary_serves_every_shape(layout: str) -> None:
     assert len(binaries) == 1
 
 
-def test_compiled_products_copy_by_descriptors_and_multiply_by_warpgroups(tmp_path: Path) -> None:
+def test_compiled_products_use_tma_and_warpgroup_mma(tmp_path: Path) -> None:
     code = """
-from tilewise.gpu.measure.compiling import compile_binary
+from tilewise.gpu.measure.compiler import compile_binary
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config
 family = get_family("product")
@@ -137,7 +137,7 @@ for ways in ({"persistent": 1, "tail": 0, "parts": 1}, {"persistent": 0, "tail":
 
 def test_compiled_matmul_uses_tensor_cores_and_wide_asynchronous_loads(tmp_path: Path) -> None:
     code = """
-from tilewise.gpu.measure.compiling import compile_binary
+from tilewise.gpu.measure.compiler import compile_binary
 from tilewise.gpu.families.family import get_family
 family = get_family("matmul")
 problem = family.problem({"family": "matmul", "m": 100, "n": 1000, "k": 768, "layout": "nt"})

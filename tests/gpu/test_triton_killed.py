@@ -1,4 +1,4 @@
-"""The whole Triton collector under Triton's interpreter, killed from outside at several moments and started again."""
+"""The whole Triton collector in Triton's interpreter, killed at several moments and started again."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _old_numpy = tuple(map(int, np.__version__.split(".")[:2])) < (2, 4)
 pytestmark = pytest.mark.skipif(not _old_numpy, reason="Triton's interpreter needs NumPy before 2.4")
 
 _SOURCE = Path(__file__).parents[2] / "src"
-# The GPU's process says on its own what it has timed, so that what the store lacks can be counted.
+# The GPU process logs every timing that it sends, so that the test can count those that the store lacks.
 _COLLECT = """
 import os, sys, time
 from tilewise.tune import collect
-from tilewise.gpu.measure import collector as collecting, kernel as measure
+from tilewise.gpu.measure import collector, job
 
 def serve(connection, kind, shared):
-    told = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    class Telling:
+    log = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    class Logging:
         recv = connection.recv
         def send(self, message):
             if message[0] == "timing":
-                time.sleep(0.02)  # on a busy machine the collector may wait for a core longer than a timing takes
+                time.sleep(0.02)  # on a busy machine the collector may wait longer for a core than a timing takes
             connection.send(message)
             if message[0] == "timing":
-                os.write(told, b".")
-    measure.serve(Telling(), kind, shared)
+                os.write(log, b".")
+    job.serve(Logging(), kind, shared)
 
-collecting.TritonCollector.serve_gpu = staticmethod(serve)
+collector.TritonCollector.serve_gpu = staticmethod(serve)
 shapes = [{"family": "softmax", "dtype": "fp32", "rows": 3 + i, "cols": 60} for i in range(2)]
 if __name__ == "__main__":
     collect("triton", shapes=shapes, out=sys.argv[1], configs=8, device="interpreter", say=lambda line: None)
@@ -53,34 +53,34 @@ def _start(folder: Path) -> subprocess.Popen[str]:
     script = folder / "collecting_script.py"
     script.write_text(_COLLECT)
     environment = {**os.environ, "PYTHONPATH": str(_SOURCE), "TILEWISE_NATIVE": "0"}
-    command = [sys.executable, str(script), str(folder / "s.sqlite"), str(folder / "told")]
+    command = [sys.executable, str(script), str(folder / "s.sqlite"), str(folder / "reported")]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def _told(folder: Path) -> int:
-    return (folder / "told").stat().st_size if (folder / "told").exists() else 0
+def _reported(folder: Path) -> int:
+    return (folder / "reported").stat().st_size if (folder / "reported").exists() else 0
 
 
-def _killed_after(folder: Path, timings: int) -> None:
-    child, enough = _start(folder), _told(folder) + timings
-    while child.poll() is None and _told(folder) < enough:
+def _kill_after(folder: Path, timings: int) -> None:
+    child, enough = _start(folder), _reported(folder) + timings
+    while child.poll() is None and _reported(folder) < enough:
         time.sleep(0.0005)
     os.kill(child.pid, signal.SIGKILL)
-    child.communicate()  # until the GPU's process has closed the pipe too, which it notices by its next message
+    child.communicate()  # returns when the GPU process has closed the pipe too, at its next message
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_a_collection_loses_one_timing_at_most_and_goes_on(tmp_path: Path) -> None:
+def test_a_killed_collection_loses_at_most_one_timing_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     for kills, timings in enumerate((1, 9, 17), start=1):
-        _killed_after(tmp_path, timings)
+        _kill_after(tmp_path, timings)
         with Store(path) as store:
-            kept = store.counts()["timings"]
-        assert 0 <= _told(tmp_path) - kept <= kills
+            stored = store.counts()["timings"]
+        assert 0 <= _reported(tmp_path) - stored <= kills
     child = _start(tmp_path)
-    _, said = child.communicate(timeout=600)
-    assert child.returncode == 0, said
-    assert "Traceback" not in said
+    _, errors = child.communicate(timeout=600)
+    assert child.returncode == 0, errors
+    assert "Traceback" not in errors
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     with Store(path) as store:
@@ -89,7 +89,7 @@ def test_killed_at_any_moment_a_collection_loses_one_timing_at_most_and_goes_on(
         for kernel in kernels:
             batches = store.batches(kernel)
             assert not any(batch.open for batch in batches)
-            timed = Counter(key for batch in batches if not batch.disturbed for key in batch.runtime_ns)
+            repeats = Counter(key for batch in batches if not batch.disturbed for key in batch.runtime_ns)
             assert len({key for batch in batches for key in batch.runtime_ns}) == 7
-            assert not timed or min(timed.values()) >= 1
+            assert not repeats or min(repeats.values()) >= 1
         assert sum(m.kernel.n_configs for members in make_collection(store, "t").splits.values() for m in members) == 16

@@ -1,4 +1,4 @@
-"""Trials of Triton configurations, on a made-up GPU whose clock falls all the time."""
+"""Trials of Triton configurations on a fake GPU whose clock slows down all the time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tilewise.gpu.families.family import Binary, Launch, get_family
-from tilewise.gpu.measure.device import TritonDevice, TritonTrial
+from tilewise.gpu.measure.triton_device import TritonDevice, TritonTrial
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.tuner import Tuner
 
@@ -18,7 +18,7 @@ PROBLEM = Problem.of("softmax", dtype="fp32", rows=5, cols=96)
 
 
 class SlowingDevice:
-    """Runs PyTorch in place of a kernel; what it takes is made up, and more by a tenth at every reading."""
+    """Runs PyTorch in place of a kernel; its times are invented and grow by a tenth at every reading."""
 
     torch, torch_device, l2_bytes = torch, "cpu", 1024
 
@@ -45,12 +45,12 @@ class SlowingDevice:
         return together
 
     def time_units(self, units: Sequence[Any]) -> list[float]:
-        taken = []
+        times = []
         for unit in units:
             self.pace *= 1.001
-            taken.append(unit.ns * self.pace)
+            times.append(unit.ns * self.pace)
         self.pace *= 1.1
-        return taken
+        return times
 
 
 def by_warps(binary: Binary) -> float:
@@ -58,54 +58,56 @@ def by_warps(binary: Binary) -> float:
 
 
 def configs() -> list[Config]:
-    """One of each number of warps."""
-    every = {config.size("warps"): config for config in reversed(get_family("softmax").configs(PROBLEM))}
-    return [every[warps] for warps in sorted(every)]
+    """Return one configuration for each number of warps."""
+    by_count = {config.size("warps"): config for config in reversed(get_family("softmax").configs(PROBLEM))}
+    return [by_count[warps] for warps in sorted(by_count)]
 
 
-def test_what_is_measured_at_different_clocks_compares_as_if_it_had_been_measured_at_one():
+def test_ratios_of_runtimes_do_not_depend_on_the_clock():
     trial = TritonTrial(SlowingDevice(by_warps), PROBLEM)
-    chosen = configs()
-    assert len(chosen) >= 3
-    measured = [trial.measure(config).runtime_ns for config in reversed(chosen)][::-1]
-    expected = [1 + config.size("warps") / 10 for config in chosen]
-    assert [ns / measured[0] for ns in measured] == pytest.approx([x / expected[0] for x in expected], rel=0.005)
-    again = trial.measure(chosen[1]).runtime_ns
-    assert again == pytest.approx(measured[1], rel=0.005)
+    candidates = configs()
+    assert len(candidates) >= 3
+    runtimes = [trial.measure(config).runtime_ns for config in reversed(candidates)][::-1]
+    expected = [1 + config.size("warps") / 10 for config in candidates]
+    assert [ns / runtimes[0] for ns in runtimes] == pytest.approx([x / expected[0] for x in expected], rel=0.005)
+    again = trial.measure(candidates[1]).runtime_ns
+    assert again == pytest.approx(runtimes[1], rel=0.005)
 
 
-def test_a_run_off_gives_the_times_of_each_in_order():
+def test_interleaved_times_keep_the_order_of_the_configurations():
     trial = TritonTrial(SlowingDevice(by_warps), PROBLEM)
-    chosen = configs()
-    for config in chosen:
+    candidates = configs()
+    for config in candidates:
         trial.measure(config)
-    times = trial.in_turns(chosen)
-    assert times == sorted(times) and len(times) == len(chosen)
+    times = trial.time_interleaved(candidates)
+    assert times == sorted(times) and len(times) == len(candidates)
 
 
-def test_a_wrong_first_configuration_is_nobodys_measure():
-    chosen = configs()
-    device = SlowingDevice(by_warps, wrong=lambda binary: binary.num_warps == chosen[0].size("warps"))
+def test_a_wrong_first_configuration_is_not_the_reference():
+    candidates = configs()
+    device = SlowingDevice(by_warps, wrong=lambda binary: binary.num_warps == candidates[0].size("warps"))
     trial = TritonTrial(device, PROBLEM)
-    assert trial.measure(chosen[0]).status == "wrong"
-    one, two = (trial.measure(config).runtime_ns for config in chosen[1:3])
+    assert trial.measure(candidates[0]).status == "wrong"
+    one, two = (trial.measure(config).runtime_ns for config in candidates[1:3])
     assert one is not None and two is not None
-    assert two / one == pytest.approx((10 + chosen[2].size("warps")) / (10 + chosen[1].size("warps")), rel=0.005)
+    assert two / one == pytest.approx(
+        (10 + candidates[2].size("warps")) / (10 + candidates[1].size("warps")), rel=0.005
+    )
 
 
-def test_what_is_timed_side_by_side_keeps_the_scale_of_the_first():
+def test_remeasured_times_keep_the_scale_of_the_first_measurement():
     trial = TritonTrial(SlowingDevice(by_warps), PROBLEM)
-    chosen = configs()[:3]
-    measured = [trial.measure(config).runtime_ns for config in chosen]
-    assert trial.remeasure(chosen) == pytest.approx(measured, rel=0.005)
+    candidates = configs()[:3]
+    runtimes = [trial.measure(config).runtime_ns for config in candidates]
+    assert trial.remeasure(candidates) == pytest.approx(runtimes, rel=0.005)
 
 
-def test_a_gpu_that_was_never_measured_starts_from_the_nearest_model_and_says_so(tmp_path):
+def test_a_gpu_without_a_model_uses_the_nearest_model_with_a_message(tmp_path):
     for capability, own in ((80, False), (90, True)):
-        described = {"name": "a GPU", "compute_capability": capability}
-        device, said = TritonDevice(SimpleNamespace(describe=lambda told=described: told)), []
-        tuner = Tuner(device, cache=tmp_path, say=said.append)
+        details = {"name": "a GPU", "compute_capability": capability}
+        device, messages = TritonDevice(SimpleNamespace(describe=lambda details=details: details)), []
+        tuner = Tuner(device, cache=tmp_path, say=messages.append)
         assert tuner.model is not None and tuner.model.name == "h200" and device.own_model == own
-        assert any("no model was trained on a GPU" in line for line in said) != own
-        chosen = tuner.choose({"family": "matmul", "m": 512, "n": 512, "k": 512, "dtype": "fp16"})
-        assert chosen.source == "model" and chosen.config in device.configs(chosen.problem)
+        assert any("no model was trained on a GPU" in line for line in messages) != own
+        decision = tuner.choose({"family": "matmul", "m": 512, "n": 512, "k": 512, "dtype": "fp16"})
+        assert decision.source == "model" and decision.config in device.configs(decision.problem)

@@ -12,7 +12,7 @@ import pytest
 
 from tilewise.errors import UnavailableError
 from tilewise.gpu.families.family import Binary, Launch, get_family
-from tilewise.gpu.measure.kernel import Batch, Job, Settings, Verdict, measure
+from tilewise.gpu.measure.job import Batch, Job, Settings, Verdict, measure
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.measure.sampling import Candidate, time_all
 

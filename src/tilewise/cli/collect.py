@@ -94,7 +94,7 @@ def triton(
     if device not in ("cuda", "interpreter"):
         raise typer.BadParameter("device is cuda or interpreter.")
     if ray is None and device == "cuda":
-        from tilewise.gpu.measure.gpu import check_gpu
+        from tilewise.gpu.measure.execution import check_gpu
 
         check_gpu()
     options = {"seed": seed, "configs": configs, "finals": finals, "plugins": tuple(plugin or ()), "device": device}

@@ -1,9 +1,9 @@
 """`autotune`: a drop-in for `triton.autotune` that measures a handful of configurations instead of all of them.
 
-Same call, same decorator, same results. For each new key it asks the choices on disk; then the cost model shipped for
-this GPU, where the kernel is recognisably one of the families that were measured (a matrix product with blocks along m,
-n and k); else what it has learned about this kernel from other keys. It measures until going on cannot pay, keeps every
-measurement on disk, and takes a new key without measuring when what it knows leaves no doubt.
+The call, the decorator and the results are those of Triton. For each new key it looks for a stored choice. Without one
+it ranks the configurations, with the cost model shipped for this GPU if the kernel looks like a matrix product with
+blocks along m, n and k, else with what it learned about this kernel from other keys. It measures in that order until
+more measurements cannot pay, and stores every measurement. A key whose best configuration is certain is not measured.
 
     @tilewise.tune.triton.autotune(configs=[...], key=["M", "N", "K"])
     @triton.jit
@@ -24,7 +24,7 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.gpu.measure.gpu import COLLECTIONS, NEAREST
+from tilewise.gpu.measure.execution import COLLECTIONS, NEAREST
 from tilewise.store.problem import Config, Kernel, Problem, Value
 from tilewise.store.service import ServiceClient
 from tilewise.store.store import Machine
@@ -35,11 +35,12 @@ from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.measure.trial import Timed
 from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
-PROGRAM = "autotuned"
-_WORTH = 0.005  # expected saving of what is left, below which measuring a kernel without a model ends
-BUDGET = 5
+PROGRAM = "autotuned"  # the program under which measurements are stored
+# Without a model, measuring ends when the expected saving of the remaining configurations is below this share.
+_MIN_EXPECTED_SAVING = 0.005
+BUDGET = 5  # default number of configurations to measure for a new key, with a model
 _LAUNCH_SETTINGS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-_FAMILY_FIELDS = {"block_m", "block_n", "block_k", "warps", "stages"}
+_MATMUL_FIELDS = {"block_m", "block_n", "block_k", "warps", "stages"}
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "tf32"}
 
 
@@ -60,77 +61,87 @@ def autotune(
 ) -> Callable[[Any], Any]:
     """Decorate a jitted kernel as `triton.autotune` does.
 
-    Beyond Triton's own arguments (others are passed on): `budget` is how many configurations a new key may cost where
-    a model knows the kernel; twice as many where none does, and four times for its first three keys. `cache` is the
-    folder of choices and measurements. `service` is the address of a `tilewise serve`: what others measured of this
-    kernel is taken over, and what is measured here is sent there. `say` hears what was decided; by default nothing is
-    said.
+    Arguments besides Triton's own (unknown ones are passed on to Triton): `budget` is the number of configurations to
+    measure for a new key if a model ranks the kernel; without a model it is twice as many, and four times as many for
+    the first three keys. `cache` is the folder of choices and measurements. `service` is the address of a `tilewise
+    serve`: measurements of this kernel by other machines are taken over, and those made here are sent there. `say`
+    receives a line about each decision; by default nothing is printed.
     """
     if not isinstance(budget, int) or budget < 1:
         raise ConfigurationError(f"budget must be a whole number of at least 1, not {budget!r}.")
 
     def decorate(kernel: Any) -> Any:
-        tuned = _autotuner_class()(
+        """Wrap a jitted kernel."""
+        autotuner = _autotuner_class()(
             kernel, kernel.arg_names, list(configs), list(key), reset_to_zero, restore_value, pre_hook=pre_hook,
             post_hook=post_hook, prune_configs_by=prune_configs_by, **options,
         )  # fmt: skip
-        heard = say or (lambda line: None)
-        tuned.learned = Session(tuned.base_fn.__name__, _source(kernel), budget, cache, heard, service)
-        return tuned
+        autotuner.session = Session(
+            name=autotuner.base_fn.__name__,
+            source=_source_digest(kernel),
+            budget=budget,
+            cache=cache,
+            say=say or (lambda line: None),
+            service=service,
+        )
+        return autotuner
 
     return decorate
 
 
 def _autotuner_class() -> Any:
-    """Triton's Autotuner with another way to fill its cache; made late, since Triton may be absent."""
+    """Return a subclass of Triton's Autotuner; created on demand, because Triton may not be installed."""
     from triton.runtime.autotuner import Autotuner
 
     class LearnedAutotuner(Autotuner):  # type: ignore[misc, unused-ignore]
-        """Fills Triton's own cache of best configurations before Triton looks into it."""
+        """Fills Triton's own cache of best configurations before Triton reads it."""
 
-        learned: Session
+        session: Session
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
+            """Choose a configuration for a new key, then launch as Triton does."""
             if len(self.configs) > 1:
-                given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-                known = {name: value for name, value in given.items() if name in self.arg_names}
-                dtypes = [str(value.dtype) for value in known.values() if hasattr(value, "dtype")]
-                tuning_key = (*(known[name] for name in self.keys if name in known), *dtypes)
+                values = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+                arguments = {name: value for name, value in values.items() if name in self.arg_names}
+                dtypes = [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")]
+                sizes = {name: arguments[name] for name in self.keys if name in arguments}
+                # The key must equal the one that Triton builds.
+                tuning_key = (*(sizes[name] for name in self.keys if name in sizes), *dtypes)
                 if tuning_key not in self.cache:
-                    self._choose(tuning_key, known, dtypes, args, kwargs)
+                    self._choose(tuning_key, sizes, dtypes, args, kwargs)
             return super().run(*args, **kwargs)
 
-        def _choose(self, tuning_key: Any, known: Any, dtypes: list[str], args: Any, kwargs: Any) -> None:
+        def _choose(self, tuning_key: Any, sizes: Any, dtypes: list[str], args: Any, kwargs: Any) -> None:
+            """Choose a configuration for a new key and store it in Triton's cache."""
             self.nargs = dict(zip(self.arg_names, args, strict=False))
             start = time.time()
             pruned = self.prune_configs(kwargs)
             timings: dict[Any, Any] = {}
 
             def measure(config: Any) -> float | None:
-                taken = self._bench(*args, config=config, **kwargs)
-                timings[config] = taken
-                middle = taken[0] if isinstance(taken, list | tuple) else taken
-                return float(middle) * 1e6 if 0 < float(middle) < float("inf") else None
+                result = self._bench(*args, config=config, **kwargs)  # milliseconds, or quantiles of them
+                timings[config] = result
+                median = result[0] if isinstance(result, list | tuple) else result
+                return float(median) * 1e6 if 0 < float(median) < float("inf") else None
 
-            sizes = {name: known[name] for name in self.keys if name in known}
-            chosen = self.learned.choose(pruned, sizes, dtypes, measure)
-            self.cache[tuning_key] = chosen
+            best = self.session.choose(pruned, sizes, dtypes, measure)
+            self.cache[tuning_key] = best
             self.configs_timings, self.bench_time = timings, time.time() - start
             if timings:
-                self.pre_hook({**self.nargs, **kwargs, **chosen.all_kwargs()}, reset_only=True)
+                self.pre_hook({**self.nargs, **kwargs, **best.all_kwargs()}, reset_only=True)
 
     return LearnedAutotuner
 
 
-def _source(kernel: Any) -> str:
-    """Digits that change with the kernel's code."""
+def _source_digest(kernel: Any) -> str:
+    """Return a digest of the kernel's source code."""
     while kernel is not None and not hasattr(kernel, "cache_key"):
         kernel = getattr(kernel, "fn", None)
     return str(getattr(kernel, "cache_key", ""))[:16] or "unknown"
 
 
 class Session:
-    """The choices of one decorated kernel. Opened at the first launch, when the GPU is known."""
+    """The choices of one decorated kernel. Files are opened at the first launch, when the GPU is known."""
 
     def __init__(
         self,
@@ -148,18 +159,19 @@ class Session:
         self._memory: Memory | None = None
         self._machine: Machine | None = None
         self._model: ModelScores | None = None
-        self.last: Decision | None = None  # how the last new key was decided
+        self.last: Decision | None = None  # the decision for the last new key
 
     def _open(self) -> tuple[Memory, Machine]:
+        """Open the stored choices, the model and the service of this GPU, once."""
         if self._memory is None or self._machine is None:
             self._machine, version, collection = this_gpu()
-            words = re.sub(r"\W+", "-", f"{self._machine.kind}-{self._machine.identity}").strip("-").lower()
+            file_name = re.sub(r"\W+", "-", f"{self._machine.kind}-{self._machine.identity}").strip("-").lower()
             version = f"{__version__}, triton {version}"
-            self._memory = Memory(self.folder, self._machine, version, self.folder / f"{words}.sqlite", self.say)
+            self._memory = Memory(self.folder, self._machine, version, self.folder / f"{file_name}.sqlite", self.say)
             for note in self._memory.choices.notes:
                 self.say(note)
-            known = collection is None or collection in self._machine.identity.lower()
-            self._model, _ = shipped_scores(collection, self._machine.identity, "triton", 0.0, own=known)
+            is_own_model = collection is None or collection in self._machine.identity.lower()
+            self._model, _ = shipped_scores(collection, self._machine.identity, "triton", 0.0, own=is_own_model)
             if self._service_url is not None:
                 self._service = ServiceClient(self._service_url, self._machine, self.say)
         return self._memory, self._machine
@@ -171,47 +183,50 @@ class Session:
         dtypes: Sequence[str],
         measure: Callable[[Any], float | None],
     ) -> Any:
-        """The triton.Config to launch with."""
+        """Return the triton.Config to launch with; `measure` times one in nanoseconds."""
         memory, machine = self._open()
         settings = [settings_of(config) for config in configs]
-        own = tuple(config_of(values) for values in settings)
+        candidates = tuple(config_of(values) for values in settings)
         problem = problem_of(self.name, self.source, {**sizes, **{f"dtype{i}": d for i, d in enumerate(dtypes)}})
-        elsewhere = self._measured_elsewhere(memory, problem, own)
+        elsewhere = self._best_elsewhere(memory, problem, candidates)
         if elsewhere is not None:
-            return configs[own.index(elsewhere)]
+            return configs[candidates.index(elsewhere)]
         model = self._scores(settings, sizes, dtypes)
         launches = _Launches(
-            dict(zip(own, configs, strict=True)), measure, lambda line: self.say(f"{self.name}: {line}")
+            dict(zip(candidates, configs, strict=True)), measure, lambda line: self.say(f"{self.name}: {line}")
         )
-        known = 0 if model is not None else len(memory.measured(problem.family))
-        # Where nothing is known of a kernel, its first keys teach those that come after.
-        budget = self.budget if model is not None else 4 * self.budget if known < FIRST_PROBLEMS else 2 * self.budget
-        worth = 0.0 if model is not None else _WORTH
-        found = self.last = decide(problem, own, model, memory, launches, budget=budget, worth=worth, least=0)
-        if found.source == "cache":
+        budget, min_saving = self.budget, 0.0
+        if model is None:
+            # Without a model the first keys of a kernel are measured more thoroughly: they teach the later ones.
+            is_first = len(memory.measured(problem.family)) < FIRST_PROBLEMS
+            budget, min_saving = (4 if is_first else 2) * self.budget, _MIN_EXPECTED_SAVING
+        decision = decide(problem, candidates, model, memory, launches, budget=budget, worth=min_saving, least=0)
+        self.last = decision
+        if decision.source == "cache":
             self.say(f"{self.name} {dict(sizes)}: chosen before")
-        elif found.measurements and not launches.times:
+        elif decision.measurements and not launches.times:
             raise TilewiseError(f"none of the {len(configs)} configurations of {self.name} could be run; try others.")
         else:
-            self._keep(memory, machine, problem, found, launches.times)
-            self.say(f"{self.name} {dict(sizes)}: {found.measurements} of {len(configs)} measured; {found.reason}")
-        return configs[own.index(found.config)]
+            self._store(memory, machine, problem, decision, launches.times)
+            count = f"{decision.measurements} of {len(configs)} measured"
+            self.say(f"{self.name} {dict(sizes)}: {count}; {decision.reason}")
+        return configs[candidates.index(decision.config)]
 
-    def _measured_elsewhere(self, memory: Memory, problem: Problem, own: Sequence[Config]) -> Config | None:
-        """What the service's others measured of this very kernel, unless this machine has a choice of its own."""
-        if self._service is None or memory.kept(problem, own) is not None:
+    def _best_elsewhere(self, memory: Memory, problem: Problem, candidates: Sequence[Config]) -> Config | None:
+        """Ask the service for another machine's measurement, unless this machine has a stored choice."""
+        if self._service is None or memory.kept(problem, candidates) is not None:
             return None
-        found = self._service.choose(problem, own)
-        if found is None or found.source != "measured":
+        answer = self._service.choose(problem, candidates)
+        if answer is None or answer.source != "measured":
             return None
         self.say(f"{self.name}: measured elsewhere, says the service")
-        return found.config
+        return answer.config
 
-    def _keep(
-        self, memory: Memory, machine: Machine, problem: Problem, found: Decision, times: Mapping[Config, float]
+    def _store(
+        self, memory: Memory, machine: Machine, problem: Problem, decision: Decision, times: Mapping[Config, float]
     ) -> None:
-        """What cannot be kept is said, and costs the next process its measurements, not this one its run."""
-        if not times or found.runtime_ns is None:
+        """Store and report measurements; if that fails, say so and go on: only the next process measures again."""
+        if not times or decision.runtime_ns is None:
             return
         try:
             with memory.open_store() as store:
@@ -219,29 +234,29 @@ class Session:
                 store.add_batch(run, Kernel(PROGRAM, problem), 0, min(times.values()), list(times.items()))
             if self._service is not None:
                 self._service.report(problem, min(times.values()), list(times.items()))
-            memory.choices.put(found)
+            memory.choices.put(decision)
         except (TilewiseError, OSError) as error:
             self.say(str(error))
 
     def _scores(
         self, settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]
-    ) -> _ProductScores | None:
-        """The shipped model's scores where the kernel looks like a matrix product; None elsewhere."""
-        recognised = None if self._model is None else matmul_like(settings, sizes, dtypes)
-        if recognised is None or self._model is None:
+    ) -> _MatmulScores | None:
+        """Score the configurations with the shipped model if the kernel looks like a matrix product, else None."""
+        as_matmul = None if self._model is None else match_matmul(settings, sizes, dtypes)
+        if as_matmul is None or self._model is None:
             return None
-        while self._model.notes:  # once: the first product is the first that the model is used for
+        while self._model.notes:  # show each note once, when the model is first used
             warnings.warn(self._model.notes.pop(), stacklevel=2)
         try:
-            return _ProductScores(self._model.hyper, self._model.scores(*recognised))
+            return _MatmulScores(self._model.hyper, self._model.scores(*as_matmul))
         except TilewiseError as error:
             warnings.warn(f"the shipped model cannot rank {self.name}: {error}", stacklevel=2)
             return None
 
 
 @dataclass(frozen=True, eq=False)
-class _ProductScores:
-    """Scores of a kernel that was recognised as a product, in the order of its configurations."""
+class _MatmulScores:
+    """Scores of a kernel that looks like a matrix product, in the order of its configurations."""
 
     hyper: Hyperparameters
     values: Numbers
@@ -252,7 +267,7 @@ class _ProductScores:
 
 
 class _Launches:
-    """Times configurations by launching the kernel; what one raises is its own verdict."""
+    """Times configurations by launching the kernel; an error concerns that configuration alone."""
 
     def __init__(
         self, launches: Mapping[Config, Any], time: Callable[[Any], float | None], say: Callable[[str], None]
@@ -261,28 +276,32 @@ class _Launches:
         self.times: dict[Config, float] = {}
 
     def measure(self, config: Config) -> Timed:
+        """Time one configuration."""
         try:
             runtime_ns = self._time(self._launches[config])
-        except ValueError:  # a mistake in the call, such as a meta-parameter that is given twice
+        except ValueError:  # a mistake in the call, such as a meta-parameter that is passed twice
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:300]
             self._say(f"{self._launches[config]} is left out: {reason}")
             return Timed(None, None, "failed", reason)
         if runtime_ns is None or not 0 < runtime_ns < math.inf:
-            return Timed(None, None, "failed", "it gave no time")
+            return Timed(None, None, "failed", "Triton returned no valid time")
         self.times[config] = runtime_ns
         return Timed(runtime_ns, None)
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
-        """The mean of both readings, in logarithms."""
+        """Time configurations again; return the geometric mean of both times."""
         before = [self.times[config] for config in configs]
         again = [self.measure(config).runtime_ns for config in configs]
         return [None if b is None else math.sqrt(a * b) for a, b in zip(before, again, strict=True)]
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
-    """A launch's settings as a configuration: whole numbers as they are, anything else as a switch of its own."""
+    """Convert launch settings to a configuration.
+
+    Integers keep their value; every other value becomes a field of its own that is 1.
+    """
     values: dict[str, int] = {}
     for name, value in settings.items():
         if isinstance(value, bool | int):
@@ -293,7 +312,7 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 
 
 def problem_of(kernel: str, source: str, key: Mapping[str, Any]) -> Problem:
-    """A kernel and the values of its key; `source` changes with its code."""
+    """Describe a kernel and the values of its key; `source` is a digest of its code."""
     values: dict[str, Value] = {}
     for name, value in key.items():
         values[re.sub(r"\W", "_", name)] = int(value) if isinstance(value, bool | int) else str(value)
@@ -301,7 +320,7 @@ def problem_of(kernel: str, source: str, key: Mapping[str, Any]) -> Problem:
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """Everything a triton.Config fixes, by name."""
+    """Return every setting of a triton.Config, by name."""
     settings = dict(config.kwargs)
     for name in _LAUNCH_SETTINGS:
         value = getattr(config, name, None)
@@ -310,35 +329,35 @@ def settings_of(config: Any) -> dict[str, Any]:
     return settings
 
 
-def matmul_like(
+def match_matmul(
     settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]
 ) -> tuple[Problem, list[Config]] | None:
-    """The matrix product a kernel seems to be, by the names of its blocks and of its key; None if it does not."""
-    wanted = {name.lower(): value for name, value in sizes.items() if isinstance(value, int)}
+    """Match a kernel to a matrix product by the names of its blocks and of its key; None if they do not match."""
+    key_sizes = {name.lower(): value for name, value in sizes.items() if isinstance(value, int)}
     dtype = _DTYPES.get(dtypes[0]) if dtypes else None
-    if not {"m", "n", "k"} <= set(wanted) or dtype is None or min(wanted[n] for n in "mnk") < 1:
+    if not {"m", "n", "k"} <= set(key_sizes) or dtype is None or min(key_sizes[n] for n in "mnk") < 1:
         return None
     configs = []
     for values in settings:
         fields = {_field(name): value for name, value in values.items() if isinstance(value, int)}
-        if not fields.keys() >= _FAMILY_FIELDS:
+        if not fields.keys() >= _MATMUL_FIELDS:
             return None
-        configs.append(Config({**{name: fields[name] for name in _FAMILY_FIELDS}, "group": fields.get("group", 1)}))
+        configs.append(Config({**{name: fields[name] for name in _MATMUL_FIELDS}, "group": fields.get("group", 1)}))
     problem = Problem.of(
-        "matmul", dtype=dtype, m=wanted["m"], n=wanted["n"], k=wanted["k"], epilogue="none", layout="nn"
+        "matmul", dtype=dtype, m=key_sizes["m"], n=key_sizes["n"], k=key_sizes["k"], epilogue="none", layout="nn"
     )
     return problem, configs
 
 
 def _field(name: str) -> str:
-    """BLOCK_SIZE_M, BLOCK_M and block_m are one; GROUP_SIZE_M is the group."""
+    """Normalise the name of a setting: BLOCK_SIZE_M and BLOCK_M become block_m, GROUP_SIZE_M becomes group."""
     plain = re.sub(r"_SIZE|SIZE_", lambda match: "_" if match.group() == "SIZE_" else "", name.upper()).lower()
     plain = plain.replace("__", "_").removeprefix("num_")
     return "group" if plain.startswith("group") else plain
 
 
 def this_gpu() -> tuple[Machine, str, str | None]:
-    """The GPU in use, Triton's version, and the collection whose model fits."""
+    """Return the GPU in use, Triton's version, and the collection whose model serves it."""
     import torch
     import triton
 

@@ -12,14 +12,14 @@ import pytest
 from tilewise.errors import ConfigurationError
 from tilewise.gpu.products.config_fields import CUBLAS
 from tilewise.gpu.products.dispatch import choose_unmeasured, matmul, problem_of, rank_kernels, required_gain
-from tilewise.gpu.products.family import MAX_PARTIAL_SUMS, Product, split_work, supports_tma, workspace_sizes
+from tilewise.gpu.products.family import MAX_PARTIAL_SUMS, ProductFamily, split_work, supports_tma, workspace_sizes
 from tilewise.gpu.products.roofline import columns, fits
 from tilewise.gpu.products.runtime_model import RuntimeModel, shipped_runtime_model
 from tilewise.store.problem import Config, Problem
 from tools.drawn_products import KINDS, drawn_products
 
 SHARED = 232_448
-FAMILY = Product()
+FAMILY = ProductFamily()
 
 
 def _problems(count: int, seed: int = 7) -> list[Problem]:

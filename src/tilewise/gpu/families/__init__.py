@@ -1,1 +1,1 @@
-"""The families of Triton kernels, one module per kind of kernel."""
+"""The families of Triton kernels, one module per kind of kernel: problems, configurations, operands and launches."""

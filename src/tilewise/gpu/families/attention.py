@@ -1,4 +1,4 @@
-"""The family `attention`: the forward pass, causal or not, with query heads that may share key heads."""
+"""The family `attention`: the forward pass, causal or not; several query heads may share a key head."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tilewise.gpu.families.family import (
     Binary,
     Launch,
     Operands,
-    draw,
     guarded_output,
+    random_tensor,
 )
 from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.registry import Expected
@@ -26,24 +26,25 @@ from tilewise.tune.families.registry import Expected
 
 @cache
 def _space(head: int) -> tuple[Config, ...]:
+    """List the configurations for a head size, the default first."""
     default = Config.of(block_m=128, block_n=64, warps=4 if head <= 64 else 8, stages=3)
-    chosen = [default]
+    configs = [default]
     for block_m, block_n, warps, stages in product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)):
-        # Registers hold the scores and the output; shared memory the staged keys and values.
-        per_thread = block_m * (block_n + head) // (32 * warps)
-        staged = 2 * block_n * head * 2 * stages + block_m * head * 2
-        if not 8 <= per_thread <= 192 or staged > 227 * 1024 or (warps == 8 and block_m < 64):
+        # Registers hold the scores and the output, shared memory the queries and the pipelined keys and values.
+        accumulators = block_m * (block_n + head) // (32 * warps)
+        shared_bytes = 2 * block_n * head * 2 * stages + block_m * head * 2
+        if not 8 <= accumulators <= 192 or shared_bytes > 227 * 1024 or (warps == 8 and block_m < 64):
             continue
         if (block_m, block_n) == (16, 16) and stages > 2:
             continue
         config = Config.of(block_m=block_m, block_n=block_n, warps=warps, stages=stages)
         if config != default:
-            chosen.append(config)
-    return tuple(chosen)
+            configs.append(config)
+    return tuple(configs)
 
 
-class Attention:
-    """out = softmax(q k^T / sqrt(head)) v over (batch, heads, length, head)."""
+class TritonAttention:
+    """Attention, out = softmax(q k^T / sqrt(head)) v, over (batch, heads, length, head)."""
 
     name = "attention"
     sizes = ("batch", "heads", "kv_heads", "queries", "keys")
@@ -51,8 +52,9 @@ class Attention:
     choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp16"), "head": (64, 128, 32), "causal": (0, 1)}
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        filled = {"kv_heads": spec.get("heads", 0), "keys": spec.get("queries", 0), **spec}
-        problem = read_spec(self.name, filled, self.sizes, self.choices)
+        """Read a problem; `kv_heads` defaults to `heads` and `keys` to `queries`."""
+        completed = {"kv_heads": spec.get("heads", 0), "keys": spec.get("queries", 0), **spec}
+        problem = read_spec(self.name, completed, self.sizes, self.choices)
         if problem.size("heads") % problem.size("kv_heads"):
             raise ConfigurationError("heads of an attention problem must be a multiple of kv_heads.")
         if problem.size("causal") and problem.size("queries") > problem.size("keys"):
@@ -66,13 +68,14 @@ class Attention:
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
         element = ELEMENT_BYTES[problem.word("dtype")]
-        needed = 2 * config.size("block_n") * problem.size("head") * element * config.size("stages")
-        return f"shared memory: {needed} bytes of {shared_bytes}" if needed > shared_bytes else None
+        stage_bytes = 2 * config.size("block_n") * problem.size("head") * element * config.size("stages")
+        return f"shared memory: {stage_bytes} bytes of {shared_bytes}" if stage_bytes > shared_bytes else None
 
     def binary(self, problem: Problem, config: Config) -> Binary:
         return _binary(problem.word("dtype"), problem.size("head"), bool(problem.size("causal")), config)
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
+        """Allocate random q, k and v and a guarded output."""
         batch, heads, queries, head = (problem.size(name) for name in ("batch", "heads", "queries", "head"))
         dtype = problem.word("dtype")
         shapes = {
@@ -80,7 +83,7 @@ class Attention:
             "k": (batch, problem.size("kv_heads"), problem.size("keys"), head),
             "v": (batch, problem.size("kv_heads"), problem.size("keys"), head),
         }
-        inputs = {name: draw(torch, shape, dtype, device, generator) for name, shape in shapes.items()}
+        inputs = {name: random_tensor(torch, shape, dtype, device, generator) for name, shape in shapes.items()}
         out, guarded = guarded_output(torch, shapes["q"], dtype, device)
         return Operands(inputs, out, guarded)
 
@@ -89,25 +92,28 @@ class Attention:
         return problem.size("batch") * rows * problem.size("head") * ELEMENT_BYTES[problem.word("dtype")]
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
+        """Compute attention in float32, one item of the batch at a time, and the tolerance."""
         queries, keys = problem.size("queries"), problem.size("keys")
         sharing = problem.size("heads") // problem.size("kv_heads")
-        values, spreads = [], []
-        for q, k, v in zip(*(operands.inputs[name] for name in ("q", "k", "v")), strict=True):  # one item of the batch
+        values, norms = [], []
+        for q, k, v in zip(*(operands.inputs[name] for name in ("q", "k", "v")), strict=True):  # (heads, length, head)
             k, v = k.float().repeat_interleave(sharing, 0), v.float().repeat_interleave(sharing, 0)
             scores = q.float() @ k.mT / math.sqrt(problem.size("head"))  # (heads, queries, keys)
             if problem.size("causal"):
-                seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril(keys - queries)
-                scores = scores.masked_fill_(~seen, float("-inf"))
+                visible = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril(keys - queries)
+                scores = scores.masked_fill_(~visible, float("-inf"))
             weights = scores.softmax(-1)
             values.append(weights @ v)
-            spreads.append(weights.square().sum(-1, keepdim=True).sqrt())
-        value, spread = torch.stack(values), torch.stack(spreads)
-        # The weights are rounded to the operands' type before the second product; independent errors, so they add up
-        # like the root of the sum of squares of the weights. Eight of those, and the rounding of the result.
+            norms.append(weights.square().sum(-1, keepdim=True).sqrt())
+        value, weight_norm = torch.stack(values), torch.stack(norms)
+        # The softmax weights are rounded to the operands' dtype before the second product. These errors are
+        # independent, so their sum grows with the norm of the weights. The tolerance is eight such deviations plus the
+        # rounding of the result.
         rounding = {"bf16": 2.0**-8, "fp16": 2.0**-11}[problem.word("dtype")]
-        return Expected(value, value.abs() * (2 * rounding) + spread * (8 * rounding) + 1e-4)
+        return Expected(value, value.abs() * (2 * rounding) + weight_norm * (8 * rounding) + 1e-4)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
+        """Launch one program per block of queries and head."""
         grid = (
             math.ceil(problem.size("queries") / config.size("block_m")),
             problem.size("batch") * problem.size("heads"),
@@ -123,12 +129,13 @@ class Attention:
         return attention_graph(problem.word("dtype"), *sizes, causal=bool(problem.size("causal")))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        own = [1, 1, config.size("block_m"), problem.size("head")]
-        return {"kernel": [1, 1, config.size("block_n"), problem.size("head")], "output": own, "input": own}
+        queries = [1, 1, config.size("block_m"), problem.size("head")]
+        return {"kernel": [1, 1, config.size("block_n"), problem.size("head")], "output": queries, "input": queries}
 
 
 @cache
 def _binary(dtype: str, head: int, causal: bool, config: Config) -> Binary:
+    """Describe one compilation of `attention_kernel`."""
     element = f"*{DTYPES[dtype]}"
     signature = (
         *((name, element) for name in ("q", "k", "v", "out")),

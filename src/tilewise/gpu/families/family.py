@@ -1,8 +1,8 @@
-"""The plug-in point of the Triton collector: what a family of kernels must say about itself.
+"""The interface of a family of Triton kernels, for the families of tilewise and for plug-ins.
 
-A family knows its problems, its configurations, which of them fit, how to allocate operands, how to launch and what
-the right answer is. Everything else (compiling in parallel, checking, timing, storing, exporting) is shared. The first
-configuration of `configs` is the default, against which all others are normalised.
+A family defines its problems, its configurations, which of them fit a GPU, how to allocate operands, how to launch a
+kernel and what the correct result is. Everything else (compiling in parallel, checking, timing, storing, exporting) is
+shared. The first configuration of `configs` is the default; runtimes are normalised by the default's.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.families import registry
 from tilewise.tune.families.registry import Expected, Family
 
+# Element types of a problem: their name in Triton, in PyTorch, and their size.
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
 TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32", "fp32": "float32"}
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
-GUARD_ELEMENTS = 1024
-MAX_ELEMENTS = 2**31 - 1  # offsets inside one operand are 32-bit integers in the kernels
+GUARD_ELEMENTS = 1024  # behind every output, to detect stores past its end
+MAX_ELEMENTS = 2**31 - 1  # kernels compute offsets inside one operand with 32-bit integers
 
 
 @dataclass(frozen=True)
 class Binary:
-    """One compilation: a kernel function by name, the types of its arguments, and the constants baked in."""
+    """One compilation: a kernel function by name, the types of its arguments, and its compile-time constants."""
 
     kernel: str  # "module:function" under tilewise.gpu.kernels
     signature: tuple[tuple[str, str], ...]
@@ -38,13 +39,12 @@ class Binary:
         return repr((self.kernel, self.signature, self.constants, self.num_warps, self.num_stages))
 
 
-LIBRARY_CALL = "library"  # in the place of a kernel: PyTorch's own call, which nobody compiles
+CUBLAS_CALL = "library"  # stands in for a kernel's name where PyTorch calls cuBLAS and nothing is compiled
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a binary: the grid and the run-time arguments, in the order of the kernel's parameters; or, of a
-    library, the call itself."""
+    """The grid and the run-time arguments of a binary, in the order of the kernel's parameters; or a cuBLAS call."""
 
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
@@ -53,7 +53,7 @@ class Launch:
 
 @dataclass
 class Operands:
-    """The tensors of one problem. `out` is a view of `guarded`, whose tail no kernel may touch."""
+    """The tensors of one problem. `out` is the head of the buffer `guarded`; kernels must not write behind it."""
 
     inputs: dict[str, Any]
     out: Any
@@ -62,25 +62,25 @@ class Operands:
 
 
 class TritonFamily(Family, Protocol):
-    """What a plug-in provides; see docs/adding-a-family.md."""
+    """The methods that a family provides in addition to `Family`; see docs/adding-a-family.md."""
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
-        """Why a configuration cannot run on a GPU with so much shared memory, or None; checked before compiling."""
+        """Return why a configuration cannot run with this much shared memory, or None; called before compiling."""
 
     def binary(self, problem: Problem, config: Config) -> Binary:
-        """What must be compiled for it; problems that share binaries share compilations."""
+        """Describe what has to be compiled; problems with equal binaries share the compilation."""
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
-        """Fresh random inputs and a guarded output."""
+        """Allocate random inputs and a guarded output."""
 
     def bytes_moved(self, problem: Problem) -> int:
-        """Bytes of all operands, each counted once."""
+        """Count the bytes of all operands, each once."""
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        """The answer from PyTorch in float32, and the tolerance."""
+        """Compute the result with PyTorch in float32, and the tolerance."""
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
-        """Grid and arguments of one run."""
+        """Build the grid and the arguments of one run."""
 
 
 add_family = functools.partial(registry.add_family, "triton")
@@ -88,25 +88,28 @@ family_names = functools.partial(registry.family_names, "triton")
 
 
 def get_family(name: str) -> TritonFamily:
+    """Return the Triton family of a name."""
     family: TritonFamily = registry.find_family("triton", name)
     return family
 
 
-def unit_of(size: int, dtype: str) -> int:
-    """The most elements, up to the 16 bytes of a load, that divide `size`: what the compiler may know of alignment."""
-    widest = 16 // ELEMENT_BYTES[dtype]
-    return next(unit for unit in (8, 4, 2, 1) if unit <= widest and size % unit == 0)
+def alignment_unit(size: int, dtype: str) -> int:
+    """Return the largest power of two of elements, up to a 16-byte load, that divides `size`."""
+    load_elements = 16 // ELEMENT_BYTES[dtype]
+    return next(unit for unit in (8, 4, 2, 1) if unit <= load_elements and size % unit == 0)
 
 
-def draw(torch: Any, shape: Sequence[int], dtype: str, device: str, generator: Any) -> Any:
-    """Random normal numbers. tf32 ones are rounded to bf16 first, so that a product itself adds no rounding and the
-    check against float32 stays sharp."""
-    drawn = torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
-    return (drawn.to(torch.bfloat16) if dtype == "tf32" else drawn).to(getattr(torch, TORCH_NAMES[dtype]))
+def random_tensor(torch: Any, shape: Sequence[int], dtype: str, device: str, generator: Any) -> Any:
+    """Draw normal numbers.
+
+    tf32 operands are rounded to bf16 first: products then add no rounding, so the check against float32 can be strict.
+    """
+    values = torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
+    return (values.to(torch.bfloat16) if dtype == "tf32" else values).to(getattr(torch, TORCH_NAMES[dtype]))
 
 
 def guarded_output(torch: Any, shape: Sequence[int], dtype: str, device: str) -> tuple[Any, Any]:
-    """An output and the larger buffer it is the head of."""
+    """Allocate an output and the larger buffer that it is the head of."""
     count = 1
     for size in shape:
         count *= size

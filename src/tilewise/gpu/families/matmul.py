@@ -1,6 +1,6 @@
-"""The families `matmul` and `batched_matmul`: both run `kernels/matmul.py`, and share its binaries.
+"""The families `matmul` and `batched_matmul`: both run `kernels/matmul.py` and share its binaries.
 
-A layout has a letter per operand: n as written, t transposed in memory ("nt" is PyTorch's Linear: x @ weight.T).
+A layout has one letter per operand: "n" for row-major, "t" for column-major. PyTorch's Linear, x @ weight.T, is "nt".
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tilewise.gpu.families.family import (
     Binary,
     Launch,
     Operands,
-    draw,
+    alignment_unit,
     guarded_output,
-    unit_of,
+    random_tensor,
 )
 from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.registry import Expected
@@ -37,12 +37,12 @@ _INTEGERS = ("m_units", "n_units", "k_units", "a_batch", "b_batch", "c_batch", "
 
 
 def _tiles(element_bytes: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Block sizes, warps and stages that keep a thread busy, its accumulator in registers and the stages in memory."""
-    depths = (32, 64, 128) if element_bytes == 2 else (16, 32, 64)
-    for block_m, block_n, block_k in product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), depths):
+    """List block sizes, warps and stages whose accumulators fit into registers and stages into shared memory."""
+    block_ks = (32, 64, 128) if element_bytes == 2 else (16, 32, 64)
+    for block_m, block_n, block_k in product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), block_ks):
         for warps in (4, 8):
-            per_thread = block_m * block_n // (32 * warps)
-            if not 4 <= per_thread <= 128 or (warps == 8 and per_thread < 16):
+            accumulators = block_m * block_n // (32 * warps)  # per thread
+            if not 4 <= accumulators <= 128 or (warps == 8 and accumulators < 16):
                 continue
             for stages in (2, 3, 4, 5):
                 if (block_m + block_n) * block_k * element_bytes * stages <= 227 * 1024:
@@ -51,29 +51,32 @@ def _tiles(element_bytes: int) -> Iterator[tuple[int, int, int, int, int]]:
 
 @cache
 def _space(element_bytes: int) -> tuple[Config, ...]:
-    """The default, then the others. Stages are thinned: two of them per tile and warp count, chosen by the tile."""
-    depth = DEFAULT["block_k"] if element_bytes == 2 else DEFAULT["block_k"] // 2
-    default = Config({**DEFAULT, "block_k": depth})
-    chosen = [default]
+    """List the configurations, the default first.
+
+    Each tile and warp count has two of the four stage counts, even or odd ones, to halve the space.
+    """
+    default_block_k = DEFAULT["block_k"] if element_bytes == 2 else DEFAULT["block_k"] // 2
+    default = Config({**DEFAULT, "block_k": default_block_k})
+    configs = [default]
     for block_m, block_n, block_k, warps, stages in _tiles(element_bytes):
         parity = (block_m.bit_length() + block_n.bit_length() + block_k.bit_length() + warps // 4) % 2
-        if stages % 2 != parity and (block_m, block_n, block_k, warps, stages) != (128, 128, depth, 8, 3):
+        if stages % 2 != parity and (block_m, block_n, block_k, warps, stages) != (128, 128, default_block_k, 8, 3):
             continue
         for group in GROUPS:
             config = Config.of(
                 block_m=block_m, block_n=block_n, block_k=block_k, warps=warps, stages=stages, group=group
             )
             if config != default:
-                chosen.append(config)
-    return tuple(chosen)
+                configs.append(config)
+    return tuple(configs)
 
 
-class Matmul:
-    """c = epilogue(a @ b): a (m, k), b (k, n)."""
+class TritonMatmul:
+    """Matrix product, c = epilogue(a @ b), a (m, k), b (k, n)."""
 
     name = "matmul"
     sizes: tuple[str, ...] = ("m", "n", "k")
-    fits_by = ("dtype",)  # what of a problem `misfit` looks at
+    fits_by = ("dtype",)  # the fields of a problem that `misfit` reads
     choices: Mapping[str, Sequence[Value]] = {
         "dtype": ("bf16", "fp16", "tf32"),
         "epilogue": EPILOGUES,
@@ -92,24 +95,28 @@ class Matmul:
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
         tile = (config.size("block_m") + config.size("block_n")) * config.size("block_k")
-        needed = tile * ELEMENT_BYTES[problem.word("dtype")] * config.size("stages")
-        return f"shared memory: {needed} bytes of {shared_bytes}" if needed > shared_bytes else None
+        stage_bytes = tile * ELEMENT_BYTES[problem.word("dtype")] * config.size("stages")
+        return f"shared memory: {stage_bytes} bytes of {shared_bytes}" if stage_bytes > shared_bytes else None
 
     def binary(self, problem: Problem, config: Config) -> Binary:
         words = (problem.word("dtype"), problem.word("layout"), problem.word("epilogue"))
         return _binary(*words, _units(problem), config)
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
+        """Allocate random a, b, bias and residual and a guarded output, all with a batch dimension but the bias."""
         batch, m, n, k = _shape(problem)
         layout, dtype = problem.word("layout"), problem.word("dtype")
         shapes = {"a": (batch, k, m) if layout[0] == "t" else (batch, m, k)}
         shapes["b"] = (batch, n, k) if layout[1] == "t" else (batch, k, n)
         inputs = {
-            name: draw(torch, shape, dtype, device, generator) for name, shape in {**shapes, "bias": (n,)}.items()
+            name: random_tensor(torch, shape, dtype, device, generator)
+            for name, shape in {**shapes, "bias": (n,)}.items()
         }
         out, guarded = guarded_output(torch, (batch, m, n), dtype, device)
         residual = problem.word("epilogue") == "residual"
-        inputs["residual"] = draw(torch, (batch, m, n), dtype, device, generator) if residual else inputs["bias"]
+        inputs["residual"] = (
+            random_tensor(torch, (batch, m, n), dtype, device, generator) if residual else inputs["bias"]
+        )
         return Operands(inputs, out, guarded)
 
     def bytes_moved(self, problem: Problem) -> int:
@@ -118,10 +125,11 @@ class Matmul:
         return batch * (m * k + k * n + outputs * m * n) * ELEMENT_BYTES[problem.word("dtype")]
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
+        """Compute the product and the epilogue in float32, and the tolerance."""
         layout, epilogue = problem.word("layout"), problem.word("epilogue")
         a, b = operands.inputs["a"].float(), operands.inputs["b"].float()
         value = (a.mT if layout[0] == "t" else a) @ (b.mT if layout[1] == "t" else b)
-        # Sums of k products of size one, in any order; tensor cores cut the last bits. One lost product would cost 1.
+        # Sums of k products of magnitude 1; tensor cores truncate the last bits. A missing product would cost 1.
         slack = 1e-4 + 2e-4 * math.sqrt(problem.size("k"))
         if epilogue.startswith("bias"):
             value = value + operands.inputs["bias"].float()
@@ -135,13 +143,14 @@ class Matmul:
         return Expected(value, value.abs() * rounding + slack)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
+        """Launch one program per output tile and batch item."""
         batch, m, n, k = _shape(problem)
         unit_m, unit_n, unit_k = _units(problem)
         programs = math.ceil(m / config.size("block_m")) * math.ceil(n / config.size("block_n"))
         tensors = (*(operands.inputs[name] for name in ("a", "b")), operands.out)
-        extras = (operands.inputs["bias"], operands.inputs["residual"])
+        epilogue_tensors = (operands.inputs["bias"], operands.inputs["residual"])
         sizes = (m // unit_m, n // unit_n, k // unit_k, m * k // unit_k, k * n // unit_k, m * n // unit_n)
-        return Launch((programs, batch, 1), (*tensors, *extras, *sizes, config.size("group")))
+        return Launch((programs, batch, 1), (*tensors, *epilogue_tensors, *sizes, config.size("group")))
 
     def graph(self, problem: Problem) -> KernelGraph:
         _, m, n, k = _shape(problem)
@@ -154,21 +163,23 @@ class Matmul:
         return {"kernel": [*lead, k, n], "output": [*lead, m, n], "input": [*lead, m, k]}
 
 
-def batched_matmul() -> Matmul:
-    """c[i] = a[i] @ b[i] for i in batch."""
-    family = Matmul()
+def batched_matmul() -> TritonMatmul:
+    """Create the family of batched products, c[i] = a[i] @ b[i]."""
+    family = TritonMatmul()
     family.name, family.sizes = "batched_matmul", ("batch", "m", "n", "k")
-    family.choices = {**Matmul.choices, "epilogue": ("none",)}
+    family.choices = {**TritonMatmul.choices, "epilogue": ("none",)}
     return family
 
 
 def _shape(problem: Problem) -> tuple[int, int, int, int]:
+    """Return batch, m, n and k."""
     batch = problem.size("batch") if "batch" in problem else 1
     return batch, problem.size("m"), problem.size("n"), problem.size("k")
 
 
 @cache
 def _binary(dtype: str, layout: str, epilogue: str, units: tuple[int, int, int], config: Config) -> Binary:
+    """Describe one compilation of `matmul_kernel`."""
     constants: tuple[tuple[str, Value | bool], ...] = (
         *zip(("UNIT_M", "UNIT_N", "UNIT_K"), units, strict=True),
         ("A_TRANSPOSED", layout[0] == "t"),
@@ -185,7 +196,8 @@ def _binary(dtype: str, layout: str, epilogue: str, units: tuple[int, int, int],
 
 @lru_cache(maxsize=64)
 def _units(problem: Problem) -> tuple[int, int, int]:
-    """What m, n and k are multiples of; m matters only where it is the contiguous one."""
+    """Return powers of two that divide m, n and k; m matters only if a is column-major."""
     _, m, n, k = _shape(problem)
     dtype = problem.word("dtype")
-    return unit_of(m, dtype) if problem.word("layout")[0] == "t" else 1, unit_of(n, dtype), unit_of(k, dtype)
+    unit_m = alignment_unit(m, dtype) if problem.word("layout")[0] == "t" else 1
+    return unit_m, alignment_unit(n, dtype), alignment_unit(k, dtype)

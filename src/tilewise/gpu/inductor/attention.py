@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.gpu.families.attention import Attention
+from tilewise.gpu.families.attention import TritonAttention
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 
@@ -49,7 +49,7 @@ def rank_attention(problem: Problem, default: Config, tilings: Sequence[Config],
     fitting = [i for i, config in enumerate(tilings) if _fits(problem, config)]
     if model is None or not fitting:
         return [], False
-    reference = Attention().configs(problem)[0]  # scores are relative to the first configuration
+    reference = TritonAttention().configs(problem)[0]  # scores are relative to the first configuration
     default_score, *scores = model.scores(problem, [reference, default, *(tilings[i] for i in fitting)])[1:]
     order = np.argsort(scores, kind="stable")
     first = tilings[fitting[int(order[0])]]

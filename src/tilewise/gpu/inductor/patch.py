@@ -19,7 +19,7 @@ from tilewise.errors import ConfigurationError
 from tilewise.gpu.inductor.decision_log import DecisionLog
 from tilewise.gpu.inductor.pointwise import patch_autotuner
 from tilewise.gpu.inductor.processes import share_assembler
-from tilewise.gpu.measure.gpu import HOPPER
+from tilewise.gpu.measure.execution import HOPPER
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.service import ServiceClient
 

@@ -44,7 +44,7 @@ _MAX_SCREENED = 256  # templates that the screening network scores; 512 selected
 
 
 class Reason(StrEnum):
-    """Why templates were selected; the values are the words that the decision log stores."""
+    """Reasons for a selection; the values are the words that the decision log stores."""
 
     BENCHMARK = "measured"  # the selected templates are about to be benchmarked
     CERTAIN = "sure"  # the predictions leave no doubt; nothing is benchmarked

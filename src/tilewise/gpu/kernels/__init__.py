@@ -1,1 +1,1 @@
-"""The Triton kernels that are measured. Importing a module in here imports triton; nothing above does so at import."""
+"""The Triton kernels of the families. Importing a module of this package imports Triton; no other module does."""

@@ -1,7 +1,8 @@
-"""Attention forward in one pass over the keys: scores never leave the chip, the softmax is carried along (flash form).
+"""Attention forward in one pass over the keys, with an online softmax (FlashAttention, Dao et al. 2022).
 
-A program owns BLOCK_M queries of one head and walks the keys BLOCK_N at a time. A causal mask is aligned to the end:
-query t of T sees keys up to S - T + t. Several query heads may share one key head (`sharing`).
+A program computes BLOCK_M queries of one head and loops over the keys, BLOCK_N at a time; scores stay on the chip. A
+causal mask is aligned to the end: query t of T attends to keys up to S - T + t. `sharing` query heads share one key
+head.
 """
 
 # The bodies are Triton's language, not Python's: its types are tl.tensor and tl.constexpr.
@@ -17,7 +18,7 @@ def attention_kernel(
     queries, keys, sharing, scale,
     HEAD: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """out = softmax(q k^T * scale) v over contiguous (batch * heads, length, HEAD) operands."""
+    """Compute out = softmax(q k^T * scale) v over contiguous (batch * heads, length, HEAD) operands."""
     first = tl.program_id(0) * BLOCK_M
     head = tl.program_id(1)
     q += head.to(tl.int64) * queries * HEAD
@@ -35,25 +36,25 @@ def attention_kernel(
     end = keys
     if CAUSAL:
         end = tl.minimum(keys, first + BLOCK_M + keys - queries)
-    best = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    row_max = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     weight = tl.zeros((BLOCK_M,), dtype=tl.float32)
     total = tl.zeros((BLOCK_M, HEAD), dtype=tl.float32)
-    to_base_two = scale * 1.4426950408889634
+    log2_scale = scale * 1.4426950408889634  # log2(e): exp2 is faster than exp
     for start in range(0, end, BLOCK_N):
         key = tl.load(k_tile, mask=columns[None, :] < keys - start, other=0.0)
-        score = tl.dot(query, key) * to_base_two
-        seen = start + columns[None, :] < keys
+        score = tl.dot(query, key) * log2_scale
+        visible = start + columns[None, :] < keys
         if CAUSAL:
-            seen = seen & (start + columns[None, :] <= rows[:, None] + keys - queries)
-        # A finite floor instead of -inf: a row past the end then never computes inf - inf.
-        score = tl.where(seen, score, -1.0e30)
-        new_best = tl.maximum(best, tl.max(score, 1))
-        share = tl.exp2(score - new_best[:, None])
-        fade = tl.exp2(best - new_best)
-        weight = weight * fade + tl.sum(share, 1)
+            visible = visible & (start + columns[None, :] <= rows[:, None] + keys - queries)
+        # A finite floor instead of -inf, so that a row past the end never computes inf - inf.
+        score = tl.where(visible, score, -1.0e30)
+        new_max = tl.maximum(row_max, tl.max(score, 1))
+        probability = tl.exp2(score - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        weight = weight * rescale + tl.sum(probability, 1)
         value = tl.load(v_tile, mask=columns[:, None] < keys - start, other=0.0)
-        total = tl.dot(share.to(value.dtype), value, total * fade[:, None])
-        best = new_best
+        total = tl.dot(probability.to(value.dtype), value, total * rescale[:, None])
+        row_max = new_max
         k_tile += BLOCK_N * HEAD
         v_tile += BLOCK_N * HEAD
     total = total / weight[:, None]

@@ -1,9 +1,9 @@
 """Matrix product with an epilogue, over a batch: one kernel for the families `matmul` and `batched_matmul`.
 
-The idea that makes thousands of measurements affordable: one binary per configuration serves every shape. Sizes are
-plain integers that Triton never specialises on; what the compiler must know about alignment comes in as a constexpr
-unit (n = n_units * UNIT_N), so 16-byte loads survive without a recompile per shape. The order in which programs visit
-the output (`group`) is a run-time argument, and costs no binary at all.
+One binary per configuration serves every shape, which makes thousands of measurements affordable. Sizes are plain
+integers that Triton never specialises on; the compiler learns their alignment from a constexpr unit (n = n_units *
+UNIT_N), so that it can use 16-byte loads without a compilation per shape. The order in which programs visit the output
+(`group`) is a run-time argument and needs no binary of its own.
 """
 
 # The bodies are Triton's language, not Python's: its types are tl.tensor and tl.constexpr.
@@ -23,12 +23,12 @@ def matmul_kernel(
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """c[i] = epilogue(a[i] @ b[i]); a is (m, k), b is (k, n), each stored row-major or, if transposed, column-major."""
+    """Compute c[i] = epilogue(a[i] @ b[i]); a is (m, k), b is (k, n), row-major or, if transposed, column-major."""
     m = m_units * UNIT_M
     n = n_units * UNIT_N
     k = k_units * UNIT_K
 
-    # Programs go down `group` row blocks before they move to the next column block, so that b's panel is reused in L2.
+    # Programs go down `group` row blocks before the next column block, so that b's panel is reused in the L2 cache.
     program = tl.program_id(0)
     column_blocks = tl.cdiv(n, BLOCK_N)
     row_blocks = tl.cdiv(m, BLOCK_M)
@@ -77,7 +77,7 @@ def matmul_kernel(
         total = tl.maximum(total, 0.0)
     if EPILOGUE == "bias_gelu":
         total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
-    where = rows[:, None] * n + columns[None, :]
+    offsets = rows[:, None] * n + columns[None, :]
     if EPILOGUE == "residual":
-        total += tl.load(residual + item * (c_batch * UNIT_N) + where, mask=inside, other=0.0).to(tl.float32)
-    tl.store(c + where, total.to(c.dtype.element_ty), mask=inside)
+        total += tl.load(residual + item * (c_batch * UNIT_N) + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(c + offsets, total.to(c.dtype.element_ty), mask=inside)

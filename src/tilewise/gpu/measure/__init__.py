@@ -1,1 +1,1 @@
-"""Measuring Triton kernels on a GPU."""
+"""Measuring Triton kernels on a GPU: compile in many processes, check and time in one."""

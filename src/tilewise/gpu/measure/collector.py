@@ -1,8 +1,8 @@
-"""The collector on a GPU: kernels are compiled in many processes and measured in one.
+"""The collector on a GPU: many processes compile kernels and one process measures them.
 
-The GPU's process takes the first kernel in order whose binaries are all there. If it dies or hangs, the kernel is tried
-once more configuration by configuration, which names the culprit; the rest goes on. A kernel that was under way when a
-collector ended is gone on with by the next one, from the timings that are in the store.
+The GPU process measures the first kernel in order whose binaries are all compiled. If it dies or hangs, the kernel is
+measured once more, one configuration at a time, which identifies the culprit; the other configurations go on. A kernel
+that was interrupted when a collector ended is continued by the next one from the timings in the store.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 from tilewise._system import real_cores
 from tilewise.errors import UnavailableError
 from tilewise.gpu.families.family import Binary, TritonFamily, get_family
-from tilewise.gpu.measure import compiling
-from tilewise.gpu.measure import kernel as measure
-from tilewise.gpu.measure.gpu import COLLECTIONS, HOPPER, usual_shared_bytes
+from tilewise.gpu.measure import compiler
+from tilewise.gpu.measure import job as measure
+from tilewise.gpu.measure.execution import COLLECTIONS, HOPPER, default_shared_bytes
 from tilewise.profile.timing.nvml import GpuWatch
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.aggregate import MeasuredProblem, contenders
@@ -34,61 +34,64 @@ from tilewise.tune.measure.collector import Collector, Options, Recorder, Say
 from tilewise.tune.measure.schedule import Tally, pick_configs
 from tilewise.tune.workloads.programs import split_of
 
-_COMPILE_SECONDS = 90.0
-_SILENCE_SECONDS = 45.0  # the GPU process reports every timing; longer than this between two reports is a hang
-_AT_ONCE = 256  # messages of the GPU's before the compilers get a hearing
-_START_SECONDS = 180.0
+_COMPILE_SECONDS = 90.0  # time limit of one compilation
+_SILENCE_SECONDS = 45.0  # the GPU process reports every timing; a longer silence means that it hangs
+_MAX_MESSAGES = 256  # of the GPU process that are handled before the compile workers are polled again
+_START_SECONDS = 180.0  # time limit for starting the GPU process: importing PyTorch and creating a CUDA context
+_MAX_GPU_DEATHS = 20  # after so many deaths of the GPU process a kernel is given up
 
 
 @dataclass
 class _Pending:
-    """A kernel that waits for its binaries."""
+    """A kernel that waits for its binaries or is being measured."""
 
     kernel: Kernel
     configs: list[Config]
     binaries: list[Binary]
-    misfits: list[Verdict] = field(default_factory=list)  # known before compiling
+    misfits: list[Verdict] = field(default_factory=list)  # configurations that were rejected before compiling
     careful: bool = False
     last_tried: Config | None = None
     default: Config | None = None
-    recorder: Recorder | None = None  # while it is measured
+    recorder: Recorder | None = None  # set while it is measured
 
 
 class TritonCollector(Collector):
-    """One run on this GPU, or in Triton's interpreter."""
+    """One collection run on this GPU, or in Triton's interpreter."""
 
-    # What the child processes run; a test puts its own here.
+    # Entry points of the child processes; tests replace them.
     serve_gpu = staticmethod(measure.serve)
-    serve_compiler = staticmethod(compiling.serve)
+    serve_compiler = staticmethod(compiler.serve)
     silence_seconds = _SILENCE_SECONDS
 
     def __init__(self, kernels: Iterable[Kernel], store: Store, options: Options, say: Say = print) -> None:
+        """Plan the run: select the configurations of each kernel and list the binaries they need."""
         cuda = options.device == "cuda"
         self._kind = "triton" if cuda else "triton-interpreter"
-        # Read without CUDA, so that compiling can begin while the GPU's process starts.
+        # Read through NVML, without CUDA, so that compiling can begin while the GPU process starts.
         self.capability = (GpuWatch().capability() if cuda else None) or HOPPER
-        self.shared_bytes = usual_shared_bytes(self.capability)
+        self.shared_bytes = default_shared_bytes(self.capability)
         name = GpuWatch().name() if cuda else "Triton interpreter"
         super().__init__(kernels, store, options, Machine(self._kind, name, {}), say)
         self.waiting = deque(self._pending(kernel) for kernel in self.kernels)
-        self.compiled: dict[str, compiling.Compiled] = {}
+        self.compile_results: dict[str, compiler.CompileResult] = {}
         self.current: _Pending | None = None
         self._job_seconds: deque[float] = deque([3.0], maxlen=50)
 
     def _pending(self, kernel: Kernel) -> _Pending:
+        """Select the configurations of a kernel and reject those that do not fit the GPU."""
         family = get_family(kernel.problem.family)
         if self.options.finals:
-            chosen = contenders(self.store, kernel, self.options.settings.finalists)
+            selected = contenders(self.store, kernel, self.options.settings.finalists)
         else:
-            chosen = self._chosen(family, kernel)
-        reasons = {config: family.misfit(kernel.problem, config, self.shared_bytes) for config in chosen}
+            selected = self._select_configs(family, kernel)
+        reasons = {config: family.misfit(kernel.problem, config, self.shared_bytes) for config in selected}
         misfits = [Verdict(config, "misfit", reason) for config, reason in reasons.items() if reason is not None]
         configs = [config for config, reason in reasons.items() if reason is None]
-        return _Pending(
-            kernel, configs, [family.binary(kernel.problem, config) for config in configs], misfits, default=chosen[0]
-        )
+        binaries = [family.binary(kernel.problem, config) for config in configs]
+        return _Pending(kernel, configs, binaries, misfits, default=selected[0])
 
-    def _chosen(self, family: TritonFamily, kernel: Kernel) -> list[Config]:
+    def _select_configs(self, family: TritonFamily, kernel: Kernel) -> list[Config]:
+        """Return all configurations of a kernel, or with `thin` a sample that favours those the model ranks high."""
         configs, options = family.configs(kernel.problem), self.options
         if not options.thin or split_of(kernel.program) != "train":
             return pick_configs(configs, options.max_configs, options.seed)
@@ -102,6 +105,7 @@ class TritonCollector(Collector):
     # The loop
 
     def run(self) -> dict[str, Tally]:
+        """Start the processes, measure until the time is up, and return what happened by family."""
         cores = real_cores()
         processes = self.options.processes or max(1, cores - 2)
         cache = os.environ.get("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tilewise-triton-cache"))
@@ -120,7 +124,7 @@ class TritonCollector(Collector):
         return dict(self.tallies)
 
     def _open_run(self, details: dict[str, Any]) -> None:
-        """The GPU's process is there and has said what it runs on."""
+        """Begin a run in the store, once the GPU process has described its device."""
         self.say(f"{time.monotonic() - self.started:.0f} s: device {details}")
         self.shared_bytes = int(details.get("shared_bytes", self.shared_bytes))
         if int(details.get("compute_capability", self.capability)) != self.capability:
@@ -131,6 +135,7 @@ class TritonCollector(Collector):
         self.open_run(Machine(self._kind, str(details["name"]), details), thin=self.options.thin)
 
     def _loop(self, compilers: Sequence[Worker]) -> None:
+        """Distribute work to the processes and handle their messages until all is done or the time is up."""
         queue = deque(self.binaries())
         while self.time_left() and (self.waiting or self.current):
             for worker in compilers:
@@ -140,52 +145,54 @@ class TritonCollector(Collector):
                 self._submit_next()
             for worker, message in wait_any([self.gpu, *compilers], 0.25):
                 if worker is self.gpu:
-                    self._hear_all(message)
+                    self._on_gpu_messages(message)
                 else:
-                    self._hear_compiler(worker, message)
+                    self._on_compile_result(worker, message)
             done = sum(tally.kernels for tally in self.tallies.values())
-            more = f"; {len(self.compiled)} binaries compiled, {len(queue)} to compile"
-            self.tell(done, done + len(self.waiting) + (self.current is not None), more)
+            progress = f"; {len(self.compile_results)} binaries compiled, {len(queue)} to compile"
+            self.tell(done, done + len(self.waiting) + (self.current is not None), progress)
 
     def binaries(self) -> list[Binary]:
-        """Each once, in the order the kernels want them."""
-        found: dict[str, Binary] = {}
+        """List the binaries of all kernels, each once, in the order of the kernels."""
+        binaries: dict[str, Binary] = {}
         for pending in self.waiting:
             for binary in pending.binaries:
-                found.setdefault(binary.key, binary)
-        return list(found.values())
+                binaries.setdefault(binary.key, binary)
+        return list(binaries.values())
 
-    def _hear_compiler(self, worker: Worker, message: Any) -> None:
+    def _on_compile_result(self, worker: Worker, message: Any) -> None:
         binary: Binary = worker.task
         worker.finish()
         if isinstance(message, WorkerLostError):
-            message = compiling.Compiled(0, 0.0, f"does not compile: {message}")
-        self.compiled[binary.key] = message
+            message = compiler.CompileResult(0, 0.0, f"does not compile: {message}")
+        self.compile_results[binary.key] = message
 
     # The GPU
 
     def _submit_next(self) -> None:
-        """The first kernel in order that is ready, fits into the time left, and is not another collector's."""
+        """Start the first kernel that is compiled, fits into the time left and is not claimed by another run."""
         remaining = self.deadline - time.monotonic()
         if remaining < statistics.median(self._job_seconds):
             self.deadline = time.monotonic()
             return
         for index, pending in enumerate(self.waiting):
-            if all(binary.key in self.compiled for binary in pending.binaries):
+            if all(binary.key in self.compile_results for binary in pending.binaries):
                 del self.waiting[index]
                 if self.claims(pending.kernel):
                     self._submit(pending)
                 return
 
     def _submit(self, pending: _Pending) -> None:
+        """Send a kernel to the GPU process, without the configurations that did not compile or fit."""
         misfits, fitting = pending.misfits, []
         pending.misfits = []
         for config, binary in zip(pending.configs, pending.binaries, strict=True):
-            reason = self._misfit(self.compiled[binary.key])
-            if reason is None:
+            rejection = self._rejection(self.compile_results[binary.key])
+            if rejection is None:
                 fitting.append(config)
             else:
-                misfits.append(Verdict(config, reason[0], reason[1]))
+                status, reason = rejection
+                misfits.append(Verdict(config, status, reason))
         if misfits:
             self.add_verdicts(pending.kernel, misfits)
         if not fitting or fitting[0] != pending.default:
@@ -195,70 +202,73 @@ class TritonCollector(Collector):
         seed = self.options.seed * 1_000_003 + int(pending.kernel.problem.digest[:8], 16)
         earlier = tuple(self.store.batches(pending.kernel))
         job = measure.Job(
-            pending.kernel.problem,
-            tuple(fitting),
-            seed,
-            self.options.settings,
-            pending.careful,
-            earlier,
-            self.options.finals,
+            problem=pending.kernel.problem,
+            configs=tuple(fitting),
+            seed=seed,
+            settings=self.options.settings,
+            careful=pending.careful,
+            earlier=earlier,
+            finals=self.options.finals,
         )
         self.gpu.submit(job, self.silence_seconds if self.gpu.connection else _START_SECONDS)
 
-    def _misfit(self, compiled: compiling.Compiled) -> tuple[str, str] | None:
-        if compiled.failure is not None:
-            return "failed", compiled.failure
-        if compiled.shared_bytes > self.shared_bytes:
-            return "misfit", f"shared memory: {compiled.shared_bytes} bytes needed, {self.shared_bytes} there"
+    def _rejection(self, result: compiler.CompileResult) -> tuple[str, str] | None:
+        """Return the status and the reason if a binary cannot be measured."""
+        if result.failure is not None:
+            return "failed", result.failure
+        if result.shared_bytes > self.shared_bytes:
+            return "misfit", f"shared memory: {result.shared_bytes} bytes needed, {self.shared_bytes} available"
         return None
 
-    def _hear_all(self, message: Any) -> None:
-        """This message and those behind it: what still lies in the pipe is lost if this process is killed."""
-        self._hear_gpu(message)
-        for _ in range(_AT_ONCE):
+    def _on_gpu_messages(self, message: Any) -> None:
+        """Handle this message and those behind it: messages in the pipe are lost if this process is killed."""
+        self._on_gpu_message(message)
+        for _ in range(_MAX_MESSAGES):
             if not (self.gpu.busy and self.gpu.ready()):
                 return
             try:
                 message = self.gpu.receive()
             except EOFError:
-                return  # `wait_any` finds that too, and says so
-            self._hear_gpu(message)
+                return  # `wait_any` notices the end as well and reports it
+            self._on_gpu_message(message)
 
-    def _hear_gpu(self, message: Any) -> None:
+    def _on_gpu_message(self, message: Any) -> None:
+        """Handle one message of the GPU process: a greeting, its death, or news about the current kernel."""
         pending = self.current
         if not self.run_number:
-            self._hear_greeting(message)
+            self._on_greeting(message)
             return
         if isinstance(message, WorkerLostError):
             self.gpu.finish()
             if pending is not None:
-                self._lost(pending, str(message))
+                self._on_lost(pending, str(message))
             return
         self.gpu.extend(self.silence_seconds)
         kind = message[0]
-        if pending is None or kind == "device":  # the greeting of a process that was started again
+        if pending is None or kind == "device":  # the greeting of a restarted process
             return
-        self._hear_of(pending, kind, message[1:])
+        self._on_kernel_message(pending, kind, message[1:])
 
-    def _hear_of(self, pending: _Pending, kind: str, parts: Sequence[Any]) -> None:
-        """What the GPU's process says of the kernel that it measures."""
+    def _on_kernel_message(self, pending: _Pending, kind: str, content: Sequence[Any]) -> None:
+        """Handle news about the kernel that the GPU process measures."""
         assert pending.recorder is not None
         if kind in pending.recorder.kinds:
-            pending.recorder(kind, *parts)
+            pending.recorder(kind, *content)
         elif kind == "note":
-            self.say(parts[0])
+            self.say(content[0])
         elif kind == "next":
-            pending.last_tried = parts[0]
+            pending.last_tried = content[0]
         elif kind == "verdicts":
-            self.add_verdicts(pending.kernel, parts[0])
+            self.add_verdicts(pending.kernel, content[0])
         elif kind == "failed":
             self.gpu.stop()
-            self.say(f"{pending.kernel.name} {pending.kernel.problem.key}: {parts[0]}\n{parts[1]}")
-            self._lost(pending, parts[0])
+            self.say(f"{pending.kernel.name} {pending.kernel.problem.key}: {content[0]}\n{content[1]}")
+            self._on_lost(pending, content[0])
         elif kind == "done":
-            self._done(pending, float(parts[0]))
+            self._on_done(pending, float(content[0]))
 
-    def _hear_greeting(self, message: Any) -> None:
+    def _on_greeting(self, message: Any) -> None:
+        """Begin the run with the description of the device, or fail with the reason why there is none."""
         self.gpu.finish()
         if isinstance(message, WorkerLostError):
             raise UnavailableError(f"The process that owns the GPU could not start: {message}.")
@@ -266,40 +276,43 @@ class TritonCollector(Collector):
             raise UnavailableError(str(message[1]))
         self._open_run(message[1])
 
-    def _done(self, pending: _Pending, seconds: float) -> None:
+    def _on_done(self, pending: _Pending, seconds: float) -> None:
         self.gpu.finish()
         self.current = None
         self.tally(pending.kernel).seconds += seconds
         self._job_seconds.append(seconds)
-        measured = self.finish(pending.kernel, pending.configs[0], seconds)
-        if measured is not None and self.options.verbose:
-            self._describe(measured)
+        problem = self.finish(pending.kernel, pending.configs[0], seconds)
+        if problem is not None and self.options.verbose:
+            self._describe(problem)
 
-    def _lost(self, pending: _Pending, reason: str) -> None:
-        """The GPU process is gone. Try again with care; in careful mode the configuration it named is the culprit."""
+    def _on_lost(self, pending: _Pending, reason: str) -> None:
+        """Handle the death of the GPU process.
+
+        The kernel is measured again in careful mode. In careful mode the last configuration it named is the culprit.
+        """
         self.current = None
         next_step = "that configuration is left out" if pending.careful else "again, with care"
         self.say(f"{pending.kernel.name}: {reason}; {next_step}")
         if pending.careful:
             culprit = pending.last_tried
-            if culprit is None or culprit == pending.configs[0] or self.gpu.deaths > 20:
+            if culprit is None or culprit == pending.configs[0] or self.gpu.deaths > _MAX_GPU_DEATHS:
                 self.give_up(pending.kernel, reason)
                 return
             self.add_verdicts(pending.kernel, [Verdict(culprit, "failed", f"it ended the process: {reason}")])
-            keep = [i for i, config in enumerate(pending.configs) if config != culprit]
-            pending.configs = [pending.configs[i] for i in keep]
-            pending.binaries = [pending.binaries[i] for i in keep]
+            remaining = [i for i, config in enumerate(pending.configs) if config != culprit]
+            pending.configs = [pending.configs[i] for i in remaining]
+            pending.binaries = [pending.binaries[i] for i in remaining]
         pending.careful, pending.last_tried = True, None
         self.waiting.appendleft(pending)
 
-    # Telling
+    # Reporting
 
-    def _describe(self, measured: MeasuredProblem) -> None:
-        """One line on a kernel: microseconds of the default, the best and the worst, and the scatter of the repeats."""
-        best = min(measured.timings, key=lambda timing: timing.runtime_ns)
-        worst = max(timing.runtime_ns for timing in measured.timings)
-        scatter = statistics.median(timing.deviation for timing in measured.timings)
+    def _describe(self, measurement: MeasuredProblem) -> None:
+        """Print the default, best and worst microseconds of a kernel, and the scatter of the repeats."""
+        best = min(measurement.timings, key=lambda timing: timing.runtime_ns)
+        worst = max(timing.runtime_ns for timing in measurement.timings)
+        scatter = statistics.median(timing.deviation for timing in measurement.timings)
         self.say(
-            f"{measured.kernel.problem.key}: default {measured.default_ns / 1e3:.2f} us, best "
+            f"{measurement.kernel.problem.key}: default {measurement.default_ns / 1e3:.2f} us, best "
             f"{best.runtime_ns / 1e3:.2f} {best.config.key}, worst {worst / 1e3:.2f}, scatter {scatter:.2%}"
         )

@@ -21,12 +21,12 @@ import numpy as np
 
 from tilewise.errors import ConfigurationError
 from tilewise.gpu.families.family import Binary, Operands
-from tilewise.gpu.measure.compiling import compile_binary
-from tilewise.gpu.measure.gpu import HOPPER
+from tilewise.gpu.measure.compiler import compile_binary
+from tilewise.gpu.measure.execution import HOPPER
 from tilewise.gpu.products.config_fields import CUBLAS, is_cublas
 from tilewise.gpu.products.family import (
     MAX_PARTIAL_SUMS,
-    Product,
+    ProductFamily,
     as_16_bit,
     cublas_call,
     supports_tma,
@@ -88,7 +88,7 @@ def rank_kernels(
     model: RuntimeModel, problem: Problem, shared_bytes: int, count: int
 ) -> tuple[list[Config], Prediction]:
     """Return the `count` kernels that fit and are predicted fastest, in that order, with their predictions."""
-    configs = Product().configs(problem)
+    configs = ProductFamily().configs(problem)
     problem_16_bit, k_factor = as_16_bit(problem)
     of = _kernel_columns(configs)
     of = {**of, "block_k": k_factor * of["block_k"]}
@@ -115,8 +115,9 @@ class ProductDispatcher:
     """Chooses and runs the matrix products of one GPU."""
 
     def __init__(self, torch: Any, model: RuntimeModel, choices: Choices) -> None:
+        """Read the GPU's properties; `choices` are the measured choices of earlier processes."""
         self.torch, self.model, self.stored_choices = torch, model, choices
-        self.family = Product()
+        self.family = ProductFamily()
         properties = torch.cuda.get_device_properties(0)
         self.shared_bytes = int(properties.shared_memory_per_block_optin)
         self.multiprocessors = int(properties.multi_processor_count)

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilewise.gpu.families.family import (
+    CUBLAS_CALL,
     DTYPES,
     ELEMENT_BYTES,
-    LIBRARY_CALL,
     Binary,
     Launch,
     Operands,
-    unit_of,
+    alignment_unit,
 )
-from tilewise.gpu.families.matmul import Matmul
+from tilewise.gpu.families.matmul import TritonMatmul
 from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, STREAM_K, TRANSPOSED, is_cublas
 from tilewise.gpu.products.roofline import MAX_SPLIT_K, MULTIPROCESSORS, best_stream_k_split, max_accumulators
 from tilewise.store.problem import Config, Problem, Value
@@ -124,7 +124,7 @@ def _space(tma: bool, small_m: bool, small_n: bool, element_bytes: int) -> tuple
     return tuple(configs)
 
 
-class Product(Matmul):
+class ProductFamily(TritonMatmul):
     """c = epilogue(a @ b), a (m, k), b (k, n), by cuBLAS or by a kernel."""
 
     name = "product"
@@ -159,8 +159,9 @@ class Product(Matmul):
         return None
 
     def binary(self, problem: Problem, config: Config) -> Binary:
+        """Describe the compilation of a kernel; cuBLAS needs none."""
         if is_cublas(config):
-            return Binary(LIBRARY_CALL, (), (), 0, 0)
+            return Binary(CUBLAS_CALL, (), (), 0, 0)
         transposed, tma = bool(config.size(TRANSPOSED)), bool(config.size("tma"))
         return _binary(
             dtype=problem.word("dtype"),
@@ -209,7 +210,7 @@ class Product(Matmul):
         return Launch((programs, 1, 1), (*tensors, *integers))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        if is_cublas(config):
+        if "block_m" not in config:  # also called with one column per field, where cuBLAS is not a configuration
             return {"kernel": [], "output": [], "input": []}
         return super().tile(problem, config)
 
@@ -314,9 +315,9 @@ def _units(problem: Problem, transposed: bool, tma: bool) -> tuple[int, int, int
     m, n, k = sizes(problem)
     m, n = (n, m) if transposed else (m, n)
     dtype, layout = problem.word("dtype"), _layout(problem, transposed)
-    unit_m = unit_of(m, dtype) if transposed or (layout[0] == "t" and not tma) else 1
-    unit_n = unit_of(n, dtype) if not transposed or (layout[1] == "n" and not tma) else 1
-    return unit_m, unit_n, 1 if tma else unit_of(k, dtype)
+    unit_m = alignment_unit(m, dtype) if transposed or (layout[0] == "t" and not tma) else 1
+    unit_n = alignment_unit(n, dtype) if not transposed or (layout[1] == "n" and not tma) else 1
+    return unit_m, unit_n, 1 if tma else alignment_unit(k, dtype)
 
 
 def _descriptor(tensor: Any, block: list[int]) -> Any:

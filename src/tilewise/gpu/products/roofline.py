@@ -46,7 +46,7 @@ def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
 
 
 def fits(problem: Problem, of: Columns, shared_bytes: int, max_partial_sums: int) -> npt.NDArray[np.bool_]:
-    """Tell for every configuration whether it can run a problem: `Product.misfit`, vectorised."""
+    """Tell for every configuration whether it can run a problem: `ProductFamily.misfit`, vectorised."""
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     transposed = of["transposed"] > 0
     rows, cols = np.where(transposed, n, m), np.where(transposed, m, n)

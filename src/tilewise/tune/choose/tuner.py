@@ -246,7 +246,7 @@ def open_device(device: str, limit_s: float | None = None) -> Device:
 
         return CpuDevice(limit_s)
     if device == "triton":
-        from tilewise.gpu.measure.device import TritonDevice
+        from tilewise.gpu.measure.triton_device import TritonDevice
 
         return TritonDevice()
     raise ConfigurationError(f"There is no device {device!r} to tune on; use cpu or triton.")

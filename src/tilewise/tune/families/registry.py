@@ -50,14 +50,14 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "int8_matmul": "cpu.int8_matmul:Int8Matmul",
     },
     "triton": {
-        "matmul": "tilewise.gpu.families.matmul:Matmul",
+        "matmul": "tilewise.gpu.families.matmul:TritonMatmul",
         "batched_matmul": "tilewise.gpu.families.matmul:batched_matmul",
-        "product": "tilewise.gpu.products.family:Product",
-        "attention": "tilewise.gpu.families.attention:Attention",
-        "softmax": "tilewise.gpu.families.rows:softmax",
-        "layer_norm": "tilewise.gpu.families.rows:layer_norm",
-        "rms_norm": "tilewise.gpu.families.rows:rms_norm",
-        "reduction": "tilewise.gpu.families.rows:Reduction",
+        "product": "tilewise.gpu.products.family:ProductFamily",
+        "attention": "tilewise.gpu.families.attention:TritonAttention",
+        "softmax": "tilewise.gpu.families.rowwise:softmax",
+        "layer_norm": "tilewise.gpu.families.rowwise:layer_norm",
+        "rms_norm": "tilewise.gpu.families.rowwise:rms_norm",
+        "reduction": "tilewise.gpu.families.rowwise:TritonReduction",
     },
 }
 _WORDS = {"cpu": "CPU", "triton": "Triton"}

@@ -1,7 +1,7 @@
-"""Measuring one kernel on a GPU: check every configuration against PyTorch, then time the right ones (see `sampling`).
+"""Measure one kernel on a GPU: check every configuration against PyTorch, then time the correct ones (`sampling`).
 
-A unit is a CUDA graph of launches that together last about `unit_ms`. Operands rotate through several sets, so that
-what does not fit into the L2 cache comes from memory, as it would in a program.
+A unit is a CUDA graph of launches that together last about `unit_ms`. Launches rotate through several sets of operands,
+so that operands are read from memory and not from the L2 cache, as in a program.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.errors import UnavailableError
-from tilewise.gpu.families.family import LIBRARY_CALL, Operands, get_family
-from tilewise.gpu.measure.compiling import use_cache
-from tilewise.gpu.measure.gpu import Gpu
+from tilewise.gpu.families.family import CUBLAS_CALL, Operands, get_family
+from tilewise.gpu.measure.compiler import use_cache
+from tilewise.gpu.measure.execution import Gpu
 from tilewise.store.problem import Config, Problem
 from tilewise.store.readable import Verdict
 from tilewise.store.store import BatchRow
@@ -26,27 +26,30 @@ from tilewise.tune.measure.sampling import Batch, Candidate, Report, Settings, t
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel to measure. `careful`: synchronise after each configuration and say which one is next, so
-    that one that kills the process can be named."""
+    """A kernel to measure.
+
+    With `careful` the GPU process synchronises after each configuration and reports which one is next, so that a
+    configuration that ends the process can be identified.
+    """
 
     problem: Problem
     configs: tuple[Config, ...]  # the default first
     seed: int
     settings: Settings = field(default_factory=Settings)
     careful: bool = False
-    earlier: tuple[BatchRow, ...] = ()  # what is in the store of it
-    finals: bool = False  # only those
+    earlier: tuple[BatchRow, ...] = ()  # batches that the store already has
+    finals: bool = False  # time the finalists only
 
 
 __all__ = ["Batch", "Job", "Settings", "Verdict", "measure", "serve"]
 
 
 def measure(device: Gpu, job: Job, report: Report) -> None:
-    """Send a list of Verdicts and every timing to `report` as they come; each message is complete in itself."""
+    """Send Verdicts and timings to `report` as they are obtained; each message is complete in itself."""
     sets = operand_sets(device, job)
     candidates = _check_all(device, job, sets, report)
     if not candidates or candidates[0].config != job.configs[0]:
-        return  # without the default there is nothing to normalise by; the verdicts say why
+        return  # runtimes are normalised by the default's; the verdicts say why it failed
     _make_units(device, job, candidates)
     while device.notes:
         report("note", device.notes.pop(0))
@@ -56,7 +59,7 @@ def measure(device: Gpu, job: Job, report: Report) -> None:
 
 
 def operand_sets(device: Gpu, job: Job) -> list[Operands]:
-    """Enough sets of operands that one is out of the L2 cache by the time its turn comes again, within reason."""
+    """Allocate enough sets of operands that each has left the L2 cache when it is used again, up to `max_sets`."""
     family = get_family(job.problem.family)
     generator = device.torch.Generator(device=device.torch_device).manual_seed(job.seed)
     footprint = max(family.bytes_moved(job.problem), 1)
@@ -65,7 +68,7 @@ def operand_sets(device: Gpu, job: Job) -> list[Operands]:
 
 
 def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) -> list[Candidate]:
-    """Run every configuration once into a poisoned output and compare; time a second run roughly."""
+    """Run every configuration once into an output filled with NaN and compare it; estimate the time of a second run."""
     family, torch = get_family(job.problem.family), device.torch
     expected = family.expected(job.problem, torch, sets[0])
     right = torch.zeros(len(job.configs), dtype=torch.bool, device=device.torch_device)
@@ -85,29 +88,29 @@ def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) 
         sets[0].guarded.fill_(math.nan)
         runs[0]()
         out, guard = sets[0].out, sets[0].guarded[sets[0].out.numel() :]
-        # A library may round sums on the way, as its users know; it has to answer, not to be as exact as a kernel here.
-        near = out.isfinite() if binary.kernel == LIBRARY_CALL else (out - expected.value).abs() <= expected.bound
-        right[index] = near.all() & guard.isnan().all()
+        # cuBLAS may round intermediate sums, so its result only has to be finite.
+        close = out.isfinite() if binary.kernel == CUBLAS_CALL else (out - expected.value).abs() <= expected.bound
+        right[index] = close.all() & guard.isnan().all()
         if job.careful:
             device.synchronize()
         candidates.append(Candidate(index, config, runs))
     device.synchronize()
     right_list = right.tolist()
-    kept = []
+    correct = []
     for candidate in candidates:
         if right_list[candidate.index]:
-            kept.append(candidate)
+            correct.append(candidate)
         else:
             verdicts[candidate.config] = Verdict(candidate.config, "wrong", "the result differs from PyTorch's")
-    kept = list(_estimate(device, job, kept, verdicts))
+    fast_enough = list(_estimate(device, job, correct, verdicts))
     report("verdicts", list(verdicts.values()))
-    return kept
+    return fast_enough
 
 
 def _estimate(
     device: Gpu, job: Job, candidates: list[Candidate], verdicts: dict[Config, Verdict]
 ) -> Iterator[Candidate]:
-    """A rough time of each, from one launch; the hopelessly slow ones are recorded as such and left out."""
+    """Estimate each candidate's time from one launch; record candidates above `slowest_ms` as slow and drop them."""
     for candidate, runtime_ns in zip(candidates, device.time_units([c.runs[0] for c in candidates]), strict=True):
         candidate.estimate_ns = max(runtime_ns, 500.0)
         is_default = candidate.config == job.configs[0]
@@ -119,21 +122,22 @@ def _estimate(
 
 
 def _make_units(device: Gpu, job: Job, candidates: Sequence[Candidate]) -> None:
+    """Capture the timed unit of every candidate: launches that last about `unit_ms`."""
     for candidate in candidates:
         sets = len(candidate.runs)
-        wanted = round(job.settings.unit_ms * 1e6 / candidate.estimate_ns)
-        launches = min(max(wanted, 1), job.settings.max_launches)
+        launches = round(job.settings.unit_ms * 1e6 / candidate.estimate_ns)
+        launches = min(max(launches, 1), job.settings.max_launches)
         if launches > sets:
-            launches = max(1, round(launches / sets)) * sets  # each set equally often
+            launches = max(1, round(launches / sets)) * sets  # every set is used equally often
         candidate.launches = launches
-        # Where not all sets are used, neighbours start at different ones.
+        # If not all sets are used, neighbouring candidates start with different ones.
         offset = candidate.index if launches < sets else 0
         candidate.unit = device.unit([candidate.runs[(offset + i) % sets] for i in range(launches)])
 
 
 def serve(connection: Any, kind: str, shared: dict[str, Any]) -> None:
-    """The GPU process's life: open the device, say what it is, then jobs in and messages out."""
-    from tilewise.gpu.measure.gpu import open_device
+    """Run the GPU process: open the device, describe it, then receive jobs and send messages."""
+    from tilewise.gpu.measure.execution import open_device
 
     use_cache(shared["cache"])
     try:
@@ -148,9 +152,9 @@ def serve(connection: Any, kind: str, shared: dict[str, Any]) -> None:
         job = connection.recv()
         start = time.perf_counter()
         try:
-            # The pipe takes messages at once, and the collector writes while the GPU goes on.
+            # The collector stores the messages while the GPU continues.
             measure(device, job, lambda *message: connection.send(message))
-        except Exception as error:  # one kernel's failure must not end the collection; the parent records it
+        except Exception as error:  # a failure concerns this kernel alone; the collector records it
             connection.send(("failed", f"{type(error).__name__}: {error}"[:500], traceback.format_exc()[-3000:]))
-            return  # a CUDA error may have cost the context: the parent starts a fresh process
+            return  # a CUDA error may have destroyed the context, so the collector starts a new process
         connection.send(("done", time.perf_counter() - start))

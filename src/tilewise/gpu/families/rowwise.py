@@ -1,6 +1,7 @@
-"""The families that go over the rows of a matrix: `softmax`, `layer_norm`, `rms_norm` and `reduction`.
+"""The families that work along the rows of a matrix: `softmax`, `layer_norm`, `rms_norm` and `reduction`.
 
-They are bound by memory, so what decides is how many bytes are in flight: rows and columns a program, warps, stages.
+They are memory-bound, so the runtime depends on how many bytes are in flight: rows and columns per program, warps and
+pipeline stages.
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ from tilewise.gpu.families.family import (
     Binary,
     Launch,
     Operands,
-    draw,
+    alignment_unit,
     guarded_output,
-    unit_of,
+    random_tensor,
 )
 from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.registry import Expected
 
-_COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192)
+_BLOCK_COLS = (128, 256, 512, 1024, 2048, 4096, 8192)
+# Relative rounding error of a result, by dtype.
 _ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
 
 
 @cache
 def _space(rows_choices: tuple[int, ...], column_choices: tuple[int, ...]) -> tuple[Config, ...]:
-    """Blocks of 1 to 64 elements a thread; stages matter only where a loop walks the block."""
-    found = []
+    """List blocks of 1 to 64 elements per thread, with one and with three pipeline stages."""
+    configs = []
     for rows, cols, warps, stages in product(rows_choices, column_choices, (1, 2, 4, 8, 16), (1, 3)):
         if 1 <= rows * cols // (32 * warps) <= 64:
-            found.append(Config.of(block_rows=rows, block_cols=cols, warps=warps, stages=stages))
-    return tuple(found)
+            configs.append(Config.of(block_rows=rows, block_cols=cols, warps=warps, stages=stages))
+    return tuple(configs)
 
 
 @cache
@@ -51,54 +53,58 @@ def _binary(
     constants: tuple[tuple[str, Value | bool], ...],
     config: Config,
 ) -> Binary:
+    """Describe one compilation of a kernel of `kernels/rowwise.py`."""
     signature = (*((name, f"*{DTYPES[dtype]}") for name in tensors), ("rows", "i32"), ("col_units", "i32"))
     blocks = (
         ("BLOCK_ROWS", config.size("block_rows")),
         ("BLOCK_COLS", config.size("block_cols")),
         ("STAGES", config.size("stages")),
     )
-    return Binary(f"rows:{kernel}", signature, (*constants, *blocks), config.size("warps"), config.size("stages"))
+    return Binary(f"rowwise:{kernel}", signature, (*constants, *blocks), config.size("warps"), config.size("stages"))
 
 
-def _power_of_two(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
 @cache
-def _within_rows(whole: int) -> tuple[Config, ...]:
-    """For rows that a block of `whole` columns holds."""
-    default = _default_config(whole)
-    chosen = [default]
-    for config in _space((1, 2, 4, 8, 16), _COLUMNS):
+def _normalisation_space(row_block: int) -> tuple[Config, ...]:
+    """List configurations for rows that fit into a block of `row_block` columns, the default first.
+
+    A block that holds the whole row has no loop, so its number of stages does not matter.
+    """
+    default = _default_config(row_block)
+    configs = [default]
+    for config in _space((1, 2, 4, 8, 16), _BLOCK_COLS):
         block = config.size("block_cols")
-        if (block < whole or (block == whole and config.size("stages") == 1)) and config != default:
-            chosen.append(config)
-    return tuple(chosen)
+        if (block < row_block or (block == row_block and config.size("stages") == 1)) and config != default:
+            configs.append(config)
+    return tuple(configs)
 
 
 @cache
-def _along_rows(widest: int) -> tuple[Config, ...]:
-    """For reducing rows of at most so many columns."""
-    default = _default_config(min(widest, 4096))
-    space = _space((1, 2, 4, 8, 16), _COLUMNS)
-    return (default, *(c for c in space if c.size("block_cols") <= widest and c != default))
+def _row_reduction_space(max_cols: int) -> tuple[Config, ...]:
+    """List configurations for reducing rows, with blocks of at most `max_cols` columns, the default first."""
+    default = _default_config(min(max_cols, 4096))
+    space = _space((1, 2, 4, 8, 16), _BLOCK_COLS)
+    return (default, *(c for c in space if c.size("block_cols") <= max_cols and c != default))
 
 
 @cache
-def _down_columns(longest: int, widest: int) -> tuple[Config, ...]:
-    """For reducing columns of at most so many rows."""
-    default = Config.of(block_rows=32, block_cols=min(128, widest), warps=4, stages=1)
+def _column_reduction_space(max_rows: int, max_cols: int) -> tuple[Config, ...]:
+    """List configurations for reducing columns, with blocks no larger than the matrix, the default first."""
+    default = Config.of(block_rows=32, block_cols=min(128, max_cols), warps=4, stages=1)
     space = _space((8, 16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
-    fits = (c for c in space if c.size("block_cols") <= widest and c.size("block_rows") <= max(longest, 8))
+    fits = (c for c in space if c.size("block_cols") <= max_cols and c.size("block_rows") <= max(max_rows, 8))
     return (default, *(c for c in fits if c != default))
 
 
 class _Rowwise:
-    """What the row families share: a (rows, cols) input, one program per block of rows."""
+    """Base of the row-wise families: a (rows, cols) input, one program per block of rows."""
 
     name = ""
     sizes = ("rows", "cols")
-    fits_by = ()  # everything fits
+    fits_by = ()  # every configuration fits every problem
     choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp32", "fp16")}
     rounding_slack = 1e-5
 
@@ -109,34 +115,35 @@ class _Rowwise:
         return problem
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        """A block either holds the whole row (one width does) or is narrower than it."""
-        return _within_rows(max(_power_of_two(problem.size("cols")), _COLUMNS[0]))
+        """List configurations whose block holds the whole row or is narrower than it."""
+        return _normalisation_space(max(_next_power_of_two(problem.size("cols")), _BLOCK_COLS[0]))
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
         return None
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
         rows, cols, dtype = problem.size("rows"), problem.size("cols"), problem.word("dtype")
-        names = {"x": (rows, cols), **self._vectors(cols)}
-        inputs = {name: draw(torch, shape, dtype, device, generator) for name, shape in names.items()}
-        out, guarded = guarded_output(torch, self._result(problem), dtype, device)
+        shapes = {"x": (rows, cols), **self._vectors(cols)}
+        inputs = {name: random_tensor(torch, shape, dtype, device, generator) for name, shape in shapes.items()}
+        out, guarded = guarded_output(torch, self._output_shape(problem), dtype, device)
         return Operands(inputs, out, guarded)
 
     def _vectors(self, cols: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the operands besides x."""
         return {}
 
-    def _result(self, problem: Problem) -> tuple[int, ...]:
+    def _output_shape(self, problem: Problem) -> tuple[int, ...]:
         return (problem.size("rows"), problem.size("cols"))
 
     def bytes_moved(self, problem: Problem) -> int:
-        elements = problem.size("rows") * problem.size("cols") + math.prod(self._result(problem))
+        elements = problem.size("rows") * problem.size("cols") + math.prod(self._output_shape(problem))
         return elements * ELEMENT_BYTES[problem.word("dtype")]
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
         rows, cols = problem.size("rows"), problem.size("cols")
         tensors = (operands.inputs["x"], operands.out, *(operands.inputs[name] for name in self._vectors(cols)))
         grid = (math.ceil(rows / config.size("block_rows")), 1, 1)
-        return Launch(grid, (*tensors, rows, cols // unit_of(cols, problem.word("dtype"))))
+        return Launch(grid, (*tensors, rows, cols // alignment_unit(cols, problem.word("dtype"))))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         block = [config.size("block_rows"), config.size("block_cols")]
@@ -144,18 +151,23 @@ class _Rowwise:
 
     def _binary(self, kernel: str, problem: Problem, config: Config, **constants: Value | bool) -> Binary:
         tensors = ("x", "y", *self._vectors(problem.size("cols")))
-        every = {**constants, "COL_UNIT": unit_of(problem.size("cols"), problem.word("dtype"))}
+        constexprs = {**constants, "COL_UNIT": alignment_unit(problem.size("cols"), problem.word("dtype"))}
         if kernel != "reduce_kernel":
-            every["SINGLE"] = config.size("block_cols") >= problem.size("cols")
-        return _binary(kernel, tensors, problem.word("dtype"), tuple(every.items()), config)
+            constexprs["SINGLE"] = config.size("block_cols") >= problem.size("cols")
+        return _binary(kernel, tensors, problem.word("dtype"), tuple(constexprs.items()), config)
 
-    def _within(self, problem: Problem, value: Any) -> Expected:
+    def _with_tolerance(self, problem: Problem, value: Any) -> Expected:
+        """Add the tolerance of the problem's dtype to the correct result."""
         return Expected(value, value.abs() * (2 * _ROUNDING[problem.word("dtype")]) + self.rounding_slack)
 
 
 class Normalisation(_Rowwise):
-    """Each row of x by its own numbers: `softmax`; `layer_norm`, (x - mean) / sqrt(variance + 1e-5) * weight + bias; or
-    `rms_norm`, x / sqrt(mean of squares + 1e-5) * weight."""
+    """Normalisation of each row of x.
+
+    - `softmax`
+    - `layer_norm`: (x - mean) / sqrt(variance + 1e-5) * weight + bias
+    - `rms_norm`: x / sqrt(mean of squares + 1e-5) * weight
+    """
 
     def __init__(self, name: str, rounding_slack: float) -> None:
         self.name, self.rounding_slack = name, rounding_slack
@@ -173,13 +185,14 @@ class Normalisation(_Rowwise):
         return softmax_graph(*sizes) if self.name == "softmax" else norm_graph(*sizes, rms=self.name == "rms_norm")
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
+        """Compute the normalised rows in float32, and the tolerance."""
         x = operands.inputs["x"].float()
         if self.name == "softmax":
-            return self._within(problem, x.softmax(-1))
+            return self._with_tolerance(problem, x.softmax(-1))
         weight, bias = (operands.inputs[name].float() for name in ("weight", "bias"))
         if self.name == "rms_norm":
-            return self._within(problem, x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight)
-        return self._within(problem, torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5))
+            return self._with_tolerance(problem, x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight)
+        return self._with_tolerance(problem, torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5))
 
 
 softmax, layer_norm, rms_norm = (
@@ -188,8 +201,8 @@ softmax, layer_norm, rms_norm = (
 )
 
 
-class Reduction(_Rowwise):
-    """y = sum or max over an axis: 1 gives one number a row, 0 one number a column."""
+class TritonReduction(_Rowwise):
+    """Sum or maximum of x along an axis: axis 1 gives one number per row, axis 0 one per column."""
 
     name = "reduction"
     choices: Mapping[str, Sequence[Value]] = {
@@ -199,10 +212,12 @@ class Reduction(_Rowwise):
     }
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        rows, cols = (_power_of_two(problem.size(name)) for name in ("rows", "cols"))
-        return _along_rows(max(cols, _COLUMNS[0])) if problem.size("axis") == 1 else _down_columns(rows, max(cols, 32))
+        rows, cols = (_next_power_of_two(problem.size(name)) for name in ("rows", "cols"))
+        if problem.size("axis") == 1:
+            return _row_reduction_space(max(cols, _BLOCK_COLS[0]))
+        return _column_reduction_space(rows, max(cols, 32))
 
-    def _result(self, problem: Problem) -> tuple[int, ...]:
+    def _output_shape(self, problem: Problem) -> tuple[int, ...]:
         return (problem.size("rows" if problem.size("axis") == 1 else "cols"),)
 
     def binary(self, problem: Problem, config: Config) -> Binary:
@@ -216,8 +231,8 @@ class Reduction(_Rowwise):
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
         x, axis = operands.inputs["x"].float(), problem.size("axis")
         if problem.word("operation") == "max":
-            return self._within(problem, x.amax(axis))
-        expected = self._within(problem, x.double().sum(axis).float())
+            return self._with_tolerance(problem, x.amax(axis))
+        expected = self._with_tolerance(problem, x.double().sum(axis).float())
         return Expected(expected.value, expected.bound + 3e-6 * x.shape[axis] ** 0.5)
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
@@ -232,6 +247,6 @@ class Reduction(_Rowwise):
 
 
 def _default_config(cols: int) -> Config:
-    """What most hand-written kernels do: one row a program, warps by its width."""
-    width = min(cols, _COLUMNS[-1])
+    """Return the setting of most hand-written kernels: one row per program, warps by its width."""
+    width = min(cols, _BLOCK_COLS[-1])
     return Config.of(block_rows=1, block_cols=width, warps=4 if width <= 2048 else 8, stages=1)

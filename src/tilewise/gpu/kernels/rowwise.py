@@ -1,7 +1,8 @@
-"""Kernels that go over the rows of a matrix: softmax, layer norm, RMS norm and sums or maxima along an axis.
+"""Kernels along the rows of a matrix: softmax, layer norm, RMS norm, and sums or maxima along an axis.
 
-Each has two bodies. SINGLE holds whole rows in registers and reads them once; the other walks the row BLOCK_COLS at a
-time and reads it twice. Columns come as units of COL_UNIT, so alignment is known without a binary per width.
+The normalisations have two bodies. SINGLE holds whole rows in registers and reads them once; the other loops over the
+row, BLOCK_COLS at a time, and reads it twice. The number of columns is passed in units of COL_UNIT, so that the
+compiler knows its alignment without a binary per width.
 """
 
 # The bodies are Triton's language, not Python's: its types are tl.tensor and tl.constexpr.
@@ -19,7 +20,7 @@ def softmax_kernel(
     COL_UNIT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, SINGLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y = softmax of each row of x."""
+    """Compute y, the softmax of each row of x."""
     cols = col_units * COL_UNIT
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     lane = tl.arange(0, BLOCK_COLS)[None, :]
@@ -27,22 +28,22 @@ def softmax_kernel(
     if SINGLE:
         inside = (row < rows) & (lane < cols)
         value = tl.load(x + base + lane, mask=inside, other=-1.0e30).to(tl.float32)
-        share = tl.exp(value - tl.max(value, 1)[:, None])
-        tl.store(y + base + lane, (share / tl.sum(share, 1)[:, None]).to(y.dtype.element_ty), mask=inside)
+        probability = tl.exp(value - tl.max(value, 1)[:, None])
+        tl.store(y + base + lane, (probability / tl.sum(probability, 1)[:, None]).to(y.dtype.element_ty), mask=inside)
     else:
-        best = tl.full((BLOCK_ROWS,), -1.0e30, dtype=tl.float32)
+        row_max = tl.full((BLOCK_ROWS,), -1.0e30, dtype=tl.float32)
         weight = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
         for start in tl.range(0, cols, BLOCK_COLS, num_stages=STAGES):
             inside = (row < rows) & (lane < cols - start)
             value = tl.load(x + base + start + lane, mask=inside, other=-1.0e30).to(tl.float32)
-            new_best = tl.maximum(best, tl.max(value, 1))
-            weight = weight * tl.exp(best - new_best) + tl.sum(tl.exp(value - new_best[:, None]), 1)
-            best = new_best
+            new_max = tl.maximum(row_max, tl.max(value, 1))
+            weight = weight * tl.exp(row_max - new_max) + tl.sum(tl.exp(value - new_max[:, None]), 1)
+            row_max = new_max
         for start in tl.range(0, cols, BLOCK_COLS, num_stages=STAGES):
             inside = (row < rows) & (lane < cols - start)
             value = tl.load(x + base + start + lane, mask=inside, other=-1.0e30).to(tl.float32)
-            share = tl.exp(value - best[:, None]) / weight[:, None]
-            tl.store(y + base + start + lane, share.to(y.dtype.element_ty), mask=inside)
+            probability = tl.exp(value - row_max[:, None]) / weight[:, None]
+            tl.store(y + base + start + lane, probability.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -51,7 +52,7 @@ def norm_kernel(
     RMS: tl.constexpr, COL_UNIT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
     SINGLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y = layer norm of each row of x (weight and bias), or RMS norm (weight only)."""
+    """Compute y, the layer norm of each row of x (weight and bias), or its RMS norm (weight only)."""
     cols = col_units * COL_UNIT
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     lane = tl.arange(0, BLOCK_COLS)[None, :]
@@ -95,7 +96,7 @@ def reduce_kernel(
     AXIS: tl.constexpr, OPERATION: tl.constexpr, COL_UNIT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y = sum or maximum of x along an axis: 1 gives one number a row, 0 one number a column."""
+    """Compute y, the sum or maximum of x along an axis: axis 1 gives one number per row, axis 0 one per column."""
     cols = col_units * COL_UNIT
     start_value = 0.0 if OPERATION == "sum" else -1.0e30
     total = tl.full((BLOCK_ROWS, BLOCK_COLS), start_value, dtype=tl.float32)

@@ -1,8 +1,8 @@
-"""Where kernels run: a CUDA GPU, or Triton's interpreter so that the whole collector can be tested without one.
+"""Devices that run Triton kernels: a CUDA GPU, or Triton's interpreter, which tests the collector without a GPU.
 
 A device loads binaries, launches them and times batches of launches. On the GPU a timed unit is a CUDA graph of many
-launches between two events: the host's overhead per launch stays out, and one unit lasts long enough for the events'
-half microsecond not to matter.
+launches between two events. The graph excludes the host's overhead per launch, and lasts long enough for the events'
+resolution of half a microsecond not to matter.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tilewise.errors import UnavailableError
-from tilewise.gpu.families.family import LIBRARY_CALL, Binary, Launch
-from tilewise.gpu.measure.compiling import compile_binary, find_kernel
+from tilewise.gpu.families.family import CUBLAS_CALL, Binary, Launch
+from tilewise.gpu.measure.compiler import compile_binary, find_kernel
 from tilewise.profile.timing.cuda_graphs import DriverGraphs, Run, torch_graph
 from tilewise.profile.timing.nvml import GpuWatch
 from tilewise.tune.measure.sampling import Clock
 
-HOPPER = 90
-COLLECTIONS = {HOPPER: "h200"}  # whose model fits, by compute capability
-NEAREST = "h200"  # whose model serves a GPU that was never measured: an A100's products it ranks nearly as well
-# The most shared memory a block may ask for, by compute capability; what the device itself says comes first.
+HOPPER = 90  # compute capability 9.0
+# The collection whose model was trained on a GPU of this compute capability.
+COLLECTIONS = {HOPPER: "h200"}
+# The collection whose model serves all other GPUs; it ranks the products of an A100 nearly as well.
+NEAREST = "h200"
+# Maximum shared memory per block, by compute capability; used if the driver does not report it.
 _SHARED_BYTES = {70: 98_304, 75: 65_536, 80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448,
                  100: 232_448, 103: 232_448, 120: 101_376}  # fmt: skip
 
 
-def usual_shared_bytes(capability: int) -> int:
-    """What GPUs of a compute capability have; for an unknown one, the least of all."""
+def default_shared_bytes(capability: int) -> int:
+    """Return the shared memory per block of a compute capability; the smallest of all for an unknown one."""
     return _SHARED_BYTES.get(capability, min(_SHARED_BYTES.values()))
 
 
@@ -42,7 +44,7 @@ def _torch() -> Any:
 
 
 def check_gpu() -> Any:
-    """PyTorch, or one sentence where it sees no GPU."""
+    """Import PyTorch and check that it sees a GPU."""
     torch = _torch()
     if not torch.cuda.is_available():
         raise UnavailableError("PyTorch sees no CUDA GPU here, and Triton kernels are measured on one.")
@@ -50,20 +52,21 @@ def check_gpu() -> Any:
 
 
 class CudaDevice(Clock):
-    """One NVIDIA GPU through PyTorch. Everything goes to one side stream, since the default one cannot be captured."""
+    """One NVIDIA GPU through PyTorch. All work goes to a side stream, because the default stream cannot be captured."""
 
     torch_device = "cuda"
     warm_up_seconds = 0.02
 
     def __init__(self) -> None:
+        """Open the first GPU and read its properties."""
         torch = check_gpu()
         self.torch = torch
-        torch.set_float32_matmul_precision("highest")  # the reference must not use tf32
+        torch.set_float32_matmul_precision("highest")  # reference results must not use tf32
         properties = torch.cuda.get_device_properties(0)
         self.capability = properties.major * 10 + properties.minor
         self.l2_bytes = int(getattr(properties, "L2_cache_size", 0) or 50 << 20)
-        most = getattr(properties, "shared_memory_per_block_optin", 0)
-        self.shared_bytes = int(most or usual_shared_bytes(self.capability))
+        reported = getattr(properties, "shared_memory_per_block_optin", 0)
+        self.shared_bytes = int(reported or default_shared_bytes(self.capability))
         self.multiprocessors = int(properties.multi_processor_count)
         self.memory_bytes = int(properties.total_memory)
         self.name = str(properties.name)
@@ -75,26 +78,27 @@ class CudaDevice(Clock):
         self._watch = GpuWatch()
         self.notes: list[str] = []
         self._driver_graphs: DriverGraphs | None = None
-        # How units are made, best first; a way that fails is struck off and said.
-        self._ways: list[tuple[str, Callable[[Sequence[Run]], Run]]] = [
-            ("the driver's graphs", self._with_driver),
-            ("PyTorch's graphs", self._with_torch),
+        # Ways to capture a unit, the best first; one that fails is removed and noted.
+        self._capture_methods: list[tuple[str, Callable[[Sequence[Run]], Run]]] = [
+            ("the driver's graphs", self._capture_with_driver),
+            ("PyTorch's graphs", self._capture_with_torch),
         ]
 
     def prepare(self, binary: Binary, launch: Launch) -> Run:
-        """A callable that starts the kernel once; UnavailableError if it does not fit."""
+        """Return a callable that launches the kernel once; raise UnavailableError if it does not fit."""
         if launch.call is not None:
             return launch.call
         kernel = self._load(binary)
         constants = dict(binary.constants)
-        # Addresses as integers: the launcher then skips asking the driver about every tensor.
-        given = iter(value.data_ptr() if hasattr(value, "data_ptr") else value for value in launch.arguments)
-        arguments = [constants[name] if name in constants else next(given) for name in kernel.src.fn.arg_names]
+        # Addresses are passed as integers, so that the launcher does not query the driver for every tensor.
+        values = iter(value.data_ptr() if hasattr(value, "data_ptr") else value for value in launch.arguments)
+        arguments = [constants[name] if name in constants else next(values) for name in kernel.src.fn.arg_names]
         run, function, packed = kernel.run, kernel.function, kernel.packed_metadata
         fixed = (*launch.grid, self._handle, function, packed, None, None, None, *arguments)
         return lambda: run(*fixed)
 
     def _load(self, binary: Binary) -> Any:
+        """Compile a binary, or read it from Triton's cache, and load it onto the GPU."""
         kernel = self._loaded.get(binary.key)
         if kernel is None:
             from triton.runtime.errors import OutOfResources
@@ -103,42 +107,45 @@ class CudaDevice(Clock):
                 kernel = compile_binary(binary, self.capability)
                 kernel._init_handles()
             except OutOfResources as error:
-                raise UnavailableError(f"{error.name}: {error.required} needed, {error.limit} there") from None
+                raise UnavailableError(f"{error.name}: {error.required} needed, {error.limit} available") from None
             self._loaded[binary.key] = kernel
         return kernel
 
     def forget(self) -> None:
-        """Let go of every loaded binary; they are compiled, or read from Triton's cache, when they are needed again."""
+        """Drop all loaded binaries; they are compiled or read from Triton's cache when they are used again."""
         self._loaded.clear()
 
     def registers(self, binary: Binary) -> tuple[int, int]:
-        """Registers a thread and spilled ones, of a prepared binary."""
-        if binary.kernel == LIBRARY_CALL:
+        """Return the registers and the spilled bytes per thread of a prepared binary."""
+        if binary.kernel == CUBLAS_CALL:
             return 0, 0
         kernel = self._loaded[binary.key]
         return int(kernel.n_regs), int(kernel.n_spills)
 
     def unit(self, runs: Sequence[Run]) -> Run:
-        """A callable that starts all `runs` back to back, with as little host time as possible."""
-        while self._ways:
+        """Return a callable that launches all `runs` back to back, with as little host time as possible."""
+        while self._capture_methods:
             try:
-                return self._ways[0][1](runs)
+                return self._capture_methods[0][1](runs)
             except (RuntimeError, OSError, AttributeError) as error:
-                self.notes.append(f"timing without {self._ways[0][0]}: {type(error).__name__}: {error}")
-                del self._ways[0]
+                self.notes.append(f"timing without {self._capture_methods[0][0]}: {type(error).__name__}: {error}")
+                del self._capture_methods[0]
                 self.synchronize()
         return lambda: _launch_all(runs)
 
-    def _with_driver(self, runs: Sequence[Run]) -> Run:
+    def _capture_with_driver(self, runs: Sequence[Run]) -> Run:
         if self._driver_graphs is None:
             self._driver_graphs = DriverGraphs(self._handle)
         return self._driver_graphs.capture(runs)
 
-    def _with_torch(self, runs: Sequence[Run]) -> Run:
+    def _capture_with_torch(self, runs: Sequence[Run]) -> Run:
         return torch_graph(self.torch, runs)
 
     def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
-        """All are queued before the first reading is handed over: the GPU waits for nobody who deals with readings."""
+        """Time units one after the other.
+
+        All units are queued before the first time is returned, so that the GPU never waits for the caller.
+        """
         units = list(units)
         while len(self._events) < 2 * len(units):
             self._events.append(self.torch.cuda.Event(enable_timing=True))
@@ -155,6 +162,7 @@ class CudaDevice(Clock):
         self.stream.synchronize()
 
     def describe(self) -> dict[str, Any]:
+        """Return the facts about this GPU and its software that a measurement store records."""
         import triton
 
         return {
@@ -168,7 +176,7 @@ class CudaDevice(Clock):
             "cuda": str(self.torch.version.cuda),
             "torch": str(self.torch.__version__),
             "triton": str(triton.__version__),
-            "timing": self._ways[0][0] if self._ways else "single launches",
+            "timing": self._capture_methods[0][0] if self._capture_methods else "single launches",
         }
 
     def watch(self) -> dict[str, float]:
@@ -176,7 +184,7 @@ class CudaDevice(Clock):
 
 
 class InterpreterDevice(Clock):
-    """Triton's interpreter on the CPU: right results, meaningless times. For tests and dry runs only."""
+    """Triton's interpreter on the CPU: correct results, meaningless times. For tests and dry runs only."""
 
     torch_device = "cpu"
     l2_bytes = 0
@@ -217,5 +225,5 @@ def _launch_all(runs: Sequence[Run]) -> None:
 
 
 def open_device(kind: str) -> Gpu:
-    """The device called "cuda" or "interpreter"."""
+    """Open the device "cuda" or "interpreter"."""
     return InterpreterDevice() if kind == "interpreter" else CudaDevice()

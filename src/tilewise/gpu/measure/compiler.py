@@ -1,0 +1,83 @@
+"""Compile configurations in processes that do not need a GPU.
+
+A worker compiles a Binary into Triton's cache folder and reports its shared memory. The process that owns the GPU later
+asks Triton for the same source and finds it in the cache. The target is given as a compute capability, so kernels can
+also be compiled on machines without a GPU; the tests do so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tilewise.gpu.families.family import CUBLAS_CALL, Binary
+
+KERNELS = "tilewise.gpu.kernels"
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """The result of one compilation: bytes of shared memory, or why it failed."""
+
+    shared_bytes: int
+    seconds: float
+    failure: str | None = None
+
+
+def find_kernel(name: str) -> Any:
+    """Import the jitted function "module:function"; the module is one of tilewise's kernels or a plug-in's."""
+    module, function = name.split(":")
+    qualified = f"{KERNELS}.{module}"
+    is_built_in = "." not in module and importlib.util.find_spec(qualified) is not None
+    return getattr(importlib.import_module(qualified if is_built_in else module), function)
+
+
+def compile_binary(binary: Binary, capability: int) -> Any:
+    """Return Triton's CompiledKernel, from its cache if possible; pointers are declared aligned, sizes are not."""
+    from triton import compile as triton_compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = find_kernel(binary.kernel)
+    types = dict(binary.signature)
+    constants = dict(binary.constants)
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*")
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": binary.num_warps, "num_stages": binary.num_stages}
+    return triton_compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def use_cache(folder: str) -> None:
+    """Store cubins, and nothing else, in `folder`; all compile workers and the GPU process must use the same one."""
+    os.environ["TRITON_CACHE_DIR"] = folder
+    os.environ["TRITON_STORE_BINARY_ONLY"] = "1"
+
+
+def serve(connection: Any, capability: int, cache: str) -> None:
+    """Run a compile worker: receive binaries and send CompileResults until the pipe closes."""
+    use_cache(cache)
+    while True:
+        binary = connection.recv()
+        connection.send(_try_to_compile(binary, capability))
+
+
+def _try_to_compile(binary: Binary, capability: int) -> CompileResult:
+    """Compile a binary and time it; a failure is part of the result."""
+    start = time.perf_counter()
+    if binary.kernel == CUBLAS_CALL:
+        return CompileResult(0, 0.0)
+    try:
+        kernel = compile_binary(binary, capability)
+    except Exception as error:  # Triton raises many types; a failure concerns this configuration alone
+        text = " ".join(str(error).split())
+        return CompileResult(0, time.perf_counter() - start, f"does not compile: {type(error).__name__}: {text[:200]}")
+    return CompileResult(int(kernel.metadata.shared), time.perf_counter() - start)
