@@ -1,4 +1,4 @@
-"""The learned cost model: measured kernels in, ranked tile configurations out."""
+"""The learned cost model: trained on measured kernels, it ranks tile configurations."""
 
 from __future__ import annotations
 

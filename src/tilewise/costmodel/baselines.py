@@ -1,4 +1,4 @@
-"""What a learned model must beat: chance, the default configuration, and a formula that knows only the sizes."""
+"""Baselines that a learned model must beat: random choice, the default configuration, and an analytical formula."""
 
 from __future__ import annotations
 
@@ -15,38 +15,46 @@ from tilewise.costmodel.features.ranker import RankerFeatures, kernel_sizes
 from tilewise.costmodel.metrics import top_k_error
 
 Errors = dict[str, npt.NDArray[np.float64]]
-_DRAWS = 20
-_TILE_OVERHEAD = 2.0**12  # elements of work that starting one tile is worth
-_MACS_PER_CYCLE, _BYTES_PER_CYCLE, _LATENCY, _START = 1024.0, 48.0, 1600.0, 1000.0  # of a GPU's multiprocessor
-_VECTOR, _ACCUMULATORS = 16.0, 12.0  # lanes of a vector; independent sums that keep a CPU's multipliers busy
-_LOCAL_ELEMENTS = 2.0**16  # elements of a tile beyond which it is taken to spill from fast memory
+_RANDOM_ORDERS = 20  # random orders per kernel
+# The formulas' constants are rounded data-sheet values and estimates; they were not fitted to measurements.
+_TILE_OVERHEAD = 2.0**12  # cost of starting one tile, in elements of work
+# Per multiprocessor of a GPU: bf16 multiply-adds and bytes per cycle; memory latency and launch of a block in cycles.
+_MACS_PER_CYCLE, _BYTES_PER_CYCLE, _LATENCY_CYCLES, _START_CYCLES = 1024.0, 48.0, 1600.0, 1000.0
+_SPILL_ELEMENTS = 200.0  # accumulators of a thread beyond which registers spill
+_VECTOR_LANES = 16.0  # float32 lanes of a CPU vector
+_MIN_ACCUMULATORS = 12.0  # independent sums that keep a CPU's multipliers busy
+_COPY_COST = 16.0  # cost of packing one element, in multiply-adds
+_SAMPLE_KERNELS = 50  # kernels that the pairs of columns and sizes are chosen on
+_LOCAL_ELEMENTS = 2.0**16  # larger tiles are assumed to spill from fast memory
 
 
 def random_errors(kernels: Sequence[Kernel], ks: Sequence[int], seed: int = 0) -> Errors:
-    """Mean top-k error of random orders, kernel by kernel."""
+    """Return the mean top-k error of random orders for each kernel."""
     rng = np.random.default_rng(seed)
     rows = [
-        [np.mean([top_k_error(kernel.target, rng.random(kernel.n_configs), k) for _ in range(_DRAWS)]) for k in ks]
+        [
+            np.mean([top_k_error(kernel.target, rng.random(kernel.n_configs), k) for _ in range(_RANDOM_ORDERS)])
+            for k in ks
+        ]
         for kernel in kernels
     ]
     return {f"top{k}": np.array([row[i] for row in rows]) for i, k in enumerate(ks)}
 
 
 def default_errors(kernels: Sequence[Kernel], ks: Sequence[int]) -> Errors:
-    """The default configuration runs in one normalizer, so its error is one over the best target, less one."""
+    """Return the default configuration's error: its target is 1, so the error is 1 / best target - 1."""
     errors = np.array([max(0.0, 1.0 / kernel.target.min() - 1.0) for kernel in kernels])
     return {f"top{k}": errors for k in ks}
 
 
 class Analytical:
-    """A closed form that knows sizes and no measurement: what one writes down before having data.
+    """Analytical cost model: a formula from the sizes alone, as one would write it before having measurements.
 
-    For a GPU whose columns are known by name: how long one multiprocessor is busy with its share of the programs, each
-    a start and a number of loop steps that take the longest of arithmetic, traffic and what latency is not hidden. For
-    a CPU likewise: padded multiply-adds, at the rate that a register tile of that shape allows, and what packing
-    copies. Elsewhere: padded work, plus a cost per tile, plus a penalty for huge tiles; each configuration column is
-    set against the one size it cuts most often without remainder. Without names that is a guess, so evaluations leave
-    it out (`applies`).
+    - GPU collections: the busy time of one multiprocessor, a roofline per loop step (the maximum of arithmetic, memory
+      traffic and exposed latency) plus the start of each program.
+    - CPU collections: padded multiply-adds at the rate that the register tile's shape allows, plus packing.
+    - Others: padded work plus a cost per tile plus a penalty for huge tiles. Each configuration column is paired with
+      the size that it divides most often. Without column names this is a guess, so evaluations skip it (`applies`).
     """
 
     name = "analytical"
@@ -55,15 +63,16 @@ class Analytical:
     def __init__(self, split: Split) -> None:
         self.gpu = Gpu.from_schema(split.schema)
         self.cpu = _cpu_columns(split.schema)
-        known = self.gpu or self.cpu
-        self.pairs = [] if known else _best_slot_per_column(RankerFeatures.fit(split), split)
+        by_name = self.gpu or self.cpu
+        self.pairs = [] if by_name else _best_slot_per_column(RankerFeatures.fit(split), split)
 
     @staticmethod
     def applies(schema: Schema) -> bool:
-        """Whether what the columns mean is known from their names."""
+        """Tell whether the column names say what the columns mean."""
         return bool(Gpu.from_schema(schema) or _cpu_columns(schema) or schema.config_features == TILE_FEATURES)
 
     def score(self, kernel: Kernel) -> npt.NDArray[np.float32]:
+        """Return the logarithm of the estimated cost of each configuration."""
         if self.gpu is not None:
             return np.log(_gpu_cycles(self.gpu, kernel)).astype(np.float32)
         if self.cpu:
@@ -82,35 +91,38 @@ class Analytical:
 
 
 def _gpu_cycles(gpu: Gpu, kernel: Kernel) -> npt.NDArray[np.float64]:
-    """About how many cycles the busiest multiprocessor takes for each configuration."""
+    """Estimate the cycles of the busiest multiprocessor for each configuration."""
     config = kernel.config_feat.astype(np.float64)
-    filling = 2.0 ** occupancy_features(gpu, kernel, kernel_sizes(kernel), config)
-    programs, resident, a_thread, steps = filling[:, 0], filling[:, 4], filling[:, 5], filling[:, 6]
+    features = 2.0 ** occupancy_features(gpu, kernel, kernel_sizes(kernel), config)
+    programs, resident, per_thread, steps = features[:, 0], features[:, 4], features[:, 5], features[:, 6]
     warps, stages = np.maximum(config[:, gpu.warps], 1), np.clip(config[:, gpu.stages], 1, 4)
     result, entry, other = config[:, 15], config[:, 23], config[:, 7]  # elements of the three tiles
-    own = np.ceil(programs / gpu.multiprocessors)
-    together, spill, size = np.minimum(resident, own), np.maximum(1.0, a_thread / 200) ** 2, element_bytes(kernel)
+    own_programs = np.ceil(programs / gpu.multiprocessors)
+    concurrent = np.minimum(resident, own_programs)
+    spill, size = np.maximum(1.0, per_thread / _SPILL_ELEMENTS) ** 2, element_bytes(kernel)
     if is_product(kernel):
+        # Small tiles and few warps do not reach the peak rate of the tensor cores.
         narrow = (128 / np.clip(np.sqrt(result), 1, 128)) ** 0.6 * (8 / np.minimum(8, warps)) ** 0.3
         arithmetic = np.sqrt(np.maximum(result * entry * other, 1)) * size / 4 / _MACS_PER_CYCLE * spill * narrow
-        traffic, latency = (entry + other) * size / _BYTES_PER_CYCLE, _LATENCY / (stages * together)
+        traffic, latency = (entry + other) * size / _BYTES_PER_CYCLE, _LATENCY_CYCLES / (stages * concurrent)
     else:
         arithmetic, traffic = entry / 128 * spill, entry * size / _BYTES_PER_CYCLE
-        latency = 4 * _LATENCY / np.minimum(8, warps * together)
-    a_step = np.maximum(np.maximum(arithmetic, traffic), latency)
-    return np.asarray(own * (_START / together + steps * a_step))
+        latency = 4 * _LATENCY_CYCLES / np.minimum(8, warps * concurrent)
+    step_cycles = np.maximum(np.maximum(arithmetic, traffic), latency)
+    return np.asarray(own_programs * (_START_CYCLES / concurrent + steps * step_cycles))
 
 
 _CPU_NAMES = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")
 
 
 def _cpu_columns(schema: Schema) -> list[int]:
+    """Return the indices of the CPU's columns; empty for other collections."""
     names = schema.config_features
     return [names.index(name) for name in _CPU_NAMES] if set(_CPU_NAMES) <= set(names) else []
 
 
 def _cpu_work(columns: list[int], kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Multiply-adds of one thread, dearer where the register tile is small, and elements copied by packing."""
+    """Estimate one thread's multiply-adds, slower with a small register tile, plus the cost of packing."""
     rows, cols, pack_a, pack_b, threads_m, threads_n = kernel.config_feat[:, columns].astype(np.float64).T
     sizes = kernel_sizes(kernel)
     root, first = sizes[:DIMENSIONS], sizes[2 * DIMENSIONS : 3 * DIMENSIONS]
@@ -118,22 +130,24 @@ def _cpu_work(columns: list[int], kernel: Kernel) -> npt.NDArray[np.float64]:
     m, n, k = max(root[last - 2], 1.0), max(root[last - 1], 1.0), max(first[max(int((first > 0).sum()) - 1, 0)], 1.0)
     rows, cols = np.maximum(rows, 1), np.maximum(cols, 1)
     own_m, own_n = m / np.maximum(threads_m, 1), n / np.maximum(threads_n, 1)
-    vectors = np.maximum(np.ceil(cols / _VECTOR), 1)
-    masked = np.ceil(np.minimum(cols, own_n) / _VECTOR) * _VECTOR / np.minimum(cols, own_n)
-    rate = np.minimum(1.0, rows * vectors / _ACCUMULATORS) * np.minimum(1.0, 2.0 / (1 / rows + 1 / vectors) / 2.0)
-    return np.asarray(own_m * own_n * k * masked / rate + 16 * (pack_a * own_m * k + pack_b * k * own_n))
+    vectors = np.maximum(np.ceil(cols / _VECTOR_LANES), 1)
+    padding = np.ceil(np.minimum(cols, own_n) / _VECTOR_LANES) * _VECTOR_LANES / np.minimum(cols, own_n)
+    rate = np.minimum(1.0, rows * vectors / _MIN_ACCUMULATORS) * np.minimum(1.0, 2.0 / (1 / rows + 1 / vectors) / 2.0)
+    return np.asarray(own_m * own_n * k * padding / rate + _COPY_COST * (pack_a * own_m * k + pack_b * k * own_n))
 
 
 def _best_slot_per_column(features: RankerFeatures, split: Split) -> list[tuple[int, int]]:
-    kernels = split[:50]
-    chosen = []
+    """Pair every tile column with the size slot that it divides most often, on a sample of kernels."""
+    kernels = split[:_SAMPLE_KERNELS]
+    pairs = []
     for column in np.unique(features.pairs[:, 0]):
         slots = features.pairs[features.pairs[:, 0] == column][:, 1]
-        fit = [np.mean([_divides(kernel, int(column), int(slot)) for kernel in kernels]) for slot in slots]
-        chosen.append((int(column), int(slots[int(np.argmax(fit))])))
-    return chosen
+        shares = [np.mean([_divides(kernel, int(column), int(slot)) for kernel in kernels]) for slot in slots]
+        pairs.append((int(column), int(slots[int(np.argmax(shares))])))
+    return pairs
 
 
 def _divides(kernel: Kernel, column: int, slot: int) -> float:
+    """Return the share of configurations whose column divides the size."""
     size, tile = max(kernel_sizes(kernel)[slot], 1.0), np.maximum(np.abs(kernel.config_feat[:, column]), 1.0)
     return float(np.mean((tile <= size) & (np.mod(size, tile) == 0)))

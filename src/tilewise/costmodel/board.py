@@ -1,8 +1,9 @@
-"""One table of collections and models: every pair trained or read, evaluated, and kept in one file of results.
+"""The board: one file of results with a row for every (collection, model) pair.
 
-A run writes the file after every pair, and leaves out the pairs that the file has already: a run that was cut off goes
-on. What a row tells of is in its key, a digest of the collection's kernels and configurations, the model, its bytes
-where it is a file, the split and the seed; a row whose collection changed is made again.
+Models are trained or loaded and passed to `evaluate`. The file is written after every pair, and pairs that it already
+has are skipped, so an interrupted run continues. A row's key is a digest of the collection's kernels and
+configurations, the model (with its bytes if it is a file), the split, the seed and the settings; a row with another key
+is replaced.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from typing import Any
 from tilewise._files import read_input, read_json_input, write_atomic
 from tilewise._wording import with_interval
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
-from tilewise.costmodel.evaluate import evaluate
+from tilewise.costmodel.evaluate import Evaluation, evaluate
 from tilewise.costmodel.models.files import without_nans
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.costmodel.models.shipped import shipped_file, shipped_names
 from tilewise.costmodel.models.trained import model_path
+from tilewise.costmodel.rank import Model
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 SHIPPED = "shipped"
+BASELINES = "baselines"  # pseudo-model whose rows are the baselines of `evaluate`
 METRICS = ("top1", "top5", "top10", "opa", "tau")
-_MOST_MODEL_BYTES = 1 << 30
-Row = dict[str, Any]
+HEADINGS = ("collection", "model", "kernels", "top-1 error", "top-5 error", "top-10 error", "ordered pairs")
+_MAX_MODEL_BYTES = 1 << 30
+BoardRow = dict[str, Any]
 
 
 def fill_board(
@@ -44,40 +48,45 @@ def fill_board(
     limit: int | None = None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     **settings: Any,
-) -> list[Row]:
-    """Add to the board in `path` what it lacks of `collections` and `models`, and give all its rows.
+) -> list[BoardRow]:
+    """Evaluate the pairs of `collections` and `models` that the board in `path` lacks; returns all its rows.
 
-    A model is a name to train with every default (`TileRanker`, `GBDT`, `EarlyJoinSAGE`, `auto`, …), a model file, or
-    "shipped" for the one that came with the collection. Trained models go into `runs`, where training is resumed.
-    Beside each collection's models stand what they must beat: a formula where there is one, the default, chance.
+    A model is a name to train with default settings (`TileRanker`, `GBDT`, `EarlyJoinSAGE`, `auto`, …), a model file,
+    or "shipped" for the one that comes with the collection. Trained models are saved in `runs`, where training can be
+    resumed. Every collection also gets rows for the baselines.
     """
     rows = read_board(path)
     _check_names(models)
-    left_out: TilewiseError | None = None
-    for name in collections:
-        data = load_dataset(name, cache_dir=cache_dir, limit=limit, progress=False)
-        for model in (*models, "baselines"):
-            key = _key(data, model, name, split, seed, settings)
+    last_error: TilewiseError | None = None
+    for collection in collections:
+        data = load_dataset(collection, cache_dir=cache_dir, limit=limit, progress=False)
+        for model in (*models, BASELINES):
+            key = _key(data, model, collection, split, seed, settings)
             if any(row["key"] == key for row in rows):
                 continue
-            say(f"{name}: {model}")
+            say(f"{collection}: {model}")
             try:
-                found = _rows(data, name, model, split, seed, runs or path.parent / "board_runs", settings)
+                if model == BASELINES:
+                    table = evaluate({}, data, split, seed=seed)
+                else:
+                    folder = (runs or path.parent / "board_runs") / f"{Path(collection).name}-{model}-{seed}"
+                    scorer = _load_or_train(data, collection, model, folder, seed=seed, **settings)
+                    table = evaluate({model: scorer}, data, split, baselines=False)
             except TilewiseError as error:
-                say(f"{name}: {model} is left out: {error}")
-                left_out = error
+                say(f"{collection}: {model} is skipped: {error}")
+                last_error = error
                 continue
-            places = {(row["collection"], row["model"], row["split"]) for row in found}
-            rows = [row for row in rows if (row["collection"], row["model"], row["split"]) not in places]
-            rows += [row | {"key": key} for row in found]
+            new_rows = _board_rows(table, collection, seed, key)
+            replaced = {_identity(row) for row in new_rows}
+            rows = [row for row in rows if _identity(row) not in replaced] + new_rows
             write_atomic(path, json.dumps({"board": rows}, indent=1) + "\n")
-    if left_out is not None and not rows:
-        raise ConfigurationError(f"Nothing could be evaluated: {left_out}")
+    if last_error is not None and not rows:
+        raise ConfigurationError(f"Nothing could be evaluated: {last_error}")
     return rows
 
 
 def _check_names(models: Sequence[str]) -> None:
-    """A name that no model has is said before any work."""
+    """Raise an error for an unknown model name before any work is done."""
     for model in models:
         if model in (SHIPPED, "auto", "GBDT") or Path(model).expanduser().exists():
             continue
@@ -86,61 +95,66 @@ def _check_names(models: Sequence[str]) -> None:
         model_class(model)
 
 
-def _rows(data: Dataset, name: str, model: str, split: str, seed: int, runs: Path, settings: Any) -> list[Row]:
-    if model == "baselines":
-        table = evaluate({}, data, split, seed=seed)
-    else:
-        table = evaluate({model: _model(data, name, model, seed, runs, settings)}, data, split, baselines=False)
-    shown: list[Row] = [
-        {
-            "collection": name,
-            "model": Path(row.name).name if row.name == model else row.name,
-            "split": split,
-            "kernels": table.kernels,
-            "seed": seed,
-            "metrics": {m: asdict(row.metrics[m]) for m in METRICS if m in row.metrics},
-        }
-        for row in table.rows
-    ]
-    cleaned: list[Row] = without_nans(shown)
-    return cleaned
-
-
-def _model(data: Dataset, name: str, model: str, seed: int, runs: Path, settings: dict[str, Any]) -> Any:
-    file = _file(name, model)
+def _load_or_train(data: Dataset, collection: str, model: str, folder: Path, **settings: Any) -> Model:
+    """Load a model file or a shipped model; train any other in `folder`."""
+    file = _model_file(collection, model)
     if file is not None:
         return load_scorer(file)
     from tilewise.costmodel.train.auto import train_auto
     from tilewise.costmodel.train.loop import train
 
-    folder = runs / f"{Path(name).name}-{model}-{seed}"
     if model == "auto":
-        return train_auto(data, out_dir=folder, seed=seed, **settings)
-    return train(data, model, out_dir=folder, seed=seed, **settings)
+        return train_auto(data, out_dir=folder, **settings)
+    return train(data, model, out_dir=folder, **settings)
 
 
-def _file(name: str, model: str) -> Path | None:
-    """The file that a model is read from; None where it is to be trained."""
+def _model_file(collection: str, model: str) -> Path | None:
+    """Return the file of a model; None if it has to be trained."""
     if model == SHIPPED:
-        return shipped_file(name)
+        return shipped_file(collection)
     path = Path(model).expanduser()
     return model_path(path) if path.exists() else None
 
 
-def _key(data: Dataset, model: str, name: str, split: str, seed: int, settings: dict[str, Any]) -> str:
+def _board_rows(table: Evaluation, collection: str, seed: int, key: str) -> list[BoardRow]:
+    """Convert an evaluation to rows of the file; model files are listed by name."""
+    rows: list[BoardRow] = without_nans(
+        [
+            {
+                "collection": collection,
+                "model": Path(row.name).name,
+                "split": table.split,
+                "kernels": table.kernels,
+                "seed": seed,
+                "metrics": {m: asdict(row.metrics[m]) for m in METRICS if m in row.metrics},
+                "key": key,
+            }
+            for row in table.rows
+        ]
+    )
+    return rows
+
+
+def _identity(row: BoardRow) -> tuple[str, str, str]:
+    """Return what a board has only one row of."""
+    return row["collection"], row["model"], row["split"]
+
+
+def _key(data: Dataset, model: str, collection: str, split: str, seed: int, settings: dict[str, Any]) -> str:
+    """Return the digest of everything that a row depends on."""
     digest = hashlib.sha256()
     for part in (data.train, data.valid, data.split(split)):
         digest.update(json.dumps([part.names, part.offsets("configs").tolist()]).encode())
     digest.update(json.dumps([model, split, seed, settings, data.schema.config_features], sort_keys=True).encode())
-    known = model != SHIPPED or name in shipped_names()
-    file = _file(name, model) if known else None
+    exists = model != SHIPPED or collection in shipped_names()
+    file = _model_file(collection, model) if exists else None
     if file is not None:
-        digest.update(read_input(file, _MOST_MODEL_BYTES))
+        digest.update(read_input(file, _MAX_MODEL_BYTES))
     return digest.hexdigest()[:16]
 
 
-def read_board(path: Path) -> list[Row]:
-    """The rows of a board; none where there is no file yet."""
+def read_board(path: Path) -> list[BoardRow]:
+    """Read the rows of a board; empty if there is no file yet."""
     if not os.path.lexists(path):
         return []
     content = read_json_input(path)
@@ -151,8 +165,9 @@ def read_board(path: Path) -> list[Row]:
 
 
 def _is_row(row: Any) -> bool:
-    words = ("collection", "model", "split", "key")
-    if not isinstance(row, dict) or not all(isinstance(row.get(word), str) for word in words):
+    """Check the names and types of a row from a file."""
+    texts = ("collection", "model", "split", "key")
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in texts):
         return False
     metrics = row.get("metrics")
     if not isinstance(row.get("kernels"), int) or not isinstance(metrics, dict):
@@ -160,8 +175,8 @@ def _is_row(row: Any) -> bool:
     return all(isinstance(value, dict) and set(value) == {"mean", "low", "high"} for value in metrics.values())
 
 
-def board_lines(rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    """A line of cells for each row, the best of a collection first."""
+def board_lines(rows: Iterable[BoardRow]) -> list[tuple[str, ...]]:
+    """Format each row as table cells, the best of a collection first."""
     ordered = sorted(rows, key=lambda row: (row["collection"], row["split"], _mean(row, "top5"), row["model"]))
     return [
         (
@@ -174,15 +189,14 @@ def board_lines(rows: Iterable[Row]) -> list[tuple[str, ...]]:
     ]
 
 
-HEADINGS = ("collection", "model", "kernels", "top-1 error", "top-5 error", "top-10 error", "ordered pairs")
-
-
-def _mean(row: Row, metric: str) -> float:
+def _mean(row: BoardRow, metric: str) -> float:
+    """Return the mean of a metric; infinity if it is undefined, so that the row sorts last."""
     value = row["metrics"].get(metric, {}).get("mean")
     return float(value) if isinstance(value, int | float) else float("inf")
 
 
-def _cell(row: Row, metric: str) -> str:
+def _cell(row: BoardRow, metric: str) -> str:
+    """Format a metric with its interval in per cent; empty if it is undefined."""
     values = row["metrics"].get(metric, {})
     if not all(isinstance(values.get(name), int | float) for name in ("mean", "low", "high")):
         return ""

@@ -1,7 +1,7 @@
-"""A cost model with scikit-learn's manners: `TileRanker().fit(kernels).predict(kernels)`.
+"""A cost model with scikit-learn's interface: `TileRanker().fit(kernels).predict(kernels)`.
 
-The same training as `train(...)`, for people whose tools expect `fit`, `predict`, `score` and `get_params`. A sample is
-a measured kernel with all of its configurations; a prediction is one array of scores for each kernel, lower is faster.
+It trains like `train(...)`, for tools that expect `fit`, `predict`, `score` and `get_params`. A sample is a measured
+kernel with all of its configurations; a prediction is one array of scores per kernel, lower is faster.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from tilewise.costmodel.models.trained import TrainedModel
 from tilewise.costmodel.train.config import default_settings
 from tilewise.errors import ConfigurationError
 
+_HOLD_OUT_STEP = 10  # every tenth kernel is held out for validation
+
 
 class TileRanker:
     """Ranks the tile configurations of kernels.
 
-    `settings` are those of `train`: epochs, learning_rate, model_kwargs and so on. Every tenth kernel chooses the
-    checkpoint and teaches nothing, unless `fit` is given kernels of its own for that.
+    `settings` are those of `train`: epochs, learning_rate, model_kwargs and so on. Every tenth kernel is held out to
+    choose the checkpoint, unless `fit` receives validation kernels.
 
     >>> from tilewise.costmodel import load_dataset
     >>> data = load_dataset("h200")  # doctest: +SKIP
@@ -36,53 +38,55 @@ class TileRanker:
     """
 
     def __init__(self, model: str = "TileRanker", *, seed: int = 0, **settings: Any) -> None:
-        default_settings(model, seed=seed, **settings)  # a mistake is said here, not after the data were read
+        default_settings(model, seed=seed, **settings)  # reports a wrong setting before any data is read
         self.model, self.seed, self.settings = model, seed, settings
         self.fitted: TrainedModel | GBDT | None = None
 
     def fit(
         self, kernels: Sequence[Kernel], validation: Sequence[Kernel] | None = None, schema: Schema | None = None
     ) -> Self:
-        """Train on measured kernels; `schema` names their columns where they are not TpuGraphs' own."""
+        """Train on measured kernels; `schema` names their columns if they are not those of TpuGraphs."""
         from tilewise.costmodel.train.loop import train
 
-        kernels = _kernels(kernels)
+        kernels = _checked_kernels(kernels)
         if len(kernels) < 2:
             raise ConfigurationError(f"fit needs at least two measured kernels, not {len(kernels)}.")
-        chosen = _kernels(validation) if validation is not None else kernels[::10]
-        taught = kernels if validation is not None else [k for i, k in enumerate(kernels) if i % 10]
+        valid = _checked_kernels(validation) if validation is not None else kernels[::_HOLD_OUT_STEP]
+        train_kernels = kernels if validation is not None else [k for i, k in enumerate(kernels) if i % _HOLD_OUT_STEP]
         settings = default_settings(self.model, seed=self.seed, **self.settings)
-        self.fitted = train(dataset_from_kernels(taught, chosen, schema=schema), settings, progress=False)
+        self.fitted = train(dataset_from_kernels(train_kernels, valid, schema=schema), settings, progress=False)
         return self
 
     def predict(self, kernels: Sequence[Kernel]) -> list[npt.NDArray[Any]]:
-        """A score for each configuration of each kernel; lower is faster."""
+        """Return a score for each configuration of each kernel; lower is faster."""
         if self.fitted is None:
-            raise ConfigurationError("call fit first: this TileRanker has learned nothing yet.")
-        return [np.asarray(self.fitted.score(kernel)) for kernel in _kernels(kernels)]
+            raise ConfigurationError("this TileRanker is not trained yet; call fit first.")
+        return [np.asarray(self.fitted.score(kernel)) for kernel in _checked_kernels(kernels)]
 
     def score(self, kernels: Sequence[Kernel], k: int = 5) -> float:
-        """1 minus the mean top-k error, as TpuGraphs scores tiles; higher is better."""
+        """Return 1 minus the mean top-k error, the tile score of TpuGraphs; higher is better."""
         kernels = list(kernels)
         scored = zip(kernels, self.predict(kernels), strict=True)
         return 1.0 - float(np.mean([top_k_error(kernel.target, scores, k) for kernel, scores in scored]))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters of the constructor."""
         return {"model": self.model, "seed": self.seed, **self.settings}
 
     def set_params(self, **params: Any) -> Self:
-        known = self.get_params() | params
-        self.model, self.seed = known.pop("model"), known.pop("seed")
-        self.settings, self.fitted = known, None
+        """Change parameters; the model must then be fitted again."""
+        settings = self.get_params() | params
+        self.model, self.seed = settings.pop("model"), settings.pop("seed")
+        self.settings, self.fitted = settings, None
         return self
 
 
-def _kernels(samples: Sequence[Kernel]) -> list[Kernel]:
-    """The samples, if each is a kernel: rows of numbers, as other estimators take them, are not."""
+def _checked_kernels(samples: Sequence[Kernel]) -> list[Kernel]:
+    """Return the samples as a list; raise an error if one is not a kernel but, for example, a row of numbers."""
     kernels = list(samples)
     other = next((sample for sample in kernels if not isinstance(sample, Kernel)), None)
     if other is not None:
         raise ConfigurationError(
-            f"a sample is a measured Kernel, as load_dataset gives them, not {type(other).__name__}."
+            f"a sample must be a measured Kernel, as load_dataset returns them, not {type(other).__name__}."
         )
     return kernels

@@ -1,7 +1,7 @@
-"""How good models are on a split: every metric with its interval, overall and per program, beside the baselines.
+"""Evaluation of models on a split: every metric with its interval, overall and per program.
 
-The table puts each model beside chance, the default configuration, a formula, and the noise ceiling: the error left to
-a model that knew every runtime as well as one more measurement would tell it.
+The table compares each model with random choice, the default configuration, an analytical formula and the noise
+ceiling: the error of a model that knows every runtime as precisely as one more measurement.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.metrics import Estimate, bootstrap, noise_ceiling, repeat_noise
 from tilewise.costmodel.rank import Model
-from tilewise.costmodel.train.loop import kernel_metrics, train
+from tilewise.costmodel.train.loop import kernel_metrics, nan_mean, train
 from tilewise.errors import ConfigurationError
 
 KS = (1, 5, 10)
-_NOISE_KERNELS = 200
+_NOISE_KERNELS = 200  # kernels that noise and ceiling are estimated on, to bound the time
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table: a model or baseline, and each metric with its interval."""
+class EvaluationRow:
+    """One row of the table: a model or baseline, and each metric with its interval."""
 
     name: str
     metrics: dict[str, Estimate]
@@ -37,16 +37,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The whole table; `noise` is the standard deviation of log runtime between repeats, where it is known."""
+    """The complete table; `noise` is the standard deviation of log runtime between repeats, if it is known."""
 
     split: str
     kernels: int
     configs: int
-    rows: list[Row]
+    rows: list[EvaluationRow]
     noise: float | None
     ceiling: dict[str, float]
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> EvaluationRow:
         return next(row for row in self.rows if row.name == name)
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,8 +69,8 @@ def evaluate(
     kernels = dataset.split(split)
     if not kernels.labelled:
         raise ConfigurationError(f"The {split} split has no runtimes to evaluate on.")
-    named = models if isinstance(models, Mapping) else {"model": models}
-    rows = [_model_row(name, model, kernels, seed) for name, model in named.items()]
+    models_by_name = models if isinstance(models, Mapping) else {"model": models}
+    rows = [_model_row(name, model, kernels, seed) for name, model in models_by_name.items()]
     if baselines:
         if Analytical.applies(dataset.schema):
             formula = Analytical(dataset.train if len(dataset.train) else kernels)
@@ -81,40 +81,40 @@ def evaluate(
     return Evaluation(split, len(kernels), kernels.n_configs, rows, noise, _ceiling(kernels, noise, seed))
 
 
-def _model_row(name: str, model: Model, kernels: Split, seed: int) -> Row:
-    found = [kernel_metrics(kernel.target, model.score(kernel)) for kernel in kernels]
-    columns = {metric: np.array([row[metric] for row in found]) for metric in found[0]}
+def _model_row(name: str, model: Model, kernels: Split, seed: int) -> EvaluationRow:
+    """Score all kernels with a model and summarize its metrics."""
+    metrics = [kernel_metrics(kernel.target, model.score(kernel)) for kernel in kernels]
+    columns = {metric: np.array([row[metric] for row in metrics]) for metric in metrics[0]}
     return _row(name, columns | {"tile_score": 1.0 - columns["top5"]}, kernels.programs, seed)
 
 
-def _baseline_row(name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[str], seed: int) -> Row:
+def _baseline_row(
+    name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[str], seed: int
+) -> EvaluationRow:
     return _row(name, columns | {"tile_score": 1.0 - columns["top5"]}, programs, seed)
 
 
-def _row(name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[str], seed: int) -> Row:
-    of = np.array(programs)
+def _row(name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[str], seed: int) -> EvaluationRow:
+    """Summarize metrics of kernels, overall and by program."""
+    kernel_program = np.array(programs)
     by_program = {
-        program: {metric: _mean(values[of == program]) for metric, values in columns.items()}
+        program: {metric: nan_mean(values[kernel_program == program].tolist()) for metric, values in columns.items()}
         for program in sorted(set(programs))
     }
-    return Row(name, {metric: bootstrap(values, seed=seed) for metric, values in columns.items()}, by_program)
-
-
-def _mean(values: npt.NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
+    return EvaluationRow(name, {metric: bootstrap(values, seed=seed) for metric, values in columns.items()}, by_program)
 
 
 def _noise(dataset: Dataset, kernels: Split) -> float | None:
-    """From the collection's own record where it has one, else from exact repeats of a configuration."""
+    """Return the measurement noise: as the collection records it, else from repeats of a configuration."""
     recorded = dataset.schema.extra.get("noise")
     if isinstance(recorded, int | float) and 0 < recorded < 1:
         return float(recorded)
-    some = kernels[:_NOISE_KERNELS]
-    return repeat_noise([kernel.config_feat for kernel in some], [kernel.target for kernel in some])
+    sample = kernels[:_NOISE_KERNELS]
+    return repeat_noise([kernel.config_feat for kernel in sample], [kernel.target for kernel in sample])
 
 
 def _ceiling(kernels: Split, noise: float | None, seed: int) -> dict[str, float]:
+    """Return the noise ceiling of every top-k error; empty if the noise is unknown."""
     if noise is None:
         return {}
     targets = [kernel.target for kernel in kernels[:_NOISE_KERNELS]]
@@ -124,23 +124,26 @@ def _ceiling(kernels: Split, noise: float | None, seed: int) -> dict[str, float]
 def leave_one_program_out(
     dataset: Dataset, model: str = "TileRanker", *, progress: bool = False, **settings: Any
 ) -> dict[str, dict[str, float]]:
-    """For each program: metrics on its kernels of a model trained on all the others."""
+    """Train a model without each program in turn, and return its metrics on that program's kernels."""
     kernels = [*dataset.train, *(dataset.valid if dataset.valid.labelled else [])]
     programs = sorted({kernel.program for kernel in kernels})
     if len(programs) < 3:
-        raise ConfigurationError("Leaving a program out needs kernels of at least three programs.")
+        raise ConfigurationError(
+            "Leaving a program out needs kernels of at least three programs; this collection has fewer."
+        )
     results = {}
     for number, program in enumerate(programs):
-        held = [kernel for kernel in kernels if kernel.program == program]
+        test = [kernel for kernel in kernels if kernel.program == program]
         others = [kernel for kernel in kernels if kernel.program != program]
-        inner = _validation_programs(others, programs[(number + 1) % len(programs)])
-        data = dataset_from_kernels(*inner, held, dataset.schema)
+        # One more program is left out of training to choose the checkpoint.
+        train_kernels, valid = _split_program(others, programs[(number + 1) % len(programs)])
+        data = dataset_from_kernels(train_kernels, valid, test, dataset.schema)
         trained = train(data, model, progress=progress, **settings)
-        found = [kernel_metrics(kernel.target, trained.score(kernel)) for kernel in held]
-        results[program] = {metric: _mean(np.array([row[metric] for row in found])) for metric in found[0]}
+        metrics = [kernel_metrics(kernel.target, trained.score(kernel)) for kernel in test]
+        results[program] = {metric: nan_mean([row[metric] for row in metrics]) for metric in metrics[0]}
     return results
 
 
-def _validation_programs(kernels: Sequence[Kernel], program: str) -> tuple[list[Kernel], list[Kernel]]:
-    """The checkpoint is chosen on one more program that is held out of training."""
+def _split_program(kernels: Sequence[Kernel], program: str) -> tuple[list[Kernel], list[Kernel]]:
+    """Split kernels into those of other programs and those of `program`."""
     return [k for k in kernels if k.program != program], [k for k in kernels if k.program == program]

@@ -1,8 +1,8 @@
-"""How good a ranking of configurations is: top-K error, tile score, ordered pair accuracy, Kendall's tau.
+"""Ranking metrics: top-k error, tile score, ordered pair accuracy, Kendall's tau.
 
-Everything takes one kernel's normalised runtimes and scores where lower means faster. Pairs are counted exactly in
-O(n log n), ties included: the pairs in wrong order are the inversions of one sequence, counted bit by bit. Scores that
-tie are ranked in the order of the configurations, so a result never depends on the sorting algorithm.
+All take one kernel's normalised runtimes and its scores; lower means faster. Pairs are counted exactly in O(n log n),
+including ties: the discordant pairs are the inversions of one sequence, counted bit by bit. Equal scores are ranked in
+the order of the configurations, so that a result never depends on the sorting algorithm.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 def ranking(scores: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Configuration numbers from the fastest predicted to the slowest."""
+    """Return configuration indices from the fastest predicted to the slowest."""
     return np.argsort(np.asarray(scores), kind="stable").astype(np.int64)
 
 
 def top_k_error(target: npt.ArrayLike, scores: npt.ArrayLike, k: int) -> float:
-    """How much slower the best of the first `k` is than the best of all: 0 is perfect, 0.1 is ten per cent."""
-    t, s = _pair(target, scores)
+    """Return the slowdown of the best of the first `k` relative to the best of all: 0 is perfect, 0.1 is 10 %."""
+    t, s = _checked(target, scores)
     return float(t[ranking(s)[:k]].min() / t.min() - 1.0)
 
 
 def tile_score(targets: Sequence[npt.ArrayLike], scores: Sequence[npt.ArrayLike]) -> float:
-    """Kaggle's score: the mean over kernels of one minus the top-5 error."""
+    """Return Kaggle's score: the mean over kernels of one minus the top-5 error."""
     return float(np.mean([1.0 - top_k_error(t, s, 5) for t, s in zip(targets, scores, strict=True)]))
 
 
 @dataclass(frozen=True)
 class PairCounts:
-    """How the pairs of configurations fall: in the true order, in the reverse one, or tied on one side or both."""
+    """Numbers of configuration pairs: in the true order, in the reverse order, or tied in either sequence."""
 
     pairs: int
     concordant: int
@@ -49,26 +49,27 @@ class PairCounts:
 
 def count_pairs(target: npt.ArrayLike, scores: npt.ArrayLike) -> PairCounts:
     """Count all pairs exactly in O(n log n)."""
-    t, s = _pair(target, scores)
+    t, s = _checked(target, scores)
     t_rank, s_rank = (np.unique(values, return_inverse=True)[1].reshape(-1) for values in (t, s))
-    order = np.lexsort((s_rank, t_rank))  # among equal targets by score, so that they contribute no inversion
+    # Sort by target and, among equal targets, by score, so that ties contribute no inversion.
+    order = np.lexsort((s_rank, t_rank))
     discordant = _inversions(s_rank[order])
     pairs = len(t) * (len(t) - 1) // 2
-    tied_t, tied_s = _tied(t_rank), _tied(s_rank)
-    tied_both = _tied(t_rank.astype(np.int64) * (int(s_rank.max()) + 1) + s_rank)
+    tied_t, tied_s = _count_ties(t_rank), _count_ties(s_rank)
+    tied_both = _count_ties(t_rank.astype(np.int64) * (int(s_rank.max()) + 1) + s_rank)
     concordant = pairs - tied_t - tied_s + tied_both - discordant
     return PairCounts(pairs, concordant, discordant, tied_t, tied_s)
 
 
 def opa(target: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """Ordered pair accuracy: of the pairs with different targets, the share scored in that order; NaN without any."""
+    """Return the ordered pair accuracy: the share of pairs with different targets scored in that order; NaN if none."""
     counts = count_pairs(target, scores)
-    decided = counts.pairs - counts.tied_target
-    return counts.concordant / decided if decided else float("nan")
+    untied = counts.pairs - counts.tied_target
+    return counts.concordant / untied if untied else float("nan")
 
 
 def kendall_tau(target: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """Kendall's tau-b; NaN when either side is constant."""
+    """Return Kendall's tau-b; NaN if either sequence is constant."""
     counts = count_pairs(target, scores)
     scale = float(counts.pairs - counts.tied_target) * float(counts.pairs - counts.tied_scores)
     return (counts.concordant - counts.discordant) / scale**0.5 if scale else float("nan")
@@ -84,7 +85,7 @@ class Estimate:
 
 
 def bootstrap(values: npt.ArrayLike, *, seed: int = 0, draws: int = 2000, level: float = 0.95) -> Estimate:
-    """Mean over kernels and its percentile interval; NaNs (kernels where a metric means nothing) are left out."""
+    """Return the mean over kernels with its percentile interval; NaNs (undefined metrics) are ignored."""
     v = np.asarray(values, dtype=np.float64)
     v = v[~np.isnan(v)]
     if not len(v):
@@ -94,22 +95,23 @@ def bootstrap(values: npt.ArrayLike, *, seed: int = 0, draws: int = 2000, level:
 
 
 def over_seeds(values: Sequence[float]) -> Estimate:
-    """Mean over a few seeds with the 95 % interval of Student's t; one seed has no interval beyond itself."""
+    """Return the mean over seeds with the 95 % interval of Student's t; for one seed both bounds are the mean."""
     v = np.asarray(values, dtype=np.float64)
     mean = float(v.mean())
     if len(v) < 2:
         return Estimate(mean, mean, mean)
-    quantile = _STUDENT[min(len(v) - 2, len(_STUDENT) - 1)]
-    half = quantile * float(v.std(ddof=1)) / len(v) ** 0.5
-    return Estimate(mean, mean - half, mean + half)
+    quantile = _STUDENT_T[min(len(v) - 2, len(_STUDENT_T) - 1)]
+    half_width = quantile * float(v.std(ddof=1)) / len(v) ** 0.5
+    return Estimate(mean, mean - half_width, mean + half_width)
 
 
-# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last is a safe stand-in.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
+# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom. For more the last one is used, which makes
+# intervals slightly too wide.
+_STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
 
 
 def repeat_noise(config_feats: Sequence[Floats], targets: Sequence[Floats]) -> float | None:
-    """Standard deviation of log runtime between exact repeats of a configuration, pooled; None without repeats."""
+    """Return the pooled standard deviation of log runtime between repeats of a configuration; None without repeats."""
     squares, degrees = 0.0, 0
     for feats, target in zip(config_feats, targets, strict=True):
         _, group, sizes = np.unique(feats, axis=0, return_inverse=True, return_counts=True)
@@ -121,7 +123,7 @@ def repeat_noise(config_feats: Sequence[Floats], targets: Sequence[Floats]) -> f
 
 
 def noise_ceiling(targets: Sequence[Floats], noise: float, k: int, *, seed: int = 0, draws: int = 50) -> float:
-    """The top-k error left to a model that knows every runtime as well as one more noisy measurement would tell it."""
+    """Return the top-k error of a model whose scores are one more noisy measurement of every configuration."""
     rng = np.random.default_rng(seed)
     errors = [
         top_k_error(target, np.log(target) + noise * rng.standard_normal(len(target)), k)
@@ -131,20 +133,26 @@ def noise_ceiling(targets: Sequence[Floats], noise: float, k: int, *, seed: int 
     return float(np.mean(errors))
 
 
-def _pair(target: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floats]:
+def _checked(target: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Convert both to float64 and check their shapes."""
     t, s = np.asarray(target, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if t.ndim != 1 or t.shape != s.shape or not len(t):
-        raise ShapeError(f"Runtimes of shape {t.shape} and scores of shape {s.shape}: one of each per configuration.")
+        raise ShapeError(f"Runtimes have shape {t.shape} and scores {s.shape}; give one of each per configuration.")
     return t, s
 
 
-def _tied(ranks: npt.NDArray[np.intp]) -> int:
+def _count_ties(ranks: npt.NDArray[np.intp]) -> int:
+    """Count the pairs of equal values."""
     sizes = np.unique(ranks, return_counts=True)[1].astype(object)  # Python integers: no overflow at any length
     return int((sizes * (sizes - 1) // 2).sum())
 
 
 def _inversions(ranks: npt.NDArray[np.intp]) -> int:
-    """Pairs i < j with ranks[i] > ranks[j]: such a pair first differs at one bit, where i has 1 and j has 0."""
+    """Count pairs i < j with ranks[i] > ranks[j].
+
+    The highest differing bit of such a pair is 1 in i and 0 in j. So for every bit, within groups of equal higher bits,
+    count for every 0 the ones before it.
+    """
     total = 0
     for bit in reversed(range(int(ranks.max()).bit_length())):
         prefix = ranks >> (bit + 1)
@@ -152,6 +160,6 @@ def _inversions(ranks: npt.NDArray[np.intp]) -> int:
         ones = ((ranks[order] >> bit) & 1).astype(np.int64)
         before = np.cumsum(ones) - ones
         starts = np.flatnonzero(np.diff(prefix[order], prepend=-1))
-        group_of = np.cumsum(np.diff(prefix[order], prepend=-1) != 0) - 1
-        total += int(((before - before[starts][group_of]) * (1 - ones)).sum())
+        group = np.cumsum(np.diff(prefix[order], prepend=-1) != 0) - 1
+        total += int(((before - before[starts][group]) * (1 - ones)).sum())
     return total

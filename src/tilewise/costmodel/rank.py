@@ -1,6 +1,6 @@
-"""``rank(model, kernel)``: the configurations of a kernel from fastest to slowest, and how sure the top five is.
+"""``rank(model, kernel)``: order the configurations of a kernel from fastest to slowest, with confidences.
 
-Works alike with a torch model, the NumPy scorer, trees, or the path of a model file, which is read without torch.
+The model can be a torch model, the NumPy scorer, trees, or the path of a model file, which is read without torch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tilewise.costmodel.confidence import confidence
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import ranking
 
-_FLOAT32_NOISE = 2e-5  # of the largest score: several times what sums over a large graph lose
+_FLOAT32_NOISE = 2e-5  # relative to the largest score; several times the rounding of sums over a large graph
 
 
 class Model(Protocol):
-    """Anything that scores configurations, lower is faster."""
+    """Anything that scores configurations; lower is faster."""
 
     @property
     def calibration(self) -> dict[str, Any] | None: ...
@@ -30,14 +30,15 @@ class Model(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """`order[0]` is the configuration to try first; `scores` are in the order of the configurations."""
+    """Result of `rank`: `order[0]` is the configuration to try first; `scores` are in the configurations' order."""
 
     order: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float32]
-    sure_top1: float | None  # probability that the first is within one per cent of the best
-    sure_top5: float | None  # probability that one of the first five is
+    confidence_top1: float | None  # probability that the first is within 1 % of the best
+    confidence_top5: float | None  # probability that one of the first five is
 
     def top(self, k: int) -> list[int]:
+        """Return the first k configurations."""
         return [int(index) for index in self.order[:k]]
 
 
@@ -51,16 +52,16 @@ def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
         from tilewise.costmodel.models.scorer import load_scorer
 
         return rank(load_scorer(Path(model)), kernel)
-    scores, known = model.score(kernel), model.calibration
-    order = _settled(model, kernel, scores)
-    return Ranking(order, scores, confidence(scores, known, 1), confidence(scores, known, 5))
+    scores, calibration = model.score(kernel), model.calibration
+    order = _reproducible_order(model, kernel, scores)
+    return Ranking(order, scores, confidence(scores, calibration, 1), confidence(scores, calibration, 5))
 
 
-def _settled(model: Model, kernel: Kernel, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """The order by score, where scores too close for float32 are worked out again in float64, rounded to 1e-9.
+def _reproducible_order(model: Model, kernel: Kernel, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Order by score; scores too close for float32 are computed again in float64 and rounded to 1e-9.
 
-    Two configurations that the model cannot tell apart then keep their order, and two that it can are never swapped by
-    rounding, so every implementation of a model (torch, NumPy, Keras) gives the same ranking.
+    Configurations that the model cannot distinguish then keep their order, and those that it can are never swapped by
+    rounding, so that every implementation of a model (torch, NumPy, Keras) gives the same ranking.
     """
     order, exact = ranking(scores), getattr(model, "exact", None)
     if exact is None or not np.isfinite(scores).all():
@@ -68,8 +69,8 @@ def _settled(model: Model, kernel: Kernel, scores: npt.NDArray[np.float32]) -> n
     keys = scores.astype(np.float64)
     close = np.diff(keys[order]) <= _FLOAT32_NOISE * max(1.0, float(np.abs(keys).max()))
     doubtful = np.sort(order[np.append(close, False) | np.insert(close, 0, False)])
-    settled = exact(kernel, doubtful) if len(doubtful) else None
-    if settled is None:
+    exact_scores = exact(kernel, doubtful) if len(doubtful) else None
+    if exact_scores is None:
         return order
-    keys[doubtful] = settled
+    keys[doubtful] = exact_scores
     return ranking(np.round(keys, 9))

@@ -87,7 +87,7 @@ def test_a_saved_model_scores_the_same_in_torch_and_numpy(much, tmp_path):
             np.testing.assert_array_equal(again.score(kernel), model.score(kernel))
             np.testing.assert_allclose(scorer.score(kernel), model.score(kernel), rtol=1e-5, atol=1e-5)
         ranking = rank(tmp_path / name, much.test[0])
-        assert ranking.top(5) == rank(model, much.test[0]).top(5) and 0 <= ranking.sure_top5 <= 1
+        assert ranking.top(5) == rank(model, much.test[0]).top(5) and 0 <= ranking.confidence_top5 <= 1
 
 
 def test_the_scorer_imports_no_torch(data, tmp_path):

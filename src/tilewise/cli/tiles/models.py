@@ -320,7 +320,7 @@ def predict(
     kernels = data.split(split)
     rankings = {k.name: rank(scorer, k) for k in track(kernels, "ranking", len(kernels))}
     short = write_predictions(out, {name: found.top(top) for name, found in rankings.items()}, top)
-    sure = {name: found.sure_top5 for name, found in rankings.items() if found.sure_top5 is not None}
+    sure = {name: found.confidence_top5 for name, found in rankings.items() if found.confidence_top5 is not None}
     cases, hyper = _as_tuned(model, scorer, data, split)
     within = [case.name for case in cases if hyper is not None and Claim(case.process(hyper)).after(0)]
     if as_json:
