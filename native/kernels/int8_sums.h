@@ -109,7 +109,7 @@ TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][V], cons
                                int column) {
   constexpr int kColumns = V * kLanes;
   int32_t place[R][kColumns];
-#pragma GCC unroll 16
+#pragma GCC unroll 1
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
@@ -120,6 +120,7 @@ TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][V], cons
     }
   }
   const uint8_t* bytes = p.finish.table.bytes;
+#pragma GCC unroll 1
   for (int r = 0; r < R; ++r) {
     uint8_t* to = static_cast<uint8_t*>(p.out) + at.out[first + r] + column;
 #pragma GCC unroll 64
@@ -199,9 +200,9 @@ TW_INLINE void finish_shorts(const Int8Problem& p, const vi (&acc)[R][V], const 
       return finish_sixteens<R, V, true, false>(p, acc, at, first, column);
     }
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 1
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 1
     for (int v = 0; v < V; ++v) {
       const int c = column + v * kLanes;
       const vf value = p.residual != nullptr ? scaled_sum<true>(p, acc[r][v], at, first + r, c)
@@ -376,12 +377,34 @@ inline int whole_columns(const Int8Problem& p) {
 }
 #endif
 
+// Whole panels to float32, or to the plain int32 sums.
+template <int R, int V>
+TW_INLINE void finish_words(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int64_t row,
+                            int column) {
+  float* out = static_cast<float*>(p.out) + column;
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      vf value = (vf)acc[r][v];
+      if (p.kind == Int8Out::float32) {
+        value = __builtin_convertvector(acc[r][v], vf) * load(p.scale + column + v * kLanes);
+        value = finish_float(p, value, row + r, column + v * kLanes);
+      }
+      store(out + at.out[first + r] + v * kLanes, value);
+    }
+  }
+}
+
 template <int R, int P>
 TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
                            int64_t row, int panel) {
   const int column = panel * kInt8Panel;
   if (p.kind == Int8Out::uint8 && p.finish.curve == Curve::table && column + P * kInt8Panel <= p.columns) {
     return finish_by_table(p, acc, at, first, column);
+  }
+  if ((p.kind == Int8Out::float32 || p.kind == Int8Out::int32) && column + P * kInt8Panel <= p.out_columns) {
+    return finish_words(p, acc, at, first, row, column);
   }
 #if defined(__AVX2__)
   if (p.kind == Int8Out::int16 && column + P * kInt8Panel <= p.columns) return finish_shorts(p, acc, at, first, column);
@@ -394,9 +417,10 @@ TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors
     }
   }
 #endif
-#pragma GCC unroll 16
+  // Partial panels. Unrolled, this rare case with all its branches was half of the compile time of int8.cpp.
+#pragma GCC unroll 1
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 1
     for (int v = 0; v < P * kVectors; ++v) {
       finish(p, acc[r][v], row + r, at.out[first + r], at.residual[first + r], column + v * kLanes);
     }
