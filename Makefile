@@ -14,7 +14,7 @@ HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: run test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python stress fuzz fuzz-paths audit wheels check-arm clean help
+.PHONY: run kernels test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python stress fuzz fuzz-paths audit wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -137,22 +137,31 @@ $(VENV)/.tools: $(VENV)/.python constraints.txt
 	@$(PIP) install -c constraints.txt $(BUILD_TOOLS)
 	@touch $@
 
+# A failed compile is reported, leaves tilewise on its NumPy paths, and leaves no stamp: the next call tries again.
+INSTALL = $(BIN)/python tools/install.py
+STAMP = ; code=$$?; if [ $$code = 0 ]; then touch $(1); elif [ $$code != 3 ]; then exit $$code; fi
+
 $(VENV)/.core: $(VENV)/.tools $(NATIVE)
 ifeq ($(HAVE_CXX),)
 	@echo "No C++ compiler was found (c++ or g++), so tilewise installs without its compiled kernels and uses the slower NumPy paths."
-	@TILEWISE_PURE=1 $(PIP) install -c constraints.txt --no-build-isolation -e .
+	@TILEWISE_PURE=1 $(PIP) install -c constraints.txt --no-build-isolation -e '.[plots]'
 else
-	@echo "Compiling the kernels for every instruction set and installing tilewise: about two minutes of two cores, once."
-	@$(PIP) install -c constraints.txt --no-build-isolation -e .
+	@echo "Compiling the kernels for this machine's instruction set and installing tilewise: about a minute of two cores, once."
+	@$(INSTALL) --isas native '.[plots]' $(call STAMP,$@)
 endif
-	@touch $@
 
-$(VENV)/.test: $(VENV)/.core
+$(VENV)/.test: $(VENV)/.tools $(NATIVE)
 	@echo "Installing PyTorch, which the tests compare with: up to three minutes, once."
 	@$(PIP) install -c constraints.txt torch==2.13.0
-	@echo "Installing the rest of what the tests need (training, server, documentation): about a minute, once."
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,dev]' $(ADD_ONS)
-	@touch $@
+ifeq ($(HAVE_CXX),)
+	@TILEWISE_PURE=1 $(PIP) install -c constraints.txt --no-build-isolation -e '.[plots,train,dev]' $(ADD_ONS)
+else
+	@echo "Compiling the kernels for every instruction set and installing tilewise with what its tests need: three minutes, once."
+	@$(INSTALL) '.[plots,train,dev]' packages/tilewise-arena packages/tilewise-fleet $(call STAMP,$(VENV)/.core $@)
+endif
+
+kernels: $(VENV)/.tools  ## compile the kernels for every instruction set, not only this machine's
+	@$(INSTALL) '.[plots]'
 
 $(VENV)/.notebooks: $(VENV)/.test
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[notebooks]'

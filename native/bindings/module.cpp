@@ -1,9 +1,13 @@
 // The Python module tilewise._native: one bind_<family> function per kernel family, each in its own file.
 #include "bindings/bindings.h"
 #include "bindings/numpy_api.h"
+#include "common/isa.h"
 
 NB_MODULE(_native, m) {
   m.doc() = "Compiled kernels of tilewise; use tilewise.backend, which checks and routes.";
+  if (!tw::any_isa()) {
+    throw nanobind::import_error("the compiled kernels are for another CPU's instruction set; compile them again here");
+  }
   if (!tw::import_numpy()) throw nanobind::python_error();
   nanobind::set_leak_warnings(false);  // a model held until the interpreter ends is no leak
   tw::bind_runtime(m);

@@ -12,6 +12,10 @@ void set_isa(const std::string& name) {
   if (!parse_isa(name.c_str(), &isa)) {
     throw nb::value_error(("instruction set '" + name + "' is not one of portable, avx2, avx512").c_str());
   }
+  if (!isa_built(isa)) {
+    throw nb::value_error(
+        ("'" + name + "' was not compiled here; `make kernels` compiles every instruction set").c_str());
+  }
   if (!isa_supported(isa)) throw nb::value_error(("this CPU does not support '" + name + "'").c_str());
   set_active_isa(isa);
 }

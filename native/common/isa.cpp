@@ -24,25 +24,52 @@ std::atomic<Isa>& active() {
   return isa;
 }
 
+constexpr int kIsas = 3;
+constexpr bool kBuilt[kIsas] = {
+#if defined(TW_HAS_PORTABLE)
+    true,
+#else
+    false,
+#endif
+#if defined(TW_HAS_AVX2)
+    true,
+#else
+    false,
+#endif
+#if defined(TW_HAS_AVX512)
+    true,
+#else
+    false,
+#endif
+};
 const char* const kNames[] = {"portable", "avx2", "avx512"};
 
 }  // namespace
 
+bool isa_built(Isa isa) { return kBuilt[static_cast<int>(isa)]; }
+
+bool isa_supported(Isa isa) {
+  static const Isa cpu = detect();
+  return isa_built(isa) && static_cast<int>(isa) <= static_cast<int>(cpu);
+}
+
+bool any_isa() { return isa_supported(best_isa()); }
+
 Isa best_isa() {
-  static const Isa best = detect();
-  return best;
+  for (Isa isa : {Isa::avx512, Isa::avx2}) {
+    if (isa_supported(isa)) return isa;
+  }
+  return Isa::portable;
 }
 
 Isa active_isa() { return active().load(std::memory_order_relaxed); }
-
-bool isa_supported(Isa isa) { return static_cast<int>(isa) <= static_cast<int>(best_isa()); }
 
 void set_active_isa(Isa isa) { active().store(isa, std::memory_order_relaxed); }
 
 const char* isa_name(Isa isa) { return kNames[static_cast<int>(isa)]; }
 
 bool parse_isa(const char* name, Isa* out) {
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < kIsas; ++i) {
     if (std::strcmp(name, kNames[i]) == 0) {
       *out = static_cast<Isa>(i);
       return true;

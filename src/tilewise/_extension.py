@@ -32,10 +32,11 @@ def _load() -> ModuleType | None:
         return None
     try:
         from tilewise import _native
-    except ImportError:
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
+        reason = "tilewise's compiled kernels are not installed" if missing else f"tilewise: {error}"
         warnings.warn(
-            "tilewise's compiled kernels are not installed, so the slower NumPy paths are used; "
-            "install g++ and reinstall to get them",
+            f"{reason}, so the slower NumPy paths are used; install g++ and reinstall to get them",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._files import write_atomic
+from tilewise.errors import UnavailableError
 
 BLUE, RED, GREY = "#2a6fb5", "#b5482a", "#8a8f98"
 _STYLE: Any = {
@@ -27,9 +28,14 @@ _STYLE: Any = {
 
 @contextmanager
 def picture(path: Path, width: float = 9.0, height: float = 4.8, columns: int = 1) -> Iterator[Any]:
-    """Axes to draw on, or as many side by side; when the block ends, the picture is written to `path`, whole or not at
-    all."""
-    import matplotlib
+    """Yield axes to draw on, or `columns` of them side by side.
+
+    When the block ends, the picture is written to `path`, whole or not at all.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise UnavailableError("drawing a picture needs matplotlib: pip install matplotlib") from None
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
