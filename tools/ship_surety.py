@@ -1,10 +1,10 @@
-"""Says from when on the shipped models are "sure within five per cent", by kernels that they were not taught on.
+"""Fit when the shipped models are "sure within five per cent", on kernels that they were not trained on.
 
     python -m tools.ship_surety [--test]
 
-The GPU's model was taught on the train split, so the valid split serves as it is. The CPU's was taught on both: for it,
-each fifth of the programs is scored by a model of the other four fifths. The bounds go into the calibrations beside the
-models; nothing else there changes. The test split is looked at with `--test` only, once everything is chosen.
+The GPU's model was trained on the train split, so the valid split can be used as it is. The CPU's was trained on both:
+for it, each fifth of the programs is scored by a model of the other four fifths. The bounds are written into the
+calibrations next to the models; nothing else there changes. The test split is evaluated with `--test` only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """Scores by the name of a kernel."""
+    """A model that returns stored scores by the name of a kernel."""
 
     scores: Mapping[str, Any]
     calibration = None
@@ -39,7 +39,7 @@ class Recorded:
 
 
 def out_of_fold(data: Dataset, seed: int) -> tuple[Recorded, list[Kernel]]:
-    """Every kernel of train and valid, scored by a model that saw none of its program on any machine."""
+    """Score every kernel of train and valid by a model that was trained without its program."""
     kernels = [*data.train, *data.valid]
     programs = sorted({program_of(kernel) for kernel in kernels})
     fold = {p: i % FOLDS for i, p in enumerate(np.random.default_rng(0).permutation(programs))}
@@ -51,11 +51,12 @@ def out_of_fold(data: Dataset, seed: int) -> tuple[Recorded, list[Kernel]]:
 
 
 def program_of(kernel: Kernel) -> str:
-    """The program, whichever machine it was measured on."""
+    """Return the program of a kernel without the machine it was measured on."""
     return kernel.program.partition(".")[0]
 
 
 def ship(name: str) -> None:
+    """Fit the bounds of one shipped model and store them in its calibration."""
     path, data, model = shipped_file(name), load_dataset(name), shipped_scorer(name)
     hyper, names = load_calibration(path), data.schema.config_features
     if hyper is None:
