@@ -18,13 +18,14 @@ import numpy as np
 
 from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError, TilewiseError
+from tilewise.gpu.devices import H200
 from tilewise.gpu.products.config_fields import CUBLAS
 from tilewise.gpu.products.dispatch import KERNELS_TO_MEASURE, required_gain
 from tilewise.gpu.products.family import ProductFamily
 from tilewise.gpu.products.runtime_model import RuntimeModel
 from tilewise.store.problem import Config, Problem
 
-_FAMILY, _SHARED_BYTES = ProductFamily(), 232_448  # of the H200
+_FAMILY, _SHARED_BYTES = ProductFamily(), H200.shared_bytes_per_block
 _LONGEST_NS = 10**12
 NAMES = ("space", "first", "five", "peer_first", "peer_five")
 

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tilewise.gpu.devices import H200
 from tilewise.gpu.inductor.templates import problem_of, select_templates
 from tilewise.gpu.products.dispatch import choose_unmeasured
 from tilewise.gpu.products.family import ProductFamily
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tools.drawn_products import drawn_products
 
-_SHARED_BYTES, _SHAPES = 232_448, 60
+_SHARED_BYTES, _SHAPES = H200.shared_bytes_per_block, 60
 
 
 def templates() -> tuple[list[str], list[dict[str, Any]]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.recorded import Product as Recorded
 from benchmarks.recorded import as_json, lines, read_recorded, table
+from tilewise.gpu.devices import H200
 from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, STREAM_K, TRANSPOSED, is_cublas
 from tilewise.gpu.products.family import ProductFamily
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
@@ -24,7 +25,7 @@ from tilewise.store.aggregate import measured_problem, open_measurements
 from tilewise.store.problem import Config
 from tools.gpu_visit import drawn, read_answers
 
-_FAMILY, _SHARED_BYTES = ProductFamily(), 232_448  # of the H200
+_FAMILY, _SHARED_BYTES = ProductFamily(), H200.shared_bytes_per_block
 
 
 def asked(sizes: Sequence[int], layout: str, count: int) -> list[Any]:

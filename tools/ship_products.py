@@ -19,6 +19,7 @@ import torch
 
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
+from tilewise.gpu.devices import H200
 from tilewise.gpu.products.config_fields import CUBLAS, STREAM_K, is_cublas
 from tilewise.gpu.products.dispatch import DEVIATIONS, MARGIN, required_gain
 from tilewise.gpu.products.family import ProductFamily
@@ -30,7 +31,7 @@ from tilewise.store.problem import Config, Problem
 from tilewise.tensor import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_FAMILY, _SHARED_BYTES = ProductFamily(), 232_448  # of the H200
+_FAMILY, _SHARED_BYTES = ProductFamily(), H200.shared_bytes_per_block
 
 
 @dataclass(frozen=True)

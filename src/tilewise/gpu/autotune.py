@@ -24,7 +24,7 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.gpu.measure.execution import COLLECTIONS, NEAREST
+from tilewise.gpu.devices import NEAREST_COLLECTION, model_collection
 from tilewise.store.problem import Config, Kernel, Problem, Value
 from tilewise.store.service import ServiceClient
 from tilewise.store.store import Machine
@@ -364,5 +364,5 @@ def this_gpu() -> tuple[Machine, str, str | None]:
     if not torch.cuda.is_available():
         return Machine("autotune", "no GPU", {}), str(triton.__version__), None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    collection = COLLECTIONS.get(properties.major * 10 + properties.minor, NEAREST)
+    collection = model_collection(properties.major * 10 + properties.minor) or NEAREST_COLLECTION
     return Machine("autotune", str(properties.name), {}), str(triton.__version__), collection

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES, Schema
+from tilewise.costmodel.devices import H200, SM_90, WARP_THREADS
 
 Numbers = npt.NDArray[np.float64]
 
@@ -32,10 +33,6 @@ _RESIDENT, _PER_THREAD, _STAGED, _LOADS_ISSUED = 4, 5, 8, 15
 _SIZE_ROWS = (0, 1, 2, 3, 6, 7)
 _MAX_LOAD_BYTES, _MIN_ASYNC_COPY_BYTES = 16.0, 4.0  # PTX: vector loads up to 16 bytes, cp.async from 4 bytes on
 _LINE_BYTES, _SECTOR_BYTES = 128, 32  # units of GPU memory transactions
-# Limits of one multiprocessor (NVIDIA H100/H200; CUDA programming guide, compute capability 9.0).
-_REGISTERS, _MAX_WARPS, _MAX_BLOCKS, _SHARED_BYTES = 65_536, 64, 32, 232_448
-_MULTIPROCESSORS = 132
-_WARP_THREADS = 32
 _OVERHEAD_REGISTERS = 40.0  # estimate of a thread's registers besides its share of the result
 _KERNEL, _OUTPUT, _INPUT = (slice(8 * i, 8 * i + DIMENSIONS) for i in range(3))  # columns of the three tiles
 _KERNEL_PRODUCT, _OUTPUT_PRODUCT, _INPUT_PRODUCT = 7, 15, 23
@@ -73,8 +70,8 @@ class Gpu:
             return None
         machine = schema.extra.get("machine")
         limits: Mapping[str, Any] = machine if isinstance(machine, Mapping) else {}
-        multiprocessors = limits.get("multiprocessors", _MULTIPROCESSORS)
-        shared_bytes = limits.get("shared_bytes", _SHARED_BYTES)
+        multiprocessors = limits.get("multiprocessors", H200.multiprocessors)
+        shared_bytes = limits.get("shared_bytes", H200.shared_bytes_per_block)
         if not all(isinstance(value, int | float) and value > 0 for value in (multiprocessors, shared_bytes)):
             return None
         return cls(float(multiprocessors), float(shared_bytes), names.index("warps"), names.index("stages"))
@@ -145,11 +142,13 @@ class Occupancy:
         warps = np.maximum(config[:, gpu.warps], 1.0)
         ones = np.ones(len(config), config.dtype)
         staged = _staged_bytes(gpu, config, access.load_bytes, access.element_bytes) if product else ones
-        per_thread = np.maximum(self._register_elements / (_WARP_THREADS * warps), 1e-3)
+        per_thread = np.maximum(self._register_elements / (WARP_THREADS * warps), 1e-3)
         # Resident blocks of a multiprocessor: the smallest of the limits by shared memory, warps and registers.
-        resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(_MAX_WARPS / warps))
-        by_registers = np.floor(_REGISTERS / ((per_thread + _OVERHEAD_REGISTERS) * _WARP_THREADS * warps))
-        self._resident = np.clip(np.minimum(resident, by_registers), 1, _MAX_BLOCKS)
+        resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(SM_90.max_warps / warps))
+        by_registers = np.floor(
+            SM_90.registers_per_multiprocessor / ((per_thread + _OVERHEAD_REGISTERS) * WARP_THREADS * warps)
+        )
+        self._resident = np.clip(np.minimum(resident, by_registers), 1, SM_90.max_blocks)
         # The table is (features, C), so that one feature is contiguous in memory.
         fixed = np.ones((gpu.feature_count, len(config)), config.dtype)
         # A library call has no tile, so the bytes that it stages are unknown: at least 1.
@@ -183,7 +182,7 @@ class Occupancy:
         tiles += [(_KERNEL_PRODUCT, load_bytes[2]), (_OUTPUT_PRODUCT, load_bytes[0])] if product else []
         issued = np.ones((3, len(warps)), warps.dtype)
         for row, (tile, width) in zip(issued, tiles, strict=False):
-            per_element = self.access.element_bytes / _WARP_THREADS / width
+            per_element = self.access.element_bytes / WARP_THREADS / width
             np.maximum(self.config[:, tile] / warps * per_element, 1.0, out=row)
         return issued
 

@@ -11,6 +11,7 @@ from typing import Any
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.costmodel.hlo.operations import attention_graph
 from tilewise.errors import ConfigurationError
+from tilewise.gpu.devices import H200
 from tilewise.gpu.families.family import (
     DTYPES,
     ELEMENT_BYTES,
@@ -33,7 +34,7 @@ def _space(head: int) -> tuple[Config, ...]:
         # Registers hold the scores and the output, shared memory the queries and the pipelined keys and values.
         accumulators = block_m * (block_n + head) // (32 * warps)
         shared_bytes = 2 * block_n * head * 2 * stages + block_m * head * 2
-        if not 8 <= accumulators <= 192 or shared_bytes > 227 * 1024 or (warps == 8 and block_m < 64):
+        if not 8 <= accumulators <= 192 or shared_bytes > H200.shared_bytes_per_block or (warps == 8 and block_m < 64):
             continue
         if (block_m, block_n) == (16, 16) and stages > 2:
             continue

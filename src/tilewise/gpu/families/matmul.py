@@ -14,6 +14,7 @@ from typing import Any
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.costmodel.hlo.operations import matmul_graph
 from tilewise.errors import ConfigurationError
+from tilewise.gpu.devices import H200
 from tilewise.gpu.families.family import (
     DTYPES,
     ELEMENT_BYTES,
@@ -45,7 +46,7 @@ def _tiles(element_bytes: int) -> Iterator[tuple[int, int, int, int, int]]:
             if not 4 <= accumulators <= 128 or (warps == 8 and accumulators < 16):
                 continue
             for stages in (2, 3, 4, 5):
-                if (block_m + block_n) * block_k * element_bytes * stages <= 227 * 1024:
+                if (block_m + block_n) * block_k * element_bytes * stages <= H200.shared_bytes_per_block:
                     yield block_m, block_n, block_k, warps, stages
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.gpu.devices import H200
 from tilewise.gpu.families.attention import TritonAttention
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _HEAD_SIZES = (32, 64, 128)  # in the training data; other sizes are rounded up
-_SHARED_BYTES = 227 * 1024  # per multiprocessor, H200
 _CERTAIN_GAIN = 0.12  # predicted share of the runtime above which a tiling is taken without benchmarking
 
 
@@ -69,4 +69,4 @@ def _resources(problem: Problem, config: Config) -> tuple[int, int]:
 def _fits(problem: Problem, config: Config) -> bool:
     """Tell whether registers and shared memory suffice; a single stage has no pipeline and is excluded."""
     accumulators, shared_bytes = _resources(problem, config)
-    return 8 <= accumulators <= 192 and shared_bytes <= _SHARED_BYTES and config.size("stages") > 1
+    return 8 <= accumulators <= 192 and shared_bytes <= H200.shared_bytes_per_block and config.size("stages") > 1

@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any
 
 from tilewise.errors import ConfigurationError
+from tilewise.gpu.devices import model_collection
 from tilewise.gpu.inductor.decision_log import DecisionLog
 from tilewise.gpu.inductor.pointwise import patch_autotuner
 from tilewise.gpu.inductor.processes import share_assembler
-from tilewise.gpu.measure.execution import HOPPER
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.service import ServiceClient
 
@@ -129,7 +129,7 @@ def _unsupported_reason(devices: tuple[str, ...]) -> str | None:
     if not torch.cuda.is_available():
         return "PyTorch sees no CUDA GPU"
     major, minor = torch.cuda.get_device_capability(0)
-    if major * 10 + minor != HOPPER:
+    if model_collection(major * 10 + minor) is None:
         return f"there is no model for {torch.cuda.get_device_name(0)}, only for the H200 and similar GPUs"
     return None
 

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.gpu.devices import H200
 from tilewise.gpu.products.config_fields import CUBLAS, CUBLAS_FUSED_BIAS, SPLIT_K, TRANSPOSED, is_cublas
-from tilewise.gpu.products.roofline import Columns, Numbers, max_accumulators
+from tilewise.gpu.products.roofline import Columns, Numbers, max_accumulators, sustained_rates
 from tilewise.gpu.products.runtime_model import RuntimeModel
 from tilewise.store.problem import Config, Problem
 
@@ -33,9 +34,6 @@ _PARAMETERS = {"block_m": "BLOCK_M", "block_n": "BLOCK_N", "block_k": "BLOCK_K",
                "stages": "num_stages", "group": "GROUP_M"}  # fmt: skip
 _NO_TILE: Mapping[str, Any] = dict.fromkeys(_PARAMETERS.values(), 0)
 _parameter_values = operator.itemgetter(*_PARAMETERS.values())
-_SHARED_BYTES = 227 * 1024  # per multiprocessor, H200
-_MEMORY_BANDWIDTH = 4.3e12  # bytes per second, sustained, H200
-_EMPTY_KERNEL_SECONDS = 1.5e-6  # runtime of a kernel that does next to nothing, H200
 _TMA_SETUP_SECONDS = 2e-6  # PyTorch's TMA templates write their descriptors on the GPU; our kernels do not
 # Limits for benchmarking a template, as a logarithm of the time ratio to ATen.
 _MAX_LOSS = 0.08  # templates predicted to lose no more than this are benchmarked
@@ -107,7 +105,8 @@ def _aten_config(template: str) -> Config | None:
 def epilogue_seconds(problem: Problem) -> float:
     """Estimate the time of a separate pass over the result, which a template with a fused epilogue saves."""
     bytes_moved = problem.size("batch") * 4.0 * problem.size("m") * problem.size("n")  # 2 bytes read, 2 written
-    return bytes_moved / _MEMORY_BANDWIDTH + _EMPTY_KERNEL_SECONDS
+    rates = sustained_rates(H200)
+    return bytes_moved / rates.memory_bandwidth + rates.empty_kernel_seconds
 
 
 def template_columns(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
@@ -131,7 +130,7 @@ def fits(of: Columns, accumulator_limit: int = 128) -> npt.NDArray[np.bool_]:
     accumulators = area / np.maximum(32 * of["warps"], 1)  # per thread
     shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + of["persistent"] * area
     in_registers = (accumulators >= 4) & (accumulators <= accumulator_limit)
-    return np.asarray((of["stages"] >= 2) & in_registers & (shared <= _SHARED_BYTES), np.bool_)
+    return np.asarray((of["stages"] >= 2) & in_registers & (shared <= H200.shared_bytes_per_block), np.bool_)
 
 
 def select_templates(

@@ -20,10 +20,10 @@ from typing import Any
 
 from tilewise._system import real_cores
 from tilewise.errors import UnavailableError
+from tilewise.gpu.devices import H200_CAPABILITY, model_collection, shared_bytes_of
 from tilewise.gpu.families.family import Binary, TritonFamily, get_family
 from tilewise.gpu.measure import compiler
 from tilewise.gpu.measure import job as measure
-from tilewise.gpu.measure.execution import COLLECTIONS, HOPPER, default_shared_bytes
 from tilewise.profile.timing.nvml import GpuWatch
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.aggregate import MeasuredProblem, contenders
@@ -68,8 +68,8 @@ class TritonCollector(Collector):
         cuda = options.device == "cuda"
         self._kind = "triton" if cuda else "triton-interpreter"
         # Read through NVML, without CUDA, so that compiling can begin while the GPU process starts.
-        self.capability = (GpuWatch().capability() if cuda else None) or HOPPER
-        self.shared_bytes = default_shared_bytes(self.capability)
+        self.capability = (GpuWatch().capability() if cuda else None) or H200_CAPABILITY
+        self.shared_bytes = shared_bytes_of(self.capability)
         name = GpuWatch().name() if cuda else "Triton interpreter"
         super().__init__(kernels, store, options, Machine(self._kind, name, {}), say)
         self.waiting = deque(self._pending(kernel) for kernel in self.kernels)
@@ -100,7 +100,7 @@ class TritonCollector(Collector):
 
     @functools.cached_property
     def _model(self) -> ModelScores | None:
-        return shipped_scores(COLLECTIONS.get(self.capability), "this GPU", "triton")[0]
+        return shipped_scores(model_collection(self.capability), "this GPU", "triton")[0]
 
     # The loop
 

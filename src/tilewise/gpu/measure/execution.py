@@ -13,25 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tilewise.errors import UnavailableError
+from tilewise.gpu.devices import H200, H200_CAPABILITY, shared_bytes_of
 from tilewise.gpu.families.family import CUBLAS_CALL, Binary, Launch
 from tilewise.gpu.measure.compiler import compile_binary, find_kernel
 from tilewise.profile.timing.cuda_graphs import DriverGraphs, Run, torch_graph
 from tilewise.profile.timing.nvml import GpuWatch
 from tilewise.tune.measure.sampling import Clock
-
-HOPPER = 90  # compute capability 9.0
-# The collection whose model was trained on a GPU of this compute capability.
-COLLECTIONS = {HOPPER: "h200"}
-# The collection whose model serves all other GPUs; it ranks the products of an A100 nearly as well.
-NEAREST = "h200"
-# Maximum shared memory per block, by compute capability; used if the driver does not report it.
-_SHARED_BYTES = {70: 98_304, 75: 65_536, 80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448,
-                 100: 232_448, 103: 232_448, 120: 101_376}  # fmt: skip
-
-
-def default_shared_bytes(capability: int) -> int:
-    """Return the shared memory per block of a compute capability; the smallest of all for an unknown one."""
-    return _SHARED_BYTES.get(capability, min(_SHARED_BYTES.values()))
 
 
 def _torch() -> Any:
@@ -64,9 +51,9 @@ class CudaDevice(Clock):
         torch.set_float32_matmul_precision("highest")  # reference results must not use tf32
         properties = torch.cuda.get_device_properties(0)
         self.capability = properties.major * 10 + properties.minor
-        self.l2_bytes = int(getattr(properties, "L2_cache_size", 0) or 50 << 20)
+        self.l2_bytes = int(getattr(properties, "L2_cache_size", 0) or H200.l2_bytes or 0)
         reported = getattr(properties, "shared_memory_per_block_optin", 0)
-        self.shared_bytes = int(reported or default_shared_bytes(self.capability))
+        self.shared_bytes = int(reported or shared_bytes_of(self.capability))
         self.multiprocessors = int(properties.multi_processor_count)
         self.memory_bytes = int(properties.total_memory)
         self.name = str(properties.name)
@@ -213,7 +200,7 @@ class InterpreterDevice(Clock):
         return
 
     def describe(self) -> dict[str, Any]:
-        return {"name": "Triton interpreter", "compute_capability": HOPPER, "timing": "interpreter"}
+        return {"name": "Triton interpreter", "compute_capability": H200_CAPABILITY, "timing": "interpreter"}
 
 
 Gpu = CudaDevice | InterpreterDevice

@@ -13,9 +13,10 @@ from typing import Any
 from tilewise import __version__
 from tilewise._system import real_cores
 from tilewise.errors import UnavailableError
+from tilewise.gpu.devices import NEAREST_COLLECTION, model_collection
 from tilewise.gpu.families.family import Binary, Operands, TritonFamily, get_family
 from tilewise.gpu.measure.compiler import CompileResult, serve, use_cache
-from tilewise.gpu.measure.execution import COLLECTIONS, NEAREST, CudaDevice, open_device
+from tilewise.gpu.measure.execution import CudaDevice, open_device
 from tilewise.gpu.measure.job import Job, operand_sets
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.problem import Config, Problem
@@ -40,8 +41,9 @@ class TritonDevice(Device):
         self.device: Any = device or open_device("cuda")
         details = self.device.describe()
         capability = int(details.get("compute_capability", 0))
-        super().__init__("triton", details, COLLECTIONS.get(capability, NEAREST))
-        self.own_model = capability in COLLECTIONS
+        collection = model_collection(capability)
+        super().__init__("triton", details, collection or NEAREST_COLLECTION)
+        self.own_model = collection is not None
         self.version = f"{__version__}, triton {details.get('triton', 'unknown')}"
         self.shared_bytes = int(details.get("shared_bytes", 1 << 30))
         self.processes = processes or max(1, (real_cores() - 2) // 2)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import ConfigurationError
+from tilewise.gpu.devices import model_collection
 from tilewise.gpu.families.family import Binary, Operands
 from tilewise.gpu.measure.compiler import compile_binary
-from tilewise.gpu.measure.execution import HOPPER
 from tilewise.gpu.products.config_fields import CUBLAS, is_cublas
 from tilewise.gpu.products.family import (
     MAX_PARTIAL_SUMS,
@@ -32,7 +32,7 @@ from tilewise.gpu.products.family import (
     supports_tma,
     workspace_sizes,
 )
-from tilewise.gpu.products.roofline import Numbers, columns, fits
+from tilewise.gpu.products.roofline import Numbers, columns, fits, sustained_rates
 from tilewise.gpu.products.runtime_model import Prediction, RuntimeModel, shipped_runtime_model
 from tilewise.profile.timing.cuda_graphs import DriverGraphs
 from tilewise.store.problem import Config, Problem
@@ -120,6 +120,7 @@ class ProductDispatcher:
         self.family = ProductFamily()
         properties = torch.cuda.get_device_properties(0)
         self.shared_bytes = int(properties.shared_memory_per_block_optin)
+        self.capability = int(properties.major) * 10 + int(properties.minor)
         self.multiprocessors = int(properties.multi_processor_count)
         self.choices: dict[Problem, ProductChoice] = {}
         self._kernels: dict[str, Any] = {}  # by the binary's key; False for one that cannot be loaded
@@ -173,7 +174,7 @@ class ProductDispatcher:
     def _load(self, binary: Binary) -> Any:
         """Compile a kernel and load it onto the GPU; False if that fails or if it spills registers."""
         try:
-            kernel = compile_binary(binary, HOPPER)
+            kernel = compile_binary(binary, self.capability)
             kernel._init_handles()
             kernel.binary = binary
             if kernel.n_spills > _MAX_SPILLED_BYTES:
@@ -227,7 +228,8 @@ class ProductDispatcher:
         for config in configs:
             for operands in operand_sets:
                 operands.scratch |= self._workspace(problem, config, stream.cuda_stream)
-        estimate = max(2e-6, footprint / 4e12)  # seconds, memory-bound
+        rates = sustained_rates(self.model.device)
+        estimate = max(rates.launch_seconds, footprint / rates.memory_bandwidth)  # seconds, memory-bound
         launches = max(set_count, round(_UNIT_SECONDS / estimate) // set_count * set_count)
         launches = min(launches, _MAX_GRAPH_LAUNCHES)
         graphs = self._capture(problem, configs, operand_sets, stream, launches)
@@ -272,7 +274,7 @@ def _dispatcher() -> ProductDispatcher | None:
     if model is None or not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability(0)
-    if major * 10 + minor != HOPPER:
+    if model_collection(major * 10 + minor) is None:
         return None
     machine = f"{torch.cuda.get_device_name(0)}, PyTorch {torch.__version__}"
     return ProductDispatcher(torch, model, Choices(None, machine))

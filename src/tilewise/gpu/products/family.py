@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tilewise.gpu.devices import H200
 from tilewise.gpu.families.family import (
     CUBLAS_CALL,
     DTYPES,
@@ -27,13 +28,12 @@ from tilewise.gpu.families.family import (
 )
 from tilewise.gpu.families.matmul import TritonMatmul
 from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, STREAM_K, TRANSPOSED, is_cublas
-from tilewise.gpu.products.roofline import MAX_SPLIT_K, MULTIPROCESSORS, best_stream_k_split, max_accumulators
+from tilewise.gpu.products.roofline import MAX_SPLIT_K, best_stream_k_split, max_accumulators
 from tilewise.store.problem import Config, Problem, Value
 
 _SPLIT_K_FACTORS = (2, 3, 4, 6, 8, 12, MAX_SPLIT_K)
 _SMALL_SIZE = 256  # m or n up to which narrow tiles are in the search space
 MAX_PARTIAL_SUMS = 1 << 24  # float32 values in the workspace: 64 MiB
-_SHARED_BYTES = 232_448  # per block, H200
 _BARRIER_BYTES = 1024  # of shared memory
 _POINTERS = ("c", "bias", "residual")
 _INTEGERS = ("m_units", "n_units", "k_units", "group", "split_k", "full_tiles")
@@ -71,8 +71,8 @@ class _Schedule(NamedTuple):
 def _stage_counts(block_m: int, block_n: int, block_k: int) -> list[int]:
     """List the deepest pipeline that fits, the next one below, and the deepest that lets two programs share an SM."""
     stage_bytes = (block_m + block_n) * block_k * 2
-    deepest = min(_SHARED_BYTES // stage_bytes, 6)
-    two_programs = min(_SHARED_BYTES // 2 // stage_bytes, 5)
+    deepest = min(H200.shared_bytes_per_block // stage_bytes, 6)
+    two_programs = min(H200.shared_bytes_per_block // 2 // stage_bytes, 5)
     return sorted({stages for stages in (deepest, deepest - 1, two_programs) if stages >= 2})
 
 
@@ -197,7 +197,7 @@ class ProductFamily(TritonMatmul):
         split = split_work(problem, config)
         programs = split.full_tiles + (split.tiles - split.full_tiles) * split.split_k
         if config.size("persistent"):
-            programs = min(programs, int(operands.scratch.get("multiprocessors", MULTIPROCESSORS)))
+            programs = min(programs, int(operands.scratch.get("multiprocessors", H200.multiprocessors)))
         if tma:
             layout = _layout(problem, transposed)
             bm, bn, bk = (config.size(name) for name in ("block_m", "block_n", "block_k"))
@@ -249,7 +249,7 @@ def split_work(problem: Problem, config: Config) -> WorkSplit:
     if not config.get(STREAM_K, 0):
         return WorkSplit(config.size(SPLIT_K), 0 if config.size(SPLIT_K) > 1 else tiles, tiles)
     split_k = _stream_k_split(tiles, math.ceil(k / config.size("block_k")))
-    return WorkSplit(split_k, tiles // MULTIPROCESSORS * MULTIPROCESSORS, tiles)
+    return WorkSplit(split_k, tiles // H200.multiprocessors * H200.multiprocessors, tiles)
 
 
 @lru_cache(maxsize=4096)

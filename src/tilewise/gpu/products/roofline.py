@@ -13,19 +13,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.errors import ConfigurationError
+from tilewise.gpu.devices import H200, Device, SustainedRates
 from tilewise.gpu.products.config_fields import SPLIT_K, STREAM_K, TRANSPOSED
 from tilewise.store.problem import Config, Problem
 
 Numbers = npt.NDArray[np.float64]
 Columns = Mapping[str, Numbers]
-MULTIPROCESSORS = 132  # of the H200, which the model was trained for
 MAX_SPLIT_K = 16
-_SHARED_BYTES = 227 * 1024  # per multiprocessor, H200
-_REGISTERS = 65536  # per multiprocessor, H200
-_TENSOR_FLOPS = 8.0e14  # sustained 16-bit tensor-core rate of the H200 at its usual clocks
-_MEMORY_BANDWIDTH = 4.3e12  # bytes per second, sustained, H200
-_L2_BANDWIDTH = 7.0e12  # bytes per second, sustained, H200
-_LAUNCH_SECONDS = 2.0e-6  # launch latency that nothing hides
 _SPLIT_K_SECONDS = 1.0e-6  # adding up the partial sums of split-K
 _LOAD_LATENCY = 1.0e-6  # seconds from a load's issue to its data, with nothing else in flight
 # Columns and the field of a configuration that each one is read from.
@@ -37,6 +32,13 @@ _FIELDS = {
 _DEFAULTS = {"split_k": 1, "group": 1}  # where a configuration does not say; 0 for every other column
 
 
+def sustained_rates(device: Device) -> SustainedRates:
+    """Return the measured rates of a GPU; a GPU without them cannot be modelled."""
+    if device.sustained is None:
+        raise ConfigurationError(f"The sustained rates of {device.name} were never measured; choose another device.")
+    return device.sustained
+
+
 def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
     """Read the settings of kernels into one column per field."""
     return {
@@ -45,7 +47,9 @@ def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
     }
 
 
-def fits(problem: Problem, of: Columns, shared_bytes: int, max_partial_sums: int) -> npt.NDArray[np.bool_]:
+def fits(
+    problem: Problem, of: Columns, shared_bytes: int, max_partial_sums: int, device: Device = H200
+) -> npt.NDArray[np.bool_]:
     """Tell for every configuration whether it can run a problem: `ProductFamily.misfit`, vectorised."""
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     transposed = of["transposed"] > 0
@@ -57,8 +61,8 @@ def fits(problem: Problem, of: Columns, shared_bytes: int, max_partial_sums: int
     shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + 1024 + of["persistent"] * area
     stream_k, split_k = of["stream_k"] > 0, of["split_k"]
     last_wave_split = np.ones_like(tiles)
-    last_wave_split[stream_k] = best_stream_k_split(tiles[stream_k], steps[stream_k])
-    partial_sums = np.where(stream_k, tiles % MULTIPROCESSORS * last_wave_split, tiles * split_k) * area
+    last_wave_split[stream_k] = best_stream_k_split(tiles[stream_k], steps[stream_k], device)
+    partial_sums = np.where(stream_k, tiles % device.multiprocessors * last_wave_split, tiles * split_k) * area
     no_empty_slice = (split_k == 1) | (np.ceil(steps / split_k) * (split_k - 1) < steps)
     keeps_k_whole = (split_k == 1) & ~stream_k
     registers = (of["tma"] > 0) | (area / (32 * of["warps"]) <= max_accumulators(problem))
@@ -83,15 +87,18 @@ def _row_alignment(problem: Problem) -> int:
     return min(math.gcd(m if layout[0] == "t" else k, 8), math.gcd(k if layout[1] == "t" else n, 8))
 
 
-def floor_seconds(problem: Problem, batch: int = 1) -> float:
+def floor_seconds(problem: Problem, batch: int = 1, device: Device = H200) -> float:
     """Return the roofline bound: the larger of arithmetic and memory time, plus a launch."""
     m, n, k = (problem.size(name) for name in ("m", "n", "k"))
+    rates = sustained_rates(device)
     bytes_moved = 2.0 * (m * k + k * n + m * n)
-    return batch * max(2.0 * m * n * k / _TENSOR_FLOPS, bytes_moved / _MEMORY_BANDWIDTH) + _LAUNCH_SECONDS
+    bound = max(2.0 * m * n * k / rates.tensor_flops, bytes_moved / rates.memory_bandwidth)
+    return batch * bound + rates.launch_seconds
 
 
-def _costs(problem: Problem, of: Columns, batch: int) -> dict[str, Numbers]:
+def _costs(problem: Problem, of: Columns, batch: int, device: Device) -> dict[str, Numbers]:
     """Compute times, counts and occupancy of every configuration; `estimate` is a first guess of the seconds."""
+    rates, sms = sustained_rates(device), device.multiprocessors
     transposed = of["transposed"] > 0
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     rows, cols = np.where(transposed, n, m), np.where(transposed, m, n)
@@ -105,46 +112,47 @@ def _costs(problem: Problem, of: Columns, batch: int) -> dict[str, Numbers]:
     # Occupancy: programs resident on one multiprocessor, limited by shared memory and registers.
     shared = (block_m + block_n) * block_k * 2 * of["stages"] + of["persistent"] * block_m * block_n
     registers = block_m * block_n / (32 * of["warps"]) + 56
-    by_shared, by_registers = _SHARED_BYTES // np.maximum(shared, 1), _REGISTERS // (32 * of["warps"] * registers)
+    by_shared = device.shared_bytes_per_block // np.maximum(shared, 1)
+    by_registers = device.architecture.registers_per_multiprocessor // (32 * of["warps"] * registers)
     resident = np.clip(np.minimum(by_shared, by_registers), 1, 8)
 
     # Waves: how many units the busiest multiprocessor works through.
-    per_sm = np.ceil(units / MULTIPROCESSORS)
+    per_sm = np.ceil(units / sms)
     stream_k = np.flatnonzero(of["stream_k"] > 0)
-    per_sm[stream_k] = stream_k_waves(tiles[stream_k], depth[stream_k])
+    per_sm[stream_k] = stream_k_waves(tiles[stream_k], depth[stream_k], device)
 
     # The tensor cores work on at least 64 rows, however few the tile has.
     work = 2 * np.maximum(block_m, 64) * block_n * block_k * steps
-    arithmetic = per_sm * work / (_TENSOR_FLOPS / MULTIPROCESSORS)
+    arithmetic = per_sm * work / (rates.tensor_flops / sms)
     partial_bytes = np.where(of["split_k"] > 1, 8.0 * m * n * of["split_k"], 0.0) * batch
-    memory = batch * 2 * (m * k + k * n + m * n) / _MEMORY_BANDWIDTH
+    memory = batch * 2 * (m * k + k * n + m * n) / rates.memory_bandwidth
     latency = per_sm / resident * steps * _LOAD_LATENCY / np.maximum(of["stages"] - 1, 1)
-    cache = (units * (block_m + block_n) * block_k * 2 * steps + partial_bytes) / _L2_BANDWIDTH
+    cache = (units * (block_m + block_n) * block_k * 2 * steps + partial_bytes) / rates.l2_bandwidth
     bound = np.maximum(np.maximum(arithmetic, memory), np.maximum(cache, latency))
-    estimate = bound + _LAUNCH_SECONDS + _SPLIT_K_SECONDS * (of["split_k"] > 1)
+    estimate = bound + rates.launch_seconds + _SPLIT_K_SECONDS * (of["split_k"] > 1)
     useful = rows * cols / (tiles_m * block_m * tiles_n * block_n)  # share of the tiles' area inside the output
     return {"estimate": estimate, "arithmetic": arithmetic, "memory": memory * np.ones_like(units), "cache": cache,
             "latency": latency, "units": units, "per_sm": per_sm, "resident": resident, "steps": steps, "tiles": tiles,
             "tiles_m": tiles_m, "tiles_n": tiles_n, "useful": useful}  # fmt: skip
 
 
-def estimate_seconds(problem: Problem, of: Columns, batch: int = 1) -> Numbers:
+def estimate_seconds(problem: Problem, of: Columns, batch: int = 1, device: Device = H200) -> Numbers:
     """Estimate the runtime of every configuration in seconds, by arithmetic alone."""
-    return _costs(problem, of, batch)["estimate"]
+    return _costs(problem, of, batch, device)["estimate"]
 
 
-def features(problem: Problem, of: Columns, batch: int = 1) -> Numbers:
+def features(problem: Problem, of: Columns, batch: int = 1, device: Device = H200) -> Numbers:
     """Build the model's input: one row per configuration; the first column is the logarithm of the estimate."""
-    costs = _costs(problem, of, batch)
+    costs, sms = _costs(problem, of, batch, device), device.multiprocessors
     units, per_sm, resident, steps, tiles = (costs[name] for name in ("units", "per_sm", "resident", "steps", "tiles"))
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     block_m, block_n, block_k = of["block_m"], of["block_n"], of["block_k"]
-    slots = MULTIPROCESSORS * resident
+    slots = sms * resident
     waves = units / slots
     # Too few programs in flight cannot request the full memory bandwidth.
     bytes_in_flight = np.minimum(units, slots) * (block_m + block_n) * block_k * 2 * (of["stages"] - 1)
     last_wave = units / (slots * np.ceil(waves))
-    full_wave_tiles = np.where(of["stream_k"] > 0, tiles // MULTIPROCESSORS * MULTIPROCESSORS, 0)
+    full_wave_tiles = np.where(of["stream_k"] > 0, tiles // sms * sms, 0)
     layout, epilogue = problem.word("layout"), problem.word("epilogue")
     ones = np.ones_like(units)
     log = np.log
@@ -152,7 +160,7 @@ def features(problem: Problem, of: Columns, batch: int = 1) -> Numbers:
     feature_columns = [
         log(costs["estimate"]), log(costs["arithmetic"]), log(costs["memory"]), log(costs["cache"]),
         log(costs["latency"]), log(bytes_in_flight), log(units),
-        np.log1p(waves), np.log1p(per_sm), last_wave, units / (MULTIPROCESSORS * per_sm), costs["useful"], resident,
+        np.log1p(waves), np.log1p(per_sm), last_wave, units / (sms * per_sm), costs["useful"], resident,
         log(steps), log(m) * ones, log(n) * ones, log(k) * ones,
         np.log2(block_m), np.log2(block_n), np.log2(block_k), np.log2(of["warps"]), of["stages"],
         np.minimum(of["group"], 8) / 8, of["tma"], of["persistent"], of["transposed"], of["stream_k"],
@@ -167,29 +175,30 @@ def features(problem: Problem, of: Columns, batch: int = 1) -> Numbers:
     return np.stack(feature_columns, axis=1)
 
 
-def _stream_k_costs(tiles: Numbers, steps: Numbers) -> Numbers:
+def _stream_k_costs(tiles: Numbers, steps: Numbers, device: Device) -> Numbers:
     """Compute the steps that the last wave takes for every split of its tiles along K.
 
     Row i holds the cost of i + 1 slices. Adding up one slice's partial sums costs about half a step. A split that
     would leave a slice empty costs infinity.
     """
-    last_wave_tiles = tiles % MULTIPROCESSORS
+    last_wave_tiles = tiles % device.multiprocessors
     split = np.arange(1.0, MAX_SPLIT_K + 1)[:, None]
     slice_steps = np.ceil(steps / split)
     reduction = np.where(split > 1, 1.0 + 0.5 * split, 0.0)
-    cost = np.ceil(last_wave_tiles * split / MULTIPROCESSORS) * slice_steps + reduction
+    cost = np.ceil(last_wave_tiles * split / device.multiprocessors) * slice_steps + reduction
     possible = (slice_steps * (split - 1) < steps) & ((last_wave_tiles > 0) | (split == 1))
     return np.asarray(np.where(possible, cost, np.inf))
 
 
-def best_stream_k_split(tiles: Numbers, steps: Numbers) -> Numbers:
+def best_stream_k_split(tiles: Numbers, steps: Numbers, device: Device = H200) -> Numbers:
     """Return the number of slices that makes the last wave shortest; 1 where splitting does not help."""
-    return np.asarray(_stream_k_costs(tiles, steps).argmin(axis=0) + 1.0)
+    return np.asarray(_stream_k_costs(tiles, steps, device).argmin(axis=0) + 1.0)
 
 
-def stream_k_waves(tiles: Numbers, steps: Numbers) -> Numbers:
+def stream_k_waves(tiles: Numbers, steps: Numbers, device: Device = H200) -> Numbers:
     """Count waves when the last one is split best: the full waves, and the fraction of one that remains."""
-    return np.asarray(tiles // MULTIPROCESSORS + _stream_k_costs(tiles, steps).min(axis=0) / steps)
+    last_wave = _stream_k_costs(tiles, steps, device).min(axis=0) / steps
+    return np.asarray(tiles // device.multiprocessors + last_wave)
 
 
 def _alignment(problem: Problem) -> list[float]:
@@ -206,17 +215,18 @@ def _alignment(problem: Problem) -> list[float]:
     return [*powers, float(smallest >= 3), float(smallest >= 1), float(m % 64 == 0), float(k % 64 == 0)]
 
 
-def cublas_features(problem: Problem, batch: int = 1) -> Numbers:
+def cublas_features(problem: Problem, batch: int = 1, device: Device = H200) -> Numbers:
     """Build the input of the cuBLAS model, one row: the sizes, and how well usual tiles fill the GPU."""
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     layout, epilogue = problem.word("layout"), problem.word("epilogue")
-    row = [np.log(floor_seconds(problem, batch)), np.log(m), np.log(n), np.log(k)]
+    rates, sms = sustained_rates(device), device.multiprocessors
+    row = [np.log(floor_seconds(problem, batch, device)), np.log(m), np.log(n), np.log(k)]
     for rows, cols in ((128, 256), (256, 128), (128, 128), (64, 64)):  # tiles that cuBLAS often uses
         units = np.ceil(m / rows) * np.ceil(n / cols) * batch
-        per_sm = np.ceil(units / MULTIPROCESSORS)
-        row += [units / (MULTIPROCESSORS * per_sm), np.log1p(per_sm), m * n * batch / (units * rows * cols)]
+        per_sm = np.ceil(units / sms)
+        row += [units / (sms * per_sm), np.log1p(per_sm), m * n * batch / (units * rows * cols)]
     bytes_moved = 2 * batch * (m * k + k * n + m * n)
-    row += [np.log(2 * m * n * k * batch / _TENSOR_FLOPS), np.log(bytes_moved / _MEMORY_BANDWIDTH)]
+    row += [np.log(2 * m * n * k * batch / rates.tensor_flops), np.log(bytes_moved / rates.memory_bandwidth)]
     row += [float(layout[0] == "t"), float(layout[1] == "t"), float(problem.word("dtype") == "fp16")]
     row += [float("bias" in epilogue), float("relu" in epilogue or "gelu" in epilogue), float(epilogue == "residual")]
     return np.array([[*row, *_alignment(problem), float(m == 1), float(n == 1)]])

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import FileFormatError
+from tilewise.gpu.devices import H200, Device
 from tilewise.gpu.products.config_fields import is_cublas
 from tilewise.gpu.products.roofline import (
     Columns,
@@ -52,7 +53,9 @@ class Prediction:
 class RuntimeModel:
     """The trained networks of one GPU, read from a file."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], device: Device = H200) -> None:
+        """Read a model file; `device` is the GPU that it was trained on."""
+        self.device = device
         arrays, self.metadata = load_arrays(path)
         try:
             self._screening, self._rerank, self._cublas = (_ensemble(arrays, name) for name in NETWORKS)
@@ -66,10 +69,10 @@ class RuntimeModel:
 
         A kernel that a stage drops is predicted slower than every kernel that the next stage scores.
         """
-        estimate = np.log(estimate_seconds(problem, of, batch))
+        estimate = np.log(estimate_seconds(problem, of, batch, self.device))
         seconds, deviation = np.exp(estimate) * 10, np.ones(len(estimate))
         screened = _smallest(estimate, max_screened)
-        rows = features(problem, {name: column[screened] for name, column in of.items()}, batch)
+        rows = features(problem, {name: column[screened] for name, column in of.items()}, batch, self.device)
         screening = _prediction(self._screening(rows) + rows[:, 0])
         reranked = _smallest(screening.seconds, _MAX_RERANKED)
         final = _prediction(self._rerank(rows[reranked]) + rows[reranked, 0])
@@ -80,7 +83,8 @@ class RuntimeModel:
 
     def predict_cublas(self, problem: Problem, batch: int = 1) -> Prediction:
         """Predict the call of cuBLAS."""
-        return _prediction(self._cublas(cublas_features(problem, batch)) + np.log(floor_seconds(problem, batch)))
+        floor = np.log(floor_seconds(problem, batch, self.device))
+        return _prediction(self._cublas(cublas_features(problem, batch, self.device)) + floor)
 
     def predict(self, problem: Problem, configs: Sequence[Config], batch: int = 1) -> Prediction:
         """Predict configurations of one problem in their order; cuBLAS may be among them."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from tilewise.costmodel.confidence import confidence
 from tilewise.errors import ConfigurationError, Rejected, TilewiseError
+from tilewise.gpu.devices import H200
 from tilewise.gpu.inductor.templates import FAMILY as COMPILER
 from tilewise.store.aggregate import measured_problem
 from tilewise.store.problem import Config, Kernel, Problem
@@ -152,7 +153,7 @@ class Answers:
             every = family.configs(problem)
         except ConfigurationError as error:
             raise Rejected("schema", str(error)) from None
-        shared_bytes = facts.get("shared_bytes", 232_448)
+        shared_bytes = facts.get("shared_bytes", H200.shared_bytes_per_block)
         if type(shared_bytes) is not int:
             raise Rejected("schema", "device.shared_bytes is a whole number")
         fits_by = tuple(problem[name] for name in getattr(family, "fits_by", problem))

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 
+from tilewise.gpu.devices import H200
+
 _WHOLE = Annotated[int, Field(ge=-(2**53) + 1, le=2**53 - 1, strict=True)]
 _WORD = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:+=-]{1,120}$")]
 _PROBLEM: dict[str, JsonValue] = {"family": "matmul", "dtype": "bf16", "m": 512, "n": 4096, "k": 1024}
@@ -24,7 +26,9 @@ class Device(Closed):
     identity: Annotated[str, StringConstraints(pattern=r"^[ -~]{1,120}$")] = Field(examples=["NVIDIA H200"])
     details: dict[str, Any] = Field(default_factory=dict, description="Versions and sizes, kept with measurements.")
     features: dict[str, _WHOLE] = Field(default_factory=dict, description="A CPU's machine_ columns for the model.")
-    shared_bytes: int = Field(default=232_448, ge=1, description="Shared memory of a block; for a family.")
+    shared_bytes: int = Field(
+        default=H200.shared_bytes_per_block, ge=1, description="Shared memory of a block; for a family."
+    )
 
 
 class ChooseRequest(Closed):
