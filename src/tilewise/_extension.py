@@ -32,11 +32,10 @@ def _load() -> ModuleType | None:
         return None
     try:
         from tilewise import _native
-    except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
-        reason = "tilewise's compiled kernels are not installed" if missing else f"tilewise: {error}"
+    except ImportError:
         warnings.warn(
-            f"{reason}, so the slower NumPy paths are used; install g++ and reinstall to get them",
+            "tilewise's compiled kernels are not installed, so the slower NumPy paths are used; "
+            "install g++ and reinstall to get them",
             RuntimeWarning,
             stacklevel=2,
         )

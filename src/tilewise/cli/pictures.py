@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._files import write_atomic
-from tilewise.errors import UnavailableError
 
 BLUE, RED, GREY = "#2a6fb5", "#b5482a", "#8a8f98"
 _STYLE: Any = {
@@ -28,14 +27,9 @@ _STYLE: Any = {
 
 @contextmanager
 def picture(path: Path, width: float = 9.0, height: float = 4.8, columns: int = 1) -> Iterator[Any]:
-    """Yield axes to draw on, or `columns` of them side by side.
-
-    When the block ends, the picture is written to `path`, whole or not at all.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise UnavailableError("drawing a picture needs matplotlib: pip install matplotlib") from None
+    """Axes to draw on, or as many side by side; when the block ends, the picture is written to `path`, whole or not at
+    all."""
+    import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.backend.registry import current_backend
 from tilewise.nn.primitives import LayerNorm
 from tilewise.ops import Add, Gelu, Mul
 from tilewise.ops.base import Grads, Operation
@@ -44,6 +45,19 @@ class GroupNorm(Operation):
         normed = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(eps))
         by_channel = (-1, *(1,) * (x.ndim - 2))
         return np.asarray(normed.reshape(x.shape) * weight.reshape(by_channel) + bias.reshape(by_channel))
+
+    def backward(self, grad: Array) -> Grads:
+        raise NotImplementedError("this stands in plans, which have no gradients")
+
+
+class PaddedMaxPool(Operation):
+    """Max pooling with any padding (top, left, bottom, right), for inference."""
+
+    def forward(self, x: Array, *, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, ...]) -> Array:
+        top, left, bottom, right = (*padding, *padding)[:4]
+        padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=-np.inf)
+        y, _ = current_backend().dispatch("max_pool2d", padded, kernel=kernel, stride=stride, padding=(0, 0))
+        return np.asarray(y)
 
     def backward(self, grad: Array) -> Grads:
         raise NotImplementedError("this stands in plans, which have no gradients")
@@ -323,7 +337,8 @@ def _padded(w: Rewriting, node: Node) -> Value | None:
     if min(top, left, bottom, right) < 0 or not _sees_the_same(w, node, pad, border):
         return None
     params = {**node.params, "padding": border[:2] if border[:2] == border[2:] else border}
-    return w.make(node, node.operation, node.shape, pad.inputs[0], *node.inputs[1:], **params)
+    operation = PaddedMaxPool if node.operation.__name__ == "MaxPool2d" else node.operation
+    return w.make(node, operation, node.shape, pad.inputs[0], *node.inputs[1:], **params)
 
 
 def _sees_the_same(w: Rewriting, node: Node, pad: Node, border: tuple[int, ...]) -> bool:

@@ -325,6 +325,7 @@ RULES: dict[str, Rule] = {
     "Clip": _clip,
     "HardSigmoid": _hard_sigmoid,
     "MaxPool2d": _pool("max_pool"),
+    "PaddedMaxPool": _pool("max_pool"),
     "AvgPool2d": _pool("avg_pool"),
     "GlobalAvgPool": _global_mean,
     "Mean": _mean,
