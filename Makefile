@@ -14,7 +14,7 @@ HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: run kernels test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python stress fuzz fuzz-paths audit wheels check-arm clean help
+.PHONY: run kernels test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python stress fuzz fuzz-paths programs audit wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -91,6 +91,9 @@ SANITIZED = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-
 
 stress: $(VENV)/.core  ## many Python threads in the kernels at once for MINUTES (10): every result is that of one alone
 	$(BIN)/python tests/native/stress.py --minutes $(or $(MINUTES),10) --threads $(or $(THREADS),8) --seed $(or $(SEED),0)
+
+programs: $(VENV)/.test  ## COUNT random networks (20000) from SEED (the date) in every way they can be run, with JOBS processes (1)
+	$(BIN)/python -m tests.programs --count $(or $(COUNT),20000) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED))
 
 fuzz: $(VENV)/.test  ## damaged files for every reader: COUNT of them each (1000), drawn from SEED (0), JOBS readers at once (1)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --count $(or $(COUNT),1000) --seed $(or $(SEED),0) --jobs $(or $(JOBS),1)

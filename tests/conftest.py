@@ -29,8 +29,8 @@ settings.load_profile("fixed")
 # Fifteen seconds of a core or more each: begun last, one of them would run on alone.
 LONGEST = (
     "native/test_fences.py", "docs/test_docs.py", "learn/test_checks.py", "cli/test_sweep.py",
-    "quantize/test_networks.py", "fuzz/test_fuzz.py", "learn/test_lessons.py", "tour/test_tour.py",
-    "onnx/test_save.py", "costmodel/train/test_loop.py",
+    "programs/test_programs.py", "quantize/test_networks.py", "fuzz/test_fuzz.py", "learn/test_lessons.py",
+    "tour/test_tour.py", "onnx/test_save.py", "costmodel/train/test_loop.py",
 )  # fmt: skip
 # Folders whose tests try to break the judge, the board and the readers: none of them is skipped without a word.
 SECURITY = ("bench/", "fuzz/", "learn/grading/")

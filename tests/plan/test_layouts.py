@@ -4,7 +4,6 @@ module's own, and copies only where pixels move."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,76 +28,6 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._forward(x)
-
-
-class Drawn:
-    """Operations drawn one after the other of those that the shape at hand allows; the same ones at every call."""
-
-    def __init__(self, seed: int, steps: int) -> None:
-        self.seed, self.steps = seed, steps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        rng = np.random.default_rng(self.seed)
-        for _ in range(self.steps):
-            kinds = [self.reshape, self.permute, self.index, self.norm, self.linear, self.bend, self.constant, self.two]
-            kinds += [self.conv] * 3 if x.ndim == 4 else [self.mean] if x.ndim == 3 and rng.random() < 0.3 else []
-            x = kinds[rng.integers(len(kinds))](rng, x)
-        return x
-
-    def numbers(self, rng: Any, *shape: int) -> Tensor:
-        return Tensor(rng.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(shape[-1])))
-
-    def reshape(self, rng: Any, x: Tensor) -> Tensor:
-        """Two neighbouring axes become one, or one becomes two."""
-        shape, at = list(x.shape), int(rng.integers(x.ndim - 1))
-        if x.ndim > 2 and rng.random() < 0.5:
-            return x.reshape(*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
-        cut = next((k for k in (2, 3, 5) if shape[at + 1] % k == 0), 1)
-        return x.reshape(*shape[: at + 1], cut, shape[at + 1] // cut, *shape[at + 2 :]) if x.ndim < 6 else x
-
-    def permute(self, rng: Any, x: Tensor) -> Tensor:
-        return x.permute(*[int(a) for a in rng.permutation(x.ndim)])
-
-    def index(self, rng: Any, x: Tensor) -> Tensor:
-        axis = int(rng.integers(x.ndim))
-        size = x.shape[axis]
-        part = slice(int(rng.integers(max(1, size // 3))), size, 2 if size > 4 and rng.random() < 0.3 else 1)
-        if x.ndim > 2 and rng.random() < 0.3:
-            return x[(*[slice(None)] * axis, int(rng.integers(size)))]
-        return x[(*[slice(None)] * axis, part)]
-
-    def norm(self, rng: Any, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.numbers(rng, x.shape[-1]), self.numbers(rng, x.shape[-1]))
-
-    def linear(self, rng: Any, x: Tensor) -> Tensor:
-        to, bias = int(rng.integers(1, 20)), rng.random() < 0.5
-        return F.linear(x, self.numbers(rng, to, x.shape[-1]), self.numbers(rng, to) if bias else None)
-
-    def bend(self, rng: Any, x: Tensor) -> Tensor:
-        acts: list[Act] = [F.relu, F.gelu, F.silu, lambda t: F.leaky_relu(t, 0.3), F.hardswish, F.sigmoid]
-        return acts[rng.integers(len(acts))](x)
-
-    def constant(self, rng: Any, x: Tensor) -> Tensor:
-        shape = [s if rng.random() < 0.5 else 1 for s in x.shape]
-        return x * self.numbers(rng, *shape) if rng.random() < 0.5 else x + self.numbers(rng, *shape)
-
-    def two(self, rng: Any, x: Tensor) -> Tensor:
-        other = self.linear(np.random.default_rng(1), x) if rng.random() < 0.3 else self.bend(rng, x)
-        other = other if other.shape == x.shape else self.bend(rng, x)
-        return [x + other, x - other, x * other][rng.integers(3)]
-
-    def conv(self, rng: Any, x: Tensor) -> Tensor:
-        to, kernel = int(rng.integers(1, 20)), int(rng.integers(1, 4))
-        return F.conv2d(x, self.numbers(rng, to, x.shape[1], kernel, kernel), padding=kernel // 2)
-
-    def mean(self, rng: Any, x: Tensor) -> Tensor:
-        return x.mean(axis=1, keepdims=bool(rng.random() < 0.5)) if x.ndim == 3 else x
-
-
-@pytest.mark.parametrize("shape", [(1, 6, 4, 6), (3, 20, 6, 2), (2, 7, 30), (1, 1, 5, 5), (4, 18)])
-@pytest.mark.parametrize("seed", range(24))
-def test_any_order_of_operations(seed: int, shape: tuple[int, ...]) -> None:
-    assert_same(Network(Drawn(seed, 9)), tokens(*shape))
 
 
 @pytest.mark.parametrize("images", [1, 2, 5])
