@@ -31,7 +31,7 @@ from tilewise.gpu.products.dispatch import rank_kernels
 from tilewise.gpu.products.family import supports_tma
 from tilewise.gpu.products.roofline import columns, features
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
-from tilewise.store.aggregate import unfold_store
+from tilewise.store.aggregate import unpack_store
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Store
 from tilewise.tune.measure.collector import Options
@@ -157,7 +157,7 @@ def bring_home(store: Store, out: Path) -> list[Path]:
 
 def unpack(parts: Sequence[Path], target: Path) -> None:
     """The store from its compressed parts."""
-    unfold_store(sorted(parts), target)
+    unpack_store(sorted(parts), target)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -57,7 +57,7 @@ def problems(count: int) -> list[Problem]:
 
 def finished(where: str) -> int:
     with contextlib.suppress(Exception), Store(where) as store:  # the database may be away
-        return int(store.home.read("SELECT count(*) FROM finished")[0][0])
+        return int(store.database.read("SELECT count(*) FROM finished")[0][0])
     return 0
 
 
@@ -92,9 +92,9 @@ def disturbed_campaign(folder: Path, cluster: Any, database: Any, where: str, co
 def check_whole(where: str, count: int) -> dict[str, int]:
     """Every planned kernel is finished once, with every planned configuration, each timing there once."""
     with open_measurements(where) as store:
-        done = store.home.read("SELECT kernel, count(*) FROM finished GROUP BY kernel")
+        done = store.database.read("SELECT kernel, count(*) FROM finished GROUP BY kernel")
         assert len(done) == count and {times for _, times in done} == {1}
-        assert store.waiting() == 0 and store.home.read("SELECT count(*) FROM claim") == [(0,)]
+        assert store.queue_length() == 0 and store.database.read("SELECT count(*) FROM claim") == [(0,)]
         assert store.finished() == {problem.key for problem in problems(count)}
         for kernel in store.kernels():
             planned = {config.key for config, status, _ in store.verdicts(kernel) if status == "ok"}
@@ -104,7 +104,7 @@ def check_whole(where: str, count: int) -> dict[str, int]:
             assert not any(batch.open for batch in store.batches(kernel))
         twice = """SELECT count(*) FROM (SELECT batch, config FROM timing GROUP BY batch, config HAVING count(*) > 1)
             AS twice"""
-        assert store.home.read(twice) == [(0,)]
+        assert store.database.read(twice) == [(0,)]
         return store.counts()
 
 

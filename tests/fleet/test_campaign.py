@@ -70,9 +70,9 @@ def test_interrupted_it_ends_in_order_and_claims_nothing_any_longer(tmp_path: Pa
         driver.process.send_signal(signal.SIGINT)
         assert driver.wait(60) == 130
         with Store(where) as store:
-            assert store.home.read("SELECT count(*) FROM claim") == [(0,)]
+            assert store.database.read("SELECT count(*) FROM claim") == [(0,)]
             assert 3 <= store.counts()["kernels"] < 100
-            assert store.waiting() == 100 - store.counts()["kernels"]
+            assert store.queue_length() == 100 - store.counts()["kernels"]
 
 
 @NEEDS_RAY

@@ -48,7 +48,7 @@ def token(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine may be busy: what is tested is what is said, not how soon."""
-    monkeypatch.setattr(client_module, "PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT_S", 20.0)
 
 
 @needs_native
@@ -119,7 +119,7 @@ def test_without_an_answer_the_choice_is_made_here_and_that_is_said_once(server:
         assert (found.config, found.source) == (alone.config, alone.source)
         tuned = Tuner(cache=tmp_path / "tuned", service=url, say=lambda _: None).tune(PROBLEM, budget=2)
         assert tuned.source == "measured"
-    assert sum("is left alone" in line for line in said) == 1
+    assert sum("is not used" in line for line in said) == 1
 
 
 def test_a_slow_service_is_waited_for_no_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,15 +175,15 @@ def test_an_answer_that_is_none_is_no_answer(body: bytes, monkeypatch: pytest.Mo
             return Answered()
 
     client._connection = Connected()  # type: ignore[assignment]
-    monkeypatch.setattr(client, "_hang_up", lambda: None)
+    monkeypatch.setattr(client, "_disconnect", lambda: None)
     assert client.choose(Problem.of("matmul", m=1), [Config.of(a=1)]) is None
     (line,) = said
-    assert "is left alone" in line and "secret" not in line and line.isprintable()
+    assert "is not used" in line and "secret" not in line and line.isprintable()
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "db:80", "http://x:99999"])
 def test_an_address_that_is_none_is_a_sentence(url: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="address is like"):
+    with pytest.raises(ConfigurationError, match="service is like"):
         client_module.ServiceClient(url, Machine("cpu", "x", {}))
 
 
@@ -269,13 +269,13 @@ class TestCompiler:
             alone = advisor.select(template_list(), KernelInputs(), "mm")
             assert all([c.parameters for c in found] == [c.parameters for c in alone] for found in kept)
         # A tile that this compiler does not list is passed over: another version may have it.
-        assert sum("is left alone" in line for line in said) == (server is not _rude_server) and not advisor.notes
+        assert sum("is not used" in line for line in said) == (server is not _rude_server) and not advisor.notes
 
     def test_an_address_that_is_none_is_refused_and_leaves_pytorch_as_it_was(self, tmp_path: Path) -> None:
         pytest.importorskip("torch")
         import tilewise.inductor
 
-        with pytest.raises(ConfigurationError, match="address is like"):
+        with pytest.raises(ConfigurationError, match="service is like"):
             tilewise.inductor.enable(records=tmp_path, devices=("fake",), service="ftp://x")
         import torch._inductor.config as settings
 

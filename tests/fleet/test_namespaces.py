@@ -61,7 +61,7 @@ def test_a_campaign_over_two_network_namespaces_goes_on_when_one_of_them_is_gone
         assert driver.wait(300) == 0, log.read_text()[-2000:]
     assert done(store) == KERNELS
     with Store(store) as opened:
-        assert opened.waiting() == 0
+        assert opened.queue_length() == 0
 
 
 def reached(side: Side, host: str) -> bool:

@@ -105,7 +105,7 @@ def test_problems_that_are_unsure_or_popular_are_queued_for_the_fleet(client: Te
     def queued() -> list[Any]:
         client.get("/health")
         with Store(where) as store:
-            return store.queued()
+            return store.queue()
 
     ((kernel, why),) = until(queued, "a queued problem")
     assert dict(kernel.problem) == spec() and why in ("unsure", "popular")
@@ -142,7 +142,7 @@ def test_nonsense_is_refused_with_a_sentence(
     assert answer.status_code == status
     assert sentence in answer.json()["detail"] and "\n" not in answer.json()["detail"]
     with Store(where) as store:
-        assert store.home.read("SELECT count(*) FROM timing") == [(0,)]
+        assert store.database.read("SELECT count(*) FROM timing") == [(0,)]
 
 
 @pytest.mark.parametrize("header", ["", "Bearer ", "Bearer tw_no_such", "Basic abc", "Bearer " + "x" * 1000])

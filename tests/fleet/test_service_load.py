@@ -95,7 +95,7 @@ def test_after_two_kills_every_acknowledged_measurement_is_there_once(where: str
     acknowledged = {uid for sender in senders for uid in sender.acknowledged}
     assert len(acknowledged) == total, counter
     with Store(where) as store:
-        rows = store.home.read("SELECT uid FROM batch JOIN timing ON timing.batch = batch.id")
+        rows = store.database.read("SELECT uid FROM batch JOIN timing ON timing.batch = batch.id")
     assert sorted(uid.split("/", 1)[1] for (uid,) in rows) == sorted(acknowledged)
     print(f"\n{total} measurements of {CLIENTS} clients in {seconds:.1f} s with two kills: {dict(counter)}")
 

@@ -50,8 +50,8 @@ def test_a_gpus_slot_measures_what_the_queue_holds(tmp_path: Path) -> None:
     assert len(told[0]["kernels"]) == 3 and all(kernel["finished"] for kernel in told[0]["kernels"])
     slot.close()
     with Store(tmp_path / "s.sqlite") as store:
-        assert store.counts()["kernels"] == 3 and store.waiting() == 0
-        assert store.home.read("SELECT count(*) FROM claim") == [(0,)]
+        assert store.counts()["kernels"] == 3 and store.queue_length() == 0
+        assert store.database.read("SELECT count(*) FROM claim") == [(0,)]
 
 
 def test_kernels_that_fail_are_given_up_with_a_line_and_the_rest_goes_on(

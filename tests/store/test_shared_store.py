@@ -94,11 +94,11 @@ def test_both_homes_have_the_same_columns(database: NewStore, tmp_path: Path) ->
     from sqlalchemy import inspect
 
     with Store(tmp_path / "s.sqlite") as file, Store(database()) as shared:
-        found = inspect(shared.home.engine)  # type: ignore[attr-defined]
-        tables = {row[0] for row in file.home.read("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        found = inspect(shared.database.engine)  # type: ignore[attr-defined]
+        tables = {row[0] for row in file.database.read("SELECT name FROM sqlite_master WHERE type = 'table'")}
         assert tables | {"alembic_version"} == set(found.get_table_names())
         for table in tables:
-            own = {row[1] for row in file.home.read(f"PRAGMA table_info({table})")}
+            own = {row[1] for row in file.database.read(f"PRAGMA table_info({table})")}
             there = {column["name"] for column in found.get_columns(table)}
             assert there - own == ({"id"} if table == "verdict" else set()), table
             assert own <= there
@@ -120,7 +120,7 @@ def test_timings_of_a_shared_store_cannot_be_changed(database: NewStore) -> None
         fill(store)
         for statement in ("UPDATE timing SET runtime_ps = 1", "DELETE FROM timing"):
             with pytest.raises(UnavailableError, match="only ever added to"):
-                store.home.change(lambda rows, statement=statement: rows.run(statement))
+                store.database.write(lambda transaction, statement=statement: transaction.execute(statement))
 
 
 def test_merging_twice_changes_nothing(new_store: NewStore, tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_machines_of_different_kinds_fill_their_own_parts(database: NewStore, tm
         fill(one, HERE)
         fill(other, THERE, kernels=1)
         assert one.counts()["kernels"] == 2 and other.counts()["kernels"] == 1
-        assert one.parts() == ["cpu Test CPU", "triton Test GPU"]
+        assert one.partitions() == ["cpu Test CPU", "triton Test GPU"]
     with pytest.raises(ConfigurationError, match=r"2 kinds of machine; name one with --machine"), Store(where) as store:
         store.counts()
-    with Store(where, part=THERE.part) as store, Store(tmp_path / "gpu.sqlite") as copy:
+    with Store(where, partition=THERE.partition) as store, Store(tmp_path / "gpu.sqlite") as copy:
         assert merge(store, copy)["kernels"] == 1
         assert [machine.identity for machine in copy.machines()] == ["Test GPU"]
 
@@ -199,7 +199,7 @@ def test_the_queue_gives_each_kernel_once_and_the_urgent_first(new_store: NewSto
         assert taken[0] == kernel(9) and set(taken) == {kernel(m) for m in (0, 1, 2, 3, 9)}
         assert store.claim_next(run) is None
         store.finish(run, kernel(9), config(0), 0.1)
-        assert [k for k, _ in store.queued()] == [kernel(m) for m in range(4)]
+        assert [k for k, _ in store.queue()] == [kernel(m) for m in range(4)]
         store.release(kernel(0))
         assert store.claim_next(run) == kernel(0)
         assert store.plan([kernel(9)]) == 0, "it is finished"
@@ -230,8 +230,8 @@ def test_many_collectors_never_take_the_same_kernel(database: NewStore) -> None:
 
 def _as_another_machine(store: Store, age_s: float) -> None:
     values = {"age": age_s}
-    query = f"UPDATE claim SET host = 'elsewhere', run = run + 1000, taken = {store.home.now} - :age"
-    store.home.change(lambda rows: rows.run(query, values))
+    query = f"UPDATE claim SET host = 'elsewhere', run = run + 1000, taken = {store.database.now_sql} - :age"
+    store.database.write(lambda transaction: transaction.execute(query, values))
 
 
 def test_a_claim_without_beats_is_free_after_its_lease(new_store: NewStore) -> None:
@@ -239,10 +239,10 @@ def test_a_claim_without_beats_is_free_after_its_lease(new_store: NewStore) -> N
         run = store.begin(HERE, 0, {})
         store.plan([kernel(1)])
         assert store.claim_next(run) == kernel(1)
-        store.claims.drop(1)
+        store.claims.stop_renewing(1)
         _as_another_machine(store, 0.0)
         assert store.claim_next(run) is None
-        _as_another_machine(store, store.home.lease_s + 1)
+        _as_another_machine(store, store.database.lease_s + 1)
         assert store.claim_next(run) == kernel(1)
 
 
@@ -250,10 +250,10 @@ def test_a_beat_renews_what_this_process_holds(database: NewStore) -> None:
     with Store(database()) as store:
         run = store.begin(HERE, 0, {})
         assert store.claim(run, kernel(1))
-        store.home.change(lambda rows: rows.run("UPDATE claim SET taken = 1.0"))
-        store.claims.beat()
-        ((age,),) = store.home.read(f"SELECT {store.home.now} - taken FROM claim")
-        assert float(age) < store.home.lease_s
+        store.database.write(lambda transaction: transaction.execute("UPDATE claim SET taken = 1.0"))
+        store.claims.renew()
+        ((age,),) = store.database.read(f"SELECT {store.database.now_sql} - taken FROM claim")
+        assert float(age) < store.database.lease_s
 
 
 def test_whoever_lost_its_claim_writes_nothing_more(database: NewStore) -> None:
@@ -269,7 +269,7 @@ def test_whoever_lost_its_claim_writes_nothing_more(database: NewStore) -> None:
             store.finish(run, kernel(1), config(0), 1.0)
         store.release(kernel(1))
         assert store.counts()["timings"] == 0
-        assert store.home.read("SELECT host FROM claim") == [("elsewhere",)], "the new holder keeps it"
+        assert store.database.read("SELECT host FROM claim") == [("elsewhere",)], "the new holder keeps it"
 
 
 def test_a_database_that_is_started_again_costs_patience_only(cluster: Cluster, database: NewStore) -> None:
@@ -294,7 +294,7 @@ def test_what_is_no_store_is_refused_with_a_sentence(database: NewStore) -> None
     assert "secret" not in str(refused.value)
     where = database()
     with Store(where) as store:
-        store.home.change(lambda rows: rows.run("UPDATE alembic_version SET version_num = '9999'"))
+        store.database.write(lambda transaction: transaction.execute("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(FileFormatError, match="newer tilewise"):
         Store(where)
 

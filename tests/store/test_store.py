@@ -136,9 +136,9 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing_written(tmp_path: Path) -
     with Store(path) as store:
         run = store.begin(MACHINE, 0, {})
         store.add_batch(run, _kernel(1), 0, 900.0, [(config, 1.0) for config in _configs(8)])
-        pages = store.home.connection.execute("PRAGMA page_count").fetchone()[0]
-        store.home.connection.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to be full
-        with pytest.raises(TilewiseError, match=r"is full; what was measured so far is safe"):
+        pages = store.database.connection.execute("PRAGMA page_count").fetchone()[0]
+        store.database.connection.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to be full
+        with pytest.raises(TilewiseError, match=r"is full; all finished measurements are saved"):
             for index in range(2000):
                 store.add_batch(run, _kernel(1), index, 900.0, [(config, 1.0) for config in _configs(64)])
     with Store(path) as store:
@@ -194,9 +194,9 @@ def test_a_cpus_runtime_is_the_faster_two_of_every_three_and_a_gpus_the_median(
 def test_a_scrap_of_a_file_is_not_taken_for_a_store_and_stays_as_it_is(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-    with pytest.raises(FileFormatError, match="no measurement store"):
+    with pytest.raises(FileFormatError, match="not a measurement store"):
         Store(path, create=False)
     if content:  # an empty file may become one, as `mktemp` makes them
-        with pytest.raises(FileFormatError, match="no measurement store"):
+        with pytest.raises(FileFormatError, match="not a measurement store"):
             Store(path)
     assert path.read_bytes() == content

@@ -24,7 +24,7 @@ from tilewise.costmodel.data.schema import NODE_FEATURES
 from tilewise.costmodel.features import machine as features
 from tilewise.costmodel.features.machine import MACHINE_COLUMNS
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
-from tilewise.store.aggregate import FIRST_FINAL, open_measurements, read_measured
+from tilewise.store.aggregate import FIRST_FINAL_ROUND, open_measurements, read_measured
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Store
 from tilewise.tune import collect
@@ -347,7 +347,7 @@ def test_a_batch_that_was_cut_off_counts_if_the_default_still_takes_what_it_took
         first, *others = store.batches(store.kernels()[0])
     assert len(first.runtime_ns) == 1
     assert first.disturbed is not counts
-    again = sum(next(iter(first.runtime_ns)) in batch.runtime_ns for batch in others if batch.round < FIRST_FINAL)
+    again = sum(next(iter(first.runtime_ns)) in batch.runtime_ns for batch in others if batch.round < FIRST_FINAL_ROUND)
     rounds = cpu_collect.CPU_SETTINGS.rounds
     assert again == (rounds - 1 if counts else rounds)
 
@@ -571,7 +571,7 @@ def test_finals_of_a_finished_kernel_are_added_once_and_the_best_is_no_longer_th
     _measured_without_finals(path)
     with Store(path) as store:
         (before,) = read_measured(store)
-        assert store.finished_from(FIRST_FINAL) == set()
+        assert store.finished_from(FIRST_FINAL_ROUND) == set()
     assert collect("cpu", out=path, finals=True, say=quietly).kernels == 1
     assert collect("cpu", out=path, finals=True, say=quietly).kernels == 0
     with Store(path) as store:
@@ -601,7 +601,7 @@ def test_finals_in_which_the_machine_is_slower_than_it_was_do_not_count(
     assert collect("cpu", out=path, finals=True, say=quietly).kernels == 0
     with Store(path) as store:
         assert [m.timings for m in read_measured(store)] == [m.timings for m in before]
-        assert not store.finished_from(FIRST_FINAL)
+        assert not store.finished_from(FIRST_FINAL_ROUND)
 
 
 def test_finals_want_a_store_that_is_there(tmp_path: Path) -> None:

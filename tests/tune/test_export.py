@@ -178,7 +178,7 @@ def test_an_empty_store_and_a_missing_one_are_one_sentence(tmp_path: Path) -> No
         make_collection(store, "own")
     with pytest.raises(FileFormatError, match="does not exist"), open_measurements(tmp_path / "none.sqlite"):
         pass
-    with pytest.raises(FileFormatError, match="holds no store"), open_measurements(tmp_path):
+    with pytest.raises(FileFormatError, match="contains no store"), open_measurements(tmp_path):
         pass
 
 

@@ -30,9 +30,9 @@ def info(where: Where, as_json: AsJson = False) -> None:
     found = {}
     with Store(where, create=False) as opened:
         name = opened.name
-        for part in opened.parts():
-            opened.choose_part(part)
-            found[part] = {**opened.counts(), "waiting": len(opened.queued()), "runs": len(opened.runs())}
+        for part in opened.partitions():
+            opened.choose_partition(part)
+            found[part] = {**opened.counts(), "waiting": len(opened.queue()), "runs": len(opened.runs())}
     if as_json or not found:
         return answer(as_json, {"store": name, "machines": found}, f"{name} holds no measurements yet.")
     headings = ("machine", "kernels", "pairs", "timings", "batches", "disturbed", "waiting", "runs")
@@ -76,10 +76,10 @@ def export(
     from tilewise.store.merge import merge as take_over
     from tilewise.store.store import Store
 
-    with Store(where, create=False, part=machine) as source:
-        if machine is not None and machine not in source.parts():
+    with Store(where, create=False, partition=machine) as source:
+        if machine is not None and machine not in source.partitions():
             raise ConfigurationError(f"{source.name} has nothing of {machine!r}; `tilewise store info` lists it all.")
-        part = source.part  # refuses, with a list, where there are several
+        part = source.partition  # refuses, with a list, where there are several
         with Store(out) as target:
             merged = take_over(source, target)
     received = f"{pluralize(merged['kernels'], 'finished kernel')} with {pluralize(merged['timings'], 'timing')}"

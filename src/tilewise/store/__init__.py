@@ -1,7 +1,9 @@
-"""Measurements: what is measured, the store that keeps it in a file or in PostgreSQL, and one runtime of many readings.
+"""The measurement store, in a SQLite file or in PostgreSQL; start with `Store`, `Problem` and `read_measured`.
 
-problem.py     a problem, a configuration, a kernel
-store.py       what is written and claimed; readable.py what is read; home.py and postgres.py where it lies
-merge.py       one store into another; service.py a store at a distance, `tilewise serve`
-aggregate.py   from readings to runtimes; frame.py the same as a table
+problem.py     problems, configurations and kernels
+store.py       writing and claiming; reader.py reading; claims.py claims of collectors
+database.py    the SQLite file; postgres.py the shared PostgreSQL database
+merge.py       copying one store into another
+aggregate.py   from timings to one runtime per configuration; frame.py the same as a data frame
+service.py     client of the tuning service, `tilewise serve`
 """

@@ -1,10 +1,10 @@
-"""Who measures what: a kernel is claimed before it is measured, so that several collectors share one store.
+"""Claims: a collector claims a kernel before it measures it, so that several collectors can share one store.
 
-A claim counts while its process lives; of a process on another machine that is known by its beats: on a shared store a
-thread renews the claims of this process, and one that was not renewed within the lease is free again. Whoever lost a
-claim that way (a machine that slept, a cable that was pulled) is told at its next write and writes nothing: what the
-new holder measures is not mixed with it. `next` takes the first kernel of the queue that nobody holds; on PostgreSQL
-those that others are taking at this moment are skipped, not waited for.
+A claim is valid while its process lives. On a shared store a thread of each process renews its claims by heartbeats,
+and a claim that was not renewed within the lease is free again, because its machine may be gone. A process that lost a
+claim in this way (a suspended machine, a broken network) gets `LostClaimError` at its next write and writes nothing, so
+that its timings do not mix with those of the new holder. `claim_next` takes the first unclaimed kernel of the queue; on
+PostgreSQL it skips rows that others are claiming at this moment instead of waiting for them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.errors import TilewiseError
-from tilewise.store.home import Home, Rows
+from tilewise.store.database import Database, Transaction
 
-_BEATS_A_LEASE = 5
+_HEARTBEATS_PER_LEASE = 5
 _CLAIM = """INSERT INTO claim (kernel, run, host, process, born, taken)
     VALUES (:kernel, :run, :host, :process, :born, {now})
     ON CONFLICT (kernel) DO UPDATE SET run = excluded.run, host = excluded.host, process = excluded.process,
@@ -30,115 +30,123 @@ _NEXT = """SELECT queue.kernel, kernel.program, kernel.problem FROM queue JOIN k
 
 
 class LostClaimError(Exception):
-    """Another collector has taken the kernel over; what this one still holds of it must not be written."""
+    """Raised when another collector has taken the kernel over, so that this one must not write about it."""
 
 
 class Claims:
-    """The claims of one open store."""
+    """Claims of one open store: those in the database, and the ones that this process holds."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
-        self._held: dict[int, int] = {}  # kernel to run, of this process
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._own_claims: dict[int, int] = {}  # kernel -> run, of this process
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take(self, rows: Rows, run: int, kernel: int, again: bool) -> bool:
-        """Within a transaction: hold `kernel`, unless another does or, unless `again`, it is finished."""
-        rows.all(f"SELECT id FROM kernel WHERE id = :kernel{self._home.lock}", {"kernel": kernel})
-        if not again and rows.all("SELECT 1 FROM finished WHERE kernel = :kernel LIMIT 1", {"kernel": kernel}):
+    def claim(self, transaction: Transaction, run: int, kernel: int, again: bool) -> bool:
+        """Claim `kernel` within a transaction; return False if another process has it, or it is finished.
+
+        With `again` a finished kernel is claimed too.
+        """
+        transaction.fetch(f"SELECT id FROM kernel WHERE id = :kernel{self._database.lock_sql}", {"kernel": kernel})
+        if not again and transaction.fetch("SELECT 1 FROM finished WHERE kernel = :kernel LIMIT 1", {"kernel": kernel}):
             return False
-        query = f"SELECT host, process, born, {self._home.now} - taken FROM claim WHERE kernel = :kernel"
-        held = rows.all(query, {"kernel": kernel})
-        if held and tuple(held[0][:3]) != _process() and self._holds(*held[0]):
+        query = f"SELECT host, process, born, {self._database.now_sql} - taken FROM claim WHERE kernel = :kernel"
+        claims = transaction.fetch(query, {"kernel": kernel})
+        if claims and tuple(claims[0][:3]) != _process() and self._is_valid(*claims[0]):
             return False
-        self._write(rows, run, kernel)
+        self._insert(transaction, run, kernel)
         return True
 
-    def next(self, rows: Rows, run: int, part: str) -> tuple[int, Any, Any] | None:
-        """Within a transaction: the first waiting kernel that nobody holds, now ours: number, program and problem."""
-        query = _NEXT.format(now=self._home.now, skip=self._home.skip)
+    def claim_next(self, transaction: Transaction, run: int, partition: str) -> tuple[int, Any, Any] | None:
+        """Claim the first unclaimed kernel of the queue in a transaction; return its number, program and problem."""
+        query = _NEXT.format(now=self._database.now_sql, skip=self._database.skip_locked_sql)
         while True:
-            found = rows.all(query, {"part": part, "lease": self._home.lease_s})
-            if not found and not self._free_the_dead(rows):
+            rows = transaction.fetch(query, {"part": partition, "lease": self._database.lease_s})
+            if not rows and not self._release_dead(transaction):
                 return None
-            # Whoever had the row locked a moment ago may have claimed it since the question was asked.
-            if found and not self._claimed(rows, found[0][0]):
-                self._write(rows, run, found[0][0])
-                return int(found[0][0]), found[0][1], found[0][2]
+            # A process that had the row locked may have claimed it between the query's snapshot and our lock.
+            if rows and not self._is_claimed(transaction, rows[0][0]):
+                self._insert(transaction, run, rows[0][0])
+                return int(rows[0][0]), rows[0][1], rows[0][2]
 
-    def _claimed(self, rows: Rows, kernel: int) -> bool:
-        query = f"SELECT 1 FROM claim WHERE kernel = :kernel AND taken >= {self._home.now} - :lease"
-        return bool(rows.all(query, {"kernel": kernel, "lease": self._home.lease_s}))
+    def _is_claimed(self, transaction: Transaction, kernel: int) -> bool:
+        query = f"SELECT 1 FROM claim WHERE kernel = :kernel AND taken >= {self._database.now_sql} - :lease"
+        return bool(transaction.fetch(query, {"kernel": kernel, "lease": self._database.lease_s}))
 
-    def _free_the_dead(self, rows: Rows) -> bool:
-        """Give back what ended processes of this machine held; whether there was any."""
+    def _release_dead(self, transaction: Transaction) -> bool:
+        """Release the claims of ended processes of this machine; return whether there were any."""
         host, _, _ = _process()
-        held = rows.all("SELECT kernel, process, born FROM claim WHERE host = :host", {"host": host})
-        dead = [kernel for kernel, process, born in held if not born or _born(process) != born]
+        claims = transaction.fetch("SELECT kernel, process, born FROM claim WHERE host = :host", {"host": host})
+        dead = [kernel for kernel, process, born in claims if not born or _start_time(process) != born]
         for kernel in dead:
-            rows.run("DELETE FROM claim WHERE kernel = :kernel", {"kernel": kernel})
+            transaction.execute("DELETE FROM claim WHERE kernel = :kernel", {"kernel": kernel})
         return bool(dead)
 
-    def _write(self, rows: Rows, run: int, kernel: int) -> None:
+    def _insert(self, transaction: Transaction, run: int, kernel: int) -> None:
         host, process, born = _process()
         values = {"kernel": kernel, "run": run, "host": host, "process": process, "born": born}
-        rows.run(_CLAIM.format(now=self._home.now), values)
+        transaction.execute(_CLAIM.format(now=self._database.now_sql), values)
 
-    def _holds(self, host: str, process: int, born: str, age_s: float) -> bool:
-        """Whether a claim still counts: its process runs here, or it was renewed within the lease."""
+    def _is_valid(self, host: str, process: int, born: str, age_s: float) -> bool:
+        """Return whether a claim's process runs on this machine, or the claim was renewed within the lease."""
         if host == os.uname().nodename:
-            return born != "" and _born(process) == born
-        return age_s < self._home.lease_s
+            return born != "" and _start_time(process) == born
+        return age_s < self._database.lease_s
 
-    # Of this process
-
-    def hold(self, run: int, kernel: int) -> None:
-        """The claim is in the store now."""
-        self._held[kernel] = run
-        if self._home.shared and self._thread is None:
-            self._thread = threading.Thread(target=self._beat_on, name="claims", daemon=True)
+    def start_renewing(self, run: int, kernel: int) -> None:
+        """Renew a claim by heartbeats from now on; call this after its transaction was committed."""
+        self._own_claims[kernel] = run
+        if self._database.shared and self._thread is None:
+            self._thread = threading.Thread(target=self._renew_periodically, name="claims", daemon=True)
             self._thread.start()
 
-    def drop(self, kernel: int) -> None:
-        self._held.pop(kernel, None)
+    def stop_renewing(self, kernel: int) -> None:
+        """Renew a claim no longer."""
+        self._own_claims.pop(kernel, None)
 
-    def check(self, rows: Rows, kernel: int) -> None:
-        """Within a transaction of a shared store: raise where this process has held the kernel and no longer does."""
-        run = self._held.get(kernel)
-        if run is None or not self._home.shared:
+    def check(self, transaction: Transaction, kernel: int) -> None:
+        """Raise `LostClaimError` if this process claimed the kernel in a shared store and has lost it."""
+        run = self._own_claims.get(kernel)
+        if run is None or not self._database.shared:
             return
-        query = f"SELECT 1 FROM claim WHERE kernel = :kernel AND run = :run{self._home.lock}"
-        if not rows.all(query, {"kernel": kernel, "run": run}):
+        query = f"SELECT 1 FROM claim WHERE kernel = :kernel AND run = :run{self._database.lock_sql}"
+        if not transaction.fetch(query, {"kernel": kernel, "run": run}):
             raise LostClaimError("another collector has taken this kernel over")
 
-    def release(self, rows: Rows, kernel: int) -> None:
-        """Give a claim back; on a shared store only one's own."""
-        run = self._held.get(kernel) if self._home.shared else None
-        own = "" if run is None else " AND run = :run"
-        rows.run(f"DELETE FROM claim WHERE kernel = :kernel{own}", {"kernel": kernel} | ({"run": run} if own else {}))
+    def release(self, transaction: Transaction, kernel: int) -> None:
+        """Delete a claim; on a shared store only if it is this process's own."""
+        run = self._own_claims.get(kernel) if self._database.shared else None
+        if run is None:
+            transaction.execute("DELETE FROM claim WHERE kernel = :kernel", {"kernel": kernel})
+        else:
+            query = "DELETE FROM claim WHERE kernel = :kernel AND run = :run"
+            transaction.execute(query, {"kernel": kernel, "run": run})
 
-    def beat(self) -> None:
-        """Renew what this process holds."""
-        renew = f"UPDATE claim SET taken = {self._home.now} WHERE kernel = :kernel AND run = :run"
-        held = [{"kernel": kernel, "run": run} for kernel, run in list(self._held.items())]
-        if held:
-            self._home.change(lambda rows: rows.many(renew, held))
+    def renew(self) -> None:
+        """Renew the claims of this process."""
+        query = f"UPDATE claim SET taken = {self._database.now_sql} WHERE kernel = :kernel AND run = :run"
+        claims = [{"kernel": kernel, "run": run} for kernel, run in list(self._own_claims.items())]
+        if claims:
+            self._database.write(lambda transaction: transaction.execute_many(query, claims))
 
-    def _beat_on(self) -> None:
-        while not self._stop.wait(self._home.lease_s / _BEATS_A_LEASE):
-            with contextlib.suppress(TilewiseError):  # the next write says so, and the next beat may come through
-                self.beat()
+    def _renew_periodically(self) -> None:
+        while not self._stop.wait(self._database.lease_s / _HEARTBEATS_PER_LEASE):
+            # A failure is reported by the collector's next write; the next heartbeat may succeed.
+            with contextlib.suppress(TilewiseError):
+                self.renew()
 
     def close(self) -> None:
+        """Stop the heartbeats."""
         self._stop.set()
 
 
 def _process() -> tuple[str, int, str]:
-    return os.uname().nodename, os.getpid(), _born(os.getpid())
+    """Return host, process id and start time of this process, which identify it."""
+    return os.uname().nodename, os.getpid(), _start_time(os.getpid())
 
 
-def _born(process: int) -> str:
-    """When a process started, in kernel ticks: a number that a later process with the same id does not share."""
+def _start_time(process: int) -> str:
+    """Return the start time of a process in clock ticks, which tells it from a later process with the same id."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19]
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""Measurements as a table: a row for each configuration of each kernel, for pandas, Polars or plain Python."""
+"""Returns measurements as a data frame with a row per configuration of each kernel: pandas, Polars or plain lists."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LIBRARIES = ("dict", "pandas", "polars")
 
 
 def frame(path: str | os.PathLike[str], library: str = "pandas") -> Any:
-    """The finished kernels of a store: columns of the problem, of the configuration (``config_...``), and times.
+    """Return the finished kernels of a store: columns of the problem, of the configuration (``config_...``), and times.
 
-    `library` is pandas or polars, which tilewise does not install, or dict for plain lists by column.
+    `library` is "pandas" or "polars", which tilewise does not install, or "dict" for plain lists by column.
 
     >>> frame("mine.sqlite").groupby("program")["speedup"].max()  # doctest: +SKIP
     """
@@ -27,24 +27,22 @@ def frame(path: str | os.PathLike[str], library: str = "pandas") -> Any:
     try:
         return importlib.import_module(library).DataFrame(columns)
     except ImportError:
-        raise UnavailableError(f"{library} is not installed: pip install {library}, or ask for a dict.") from None
+        raise UnavailableError(f"{library} is not installed: pip install {library}, or pass library='dict'.") from None
 
 
 def _columns(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
-    rows = []
+    """Return the columns by name; a row without a value has None."""
+    rows: list[dict[str, Any]] = []
     with open_measurements(path) as store:
-        for measured in read_measured(store):
-            problem = dict(measured.kernel.problem)
-            for timing in measured.timings:
-                rows.append(
-                    {"program": measured.kernel.program, **problem}
-                    | {f"config_{name}": value for name, value in timing.config.items()}
-                    | {"runtime_ns": timing.runtime_ns, "default_ns": measured.default_ns}
-                    | {
-                        "speedup": measured.default_ns / timing.runtime_ns,
-                        "is_default": timing.config == measured.default,
-                    }
-                    | {"deviation": timing.deviation, "repeats": timing.repeats}
-                )
+        for result in read_measured(store):
+            for timing in result.timings:
+                row: dict[str, Any] = {"program": result.kernel.program, **result.kernel.problem}
+                row |= {f"config_{name}": value for name, value in timing.config.items()}
+                row |= {"runtime_ns": timing.runtime_ns, "default_ns": result.default_ns}
+                row["speedup"] = result.default_ns / timing.runtime_ns
+                row["is_default"] = timing.config == result.default
+                row |= {"deviation": timing.deviation, "repeats": timing.repeats}
+                rows.append(row)
+    # Families have different sizes and parameters, so rows have different columns.
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}

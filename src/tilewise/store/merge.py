@@ -1,8 +1,8 @@
-"""Taking over what another store holds: a journal that was filled offline into the shared store, or a part of that
-into a file. Runs and batches have names of their own, so taking the same ones over twice changes nothing.
+"""Merges one store into another: a file that was filled offline into a shared store, or a partition into a file.
 
-Files of older versions have no such names. Theirs are made of what they hold: the machine, when the run began, its
-seed and settings; a batch is called by its run and its number in it.
+Runs and batches have unique names (`uid`), so that merging the same ones twice changes nothing. Files of older versions
+have no such names. There, a run's name is a digest of its machine, start time, seed and settings, and a batch's name is
+that of its run and its number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewise.errors import ConfigurationError, FileFormatError
-from tilewise.store.home import Rows
+from tilewise.store.database import Transaction
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import OPEN, Machine, Store
 
@@ -25,130 +25,143 @@ _BATCH = """INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed,
 
 
 def merge(source: Store, target: Store) -> dict[str, int]:
-    """Take every run, batch, timing, verdict and finished kernel of `source` over into `target`, a kernel at a time:
-    a merge that was interrupted is gone on with by the next. Gives how many of each were new."""
-    runs = _runs(source)
+    """Copy every run, batch, timing, verdict and finished kernel of `source` to `target`; return how many were new.
+
+    Each kernel is one transaction: an interrupted merge is completed by the next.
+    """
+    runs = _read_runs(source)
     identities = {(machine.kind, machine.identity) for machine, _ in runs.values()}
     if not target.shared:
-        _check_alike(target, identities)
-    before = _totals(target)
-    for part, kernels in _kernels(source, identities).items():
-        source.choose_part(part)
-        target.choose_part(part)
+        _check_machines(target, identities)
+    before = _count_rows(target)
+    for partition, kernels in _kernels_by_partition(source, identities).items():
+        source.choose_partition(partition)
+        target.choose_partition(partition)
         for kernel, number in kernels:
-            _take_over(source, target, kernel, number, runs)
-    after = _totals(target)
+            _merge_kernel(source, target, kernel, number, runs)
+    after = _count_rows(target)
     return {name: after[name] - before[name] for name in after}
 
 
-def _check_alike(target: Store, identities: set[tuple[str, str]]) -> None:
-    known = {(str(kind), str(who)) for kind, who in target.home.read("SELECT DISTINCT kind, identity FROM machine")}
-    if len(known | identities) > 1:
-        names = "; ".join(sorted(f"{kind} {who}" for kind, who in known | identities))
+def _check_machines(target: Store, identities: set[tuple[str, str]]) -> None:
+    """Raise an error if a file would contain measurements of several kinds of machines."""
+    rows = target.database.read("SELECT DISTINCT kind, identity FROM machine")
+    machines = identities | {(str(kind), str(identity)) for kind, identity in rows}
+    if len(machines) > 1:
+        names = "; ".join(sorted(f"{kind} {identity}" for kind, identity in machines))
         raise ConfigurationError(
-            f"{target.name} is a file, which holds one kind of machine, and this would make several: {names}; merge "
-            f"into a postgresql:// store, or export one with --machine."
+            f"{target.name} is a file, which can have one kind of machine only, not {names}; merge into a "
+            f"postgresql:// store, or export one kind with --machine."
         )
 
 
-def _totals(store: Store) -> dict[str, int]:
-    queries = {"kernels": "count(DISTINCT kernel) FROM finished", "runs": "count(*) FROM run"}
-    queries |= {name: f"count(*) FROM {name[:-1] if name != 'batches' else 'batch'}" for name in ("batches", "timings")}
-    queries |= {"verdicts": "count(*) FROM verdict"}
-    return {name: int(store.home.read(f"SELECT {query}")[0][0]) for name, query in queries.items()}
+def _count_rows(store: Store) -> dict[str, int]:
+    queries = {
+        "kernels": "count(DISTINCT kernel) FROM finished",
+        "runs": "count(*) FROM run",
+        "batches": "count(*) FROM batch",
+        "timings": "count(*) FROM timing",
+        "verdicts": "count(*) FROM verdict",
+    }
+    return {name: int(store.database.read(f"SELECT {query}")[0][0]) for name, query in queries.items()}
 
 
-def _runs(source: Store) -> dict[int, tuple[Machine, dict[str, Any]]]:
-    """Every run by its number: who measured, and the values of its row."""
+def _read_runs(source: Store) -> dict[int, tuple[Machine, dict[str, Any]]]:
+    """Return the machine and the row of every run, by the run's number."""
     query = """SELECT run.id, kind, identity, details, started, seed, settings, uid FROM run
         JOIN machine ON machine.id = run.machine"""
-    found = {}
-    for number, kind, identity, details, started, seed, settings, uid in source.home.read(query):
+    runs = {}
+    for number, kind, identity, details, started, seed, settings, uid in source.database.read(query):
         machine = Machine(str(kind), str(identity), source.table_of(details))
-        if source.shared and source._part is not None and machine.part != source._part:
+        if source.shared and source._partition is not None and machine.partition != source._partition:
             continue
         name = uid or _digest(kind, identity, details, started, seed, settings)
-        found[int(number)] = machine, {"started": started, "seed": seed, "settings": settings, "uid": name}
-    return found
+        runs[int(number)] = machine, {"started": started, "seed": seed, "settings": settings, "uid": name}
+    return runs
 
 
 def _digest(*values: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]
 
 
-def _kernels(source: Store, identities: set[tuple[str, str]]) -> Mapping[str, list[tuple[Kernel, int]]]:
-    """Kernels and their numbers, by the part they belong to."""
-    parts = {Machine(kind, identity, {}).part for kind, identity in identities}
-    found: dict[str, list[tuple[Kernel, int]]] = defaultdict(list)
-    only = next(iter(parts), "") if not source.shared else None
-    for number, program, problem, part in source.home.read("SELECT id, program, problem, part FROM kernel ORDER BY id"):
-        whose = only if only is not None else str(part)
-        if whose in parts:
-            found[whose].append((source.kernel_of(program, problem), int(number)))
-    return found
+def _kernels_by_partition(source: Store, identities: set[tuple[str, str]]) -> Mapping[str, list[tuple[Kernel, int]]]:
+    """Return kernels and their numbers by partition; a file's kernels belong to the partition of its machine."""
+    partitions = {Machine(kind, identity, {}).partition for kind, identity in identities}
+    kernels: dict[str, list[tuple[Kernel, int]]] = defaultdict(list)
+    file_partition = next(iter(partitions), "") if not source.shared else None
+    rows = source.database.read("SELECT id, program, problem, part FROM kernel ORDER BY id")
+    for number, program, problem, part in rows:
+        partition = file_partition if file_partition is not None else str(part)
+        if partition in partitions:
+            kernels[partition].append((source.kernel_of(program, problem), int(number)))
+    return kernels
 
 
-def _take_over(
+def _merge_kernel(
     source: Store, target: Store, kernel: Kernel, number: int, runs: Mapping[int, tuple[Machine, dict[str, Any]]]
 ) -> None:
-    read = _Reader(source, number)
-    batches, timings, verdicts, finished = read.batches(), read.timings(), read.verdicts(), read.finished()
-    if not batches and not verdicts and not finished:
+    """Copy everything about one kernel as one transaction."""
+    reader = _KernelRows(source, number)
+    batches, timings, verdicts, finished = reader.batches(), reader.timings(), reader.verdicts(), reader.finished()
+    used_runs = {row["run"] for row in (*batches, *verdicts, *finished)}
+    if not used_runs:
         return
-    if not {row["run"] for row in (*batches, *verdicts, *finished)} <= runs.keys():
-        raise FileFormatError(f"{source.name} is damaged: it holds measurements of a run that it does not know.")
+    if not used_runs <= runs.keys():
+        raise FileFormatError(f"{source.name} is damaged: it has measurements of a run that it does not list.")
 
-    def work(rows: Rows) -> None:
-        here = target.kernel_row(rows, kernel)
-        numbers = {
-            run: target.run_row(rows, *runs[run]) for run in {b["run"] for b in (*batches, *verdicts, *finished)}
-        }
+    def work(transaction: Transaction) -> None:
+        """Insert the rows with the numbers that kernels, runs and batches have in the target."""
+        kernel_number = target.add_kernel(transaction, kernel)
+        run_numbers = {run: target.add_run(transaction, *runs[run]) for run in used_runs}
         for batch in batches:
             uid = batch["uid"] or f"{runs[batch['run']][1]['uid']}/{batch['id']}"
-            values = {**batch, "run": numbers[batch["run"]], "kernel": here, "uid": uid, "open": OPEN}
+            values = {**batch, "run": run_numbers[batch["run"]], "kernel": kernel_number, "uid": uid, "open": OPEN}
             values.pop("id")
-            rows.run(_BATCH, values)
-            there = rows.all("SELECT id FROM batch WHERE uid = :uid", {"uid": uid})[0][0]
-            target.add_timings(rows, int(there), timings.get(batch["id"], []))
+            transaction.execute(_BATCH, values)
+            batch_number = transaction.fetch("SELECT id FROM batch WHERE uid = :uid", {"uid": uid})[0][0]
+            target.add_timings(transaction, int(batch_number), timings.get(batch["id"], []))
         for row in verdicts:
-            target.add_verdict(rows, {**row, "run": numbers[row["run"]], "kernel": here}, source.config_of(row["key"]))
+            values = {**row, "run": run_numbers[row["run"]], "kernel": kernel_number}
+            target.add_verdict(transaction, values, source.config_of(row["key"]))
         for row in finished:
-            target.add_finished(rows, numbers[row["run"]], here, source.config_of(row["key"]), row["seconds"])
+            default = source.config_of(row["key"])
+            target.add_finished(transaction, run_numbers[row["run"]], kernel_number, default, row["seconds"])
 
-    target.home.change(work)
+    target.database.write(work)
 
 
-class _Reader:
-    """The rows of one kernel."""
+class _KernelRows:
+    """Reads the rows about one kernel as dictionaries."""
 
     def __init__(self, store: Store, kernel: int) -> None:
         self._store, self._kernel = store, {"kernel": kernel}
 
-    def _rows(self, columns: str, rest: str) -> list[dict[str, Any]]:
+    def _read(self, columns: str, clauses: str) -> list[dict[str, Any]]:
         names = [column.split(".")[-1] for column in columns.split(", ")]
-        found = self._store.home.read(f"SELECT {columns} {rest}", self._kernel)
-        return [dict(zip(names, row, strict=True)) for row in found]
+        rows = self._store.database.read(f"SELECT {columns} {clauses}", self._kernel)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def batches(self) -> list[dict[str, Any]]:
         columns = "id, run, round, taken, default_ns, disturbed, watch, uid"
-        return self._rows(columns, "FROM batch WHERE kernel = :kernel ORDER BY id")
+        return self._read(columns, "FROM batch WHERE kernel = :kernel ORDER BY id")
 
     def timings(self) -> dict[int, list[tuple[Config, int]]]:
-        rows = self._rows(
+        """Return configurations and picoseconds by the batch's number."""
+        rows = self._read(
             "timing.batch, config.key, timing.runtime_ps",
             "FROM timing JOIN batch ON batch.id = timing.batch JOIN config ON config.id = timing.config "
             "WHERE batch.kernel = :kernel",
         )
-        found: dict[int, list[tuple[Config, int]]] = defaultdict(list)
+        timings: dict[int, list[tuple[Config, int]]] = defaultdict(list)
         for row in rows:
-            found[row["batch"]].append((self._store.config_of(row["key"]), row["runtime_ps"]))
-        return found
+            timings[row["batch"]].append((self._store.config_of(row["key"]), row["runtime_ps"]))
+        return timings
 
     def verdicts(self) -> list[dict[str, Any]]:
-        rest = f"""FROM verdict JOIN config ON config.id = verdict.config WHERE verdict.kernel = :kernel
-            ORDER BY verdict.{self._store.home.order}"""
-        return self._rows("verdict.run, config.key, verdict.status, verdict.reason, verdict.details", rest)
+        clauses = f"""FROM verdict JOIN config ON config.id = verdict.config WHERE verdict.kernel = :kernel
+            ORDER BY verdict.{self._store.database.row_order_sql}"""
+        return self._read("verdict.run, config.key, verdict.status, verdict.reason, verdict.details", clauses)
 
     def finished(self) -> list[dict[str, Any]]:
-        rest = "FROM finished JOIN config ON config.id = finished.default_config WHERE finished.kernel = :kernel"
-        return self._rows("finished.run, config.key, finished.seconds", rest)
+        clauses = "FROM finished JOIN config ON config.id = finished.default_config WHERE finished.kernel = :kernel"
+        return self._read("finished.run, config.key, finished.seconds", clauses)

@@ -1,8 +1,8 @@
-"""A store in PostgreSQL, by SQLAlchemy: many machines measure into it at once, each kind into a part of its own.
+"""A store in PostgreSQL through SQLAlchemy: many machines write to it at once, each kind to its own partition.
 
-Its tables are made and brought up to date by Alembic (`migrations`). A lost connection, a deadlock or a server that is
-being started again costs patience, not measurements: a transaction is tried again for a minute, and every row has a
-name of its own (`uid`), so that one whose answer was lost on the way is not written twice.
+Alembic creates and upgrades the tables (`migrations`). A lost connection, a deadlock or a restarting server loses no
+measurements: a transaction is retried for a minute, and every row has a unique `uid`, so that a transaction whose
+acknowledgement was lost is not written twice.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
-from tilewise.store.home import PATIENCE, Rows, Values
+from tilewise.store.database import LOCK_TIMEOUT_S, Transaction, Values
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-LEASE_SECONDS = 30.0
-_PATIENCE_TO_OPEN = 5.0
-_MIGRATING = 0x74776D73  # one advisory lock for whoever makes the tables
-_PASSING = (
+LEASE_SECONDS = 30.0  # heartbeats come every 6 s; a machine that missed five has lost its claims
+_OPEN_TIMEOUT_S = 5.0  # how long opening is retried: a wrong address should fail soon
+_MIGRATION_LOCK = 0x74776D73  # number of the advisory lock for creating tables, arbitrary
+# Parts of messages of failures that may be over a moment later.
+_TRANSIENT_MESSAGES = (
     "deadlock detected",
     "could not serialize",
     "connection",
@@ -35,104 +36,115 @@ _PASSING = (
 T = TypeVar("T")
 
 
-class Postgres:
-    """A store behind a postgresql:// URL."""
+class PostgresDatabase:
+    """A store at a postgresql:// URL."""
 
-    shared, lease_s, order, lock, skip = True, LEASE_SECONDS, "id", " FOR UPDATE", " FOR UPDATE OF queue SKIP LOCKED"
-    now = "extract(epoch from clock_timestamp())"
+    shared, lease_s, row_order_sql = True, LEASE_SECONDS, "id"
+    lock_sql, skip_locked_sql = " FOR UPDATE", " FOR UPDATE OF queue SKIP LOCKED"
+    now_sql = "extract(epoch from clock_timestamp())"
 
     def __init__(self, url: str, create: bool) -> None:
-        self.name, self._patience = without_password(url), _PATIENCE_TO_OPEN
+        """Connect to the server; create or upgrade the tables if `create` is true."""
+        self.name, self._retry_seconds = without_password(url), _OPEN_TIMEOUT_S
         try:
             from sqlalchemy import create_engine, text
             from sqlalchemy.exc import SQLAlchemyError
         except ImportError:
             raise UnavailableError("A store in PostgreSQL needs SQLAlchemy: pip install tilewise-fleet.") from None
         self._text, self._error = text, SQLAlchemyError
-        self._texts: dict[str, Any] = {}
+        self._statements: dict[str, Any] = {}
         driver = driver_url(url)
         try:
             self.engine = create_engine(driver, pool_size=4, max_overflow=16, pool_pre_ping=True)
         except (SQLAlchemyError, ImportError, ValueError) as error:
             raise UnavailableError(f"The store at {self.name} cannot be opened: {reason(error)}.") from None
         try:
-            self._try(lambda: self._ready(create))
+            self._retry(lambda: self._check_tables(create))
         except BaseException:
             self.engine.dispose()
             raise
-        self._patience = PATIENCE
+        self._retry_seconds = LOCK_TIMEOUT_S
 
-    def _ready(self, create: bool) -> None:
-        """The tables are there, and up to date."""
+    def _check_tables(self, create: bool) -> None:
+        """Upgrade the tables to the newest revision, or refuse a database without a store or from a newer version."""
         from alembic.runtime.migration import MigrationContext
         from alembic.script import ScriptDirectory
 
         with self.engine.connect() as connection:
-            now = MigrationContext.configure(connection).get_current_revision()
+            current = MigrationContext.configure(connection).get_current_revision()
         with migrations() as folder:
             newest = ScriptDirectory(folder).get_current_head()
-            known = {script.revision for script in ScriptDirectory(folder).walk_revisions()}
-        if now == newest:
+            revisions = {script.revision for script in ScriptDirectory(folder).walk_revisions()}
+        if current == newest:
             return
-        if now is not None and now not in known:
-            raise FileFormatError(f"The store at {self.name} was made by a newer tilewise; update this one.")
-        if now is None and not create:
-            raise FileFormatError(f"There is no measurement store at {self.name}; `tilewise collect` makes one.")
+        if current is not None and current not in revisions:
+            raise FileFormatError(f"The store at {self.name} was created by a newer tilewise; update this one.")
+        if current is None and not create:
+            raise FileFormatError(f"There is no measurement store at {self.name}; `tilewise collect` creates one.")
         upgrade(self.engine)
 
-    def change(self, work: Callable[[Rows], T]) -> T:
-        def once() -> T:
-            with self.engine.begin() as connection:
-                return work(_Rows(connection, self._statement))
+    def write(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` as one transaction; repeat it after a transient failure."""
 
-        return self._try(once)
+        def attempt() -> T:
+            with self.engine.begin() as connection:
+                return work(_PostgresTransaction(connection, self._statement))
+
+        return self._retry(attempt)
 
     def read(self, query: str, values: Values | None = None) -> list[Any]:
-        return self.change(lambda rows: rows.all(query, values))
+        """Return all rows of a query."""
+        return self.write(lambda transaction: transaction.fetch(query, values))
 
     def close(self) -> None:
+        """Close all connections."""
         self.engine.dispose()
 
     def _statement(self, query: str) -> Any:
-        if query not in self._texts:
-            self._texts[query] = self._text(query)
-        return self._texts[query]
+        # Parsing a query text is slow compared with executing it, so parsed texts are cached.
+        if query not in self._statements:
+            self._statements[query] = self._text(query)
+        return self._statements[query]
 
-    def _try(self, once: Callable[[], T]) -> T:
-        until, pause = time.monotonic() + self._patience, 0.05
+    def _retry(self, attempt: Callable[[], T]) -> T:
+        """Call `attempt`; repeat it with growing pauses while it fails for a transient reason."""
+        deadline, pause = time.monotonic() + self._retry_seconds, 0.05
         while True:
             try:
-                return once()
+                return attempt()
             except self._error as error:
-                if not _passes(error) or time.monotonic() > until:
-                    raise self._sentence(error) from None
+                if not _is_transient(error) or time.monotonic() > deadline:
+                    raise self._to_tilewise_error(error) from None
                 time.sleep(pause)
                 pause = min(1.0, 2 * pause)
 
-    def _sentence(self, error: Exception) -> TilewiseError:
-        said = reason(error)
-        if "password" in said or "authentication" in said or "permission denied" in said:
-            return ConfigurationError(f"The store at {self.name} refuses: {said}.")
-        return UnavailableError(f"The store at {self.name} does not take this now: {said}.")
+    def _to_tilewise_error(self, error: Exception) -> TilewiseError:
+        """Translate an error of SQLAlchemy into one sentence."""
+        message = reason(error)
+        if "password" in message or "authentication" in message or "permission denied" in message:
+            return ConfigurationError(f"The store at {self.name} refuses access: {message}.")
+        return UnavailableError(f"The store at {self.name} is not available: {message}.")
 
 
-class _Rows:
+class _PostgresTransaction:
+    """Executes statements on a SQLAlchemy connection."""
+
     def __init__(self, connection: Connection, statement: Callable[[str], Any]) -> None:
         self._connection, self._statement = connection, statement
 
-    def all(self, query: str, values: Values | None = None) -> list[Any]:
+    def fetch(self, query: str, values: Values | None = None) -> list[Any]:
         return [tuple(row) for row in self._connection.execute(self._statement(query), values or {})]
 
-    def run(self, query: str, values: Values | None = None) -> int:
+    def execute(self, query: str, values: Values | None = None) -> int:
         return int(self._connection.execute(self._statement(query), values or {}).rowcount)
 
-    def many(self, query: str, values: Sequence[Values]) -> None:
+    def execute_many(self, query: str, values: Sequence[Values]) -> None:
         if values:
             self._connection.execute(self._statement(query), [dict(row) for row in values])
 
 
 def upgrade(engine: Engine, revision: str = "head") -> None:
-    """Bring the tables up to date; several processes that try at once take turns."""
+    """Upgrade the tables to a revision; processes that try at the same time wait for each other."""
     try:
         from alembic import command
         from alembic.config import Config
@@ -141,7 +153,7 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
     from sqlalchemy import text
 
     with migrations() as folder, engine.begin() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _MIGRATING})
+        connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _MIGRATION_LOCK})
         config = Config()
         config.set_main_option("script_location", folder)
         config.attributes["connection"] = connection
@@ -150,30 +162,34 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
 
 @contextlib.contextmanager
 def migrations() -> Any:
-    """The folder of Alembic's scripts."""
+    """Provide the folder of Alembic's scripts."""
     with importlib.resources.as_file(importlib.resources.files("tilewise.store") / "migrations") as folder:
         yield str(folder)
 
 
 def driver_url(url: str) -> str:
-    """The URL with the driver's name in it."""
-    scheme, _, rest = url.partition("://")
+    """Return the URL with the name of the driver in its scheme."""
+    scheme, _, address = url.partition("://")
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise ConfigurationError(f"A store is a file or a postgresql:// URL, not {without_password(url)}.")
-    return f"postgresql+psycopg://{rest}"
+    return f"postgresql+psycopg://{address}"
 
 
 def without_password(url: str) -> str:
+    """Return the URL without user and password, for messages."""
     return re.sub(r"(?<=://)[^/@]*@", "…@", re.sub(r"(?i)(password=)[^&]*", r"\1…", url))
 
 
 def reason(error: Exception) -> str:
+    """Return the first line of the driver's message, shortened."""
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0][:200].rstrip(".")
 
 
-def _passes(error: Any) -> bool:
-    """Whether it may work a moment later."""
+def _is_transient(error: Any) -> bool:
+    """Return whether another attempt may succeed."""
     if getattr(error, "connection_invalidated", False):
         return True
-    said = reason(error).lower()
-    return type(error).__name__ in ("OperationalError", "InterfaceError") and any(word in said for word in _PASSING)
+    if type(error).__name__ not in ("OperationalError", "InterfaceError"):
+        return False
+    message = reason(error).lower()
+    return any(text in message for text in _TRANSIENT_MESSAGES)

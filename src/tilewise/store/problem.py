@@ -1,7 +1,7 @@
-"""What is measured: a problem (a family and its sizes), a configuration of it, and a kernel (a problem in a program).
+"""Problems (a family and its sizes), their configurations, and kernels (a problem in a program).
 
-The idea: both are small frozen tables with one canonical text. That text is the identity everywhere: in the
-store, in file names, when a collection is resumed, and when shapes are kept apart between splits.
+Problems and configurations are small frozen tables with a canonical text. This text is their identity everywhere: in
+the store, in file names, when a collection is resumed, and when shapes are assigned to splits.
 
 Users write problems in JSON: `[{"family": "matmul", "dtype": "bf16", "m": 512, "n": 512, "k": 64}, ...]`.
 """
@@ -22,18 +22,18 @@ from tilewise.errors import ConfigurationError, FileFormatError
 
 Value = int | str
 OWN_PROGRAM = "own"
-_FLAGS = ("causal", "axis", "threads")  # whole numbers that are not sizes
+_NOT_SIZES = ("causal", "axis", "threads")  # integers of a problem that are not sizes
 
 
 class _Table(Mapping[str, Value]):
-    """A frozen, ordered table of named values; equal when its canonical text is."""
+    """A frozen table of named values; two tables are equal if their canonical texts are."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = dict(sorted(values.items()))
 
     @functools.cached_property
     def key(self) -> str:
-        """The canonical text."""
+        """Canonical text: JSON with sorted names."""
         return json.dumps(self._values, separators=(",", ":"))
 
     def __getitem__(self, name: str) -> Value:
@@ -55,16 +55,16 @@ class _Table(Mapping[str, Value]):
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self.items())})"
 
     def size(self, name: str) -> int:
-        """The integer called `name`."""
+        """Return the value of `name` as an integer."""
         return int(self._values[name])
 
     def word(self, name: str) -> str:
-        """The word called `name`."""
+        """Return the value of `name` as a text."""
         return str(self._values[name])
 
 
 class Config(_Table):
-    """One way to run a kernel: block sizes, warps, stages and so on, all integers."""
+    """A configuration of a kernel: block sizes, warps, stages and so on, all integers."""
 
     @classmethod
     def of(cls, **values: int) -> Config:
@@ -72,12 +72,12 @@ class Config(_Table):
 
     @classmethod
     def parse(cls, key: str) -> Config:
-        """The configuration whose canonical text is `key`."""
+        """Parse the canonical text of a configuration."""
         return cls(json.loads(key))
 
 
 class Problem(_Table):
-    """A family and everything that fixes the computation: sizes, number type, layout, epilogue."""
+    """A family and everything that determines the computation: sizes, dtype, layout, epilogue."""
 
     @classmethod
     def of(cls, family: str, **values: Value) -> Problem:
@@ -89,24 +89,24 @@ class Problem(_Table):
 
     @property
     def threads(self) -> int:
-        """How many share it; one where it does not say."""
+        """Number of threads; 1 if the problem does not state it."""
         return int(self._values.get("threads", 1))
 
     @property
     def shape_key(self) -> str:
-        """The family and the sizes alone; kernels that share it must not be in two splits."""
-        sizes = [f"{name}={value}" for name, value in self.items() if isinstance(value, int) and name not in _FLAGS]
+        """Family and sizes only; kernels with equal shape keys must be in the same split."""
+        sizes = [f"{name}={value}" for name, value in self.items() if isinstance(value, int) and name not in _NOT_SIZES]
         return f"{self.family}:{','.join(sizes)}"
 
     @property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits that stand for the problem in file names."""
+        """Sixteen hexadecimal digits that identify the problem in file names."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A problem and the program it was met in; called `<program>_<hash>`."""
+    """A problem and the program it occurs in, named `<program>_<hash>`."""
 
     program: str
     problem: Problem = field(hash=True)
@@ -119,11 +119,11 @@ class Kernel:
 def read_spec(
     family: str, spec: Mapping[str, Value], sizes: Sequence[str], choices: Mapping[str, Sequence[Value]]
 ) -> Problem:
-    """Check a user's JSON object: positive sizes, and words out of `choices` (the first where one is left out)."""
-    known = {"family", "program", *sizes, *choices}
-    unknown = sorted(set(spec) - known)
+    """Check a user's JSON object: `sizes` are positive integers; each of `choices` defaults to its first value."""
+    names = {"family", "program", *sizes, *choices}
+    unknown = sorted(set(spec) - names)
     if unknown:
-        raise ConfigurationError(f"A {family} problem has no {unknown[0]!r}; it takes {', '.join(sorted(known))}.")
+        raise ConfigurationError(f"A {family} problem has no {unknown[0]!r}; it takes {', '.join(sorted(names))}.")
     values: dict[str, Value] = {}
     for name in sizes:
         value = spec.get(name)
@@ -143,16 +143,15 @@ def read_spec(
 def read_shapes(
     path: str | os.PathLike[str], problem_of: Callable[[str, Mapping[str, Value]], Problem]
 ) -> list[Kernel]:
-    """The kernels a JSON file lists; each may name its `program`, which decides the split, else it is "own"."""
-    given = Path(path).expanduser()
-    return shapes_from(read_json_input(given), str(given), problem_of)
+    """Read the kernels that a JSON file lists; each may name its `program`, which determines the split."""
+    file = Path(path).expanduser()
+    return shapes_from(read_json_input(file), str(file), problem_of)
 
 
 def shapes_from(content: Any, where: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]) -> list[Kernel]:
-    """The kernels of a list of JSON objects, each once; `where` it came from is for the sentence if one is wrong."""
+    """Convert a list of JSON objects to kernels without duplicates; `where` opens the error messages."""
     if not isinstance(content, list) or not content:
-        what = "an empty list" if content == [] else "no list"
-        raise FileFormatError(f'{where} holds {what}; it must be one such as [{{"family": "matmul", "m": 512, ...}}].')
+        raise FileFormatError(f'{where} must contain a list such as [{{"family": "matmul", "m": 512, ...}}].')
     kernels: dict[str, Kernel] = {}
     for number, item in enumerate(content, start=1):
         kernel = _kernel(item, number, where, problem_of)
@@ -161,6 +160,7 @@ def shapes_from(content: Any, where: str, problem_of: Callable[[str, Mapping[str
 
 
 def _kernel(item: Any, number: int, path: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]) -> Kernel:
+    """Check one JSON object and convert it to a kernel."""
     if not isinstance(item, dict) or not isinstance(item.get("family"), str):
         raise FileFormatError(f'{path}: item {number} must be an object with a "family".')
     program = item.get("program", OWN_PROGRAM)

@@ -1,8 +1,8 @@
-"""Asking a service (`tilewise serve`) for choices, and telling it what was measured here.
+"""Client of the tuning service (`tilewise serve`): requests choices and reports measurements.
 
-A question is asked in a thread of its own and waited for 50 ms; a service that is away, slow or wrong is said once and
-left alone for half a minute, while the choice is made here as without one. Measurements are sent behind the caller's
-back; what does not arrive is in this machine's own store, for `tilewise store merge`.
+A request runs in a background thread; the caller waits 50 ms for it. A service that is unreachable, slow or wrong is
+reported once and not asked for half a minute; choices are then made on this machine as without a service. Measurements
+are sent in the background. Those that do not arrive are in this machine's own store, for `tilewise store merge`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem
 from tilewise.store.store import Machine
 
-PATIENCE_SECONDS = 0.05
-_LEFT_ALONE_SECONDS = 30.0
-_SENDING_SECONDS = 5.0
-_MOST_ANSWER, _MOST_UNSENT = 4 << 20, 256
-_LONGEST_NS = 3.6e12
+ANSWER_TIMEOUT_S = 0.05  # the longest that a choice waits for the service
+_RETRY_AFTER_S = 30.0  # pause after a failure
+_CONNECTION_TIMEOUT_S = 5.0
+_MAX_RESPONSE_BYTES, _MAX_UNSENT = 4 << 20, 256
+_MAX_RUNTIME_NS = 3.6e12  # one hour
 _FEATURES = "features"
 _SOURCES = ("measured", "model", "default")
 
 
-class Answer(NamedTuple):
-    """A service's choice; `source` is what it has it from: measured, model or default."""
+class ServiceAnswer(NamedTuple):
+    """Choice of the service; `source` says where it comes from: measured, model or default."""
 
     config: Config
     source: str
@@ -45,161 +45,174 @@ class Answer(NamedTuple):
 
 
 class ServiceClient:
-    """One service as one machine talks to it."""
+    """Connection of one machine to one service; `say` receives messages for the user."""
 
     def __init__(
         self, url: str, machine: Machine, say: Callable[[str], None] = lambda line: None, token: str | None = None
     ) -> None:
+        """Parse the address; nothing is sent yet."""
         try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:  # half an IPv6 address, letters for a port
-            parts, port = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"A service's address is like http://host:8100, not {url[:80]!r}.")
-        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without a password
-        self.url, self._machine, self._say = shown.rstrip("/"), machine, say
+            address = urlsplit(url)
+            port = address.port
+        except ValueError:  # an incomplete IPv6 address, or letters as a port
+            address, port = urlsplit(""), None
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ConfigurationError(f"The address of a service is like http://host:8100, not {url[:80]!r}.")
+        public_url = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()  # without a password
+        self.url, self._machine, self._say = public_url.rstrip("/"), machine, say
         self._token = token or os.environ.get("TILEWISE_TOKEN")
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
-        self._path = parts.path.rstrip("/")
-        # Made here: reading the authorities' certificates takes as long as an answer may.
+        self._secure, self._host, self._port = address.scheme == "https", address.hostname, port
+        self._path = address.path.rstrip("/")
+        # Loading the certificates takes as long as an answer may take, so it is done in advance.
         self._context = ssl.create_default_context() if self._secure else None
-        self._jobs: queue.Queue[tuple[str, bytes, Future[Any] | None]] = queue.Queue(_MOST_UNSENT)
+        self._jobs: queue.Queue[tuple[str, bytes, Future[Any] | None]] = queue.Queue(_MAX_UNSENT)
         self._thread: threading.Thread | None = None
         self._connection: http.client.HTTPConnection | None = None
-        self._away_until, self._said = 0.0, False
+        self._paused_until, self._failure_reported = 0.0, False
 
-    def choose(self, problem: Problem, configs: Sequence[Config] | None) -> Answer | None:
-        """The service's choice among `configs`, the default first; None where it has none to give in time."""
-        if time.monotonic() < self._away_until:
+    def choose(self, problem: Problem, configs: Sequence[Config] | None) -> ServiceAnswer | None:
+        """Return the service's choice among `configs`, whose first is the default; None without an answer in time."""
+        if time.monotonic() < self._paused_until:
             return None
         question: dict[str, Any] = {"device": self._device(), "problem": dict(problem)}
         if configs is not None:
             question["configs"] = [dict(config) for config in configs]
-        answered: Future[Any] = Future()
-        self._send("/choose", question, answered)
+        response: Future[Any] = Future()
+        self._send("/choose", question, response)
         try:
-            return self._answer(answered.result(PATIENCE_SECONDS), configs)
+            return self._parse_answer(response.result(ANSWER_TIMEOUT_S), configs)
         except TooLate:
-            answered.cancel()
-            self._away(f"does not answer within {PATIENCE_SECONDS * 1e3:.0f} ms")
-        except Exception as error:  # refused, closed, not HTTP, not JSON: the choice is made here all the same
-            self._away(str(error) or type(error).__name__)
+            response.cancel()
+            self._pause(f"does not answer within {ANSWER_TIMEOUT_S * 1e3:.0f} ms")
+        except Exception as error:  # refused, closed, not HTTP, not JSON: the choice is made on this machine
+            self._pause(str(error) or type(error).__name__)
         return None
 
     def report(self, problem: Problem, default_ns: float, timings: Sequence[tuple[Config, float]]) -> None:
-        """Tell the service what was measured; returns at once."""
-        if not timings or not self._token or time.monotonic() < self._away_until:
+        """Send measurements to the service in the background."""
+        if not timings or not self._token or time.monotonic() < self._paused_until:
             return
         rows = [{"config": dict(config), "runtime_ns": runtime_ns} for config, runtime_ns in timings]
         batch = {"uid": secrets.token_hex(16), "problem": dict(problem), "default_ns": default_ns, "timings": rows}
         self._send("/measurements", {"device": self._device(details=True), "batches": [batch]}, None)
 
-    def flush(self, seconds: float = _SENDING_SECONDS) -> None:
-        """Wait until what was reported has been sent."""
-        until = time.monotonic() + seconds
-        while self._jobs.unfinished_tasks and time.monotonic() < until:
+    def flush(self, seconds: float = _CONNECTION_TIMEOUT_S) -> None:
+        """Wait up to `seconds` until all reports are sent."""
+        deadline = time.monotonic() + seconds
+        while self._jobs.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _device(self, details: bool = False) -> dict[str, Any]:
-        known = self._machine.details
-        facts: dict[str, Any] = {"kind": self._machine.kind, "identity": self._machine.identity}
-        if isinstance(known.get(_FEATURES), Mapping):
-            facts[_FEATURES] = dict(known[_FEATURES])
-        if isinstance(known.get("shared_bytes"), int):
-            facts["shared_bytes"] = known["shared_bytes"]
+        """Describe this machine in the service's JSON format."""
+        machine_details = self._machine.details
+        device: dict[str, Any] = {"kind": self._machine.kind, "identity": self._machine.identity}
+        if isinstance(machine_details.get(_FEATURES), Mapping):
+            device[_FEATURES] = dict(machine_details[_FEATURES])
+        if isinstance(machine_details.get("shared_bytes"), int):
+            device["shared_bytes"] = machine_details["shared_bytes"]
         if details:
-            facts["details"] = {n: v for n, v in known.items() if isinstance(v, str | int) and n != "name"}
-        return facts
+            plain = {name: value for name, value in machine_details.items() if isinstance(value, str | int)}
+            plain.pop("name", None)  # the host's name is nobody else's business
+            device["details"] = plain
+        return device
 
     @staticmethod
-    def _answer(content: Any, configs: Sequence[Config] | None) -> Answer:
+    def _parse_answer(content: Any, configs: Sequence[Config] | None) -> ServiceAnswer:
+        """Check an answer; raise ValueError if it is not one of the choices that were offered."""
         try:
             choice = content["choices"][0]
             config, runtime_ns, sure = Config(choice["config"]), choice.get("runtime_ns"), choice.get("sure")
             source, measurements = choice["source"], int(choice["measurements"])
         except (LookupError, TypeError, AttributeError):
-            raise ValueError("its answer is none") from None
+            raise ValueError("its answer is malformed") from None
         if source not in _SOURCES or not (sure is None or 0 <= float(sure) <= 1) or measurements < 0:
-            raise ValueError("its answer is none")
+            raise ValueError("its answer is malformed")
         if configs is not None and config not in configs:
-            raise ValueError("it chose a configuration that it was not asked about")
-        if runtime_ns is not None and not 0 < float(runtime_ns) < _LONGEST_NS:
-            raise ValueError("it gave a runtime that is none")
+            raise ValueError("it chose a configuration that was not offered")
+        if runtime_ns is not None and not 0 < float(runtime_ns) < _MAX_RUNTIME_NS:
+            raise ValueError("its runtime is not a time")
         reason = f"the service's: {source}" + ("" if sure is None else f", {sure:.0%} sure")
-        return Answer(config, source, runtime_ns, measurements, reason)
+        return ServiceAnswer(config, source, runtime_ns, measurements, reason)
 
-    def _away(self, why: str) -> None:
-        self._away_until = time.monotonic() + _LEFT_ALONE_SECONDS
-        if not self._said:
-            self._said = True
-            said = "".join(letter for letter in why if letter.isprintable())
-            self._say(f"the service at {self.url} is left alone ({said}); choosing on this machine")
+    def _pause(self, reason: str) -> None:
+        """Stop asking the service for a while; tell the user the first time."""
+        self._paused_until = time.monotonic() + _RETRY_AFTER_S
+        if not self._failure_reported:
+            self._failure_reported = True
+            # The reason may come from the network: no control characters on the user's terminal.
+            printable = "".join(letter for letter in reason if letter.isprintable())
+            self._say(f"the service at {self.url} is not used ({printable}); choosing on this machine")
 
-    # The thread that talks
-
-    def _send(self, path: str, content: Mapping[str, Any], answered: Future[Any] | None) -> None:
+    def _send(self, path: str, content: Mapping[str, Any], response: Future[Any] | None) -> None:
+        """Queue a request for the background thread, which is started with the first one."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._talk, name="tilewise-service", daemon=True)
+            self._thread = threading.Thread(target=self._send_requests, name="tilewise-service", daemon=True)
             self._thread.start()
         try:
-            self._jobs.put_nowait((path, json.dumps(content).encode(), answered))
+            self._jobs.put_nowait((path, json.dumps(content).encode(), response))
         except queue.Full:
-            if answered is not None:
-                answered.set_exception(OSError("too much is waiting to be sent"))
+            if response is not None:
+                response.set_exception(OSError("too many requests are waiting"))
 
-    def _talk(self) -> None:
+    def _send_requests(self) -> None:
+        """Send queued requests one by one (background thread)."""
         while True:
-            path, body, answered = self._jobs.get()
+            path, body, response = self._jobs.get()
             try:
-                if answered is None or answered.set_running_or_notify_cancel():
-                    result = self._ask(path, body)
-                    if answered is not None:
-                        answered.set_result(result)
+                # A request whose caller has given up is not sent.
+                if response is None or response.set_running_or_notify_cancel():
+                    result = self._request(path, body)
+                    if response is not None:
+                        response.set_result(result)
             except Exception as error:
-                self._hang_up()
-                if answered is not None:
-                    answered.set_exception(error)
+                self._disconnect()
+                if response is not None:
+                    response.set_exception(error)
             finally:
                 self._jobs.task_done()
 
-    def _ask(self, path: str, body: bytes) -> Any:
-        for fresh in (self._connection is None, True):
+    def _request(self, path: str, body: bytes) -> Any:
+        """Send one request; repeat it on a new connection if the old one was closed meanwhile."""
+        for is_new_connection in (self._connection is None, True):
             try:
-                return self._once(path, body)
-            except (http.client.HTTPException, OSError):  # a kept connection may have been closed meanwhile
-                self._hang_up()
-                if fresh:
+                return self._post(path, body)
+            except (http.client.HTTPException, OSError):
+                self._disconnect()
+                if is_new_connection:
                     raise
         return None
 
-    def _once(self, path: str, body: bytes) -> Any:
+    def _post(self, path: str, body: bytes) -> Any:
+        """Send a POST request and return the parsed JSON of the response."""
         if self._connection is None:
             self._connection = (
-                http.client.HTTPSConnection(self._host, self._port, timeout=_SENDING_SECONDS, context=self._context)
+                http.client.HTTPSConnection(
+                    self._host, self._port, timeout=_CONNECTION_TIMEOUT_S, context=self._context
+                )
                 if self._secure
-                else http.client.HTTPConnection(self._host, self._port, timeout=_SENDING_SECONDS)
+                else http.client.HTTPConnection(self._host, self._port, timeout=_CONNECTION_TIMEOUT_S)
             )
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         self._connection.request("POST", self._path + path, body, headers)
-        answer = self._connection.getresponse()
-        content = _parsed(answer.read(_MOST_ANSWER))
-        if answer.status >= 300:
-            said = content.get("detail") if isinstance(content, dict) else None
-            raise ValueError(str(said or f"{answer.status} {answer.reason}")[:200])
+        response = self._connection.getresponse()
+        content = _parse_json(response.read(_MAX_RESPONSE_BYTES))
+        if response.status >= 300:
+            detail = content.get("detail") if isinstance(content, dict) else None
+            raise ValueError(str(detail or f"{response.status} {response.reason}")[:200])
         if content is None:
-            raise ValueError("its answer is none")
+            raise ValueError("its answer is malformed")
         return content
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
-def _parsed(content: bytes) -> Any:
+def _parse_json(content: bytes) -> Any:
+    """Parse JSON; return None if it is malformed."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError):

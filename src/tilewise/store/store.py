@@ -1,10 +1,11 @@
-"""The measurement store: a database that is only ever appended to, in a file or in PostgreSQL (see `home.py`).
+"""The measurement store: an append-only database in a SQLite file or in PostgreSQL (see `database.py`).
 
-Each timing is a transaction of its own (in PostgreSQL each batch): a killed collector loses at most what it was timing
-and continues where it stopped. A batch is opened with the default's first reading and closed with its verdict; one that
-a killed collector left open is judged by the next.
-Several collectors may write to one store: a kernel is claimed before it is measured (`claims.py`). A file remembers
-what machine it was made with and refuses another one's measurements; a shared store keeps them in a part for each.
+Each timing is one transaction (in PostgreSQL each batch): a killed collector loses at most the timing in progress, and
+the next one continues where it stopped. A batch is opened with the default's first timing and closed with the decision
+whether it was disturbed; the next collector decides about a batch that was left open.
+
+Several collectors may write to one store: a collector claims a kernel before it measures it (`claims.py`). A file
+belongs to one kind of machine and refuses measurements of another; a shared store has a partition for each kind.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any
 
 from tilewise.errors import ConfigurationError
 from tilewise.store.claims import Claims
-from tilewise.store.home import MOST_STORE_BYTES, Rows, open_home
+from tilewise.store.database import MAX_STORE_BYTES, Transaction, open_database
 from tilewise.store.problem import Config, Kernel
-from tilewise.store.readable import OPEN, BatchRow, Machine, Readable, Verdict
+from tilewise.store.reader import OPEN, BatchRow, Machine, StoreReader, Verdict
 
-__all__ = ["MOST_STORE_BYTES", "OPEN", "BatchRow", "Machine", "Store", "Verdict"]
+__all__ = ["MAX_STORE_BYTES", "OPEN", "BatchRow", "Machine", "Store", "Verdict"]
 _BATCH = """INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed, watch, uid)
     VALUES (:run, :kernel, :round, :taken, :default_ns, :disturbed, :watch, :uid) ON CONFLICT DO NOTHING"""
 _TIMING = "INSERT INTO timing (batch, config, runtime_ps) VALUES (:batch, :config, :runtime_ps) ON CONFLICT DO NOTHING"
@@ -37,8 +38,8 @@ _FINISHED = """INSERT INTO finished (run, kernel, default_config, seconds)
 
 
 @dataclass
-class _Travelling:
-    """A batch of a shared store, which is written whole when it is judged."""
+class _BufferedBatch:
+    """An open batch of a shared store; it is written as one transaction when it is closed."""
 
     run: int
     kernel: Kernel
@@ -46,21 +47,23 @@ class _Travelling:
     timings: list[tuple[Config, float]] = field(default_factory=list)
 
 
-class Store(Readable):
-    """An open store. Use as a context manager, or `close` it. `part` chooses whose measurements are read from a shared
-    store that holds several machines'; a run that is begun chooses its own."""
+class Store(StoreReader):
+    """An open store; use it as a context manager, or `close` it.
 
-    def __init__(self, where: str | os.PathLike[str], *, create: bool = True, part: str | None = None) -> None:
-        super().__init__(open_home(where, create), part)
-        self.path = Path(self.home.name)
-        self.claims = Claims(self.home)
+    `partition` selects the kind of machine whose measurements are read from a shared store; `begin` selects its own.
+    """
+
+    def __init__(self, where: str | os.PathLike[str], *, create: bool = True, partition: str | None = None) -> None:
+        super().__init__(open_database(where, create), partition)
+        self.path = Path(self.database.name)
+        self.claims = Claims(self.database)
         self._configs: dict[str, int] = {}
         self._kernels: dict[tuple[str, str], int] = {}
-        self._travelling: dict[int, _Travelling] = {}
+        self._buffered: dict[int, _BufferedBatch] = {}
 
     def close(self) -> None:
         self.claims.close()
-        self.home.close()
+        self.database.close()
 
     def __enter__(self) -> Store:
         return self
@@ -69,116 +72,133 @@ class Store(Readable):
         self.close()
 
     def begin(self, machine: Machine, seed: int, settings: Mapping[str, Any], *, uid: str | None = None) -> int:
-        """Start a run and return its number; refuse where a file belongs to another kind of machine."""
-        if not self.home.shared:
+        """Start a run and return its number; raise an error if the file belongs to another kind of machine."""
+        if not self.database.shared:
             self._check_machine(machine)
-        self.choose_part(machine)
+        self.choose_partition(machine)
         values = {"seed": seed, "settings": json.dumps(settings, sort_keys=True), "started": time.time()}
         name = uid or secrets.token_hex(16)
-        return self.home.change(lambda rows: self.run_row(rows, machine, {**values, "uid": name}))
+        return self.database.write(lambda transaction: self.add_run(transaction, machine, {**values, "uid": name}))
 
     def _check_machine(self, machine: Machine) -> None:
-        for kind, identity in self.home.read("SELECT DISTINCT kind, identity FROM machine"):
+        """Raise an error if the file has measurements of another kind of machine."""
+        for kind, identity in self.database.read("SELECT DISTINCT kind, identity FROM machine"):
             if (kind, identity) != (machine.kind, machine.identity):
                 raise ConfigurationError(
                     f"{self.name} was measured on {identity} ({kind}), and this is {machine.identity} "
                     f"({machine.kind}); give another --out, since runtimes of two machines must not be mixed."
                 )
 
-    def run_row(self, rows: Rows, machine: Machine, values: Mapping[str, Any]) -> int:
-        """Within a transaction: the number of the run with this uid, made if it is not there."""
+    def add_run(self, transaction: Transaction, machine: Machine, values: Mapping[str, Any]) -> int:
+        """Add the run with this uid within a transaction, unless it exists; return its number."""
         details = json.dumps(machine.details, sort_keys=True)
         row = {"kind": machine.kind, "identity": machine.identity, "details": details}
-        rows.run(
+        transaction.execute(
             "INSERT INTO machine (kind, identity, details) VALUES (:kind, :identity, :details) ON CONFLICT DO NOTHING",
             row,
         )
         query = "SELECT id FROM machine WHERE kind = :kind AND identity = :identity AND details = :details"
-        number = rows.all(query, row)[0][0]
-        rows.run(
+        number = transaction.fetch(query, row)[0][0]
+        transaction.execute(
             """INSERT INTO run (machine, started, seed, settings, uid)
             VALUES (:machine, :started, :seed, :settings, :uid) ON CONFLICT DO NOTHING""",
             {**values, "machine": number},
         )
-        return int(rows.all("SELECT id FROM run WHERE uid = :uid", {"uid": values["uid"]})[0][0])
+        return int(transaction.fetch("SELECT id FROM run WHERE uid = :uid", {"uid": values["uid"]})[0][0])
 
     def claim(self, run: int, kernel: Kernel, *, again: bool = False) -> bool:
-        """Take a kernel for this process; False if a living process holds it or, unless `again`, it is finished."""
+        """Claim a kernel for this process; return False if a living process has it, or it is finished.
 
-        def work(rows: Rows) -> int | None:
-            number = self.kernel_row(rows, kernel)
-            return number if self.claims.take(rows, run, number, again) else None
+        With `again` a finished kernel is claimed too.
+        """
 
-        number = self.home.change(work)
+        def work(transaction: Transaction) -> int | None:
+            number = self.add_kernel(transaction, kernel)
+            return number if self.claims.claim(transaction, run, number, again) else None
+
+        number = self.database.write(work)
         if number is not None:
-            self.claims.hold(run, number)
+            self.claims.start_renewing(run, number)
         return number is not None
 
     def claim_next(self, run: int) -> Kernel | None:
-        """The first kernel of the queue that nobody measures, claimed; None where there is none."""
-        found = self.home.change(lambda rows: self.claims.next(rows, run, self.part))
-        if found is None:
+        """Claim the first kernel of the queue that nobody measures; return None if there is none."""
+        claim = self.database.write(lambda transaction: self.claims.claim_next(transaction, run, self.partition))
+        if claim is None:
             return None
-        self.claims.hold(run, found[0])
-        return self.kernel_of(*found[1:])
+        number, program, problem = claim
+        self.claims.start_renewing(run, number)
+        return self.kernel_of(program, problem)
 
     def plan(self, kernels: Sequence[Kernel], *, priority: float = 0.0, why: str = "planned") -> int:
-        """Queue those of the kernels that are neither finished nor waiting, and say how many they were."""
-        query = f"""INSERT INTO queue (kernel, priority, why, added) SELECT :kernel, :priority, :why, {self.home.now}
+        """Queue the kernels that are neither finished nor queued; return their number."""
+        query = f"""INSERT INTO queue (kernel, priority, why, added)
+            SELECT :kernel, :priority, :why, {self.database.now_sql}
             WHERE NOT EXISTS (SELECT 1 FROM finished WHERE kernel = :kernel) ON CONFLICT DO NOTHING"""
 
-        def work(rows: Rows) -> int:
-            numbers = [self.kernel_row(rows, kernel) for kernel in kernels]
-            return sum(rows.run(query, {"kernel": n, "priority": float(priority), "why": why}) for n in numbers)
+        def work(transaction: Transaction) -> int:
+            values = {"priority": float(priority), "why": why}
+            numbers = [self.add_kernel(transaction, kernel) for kernel in kernels]
+            return sum(transaction.execute(query, {**values, "kernel": number}) for number in numbers)
 
-        return self.home.change(work)
+        return self.database.write(work)
 
-    def unplan(self, kernel: Kernel) -> None:
-        """Take a kernel off the queue: it cannot be measured here."""
+    def dequeue(self, kernel: Kernel) -> None:
+        """Remove a kernel from the queue because it cannot be measured on this machine."""
         query = "DELETE FROM queue WHERE kernel = :kernel"
-        self.home.change(lambda rows: rows.run(query, {"kernel": self.kernel_row(rows, kernel)}))
+        self.database.write(
+            lambda transaction: transaction.execute(query, {"kernel": self.add_kernel(transaction, kernel)})
+        )
 
     def postpone(self, kernel: Kernel) -> None:
-        """Let the others of the queue go first."""
+        """Move a kernel to the end of the queue."""
         query = "UPDATE queue SET priority = (SELECT min(priority) FROM queue) - 1 WHERE kernel = :kernel"
-        self.home.change(lambda rows: rows.run(query, {"kernel": self.kernel_row(rows, kernel)}))
+        self.database.write(
+            lambda transaction: transaction.execute(query, {"kernel": self.add_kernel(transaction, kernel)})
+        )
 
-    def waiting(self) -> int:
-        """How many kernels are queued, those that are being measured included."""
+    def queue_length(self) -> int:
+        """Return the number of queued kernels, including those that are being measured."""
         query = "SELECT count(*) FROM queue JOIN kernel ON kernel.id = queue.kernel WHERE part = :part"
-        return int(self.home.read(query, {"part": self.part})[0][0])
+        return int(self.database.read(query, {"part": self.partition})[0][0])
 
-    def queued(self) -> list[tuple[Kernel, str]]:
-        """What waits to be measured, the next first, and why."""
+    def queue(self) -> list[tuple[Kernel, str]]:
+        """Return the queued kernels, the next one first, each with the reason why it is queued."""
         query = """SELECT program, problem, why FROM queue JOIN kernel ON kernel.id = queue.kernel
             WHERE kernel.part = :part ORDER BY priority DESC, queue.id"""
-        rows = self.home.read(query, {"part": self.part})
+        rows = self.database.read(query, {"part": self.partition})
         return [(self.kernel_of(program, problem), str(why)) for program, problem, why in rows]
 
     def add_verdicts(self, run: int, kernel: Kernel, verdicts: Sequence[Verdict]) -> None:
-        def work(rows: Rows) -> None:
-            number = self._held(rows, kernel)
-            for v in verdicts:
-                row = {"status": v.status, "reason": v.reason, "details": _short(v.details)}
-                self.add_verdict(rows, {**row, "run": run, "kernel": number}, v.config)
+        """Store verdicts about configurations of a kernel."""
 
-        self.home.change(work)
+        def work(transaction: Transaction) -> None:
+            number = self._claimed_kernel(transaction, kernel)
+            for verdict in verdicts:
+                row = {"status": verdict.status, "reason": verdict.reason, "details": _encode(verdict.details)}
+                self.add_verdict(transaction, {**row, "run": run, "kernel": number}, verdict.config)
 
-    def add_verdict(self, rows: Rows, values: Mapping[str, Any], config: Config) -> None:
-        """Within a transaction: say something of a configuration, once."""
+        self.database.write(work)
+
+    def add_verdict(self, transaction: Transaction, values: Mapping[str, Any], config: Config) -> None:
+        """Store a verdict about a configuration within a transaction, unless an equal one exists."""
         row = {name: values[name] for name in ("run", "kernel", "status", "reason", "details")}
-        rows.run(_VERDICT, {**row, "config": self._config(rows, config)})
+        transaction.execute(_VERDICT, {**row, "config": self._add_config(transaction, config)})
 
-    def add_timings(self, rows: Rows, batch: int, timings: Sequence[tuple[Config, int]]) -> None:
-        """Within a transaction: picoseconds of configurations in a batch; those that are there already stay."""
-        found = [{"batch": batch, "config": self._config(rows, config), "runtime_ps": ps} for config, ps in timings]
-        rows.many(_TIMING, found)
+    def add_timings(self, transaction: Transaction, batch: int, timings: Sequence[tuple[Config, int]]) -> None:
+        """Store timings in picoseconds within a transaction; a configuration that the batch has already is ignored."""
+        rows = [
+            {"batch": batch, "config": self._add_config(transaction, config), "runtime_ps": runtime_ps}
+            for config, runtime_ps in timings
+        ]
+        transaction.execute_many(_TIMING, rows)
 
-    def add_finished(self, rows: Rows, run: int, kernel: int, default: Config, seconds: float) -> None:
-        """Within a transaction: mark a kernel as finished; nobody waits for it any longer."""
-        rows.run(_FINISHED, {"run": run, "kernel": kernel, "config": self._config(rows, default), "seconds": seconds})
-        rows.run("DELETE FROM claim WHERE kernel = :kernel", {"kernel": kernel})
-        rows.run("DELETE FROM queue WHERE kernel = :kernel", {"kernel": kernel})
+    def add_finished(self, transaction: Transaction, run: int, kernel: int, default: Config, seconds: float) -> None:
+        """Mark a kernel as finished within a transaction, and remove it from the claims and the queue."""
+        config = self._add_config(transaction, default)
+        transaction.execute(_FINISHED, {"run": run, "kernel": kernel, "config": config, "seconds": seconds})
+        transaction.execute("DELETE FROM claim WHERE kernel = :kernel", {"kernel": kernel})
+        transaction.execute("DELETE FROM queue WHERE kernel = :kernel", {"kernel": kernel})
 
     def add_batch(
         self,
@@ -192,116 +212,125 @@ class Store(Readable):
         watch: Mapping[str, float] | None = None,
         uid: str | None = None,
     ) -> None:
-        """Append one batch: all of it, or nothing; nothing where a batch of this `uid` is there already."""
+        """Append one batch atomically; do nothing if a batch with this `uid` exists."""
         values: dict[str, Any] = {"run": run, "round": round_number, "taken": time.time(), "default_ns": default_ns}
-        values |= {"disturbed": int(disturbed), "watch": _short(watch), "uid": uid or secrets.token_hex(16)}
+        values |= {"disturbed": int(disturbed), "watch": _encode(watch), "uid": uid or secrets.token_hex(16)}
 
-        def work(rows: Rows) -> None:
-            if rows.run(_BATCH, {**values, "kernel": self._held(rows, kernel)}):
-                number = _batch_number(rows, values["uid"])
-                self.add_timings(rows, number, [(config, _ps(runtime_ns)) for config, runtime_ns in timings])
+        def work(transaction: Transaction) -> None:
+            if transaction.execute(_BATCH, {**values, "kernel": self._claimed_kernel(transaction, kernel)}):
+                number = _batch_number(transaction, values["uid"])
+                self.add_timings(transaction, number, [(config, _ps(runtime_ns)) for config, runtime_ns in timings])
 
-        self.home.change(work)
+        self.database.write(work)
 
     def open_batch(self, run: int, kernel: Kernel, round_number: int, default_ns: float) -> int:
-        """Begin a batch whose timings come one by one; gives its number."""
-        if self.home.shared:
-            number = -1 - len(self._travelling)
-            self._travelling[number] = _Travelling(run, kernel, round_number)
+        """Begin a batch whose timings are added one by one; return its number."""
+        # A shared store is a network round trip away, so its batches are buffered. Their numbers are negative.
+        if self.database.shared:
+            number = -1 - len(self._buffered)
+            self._buffered[number] = _BufferedBatch(run, kernel, round_number)
             return number
         values: dict[str, Any] = {"run": run, "round": round_number, "taken": time.time(), "default_ns": default_ns}
         values |= {"disturbed": OPEN, "watch": "", "uid": secrets.token_hex(16)}
 
-        def work(rows: Rows) -> int:
-            rows.run(_BATCH, {**values, "kernel": self.kernel_row(rows, kernel)})
-            return _batch_number(rows, values["uid"])
+        def work(transaction: Transaction) -> int:
+            transaction.execute(_BATCH, {**values, "kernel": self.add_kernel(transaction, kernel)})
+            return _batch_number(transaction, values["uid"])
 
-        return self.home.change(work)
+        return self.database.write(work)
 
     def add_timing(self, batch: int, config: Config, runtime_ns: float) -> None:
-        """One timing of an open batch."""
+        """Add one timing to an open batch."""
         if batch < 0:
-            self._travelling[batch].timings.append((config, runtime_ns))
+            self._buffered[batch].timings.append((config, runtime_ns))
             return
-        self.home.change(lambda rows: self.add_timings(rows, batch, [(config, _ps(runtime_ns))]))
+        self.database.write(lambda transaction: self.add_timings(transaction, batch, [(config, _ps(runtime_ns))]))
 
     def close_batch(
         self, batch: int, default_ns: float, *, disturbed: bool, watch: Mapping[str, float] | None = None
     ) -> None:
-        """Judge an open batch. This is the only row that is ever changed."""
+        """Close an open batch and store whether it was disturbed; no other row is ever changed."""
         if batch < 0:
-            known = self._travelling.pop(batch)
+            buffered = self._buffered.pop(batch)
             self.add_batch(
-                known.run, known.kernel, known.round, default_ns, known.timings, disturbed=disturbed, watch=watch
+                buffered.run,
+                buffered.kernel,
+                buffered.round,
+                default_ns,
+                buffered.timings,
+                disturbed=disturbed,
+                watch=watch,
             )
             return
         query = """UPDATE batch SET default_ns = :default_ns, disturbed = :disturbed, watch = :watch
             WHERE id = :batch AND disturbed = :open"""
-        values = {"default_ns": default_ns, "disturbed": int(disturbed), "watch": _short(watch)}
-        self.home.change(lambda rows: rows.run(query, {**values, "batch": batch, "open": OPEN}))
+        values = {"default_ns": default_ns, "disturbed": int(disturbed), "watch": _encode(watch)}
+        self.database.write(lambda transaction: transaction.execute(query, {**values, "batch": batch, "open": OPEN}))
 
     def finish(self, run: int, kernel: Kernel, default: Config, seconds: float) -> None:
-        """Everything about the kernel is in; it will not be measured again in this store."""
+        """Mark a kernel as finished, so that it is not measured again in this store."""
 
-        def work(rows: Rows) -> int:
-            number = self._held(rows, kernel)
-            self.add_finished(rows, run, number, default, float(seconds))
+        def work(transaction: Transaction) -> int:
+            number = self._claimed_kernel(transaction, kernel)
+            self.add_finished(transaction, run, number, default, float(seconds))
             return number
 
-        self.claims.drop(self.home.change(work))
+        self.claims.stop_renewing(self.database.write(work))
 
     def release(self, kernel: Kernel) -> None:
-        """Give a claim back without calling the kernel finished: it may be measured again."""
+        """Release the claim of a kernel without marking it as finished: it may be measured again."""
 
-        def work(rows: Rows) -> int:
-            number = self.kernel_row(rows, kernel)
-            self.claims.release(rows, number)
+        def work(transaction: Transaction) -> int:
+            number = self.add_kernel(transaction, kernel)
+            self.claims.release(transaction, number)
             return number
 
-        self.claims.drop(self.home.change(work))
+        self.claims.stop_renewing(self.database.write(work))
 
     def release_run(self, run: int) -> None:
-        """Give back what a run held whose process is known to have ended."""
-        self.home.change(lambda rows: rows.run("DELETE FROM claim WHERE run = :run", {"run": run}))
+        """Release the claims of a run whose process has ended."""
+        self.database.write(lambda transaction: transaction.execute("DELETE FROM claim WHERE run = :run", {"run": run}))
 
-    def _held(self, rows: Rows, kernel: Kernel) -> int:
-        """The kernel's number, unless this process has lost it to another."""
-        number = self.kernel_row(rows, kernel)
-        self.claims.check(rows, number)
+    def _claimed_kernel(self, transaction: Transaction, kernel: Kernel) -> int:
+        """Return the kernel's number; raise `LostClaimError` if another process has taken the kernel over."""
+        number = self.add_kernel(transaction, kernel)
+        self.claims.check(transaction, number)
         return number
 
-    def kernel_row(self, rows: Rows, kernel: Kernel) -> int:
-        """The row of a kernel, made if it is not there. Numbers are only remembered from committed rows."""
-        key = (self.part, kernel.problem.key)
+    def add_kernel(self, transaction: Transaction, kernel: Kernel) -> int:
+        """Add a kernel within a transaction, unless it exists; return its number."""
+        key = (self.partition, kernel.problem.key)
         if key not in self._kernels:
             values = {"part": key[0], "problem": key[1], "program": kernel.program}
             query = "SELECT id FROM kernel WHERE problem = :problem AND part = :part"
-            found = rows.all(query, values)
-            if not found:
+            rows = transaction.fetch(query, values)
+            # The number of a new row is not cached: the transaction may still be rolled back.
+            if not rows:
                 insert = "INSERT INTO kernel (part, problem, program) VALUES (:part, :problem, :program)"
-                rows.run(f"{insert} ON CONFLICT DO NOTHING", values)
-                return int(rows.all(query, values)[0][0])
-            self._kernels[key] = int(found[0][0])
+                transaction.execute(f"{insert} ON CONFLICT DO NOTHING", values)
+                return int(transaction.fetch(query, values)[0][0])
+            self._kernels[key] = int(rows[0][0])
         return self._kernels[key]
 
-    def _config(self, rows: Rows, config: Config) -> int:
+    def _add_config(self, transaction: Transaction, config: Config) -> int:
         if config.key not in self._configs:
             values, query = {"key": config.key}, "SELECT id FROM config WHERE key = :key"
-            found = rows.all(query, values)
-            if not found:
-                rows.run("INSERT INTO config (key) VALUES (:key) ON CONFLICT DO NOTHING", values)
-                return int(rows.all(query, values)[0][0])
-            self._configs[config.key] = int(found[0][0])
+            rows = transaction.fetch(query, values)
+            if not rows:
+                transaction.execute("INSERT INTO config (key) VALUES (:key) ON CONFLICT DO NOTHING", values)
+                return int(transaction.fetch(query, values)[0][0])
+            self._configs[config.key] = int(rows[0][0])
         return self._configs[config.key]
 
 
-def _batch_number(rows: Rows, uid: Any) -> int:
-    return int(rows.all("SELECT id FROM batch WHERE uid = :uid", {"uid": uid})[0][0])
+def _batch_number(transaction: Transaction, uid: Any) -> int:
+    return int(transaction.fetch("SELECT id FROM batch WHERE uid = :uid", {"uid": uid})[0][0])
 
 
 def _ps(runtime_ns: float) -> int:
     return round(runtime_ns * 1000)
 
 
-def _short(details: Mapping[str, Any] | None) -> str:
+def _encode(details: Mapping[str, Any] | None) -> str:
+    """Encode a table as compact JSON; an empty one as an empty text."""
     return json.dumps(details, separators=(",", ":")) if details else ""

@@ -77,7 +77,7 @@ class Slot:
         from tilewise.tune.measure.schedule import balanced
 
         added = self.store.plan(balanced(wanted, self.campaign.seed))
-        return {"machine": machine.part, "run": self.run, "queued": added, "process": os.getpid()}
+        return {"machine": machine.partition, "run": self.run, "queued": added, "process": os.getpid()}
 
     def step(self) -> dict[str, Any]:
         """Measure the next kernel (a GPU: the next few); says what came of it, or that nothing is left or free."""
@@ -87,7 +87,7 @@ class Slot:
                 return {"state": "busy"}
             taken = self._take()
             if not taken:
-                return {"state": "waiting" if self.store.waiting() else "done"}
+                return {"state": "waiting" if self.store.queue_length() else "done"}
             self._measure(taken)
         done = [self._after(kernel) for kernel in taken]
         seconds = time.monotonic() - start
@@ -130,7 +130,7 @@ class Slot:
         failed = any(kernel.name in failure for failure in self._failures)
         if self._attempts[kernel.problem.key] >= (MOST_ATTEMPTS if failed else MOST_DISTURBED):
             self._failures.append(f"{kernel.name}: given up after {self._attempts[kernel.problem.key]} attempts")
-            self.store.unplan(kernel)
+            self.store.dequeue(kernel)
         else:
             self.store.postpone(kernel)
         return {**counts, "finished": False, "pairs": 0}

@@ -18,7 +18,7 @@ from tilewise.gpu.families.family import CUBLAS_CALL, Operands, get_family
 from tilewise.gpu.measure.compiler import use_cache
 from tilewise.gpu.measure.execution import Gpu
 from tilewise.store.problem import Config, Problem
-from tilewise.store.readable import Verdict
+from tilewise.store.reader import Verdict
 from tilewise.store.store import BatchRow
 from tilewise.tune.measure.resume import resume
 from tilewise.tune.measure.sampling import Batch, Candidate, Report, Settings, time_all, time_finals

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewise.errors import ConfigurationError
-from tilewise.store.home import is_url
+from tilewise.store.database import is_url
 from tilewise.store.problem import Kernel, Problem, Value
 
 if TYPE_CHECKING:

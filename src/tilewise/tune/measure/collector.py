@@ -53,7 +53,7 @@ class Collector:
         self.progress: Callable[[int, int, str], None] | None = None
         self.run_number = 0
         self.tallies: dict[str, Tally] = defaultdict(Tally)
-        store.choose_part(machine)
+        store.choose_partition(machine)
         self.kernels = balanced(unfinished(self.wanted, store, options.finals), options.seed)
         self.started = self._said = time.monotonic()
         self.deadline = self.started + options.minutes * 60

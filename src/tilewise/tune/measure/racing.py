@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewise.store.aggregate import LEAST, faster_two_of_three
+from tilewise.store.aggregate import MIN_FINAL_TIMINGS, faster_two_of_three
 
 if TYPE_CHECKING:
     from tilewise.tune.measure.sampling import Candidate, Settings
@@ -24,14 +24,14 @@ _CLEAR = 3.0  # standard errors between two that are told apart
 
 def standing(candidate: Candidate, default: Candidate) -> float:
     """What it takes, relative to the default in the same rounds."""
-    if len(candidate.final) >= LEAST:
+    if len(candidate.final) >= MIN_FINAL_TIMINGS:
         return faster_two_of_three(candidate.final) / faster_two_of_three(default.final)
     return faster_two_of_three(candidate.times) / faster_two_of_three(default.times)
 
 
 def best_few(candidates: Sequence[Candidate], default: Candidate, count: int) -> list[Candidate]:
     """The best `count` by what is known so far, best first."""
-    timed = [c for c in candidates if (c.times and default.times) or len(c.final) >= LEAST]
+    timed = [c for c in candidates if (c.times and default.times) or len(c.final) >= MIN_FINAL_TIMINGS]
     return sorted(timed, key=lambda candidate: standing(candidate, default))[:count]
 
 

@@ -10,7 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tilewise.store.aggregate import FIRST_FINAL
+from tilewise.store.aggregate import FIRST_FINAL_ROUND
 from tilewise.store.store import BatchRow
 from tilewise.tune.measure.sampling import Candidate, Clock, Report, Settings, warm_up
 
@@ -19,7 +19,7 @@ _READINGS = 5  # of the default, now
 
 def earlier_default(batches: Sequence[BatchRow]) -> float | None:
     """What the default took in the undisturbed rounds of the last run that had any."""
-    sound = [batch for batch in batches if not batch.disturbed and batch.round < FIRST_FINAL]
+    sound = [batch for batch in batches if not batch.disturbed and batch.round < FIRST_FINAL_ROUND]
     return statistics.median(b.default_ns for b in sound if b.run == sound[-1].run) if sound else None
 
 
@@ -42,7 +42,7 @@ def resume(
             disturbed = abs(now_ns / batch.default_ns - 1) > settings.disturbed
             report("judged", batch, disturbed)
         if not disturbed:
-            kept = final if batch.round >= FIRST_FINAL else times
+            kept = final if batch.round >= FIRST_FINAL_ROUND else times
             for key, runtime_ns in ((default.config.key, batch.default_ns), *batch.runtime_ns.items()):
                 kept[key].append(runtime_ns / batch.default_ns * now_ns)
     for candidate in candidates:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewise.store.aggregate import FIRST_FINAL, LEAST
+from tilewise.store.aggregate import FIRST_FINAL_ROUND, MIN_FINAL_TIMINGS
 from tilewise.store.problem import Config
 from tilewise.tune.measure.racing import best_few, stands
 
@@ -176,17 +176,17 @@ class _Timing:
                 continue
             self.defaults.append(batch.default_ns)
             for candidate, runtime in zip((self.default, *chosen), (batch.default_ns, *batch.runtime_ns), strict=True):
-                (candidate.times if number < FIRST_FINAL else candidate.final).append(runtime)
+                (candidate.times if number < FIRST_FINAL_ROUND else candidate.final).append(runtime)
         return True
 
     def finals(self, others: Sequence[Candidate]) -> bool:
         """Time the best few until their order stands. False: told to stop."""
         for number in range(self.settings.most_final_rounds if self.settings.finalists else 0):
-            heat = self.settings.heat if number < LEAST else 0
+            heat = self.settings.heat if number < MIN_FINAL_TIMINGS else 0
             few = best_few(others, self.default, max(heat, self.settings.finalists))
             if not heat and stands(few, self.settings):
                 break
-            if not self.round(FIRST_FINAL + number, few):
+            if not self.round(FIRST_FINAL_ROUND + number, few):
                 return False
         return True
 

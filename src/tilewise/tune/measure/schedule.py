@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tilewise._wording import pluralize
-from tilewise.store.aggregate import FIRST_FINAL
+from tilewise.store.aggregate import FIRST_FINAL_ROUND
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import Store
 
@@ -46,7 +46,7 @@ def unfinished(kernels: Iterable[Kernel], store: Store, finals: bool) -> list[Ke
     done = store.finished()
     if not finals:
         return [kernel for kernel in kernels if kernel.problem.key not in done]
-    done -= store.finished_from(FIRST_FINAL)
+    done -= store.finished_from(FIRST_FINAL_ROUND)
     return [kernel for kernel in kernels if kernel.problem.key in done]
 
 

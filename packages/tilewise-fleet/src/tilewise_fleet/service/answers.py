@@ -76,14 +76,14 @@ class Question:
 
     @property
     def key(self) -> tuple[str, str]:
-        return self.machine.part, self.problem.key
+        return self.machine.partition, self.problem.key
 
 
 def look_up(store: Store, machine: Machine, problem: Problem) -> Measured | None:
     """The runtimes of a problem in the store; None where it has none."""
-    store.choose_part(machine)
+    store.choose_partition(machine)
     kernel = Kernel(PROGRAM, problem)
-    if not store.has_kernel(kernel) or (not store.shared and machine.part not in store.parts()):
+    if not store.has_kernel(kernel) or (not store.shared and machine.partition not in store.partitions()):
         return None
     default = store.default_config(kernel)
     found = measured_problem(store, kernel, default) if default is not None else None
@@ -187,7 +187,7 @@ class Answers:
 
     def forget(self, machine: Machine, problem: Problem) -> None:
         """Something was measured: the next question waits for what the store says now."""
-        found = self.known.get((machine.part, problem.key))
+        found = self.known.get((machine.partition, problem.key))
         if found is not None:
             found.until = -1.0
 

@@ -89,7 +89,7 @@ def _route(app: FastAPI, service: Service) -> None:
     @app.get("/health", response_model=models.Health, responses=_refusals(503))
     async def health() -> models.Health:
         """Whether the store answers, and how much waits for it."""
-        await service.from_store(lambda store: store.home.read("SELECT 1"))
+        await service.from_store(lambda store: store.database.read("SELECT 1"))
         return models.Health(status="ok", store=service.desk.name, waiting=service.desk.backlog)
 
     @app.get("/metrics", response_class=Response, include_in_schema=False)

@@ -164,8 +164,8 @@ class Service:
         if content.keys() - {"device", "batches"}:
             raise Rejected("schema", "measurements are a device and batches")
         machine, _ = checks.device_of(content.get("device"))
-        if not holder.may_write(machine.part):
-            raise Rejected("machine", f"this token is for {holder.machine}, and these are of {machine.part}")
+        if not holder.may_write(machine.partition):
+            raise Rejected("machine", f"this token is for {holder.machine}, and these are of {machine.partition}")
         batches = [_batch(item) for item in checks.items_of(content.get("batches"), "batches", checks.MOST_PROBLEMS)]
         await self.from_store(lambda store: self._add(store, machine, holder, batches))
         for batch in batches:
@@ -179,7 +179,7 @@ class Service:
         key = (holder.id, json.dumps([machine.kind, machine.identity, dict(machine.details)], sort_keys=True))
         if key not in self._runs:
             self._runs[key] = store.begin(machine, 0, {"service": True, "token": holder.id})
-        store.choose_part(machine)
+        store.choose_partition(machine)
         for uid, problem, default_ns, timings in batches:
             store.add_batch(self._runs[key], Kernel(PROGRAM, problem), 0, default_ns, timings, uid=f"{holder.id}/{uid}")
 
@@ -221,12 +221,12 @@ def _batch(given: Any) -> _Batch:
 
 def _plan(store: Store, wanted: Sequence[_Wanted]) -> None:
     """On the desk: queue problems for the fleet. A file has one machine's kernels alone."""
-    parts = None if store.shared else store.parts()
+    parts = None if store.shared else store.partitions()
     groups: dict[tuple[str, float, str], tuple[Machine, list[Kernel]]] = {}
     for machine, problem, priority, why in wanted:
-        if parts is None or machine.part in parts:
-            group = groups.setdefault((machine.part, priority, why), (machine, []))
+        if parts is None or machine.partition in parts:
+            group = groups.setdefault((machine.partition, priority, why), (machine, []))
             group[1].append(Kernel(PROGRAM, problem))
     for (_, priority, why), (machine, kernels) in groups.items():
-        store.choose_part(machine)
+        store.choose_partition(machine)
         store.plan(kernels, priority=priority, why=why)

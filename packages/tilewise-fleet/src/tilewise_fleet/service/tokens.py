@@ -34,7 +34,7 @@ def create_token(store: Store, machine: str = ANY) -> str:
     identifier, token = new_token()
     values = {"id": identifier, "hash": hash_token(token), "name": machine, "created": time.time()}
     query = "INSERT INTO token (id, hash, name, created) VALUES (:id, :hash, :name, :created)"
-    store.home.change(lambda rows: rows.run(query, values))
+    store.database.write(lambda transaction: transaction.execute(query, values))
     return token
 
 
@@ -42,7 +42,7 @@ def revoke_token(store: Store, identifier: str) -> None:
     """Make a token useless, by its public name (the part between the first two underscores) or by itself."""
     values = {"id": public_name(identifier), "now": time.time()}
     query = "UPDATE token SET revoked = :now WHERE id = :id AND revoked IS NULL"
-    if not store.home.change(lambda rows: rows.run(query, values)):
+    if not store.database.write(lambda transaction: transaction.execute(query, values)):
         raise ConfigurationError(f"There is no token {values['id']!r} to revoke.")
 
 
@@ -50,7 +50,7 @@ def holder_of(store: Store, token: str) -> Holder | None:
     """Whose token this is; None for an unknown or revoked one."""
     if not token or len(token) > 200:
         return None
-    found = store.home.read(
+    found = store.database.read(
         "SELECT id, name FROM token WHERE hash = :hash AND revoked IS NULL", {"hash": hash_token(token)}
     )
     return Holder(str(found[0][0]), str(found[0][1])) if found else None

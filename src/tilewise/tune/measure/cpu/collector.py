@@ -20,7 +20,7 @@ from tilewise._system import real_cores
 from tilewise._wording import pluralize
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.profile.timing.limits import TimeIsUp, time_limit
-from tilewise.store.aggregate import FIRST_FINAL, LEAST, contenders
+from tilewise.store.aggregate import FIRST_FINAL_ROUND, MIN_FINAL_TIMINGS, contenders
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import Machine, Store, Verdict
 from tilewise.tune.choose.kept import machine_name
@@ -202,11 +202,11 @@ class CpuCollector(Collector):
         finals = self.options.finals
         clean: Counter[str] = Counter()
         for batch in self.store.batches(kernel):
-            if not batch.disturbed and (not finals or batch.round >= FIRST_FINAL):
+            if not batch.disturbed and (not finals or batch.round >= FIRST_FINAL_ROUND):
                 clean.update(batch.runtime_ns.keys())
         if finals:
             few = best_few(candidates[1:], candidates[0], self.options.settings.finalists)
-            return sum(clean[candidate.config.key] >= 2 * LEAST for candidate in few) * 2 < len(few)
+            return sum(clean[candidate.config.key] >= 2 * MIN_FINAL_TIMINGS for candidate in few) * 2 < len(few)
         return sum(clean[candidate.config.key] >= 2 for candidate in candidates[1:]) * 2 < len(candidates) - 1
 
 
