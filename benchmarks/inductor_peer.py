@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.inductor_problems import products
-from tools.products_peer import asked
+from tools.products_peer import recommended_kernels
 
 COUNT = 3  # answers a product; tilewise's budget
 # What the blocks of `inductor_problems.MODELS` multiply: (m, n, k).
@@ -27,7 +27,7 @@ _IN_MODELS = (
 
 def answers(sizes: tuple[int, int, int]) -> list[dict[str, int]]:
     """Tiles for one product of a Linear layer, the best first."""
-    kernels = asked(sizes, "nt", 8)
+    kernels = recommended_kernels(sizes, "nt", 8)
     tiles = [{"BLOCK_M": k.cta_tile_m, "BLOCK_N": k.cta_tile_n, "BLOCK_K": k.cta_tile_k, "num_stages": k.stages,
               "num_warps": 8 if k.cta_tile_m * k.cta_tile_n > 128 * 128 else 4} for k in kernels]  # fmt: skip
     return list({json.dumps(tile): tile for tile in tiles}.values())

@@ -1,8 +1,10 @@
-"""A short visit to a machine with a GPU: `PYTHONPATH=src python3 -m tools.gpu_visit --minutes 8 --out DIR`.
+"""Measure Triton kernels on a GPU machine for a few minutes, without installing tilewise.
 
-Needs numpy, torch and triton, and nothing of tilewise that must be compiled or installed. Writes into DIR a compressed
-copy of the store (in parts of 14 MiB), a summary and a log, again every two minutes and at the end, so that a visit
-cut short still brings its measurements home. `--resume` goes on from such a copy; `--smoke` is a first look.
+    PYTHONPATH=src python3 -m tools.gpu_visit --minutes 8 --out DIR
+
+It needs numpy, torch and triton, and no compiled part of tilewise. It writes a compressed copy of the store (in files
+of 14 MiB), a summary and a log into DIR, every two minutes and at the end, so that an interrupted visit keeps its
+measurements. `--resume` continues from such a copy; `--smoke` measures a few configurations only.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ from tilewise.tune.measure.schedule import Tally, balanced, pick_configs
 from tilewise.tune.workloads.programs import built_in_kernels
 from tools.drawn_products import drawn_products
 
-_PART_BYTES = 14 << 20
-_PRODUCT_CONFIGS = 110  # of each drawn product, half of them those that a first guess likes best
+_FILE_BYTES = 14 << 20  # of one file of a compressed store: below the usual limits for attachments
+_PRODUCT_CONFIGS = 110  # of each random product, half of them the best by a first estimate
 LIBRARY_ONLY = "library_only"
 _SNAPSHOT_SECONDS = 120.0
 SMOKE = (
@@ -62,7 +64,7 @@ SMOKE = (
 
 
 def tiny_problems() -> list[Problem]:
-    """For the interpreter: the same families at sizes it can walk through."""
+    """List small problems of every family for Triton's interpreter."""
     return [
         Problem.of("matmul", dtype="fp16", m=40, n=48, k=64, epilogue="bias_gelu", layout="nt"),
         Problem.of("product", dtype="fp16", m=24, n=48, k=256, epilogue="bias_relu", layout="nt"),
@@ -76,7 +78,7 @@ def tiny_problems() -> list[Problem]:
 
 
 class _Log:
-    """Lines to the screen and to a file, with the seconds since the start."""
+    """Print lines to the screen and to a file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
@@ -88,22 +90,23 @@ class _Log:
 
 
 class _Visit(TritonCollector):
-    """A collector that also brings copies of its store home now and then, while it goes on listening to the GPU."""
+    """A collector that also writes copies of its store from time to time, in a thread."""
 
     out: Path
-    check: dict[str, list[Config]] | None = None  # what a peer answers, by problem; given, the model is checked
+    check: dict[str, list[Config]] | None = None  # a peer's configurations by problem; if set, the model is checked
 
     def _to_check(self, problem: Problem, fitting: list[Config], seed: int) -> list[Config]:
-        """The library, the model's first choices, a peer's, and some at random."""
+        """List the library, the model's first choices, a peer's, and some random configurations."""
         model, answers = shipped_runtime_model(), (self.check or {}).get(problem.key, [])
-        liked = rank_kernels(model, problem, self.shared_bytes, 36)[0] if model is not None else []
+        best = rank_kernels(model, problem, self.shared_bytes, 36)[0] if model is not None else []
         others = pick_configs(fitting, 24, seed)[1:]
-        return list(dict.fromkeys([CUBLAS, *liked, *(c for c in answers if c in fitting), *others]))
+        return list(dict.fromkeys([CUBLAS, *best, *(c for c in answers if c in fitting), *others]))
 
     def _select_configs(self, family: TritonFamily, kernel: Kernel) -> list[Config]:
+        """Choose the configurations of a product; other families are left to the collector."""
         if kernel.problem.family != "product":
             return super()._select_configs(family, kernel)
-        if kernel.program == LIBRARY_ONLY:  # and one kernel beside it, the same for all
+        if kernel.program == LIBRARY_ONLY:  # and one kernel, the same for all
             tile = {"block_m": 128, "block_n": 128, "block_k": 64, "warps": 8, "stages": 3, "group": 8}
             return [
                 CUBLAS,
@@ -131,40 +134,43 @@ class _Visit(TritonCollector):
 
     def _copy(self) -> None:
         with contextlib.suppress(TilewiseError, OSError), Store(self.store.path, create=False) as store:
-            bring_home(store, self.out)  # what goes wrong here is said when the last copy is made
+            write_copy(store, self.out)  # an error is reported when the last copy is written
 
     def wait_for_copy(self) -> None:
         if self._copying is not None:
             self._copying.join()
 
 
-def bring_home(store: Store, out: Path) -> list[Path]:
-    """Write the store, compressed and in parts, into `out`; older parts are replaced when the new ones are whole."""
+def write_copy(store: Store, out: Path) -> list[Path]:
+    """Write the store, compressed and in several files, into `out`; older files are replaced once all are complete."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy.sqlite"
         store.snapshot(copy)
         packed = gzip.compress(copy.read_bytes(), compresslevel=4)
-    parts = []
-    for number, start in enumerate(range(0, len(packed), _PART_BYTES)):
+    files = []
+    for number, start in enumerate(range(0, len(packed), _FILE_BYTES)):
         path = out / f"store.sqlite.gz.{number:02d}"
-        beside = path.with_name(path.name + ".new")
-        beside.write_bytes(packed[start : start + _PART_BYTES])
-        parts.append((beside, path))
-    for beside, path in parts:
-        beside.replace(path)
-    return [path for _, path in parts]
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_bytes(packed[start : start + _FILE_BYTES])
+        files.append((temporary, path))
+    for temporary, path in files:
+        temporary.replace(path)
+    return [path for _, path in files]
 
 
-def unpack(parts: Sequence[Path], target: Path) -> None:
-    """The store from its compressed parts."""
-    unpack_store(sorted(parts), target)
+def unpack(files: Sequence[Path], target: Path) -> None:
+    """Restore a store from its compressed files."""
+    unpack_store(sorted(files), target)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Measure Triton kernels for a fixed time and bring the store home.")
+    """Run a visit and report errors in one sentence."""
+    parser = argparse.ArgumentParser(
+        description="Measure Triton kernels for a fixed time and write the store to a folder."
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="everything included; ends by itself before that")
     parser.add_argument("--out", type=Path, required=True, help="folder for the store's copy, summary and log")
-    parser.add_argument("--store", type=Path, help="where the live store lies (default: a temporary file)")
+    parser.add_argument("--store", type=Path, help="the live store (default: a temporary file)")
     parser.add_argument("--resume", type=Path, nargs="*", default=[], help="store.sqlite.gz.* of an earlier visit")
     parser.add_argument("--smoke", action="store_true", help="a few configurations of one shape per family")
     parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
@@ -172,75 +178,76 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--configs", type=int, default=0, help="only so many configurations a kernel")
     parser.add_argument("--thin", type=int, default=0, help="so many configurations of kernels that are trained on")
     parser.add_argument("--processes", type=int, default=0, help="compiling processes (default: cores - 2)")
-    parser.add_argument("--products", type=int, default=0, help="so many drawn products, and twelve times as many "
+    parser.add_argument("--products", type=int, default=0, help="so many random products, and twelve times as many "
                         "by the library alone, in place of the built-in programs")  # fmt: skip
-    parser.add_argument("--check", type=Path, help="a peer's answers for the drawn products: the model's choices are "
+    parser.add_argument("--check", type=Path, help="a peer's answers for the random products: the model's choices are "
                         "measured with them")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    given.out.mkdir(parents=True, exist_ok=True)
-    log = _Log(given.out / "log.txt")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = _Log(options.out / "log.txt")
     try:
-        return _visit(given, log)
+        return _visit(options, log)
     except TilewiseError as error:
         log(f"tilewise: {error}")
         return 2
     except KeyboardInterrupt:
-        log("Stopped; what was measured has been brought home, and --resume goes on from it.")
+        log("Stopped; the measurements have been written, and --resume continues from them.")
         return 130
 
 
-def _choose(given: argparse.Namespace) -> list[Kernel]:
-    if given.device == "interpreter":
+def _choose(options: argparse.Namespace) -> list[Kernel]:
+    """List the kernels to measure."""
+    if options.device == "interpreter":
         return [Kernel("tiny", problem) for problem in tiny_problems()]
-    if given.smoke:
+    if options.smoke:
         return [Kernel("smoke", problem) for problem in SMOKE]
-    if given.products:
-        return drawn(given.seed, given.products, 0 if given.check else 12 * given.products)
+    if options.products:
+        return random_product_kernels(options.seed, options.products, 0 if options.check else 12 * options.products)
     kernels = built_in_kernels("triton")
-    if not given.kernels:
+    if not options.kernels:
         return kernels
-    known = _embedded_names()
-    again = [kernel for kernel in kernels if kernel.name in known]
-    return balanced(again or kernels, given.seed)[: given.kernels]
+    embedded = _embedded_names()
+    repeated = [kernel for kernel in kernels if kernel.name in embedded]
+    return balanced(repeated or kernels, options.seed)[: options.kernels]
 
 
-# What binaries are compiled for; every further combination costs some hundred of them.
+# Combinations for which binaries are compiled; every further one costs some hundred binaries.
 _COMPILED = {("bf16", "nt", "none"), ("bf16", "nn", "none"), ("bf16", "tn", "none"), ("fp16", "nt", "none"),
              ("bf16", "nt", "bias")}  # fmt: skip
 
 
-def drawn(seed: int, count: int, library: int) -> list[Kernel]:
-    """Drawn products, each in a program named for its kind; and more of them that only the library runs."""
-    measured: dict[str, Kernel] = {}
-    alone: dict[str, Kernel] = {}
+def random_product_kernels(seed: int, count: int, library: int) -> list[Kernel]:
+    """List random products, each in a program named after its kind, and more of them that only the library runs."""
+    products: dict[str, Kernel] = {}
+    library_only: dict[str, Kernel] = {}
     for kind, problem in drawn_products(seed):
         words = tuple(problem.word(name) for name in ("dtype", "layout", "epilogue"))
         common = words == ("bf16", "nt", "none") if kind == "odd" else words in _COMPILED
-        if common and len(measured) < count:
-            measured.setdefault(problem.key, Kernel(kind, problem))
-        elif len(alone) < library:
-            alone.setdefault(problem.key, Kernel(LIBRARY_ONLY, problem))
-        elif len(measured) == count:
+        if common and len(products) < count:
+            products.setdefault(problem.key, Kernel(kind, problem))
+        elif len(library_only) < library:
+            library_only.setdefault(problem.key, Kernel(LIBRARY_ONLY, problem))
+        elif len(products) == count:
             break
-    return [*measured.values(), *(kernel for key, kernel in alone.items() if key not in measured)]
+    return [*products.values(), *(kernel for key, kernel in library_only.items() if key not in products)]
 
 
 def read_answers(path: Path) -> dict[str, list[Config]]:
-    """What a peer would measure, by problem: [[problem, [config, ...]], ...]."""
+    """Read the configurations that a peer would measure: [[problem, [config, ...]], ...]."""
     return {Problem(problem).key: [Config(c) for c in configs] for problem, configs in read_json_input(path)}
 
 
 def _embedded_names() -> set[str]:
-    """The kernels of the embedded GPU collection: a short second visit measures those, to be compared with it."""
+    """Name the kernels of the embedded GPU collection, which a second visit measures again for comparison."""
     path = embedded_folder() / "h200.npz"
     if not path.is_file():
         return set()
-    return {measured.kernel.name for members in read_collection(path).splits.values() for measured in members}
+    return {member.kernel.name for members in read_collection(path).splits.values() for member in members}
 
 
 def _table(tallies: dict[str, Tally]) -> list[str]:
-    """One line a family."""
+    """Format one line per family."""
     lines = [f"{'family':16} {'kernels':>7} {'pairs':>7} {'scatter':>8} {'disturbed':>9} {'pairs/s':>8}  verdicts"]
     for name, tally in tallies.items():
         scatter = f"{statistics.median(tally.scatter):.2%}" if tally.scatter else "-"
@@ -251,43 +258,45 @@ def _table(tallies: dict[str, Tally]) -> list[str]:
     return lines
 
 
-def _visit(given: argparse.Namespace, log: _Log) -> int:
+def _visit(options: argparse.Namespace, log: _Log) -> int:
+    """Measure until the time is over, then write the store, a table and a summary."""
     started = time.monotonic()
-    minutes = min(given.minutes, 1.5) if given.smoke else given.minutes
-    path = given.store or Path(tempfile.mkdtemp(prefix="tilewise-visit-")) / "store.sqlite"
-    if given.resume:
-        unpack(given.resume, path)
-    options = Options(
-        minutes=minutes - 0.25,  # the last quarter minute is for the way home
-        seed=given.seed,
-        device=given.device,
-        processes=given.processes,
-        verbose=given.smoke,
-        max_configs=given.configs or (24 if given.smoke else 0),
-        thin=given.thin,
-        settings=Settings(unit_ms=0.0, slowest_ms=1e6) if given.device == "interpreter" else Settings(),
+    minutes = min(options.minutes, 1.5) if options.smoke else options.minutes
+    path = options.store or Path(tempfile.mkdtemp(prefix="tilewise-visit-")) / "store.sqlite"
+    if options.resume:
+        unpack(options.resume, path)
+    collector_options = Options(
+        minutes=minutes - 0.25,  # the last quarter minute is for writing the store
+        seed=options.seed,
+        device=options.device,
+        processes=options.processes,
+        verbose=options.smoke,
+        max_configs=options.configs or (24 if options.smoke else 0),
+        thin=options.thin,
+        settings=Settings(unit_ms=0.0, slowest_ms=1e6) if options.device == "interpreter" else Settings(),
     )
     with Store(path) as store:
-        _Visit.check = read_answers(given.check) if given.check else None
-        visit = _Visit(_choose(given), store, options, log)
-        visit.out = given.out
+        _Visit.check = read_answers(options.check) if options.check else None
+        visit = _Visit(_choose(options), store, collector_options, log)
+        visit.out = options.out
         log(f"{len(visit.waiting)} kernels to measure, {len(visit.binaries())} binaries to compile")
         try:
             tallies = visit.run()
         finally:
             visit.wait_for_copy()
-            parts = bring_home(store, given.out)
+            files = write_copy(store, options.out)
         counts = store.counts()
-    _tell(log, tallies, given.smoke)
+    _log_results(log, tallies, options.smoke)
     elapsed = time.monotonic() - started
     log(
-        f"store: {counts}; {sum(p.stat().st_size for p in parts)} bytes in {len(parts)} part(s); {elapsed:.0f} s in all"
+        f"store: {counts}; {sum(p.stat().st_size for p in files)} bytes in {len(files)} file(s); {elapsed:.0f} s in all"
     )
-    _write_summary(given.out / "summary.json", tallies, counts, elapsed)
+    _write_summary(options.out / "summary.json", tallies, counts, elapsed)
     return 0
 
 
-def _tell(log: _Log, tallies: dict[str, Tally], every: bool) -> None:
+def _log_results(log: _Log, tallies: dict[str, Tally], every: bool) -> None:
+    """Log the table and the first failures of each family."""
     for line in _table(tallies):
         log(line)
     for tally in tallies.values():
@@ -296,6 +305,7 @@ def _tell(log: _Log, tallies: dict[str, Tally], every: bool) -> None:
 
 
 def _write_summary(path: Path, tallies: dict[str, Tally], counts: dict[str, int], elapsed: float) -> None:
+    """Write the figures of each family as JSON."""
     families = {
         name: {
             "kernels": tally.kernels,

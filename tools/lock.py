@@ -98,6 +98,7 @@ def sbom(packages: list[dict[str, Any]]) -> str:
 
 
 def _component(package: dict[str, Any]) -> dict[str, Any]:
+    """Describe a package as a CycloneDX component."""
     name, version = name_of(package), package["metadata"]["version"]
     reference = f"pkg:pypi/{name}@{version}"
     licence = package["metadata"].get("license_expression")

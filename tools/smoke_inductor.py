@@ -1,9 +1,9 @@
-"""What `tilewise.inductor` promises, once through on this GPU: `python3 -m tools.smoke_inductor [WORD...]`.
+"""Check the promises of `tilewise.inductor` on this GPU: `python3 -m tools.smoke_inductor [WORD...]`.
 
-A process that compiled before compiles again without measuring (without PyTorch's own caches: no product); a template
-that computes something else is never chosen, one that crashes or hangs costs a process of its own and nothing else;
-convolution and flexible attention compile and are right; on a GPU without a model PyTorch chooses by itself; choosing
-takes milliseconds. Every line ends with yes or NO.
+A second process compiles without measuring (without PyTorch's own caches: no product). A template with a wrong result
+is never chosen; one that crashes or hangs costs a separate process and nothing else. Convolution and flexible attention
+compile and are right. On a GPU without a model PyTorch chooses by itself. Choosing takes milliseconds. Every line ends
+with yes or NO.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from tilewise.store.store import Store
 from tools.spoiled import spoiled
 
 
-class _Measured:
-    """How often the compiler timed choices, of products and of other kernels; its own counter is restored with what it
-    takes from its caches."""
+class _BenchmarkCounter:
+    """Counts how often the compiler timed choices, of products and of other kernels.
+
+    PyTorch's own counter cannot be used: it is restored together with cached results.
+    """
 
     count = others = 0
 
@@ -41,15 +43,15 @@ class _Measured:
 
         for owner, name, counter in ((AlgorithmSelectorCache, "benchmark", "count"),
                                      (CachingAutotuner, "autotune_to_one_config", "others")):  # fmt: skip
-            setattr(owner, name, cls._counted(getattr(owner, name), counter))
+            setattr(owner, name, cls._counting(getattr(owner, name), counter))
 
     @classmethod
-    def _counted(cls, timed: Callable[..., Any], counter: str) -> Callable[..., Any]:
-        def counted(*given: Any, **named: Any) -> Any:
+    def _counting(cls, function: Callable[..., Any], counter: str) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             setattr(cls, counter, getattr(cls, counter) + 1)
-            return timed(*given, **named)
+            return function(*args, **kwargs)
 
-        return counted
+        return wrapper
 
 
 def _model(x: Any, w: Any, b: Any) -> Any:
@@ -58,26 +60,26 @@ def _model(x: Any, w: Any, b: Any) -> Any:
 
 
 def _compiled(records: Path, caches: bool) -> tuple[int, int]:
-    """Compile and run a small model in this process; how many products and other kernels were measured."""
+    """Compile and run a small model in this process; return how many products and other kernels were measured."""
     import torch._inductor.config as config
 
     shapes = ((1500, 768), (3072, 768), (3072,))
     generator = torch.Generator(device="cuda").manual_seed(1)
     x, w, b = (torch.randn(*s, device="cuda", dtype=torch.bfloat16, generator=generator) * 0.1 for s in shapes)
     with torch.no_grad(), config.patch(force_disable_caches=not caches), tilewise.inductor.enable(records=records):
-        got, want = torch.compile(_model)(x, w, b), _model(x, w, b)
-    error = ((got - want).float().norm() / want.float().norm()).item()
+        result, expected = torch.compile(_model)(x, w, b), _model(x, w, b)
+    error = ((result - expected).float().norm() / expected.float().norm()).item()
     if not error < 2e-2:
         raise RuntimeError(f"differs by {error}")
-    return _Measured.count, _Measured.others
+    return _BenchmarkCounter.count, _BenchmarkCounter.others
 
 
 def in_a_process(records: Path, caches: bool, where: Path) -> tuple[int, int, float]:
     start = time.monotonic()
-    given = [sys.executable, "-m", "tools.smoke_inductor", "--one", str(records), str(int(caches))]
-    done = subprocess.run(given, check=True, capture_output=True, text=True, timeout=120,
+    command = [sys.executable, "-m", "tools.smoke_inductor", "--one", str(records), str(int(caches))]
+    process = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120,
                           env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(where)})  # fmt: skip
-    products, others = map(int, done.stdout.split()[-2:])
+    products, others = map(int, process.stdout.split()[-2:])
     return products, others, time.monotonic() - start
 
 
@@ -85,14 +87,17 @@ def no_measurement_in_a_second_process() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         records, where = Path(folder) / "records", Path(folder) / "cache"
         first = in_a_process(records, True, where)
-        cached, remembered = in_a_process(records, True, where), in_a_process(records, False, Path(folder) / "other")
-    print("  measured products, others, seconds: first", first, "with PyTorch's caches", cached, "without", remembered)
-    return first[0] > 0 and cached[:2] == (0, 0) and remembered[0] == 0
+        cached, uncached = in_a_process(records, True, where), in_a_process(records, False, Path(folder) / "other")
+    print("  measured products, others, seconds: first", first, "with PyTorch's caches", cached, "without", uncached)
+    return first[0] > 0 and cached[:2] == (0, 0) and uncached[0] == 0
 
 
 def _spoiled_bmm(how: str, batch: int, most: int = 64, isolated: bool = False) -> tuple[Any, int, int, bool]:
-    """Compile a batched product whose templates have a fault: what the report says of it, how many templates were
-    changed, how many could be timed, and whether the result is right."""
+    """Compile a batched product whose templates have a fault.
+
+    Return its row of the report, how many templates were changed, how many could be timed, and whether the result is
+    right.
+    """
     import torch._inductor.config as config
 
     a, b = (torch.randn(batch, 512, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -102,16 +107,18 @@ def _spoiled_bmm(how: str, batch: int, most: int = 64, isolated: bool = False) -
         start = time.monotonic()
         enabled = tilewise.inductor.enable(records=Path(folder), isolated=isolated)
         with enabled, spoiled(how, most) as changed:
-            got = torch.compile(torch.bmm)(a, b)
-        want, spent = torch.bmm(a, b), time.monotonic() - start
+            result = torch.compile(torch.bmm)(a, b)
+        expected, seconds = torch.bmm(a, b), time.monotonic() - start
         (row,) = report(Path(folder)).rows
         with Store(enabled.advisor.log.store_file, create=False) as store:
-            timed = sum("library" not in key for batch in store.batches(store.kernels()[0]) for key in batch.runtime_ns)
-    error = ((got - want).float().norm() / want.float().norm()).item()
+            timed_count = sum(
+                "library" not in key for batch in store.batches(store.kernels()[0]) for key in batch.runtime_ns
+            )
+    error = ((result - expected).float().norm() / expected.float().norm()).item()
     print(f"  chose {row.selected} of {row.considered} in {row.seconds * 1e3:.2f} ms")
-    print(f"  {len(changed)} of {row.selected - 1} templates: each {how}; {timed} timed, chosen {row.fastest}, "
-          f"differs by {error:.1e}, {spent:.1f} s, {enabled.advisor.notes}", flush=True)  # fmt: skip
-    return row, len(changed), timed, error < 2e-2
+    print(f"  {len(changed)} of {row.selected - 1} templates: each {how}; {timed_count} timed, chosen {row.fastest}, "
+          f"differs by {error:.1e}, {seconds:.1f} s, {enabled.advisor.notes}", flush=True)  # fmt: skip
+    return row, len(changed), timed_count, error < 2e-2
 
 
 def a_wrong_template_is_never_chosen() -> bool:
@@ -120,18 +127,19 @@ def a_wrong_template_is_never_chosen() -> bool:
 
 
 def a_template_that_crashes_costs_nothing_but_itself() -> bool:
-    """Tried in a process of its own: this one still computes, and the next product is measured as ever."""
+    """Try the template in a separate process: this one still computes, and the next product is measured as usual."""
     row, changed, _, right = _spoiled_bmm("crashes", 41, isolated=True)
-    then, _, timed, fine = _spoiled_bmm("crashes", 42, most=0, isolated=True)
-    return bool(changed) and row.fastest == "ATen" and right and fine and timed == then.selected - 1
+    then, _, timed_count, fine = _spoiled_bmm("crashes", 42, most=0, isolated=True)
+    return bool(changed) and row.fastest == "ATen" and right and fine and timed_count == then.selected - 1
 
 
 def a_template_that_hangs_costs_nothing_but_itself() -> bool:
-    row, changed, timed, right = _spoiled_bmm("hangs", 43, most=1, isolated=True)
-    return changed == 1 and timed == row.selected - 2 and right
+    row, changed, timed_count, right = _spoiled_bmm("hangs", 43, most=1, isolated=True)
+    return changed == 1 and timed_count == row.selected - 2 and right
 
 
 def convolution_and_attention_are_right() -> bool:
+    """Compile both with tilewise and compare the results with PyTorch's."""
     from torch.nn.attention.flex_attention import flex_attention
 
     q, k, v = (torch.randn(2, 8, 1024, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -142,49 +150,55 @@ def convolution_and_attention_are_right() -> bool:
         "convolution": (torch.conv2d, (image, weight), torch.conv2d(image, weight)),
     }
     fine = True
-    for name, (call, inputs, want) in cases.items():
+    for name, (call, inputs, expected) in cases.items():
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             torch._dynamo.reset()
-            before, start = _Measured.count, time.monotonic()
+            before, start = _BenchmarkCounter.count, time.monotonic()
             with tilewise.inductor.enable(records=Path(folder)) as enabled:
-                got = torch.compile(call)(*inputs)
-            error = ((got - want).float().norm() / want.float().norm()).item()
+                result = torch.compile(call)(*inputs)
+            error = ((result - expected).float().norm() / expected.float().norm()).item()
             print(f"  {name}: differs by {error:.1e}, {time.monotonic() - start:.1f} s, measured "
-                  f"{_Measured.count - before}, notes {enabled.advisor.notes}")  # fmt: skip
+                  f"{_BenchmarkCounter.count - before}, notes {enabled.advisor.notes}")  # fmt: skip
             fine &= error < 2e-2 and not enabled.advisor.notes
     return fine
 
 
 def what_has_no_model_is_not_searched() -> bool:
-    """A product of float32 and one that adds to a batch: PyTorch's default, which measures nothing."""
+    """Compile a float32 product and a baddbmm: both get PyTorch's default, which measures nothing."""
     a, b = torch.randn(512, 768, device="cuda"), torch.randn(768, 640, device="cuda")
     c, d, e = (torch.randn(8, 256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     fine = True
     for call, inputs in ((torch.mm, (a, b)), (torch.baddbmm, (c, d, e))):
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             torch._dynamo.reset()
-            before, start = _Measured.count, time.monotonic()
+            before, start = _BenchmarkCounter.count, time.monotonic()
             with tilewise.inductor.enable(records=Path(folder)) as enabled:
-                got, want = torch.compile(call)(*inputs), call(*inputs)
-            error, measured = ((got - want).float().norm() / want.float().norm()).item(), _Measured.count - before
-            print(f"  {call.__name__}: differs by {error:.1e}, {time.monotonic() - start:.1f} s, measured {measured}")
-            fine &= error < 2e-2 and not measured and not enabled.advisor.notes
+                result, expected = torch.compile(call)(*inputs), call(*inputs)
+            error, measurements = (
+                ((result - expected).float().norm() / expected.float().norm()).item(),
+                _BenchmarkCounter.count - before,
+            )
+            print(
+                f"  {call.__name__}: differs by {error:.1e}, {time.monotonic() - start:.1f} s, measured {measurements}"
+            )
+            fine &= error < 2e-2 and not measurements and not enabled.advisor.notes
     return fine
 
 
 def another_gpu_is_left_to_pytorch() -> bool:
+    """Pretend to be a GPU without a model: one warning, and no setting changes."""
     import torch._inductor.config as config
 
     before, real = config.save_config_portable(), torch.cuda.get_device_capability
     torch.cuda.get_device_capability = lambda *_: (8, 9)
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always")
             active = tilewise.inductor.enable().active
     finally:
         torch.cuda.get_device_capability = real
-    print("  said:", [str(one.message) for one in told])
-    return not active and len(told) == 1 and config.save_config_portable() == before
+    print("  said:", [str(one.message) for one in messages])
+    return not active and len(messages) == 1 and config.save_config_portable() == before
 
 
 def choosing_takes_milliseconds() -> bool:
@@ -194,26 +208,27 @@ def choosing_takes_milliseconds() -> bool:
 
 
 def main() -> int:
-    _Measured.watch()
+    """Check every promise whose name contains one of the words, and return how many failed."""
+    _BenchmarkCounter.watch()
     if sys.argv[1:2] == ["--one"]:
         print(*_compiled(Path(sys.argv[2]), bool(int(sys.argv[3]))))
         return 0
-    failed, asked = 0, sys.argv[1:]
+    failed, words = 0, sys.argv[1:]
     for promise in (choosing_takes_milliseconds, another_gpu_is_left_to_pytorch,
                     what_has_no_model_is_not_searched, a_wrong_template_is_never_chosen,
                     convolution_and_attention_are_right, no_measurement_in_a_second_process,
                     a_template_that_crashes_costs_nothing_but_itself,
                     a_template_that_hangs_costs_nothing_but_itself):  # fmt: skip
-        if asked and not any(word in promise.__name__ for word in asked):
+        if words and not any(word in promise.__name__ for word in words):
             continue
-        kept = False
+        is_kept = False
         try:
             with contextlib.suppress(KeyboardInterrupt):
-                kept = promise()
+                is_kept = promise()
         except Exception:
             print(traceback.format_exc()[-2500:])
-        failed += not kept
-        print(f"{promise.__name__.replace('_', ' ')}: {'yes' if kept else 'NO'}", flush=True)
+        failed += not is_kept
+        print(f"{promise.__name__.replace('_', ' ')}: {'yes' if is_kept else 'NO'}", flush=True)
     return failed
 
 

@@ -1,4 +1,4 @@
-"""`matmul` and `linear` on this GPU, once through everything: `python3 -m tools.smoke_products`; a minute at most."""
+"""Check `matmul` and `linear` on this GPU in about a minute: `python3 -m tools.smoke_products`."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from tools.drawn_products import drawn_products
 
 
 def main() -> int:
+    """Run random products, a linear layer, a CUDA graph and the host overhead; return how many results are wrong."""
     model = shipped_runtime_model()
     assert model is not None
-    where = products.ProductDispatcher(torch, model, Choices(tempfile.mkdtemp(), "smoke"))
-    family, generator = where.family, torch.Generator(device="cuda").manual_seed(0)
+    dispatcher = products.ProductDispatcher(torch, model, Choices(tempfile.mkdtemp(), "smoke"))
+    family, generator = dispatcher.family, torch.Generator(device="cuda").manual_seed(0)
     wrong = kernels = 0
     for number, (kind, problem) in enumerate(itertools.islice(drawn_products(77), 30)):
         operands = family.operands(problem, torch, "cuda", generator)
         expected = family.expected(problem, torch, operands)
         operands.out.fill_(float("nan"))
         start = time.perf_counter()
-        decided = where.choose(problem, measure=number % 3 == 0)
-        where.run(problem, operands, decided.config)
+        decision = dispatcher.choose(problem, measure=number % 3 == 0)
+        dispatcher.run(problem, operands, decision.config)
         torch.cuda.synchronize()
-        kernel = not is_cublas(decided.config)
+        kernel = not is_cublas(decision.config)
         kernels += kernel
-        near = bool(((operands.out - expected.value).abs() <= expected.bound).all())
-        if kernel and not near:
+        is_close = bool(((operands.out - expected.value).abs() <= expected.bound).all())
+        if kernel and not is_close:
             wrong += 1
-        if number % 3 == 0 or not near:
-            print(kind, problem.key, decided, near, f"{time.perf_counter() - start:.2f} s", flush=True)
+        if number % 3 == 0 or not is_close:
+            print(kind, problem.key, decision, is_close, f"{time.perf_counter() - start:.2f} s", flush=True)
     x = torch.randn(4, 7, 1024, device="cuda", dtype=torch.bfloat16)
     w, b = torch.randn(512, 1024, device="cuda", dtype=x.dtype), torch.randn(512, device="cuda", dtype=x.dtype)
-    got = products.linear(x, w, b, activation="gelu", measure=True)
-    want = torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b))
-    print("linear", ((got - want).float().norm() / want.float().norm()).item(), flush=True)
+    result = products.linear(x, w, b, activation="gelu", measure=True)
+    expected_result = torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b))
+    print("linear", ((result - expected_result).float().norm() / expected_result.float().norm()).item(), flush=True)
     graph, static = torch.cuda.CUDAGraph(), torch.randn(16, 8192, device="cuda", dtype=x.dtype)
     weight = torch.randn(1024, 8192, device="cuda", dtype=x.dtype)
     products.linear(static, weight, measure=True)
@@ -50,8 +51,8 @@ def main() -> int:
     graph.replay()
     graph.replay()
     torch.cuda.synchronize()
-    want = static @ weight.T
-    print("graph", ((out - want).float().norm() / want.float().norm()).item(), flush=True)
+    expected_result = static @ weight.T
+    print("graph", ((out - expected_result).float().norm() / expected_result.float().norm()).item(), flush=True)
     start = time.perf_counter()
     for _ in range(200):
         products.linear(static, weight)

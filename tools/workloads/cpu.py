@@ -1,10 +1,10 @@
-"""The programs whose kernels are measured on a CPU: shapes that people run, and shapes drawn around them.
+"""Programs whose kernels are measured on a CPU: shapes that people run, and random shapes around them.
 
-Products of transformer blocks, from one token to a few hundred; squares and their odd neighbours; thin and long ones;
-dense stacks; products drawn evenly in the logarithm of each size. Convolutions of ResNets, MobileNets (the pointwise
-ones), VGG and the package's own networks, at the sizes of their images. Integer products are of the same kinds. Every
-product has one of the layouts and epilogues that it meets in practice. What is large enough is measured with several
-threads too. Which split a shape belongs to is decided by the shape alone, the same on every machine.
+Products come from transformer blocks of one to a few hundred tokens, squares and their odd neighbours, thin and long
+matrices, dense stacks, and random sizes, uniform in their logarithms. Convolutions come from ResNets, MobileNets (the
+pointwise ones), VGG and the package's own networks, at the sizes of their images. Integer products are of the same
+kinds. Every product has a layout and an epilogue that it has in practice. Large ones are also measured with several
+threads. The split of a shape depends on the shape alone and is the same on every machine.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tilewise.tune.families.cpu.conv2d import multiplications
 
 MIN_MULTIPLICATIONS = 2e5
 MAX_MULTIPLICATIONS = 1.1e9
-LARGE = 2e8  # multiplications: of larger ones on one thread every third is measured,
+LARGE = 2e8  # multiplications: of larger products every third is measured on one thread
 MAX_OPERAND = 17 << 20  # elements
 INT8_SPEED = 4  # an integer product takes about a quarter of the time
-# Multiplications from which on splitting among so many threads is looked at, and the largest worth a core's time.
+# Multiplications from which a product is measured with so many threads, and the largest that is measured at all.
 SHARED = {2: 4e6, 4: 1.6e7, 16: 6e7}
 MAX_SHARED = 9e9
 # (width, hidden) of transformer blocks, and the tokens they see at once.
@@ -69,14 +69,15 @@ _BATCHES = {"reference_vgg6": (1, 16), "reference_resnet8": (1, 32), "vgg": (1, 
 _EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 _CONV_EPILOGUES = ("bias_relu", "none", "residual")
 _INT8_EPILOGUES = ("none", "bias", "bias_relu", "requantize")
-_DRAWN, _DRAWN_BATCHES, _DRAWN_CONVOLUTIONS, _DRAWN_INT8 = 90, 14, 20, 30
+# Numbers of random problems of each kind.
+_RANDOM_PRODUCTS, _RANDOM_BATCHES, _RANDOM_CONVOLUTIONS, _RANDOM_INT8 = 90, 14, 20, 30
 
 
 def _product(m: int, n: int, k: int, epilogue: str = "none", layout: str = "nn", threads: int = 1) -> Problem:
     return Problem.of("matmul", dtype="fp32", m=m, n=n, k=k, epilogue=epilogue, layout=layout, threads=threads)
 
 
-def _bytes(m: int, n: int, k: int, epilogue: str) -> Problem:
+def _int8_product(m: int, n: int, k: int, epilogue: str) -> Problem:
     return Problem.of("int8_matmul", dtype="int8", m=m, n=n, k=k, epilogue=epilogue, threads=1)
 
 
@@ -90,7 +91,7 @@ def _convolution(
 
 
 def _transformer(width: int, hidden: int, tokens: int) -> Iterator[Problem]:
-    """A block's dense layers, forward; of longer sequences the gradients of one too, by its input and its weights."""
+    """Yield a block's dense layers; for longer sequences also one layer's gradients of input and weights."""
     yield _product(tokens, 3 * width, width, "bias", "nt")
     yield _product(tokens, width, width, "residual", "nt")
     yield _product(tokens, hidden, width, "bias_gelu", "nt")
@@ -108,19 +109,19 @@ def _squares() -> Iterator[Problem]:
 
 
 def _size(chance: random.Random, low: int, high: int) -> int:
-    """Evenly in the logarithm; of the larger ones half are multiples of eight, as people choose them."""
-    drawn = round(float(low * (high / low) ** chance.random()))
-    return drawn // 8 * 8 if drawn >= 32 and chance.random() < 0.5 else max(low, drawn)
+    """Draw a size, uniform in its logarithm; half of the larger ones are multiples of eight, as people choose them."""
+    size = round(float(low * (high / low) ** chance.random()))
+    return size // 8 * 8 if size >= 32 and chance.random() < 0.5 else max(low, size)
 
 
-def _drawn(seed: int, count: int) -> Iterator[Problem]:
+def _random_products(seed: int, count: int) -> Iterator[Problem]:
     chance = random.Random(seed)
     for _ in range(count):
         m, n, k = _size(chance, 3, 2048), _size(chance, 8, 4096), _size(chance, 8, 4096)
         yield _product(m, n, k, chance.choice(_EPILOGUES), chance.choice(("nn", "nn", "nt", "nt", "tn", "tt")))
 
 
-def _drawn_batches(seed: int, count: int) -> Iterator[Problem]:
+def _random_batches(seed: int, count: int) -> Iterator[Problem]:
     chance = random.Random(seed)
     for _ in range(count):
         sizes = {"batch": _size(chance, 2, 48), "m": _size(chance, 8, 256), "n": _size(chance, 8, 256)}
@@ -130,7 +131,7 @@ def _drawn_batches(seed: int, count: int) -> Iterator[Problem]:
         )
 
 
-def _drawn_convolutions(seed: int, count: int) -> Iterator[Problem]:
+def _random_convolutions(seed: int, count: int) -> Iterator[Problem]:
     chance = random.Random(seed)
     for _ in range(count):
         kernel, size = chance.choice((1, 1, 3, 3, 3, 5)), _size(chance, 7, 112)
@@ -139,11 +140,11 @@ def _drawn_convolutions(seed: int, count: int) -> Iterator[Problem]:
         yield _convolution(batch, channels, size, filters, kernel, stride, chance.choice(_CONV_EPILOGUES))
 
 
-def _drawn_bytes(seed: int, count: int) -> Iterator[Problem]:
+def _random_int8_products(seed: int, count: int) -> Iterator[Problem]:
     chance = random.Random(seed)
     for _ in range(count):
         sizes = _size(chance, 1, 2048), _size(chance, 16, 4096), _size(chance, 16, 4096)
-        yield _bytes(*sizes, chance.choice(_INT8_EPILOGUES))
+        yield _int8_product(*sizes, chance.choice(_INT8_EPILOGUES))
 
 
 def _networks(name: str) -> Iterator[tuple[str, Iterable[Problem]]]:
@@ -161,11 +162,12 @@ def _stack(batch: int, widths: tuple[int, ...]) -> Iterator[Problem]:
 def _int8_blocks(name: str) -> Iterator[Problem]:
     width, hidden = _BLOCKS[name]
     for number, tokens in enumerate(_TOKENS[name]):
-        yield _bytes(tokens, hidden, width, _INT8_EPILOGUES[number % 4])
-        yield _bytes(tokens, width, hidden, "bias")
+        yield _int8_product(tokens, hidden, width, _INT8_EPILOGUES[number % 4])
+        yield _int8_product(tokens, width, hidden, "bias")
 
 
 def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
+    """Yield every program with its problems, in the order in which shapes are assigned to programs."""
     for name, (width, hidden) in _BLOCKS.items():
         for tokens in _TOKENS[name]:
             yield f"{name}_t{tokens}", _transformer(width, hidden, tokens)
@@ -175,16 +177,16 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
         yield f"{name}_b{batch}", _stack(batch, widths)
     for name in _CONVOLUTIONS:
         yield from _networks(name)
-    yield "drawn", _drawn(41, _DRAWN)
-    yield "drawn_batches", _drawn_batches(42, _DRAWN_BATCHES)
-    yield "drawn_conv", _drawn_convolutions(43, _DRAWN_CONVOLUTIONS)
+    yield "drawn", _random_products(41, _RANDOM_PRODUCTS)
+    yield "drawn_batches", _random_batches(42, _RANDOM_BATCHES)
+    yield "drawn_conv", _random_convolutions(43, _RANDOM_CONVOLUTIONS)
     for name in ("gpt2", "bert_large", "llama", "reference_gpt"):
         yield f"{name}_int8", _int8_blocks(name)
-    yield "drawn_int8", _drawn_bytes(44, _DRAWN_INT8)
+    yield "drawn_int8", _random_int8_products(44, _RANDOM_INT8)
 
 
 def cpu_kernels() -> list[Kernel]:
-    """Every kernel of the CPU collection, in the order of the programs, on every number of threads."""
+    """List every kernel of the CPU collection, in the order of the programs, with every number of threads."""
     owner: dict[str, str] = {}
     kernels: dict[str, Kernel] = {}
     for program, problems in _all_programs():
@@ -195,18 +197,21 @@ def cpu_kernels() -> list[Kernel]:
 
 
 def _with_threads(problem: Problem) -> Iterator[Problem]:
-    """The problem where one core can be asked for it, and every second time, if splitting matters, on more threads."""
+    """Yield the problem for one thread if it is small enough, and some of the larger ones for more threads.
+
+    A digest of the problem decides, so that the selection is the same everywhere.
+    """
     if _fits(problem, MAX_MULTIPLICATIONS) and (work(problem) <= LARGE or int(problem.digest, 16) % 3 == 0):
         yield problem
     for threads, least in SHARED.items():
-        split = Problem(dict(problem) | {"threads": threads})
-        chosen = int(split.digest, 16) % (2 if work(problem) <= threads * LARGE else 5) == 0
-        if chosen and work(problem) >= least and _fits(problem, min(MAX_SHARED, threads * MAX_MULTIPLICATIONS)):
-            yield split
+        shared = Problem(dict(problem) | {"threads": threads})
+        is_selected = int(shared.digest, 16) % (2 if work(problem) <= threads * LARGE else 5) == 0
+        if is_selected and work(problem) >= least and _fits(problem, min(MAX_SHARED, threads * MAX_MULTIPLICATIONS)):
+            yield shared
 
 
 def work(problem: Problem) -> float:
-    """Multiplications, an integer one counted as what it takes of a float one's time."""
+    """Count multiplications; an integer one counts as its share of a float one's time."""
     if problem.family == "conv2d":
         return multiplications(problem)
     batch = problem.size("batch") if "batch" in problem else 1

@@ -1,8 +1,8 @@
-"""The programs whose kernels are measured: the operations of real architectures at several batch sizes, and a sweep.
+"""Programs whose kernels are measured on a GPU: operations of real architectures at several batch sizes, and a sweep.
 
-Convolutions are written as the matrix products they are computed by (rows = batch x height x width, inner = channels x
+Convolutions are written as the matrix products that compute them (rows = batch x height x width, inner = channels x
 window). A shape belongs to the first program that has it: the same sizes never appear in two programs, so a split by
-program keeps shapes apart.
+program separates shapes.
 """
 
 from __future__ import annotations
@@ -169,8 +169,9 @@ def _gradients(model: Transformer, dtype: str, tokens: int) -> Iterator[Problem]
 
 
 def _convolutions(layers: Iterable[tuple[int, int, int, bool]], dtype: str, batch: int) -> Iterator[Problem]:
+    """Yield the layers of a convolution network as products, then its pooling, softmax and classifier."""
     for rows, inner, channels, residual in layers:
-        # Batch norm is folded into weights and bias, so the product carries the bias and, mostly, the ReLU.
+        # Batch norm is folded into weights and bias, so the product has the bias and usually the ReLU.
         if dtype == "bf16":
             epilogue, layout = ("residual" if residual else "bias"), "nt"
         else:
@@ -189,7 +190,7 @@ def _dense_stack(widths: tuple[int, ...], dtype: str, batch: int) -> Iterator[Pr
 
 
 def _mixture(experts: int, width: int, hidden: int, dtype: str, tokens: int) -> Iterator[Problem]:
-    """The experts' two products as batches (tokens dealt out evenly), and the router."""
+    """Yield the experts' two products as batches (tokens divided evenly), and the router."""
     each = max(tokens // experts, 1)
     shared: dict[str, Value] = {"batch": experts, "m": each, "dtype": dtype, "epilogue": "none"}
     yield Problem.of("batched_matmul", n=hidden, k=width, layout="nt", **shared)
@@ -200,13 +201,13 @@ def _mixture(experts: int, width: int, hidden: int, dtype: str, tokens: int) -> 
 
 
 def _size(chance: random.Random, low: int, high: int, multiple: int) -> int:
-    """Evenly in the logarithm, rounded to the multiple."""
-    drawn: float = low * (high / low) ** chance.random()
-    return max(multiple, round(drawn / multiple) * multiple)
+    """Draw a size, uniform in its logarithm, rounded to the multiple."""
+    size: float = low * (high / low) ** chance.random()
+    return max(multiple, round(size / multiple) * multiple)
 
 
 def _sweep(seed: int, count: int) -> Iterator[Problem]:
-    """Shapes no architecture asked for, spread evenly in the logarithm of each size."""
+    """Draw shapes of no particular architecture, uniform in the logarithm of each size."""
     chance = random.Random(seed)
     size = functools.partial(_size, chance)
     for _ in range(count):
@@ -231,7 +232,7 @@ def _sweep(seed: int, count: int) -> Iterator[Problem]:
 
 
 def _products(seed: int, count: int) -> Iterator[Problem]:
-    """Matrix products alone, over a wider range than the sweep's: thin, flat, short inner sizes, every number type."""
+    """Draw matrix products over a wider range than the sweep's: thin, flat, short inner sizes, every number type."""
     chance = random.Random(seed)
     size = functools.partial(_size, chance)
     for _ in range(count):
@@ -242,9 +243,10 @@ def _products(seed: int, count: int) -> Iterator[Problem]:
 
 
 def _narrow(seed: int, each: int) -> Iterator[Problem]:
-    """Products whose rows start where no 16-byte load can: `each` of every pattern of widths, a batched one among them.
+    """Draw products whose rows are not aligned to 16 bytes: `each` of every pattern of widths, and a batched one.
 
-    Few epilogues, for a binary serves one alignment only; the last patterns are the layouts no other program has.
+    There are few epilogues, because a binary serves one alignment only. The last patterns are layouts that no other
+    program has.
     """
     chance = random.Random(seed)
     size = functools.partial(_size, chance)
@@ -264,10 +266,12 @@ def _narrow(seed: int, each: int) -> Iterator[Problem]:
             yield _linear(dtype, m, n, k, "none", layout)
 
 
-def _drawn(seed: int, count: int, kinds: Sequence[str] = _KINDS) -> Iterator[Problem]:
-    """Products as a user may bring them, one kind after the other: of any size, large in every direction, middling,
-    tall and thin, large with rows that do not fill lines of memory, of round numbers, and with rows of odd lengths (of
-    few epilogues, for a binary serves one alignment only)."""
+def _mixed_products(seed: int, count: int, kinds: Sequence[str] = _KINDS) -> Iterator[Problem]:
+    """Draw products like those of users, one kind after the other.
+
+    The kinds are any size, large, medium, tall and thin, large with rows that do not fill cache lines, round numbers,
+    and rows of odd lengths (with few epilogues, because a binary serves one alignment only).
+    """
     chance = random.Random(seed)
     size = functools.partial(_size, chance)
     for kind in itertools.islice(itertools.cycle(kinds), count):
@@ -294,7 +298,7 @@ def _drawn(seed: int, count: int, kinds: Sequence[str] = _KINDS) -> Iterator[Pro
 
 
 def _rows(seed: int, count: int) -> Iterator[Problem]:
-    """Reductions and normalisations alone, from a few rows to very many, odd columns among them."""
+    """Draw reductions and normalizations, from a few rows to very many, odd columns among them."""
     chance = random.Random(seed)
     size = functools.partial(_size, chance)
     for number in range(count):
@@ -309,7 +313,7 @@ def _rows(seed: int, count: int) -> Iterator[Problem]:
 
 
 def _batches(seed: int, count: int) -> Iterator[Problem]:
-    """Batched products alone: from many small ones to a few large ones."""
+    """Draw batched products, from many small ones to a few large ones."""
     chance = random.Random(seed)
     size = functools.partial(_size, chance)
     for _ in range(count):
@@ -332,6 +336,7 @@ _SWEPT = {
 
 
 def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
+    """Yield every program with its problems, in the order in which shapes are assigned to programs."""
     for name, dtype, batch, length in TRANSFORMER_RUNS:
         yield f"{name}_{dtype}_b{batch}x{length}", _transformer(TRANSFORMERS[name], dtype, batch, length)
     for name, dtype, batches, layers in CONVOLUTIONAL:
@@ -354,44 +359,44 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
     yield "narrow_b", _narrow(10, 1)
     yield "narrow_c", _narrow(11, 1)
     yield "narrow_d", _narrow(12, 6)
-    yield "drawn_b", _drawn(14, 48)
-    yield "drawn", _drawn(13, 520)
-    yield "drawn_c", _drawn(15, 560, _MOSTLY_ODD)
-    yield "uneven_b", _drawn(17, 40, _MOSTLY_UNEVEN)
-    yield "uneven", _drawn(16, 500, _MOSTLY_UNEVEN)
+    yield "drawn_b", _mixed_products(14, 48)
+    yield "drawn", _mixed_products(13, 520)
+    yield "drawn_c", _mixed_products(15, 560, _MOSTLY_ODD)
+    yield "uneven_b", _mixed_products(17, 40, _MOSTLY_UNEVEN)
+    yield "uneven", _mixed_products(16, 500, _MOSTLY_UNEVEN)
 
 
 def gpu_kernels() -> list[Kernel]:
-    """Every kernel of the GPU collection, in the order of the programs; within reach of a short visit to the GPU."""
+    """List every kernel of the GPU collection, in the order of the programs, without those that take too long."""
     owner: dict[str, str] = {}
-    seen: set[str] = set()
+    keys: set[str] = set()
     kernels = []
     for program, problems in _all_programs():
         for problem in problems:
-            if problem.key in seen or owner.setdefault(problem.shape_key, program) != program or _too_big(problem):
+            if problem.key in keys or owner.setdefault(problem.shape_key, program) != program or _too_big(problem):
                 continue
-            seen.add(problem.key)
+            keys.add(problem.key)
             kernels.append(Kernel(program, problem))
     return kernels
 
 
 def other_problems(seed: int, count: int) -> list[Problem]:
-    """So many problems that are in no program, most of them matrix products: to be ranked, not measured."""
-    taken = {kernel.problem.shape_key for kernel in gpu_kernels()}
+    """Draw problems that are in no program, most of them matrix products: to be ranked, not measured."""
+    measured_shapes = {kernel.problem.shape_key for kernel in gpu_kernels()}
 
     def endless(draw: Callable[[int, int], Iterator[Problem]], first: int) -> Iterator[Problem]:
         return (problem for seeded in itertools.count(first, 6) for problem in draw(seeded, 50))
 
-    draws = (_sweep, _products, _rows, _batches, lambda seeded, count: _narrow(seeded, count // 50), _drawn)
-    swept, products, rows, batches, narrow, drawn = (endless(draw, seed + number) for number, draw in enumerate(draws))
-    in_turn = (products, swept, narrow, drawn, rows, drawn, narrow, batches, drawn)
-    fresh = (next(stream) for stream in itertools.cycle(in_turn))
-    allowed = (p for p in fresh if p.shape_key not in taken and not _too_big(p))
+    draws = (_sweep, _products, _rows, _batches, lambda seeded, count: _narrow(seeded, count // 50), _mixed_products)
+    swept, products, rows, batches, narrow, mixed = (endless(draw, seed + number) for number, draw in enumerate(draws))
+    streams = (products, swept, narrow, mixed, rows, mixed, narrow, batches, mixed)
+    fresh = (next(stream) for stream in itertools.cycle(streams))
+    allowed = (p for p in fresh if p.shape_key not in measured_shapes and not _too_big(p))
     return list(itertools.islice(allowed, count))
 
 
 def _too_big(problem: Problem) -> bool:
-    """Half a teraflop or half a gigabyte: minutes of a short visit for one shape."""
+    """Tell whether a shape needs half a teraflop or half a gigabyte, which would take minutes of a short visit."""
     if problem.family in ("matmul", "batched_matmul"):
         batch = problem.size("batch") if "batch" in problem else 1
         return batch * problem.size("m") * problem.size("n") * problem.size("k") > 1.5e11
