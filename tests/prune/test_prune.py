@@ -21,7 +21,7 @@ from tilewise.prune import (
     shrink,
     sparsify,
 )
-from tilewise.prune.choice import Choice
+from tilewise.prune.sparse_layer import KernelChoice
 
 RNG = np.random.default_rng(0)
 
@@ -234,8 +234,8 @@ def test_a_sparse_layer_computes_what_the_dense_one_does(always: bool, activatio
 def test_a_shape_met_before_gives_what_it_gave_at_first(
     shape: tuple[int, ...], dense: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choice = Choice(2.0, 1.0, "") if dense else Choice(1.0, 2.0, "")
-    monkeypatch.setattr("tilewise.prune.choice.measured", lambda *_: choice)
+    choice = KernelChoice(2.0, 1.0, "") if dense else KernelChoice(1.0, 2.0, "")
+    monkeypatch.setattr("tilewise.prune.sparse_layer.time_both", lambda *_: choice)
     w = MagnitudePruner().prune(weights(33, 70), 0.8)
     layer, x = SparseLinear(w), weights(*shape)
     for values in (x, x, np.asfortranarray(x), x.astype(np.float64)):

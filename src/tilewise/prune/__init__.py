@@ -1,4 +1,7 @@
-"""Pruning: weights set to zero and skipped, filters removed."""
+"""Pruning: set small weights to zero, skip them with sparse kernels, or remove whole filters.
+
+The three most important names: `prune` (zeros, by magnitude), `sparsify` (sparse layers) and `shrink` (fewer filters).
+"""
 
 from tilewise.prune.conv import SparseConv2d
 from tilewise.prune.int8 import SparseInt8Linear, load_pruned, save_pruned

@@ -1,9 +1,9 @@
-"""`SparseConv2d`: a convolution that keeps and multiplies only its non-zero weights.
+"""`SparseConv2d`: a convolution that stores and multiplies only its non-zero weights.
 
-The weights are those of a linear layer over patches (channel, kernel row, kernel column); the compiled kernel gathers
-a tile of patches at a time and takes it for a batch. Beside it stands the dense convolution, which for 3×3 filters is
-Winograd's and needs less than half the multiplications: the layer times both for each size of image it meets, and
-`explain()` says which one it uses and why.
+The weights are those of a linear layer over patches (channel, filter row, filter column); the compiled kernel gathers
+a tile of patches at a time and multiplies it as a batch. The dense convolution of 3×3 filters uses Winograd's algorithm
+and needs less than half the multiplications, so the layer times both for each image size, and `explain()` says which
+one it uses and why.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn import BatchNorm2d, Conv2d, Module
 from tilewise.nn.layers import folded, fusable_activation
-from tilewise.prune.bits import unpacked_array
-from tilewise.prune.choice import SparseLayer, refuse_gradient
+from tilewise.prune.bitmask import unpack_sparse
 from tilewise.prune.masks import checked_weights
+from tilewise.prune.sparse_layer import SparseLayer, reject_gradient
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
-_WIDEST = 1024  # strides and paddings that a file may ask for: zeros around an image cost memory too
+_MAX_PADDING = 1024  # limit for strides and paddings in a file, because padding an image takes memory
 
 
 class SparseConv2d(SparseLayer):
     """A convolution over (N, C, H, W) with a sparse weight (out, in, kh, kw)."""
 
-    called, format = "a sparse convolution", "tilewise sparse convolution 1"
+    description, format = "a sparse convolution", "tilewise sparse convolution 1"
     sizes = (1, 4, 16, 64)
 
     def __init__(
@@ -45,21 +45,21 @@ class SparseConv2d(SparseLayer):
     ) -> None:
         w = np.ascontiguousarray(checked_weights(weight), np.float32)
         if w.ndim != 4:
-            raise ShapeError(f"a convolution's weight has four dimensions, not {w.ndim}")
+            raise ShapeError(f"the weight of a convolution must have four dimensions, not {w.ndim}")
         if bias is not None and np.shape(bias) != (len(w),):
-            raise ShapeError(f"the bias of {len(w)} filters has the shape ({len(w)},), not {np.shape(bias)}")
+            raise ShapeError(f"the bias of {len(w)} filters must have the shape ({len(w)},), not {np.shape(bias)}")
         if min(stride) < 1 or min(padding) < 0:
             raise ShapeError(f"stride {stride} must be at least 1 and padding {padding} at least 0")
         super().__init__(w, bias, always_sparse)
-        self.out_channels, self.in_channels, *kernel = w.shape
-        self.kernel_size: Pair = (kernel[0], kernel[1])
+        self.out_channels, self.in_channels, *filter_size = w.shape
+        self.kernel_size: Pair = (filter_size[0], filter_size[1])
         self.stride, self.padding = (stride[0], stride[1]), (padding[0], padding[1])
         self._kernel = None if native is None else native.SparseWeights(w.reshape(len(w), -1), self.float_bias)
         self._dense = w.copy() if native is None else None
 
     @classmethod
     def from_dense(cls, conv: Conv2d, always_sparse: bool = False) -> SparseConv2d:
-        """From a pruned nn.Conv2d. `always_sparse` takes the sparse kernel without asking whether it pays."""
+        """Convert a pruned nn.Conv2d. `always_sparse` uses the sparse kernel even if it is slower."""
         if conv.groups != 1:
             raise ConfigurationError("a convolution with groups has no sparse kernel; it stays dense")
         if not conv.is_even:
@@ -70,6 +70,7 @@ class SparseConv2d(SparseLayer):
         return cls(conv.weight.data, bias, conv.stride, (conv.padding[0], conv.padding[1]), always_sparse)
 
     def to_dense(self) -> Conv2d:
+        """Convert to nn.Conv2d."""
         has_bias = self.float_bias is not None
         conv = Conv2d(
             self.in_channels, self.out_channels, self.kernel_size, self.stride, self.padding, bias=has_bias, rng=0
@@ -80,38 +81,39 @@ class SparseConv2d(SparseLayer):
         return conv
 
     def explain(self) -> dict[str, str]:
-        """For each size of input met so far: "sparse" or "dense", and the times that decided it."""
+        """Explain the choice for each input size so far: "sparse" or "dense", with both times."""
         return {choice.at: str(choice) for choice in self._choices.values()}
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
-        refuse_gradient(x)
+        reject_gradient(x)
         values = np.ascontiguousarray(x.data if isinstance(x, Tensor) else x, np.float32)
         self._check(values.shape)
         fused = activation == "relu" and residual is None
-        return self._finished(self._convolve(values, fused), activation, residual, fused)
+        return self._apply_epilogue(self._convolve(values, fused), activation, residual, fused)
 
     def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
-        used = 2 if len(layers) > 1 and isinstance(layers[1], FoldedNorm) else 1
-        activation = fusable_activation(layers[used : used + 1])
-        return self(x, activation=activation), used + (activation is not None)
+        count = 2 if len(layers) > 1 and isinstance(layers[1], FoldedNorm) else 1
+        activation = fusable_activation(layers[count : count + 1])
+        return self(x, activation=activation), count + (activation is not None)
 
     def _check(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 4 or shape[1] != self.in_channels:
-            raise ShapeError(f"SparseConv2d takes (N, {self.in_channels}, H, W), not {shape}")
+            raise ShapeError(f"SparseConv2d needs inputs (N, {self.in_channels}, H, W), not {shape}")
         if shape[2] + 2 * self.padding[0] < self.kernel_size[0] or shape[3] + 2 * self.padding[1] < self.kernel_size[1]:
             raise ShapeError(f"a filter of {self.kernel_size} does not fit images of {shape[2:]}")
 
-    # --- which product ---
+    # --- sparse or dense ---
 
     def _convolve(self, x: Array, relu: bool) -> Array:
+        """Convolve with the faster kernel for this input size."""
         if self._kernel is None:
             return self._dense_product(x, relu)
         if self.always_sparse or not x.size:
             return self._sparse_product(x, relu)
         sparse, dense = (partial(product, x) for product in (self._sparse_product, self._dense_product))
-        key = (self._size_of(len(x)), x.shape[2], x.shape[3])
-        chosen = dense if self._choose(key, sparse, dense, f"input {x.shape}") else sparse
-        return chosen(relu)
+        key = (self._size_class(len(x)), x.shape[2], x.shape[3])
+        convolve = dense if self._choose(key, sparse, dense, f"input {x.shape}") else sparse
+        return convolve(relu)
 
     def _sparse_product(self, x: Array, relu: bool = False) -> Array:
         kernel: Any = self._kernel
@@ -120,8 +122,8 @@ class SparseConv2d(SparseLayer):
 
     def _weights(self) -> Array:
         if self._dense is not None:
-            held: Array = self._dense
-            return held
+            dense: Array = self._dense
+            return dense
         kernel: Any = self._kernel
         weight: Array = kernel.to_dense().reshape(self.out_channels, self.in_channels, *self.kernel_size)
         return weight
@@ -133,25 +135,25 @@ class SparseConv2d(SparseLayer):
         out: Array = current_backend().dispatch("conv2d", x, self._dense, self.float_bias, **options)
         return out
 
-    def _beside(self) -> dict[str, Array]:
+    def _extra_arrays(self) -> dict[str, Array]:
         return {"geometry": np.array([*self.stride, *self.padding], np.int64)}
 
     @classmethod
-    def _restored(cls, arrays: dict[str, Array]) -> Self:
+    def _from_arrays(cls, arrays: dict[str, Array]) -> Self:
         sy, sx, py, px = (int(n) for n in arrays["geometry"])
-        if max(sy, sx, py, px) > _WIDEST:
+        if max(sy, sx, py, px) > _MAX_PADDING:
             raise ValueError
-        return cls(unpacked_array(arrays, np.float32), arrays.get("bias"), (sy, sx), (py, px))
+        return cls(unpack_sparse(arrays, np.float32), arrays.get("bias"), (sy, sx), (py, px))
 
 
 class FoldedNorm(Module):
-    """Stands where a batch norm was, whose scale and shift are in the weights of the sparse convolution before it."""
+    """Identity in place of a batch norm that was folded into the sparse convolution before it."""
 
     def forward(self, x: Any) -> Any:
         return x
 
 
 def sparse_with_norm(conv: Conv2d, norm: BatchNorm2d) -> SparseConv2d:
-    """A convolution and the batch norm after it (in eval mode) as one sparse convolution."""
+    """Fold a batch norm (in eval mode) into the convolution before it and make that sparse."""
     weight, bias = folded(conv, norm)
     return SparseConv2d(weight.data, bias.data, conv.stride, (conv.padding[0], conv.padding[1]))

@@ -1,7 +1,7 @@
-"""`prune(model, sparsity)`: a copy of a model whose smallest weights are zero, and stay zero through training.
+"""Magnitude pruning of models (Han et al. 2015): the smallest weights become zero and stay zero during training.
 
-Scope "global" compares the magnitudes of all layers with each other as they are, so layers with small weights lose
-more; scope "layer" drops the same share everywhere.
+Scope "global" compares the magnitudes of all layers with each other, so layers with small weights lose more; scope
+"layer" drops the same fraction of each layer.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ Train = Callable[[Module], None]
 
 @dataclass(frozen=True)
 class LayerSparsity:
+    """Number of weights and zeros of one layer."""
+
     name: str
     weights: int
     zeros: int
@@ -37,7 +39,7 @@ class LayerSparsity:
 
 @dataclass
 class Pruning:
-    """The masks of a pruned model: what they reached, and `apply()` to hold them after a training step."""
+    """Masks of a pruned model, with their sparsity, and `apply()` to enforce them after a training step."""
 
     scope: str
     pattern: str
@@ -45,21 +47,21 @@ class Pruning:
     _weights: dict[str, Any] = field(repr=False)
 
     def apply(self) -> None:
-        """Set the dropped weights to zero again; call it after each optimizer step."""
+        """Set the pruned weights to zero again; call it after each optimizer step."""
         with no_grad():
             for name, mask in self.masks.items():
                 self._weights[name].mul_(mask.astype(np.float32))
 
     def hold(self, optimizer: Any) -> None:
-        """Have every `optimizer.step()` end with `apply()`."""
+        """Make every `optimizer.step()` end with `apply()`."""
         step = optimizer.step
 
-        def held(*args: Any, **kwargs: Any) -> Any:
+        def masked_step(*args: Any, **kwargs: Any) -> Any:
             result = step(*args, **kwargs)
             self.apply()
             return result
 
-        optimizer.step = held
+        optimizer.step = masked_step
 
     @property
     def layers(self) -> list[LayerSparsity]:
@@ -67,19 +69,19 @@ class Pruning:
 
     @property
     def sparsity(self) -> float:
-        """The share of weights, over all pruned layers, that is zero."""
+        """Fraction of zeros among the weights of all pruned layers."""
         layers = self.layers
         total = sum(layer.weights for layer in layers)
         return sum(layer.zeros for layer in layers) / total if total else 0.0
 
 
 def prunable(model: Module) -> dict[str, Any]:
-    """The weights that pruning may touch: of linear and convolution layers, by name."""
-    found = {}
+    """Collect the weights of linear and convolution layers by name."""
+    weights = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
-            found[f"{name}.weight" if name else "weight"] = module.weight
-    return found
+            weights[f"{name}.weight" if name else "weight"] = module.weight
+    return weights
 
 
 def prune(
@@ -92,11 +94,11 @@ def prune(
     train: Train | None = None,
     skip: Iterable[str] = (),
 ) -> Module:
-    """A pruned copy of `model`; its masks and what they reached are in `.pruning`.
+    """Return a pruned copy of `model`; its attribute `pruning` has the masks and their sparsity.
 
-    One shot by default. With `schedule`, a number of rounds (sparsity then rises along a cubic curve) or the sparsities
-    themselves, and `train`, a function that trains a model for one round, pruning is gradual: prune a little, train,
-    prune more. `skip` names layers to leave alone.
+    Pruning is one-shot by default. It is gradual with `train`, a function that trains a model for one round, and
+    `schedule`: the sparsity of each round, or the number of rounds, in which the sparsity rises along a cubic curve
+    (Zhu and Gupta 2017). Layers named in `skip` are not pruned.
 
     >>> from tilewise import models
     >>> round(prune(models.mlp(), 0.7).pruning.sparsity, 2)
@@ -104,7 +106,7 @@ def prune(
     """
     checked_sparsity(sparsity)
     if scope not in ("global", "layer"):
-        raise ConfigurationError(f'scope is "global" or "layer", not {scope!r}')
+        raise ConfigurationError(f'scope must be "global" or "layer", not {scope!r}')
     if scope == "global" and pattern != "unstructured":
         scope = "layer"  # groups and blocks are compared within their layer
     out: Any = copy.deepcopy(model)
@@ -113,34 +115,36 @@ def prune(
         if train is not None:
             train(out)
             out.pruning.apply()
-    pruned: Module = out
-    return pruned
+    result: Module = out
+    return result
 
 
 def _levels(sparsity: float, schedule: Iterable[float] | int | None, train: Train | None) -> list[float]:
+    """List the sparsity after each round of gradual pruning."""
     if schedule is None:
         return [sparsity]
     if train is None:
         raise ConfigurationError("a schedule needs `train`, a function that trains the model between its rounds")
     if isinstance(schedule, int):
         if schedule < 1:
-            raise ConfigurationError(f"a schedule has 1 or more rounds, not {schedule}")
+            raise ConfigurationError(f"a schedule needs at least 1 round, not {schedule}")
         return [sparsity * (1 - (1 - (i + 1) / schedule) ** 3) for i in range(schedule)]
     levels = [checked_sparsity(level) for level in schedule]
     if not levels or levels != sorted(levels) or levels[-1] != sparsity:
-        raise ConfigurationError(f"a schedule rises to the sparsity asked for, {sparsity}")
+        raise ConfigurationError(f"a schedule must rise to the requested sparsity, {sparsity}")
     return levels
 
 
 def _prune_once(model: Any, sparsity: float, scope: str, pattern: Pattern, skip: frozenset[str]) -> None:
+    """Prune a model in place to one sparsity and set its attribute `pruning`."""
     weights = prunable(model)
     unknown = {name for name in skip if f"{name}.weight" not in weights and name not in weights}
     if unknown:
         raise ConfigurationError(f"there is no layer {sorted(unknown)[0]!r} to skip")
-    chosen = {n: w for n, w in weights.items() if n not in skip and n.removesuffix(".weight") not in skip}
-    if not chosen:
+    weights = {n: w for n, w in weights.items() if n not in skip and n.removesuffix(".weight") not in skip}
+    if not weights:
         raise ConfigurationError("the model has no linear or convolution layer to prune")
-    arrays = {name: checked_weights(w.data) for name, w in chosen.items()}
+    arrays = {name: checked_weights(w.data) for name, w in weights.items()}
     masks = _global_masks(arrays, sparsity) if scope == "global" else _layer_masks(arrays, sparsity, pattern)
     for name, mask in masks.items():
         if mask.size and not mask.any():
@@ -148,7 +152,7 @@ def _prune_once(model: Any, sparsity: float, scope: str, pattern: Pattern, skip:
                 f"at {sparsity:.0%} the layer {name.removesuffix('.weight')} would lose every weight; prune less, skip "
                 'it, or use scope="layer"'
             )
-    model.pruning = Pruning(scope, pattern.text, masks, chosen)
+    model.pruning = Pruning(scope, pattern.text, masks, weights)
     model.pruning.apply()
 
 
@@ -157,17 +161,18 @@ def _layer_masks(arrays: dict[str, Array], sparsity: float, pattern: Pattern) ->
 
 
 def _global_masks(arrays: dict[str, Array], sparsity: float) -> dict[str, Mask]:
-    everything = magnitude_mask(np.concatenate([np.abs(w).reshape(-1) for w in arrays.values()]), sparsity)
-    masks, at = {}, 0
+    """Compute one mask over the magnitudes of all layers and split it by layer."""
+    combined = magnitude_mask(np.concatenate([np.abs(w).reshape(-1) for w in arrays.values()]), sparsity)
+    masks, offset = {}, 0
     for name, w in arrays.items():
-        masks[name] = everything[at : at + w.size].reshape(w.shape)
-        at += w.size
+        masks[name] = combined[offset : offset + w.size].reshape(w.shape)
+        offset += w.size
     return masks
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Accuracy of a layer alone pruned to each sparsity, and whether it should be left alone."""
+    """Accuracy of the model with one layer pruned to each sparsity; `fragile` layers should not be pruned."""
 
     name: str
     accuracy: dict[float, float]
@@ -180,13 +185,16 @@ def sensitivity(
     sparsities: Iterable[float] = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
     tolerance: float = 0.02,
 ) -> list[Sensitivity]:
-    """Prune one layer at a time; `fragile` are those that cost more than `tolerance` at 70 % (or the nearest level)."""
+    """Prune one layer at a time and measure the accuracy.
+
+    A layer is fragile if it loses more than `tolerance` at 70 % sparsity (or the nearest level).
+    """
     levels = [checked_sparsity(s) for s in sparsities]
     baseline, reports = evaluate(model), []
-    judged = min(levels, key=lambda s: abs(s - 0.7))
+    reference_level = min(levels, key=lambda s: abs(s - 0.7))
     names = [name.removesuffix(".weight") for name in prunable(model)]
     for name in names:
         others = [other for other in names if other != name]
         accuracy = {level: evaluate(prune(model, level, "layer", skip=others)) for level in levels}
-        reports.append(Sensitivity(name, accuracy, baseline - accuracy[judged] > tolerance))
+        reports.append(Sensitivity(name, accuracy, baseline - accuracy[reference_level] > tolerance))
     return reports

@@ -1,8 +1,7 @@
-"""Layers that skip what is zero.
+"""Sparse linear layers, and the conversion of pruned models to sparse layers.
 
-`SparseLinear` keeps only the non-zero weights, in the format of the compiled kernels, and multiplies with them. It
-times itself against the dense product the first time it meets a batch of some size and uses whichever is faster;
-`explain()` says which and why.
+`SparseLinear` stores only the non-zero weights, in the format of the compiled kernels. For each batch size it times its
+kernel against the dense product once and uses the faster one; `explain()` says which one and why.
 """
 
 from __future__ import annotations
@@ -17,45 +16,45 @@ from tilewise._extension import native
 from tilewise.backend import current_backend
 from tilewise.errors import ShapeError
 from tilewise.nn import BatchNorm2d, Conv2d, Linear, Module, Sequential
-from tilewise.prune.bits import unpacked_array
-from tilewise.prune.choice import SparseLayer, refuse_gradient
+from tilewise.prune.bitmask import unpack_sparse
 from tilewise.prune.conv import FoldedNorm, SparseConv2d, sparse_with_norm
 from tilewise.prune.masks import checked_weights
+from tilewise.prune.sparse_layer import SparseLayer, reject_gradient
 from tilewise.tensor import Tensor, _wrap, is_grad_enabled, no_grad
 
 Array = npt.NDArray[Any]
-_MOST_SHAPES = 1000
+_MAX_CACHED_SHAPES = 1000  # bounds the memory of `_dense_for`
 
 
 class SparseLinear(SparseLayer):
-    """y = x @ weight.T + bias with a sparse weight (out, in)."""
+    """Linear layer with a sparse weight (out, in): y = x @ weight.T + bias."""
 
-    called, format = "a sparse linear layer", "tilewise sparse linear 1"
+    description, format = "a sparse linear layer", "tilewise sparse linear 1"
     sizes = (1, 2, 4, 8, 16, 24, 32, 64)
 
     def __init__(self, weight: Array, bias: Array | None = None, always_sparse: bool = False) -> None:
         w = np.ascontiguousarray(checked_weights(weight), np.float32)
         if w.ndim != 2:
-            raise ShapeError(f"a linear layer's weight has two dimensions, not {w.ndim}")
+            raise ShapeError(f"the weight of a linear layer must have two dimensions, not {w.ndim}")
         if bias is not None and np.shape(bias) != (len(w),):
-            raise ShapeError(f"the bias of {len(w)} outputs has the shape ({len(w)},), not {np.shape(bias)}")
+            raise ShapeError(f"the bias of {len(w)} outputs must have the shape ({len(w)},), not {np.shape(bias)}")
         super().__init__(w, bias, always_sparse)
         self.out_features, self.in_features = w.shape
         self._kernel = (_NumpySparse if native is None else native.SparseWeights)(w, self.float_bias)
-        # shapes of input met before: whether the dense product is used
-        self._dense_for: dict[tuple[int, ...], bool] = {}
+        self._dense_for: dict[tuple[int, ...], bool] = {}  # input shape -> True if the dense product is used
 
     @classmethod
     def from_dense(cls, linear: Linear, always_sparse: bool = False) -> SparseLinear:
-        """From a pruned nn.Linear. `always_sparse` takes the sparse kernel without asking whether it pays."""
+        """Convert a pruned nn.Linear. `always_sparse` uses the sparse kernel even if it is slower."""
         return cls(linear.weight.data, None if linear.bias is None else linear.bias.data, always_sparse)
 
     @classmethod
     def from_csr(cls, matrix: Any, bias: Array | None = None) -> SparseLinear:
-        """From a SciPy sparse matrix (out, in)."""
+        """Convert a SciPy sparse matrix (out, in)."""
         return cls(matrix.toarray().astype(np.float32), bias)
 
     def to_dense(self) -> Linear:
+        """Convert to nn.Linear."""
         layer = Linear(self.in_features, self.out_features, bias=self.float_bias is not None, rng=0)
         layer.weight.data[...] = self._kernel.to_dense()
         if layer.bias is not None and self.float_bias is not None:
@@ -63,43 +62,45 @@ class SparseLinear(SparseLayer):
         return layer
 
     def to_csr(self) -> Any:
-        """A SciPy CSR matrix (out, in); needs SciPy."""
+        """Convert to a SciPy CSR matrix (out, in); needs SciPy."""
         from scipy.sparse import csr_matrix
 
         return csr_matrix(self._kernel.to_dense())
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
+        """Multiply; shapes seen before take a fast path without checks and conversions."""
         values = x.data if isinstance(x, Tensor) else x
-        plain = residual is None and (activation is None or activation == "relu")
-        dense = self._dense_for.get(getattr(values, "shape", ())) if plain else None
+        fusable = residual is None and (activation is None or activation == "relu")
+        dense = self._dense_for.get(getattr(values, "shape", ())) if fusable else None
         if dense is not None and not (values is not x and x.requires_grad and is_grad_enabled()):
-            known = self._known_dense if dense else self._kernel.multiply
-            out = known(values, activation is not None)
+            multiply = self._dense_fast if dense else self._kernel.multiply
+            out = multiply(values, activation is not None)
             if out is not None:
                 return _wrap(out)
-        return self._any(x, activation, residual)
+        return self._forward_general(x, activation, residual)
 
-    def _any(self, x: Any, activation: str | None, residual: Any) -> Tensor:
-        """What `forward` does the first time it meets a shape, and for all that is not the plain product."""
-        refuse_gradient(x)
+    def _forward_general(self, x: Any, activation: str | None, residual: Any) -> Tensor:
+        """Multiply inputs of a new shape, or with an epilogue that the kernel does not fuse."""
+        reject_gradient(x)
         values = np.asarray(x.data if isinstance(x, Tensor) else x, np.float32)
         if values.shape[-1:] != (self.in_features,):
-            raise ShapeError(f"SparseLinear takes (..., {self.in_features}), not {values.shape}")
+            raise ShapeError(f"SparseLinear needs inputs (..., {self.in_features}), not {values.shape}")
         rows = np.ascontiguousarray(values.reshape(-1, self.in_features))
         fused = residual is None and activation == "relu"
         dense = self._is_dense(rows)
-        if len(self._dense_for) < _MOST_SHAPES:
+        if len(self._dense_for) < _MAX_CACHED_SHAPES:
             self._dense_for[values.shape] = dense
         product = self._dense_product(rows, fused) if dense else self._kernel.multiply(rows, fused)
-        return self._finished(product.reshape(*values.shape[:-1], self.out_features), activation, residual, fused)
+        product = product.reshape(*values.shape[:-1], self.out_features)
+        return self._apply_epilogue(product, activation, residual, fused)
 
-    # --- which product ---
+    # --- sparse or dense ---
 
     def _is_dense(self, rows: Array) -> bool:
         if self.always_sparse or not len(rows):
             return False
         return self._choose(
-            self._size_of(len(rows)),
+            self._size_class(len(rows)),
             lambda: self._kernel.multiply(rows, False),
             lambda: self._dense_product(rows, False),
             f"batch {len(rows)}",
@@ -114,8 +115,8 @@ class SparseLinear(SparseLayer):
         )
         return product
 
-    def _known_dense(self, values: Array, relu: bool) -> Array | None:
-        """The dense product of an array of a shape met before, or None where it must be converted first."""
+    def _dense_fast(self, values: Array, relu: bool) -> Array | None:
+        """Dense product of an array whose shape was checked before; None if its dtype must be converted first."""
         if values.dtype != np.float32:
             return None
         if values.ndim == 2:
@@ -128,12 +129,12 @@ class SparseLinear(SparseLayer):
         return weight
 
     @classmethod
-    def _restored(cls, arrays: dict[str, Array]) -> Self:
-        return cls(unpacked_array(arrays, np.float32), arrays.get("bias"))
+    def _from_arrays(cls, arrays: dict[str, Array]) -> Self:
+        return cls(unpack_sparse(arrays, np.float32), arrays.get("bias"))
 
 
 class _NumpySparse:
-    """The kernel's interface where it is not built: the zeros are stored and multiplied like the rest."""
+    """Replacement for the native kernel without the extension: a dense product, zeros included."""
 
     def __init__(self, dense: Array, bias: Array | None) -> None:
         self._dense, self._bias = dense.copy(), bias
@@ -151,39 +152,42 @@ class _NumpySparse:
 
 
 def sparsify(model: Module, at_least: float = 0.6, sample: Any = None) -> Module:
-    """A copy of a pruned model whose linear and convolution layers of at least this sparsity are sparse ones.
+    """Copy a pruned model and convert its linear and convolution layers with at least this sparsity to sparse layers.
 
-    With `sample`, a batch of inputs, the copy is run on it once and layers whose dense product was faster stay as they
-    were, so that they take no more memory than before. `sparse_report` of the copy says per layer what was decided.
+    With `sample`, a batch of inputs, the copy runs once, and layers whose dense kernel is faster stay dense, so that
+    they need no extra memory. The copy's attribute `sparse_report` explains the choice for each layer.
 
-    It is for inference: a batch norm in eval mode after a convolution goes into its weights. Convolutions with groups
-    stay dense.
+    The copy is for inference: a batch norm in eval mode after a convolution is folded into its weights. Convolutions
+    with groups stay dense.
     """
-    out = _converted(model, at_least, frozenset())
+    out = _convert(model, at_least, frozenset())
     report: dict[str, str] = {}
     if sample is not None:
         with no_grad():
             out(sample if isinstance(sample, Tensor) else Tensor(sample))
-        chosen = {
+        explanations = {
             name: list(layer.explain().values())
             for name, layer in out.named_modules()
             if isinstance(layer, SparseLinear | SparseConv2d)
         }
-        report = {name: whys[-1] for name, whys in chosen.items() if whys}
-        out = _converted(model, at_least, frozenset(name for name, why in report.items() if why.startswith("dense")))
+        report = {name: texts[-1] for name, texts in explanations.items() if texts}
+        faster_dense = frozenset(name for name, text in report.items() if text.startswith("dense"))
+        out = _convert(model, at_least, faster_dense)
     object.__setattr__(out, "sparse_report", report)
     return out
 
 
-def _converted(model: Module, at_least: float, kept: frozenset[str]) -> Module:
+def _convert(model: Module, at_least: float, dense_layers: frozenset[str]) -> Module:
+    """Copy a model with sparse layers; the layers named in `dense_layers` stay dense."""
     out = copy.deepcopy(model)
     if _is_sparse(out, at_least):
-        return out if "" in kept else _sparse_layer(out)
-    _replace(out, at_least, kept, "")
+        return out if "" in dense_layers else _sparse_layer(out)
+    _replace(out, at_least, dense_layers, "")
     return out
 
 
 def _is_sparse(layer: Module, at_least: float) -> bool:
+    """True for a layer that has a sparse kernel and enough zeros."""
     if (
         not isinstance(layer, Linear | Conv2d)
         or getattr(layer, "groups", 1) != 1
@@ -198,17 +202,24 @@ def _sparse_layer(layer: Any) -> Module:
     return SparseLinear.from_dense(layer) if isinstance(layer, Linear) else SparseConv2d.from_dense(layer)
 
 
-def _replace(module: Module, at_least: float, kept: frozenset[str], prefix: str) -> None:
+def _replace(module: Module, at_least: float, dense_layers: frozenset[str], prefix: str) -> None:
+    """Replace the sparse children of a module in place, recursively."""
     children = list(module.named_children())
     for i, (name, child) in enumerate(children):
         path = f"{prefix}{name}"
-        if not _is_sparse(child, at_least) or path in kept:
-            _replace(child, at_least, kept, f"{path}.")
+        if not _is_sparse(child, at_least) or path in dense_layers:
+            _replace(child, at_least, dense_layers, f"{path}.")
             continue
-        after_name, after = children[i + 1] if i + 1 < len(children) else ("", None)
-        norm_follows = isinstance(module, Sequential) and isinstance(after, BatchNorm2d) and not after.training
-        if isinstance(child, Conv2d) and isinstance(after, BatchNorm2d) and norm_follows:
-            setattr(module, name, sparse_with_norm(child, after))
-            setattr(module, after_name, FoldedNorm())
+        # In a Sequential, the next child runs after this one, so a batch norm there can be folded.
+        next_name, next_layer = children[i + 1] if i + 1 < len(children) else ("", None)
+        norm_follows = isinstance(module, Sequential) and isinstance(next_layer, BatchNorm2d)
+        if (
+            isinstance(child, Conv2d)
+            and isinstance(next_layer, BatchNorm2d)
+            and norm_follows
+            and not next_layer.training
+        ):
+            setattr(module, name, sparse_with_norm(child, next_layer))
+            setattr(module, next_name, FoldedNorm())
         else:
             setattr(module, name, _sparse_layer(child))

@@ -1,8 +1,8 @@
-"""Structured pruning: filters that go, with everything that belonged to them.
+"""Structured pruning: remove whole filters (Li et al. 2017).
 
-`shrink` gives a smaller dense model: a filter leaves with its bias and its place in a batch norm, and the layers that
-read it lose the matching inputs, through pooling and flattening. Where residual paths meet, both sides keep the same
-channels.
+`shrink` returns a smaller dense model: each removed filter takes along its bias and its channel in a batch norm, and
+the layers that read it lose the matching inputs, through pooling and flattening. Where residual branches are added,
+both keep the same channels.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Array = npt.NDArray[Any]
 
 
 def prune_conv_filters(conv_layer: nn.Conv2d, sparsity: float = 0.5) -> tuple[nn.Conv2d, Array]:
-    """A smaller Conv2d without the filters of smallest norm, and the indices of those that stay, in order."""
+    """Remove the filters with the smallest L2 norms; return the smaller layer and the sorted indices of its filters."""
     _check_groups(conv_layer)
-    kept = kept_channels([conv_layer], sparsity)
-    return smaller_conv(conv_layer, kept, None), kept
+    channels = select_channels([conv_layer], sparsity)
+    return smaller_conv(conv_layer, channels, None), channels
 
 
 def shrink(model: Module, sparsity: float = 0.5) -> Module:
-    """A smaller dense copy of a Sequential network or a ResNet8, with `sparsity` of each layer's filters removed.
+    """Copy a Sequential network or a ResNet8 without the fraction `sparsity` of each layer's filters.
 
     >>> from tilewise import models
     >>> sum(p.size for p in shrink(models.vgg6(), 0.5).parameters()), sum(p.size for p in models.vgg6().parameters())
@@ -43,11 +43,11 @@ def shrink(model: Module, sparsity: float = 0.5) -> Module:
         return _shrink_resnet8(copy.deepcopy(model), sparsity)
     if isinstance(model, nn.Sequential):
         return _shrink_sequential(copy.deepcopy(model), sparsity)
-    raise ConfigurationError(f"shrink knows Sequential models and ResNet8, not {type(model).__name__}")
+    raise ConfigurationError(f"shrink supports Sequential models and ResNet8, not {type(model).__name__}")
 
 
-def kept_channels(convs: list[nn.Conv2d], sparsity: float) -> Array:
-    """The channels to keep where these convolutions' outputs meet: those whose filters have the largest norms."""
+def select_channels(convs: list[nn.Conv2d], sparsity: float) -> Array:
+    """Select the channels to keep: those with the largest norms, summed over convolutions whose outputs are added."""
     checked_sparsity(sparsity)
     norms: Array = np.sum([_norms(conv) for conv in convs], 0)
     keep = len(norms) - round(sparsity * len(norms))
@@ -64,36 +64,49 @@ def _norms(conv: nn.Conv2d) -> Array:
 
 def _check_groups(conv: nn.Conv2d) -> None:
     if conv.groups != 1:
-        raise ConfigurationError("a convolution with groups ties its filters to inputs; shrink it by hand")
+        raise ConfigurationError("shrink does not support convolutions with groups")
 
 
 def smaller_conv(conv: nn.Conv2d, outputs: Array | None, inputs: Array | None) -> nn.Conv2d:
-    """`conv` with only these outputs and inputs."""
+    """Copy a convolution with only these output and input channels."""
     _check_groups(conv)
     weight = conv.weight.data
     weight = weight if outputs is None else weight[outputs]
     weight = weight if inputs is None else weight[:, inputs]
-    how = {"bias": conv.bias is not None, "dilation": conv.dilation, "rng": 0}
-    small = nn.Conv2d(weight.shape[1], weight.shape[0], conv.kernel_size, conv.stride, conv.padding, **how)  # type: ignore[arg-type]
+    small = nn.Conv2d(
+        weight.shape[1],
+        weight.shape[0],
+        conv.kernel_size,
+        conv.stride,
+        conv.padding,
+        bias=conv.bias is not None,
+        dilation=conv.dilation,
+        rng=0,
+    )
     small.weight = Parameter(np.array(weight, order="C"))
     if conv.bias is not None:
         small.bias = Parameter(np.array(conv.bias.data if outputs is None else conv.bias.data[outputs]))
     return small
 
 
-def smaller_norm(norm: nn.BatchNorm2d, kept: Array) -> nn.BatchNorm2d:
-    small = nn.BatchNorm2d(len(kept), norm.eps, norm.momentum)
-    small.weight, small.bias = Parameter(norm.weight.data[kept]), Parameter(norm.bias.data[kept])
-    small.running_mean, small.running_var = Tensor(norm.running_mean.data[kept]), Tensor(norm.running_var.data[kept])
+def smaller_norm(norm: nn.BatchNorm2d, channels: Array) -> nn.BatchNorm2d:
+    """Copy a batch norm with only these channels."""
+    small = nn.BatchNorm2d(len(channels), norm.eps, norm.momentum)
+    small.weight, small.bias = Parameter(norm.weight.data[channels]), Parameter(norm.bias.data[channels])
+    small.running_mean = Tensor(norm.running_mean.data[channels])
+    small.running_var = Tensor(norm.running_var.data[channels])
     small.training = norm.training
     return small
 
 
-def smaller_linear(linear: nn.Linear, channels: Array, of: int) -> nn.Linear:
-    """`linear` reading only these of `of` channels, each of which may be several inputs (a flattened image)."""
-    per_channel, rest = divmod(linear.in_features, of)
-    if rest:
-        raise ShapeError(f"{linear.in_features} inputs do not come from {of} channels")
+def smaller_linear(linear: nn.Linear, channels: Array, channel_count: int) -> nn.Linear:
+    """Copy a linear layer with the inputs of only these of `channel_count` channels.
+
+    After flattening an image, each channel is several consecutive inputs.
+    """
+    per_channel, remainder = divmod(linear.in_features, channel_count)
+    if remainder:
+        raise ShapeError(f"{linear.in_features} inputs are not a multiple of {channel_count} channels")
     columns = (channels[:, None] * per_channel + np.arange(per_channel)).reshape(-1)
     small = nn.Linear(len(columns), linear.out_features, bias=linear.bias is not None, rng=0)
     small.weight = Parameter(np.array(linear.weight.data[:, columns], order="C"))
@@ -102,56 +115,59 @@ def smaller_linear(linear: nn.Linear, channels: Array, of: int) -> nn.Linear:
     return small
 
 
+# Layers that keep the order of channels, so that pruned channels pass through them.
 _TRANSPARENT = (nn.ReLU, nn.GELU, nn.MaxPool2d, nn.AvgPool2d, nn.Dropout, nn.Flatten)
 
 
 def _shrink_sequential(model: Any, sparsity: float) -> Module:
+    """Prune every convolution but a final one, in place, and adapt the layers that follow it."""
     layers = list(model.named_children())
     last = max((i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Conv2d | nn.Linear)), default=-1)
-    kept: Array | None = None  # channels that are left of what the last convolution gave
-    channels = 0
+    channels: Array | None = None  # remaining output channels of the last convolution; None if all remain
+    channel_count = 0
     for index, (name, layer) in enumerate(layers):
         if isinstance(layer, nn.Conv2d):
-            outputs = None if index == last else kept_channels([layer], sparsity)
-            setattr(model, name, smaller_conv(layer, outputs, kept))
-            kept, channels = outputs, layer.out_channels
-        elif kept is None:
+            outputs = None if index == last else select_channels([layer], sparsity)
+            setattr(model, name, smaller_conv(layer, outputs, channels))
+            channels, channel_count = outputs, layer.out_channels
+        elif channels is None:
             continue
         elif isinstance(layer, nn.BatchNorm2d):
-            setattr(model, name, smaller_norm(layer, kept))
+            setattr(model, name, smaller_norm(layer, channels))
         elif isinstance(layer, nn.Linear):
-            setattr(model, name, smaller_linear(layer, kept, channels))
-            kept = None
+            setattr(model, name, smaller_linear(layer, channels, channel_count))
+            channels = None
         elif not isinstance(layer, _TRANSPARENT) and type(layer).__name__ != "GlobalAvgPool":
-            raise ConfigurationError(f"shrink does not know how {type(layer).__name__} passes channels on")
+            raise ConfigurationError(f"shrink does not support {type(layer).__name__} after a pruned convolution")
     out: Module = model
     return out
 
 
 def _shrink_resnet8(model: ResNet8, sparsity: float) -> Module:
+    """Prune a ResNet8 in place; the convolutions of a stage whose outputs are added keep the same channels."""
     blocks = [model.block1, model.block2, model.block3]
-    joined: list[nn.Conv2d] = [model.conv]  # convolutions whose outputs are added up in the current stage
+    added: list[nn.Conv2d] = [model.conv]  # convolutions whose outputs are added in the current stage
     stages: list[list[nn.Conv2d]] = []
     for block in blocks:
         if block.skip is None:
-            joined.append(block.conv2)
-        else:
-            stages.append(joined)
-            joined = [block.conv2, block.skip]
-    stages.append(joined)
-    kept = [kept_channels(stage, sparsity) for stage in stages]
+            added.append(block.conv2)
+        else:  # the skip convolution starts a new stage
+            stages.append(added)
+            added = [block.conv2, block.skip]
+    stages.append(added)
+    channels = [select_channels(stage, sparsity) for stage in stages]
     width, stage = model.fc.in_features, 0
-    model.conv = smaller_conv(model.conv, kept[0], None)
+    model.conv = smaller_conv(model.conv, channels[0], None)
     for block in blocks:
-        before = stage
+        input_stage = stage
         stage += block.skip is not None
-        _shrink_block(block, kept[before], kept[stage], sparsity)
-    model.fc = smaller_linear(model.fc, kept[-1], width)
+        _shrink_block(block, channels[input_stage], channels[stage], sparsity)
+    model.fc = smaller_linear(model.fc, channels[-1], width)
     return model
 
 
 def _shrink_block(block: ResidualBlock, inputs: Array, outputs: Array, sparsity: float) -> None:
-    inner = kept_channels([block.conv1], sparsity)
+    inner = select_channels([block.conv1], sparsity)
     block.conv1 = smaller_conv(block.conv1, inner, inputs)
     block.conv2 = smaller_conv(block.conv2, outputs, inner)
     if block.skip is not None:

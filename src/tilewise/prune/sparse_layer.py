@@ -1,7 +1,7 @@
-"""What the sparse layers share: sparse or dense by measurement, what follows the product, and their files.
+"""Base class of the sparse layers: measured choice between sparse and dense kernels, epilogue, and files.
 
-A product that skips zeros is not always the faster one, and where the line lies depends on the machine, the shape and
-the pattern. So a layer runs both a few times when it meets a new size, keeps the faster, and can say why.
+A kernel that skips zeros is not always faster; the break-even sparsity depends on the machine, the shape and the
+pattern. So a layer times both kernels when it meets a new input size, uses the faster one, and can explain its choice.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from tilewise.io import load_arrays, save
 from tilewise.nn import Module
 from tilewise.nn.layers import fusable_activation
 from tilewise.nn.module import Fusing
-from tilewise.prune.bits import packed_arrays
+from tilewise.prune.bitmask import pack_sparse
 from tilewise.tensor import Tensor, is_grad_enabled
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
+    """Times of the sparse and the dense kernel in seconds, at an input size described by `at`."""
+
     sparse_s: float
     dense_s: float
     at: str
@@ -37,29 +39,30 @@ class Choice:
         return self.dense_s < self.sparse_s
 
     def __str__(self) -> str:
-        chosen = "dense" if self.dense else "sparse"
-        return f"{chosen}: sparse {self.sparse_s * 1e6:.0f} µs, dense {self.dense_s * 1e6:.0f} µs at {self.at}"
+        faster = "dense" if self.dense else "sparse"
+        return f"{faster}: sparse {self.sparse_s * 1e6:.0f} µs, dense {self.dense_s * 1e6:.0f} µs at {self.at}"
 
 
-def measured(sparse: Callable[[], Any], dense: Callable[[], Any], at: str) -> Choice:
-    """Time both, taking turns; the quickest of a few calls counts."""
+def time_both(sparse: Callable[[], Any], dense: Callable[[], Any], at: str) -> KernelChoice:
+    """Time both kernels interleaved; the fastest of five calls counts."""
     from tilewise.profile.timing.interleave import time_interleaved
 
     sparse_s, dense_s = (min(times) for times in time_interleaved((sparse, dense), 5))
-    return Choice(sparse_s, dense_s, at)
+    return KernelChoice(sparse_s, dense_s, at)
 
 
-def refuse_gradient(x: Any) -> None:
+def reject_gradient(x: Any) -> None:
+    """Raise GradientError if a gradient would be needed."""
     if isinstance(x, Tensor) and x.requires_grad and is_grad_enabled():
         raise GradientError("a sparse layer has no gradient; run it under no_grad()")
 
 
 class SparseLayer(Fusing):
-    """A layer that keeps the weights that are not zero in `_kernel`, and a dense form only where that is faster."""
+    """A layer that stores its non-zero weights in `_kernel`, and dense weights only if those are faster."""
 
-    called: str  # in sentences
-    format: str  # of its file
-    sizes: tuple[int, ...]  # batches up to each of these, and larger ones, are timed apart
+    description: str  # for error messages
+    format: str  # format name in its file
+    sizes: tuple[int, ...]  # upper bounds of the batch-size classes that are timed separately
     _kernel: Any
     _dense: Any
 
@@ -67,7 +70,7 @@ class SparseLayer(Fusing):
         self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
         self.nonzeros, self._size, self.always_sparse = int(np.count_nonzero(weight)), weight.size, always_sparse
         self._dense = None
-        self._choices: dict[Any, Choice] = {}
+        self._choices: dict[Any, KernelChoice] = {}
 
     @property
     def sparsity(self) -> float:
@@ -75,34 +78,34 @@ class SparseLayer(Fusing):
 
     @property
     def nbytes(self) -> int:
-        """Bytes the weights and bias take; a dense copy kept because it is faster counts too."""
-        parts = (self._kernel, self._dense, self.float_bias)
-        return int(sum(part.nbytes for part in parts if part is not None))
+        """Bytes of weights and bias, including the dense weights if they are faster."""
+        buffers = (self._kernel, self._dense, self.float_bias)
+        return int(sum(buffer.nbytes for buffer in buffers if buffer is not None))
 
     def explain(self) -> dict[str, str]:
-        """For each size of input met so far: "sparse" or "dense", and the times that decided it."""
+        """Explain the choice for each input size so far: "sparse" or "dense", with both times."""
         names = [f"up to {n}" for n in self.sizes] + [f"above {self.sizes[-1]}"]
-        return {names[size]: str(why) for size, why in sorted(self._choices.items())}
+        return {names[size]: str(choice) for size, choice in sorted(self._choices.items())}
 
     def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
         activation = fusable_activation(layers[1:2])
         return self(x, activation=activation), 2 if activation else 1
 
-    def _size_of(self, batch: int) -> int:
+    def _size_class(self, batch: int) -> int:
         return int(np.searchsorted(self.sizes, batch))
 
     def _choose(self, key: Any, sparse: Callable[[], Any], dense: Callable[[], Any], at: str) -> bool:
-        """Whether the dense product is the one to use at this size; both are timed the first time."""
+        """Return True if the dense kernel is faster at this size; times both on the first call."""
         if key not in self._choices:
-            kept = self._dense
-            self._choices[key] = measured(sparse, dense, at)
-            if not self._choices[key].dense:
-                self._dense = kept
+            dense_before = self._dense
+            self._choices[key] = time_both(sparse, dense, at)
+            if not self._choices[key].dense:  # free the dense weights that were only created for timing
+                self._dense = dense_before
         return self._choices[key].dense
 
     @staticmethod
-    def _finished(out: Array, activation: str | None, residual: Any, fused: bool) -> Tensor:
-        """A product with what follows it, as far as that was not `fused` into it."""
+    def _apply_epilogue(out: Array, activation: str | None, residual: Any, fused: bool) -> Tensor:
+        """Add the residual and apply the activation, unless the kernel has `fused` them."""
         if residual is not None:
             out += np.asarray(residual.data if isinstance(residual, Tensor) else residual)
         if activation is not None and not fused:
@@ -110,29 +113,31 @@ class SparseLayer(Fusing):
         return Tensor(out)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Non-zero values and one bit per weight, as safetensors."""
+        """Write the non-zero values and one bit per weight to a safetensors file."""
         bias = {} if self.float_bias is None else {"bias": self.float_bias}
-        save(packed_arrays(self._weights()) | self._beside() | bias, path, {"format": self.format})
+        save(pack_sparse(self._weights()) | self._extra_arrays() | bias, path, {"format": self.format})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a layer written by `save`."""
         arrays, metadata = load_arrays(path)
         try:
             floats = [arrays[name] for name in ("bias", "scale") if name in arrays]
             if metadata.get("format") != cls.format or any(array.dtype != np.float32 for array in floats):
                 raise ValueError
-            return cls._restored(arrays)
+            return cls._from_arrays(arrays)
         except (KeyError, ValueError, TypeError):
-            raise FileFormatError(f"{path} does not hold {cls.called}") from None
+            raise FileFormatError(f"{path} does not contain {cls.description}") from None
 
     def _weights(self) -> Array:
-        """All of them, zeros included."""
+        """Dense weights, zeros included."""
         raise NotImplementedError
 
-    def _beside(self) -> dict[str, Array]:
-        """What its file holds beside weights and bias."""
+    def _extra_arrays(self) -> dict[str, Array]:
+        """Arrays of its file other than weights and bias."""
         return {}
 
     @classmethod
-    def _restored(cls, arrays: dict[str, Array]) -> Self:
+    def _from_arrays(cls, arrays: dict[str, Array]) -> Self:
+        """Create the layer from the arrays of its file."""
         raise NotImplementedError
