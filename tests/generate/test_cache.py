@@ -61,7 +61,7 @@ def test_a_sliding_cache_keeps_the_latest_positions() -> None:
     for position in range(11):
         cache.update(0, key[:, :, position : position + 1], key[:, :, position : position + 1], position)
     np.testing.assert_array_equal(cache.get(0, slice(7, 11))[0], key[:, :, 7:])
-    with pytest.raises(ShapeError, match="holds positions 7 to 10"):
+    with pytest.raises(ShapeError, match="has positions 7 to 10"):
         cache.get(0, slice(6, 11))
 
 
@@ -89,7 +89,7 @@ def test_reset_truncate_and_fork() -> None:
     forked.update(0, rows(6, steps=1), rows(6, steps=1), 4)
     assert cache.lengths.max() == 4
     cache.truncate(2)
-    with pytest.raises(ShapeError, match="holds 2"):
+    with pytest.raises(ShapeError, match="has 2"):
         cache.get(0, 3)
     cache.reset()
     assert cache.get(0, 0)[0].shape == (2, 3, 0, 8)

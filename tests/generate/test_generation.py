@@ -120,15 +120,15 @@ def test_sampling_is_fixed_by_its_seed_and_keeps_to_top_k() -> None:
         ({"prompt": [1], "cache": KVCache(40, 3, 16)}, r"need a cache of"),
         (
             {"prompt": [1], "max_new_tokens": 9, "cache": KVCache(8, 3, 16, n_layers=2, batch_size=1)},
-            "take 9 positions",
+            "need 9 positions",
         ),
         ({"prompt": [1], "cache": "yes"}, "must be a KVCache"),
-        ({"prompt": [1], "cache": new_cache(SMALL, 1), "use_cache": False}, "use_cache is False"),
+        ({"prompt": [1], "cache": new_cache(SMALL, 1), "use_cache": False}, "needs use_cache=True"),
         ({"prompt": None}, "sequence of token ids"),
         ({"prompt": [[[1]]]}, "one row of token ids"),
-        ({"prompt": [1], "max_new_tokens": 2.5}, "max_new_tokens must be a whole number"),
+        ({"prompt": [1], "max_new_tokens": 2.5}, "max_new_tokens must be an integer"),
         ({"prompt": [1], "seed": -1}, "seed must be"),
-        ({"prompt": [1], "stop": "a"}, "stop is a token id"),
+        ({"prompt": [1], "stop": "a"}, "stop must be a token id"),
         ({"prompt": [1], "temperature": "hot"}, "temperature must be"),
         ({"prompt": [1], "top_k": 2.5}, "top_k must be"),
     ],
@@ -143,12 +143,12 @@ def test_bad_requests_get_a_sentence_before_anything_runs(arguments: dict, sente
 def test_a_model_that_gives_nan_says_so(temperature: float, use_cache: bool) -> None:
     broken = GPT(1, 16, 1, vocab=5, context=8)
     broken.norm.weight.data[0] = np.nan
-    with pytest.raises(ConfigurationError, match="NaN instead of logits"):
+    with pytest.raises(ConfigurationError, match="logits are NaN"):
         list(generate(broken, [1], 2, temperature=temperature, use_cache=use_cache))
 
 
 def test_something_else_than_a_gpt_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"takes a tilewise\.nn\.GPT"):
+    with pytest.raises(ConfigurationError, match=r"needs a tilewise\.nn\.GPT"):
         generate(models.mlp(), [1], 2)
 
 
@@ -236,7 +236,7 @@ def test_a_file_that_is_no_gpt2_gets_a_sentence(tmp_path) -> None:
     [
         (lambda t: t.pop("h.1.mlp.c_fc.bias"), "lacks blocks.1.linear1.bias"),
         (lambda t: t.update({"h.0.attn.c_attn.weight": np.zeros((128, 100), np.float32)}), r"has shape \(100, 128\)"),
-        (lambda t: t.update({"wte.weight": np.zeros((50, 0), np.float32)}), "whole GPT"),
+        (lambda t: t.update({"wte.weight": np.zeros((50, 0), np.float32)}), "complete GPT"),
         (lambda t: [t.pop(name) for name in list(t) if name.startswith("h.")], "0 layers"),
     ],
 )

@@ -27,7 +27,14 @@ _LLAMA_LAYERS = {
 
 
 def small_llama(seed: int = 0, vocab: int = 64, width: int = 64, **more: Any) -> Llama:
-    sizes: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "hidden": 96, "context": 96, "side_by_side": True}
+    sizes: dict[str, Any] = {
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "hidden": 96,
+        "context": 96,
+        "interleaved_rope": True,
+    }
     model = Llama(LlamaConfig(width=width, vocab=vocab, **(sizes | more)), rng=seed)
     rng = np.random.default_rng(seed)
     for name, tensor in model.named_tensors():

@@ -119,7 +119,7 @@ def test_metadata_is_what_was_written(tmp_path: Path) -> None:
     [
         ({"block_count": 3}, "no tensor 'blk.2"),
         ({"feed_forward_length": 64}, "not"),
-        ({"attention.head_count": 5}, "cannot be shared"),
+        ({"attention.head_count": 5}, "cannot be divided"),
         ({"attention.head_count_kv": 3}, "cannot share"),
         ({"context_length": 0}, "context_length"),
         ({"rope.dimension_count": 200}, "rotary"),
@@ -148,7 +148,7 @@ def test_other_files_are_one_sentence(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "other.gguf", "mamba")
     writer.add_tensor("a", np.zeros((2, 2), np.float32))
     writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
-    with pytest.raises(FileFormatError, match="gpt2, llama, qwen2 are read"):
+    with pytest.raises(FileFormatError, match="gpt2, llama, qwen2 are supported"):
         load_gguf(tmp_path / "other.gguf")
     assert set(KINDS) <= {kind.name for kind in READ.values()}
 

@@ -20,20 +20,20 @@ from tilewise.nn.llama import rotary_frequencies, rotate
 SHAPES = [(4, 4, True), (4, 2, False), (6, 1, True)]  # heads, heads with keys, pairs side by side
 
 
-def config(heads: int = 4, kv_heads: int = 2, side_by_side: bool = True, **more: Any) -> LlamaConfig:
+def config(heads: int = 4, kv_heads: int = 2, interleaved_rope: bool = True, **more: Any) -> LlamaConfig:
     sizes: dict[str, Any] = {"layers": 2, "width": 48, "hidden": 80, "vocab": 31, "context": 64}
-    return LlamaConfig(heads=heads, kv_heads=kv_heads, side_by_side=side_by_side, **(sizes | more))
+    return LlamaConfig(heads=heads, kv_heads=kv_heads, interleaved_rope=interleaved_rope, **(sizes | more))
 
 
-def torch_rotate(x: torch.Tensor, frequencies: np.ndarray, side_by_side: bool) -> torch.Tensor:
+def torch_rotate(x: torch.Tensor, frequencies: np.ndarray, interleaved_rope: bool) -> torch.Tensor:
     """As complex numbers: another way than ours."""
     pairs = len(frequencies)
-    halves = x.unflatten(-1, (pairs, 2)) if side_by_side else x.unflatten(-1, (2, pairs)).transpose(-1, -2)
+    halves = x.unflatten(-1, (pairs, 2)) if interleaved_rope else x.unflatten(-1, (2, pairs)).transpose(-1, -2)
     angles = torch.outer(torch.arange(x.shape[-2]).double(), torch.from_numpy(frequencies).double())
     turned = torch.view_as_real(
         torch.view_as_complex(halves.double().contiguous()) * torch.polar(torch.ones(()).double(), angles)
     )
-    return (turned if side_by_side else turned.transpose(-1, -2)).flatten(-2).to(x.dtype)
+    return (turned if interleaved_rope else turned.transpose(-1, -2)).flatten(-2).to(x.dtype)
 
 
 def torch_model(model: Llama, ids: np.ndarray, parameters: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -48,7 +48,7 @@ def torch_model(model: Llama, ids: np.ndarray, parameters: dict[str, torch.Tenso
             .transpose(1, 2)
             for name in "qkv"
         )
-        q, k = (torch_rotate(each, c.frequencies, c.side_by_side) for each in (q, k))
+        q, k = (torch_rotate(each, c.frequencies, c.interleaved_rope) for each in (q, k))
         mixed = tf.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + tf.linear(mixed.transpose(1, 2).flatten(2), p["self_attn.o_proj.weight"])
         h = tf.rms_norm(x, (c.width,), p["norm2.weight"], c.eps)
@@ -58,9 +58,9 @@ def torch_model(model: Llama, ids: np.ndarray, parameters: dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "side_by_side"), SHAPES)
-def test_logits_and_all_gradients_are_pytorchs(heads: int, kv_heads: int, side_by_side: bool, bias: bool) -> None:
-    model = Llama(config(heads, kv_heads, side_by_side, qkv_bias=bias), rng=1)
+@pytest.mark.parametrize(("heads", "kv_heads", "interleaved_rope"), SHAPES)
+def test_logits_and_all_gradients_are_pytorchs(heads: int, kv_heads: int, interleaved_rope: bool, bias: bool) -> None:
+    model = Llama(config(heads, kv_heads, interleaved_rope, qkv_bias=bias), rng=1)
     rng = np.random.default_rng(0)
     for name, tensor in model.named_tensors():
         if "norm" in name:
@@ -81,15 +81,15 @@ def test_logits_and_all_gradients_are_pytorchs(heads: int, kv_heads: int, side_b
 
 def test_rotary_positions_leave_the_rest_of_a_head_alone() -> None:
     x = np.random.default_rng(1).standard_normal((1, 2, 5, 10)).astype(np.float32)
-    for side_by_side in (True, False):
-        turned = rotate(Tensor(x), np.arange(5), rotary_frequencies(3), side_by_side).data
+    for interleaved_rope in (True, False):
+        turned = rotate(Tensor(x), np.arange(5), rotary_frequencies(3), interleaved_rope).data
         np.testing.assert_array_equal(turned[..., 6:], x[..., 6:])
         np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "side_by_side"), SHAPES)
-def test_the_cache_changes_no_token(heads: int, kv_heads: int, side_by_side: bool) -> None:
-    model = Llama(config(heads, kv_heads, side_by_side), rng=1)
+@pytest.mark.parametrize(("heads", "kv_heads", "interleaved_rope"), SHAPES)
+def test_the_cache_changes_no_token(heads: int, kv_heads: int, interleaved_rope: bool) -> None:
+    model = Llama(config(heads, kv_heads, interleaved_rope), rng=1)
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8]]
     together = np.array(list(generate(model, prompts, 20)))
     for i, prompt in enumerate(prompts):

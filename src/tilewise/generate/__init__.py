@@ -1,4 +1,7 @@
-"""Generation with a key/value cache."""
+"""Text generation with a key/value cache.
+
+The three most important names: `generate` (yields tokens), `KVCache` and `CachedAttention`.
+"""
 
 from tilewise.generate.attention import CachedAttention
 from tilewise.generate.cache import KVCache

@@ -1,8 +1,8 @@
-"""Causal self-attention that computes only what is new.
+"""Causal self-attention with a KV cache.
 
-`attention(x)` is attention over `x`; `attention(x, past_kv=cache.layer(0))` stores the keys and values of `x` and lets
-its positions see everything stored before. It is the framework's own attention with the causal rule fixed, so a trained
-block and a generating one share weights and code.
+`attention(x)` is attention over `x`; `attention(x, past_kv=cache.layer(0))` stores the keys and values of `x` and
+attends to all stored positions. It is the framework's attention with `causal=True`, so training and generation share
+weights and code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tilewise.nn.transformer import MultiHeadAttention
 
 
 class CachedAttention(MultiHeadAttention):
-    """Attention over (B, T, C), causal, continuing a KVCache's layer where one is given.
+    """Causal attention over (B, T, C) that continues a layer of a KVCache if `past_kv` is given.
 
     >>> import numpy as np
     >>> from tilewise import Tensor, no_grad

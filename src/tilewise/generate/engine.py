@@ -1,9 +1,8 @@
-"""Logits of the next positions of several sequences, over a cache: the native decoder, or the model itself.
+"""Engines that compute logits over a KV cache: the native decoder, or the model's own layers.
 
-Both take the same flat list of rows (token, sequence, position), so prompts of different lengths are prefilled together
-without padding. The native decoder does a whole model in one call and reads float32 weights where they lie; int8 and
-four-bit weights are copies, a quarter and a seventh of the size. What it prepares (copies, large pages) is kept with
-the model.
+Both take a flat list of rows (token, sequence, position), so prompts of different lengths are prefilled together
+without padding. The native decoder runs a whole model in one call and reads float32 weights in place; INT8 and INT4
+weights are copies, a quarter and a seventh of the size. Its preparations (copies, large pages) are cached in the model.
 """
 
 from __future__ import annotations
@@ -26,15 +25,18 @@ LanguageModel = GPT | Llama
 
 
 class Engine(Protocol):
-    """What `generate` drives."""
+    """Interface that `generate` uses."""
 
-    def run(self, rows: Array, cache: KVCache, wanted: Array) -> Array:
-        """Rows (n, 3) of token, sequence, position are stored; logits (len(wanted), vocabulary) of those named."""
+    def run(self, rows: Array, cache: KVCache, output_rows: Array) -> Array:
+        """Compute rows (n, 3) of token, sequence and position, and store their keys and values in the cache.
+
+        Returns logits (len(output_rows), vocabulary) for the rows at these indices.
+        """
         ...
 
 
 def new_cache(model: LanguageModel, batch: int, length: int | None = None, dtype: str = "float32") -> KVCache:
-    """A cache of the shape this model needs."""
+    """Create a cache of the shape this model needs."""
     kv_heads, head_dim = head_shape(model)
     return KVCache(
         length or model.context, kv_heads, head_dim, n_layers=len(model.blocks), batch_size=batch, dtype=dtype
@@ -42,23 +44,23 @@ def new_cache(model: LanguageModel, batch: int, length: int | None = None, dtype
 
 
 def head_shape(model: LanguageModel) -> tuple[int, int]:
-    """How many heads have keys and values of their own, and how wide they are."""
+    """Return the number of key/value heads and their width."""
     if isinstance(model, Llama):
         return model.config.kv_heads, model.config.head_dim
     return model.heads, model.token_embedding.weight.shape[1] // model.heads
 
 
 def make_engine(model: LanguageModel, weights: str = "float32") -> Engine:
-    """The fastest engine for this model: native where the extension is built and the weights are float32 arrays or four
-    bits (`quantize(model, bits=4)`); `weights` "int8" or "int4" decodes with copies of float32 weights.
+    """Create the fastest engine for this model.
 
-    A native engine stays with its model, so the next call has it at once; it is made anew when a parameter was replaced
-    or, behind integer copies, changed.
+    The native engine supports float32 and INT4 weights (`quantize(model, bits=4)`); `weights` "int8" or "int4" decodes
+    with quantized copies of float32 weights. It is cached in the model and created again when a parameter was replaced
+    or, if it has quantized copies, changed.
     """
     if weights not in ("float32", "int8", "int4"):
         raise ConfigurationError(f'weights must be "float32", "int8" or "int4", not {weights!r}')
     if native is not None and _is_native(model):
-        return _kept_engines(model).get(model, weights)
+        return _engine_cache(model).get(model, weights)
     if weights != "float32":
         raise ConfigurationError(f"{weights} weights need the compiled kernels and a float32 model")
     return ModelEngine(model)
@@ -68,17 +70,18 @@ class NativeEngine:
     """The decoder of the compiled extension."""
 
     def __init__(self, model: LanguageModel, weights: str = "float32") -> None:
+        """Pass the model's arrays to the native decoder, which keeps references to them."""
         assert native is not None
         self.settings = _settings(model)
-        dense = _four_bit_dense if weights == "int4" else _dense
+        dense = _int4_weights if weights == "int4" else _linear_weights
         try:
             self._decoder = native.Decoder(
                 model.token_embedding.weight.data,
                 model.position_embedding.weight.data if isinstance(model, GPT) else None,
-                [_block_parts(block, dense) for block in model.blocks],
-                [*_norm_parts(model.norm), dense(model.head)],
+                [_block_weights(block, dense) for block in model.blocks],
+                [*_norm_weights(model.norm), dense(model.head)],
                 *self.settings[:6],
-                _rotary(model),
+                _rotary_frequencies(model),
                 self.settings[6],
                 weights == "int8",
             )
@@ -87,55 +90,57 @@ class NativeEngine:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the matrices that every token reads."""
+        """Bytes of the matrices that are read for every token."""
         return int(self._decoder.weight_bytes)
 
     def fresh(self) -> bool:
-        """Whether integer copies are still those of the weights; that costs reading these once."""
+        """True if quantized copies still match the weights; this reads the weights once."""
         return bool(self._decoder.fresh())
 
     def products(self) -> None:
-        """The matrix products of one token and nothing else: what reading the weights once is compared with."""
+        """Run only the matrix products of one token, to compare them with the time to read the weights once."""
         self._decoder.products()
 
-    def run(self, rows: Array, cache: KVCache, wanted: Array) -> Array:
-        logits: Array = self._decoder.run(rows, cache.keys, cache.values, cache.key_scales, cache.value_scales, wanted)
+    def run(self, rows: Array, cache: KVCache, output_rows: Array) -> Array:
+        """Compute logits; see `Engine.run`."""
+        logits: Array = self._decoder.run(
+            rows, cache.keys, cache.values, cache.key_scales, cache.value_scales, output_rows
+        )
         np.maximum.at(cache.lengths.T, rows[:, 1], rows[:, 2:] + 1)
         return logits
 
 
 def _settings(model: LanguageModel) -> tuple[Any, ...]:
-    """What the decoder is told beside its arrays: heads, their sizes, positions, eps, GELU's form, the rotary pairs."""
+    """Scalar settings of the decoder: heads, head sizes, context, eps, tanh GELU, rotary layout and frequencies."""
     kv_heads, head_dim = head_shape(model)
+    sizes = model.heads, kv_heads, head_dim, model.context, model.norm.eps
     if isinstance(model, Llama):
-        frequencies = _rotary(model)
-        turns = b"" if frequencies is None else frequencies.tobytes()
-        return model.heads, kv_heads, head_dim, model.context, model.norm.eps, False, model.config.side_by_side, turns
-    tanh = model.approximate == "tanh"
-    return model.heads, kv_heads, head_dim, model.context, model.norm.eps, tanh, False, b""
+        frequencies = _rotary_frequencies(model)
+        return *sizes, False, model.config.interleaved_rope, b"" if frequencies is None else frequencies.tobytes()
+    return *sizes, model.approximate == "tanh", False, b""
 
 
-def _rotary(model: LanguageModel) -> Array | None:
+def _rotary_frequencies(model: LanguageModel) -> Array | None:
     if not isinstance(model, Llama) or model.config.frequencies is None:
         return None
     return np.ascontiguousarray(model.config.frequencies, np.float32)
 
 
-Dense = tuple[Array | None, Any, Array | None]  # a float weight, a four-bit one, a bias
+LinearWeights = tuple[Array | None, Any, Array | None]  # float32 weight, INT4 weight, bias
 
 
-def _dense(layer: Any) -> Dense:
-    """A linear layer as the decoder takes it."""
+def _linear_weights(layer: Any) -> LinearWeights:
+    """Weights of a linear layer in the decoder's form."""
     if isinstance(layer, Linear):
         return layer.weight.data, None, None if layer.bias is None else layer.bias.data
     return None, layer.kernel, layer.float_bias
 
 
-def _four_bit_dense(layer: Any) -> Dense:
-    """The same with a four-bit copy of a float weight, rounded to the nearest."""
+def _int4_weights(layer: Any) -> LinearWeights:
+    """Weights of a linear layer with an INT4 copy (rounded to nearest) of a float32 weight."""
     from tilewise.quantize.four_bits.blocks import round_blocks
 
-    weight, kernel, bias = _dense(layer)
+    weight, kernel, bias = _linear_weights(layer)
     if weight is not None and native is not None:
         blocks = round_blocks(weight)
         kernel = native.Int4Weights(blocks.codes, blocks.scales, blocks.minimums, blocks.column_scale)
@@ -143,7 +148,7 @@ def _four_bit_dense(layer: Any) -> Dense:
 
 
 def _block_layers(block: Any) -> list[list[Any]]:
-    """The linear layers of a block: to queries, keys and values; out; up (with its gate before it); down."""
+    """Linear layers of a block: query, key and value; output; (gate and) up; down."""
     attention = block.self_attn
     if isinstance(block, LlamaBlock):
         qkv, mlp = [attention.q_proj, attention.k_proj, attention.v_proj], block.mlp
@@ -151,78 +156,85 @@ def _block_layers(block: Any) -> list[list[Any]]:
     return [[attention.in_layer()], [attention.out_proj], [block.linear1], [block.linear2]]
 
 
-def _block_parts(block: Any, dense: Callable[[Any], Dense]) -> list[Any]:
+def _block_weights(block: Any, dense: Callable[[Any], LinearWeights]) -> list[Any]:
     qkv, (out,), up, (down,) = (list(map(dense, layers)) for layers in _block_layers(block))
-    return [*_norm_parts(block.norm1), qkv, out, *_norm_parts(block.norm2), up, down]
+    return [*_norm_weights(block.norm1), qkv, out, *_norm_weights(block.norm2), up, down]
 
 
-def _norm_parts(norm: Any) -> list[Array | None]:
+def _norm_weights(norm: Any) -> list[Array | None]:
     return [norm.weight.data, None if isinstance(norm, RMSNorm) else norm.bias.data]
 
 
 def _is_native(model: LanguageModel) -> bool:
-    """Whether the decoder can read all of this model."""
-    layers = [layer for block in model.blocks for part in _block_layers(block) for layer in part] + [model.head]
-    fits = all(isinstance(layer, Linear) or _is_four_bit(layer) for layer in layers)
-    return fits and all(p.data.dtype == np.float32 and p.data.flags.c_contiguous for p in model.parameters())
+    """True if the native decoder supports all layers of this model."""
+    layers = [layer for block in model.blocks for group in _block_layers(block) for layer in group] + [model.head]
+    supported = all(isinstance(layer, Linear) or _is_int4(layer) for layer in layers)
+    return supported and all(p.data.dtype == np.float32 and p.data.flags.c_contiguous for p in model.parameters())
 
 
-def _is_four_bit(layer: Any) -> bool:
+def _is_int4(layer: Any) -> bool:
     return native is not None and isinstance(getattr(layer, "kernel", None), native.Int4Weights)
 
 
-class KeptEngines:
-    """The native engines of one model, an attribute of it. A copy of the model starts without any."""
+class EngineCache:
+    """The native engines of one model, stored as an attribute of it. A copy of the model gets an empty cache."""
 
     def __init__(self) -> None:
         self._engines: dict[str, tuple[NativeEngine, list[Any]]] = {}
 
-    def __reduce__(self) -> tuple[type[KeptEngines], tuple[()]]:
-        return KeptEngines, ()
+    def __reduce__(self) -> tuple[type[EngineCache], tuple[()]]:
+        return EngineCache, ()
 
     def get(self, model: LanguageModel, weights: str) -> NativeEngine:
-        kept = self._engines.get(weights)
-        if kept is not None and self._fits(*kept, model):
-            return kept[0]
-        self._engines.pop(weights, None)  # before the new one is made: two would take twice the memory
-        kept = self._engines[weights] = (NativeEngine(model, weights), _weights(model))
-        return kept[0]
+        """Return the cached engine if it is still valid, or create a new one."""
+        entry = self._engines.get(weights)
+        if entry is not None and self._is_valid(*entry, model):
+            return entry[0]
+        self._engines.pop(weights, None)  # free the old engine first: two would take twice the memory
+        entry = self._engines[weights] = (NativeEngine(model, weights), _all_weights(model))
+        return entry[0]
 
     @staticmethod
-    def _fits(engine: NativeEngine, before: list[Any], model: LanguageModel) -> bool:
-        now = _weights(model)
-        same = len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
-        return same and engine.settings == _settings(model) and engine.fresh()
+    def _is_valid(engine: NativeEngine, engine_weights: list[Any], model: LanguageModel) -> bool:
+        """True if the model still has the same arrays and settings, and quantized copies are up to date."""
+        weights = _all_weights(model)
+        unchanged = len(engine_weights) == len(weights) and all(
+            a is b for a, b in zip(engine_weights, weights, strict=True)
+        )
+        return unchanged and engine.settings == _settings(model) and engine.fresh()
 
 
-def _weights(model: LanguageModel) -> list[Any]:
-    """What an engine was made of: float arrays and four-bit kernels."""
-    return [p.data for p in model.parameters()] + [vars(m)["kernel"] for m in model.modules() if _is_four_bit(m)]
+def _all_weights(model: LanguageModel) -> list[Any]:
+    """All float32 arrays and INT4 kernels of a model."""
+    return [p.data for p in model.parameters()] + [vars(m)["kernel"] for m in model.modules() if _is_int4(m)]
 
 
-def _kept_engines(model: LanguageModel) -> KeptEngines:
-    return cast(KeptEngines, vars(model).setdefault("_engines", KeptEngines()))
+def _engine_cache(model: LanguageModel) -> EngineCache:
+    return cast(EngineCache, vars(model).setdefault("_engines", EngineCache()))
 
 
 class ModelEngine:
-    """The model's own layers: a prompt at a time, then all sequences together, a token each."""
+    """Runs the model's own layers: one prompt at a time, then all sequences together with one token each."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
-    def run(self, rows: Array, cache: KVCache, wanted: Array) -> Array:
+    def run(self, rows: Array, cache: KVCache, output_rows: Array) -> Array:
+        """Compute logits; see `Engine.run`."""
         one_each = len(rows) == cache.batch_size and bool((rows[:, 1] == np.arange(len(rows))).all())
         with no_grad():
             if one_each:
                 views = [cache.layer(i) for i in range(cache.n_layers)]
                 logits: Array = self.model(rows[:, :1], views, rows[:, 2]).data[:, 0]
-                return logits[wanted]
-            return self._prompts(rows, cache)[wanted]
+                return logits[output_rows]
+            return self._prefill(rows, cache)[output_rows]
 
-    def _prompts(self, rows: Array, cache: KVCache) -> Array:
-        out = np.empty((len(rows), self.model.vocab), self.model.token_embedding.weight.dtype)
+    def _prefill(self, rows: Array, cache: KVCache) -> Array:
+        """Run each sequence's rows separately; return the logits of all rows (n, vocabulary)."""
+        logits = np.empty((len(rows), self.model.vocab), self.model.token_embedding.weight.dtype)
         for index in np.unique(rows[:, 1]):
-            mine = rows[:, 1] == index
+            in_sequence = rows[:, 1] == index
             views = [cache.sequence(layer, int(index)).layer(0) for layer in range(cache.n_layers)]
-            out[mine] = self.model(rows[mine, 0][None], views, int(rows[mine, 2][0])).data[0]
-        return out
+            tokens, start = rows[in_sequence, 0][None], int(rows[in_sequence, 2][0])
+            logits[in_sequence] = self.model(tokens, views, start).data[0]
+        return logits

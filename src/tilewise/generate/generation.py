@@ -1,7 +1,7 @@
-"""`generate`: tokens one after the other, as they come.
+"""`generate`: yield tokens one after the other.
 
-With the cache, the prompt is computed once and each new token costs one position. Without it (`use_cache=False`) every
-token costs the whole sequence again: the same tokens, for comparison.
+With the cache, the prompt is computed once and each new token costs one position. Without it (`use_cache=False`) each
+token recomputes the whole sequence; the tokens are the same.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tilewise._wording import pluralize
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.generate.cache import KVCache
 from tilewise.generate.engine import LanguageModel, head_shape, make_engine, new_cache
-from tilewise.generate.sampling import Sampler, is_whole
+from tilewise.generate.sampling import Sampler, is_integer
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
-NextLogits = Callable[[Array], Array]  # the tokens added last, one per sequence, to logits (B, vocabulary)
-FINISHED = -1
+NextLogits = Callable[[Array], Array]  # maps the previous tokens (B,) to logits (B, vocabulary)
+END_OF_SEQUENCE = -1
 
 
 def generate(
@@ -38,59 +38,69 @@ def generate(
     cache_dtype: str = "float32",
     cache: KVCache | None = None,
 ) -> Iterator[Any]:
-    """Yield `max_new_tokens` new token ids after `prompt`, each as soon as it is known.
+    """Yield up to `max_new_tokens` new token ids after `prompt`, each as soon as it is computed.
 
-    A prompt of several sequences (of any lengths) yields an array with one id per sequence and step; a sequence that
-    has met a `stop` token gives -1 from then on, and generation ends when all have. The stop token itself is yielded.
-    `weights="int8"` or `"int4"` decodes with copies of the weights in so many bits, `cache_dtype` stores keys and
-    values in float16 or int8. A model of `quantize(model, bits=4)` decodes with its own four-bit weights.
+    A prompt of several sequences (of any lengths) yields arrays with one id per sequence. A sequence that has produced
+    a `stop` token gives -1 from then on, and generation ends when all have. The stop token itself is yielded.
+    `weights="int8"` or `"int4"` decodes with quantized copies of the weights; `cache_dtype` stores keys and values in
+    float16 or int8. A model from `quantize(model, bits=4)` decodes with its own INT4 weights.
 
     >>> from tilewise import models
     >>> len(list(generate(models.gpt("4x128"), [1, 2, 3], 5)))
     5
     """
     if not isinstance(model, LanguageModel):
-        raise ConfigurationError(f"generate takes a tilewise.nn.GPT or Llama, not a {type(model).__name__}")
+        raise ConfigurationError(f"generate needs a tilewise.nn.GPT or Llama, not a {type(model).__name__}")
     prompts, single = _checked_prompts(model, prompt)
     sampler = Sampler(temperature, top_k, top_p)
     for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed)):
-        if not is_whole(value) or value < 0:
-            raise ConfigurationError(f"{name} must be a whole number from 0 on, not {value!r}")
+        if not is_integer(value) or value < 0:
+            raise ConfigurationError(f"{name} must be an integer of at least 0, not {value!r}")
     stops = _checked_stops(stop)
-    longest = max(len(p) for p in prompts)
-    if longest + max_new_tokens > model.context + 1:  # the last token is yielded, not fed back
+    prompt_length = max(len(p) for p in prompts)
+    positions = prompt_length + max_new_tokens - 1  # the last token is yielded but not fed back
+    if positions > model.context:
         raise ShapeError(
-            f"a prompt of {pluralize(longest, 'token')} and {max_new_tokens} new ones do not fit into the model's "
-            f"context of {model.context}"
+            f"a prompt of {pluralize(prompt_length, 'token')} and {max_new_tokens} new ones do not fit into the "
+            f"model's context of {model.context}"
         )
     if use_cache:
-        length = max(1, longest + max_new_tokens - 1)
-        cache = new_cache(model, len(prompts), length, cache_dtype) if cache is None else cache
-        _check_cache(cache, model, len(prompts), longest + max_new_tokens - 1)
+        cache = new_cache(model, len(prompts), max(1, positions), cache_dtype) if cache is None else cache
+        _check_cache(cache, model, len(prompts), positions)
         next_logits = _cached(model, prompts, cache, weights)
     else:
         if weights != "float32":
-            raise ConfigurationError("generation without a cache uses the model's own float32 weights")
+            raise ConfigurationError(f"{weights} weights need use_cache=True")
         if cache is not None:
-            raise ConfigurationError("a cache was given, but use_cache is False")
+            raise ConfigurationError("a cache needs use_cache=True")
         next_logits = _uncached(model, prompts)
-    return _steps(next_logits, sampler, max_new_tokens, stops, np.random.default_rng(seed), len(prompts), single)
+    return _generate(
+        next_logits,
+        sampler,
+        max_new_tokens,
+        stops=stops,
+        rng=np.random.default_rng(seed),
+        batch=len(prompts),
+        single=single,
+    )
 
 
-def _steps(
+def _generate(
     next_logits: NextLogits,
     sampler: Sampler,
     count: int,
+    *,
     stops: frozenset[int],
     rng: np.random.Generator,
     batch: int,
     single: bool,
 ) -> Iterator[Any]:
+    """Sample up to `count` tokens per sequence, until all sequences have produced a stop token."""
     tokens = np.empty(0, np.int64)
     running = np.ones(batch, bool)
     for _ in range(count):
         tokens = sampler.pick(next_logits(tokens), rng)
-        yield int(tokens[0]) if single else np.where(running, tokens, FINISHED)
+        yield int(tokens[0]) if single else np.where(running, tokens, END_OF_SEQUENCE)
         if stops:
             running &= ~np.isin(tokens, list(stops))
             if not running.any():
@@ -98,13 +108,14 @@ def _steps(
 
 
 def _cached(model: LanguageModel, prompts: list[Array], cache: KVCache, weights: str) -> NextLogits:
+    """Create the function that computes the next logits with a cache."""
     engine = make_engine(model, weights)
     cache.reset()
     lengths = np.array([len(p) for p in prompts])
     batch = np.arange(len(prompts))
 
     def next_logits(tokens: Array) -> Array:
-        if tokens.size == 0:
+        if tokens.size == 0:  # first call: prefill all prompts in one batch of rows, without padding
             sequence = np.repeat(batch, lengths)
             position = np.concatenate([np.arange(n) for n in lengths])
             rows = np.stack([np.concatenate(prompts), sequence, position], 1)
@@ -117,6 +128,7 @@ def _cached(model: LanguageModel, prompts: list[Array], cache: KVCache, weights:
 
 
 def _uncached(model: LanguageModel, prompts: list[Array]) -> NextLogits:
+    """Create the function that computes the next logits by running the whole sequences again."""
     sequences = [list(p) for p in prompts]
 
     def next_logits(tokens: Array) -> Array:
@@ -132,24 +144,25 @@ def _uncached(model: LanguageModel, prompts: list[Array]) -> NextLogits:
 
 
 def _checked_prompts(model: LanguageModel, prompt: Any) -> tuple[list[Array], bool]:
+    """Convert the prompt to arrays of token ids; also return True if it is a single sequence."""
     if isinstance(prompt, str):
-        raise ConfigurationError("a prompt is a sequence of token ids; encode the text first")
+        raise ConfigurationError("a prompt must be a sequence of token ids; encode the text first")
     try:
         rows = list(np.asarray(prompt) if hasattr(prompt, "__array__") else prompt)
     except TypeError:
-        raise ConfigurationError(f"a prompt is a sequence of token ids, not {prompt!r}") from None
+        raise ConfigurationError(f"a prompt must be a sequence of token ids, not {prompt!r}") from None
     single = not rows or np.ndim(rows[0]) == 0
     prompts = [np.asarray(row) for row in ([rows] if single else rows)]
     for tokens in prompts:
         if tokens.ndim != 1:
-            raise ShapeError("a prompt is one row of token ids, or a list of such rows")
+            raise ShapeError("a prompt must be one row of token ids, or a list of such rows")
         if tokens.size == 0:
-            raise ShapeError("a prompt must hold at least one token id")
+            raise ShapeError("a prompt must contain at least one token id")
         if tokens.dtype.kind not in "iu":
-            raise ConfigurationError(f"token ids are integers, not {tokens.dtype}")
+            raise ConfigurationError(f"token ids must be integers, not {tokens.dtype}")
         if tokens.min() < 0 or tokens.max() >= model.vocab:
-            bad = tokens[(tokens < 0) | (tokens >= model.vocab)][0]
-            raise ShapeError(f"token {bad} is outside the model's vocabulary of {model.vocab}")
+            invalid = tokens[(tokens < 0) | (tokens >= model.vocab)][0]
+            raise ShapeError(f"token {invalid} is outside the model's vocabulary of {model.vocab}")
         if tokens.size > model.context:
             raise ShapeError(f"a prompt of {tokens.size} tokens is longer than the model's context of {model.context}")
     return [tokens.astype(np.int64) for tokens in prompts], single
@@ -158,23 +171,24 @@ def _checked_prompts(model: LanguageModel, prompt: Any) -> tuple[list[Array], bo
 def _checked_stops(stop: Any) -> frozenset[int]:
     several = isinstance(stop, set | frozenset) or np.ndim(stop) > 0
     stops = list(stop) if several else [] if stop is None else [stop]
-    if not all(is_whole(s) for s in stops):
-        raise ConfigurationError(f"stop is a token id or several, not {stop!r}")
+    if not all(is_integer(s) for s in stops):
+        raise ConfigurationError(f"stop must be a token id or several, not {stop!r}")
     return frozenset(int(s) for s in stops)
 
 
 def _check_cache(cache: KVCache, model: LanguageModel, batch: int, positions: int) -> None:
+    """Raise an error unless the cache fits the model, the batch and the number of positions."""
     if not isinstance(cache, KVCache):
         raise ConfigurationError(f"cache must be a KVCache, not a {type(cache).__name__}")
-    wanted = (len(model.blocks), batch, *head_shape(model))
-    given = (cache.n_layers, cache.batch_size, cache.n_heads, cache.head_dim)
-    if wanted != given:
+    expected = (len(model.blocks), batch, *head_shape(model))
+    actual = (cache.n_layers, cache.batch_size, cache.n_heads, cache.head_dim)
+    if expected != actual:
         raise ShapeError(
-            f"this model and prompt need a cache of (layers, batch, heads, head width) {wanted}, not {given}"
+            f"this model and prompt need a cache of (layers, batch, heads, head width) {expected}, not {actual}"
         )
     if cache.overflow != "error":
-        raise ConfigurationError("generation needs a cache that refuses to overflow, since positions are learned")
+        raise ConfigurationError('generation needs a cache with overflow="error", because positions are absolute')
     if cache.max_seq_len < positions:
         raise ShapeError(
-            f"this prompt and its new tokens take {positions} positions; the cache has {cache.max_seq_len}"
+            f"this prompt and its new tokens need {positions} positions; the cache has {cache.max_seq_len}"
         )

@@ -1,7 +1,7 @@
-"""A user's own GPT-2 file: the public tensor names and layouts, to this package's GPT.
+"""Load GPT-2 files with the public tensor names into this package's GPT.
 
-GPT-2 stores its dense weights as (inputs, outputs), shares the token embedding with the output head, and uses the tanh
-form of GELU; everything else is the reference model.
+GPT-2 stores linear weights as (inputs, outputs), shares the token embedding with the output head, and uses the tanh
+approximation of GELU; otherwise it equals the reference model.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ _TOP = {
     "ln_f.bias": "norm.bias",
     "lm_head.weight": "head.weight",
 }
-_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)$")  # causal masks that some files carry
+_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)$")  # causal masks, which some files contain
 
 
 def load_gpt2(path: str | os.PathLike[str], heads: int | None = None) -> GPT:
-    """The model in a safetensors file with GPT-2's tensor names. `heads` is width / 64 unless given, as in GPT-2."""
+    """Load a safetensors file with GPT-2's tensor names. `heads` defaults to width / 64, as in GPT-2."""
     tensors = {name.removeprefix("transformer."): t.data for name, t in load(path).items()}
-    state = _renamed(tensors, path)
+    state = _convert_state(tensors, path)
     try:
         vocabulary, width = state["token_embedding.weight"].shape
         context = state["position_embedding.weight"].shape[0]
     except (KeyError, ValueError, IndexError):
         raise FileFormatError(
-            f"{path} is not a GPT-2 file: it lacks the embeddings wte.weight and wpe.weight"
+            f"{path} is not a GPT-2 file: the embeddings wte.weight and wpe.weight are missing"
         ) from None
     state.setdefault("head.weight", state["token_embedding.weight"])
     heads = max(1, width // 64) if heads is None else heads
-    return _filled(state, (width, heads, vocabulary, context), path, "tanh")
+    return _build(state, (width, heads, vocabulary, context), path, "tanh")
 
 
 def load_gpt(path: str | os.PathLike[str]) -> GPT:
-    """A GPT from a file of this package (`tilewise fit gpt`) or of GPT-2."""
+    """Load a GPT from a file of this package (`tilewise fit gpt`) or a GPT-2 file."""
     tensors = load(path)
     if any(name.endswith("wte.weight") for name in tensors):
         return load_gpt2(path)
@@ -72,18 +72,19 @@ def load_gpt(path: str | os.PathLike[str]) -> GPT:
         vocabulary, width = tensors["token_embedding.weight"].shape
         context = tensors["position_embedding.weight"].shape[0]
     except (KeyError, ValueError, IndexError):
-        raise FileFormatError(f"{path} does not hold a GPT: there is no token_embedding.weight") from None
+        raise FileFormatError(f"{path} is not a GPT: there is no token_embedding.weight") from None
     heads = {w: h for _, w, h in GPT_SIZES.values()}.get(width, max(1, width // 64))
-    return _filled(tensors, (width, heads, vocabulary, context), path, "none")
+    return _build(tensors, (width, heads, vocabulary, context), path, "none")
 
 
-def _filled(
+def _build(
     state: Mapping[str, Any], shape: tuple[int, int, int, int], path: str | os.PathLike[str], approximate: str
 ) -> GPT:
+    """Build a GPT of (width, heads, vocabulary, context) and load its state."""
     layers = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
     if not layers or min(shape) < 1:
         raise FileFormatError(
-            f"{path} does not hold a whole GPT: it has {layers} layers and (width, heads, vocabulary, context) {shape}"
+            f"{path} is not a complete GPT: it has {layers} layers and (width, heads, vocabulary, context) {shape}"
         )
     try:
         width, heads, vocabulary, context = shape
@@ -91,21 +92,22 @@ def _filled(
         model = GPT(layers, *shape, approximate=approximate)
         model.load_state_dict(state)
     except TilewiseError as error:
-        raise FileFormatError(f"{path} does not hold a whole GPT: {error}") from None
+        raise FileFormatError(f"{path} is not a complete GPT: {error}") from None
     return model
 
 
-def _renamed(tensors: dict[str, Array], path: str | os.PathLike[str]) -> dict[str, Array]:
+def _convert_state(tensors: dict[str, Array], path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Rename GPT-2's tensors and transpose its linear weights."""
     state: dict[str, Array] = {}
     for name, array in tensors.items():
         if _BUFFERS.match(name):
             continue
-        parts = name.split(".", 2)
+        block = re.fullmatch(r"h\.([^.]*)\.(.*)", name)
         if name in _TOP:
             state[_TOP[name]] = np.ascontiguousarray(array, np.float32)
-        elif parts[0] == "h" and len(parts) == 3 and parts[2] in _BLOCK:
-            turned = array.T if name.endswith(_TRANSPOSED) and array.ndim == 2 else array
-            state[f"blocks.{parts[1]}.{_BLOCK[parts[2]]}"] = np.ascontiguousarray(turned, np.float32)
+        elif block is not None and block[2] in _BLOCK:
+            weight = array.T if name.endswith(_TRANSPOSED) and array.ndim == 2 else array
+            state[f"blocks.{block[1]}.{_BLOCK[block[2]]}"] = np.ascontiguousarray(weight, np.float32)
         else:
-            raise FileFormatError(f"{path} is not a GPT-2 file: it holds a tensor {name!r}")
+            raise FileFormatError(f"{path} is not a GPT-2 file: it contains the tensor {name!r}")
     return state

@@ -1,6 +1,6 @@
-"""Byte-pair merging: neighbours are joined, the best pair of all first, until no pair is known.
+"""Byte-pair merging (Sennrich et al. 2016): join the best pair of neighbours until no pair can be joined.
 
-The pieces are a linked list and the candidates a heap, so that a text of n pieces takes n log n steps whatever it is.
+The pieces form a linked list and the candidate pairs a heap, so a text of n pieces takes O(n log n) steps.
 """
 
 from __future__ import annotations
@@ -10,35 +10,40 @@ from collections.abc import Callable
 
 
 def merge(pieces: list[str], cost: Callable[[str, str], float | None]) -> list[str]:
-    """`cost` of joining two neighbours, None where they cannot be; the least comes first, of equals the leftmost."""
-    after = [*range(1, len(pieces)), -1]
-    before = [-1, *range(len(pieces) - 1)]
-    whole: list[str | None] = list(pieces)
+    """Join neighbours in the order of `cost`, the lowest first, the leftmost among equals.
+
+    `cost(a, b)` is None if `a` and `b` cannot be joined.
+    """
+    right_of = [*range(1, len(pieces)), -1]  # linked list of the remaining pieces
+    left_of = [-1, *range(len(pieces) - 1)]
+    current: list[str | None] = list(pieces)  # None: joined to its left neighbour
     heap: list[tuple[float, int, str, str]] = []
 
-    def offer(left: int) -> None:
-        right = after[left]
+    def push(left: int) -> None:
+        """Add the pair of a piece and its right neighbour to the heap, if it can be joined."""
+        right = right_of[left]
         if right < 0:
             return
-        a, b = whole[left], whole[right]
+        a, b = current[left], current[right]
         assert a is not None
         assert b is not None
-        found = cost(a, b)
-        if found is not None:
-            heapq.heappush(heap, (found, left, a, b))
+        pair_cost = cost(a, b)
+        if pair_cost is not None:
+            heapq.heappush(heap, (pair_cost, left, a, b))
 
     for i in range(len(pieces)):
-        offer(i)
+        push(i)
     while heap:
         _, left, a, b = heapq.heappop(heap)
-        right = after[left]
-        if whole[left] != a or right < 0 or whole[right] != b:
-            continue  # one of the two was joined otherwise in the meantime
-        whole[left], whole[right] = a + b, None
-        after[left] = after[right]
-        if after[right] >= 0:
-            before[after[right]] = left
-        offer(left)
-        if before[left] >= 0:
-            offer(before[left])
-    return [piece for piece in whole if piece is not None]
+        right = right_of[left]
+        if current[left] != a or right < 0 or current[right] != b:
+            continue  # stale entry: one of the two was joined with another piece
+        current[left], current[right] = a + b, None
+        right_of[left] = right_of[right]
+        if right_of[right] >= 0:
+            left_of[right_of[right]] = left
+        # The joined piece forms new pairs with both neighbours.
+        push(left)
+        if left_of[left] >= 0:
+            push(left_of[left])
+    return [piece for piece in current if piece is not None]

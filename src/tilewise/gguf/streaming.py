@@ -1,4 +1,4 @@
-"""Tokens to text as they come: half characters are held back, and whatever may be the beginning of a stop word."""
+"""Convert streamed tokens to text, holding back incomplete characters and possible beginnings of stop words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class TextStream:
-    """`add` the bytes of each token and write what it returns; `stopped` says that a stop word has come.
+    """Call `add` with the bytes of each token and print what it returns; `stopped` is True after a stop word.
 
     >>> stream = TextStream(["END"])
     >>> [stream.add(part) for part in (b"a", b"E", b"N", b"x", b"EN", b"D!")], stream.stopped
@@ -17,32 +17,34 @@ class TextStream:
     def __init__(self, stop_words: Iterable[str] = ()) -> None:
         self._stops: Sequence[str] = [word for word in stop_words if word]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
+        self._pending = ""
         self.stopped = False
 
     def add(self, content: bytes) -> str:
-        """The text that is certain now."""
-        return self._certain(self._decoder.decode(content))
+        """Add bytes and return the text that is complete and cannot belong to a stop word."""
+        return self._release(self._decoder.decode(content))
 
     def end(self) -> str:
-        """What was still held back."""
-        rest = self._certain(self._decoder.decode(b"", True)) + self._held
-        self._held = ""
-        return rest
+        """Return the remaining text at the end of the stream."""
+        remaining = self._release(self._decoder.decode(b"", True)) + self._pending
+        self._pending = ""
+        return remaining
 
-    def _certain(self, text: str) -> str:
+    def _release(self, text: str) -> str:
+        """Add text to the pending text and return the part that cannot belong to a stop word."""
         if self.stopped:
             return ""
-        self._held += text
-        found = [at for at in (self._held.find(word) for word in self._stops) if at >= 0]
-        if found:
-            certain, self._held, self.stopped = self._held[: min(found)], "", True
-            return certain
-        keep = max((self._overlap(word) for word in self._stops), default=0)
-        certain, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return certain
+        self._pending += text
+        positions = [position for position in map(self._pending.find, self._stops) if position >= 0]
+        if positions:
+            released, self._pending, self.stopped = self._pending[: min(positions)], "", True
+            return released
+        overlap = max(map(self._overlap, self._stops), default=0)
+        end = len(self._pending) - overlap
+        released, self._pending = self._pending[:end], self._pending[end:]
+        return released
 
     def _overlap(self, word: str) -> int:
-        """How much of the end may be the beginning of the word."""
-        longest = min(len(word) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(word[:n])), 0)
+        """Length of the longest end of the pending text that is a beginning of the word."""
+        longest = min(len(word) - 1, len(self._pending))
+        return next((n for n in range(longest, 0, -1) if self._pending.endswith(word[:n])), 0)

@@ -1,8 +1,8 @@
-"""The forms in which GGUF stores numbers, and how each becomes float32; four-bit ones become `Blocks` as they are.
+"""Tensor formats of GGUF and their conversion to float32; INT4 formats can also be kept as `Blocks`.
 
-A tensor is a row of blocks. A quantized block of 32 begins with a scale in half precision (Q4_1: and a minimum);
-four-bit codes of the first 16 values are the low halves of its bytes, those of the last 16 the high halves. Q6_K, which
-llama.cpp puts into the output layer of its Q4_0 files, has blocks of 256: 16 groups with a scale of 8 bits each.
+A tensor is a sequence of blocks. A quantized block of 32 values begins with a float16 scale (Q4_1: and a minimum). The
+4-bit codes of the first 16 values are the low halves of its bytes, those of the last 16 the high halves. Q6_K, which
+llama.cpp uses for the output layer of Q4_0 files, has blocks of 256 values: 16 groups with an 8-bit scale each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class TensorKind:
-    """Values of a block, its bytes, and the way from blocks (n, block_bytes) to float32 (n, block)."""
+    """Values and bytes per block of a format, and its conversion of blocks (n, block_bytes) to float32 (n, block)."""
 
     name: str
     block: int
@@ -42,7 +42,7 @@ def _bf16(raw: Array) -> Array:
 
 
 def _half(raw: Array, at: int) -> Array:
-    """The half-precision number at byte `at` of each block, (n, 1)."""
+    """Read the float16 number at byte `at` of each block, (n, 1)."""
     return np.ascontiguousarray(raw[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
@@ -51,6 +51,7 @@ def _q8_0(raw: Array) -> Array:
 
 
 def _codes(packed: Array) -> Array:
+    """Unpack 4-bit codes: all low halves, then all high halves."""
     return np.concatenate([packed & 15, packed >> 4], 1)
 
 
@@ -63,8 +64,9 @@ def _q4_1(raw: Array) -> Array:
 
 
 def _q6_k(raw: Array) -> Array:
+    """Convert Q6_K: 128 bytes of low 4 bits, 64 bytes of high 2 bits, 16 group scales, one float16 scale."""
     low, high = raw[:, :128].reshape(-1, 2, 64), raw[:, 128:192].reshape(-1, 2, 32)
-    scales = raw[:, 192:208].view(np.int8).astype(np.float32)  # of 16 groups of 16
+    scales = raw[:, 192:208].view(np.int8).astype(np.float32)  # (n, 16): one per group of 16 values
     quarters = [(low[:, :, :32] & 15), (low[:, :, 32:] & 15), (low[:, :, :32] >> 4), (low[:, :, 32:] >> 4)]
     codes = np.stack([q | (high >> 2 * i & 3) << 4 for i, q in enumerate(quarters)], 2)  # (n, 2, 4, 32)
     values = codes.reshape(-1, 16, 16).astype(np.float32) - 32
@@ -84,10 +86,10 @@ FOUR_BITS = ("Q4_0", "Q4_1")
 
 
 def four_bit_blocks(kind: TensorKind, raw: Array, shape: tuple[int, ...]) -> Blocks:
-    """A matrix of Q4_0 or Q4_1 with its own codes and scales."""
-    first = 2 if kind.name == "Q4_0" else 4
-    per_block = (shape[0], shape[1] // kind.block)
-    numbers = np.ascontiguousarray(raw[:, :first]).view("<f2").astype(np.float16, copy=False)
-    minimums = None if first == 2 else np.ascontiguousarray(numbers[:, 1]).reshape(per_block)
-    scales = np.ascontiguousarray(numbers[:, 0]).reshape(per_block)
-    return Blocks(_codes(raw[:, first:]).reshape(shape), scales, minimums, np.ones(shape[0], np.float32))
+    """Convert a matrix in Q4_0 or Q4_1 without changing its codes and scales."""
+    header_bytes = 2 if kind.name == "Q4_0" else 4  # a float16 scale, and in Q4_1 a float16 minimum
+    block_grid = (shape[0], shape[1] // kind.block)
+    headers = np.ascontiguousarray(raw[:, :header_bytes]).view("<f2").astype(np.float16, copy=False)
+    minimums = None if header_bytes == 2 else np.ascontiguousarray(headers[:, 1]).reshape(block_grid)
+    scales = np.ascontiguousarray(headers[:, 0]).reshape(block_grid)
+    return Blocks(_codes(raw[:, header_bytes:]).reshape(shape), scales, minimums, np.ones(shape[0], np.float32))

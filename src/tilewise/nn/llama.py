@@ -41,22 +41,22 @@ def rotary_frequencies(pairs: int, base: float = 10000.0) -> Array:
     return (1.0 / base ** (np.arange(pairs) / max(1, pairs))).astype(np.float32)
 
 
-def rotate(x: Tensor, places: Array, frequencies: Array, side_by_side: bool = False) -> Tensor:
+def rotate(x: Tensor, places: Array, frequencies: Array, interleaved_rope: bool = False) -> Tensor:
     """Turn the first 2 * len(frequencies) numbers of each head (B, H, T, D) by their positions (T,) or (B, T).
 
-    Pairs are halves, (i, i + pairs), or neighbours, (2 i, 2 i + 1), where they lie `side_by_side`.
+    Pairs are halves, (i, i + pairs), or neighbours, (2 i, 2 i + 1), where they lie `interleaved_rope`.
     """
     pairs = len(frequencies)
     angles = np.asarray(places)[..., None] * frequencies.astype(np.float64)  # (T, pairs) or (B, T, pairs)
     angles = angles[:, None] if angles.ndim == 3 else angles
     cosine, sine = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
     turned = x[..., : 2 * pairs]
-    if side_by_side:
+    if interleaved_rope:
         a, b = turned[..., 0::2], turned[..., 1::2]
     else:
         a, b = turned[..., :pairs], turned[..., pairs:]
     first, second = a * cosine - b * sine, a * sine + b * cosine
-    if side_by_side:
+    if interleaved_rope:
         together = cat([first.unsqueeze(-1), second.unsqueeze(-1)], -1).reshape(*turned.shape)
     else:
         together = cat([first, second], -1)
@@ -77,7 +77,7 @@ class LlamaConfig:
     head_dim: int = 0
     eps: float = 1e-5
     frequencies: Array | None = None
-    side_by_side: bool = False
+    interleaved_rope: bool = False
     qkv_bias: bool = False
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class GroupedQueryAttention(Module):
                 (self.v_proj, config.kv_heads),
             )
         )
-        q, k = (rotate(each, places, config.frequencies, config.side_by_side) for each in (q, k))
+        q, k = (rotate(each, places, config.frequencies, config.interleaved_rope) for each in (q, k))
         mask = None
         if past_kv is not None:
             keys, values = past_kv.append(k.data, v.data)
