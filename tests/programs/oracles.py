@@ -58,6 +58,7 @@ class Conditions:
     machine: MachineOverride | None
     fused: bool  # the plan, INT8 and ONNX start from Sequentials
     max_error: float | None  # of INT8
+    int8_of_file: bool  # INT8 starts from the network that was loaded from the ONNX file
     own_onnx: bool  # the file is written by tilewise, and else by `onnx_file`
     runtime: bool  # ONNX Runtime runs the file too
     integers: bool  # INT8 is compared with NumPy, other threads and instruction sets, and a saved model
@@ -75,6 +76,7 @@ class Conditions:
             own_onnx=bool(rng.random() < 0.5),
             runtime=bool(rng.random() < 0.1),
             integers=bool(rng.random() < 0.3),
+            int8_of_file=bool(rng.random() < 0.25),
         )
 
 
@@ -104,6 +106,7 @@ class Run:
         self.network = Network(program)
         self.x = program.example()
         self.exact = run_eagerly(self.network, self.x.astype(np.float64), "numpy")
+        self.loaded: nn.Module | None = None  # from the ONNX file, once it is written
 
     @cached_property
     def fused(self) -> FusedNetwork:
@@ -159,7 +162,7 @@ def onnx_round_trip(run: Run) -> None:
         else:
             oracle = "ONNX, loaded"
             onnx_file.write(run.program, run.network, path)
-        network = tilewise.onnx.load(path)
+        network = run.loaded = tilewise.onnx.load(path)
         run.compare(oracle, run_eagerly(network, run.x))
         if native is not None:
             run.compare(f"{oracle}, planned", compile(network, run.x)(run.x))
@@ -214,7 +217,8 @@ def _largest_error(run: Run, result: Array) -> float:
 def _quantized(run: Run, bound: float | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # convolutions of transformers stay in float
-        return quantize(run.module, [run.x], max_error=bound)
+        module = run.loaded if run.conditions.int8_of_file and run.loaded is not None else run.module
+        return quantize(module, [run.x], max_error=bound)
 
 
 def _is_near(run: Run, result: Array) -> bool:

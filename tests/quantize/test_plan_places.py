@@ -16,45 +16,9 @@ from tilewise.quantize.calibration import traced_and_calibrated
 from tilewise.quantize.forms import families
 from tilewise.quantize.parameters import WIDEST, AffineParameters
 from tilewise.quantize.wide import closed
-from tilewise.tensor import Tensor, cat
+from tilewise.tensor import Tensor
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
-
-
-class Drawn(nn.Module):
-    """Steps that read any of the values before them: sums, gates, concatenations, with a frame and without."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        rng = np.random.default_rng(seed)
-        channels, self.steps, layers = [16], [], []
-        for _ in range(14):
-            kind = str(rng.choice(["point", "along", "add", "gate", "cat", "up"]))
-            a, b = (int(i) for i in rng.integers(max(0, len(channels) - 5), len(channels), 2))
-            made = {
-                "point": lambda c=channels[a]: nn.Conv2d(c, int(rng.choice([5, 16, 20, 32])), 1, rng=rng),
-                "along": lambda c=channels[a]: nn.Conv2d(c, c, 3, padding=1, groups=c, rng=rng),
-                "up": lambda c=channels[a]: nn.Conv2d(c, 32, 3, padding=1, rng=rng),
-            }.get(kind, lambda c=channels[a], d=channels[b]: nn.Conv2d(d, c, 1, rng=rng))()
-            layers.append(made)
-            self.steps.append((kind, a, b))
-            channels.append(channels[a] + channels[b] if kind == "cat" else made.weight.shape[0])
-        self.layers = nn.ModuleList(*layers)
-        self.first, self.last = nn.Conv2d(3, 16, 1, rng=rng), nn.Linear(channels[-1], 6, rng=rng)
-        self.relu, self.gate = nn.ReLU(), nn.Sigmoid()
-
-    def forward(self, x: Any) -> Any:
-        values = [self.relu(self.first(x))]
-        for (kind, a, b), layer in zip(self.steps, self.layers, strict=True):
-            if kind in ("point", "along", "up"):
-                values.append(self.relu(layer(values[a])))
-            elif kind == "cat":
-                values.append(cat([values[a], values[b]], 1))
-            elif kind == "gate":
-                values.append(values[a] * self.gate(layer(values[b].mean((2, 3), keepdims=True))))
-            else:
-                values.append(values[a] + layer(values[b]))
-        return self.last(values[-1].mean((2, 3)))
 
 
 def quantized(model: nn.Module, x: np.ndarray, share: float) -> QuantizedModel:
@@ -63,18 +27,6 @@ def quantized(model: nn.Module, x: np.ndarray, share: float) -> QuantizedModel:
     return QuantizedModel(
         graph, calibration, {}, wide=closed(graph, {f: "drawn" for f in set(families(graph)) if rng.random() < share})
     )
-
-
-@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("seed", range(10))
-def test_no_value_is_overwritten_while_it_is_read(seed: int, share: float, settings_restored: Any) -> None:
-    x = np.random.default_rng(seed).standard_normal((3, 3, 9, 7)).astype(np.float32)
-    q = quantized(Drawn(seed), x, share)
-    expected = q.run(x, lambda _, value: None)
-    for threads in (1, 3):
-        native.set_num_threads(threads)
-        np.testing.assert_array_equal(q.run(x), expected)
-        np.testing.assert_array_equal(q.run(x[:1]), expected[:1])
 
 
 class Head(nn.Module):
