@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tilewise._extension import native
 from tilewise.cli.app import main
 from tilewise.learn import check
+
+needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 
 
 def typed(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -27,8 +30,8 @@ def typed(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (["compete", "board", "--board", "b.sqlite", "--event", "mlp_sprint"], "did you mean 'MLP_SPRINT'?"),
         (["check", "CACHING"], "did you mean 'caching'?"),
         (["check", "caching", "--more"], "--hint EXERCISE"),
-        (["tune", "matmul", "8x8x8", "--set", "m=3"], "m is 8 already"),
-        (["tune", "matmul", "8×8"], "the sizes of matmul are m x n x k"),
+        pytest.param(["tune", "matmul", "8x8x8", "--set", "m=3"], "m is 8 already", marks=needs_native),
+        pytest.param(["tune", "matmul", "8×8"], "the sizes of matmul are m x n x k", marks=needs_native),
         (["profile", "mlp", "--html", "one.json", "--trace", "one.json"], "name the same file"),
         (["tiles", "train", "h200", "--max-seconds", "0", "--out", "run"], "--max-seconds"),
     ],
@@ -42,6 +45,7 @@ def test_a_mistake_is_one_sentence(words, said, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@needs_native
 def test_sizes_may_be_written_as_tables_write_them(tmp_path, monkeypatch, capsys):
     words = ["tune", "matmul", "8×8×8", "--budget", "1", "--cache", str(tmp_path)]
     assert typed(words, monkeypatch, capsys)[0] == 0

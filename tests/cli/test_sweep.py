@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tilewise._extension import native
 from tilewise.cli import app as module
 from tilewise.cli.every import OUTPUTS
 
@@ -117,6 +118,7 @@ def test_a_bad_value_is_refused_with_one_sentence_before_any_work(words, typed):
     assert_refused(*typed(words))
 
 
+@pytest.mark.skipif(native is None, reason="instruction sets belong to the compiled kernels, which are not built")
 @pytest.mark.parametrize(
     "words", ["machine", "profile cnn", "ladder", "fit mlp", "quantize", "prune", "generate", "kv", "tour --quick"]
 )

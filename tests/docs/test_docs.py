@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
+from tilewise._extension import native
 from tilewise.learn import LESSONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +44,8 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path):
     env = os.environ | {"TILEWISE_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-c", python_blocks(page)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+    if native is None and done.returncode and "compiled kernels" in done.stderr.splitlines()[-1]:
+        pytest.skip("a block of this page needs the compiled kernels")
     assert done.returncode == 0, done.stderr
 
 
