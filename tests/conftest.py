@@ -34,6 +34,8 @@ LONGEST = (
 )  # fmt: skip
 # Folders whose tests try to break the judge, the board and the readers: none of them is skipped without a word.
 SECURITY = ("bench/", "fuzz/", "learn/grading/")
+if native is None:  # said once; each of the processes that tests start would say it again
+    os.environ["TILEWISE_NATIVE"] = "0"
 BACKENDS = ["numpy", *(native.supported_isas() if native is not None else [])]
 
 

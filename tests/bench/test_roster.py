@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from tests.bench.test_board import filled, made_up_score, recipe
-from tilewise.cli.compete.app import compete
+from tilewise.cli.app import command_line
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 from tilewise_arena.board import Board, open_board
 from tilewise_arena.board.grades import safe
@@ -89,7 +89,7 @@ def test_the_command_line_makes_tokens_and_grades(board: Board, tmp_path: Path) 
     path = str(tmp_path / "board.sqlite")
 
     def run(*words: str) -> str:
-        result = CliRunner().invoke(compete, [*words, "--board", path])
+        result = CliRunner().invoke(command_line(), ["compete", *words, "--board", path])
         assert result.exit_code == 0, result.output
         return result.output
 
@@ -98,7 +98,9 @@ def test_the_command_line_makes_tokens_and_grades(board: Board, tmp_path: Path) 
     assert out.stat().st_mode & 0o077 == 0 and out.read_text().count("tw_") == 3
     assert run("grades", "--roster", str(roster(tmp_path))).startswith("number,name,team")
     assert "had a token before" in run("token", "create", "owls")
-    again = CliRunner().invoke(compete, ["roster", str(roster(tmp_path)), "--out", str(out), "--board", path])
+    again = CliRunner().invoke(
+        command_line(), ["compete", "roster", str(roster(tmp_path)), "--out", str(out), "--board", path]
+    )
     assert isinstance(again.exception, ConfigurationError) and out.read_text().count("tw_") == 3
 
 
@@ -114,7 +116,9 @@ def test_a_scrap_of_a_file_is_not_taken_for_a_board_and_stays_as_it_is(tmp_path:
 def test_what_a_team_writes_is_text_on_the_teachers_screen(board: Board, tmp_path: Path) -> None:
     with board.write() as transaction:
         transaction.submit("[/] [red]", recipe("[/nothing] [link=x]"))
-    shown = CliRunner().invoke(compete, ["board", "--board", str(tmp_path / "board.sqlite"), "--event", "MLP_SPRINT"])
+    shown = CliRunner().invoke(
+        command_line(), ["compete", "board", "--board", str(tmp_path / "board.sqlite"), "--event", "MLP_SPRINT"]
+    )
     assert shown.exit_code == 0 and "[/]" in shown.output
 
 
@@ -127,7 +131,7 @@ def test_a_student_looks_at_a_served_board(tmp_path: Path) -> None:
         numbers = filled(board, 3)
     served = Served(str(tmp_path / "board.sqlite"), key)
     try:
-        shown = CliRunner().invoke(compete, ["board", "--board", served.url, "--event", "MLP_SPRINT"])
+        shown = CliRunner().invoke(command_line(), ["compete", "board", "--board", served.url, "--event", "MLP_SPRINT"])
         assert shown.exit_code == 0 and f"{numbers[-1]} r2" in shown.output
     finally:
         served.stop()

@@ -11,12 +11,13 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from tests.bench.test_board import filled, made_up_score, recipe
+from tilewise._extension import native
 from tilewise.bench import Rejected, Settings, parse_recipe
 from tilewise.bench.records import duel
-from tilewise.cli.compete.app import compete
+from tilewise.cli.app import command_line
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise_arena.board import open_board, verify
 from tilewise_arena.board.backup import back_up, restore
@@ -62,6 +63,8 @@ def test_a_slower_entry_does_not_take_the_record(tmp_path: Path, quick: Settings
 def test_a_duel_of_an_entry_with_itself_is_not_won(quick: Settings) -> None:
     same = parse_recipe(recipe())
     assert not duel(same, same, quick)["beaten"]
+    if native is None:
+        return  # every backend is NumPy then
     plain = parse_recipe({"tilewise": 1, "event": "MLP_SPRINT", "steps": [{"step": "backend", "name": "numpy"}]})
     won = duel(same, plain, quick)
     assert won["beaten"] and won["p_value"] < 0.01
@@ -130,7 +133,7 @@ def test_the_command_line_keeps_a_board(tmp_path: Path) -> None:
         number = board.add_scored("owls", parse_recipe(recipe()), made_up_score())["entry"]
 
     def run(*words: str, code: int = 0) -> Any:
-        result = CliRunner().invoke(compete, [*words, "--board", path])
+        result = CliRunner().invoke(command_line(), ["compete", *words, "--board", path])
         assert result.exit_code == code, result.output
         return result.stdout
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tilewise import learn
+from tilewise._extension import native
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "learn"
 PARTS = ["The question", "Before and after", "The picture", "When it fails", "Exercises"]
@@ -25,6 +26,8 @@ def test_a_lesson_runs_from_top_to_bottom(lesson, tmp_path):
     env = os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code_of(lesson)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+    if native is None and done.returncode and "compiled kernels" in done.stderr.splitlines()[-1]:
+        pytest.skip("this lesson needs the compiled kernels")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / f"{lesson}.png").stat().st_size > 5000
 
