@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -57,6 +58,27 @@ MAX_BULLET_CHARACTERS = 3 * 120  # three lines of a page
 def test_no_bullet_of_a_page_is_longer_than_three_lines(page):
     text = re.sub(r"^```.*?^```|<!--.*?-->", "", page.read_text(), flags=re.M | re.S)
     assert [bullet for bullet in BULLET.findall(text) if len(bullet) > MAX_BULLET_CHARACTERS] == []
+
+
+def is_defined(dotted: str) -> bool:
+    """Tell whether a dotted name is a module, or an attribute that a module has."""
+    try:
+        pkgutil.resolve_name(dotted)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+ENTRY_POINT_GROUPS = {"tilewise.commands"}
+
+
+@pytest.mark.parametrize("page", sorted(EVERY), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_name_and_file_on_a_page_exists(page):
+    text = page.read_text()
+    names = set(re.findall(r"\b(tilewise(?:_arena|_fleet)?(?:\.\w+)+)", text)) - ENTRY_POINT_GROUPS
+    assert [name for name in sorted(names) if not name.endswith((".toml", ".example")) and not is_defined(name)] == []
+    files = re.findall(r"`((?:src|native|tests|tools|benchmarks|course|packages)/[\w./-]+\.(?:py|cpp|h))", text)
+    assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
 def test_every_setting_has_a_line_on_its_page():
