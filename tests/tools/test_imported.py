@@ -37,14 +37,14 @@ def test_a_job_that_fails_says_so(tmp_path):
 def test_a_rise_fails_and_a_fall_lowers_the_ceiling(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(imported, "JOBS", {"example": write_job(tmp_path, "import tilewise")})
     ceilings = tmp_path / "ratchet.json"
-    assert imported.main(["--lower", "--allow", "example", "--reason", "first measurement"], ceilings) == 0
+    assert imported.main(["--lower", "--allow", "imported/example", "--reason", "first measurement"], ceilings) == 0
     assert imported.main([], ceilings) == 0
     write_job(tmp_path, "import tilewise.nn")
     assert imported.main([], ceilings) == 1
-    assert "example.files: " in capsys.readouterr().out
+    assert "imported/example.files: " in capsys.readouterr().out
     write_job(tmp_path, "pass")
     assert imported.main(["--lower"], ceilings) == 0
-    assert json.loads(ceilings.read_text())["imported"] == {"example": {"files": 0, "lines": 0}}
+    assert json.loads(ceilings.read_text())["imported"] == {"imported/example": {"files": 0, "imported_lines": 0}}
 
 
 @pytest.mark.parametrize("name", imported.JOBS)
