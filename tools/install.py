@@ -19,7 +19,7 @@ from pathlib import Path
 
 NOT_COMPILED = 3  # exit code: installed, but without compiled kernels
 _COUNTER = re.compile(r"\[(\d+)/(\d+)\]")
-_ERROR = re.compile(r"error:|CMake Error|fatal|not found|No such file|cannot find", re.IGNORECASE)
+_ERROR = re.compile(r"error:|CMake Error|fatal|could not find|No such file|cannot find|terminated", re.IGNORECASE)
 _LINES_SHOWN = 12
 # The compiler's or CMake's words, and what to do about them.
 _REMEDIES = (
@@ -82,9 +82,10 @@ def _has_kernels() -> bool:
 
 def _explain(output: list[str]) -> str:
     """The compiler's last words about its errors, and what to do."""
-    text = "".join(output)
     errors = [line.strip() for line in output if _ERROR.search(line)][-_LINES_SHOWN:]
-    remedy = next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, text)), "see the lines above")
+    text = "\n".join(errors)
+    known = (remedy for pattern, remedy in _REMEDIES if re.search(pattern, text))
+    remedy = next(known, "the compiler has to accept these sources: g++ 10 or newer does")
     return "\n".join(
         ["The kernels could not be compiled:", *(f"  {line}" for line in errors), f"To get them, {remedy}.",
          "tilewise runs without them on its slower NumPy paths; the next `make run` tries to compile them again."]

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <initializer_list>
 
 namespace tw {
 namespace {
