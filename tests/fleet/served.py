@@ -14,12 +14,14 @@ from urllib.request import urlopen
 
 from tests.bench.site import free_port
 from tests.waiting import PATIENCE, until
+from tilewise.store.store import Store
 
 
 class ServedStore:
     """A service over a store, on a port of its own."""
 
     def __init__(self, store: str, *words: str) -> None:
+        Store(store).close()  # `serve` refuses a file that does not exist
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         options = ["--store", store, "--port", str(self.port), *words]

@@ -15,6 +15,7 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is not instal
 
 from tests.waiting import PATIENCE, interruptible
 from tilewise.errors import ConfigurationError
+from tilewise.store.store import Store
 from tilewise.web.listening import listen
 
 
@@ -29,8 +30,17 @@ def test_a_port_that_another_has_is_a_sentence() -> None:
         listen("127.0.0.1", taken.getsockname()[1])
 
 
+def test_a_mistyped_store_is_refused_and_not_created(tmp_path: Path) -> None:
+    from tilewise_fleet.cli.serve import serve
+
+    with pytest.raises(ConfigurationError, match=r"no store at .*typo\.sqlite"):
+        serve(store=str(tmp_path / "typo.sqlite"), host="127.0.0.1", port=0, rate=0.0, open_to_all=True)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_in_order_from_its_first_moment_on(number: signal.Signals, tmp_path: Path) -> None:
+    Store(tmp_path / "s.sqlite").close()
     words = ["serve", "--store", str(tmp_path / "s.sqlite"), "--port", "0"]
     command = [sys.executable, "-m", "tilewise.cli.app", *words]
     with interruptible():

@@ -284,6 +284,15 @@ def test_a_database_that_is_started_again_costs_patience_only(cluster: Cluster, 
         assert store.counts()["timings"] == 41
 
 
+def test_info_of_an_empty_database_says_that_it_is_empty(database: NewStore, capsys: pytest.CaptureFixture) -> None:
+    from tilewise.cli.store import info
+
+    where = database()
+    info(where)
+    assert "holds no measurements yet" in capsys.readouterr().out
+    Store(where, create=False).close()
+
+
 def test_what_is_no_store_is_refused_with_a_sentence(database: NewStore) -> None:
     with pytest.raises(ConfigurationError, match=r"a file or a postgresql:// URL, not mysql://…@db/x"):
         Store("mysql://me:secret@db/x")

@@ -182,6 +182,17 @@ def test_an_empty_store_and_a_missing_one_are_one_sentence(tmp_path: Path) -> No
         pass
 
 
+@pytest.mark.parametrize(("table", "what"), [("machine", "without a machine"), ("run", "without a run")])
+def test_a_store_without_machines_or_runs_is_one_sentence(tmp_path: Path, table: str, what: str) -> None:
+    import sqlite3
+
+    two_programs(tmp_path / "s.sqlite")
+    with sqlite3.connect(tmp_path / "s.sqlite") as connection:
+        connection.execute(f"DELETE FROM {table}")
+    with open_measurements(tmp_path / "s.sqlite") as store, pytest.raises(FileFormatError, match=what):
+        make_collection(store, "own")
+
+
 @pytest.fixture(scope="module")
 def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("small")

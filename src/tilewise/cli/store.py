@@ -25,10 +25,12 @@ def info(where: Where, as_json: AsJson = False) -> None:
 
     Example: tilewise store info measurements.sqlite
     """
+    from tilewise.store.database import is_url
     from tilewise.store.store import Store
 
     found = {}
-    with Store(where, create=False) as opened:
+    # The first command that opens an empty database creates the tables; a file that does not exist is a typing error.
+    with Store(where, create=is_url(where)) as opened:
         name = opened.name
         for part in opened.partitions():
             opened.choose_partition(part)

@@ -71,7 +71,10 @@ def measured_problem(store: Store, kernel: Kernel, default: Config) -> MeasuredP
     if not batches:
         return None
     rejected = {config.key for config, status, _ in store.verdicts(kernel) if status != "ok"}
-    average = faster_two_of_three if store.machines()[-1].kind == "cpu" else statistics.median
+    machines = store.machines()
+    if not machines:
+        raise store.damage_error("timings without a machine")
+    average = faster_two_of_three if machines[-1].kind == "cpu" else statistics.median
     scale, default_ns = _drift_correction(batches, average)
     times: dict[str, _ConfigTimes] = defaultdict(_ConfigTimes)
     for batch in batches:

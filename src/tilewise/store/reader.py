@@ -151,7 +151,7 @@ class StoreReader:
         if not all(
             self._is_time(started) and started < _MAX_TIMESTAMP and type(seed) is int for started, seed, *_ in rows
         ):
-            raise self._damage_error("a run without its time or seed")
+            raise self.damage_error("a run without its time or seed")
         if self.database.shared:
             rows = [row for row in rows if Machine(row[3], row[4], {}).partition == self.partition]
         return [(started, seed, self.table_of(settings)) for started, seed, settings, *_ in rows]
@@ -162,7 +162,7 @@ class StoreReader:
             WHERE verdict.kernel = {_KERNEL_NUMBER} ORDER BY verdict.{self.database.row_order_sql}"""
         rows = self.database.read(query, self._kernel_values(kernel))
         if not all(isinstance(status, str) and isinstance(reason, str) for _, status, reason in rows):
-            raise self._damage_error("a verdict that is not a text")
+            raise self.damage_error("a verdict that is not a text")
         return [(self.config_of(key), status, reason) for key, status, reason in rows]
 
     def default_config(self, kernel: Kernel) -> Config | None:
@@ -184,7 +184,7 @@ class StoreReader:
             integers_valid = all(type(value) is int for value in (number, run, round_number, disturbed))
             times_valid = self._is_time(default_ns) and type(timestamp) in (int, float)
             if not (integers_valid and times_valid and (key is None or self._is_time(runtime_ps))):
-                raise self._damage_error("an impossible time or round")
+                raise self.damage_error("an impossible time or round")
             if number not in batches:
                 batches[number] = BatchRow(
                     run=run,
@@ -211,24 +211,25 @@ class StoreReader:
         rows = self.database.read(query, {"part": self.partition})
         return [self.kernel_of(program, problem) for program, problem in rows]
 
-    def _damage_error(self, content: str) -> FileFormatError:
+    def damage_error(self, content: str) -> FileFormatError:
+        """Return the error for a store with impossible content."""
         return FileFormatError(f"{self.name} is damaged, or was not written by tilewise: it contains {content}.")
 
     def table_of(self, text: Any) -> dict[str, Any]:
         """Parse a JSON object that a row contains."""
         table = parse_json(text, f"A row of {self.name}") if isinstance(text, str) else None
         if not isinstance(table, dict):
-            raise self._damage_error("a row that is not a table")
+            raise self.damage_error("a row that is not a table")
         return table
 
     def config_of(self, key: Any) -> Config:
         """Parse and check the canonical text of a configuration; results are cached."""
         if not isinstance(key, str):
-            raise self._damage_error("a configuration that is not a text")
+            raise self.damage_error("a configuration that is not a text")
         if key not in self._configs_by_key:
             values = self.table_of(key)
             if not all(type(value) is int and abs(value) < _MAX_INTEGER for value in values.values()):
-                raise self._damage_error("a configuration with values that are not integers")
+                raise self.damage_error("a configuration with values that are not integers")
             self._configs_by_key[key] = Config(values)
         return self._configs_by_key[key]
 
@@ -236,11 +237,11 @@ class StoreReader:
         """Parse and check the program and problem of a kernel's row."""
         values = self.table_of(problem)
         if not isinstance(program, str) or not _PROGRAM.fullmatch(program):
-            raise self._damage_error("a program's name that cannot be part of a file name")
+            raise self.damage_error("a program's name that cannot be part of a file name")
         if not isinstance(values.get("family"), str) or not all(
             type(value) is str or (type(value) is int and abs(value) < _MAX_INTEGER) for value in values.values()
         ):
-            raise self._damage_error("an impossible problem")
+            raise self.damage_error("an impossible problem")
         return Kernel(program, Problem(values))
 
     @staticmethod

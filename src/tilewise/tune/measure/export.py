@@ -161,6 +161,8 @@ def _keep_apart(splits: Mapping[str, Sequence[MeasuredKernel]]) -> None:
 
 def _about(store: Store, name: str) -> dict[str, Any]:
     machines, runs = store.machines(), store.runs()
+    if not runs:
+        raise store.damage_error("timings without a run")
     days = sorted({datetime.datetime.fromtimestamp(run[0], datetime.UTC).date().isoformat() for run in runs})
     return {
         "name": name,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tilewise.errors import ConfigurationError
+from tilewise.store.database import is_url
 from tilewise.web.listening import listen, require_uvicorn, settle, shown_address
 
 
@@ -30,6 +32,10 @@ def serve(
     uvicorn = require_uvicorn()
     from tilewise_fleet.service.app import create_app
 
+    if not is_url(store) and not Path(store).exists():
+        raise ConfigurationError(
+            f"There is no store at {store[:200]}; `tilewise collect` or `tilewise store token` creates one."
+        )
     if open_to_all and host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigurationError("--no-tokens is for trying things on one machine: leave --host at 127.0.0.1.")
     app = create_app(store, rate=rate, tokens=not open_to_all)
