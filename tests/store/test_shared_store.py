@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +19,7 @@ import pytest
 from tests.bench.postgres import Cluster
 from tests.store.stores import HOMES, new_database, shared_cluster
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
+from tilewise.store import claims
 from tilewise.store.aggregate import open_measurements, read_measured
 from tilewise.store.claims import LostClaimError
 from tilewise.store.merge import merge
@@ -244,6 +249,84 @@ def test_a_claim_without_beats_is_free_after_its_lease(new_store: NewStore) -> N
         assert store.claim_next(run) is None
         _as_another_machine(store, store.database.lease_s + 1)
         assert store.claim_next(run) == kernel(1)
+
+
+_ELSEWHERE = [
+    pytest.param("pid:[2]", "here 1 pid:[1]", id="another container with this hostname"),
+    pytest.param("pid:[1]", "here 2 pid:[1]", id="another machine with this hostname"),
+]
+
+
+@pytest.mark.parametrize(("namespace", "other"), _ELSEWHERE)
+def test_a_claim_of_a_process_that_cannot_be_looked_up_is_a_lease(
+    new_store: NewStore, monkeypatch: pytest.MonkeyPatch, namespace: str, other: str
+) -> None:
+    monkeypatch.setattr(claims, "_host_identity", lambda: f"here 1 {namespace}")
+    where = new_store()
+    with Store(where) as store:
+        run = store.begin(HERE, 0, {})
+        store.plan([kernel(1)])
+        values = {"host": other, "process": 10**9, "run": run + 1}
+        claim = f"""INSERT INTO claim (kernel, run, host, process, born, taken)
+            SELECT id, :run, :host, :process, '1', {store.database.now_sql} FROM kernel"""
+        store.database.write(lambda transaction: transaction.execute(claim, values))
+        assert not store.claim(run, kernel(1)) and store.claim_next(run) is None, "its process may live there"
+        store.database.write(lambda transaction: transaction.execute("UPDATE claim SET taken = 1.0"))
+        assert store.claim_next(run) == kernel(1)
+
+
+def test_a_process_that_lives_here_keeps_its_claim_beyond_the_lease(new_store: NewStore) -> None:
+    with Store(new_store()) as store:
+        run = store.begin(HERE, 0, {})
+        store.plan([kernel(1)])
+        assert store.claim_next(run) == kernel(1)
+        store.database.write(lambda transaction: transaction.execute("UPDATE claim SET taken = 1.0"))
+        assert store.claim_next(run) is None
+
+
+def test_after_a_restart_a_file_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "_host_identity", lambda: f"here 1 {claims._INITIAL_NAMESPACE}")
+    with Store(tmp_path / "s.sqlite") as store:
+        run = store.begin(HERE, 0, {})
+        assert store.claim(run, kernel(1))
+        monkeypatch.setattr(claims, "_host_identity", lambda: f"here 2 {claims._INITIAL_NAMESPACE}")
+        assert store.claim(run, kernel(1))
+
+
+def test_every_batch_renews_the_claim_in_a_file(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        run = store.begin(HERE, 0, {})
+        assert store.claim(run, kernel(1))
+        store.database.write(lambda transaction: transaction.execute("UPDATE claim SET taken = 1.0"))
+        store.open_batch(run, kernel(1), 0, 100.0)
+        ((age,),) = store.database.read(f"SELECT {store.database.now_sql} - taken FROM claim")
+        assert float(age) < store.database.lease_s
+
+
+_CLAIMS_AND_SLEEPS = """
+import sys, time
+from tests.store.test_shared_store import HERE, Store, kernel
+store = Store(sys.argv[1])
+assert store.claim(store.begin(HERE, 0, {}), kernel(1))
+print("claimed", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_live_claim_in_another_pid_namespace_is_not_taken(tmp_path: Path) -> None:
+    unshare = shutil.which("unshare")
+    isolated = [str(unshare), "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if unshare is None or subprocess.run([*isolated, "true"], capture_output=True).returncode:
+        pytest.skip("this user cannot create a PID namespace")
+    where, environment = tmp_path / "s.sqlite", os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [*isolated, sys.executable, "-c", _CLAIMS_AND_SLEEPS, str(where)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "claimed\n"
+            with Store(where) as store:
+                assert not store.claim(store.begin(HERE, 0, {}), kernel(1))
+        finally:
+            process.kill()
 
 
 def test_a_beat_renews_what_this_process_holds(database: NewStore) -> None:

@@ -1,15 +1,20 @@
 """Claims: a collector claims a kernel before it measures it, so that several collectors can share one store.
 
-A claim is valid while its process lives. On a shared store a thread of each process renews its claims by heartbeats,
-and a claim that was not renewed within the lease is free again, because its machine may be gone. A process that lost a
-claim in this way (a suspended machine, a broken network) gets `LostClaimError` at its next write and writes nothing, so
-that its timings do not mix with those of the new holder. `claim_next` takes the first unclaimed kernel of the queue; on
-PostgreSQL it skips rows that others are claiming at this moment instead of waiting for them.
+A claim is valid while its process lives. Only a process on the same boot of the same machine and in the same PID
+namespace can be looked up: two containers may share a hostname, and the same process id then means two processes. All
+other claims are leases: a claim that was not renewed within the lease is free again, because its machine may be gone.
+On a shared store a thread of each process renews its claims by heartbeats; in a file, every write about the kernel
+does.
+
+A process that lost a claim on a shared store (a suspended machine, a broken network) gets `LostClaimError` at its next
+write and writes nothing, so that its timings do not mix with those of the new holder. `claim_next` takes the first
+unclaimed kernel of the queue; on PostgreSQL it skips rows that others are claiming at this moment instead of waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from pathlib import Path
@@ -19,6 +24,7 @@ from tilewise.errors import TilewiseError
 from tilewise.store.database import Database, Transaction
 
 _HEARTBEATS_PER_LEASE = 5
+_INITIAL_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux: not in a container
 _CLAIM = """INSERT INTO claim (kernel, run, host, process, born, taken)
     VALUES (:kernel, :run, :host, :process, :born, {now})
     ON CONFLICT (kernel) DO UPDATE SET run = excluded.run, host = excluded.host, process = excluded.process,
@@ -50,9 +56,8 @@ class Claims:
         transaction.fetch(f"SELECT id FROM kernel WHERE id = :kernel{self._database.lock_sql}", {"kernel": kernel})
         if not again and transaction.fetch("SELECT 1 FROM finished WHERE kernel = :kernel LIMIT 1", {"kernel": kernel}):
             return False
-        query = f"SELECT host, process, born, {self._database.now_sql} - taken FROM claim WHERE kernel = :kernel"
-        claims = transaction.fetch(query, {"kernel": kernel})
-        if claims and tuple(claims[0][:3]) != _process() and self._is_valid(*claims[0]):
+        current = self._claim_of(transaction, kernel)
+        if current is not None and current[:3] != _process() and self._is_valid(*current):
             return False
         self._insert(transaction, run, kernel)
         return True
@@ -64,20 +69,28 @@ class Claims:
             rows = transaction.fetch(query, {"part": partition, "lease": self._database.lease_s})
             if not rows and not self._release_dead(transaction):
                 return None
-            # A process that had the row locked may have claimed it between the query's snapshot and our lock.
-            if rows and not self._is_claimed(transaction, rows[0][0]):
-                self._insert(transaction, run, rows[0][0])
-                return int(rows[0][0]), rows[0][1], rows[0][2]
+            if not rows:
+                continue
+            # A process that had the row locked may have claimed it between the query's snapshot and our lock. A process
+            # that lives on this machine keeps its claim beyond the lease.
+            number, program, problem = rows[0]
+            current = self._claim_of(transaction, number)
+            if current is None or not self._is_valid(*current):
+                self._insert(transaction, run, number)
+                return int(number), program, problem
+            renew = f"UPDATE claim SET taken = {self._database.now_sql} WHERE kernel = :kernel"
+            transaction.execute(renew, {"kernel": number})
 
-    def _is_claimed(self, transaction: Transaction, kernel: int) -> bool:
-        query = f"SELECT 1 FROM claim WHERE kernel = :kernel AND taken >= {self._database.now_sql} - :lease"
-        return bool(transaction.fetch(query, {"kernel": kernel, "lease": self._database.lease_s}))
+    def _claim_of(self, transaction: Transaction, kernel: int) -> tuple[str, int, str, float] | None:
+        """Return host, process, start time and age in seconds of a kernel's claim, or None."""
+        query = f"SELECT host, process, born, {self._database.now_sql} - taken FROM claim WHERE kernel = :kernel"
+        claims = transaction.fetch(query, {"kernel": kernel})
+        return (claims[0][0], claims[0][1], claims[0][2], float(claims[0][3])) if claims else None
 
     def _release_dead(self, transaction: Transaction) -> bool:
         """Release the claims of ended processes of this machine; return whether there were any."""
-        host, _, _ = _process()
-        claims = transaction.fetch("SELECT kernel, process, born FROM claim WHERE host = :host", {"host": host})
-        dead = [kernel for kernel, process, born in claims if not born or _start_time(process) != born]
+        claims = transaction.fetch("SELECT kernel, host, process, born FROM claim")
+        dead = [kernel for kernel, host, process, born in claims if self._is_dead(host, process, born)]
         for kernel in dead:
             transaction.execute("DELETE FROM claim WHERE kernel = :kernel", {"kernel": kernel})
         return bool(dead)
@@ -89,9 +102,21 @@ class Claims:
 
     def _is_valid(self, host: str, process: int, born: str, age_s: float) -> bool:
         """Return whether a claim's process runs on this machine, or the claim was renewed within the lease."""
-        if host == os.uname().nodename:
-            return born != "" and _start_time(process) == born
-        return age_s < self._database.lease_s
+        if self._is_dead(host, process, born):
+            return False
+        return host == _host_identity() or age_s < self._database.lease_s
+
+    def _is_dead(self, host: str, process: int, born: str) -> bool:
+        """Return whether the process of a claim is known to have ended."""
+        own_host = _host_identity()
+        if host == own_host:
+            return not born or _start_time(process) != born
+        if self._database.shared:
+            return False
+        # A file is on a local disk. There, a claim from another boot of this host, outside containers, has ended.
+        name, _, namespace = (*host.split(" "), "", "")[:3]
+        own_name, _, own_namespace = (*own_host.split(" "), "", "")[:3]
+        return name == own_name and namespace == own_namespace == _INITIAL_NAMESPACE
 
     def start_renewing(self, run: int, kernel: int) -> None:
         """Renew a claim by heartbeats from now on; call this after its transaction was committed."""
@@ -105,9 +130,16 @@ class Claims:
         self._own_claims.pop(kernel, None)
 
     def check(self, transaction: Transaction, kernel: int) -> None:
-        """Raise `LostClaimError` if this process claimed the kernel in a shared store and has lost it."""
+        """Raise `LostClaimError` if this process claimed the kernel in a shared store and has lost it.
+
+        In a file, where no thread renews claims, renew the claim instead.
+        """
         run = self._own_claims.get(kernel)
-        if run is None or not self._database.shared:
+        if run is None:
+            return
+        if not self._database.shared:
+            query = f"UPDATE claim SET taken = {self._database.now_sql} WHERE kernel = :kernel AND run = :run"
+            transaction.execute(query, {"kernel": kernel, "run": run})
             return
         query = f"SELECT 1 FROM claim WHERE kernel = :kernel AND run = :run{self._database.lock_sql}"
         if not transaction.fetch(query, {"kernel": kernel, "run": run}):
@@ -142,7 +174,18 @@ class Claims:
 
 def _process() -> tuple[str, int, str]:
     """Return host, process id and start time of this process, which identify it."""
-    return os.uname().nodename, os.getpid(), _start_time(os.getpid())
+    return _host_identity(), os.getpid(), _start_time(os.getpid())
+
+
+@functools.cache
+def _host_identity() -> str:
+    """Return hostname, boot id and PID namespace: process ids are comparable only if all three are equal."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return os.uname().nodename
+    return f"{os.uname().nodename} {boot} {namespace}"
 
 
 def _start_time(process: int) -> str:

@@ -234,7 +234,7 @@ class Store(StoreReader):
         values |= {"disturbed": OPEN, "watch": "", "uid": secrets.token_hex(16)}
 
         def work(transaction: Transaction) -> int:
-            transaction.execute(_BATCH, {**values, "kernel": self.add_kernel(transaction, kernel)})
+            transaction.execute(_BATCH, {**values, "kernel": self._claimed_kernel(transaction, kernel)})
             return _batch_number(transaction, values["uid"])
 
         return self.database.write(work)
