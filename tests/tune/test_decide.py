@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,6 +102,18 @@ def test_measuring_stays_within_its_budget_and_finds_what_the_scores_point_at():
     found = decide(PROBLEM, CONFIGS, Known(LOGS), None, bench, budget=4)
     assert found.config == CONFIGS[10] and found.measurements == len(bench.asked) == 4
     assert found.speedup == pytest.approx(RUNTIME[CONFIGS[0]] / 100.0) and not found.sure
+
+
+def test_with_by_score_configurations_are_measured_in_the_order_of_the_scores():
+    # The scores rank the slowest configurations first; expected improvement would leave that order.
+    reversed_scores = [-log for log in LOGS]
+    model = Known(reversed_scores)
+    model.hyper = dataclasses.replace(model.hyper, by_score=True)
+    bench = Bench(RUNTIME, broken=[CONFIGS[int(np.argsort(reversed_scores, kind="stable")[2])]])
+    decide(PROBLEM, CONFIGS, model, None, bench, budget=6)
+    assert bench.asked[0] == CONFIGS[int(np.argmin(reversed_scores))]
+    order = [config for config in np.argsort(reversed_scores, kind="stable") if config]  # the default is timed anyway
+    assert [CONFIGS.index(config) for config in bench.asked if config != CONFIGS[0]][:5] == order[:5]
 
 
 def test_a_lucky_reading_does_not_win_over_one_in_turns():

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.errors import ConfigurationError
 from tilewise.tune.search.calibration import (
     Case,
@@ -19,6 +20,7 @@ from tilewise.tune.search.calibration import (
     calibration_path,
     config_logs,
     fit,
+    is_gpu_space,
     load_calibration,
     save_calibration,
 )
@@ -123,6 +125,12 @@ def test_settings_of_a_recorded_kernel_are_those_that_vary_each_once():
     assert logs[0, kept.index("warps")] == pytest.approx(math.log2(5))
 
 
+def test_the_shipped_gpu_model_is_measured_in_its_own_order_and_the_cpu_model_is_not():
+    gpu, cpu = (load_calibration(shipped_file(name)) for name in ("h200", "cpu"))
+    assert gpu is not None and gpu.by_score and cpu is not None and not cpu.by_score
+    assert is_gpu_space(("warps", "stages", "group")) and not is_gpu_space(("tile_m", "threads"))
+
+
 def test_nothing_is_measured_twice_and_a_failed_one_is_not_asked_for_again():
     case = made_up(0, configs=12)
     asked: list[int] = []
@@ -193,8 +201,10 @@ def test_a_calibration_is_kept_beside_its_model_and_refused_for_another(tmp_path
     model = tmp_path / "m.safetensors"
     model.write_bytes(b"weights")
     saved = dataclasses.replace(fit([twins(seed) for seed in range(3)], 0.01), sure={0: 2.0, 5: 0.25})
-    save_calibration(model, saved)
-    assert load_calibration(model) == saved
+    for by_score in (False, True):
+        saved = dataclasses.replace(saved, by_score=by_score)
+        save_calibration(model, saved)
+        assert load_calibration(model) == saved
     model.write_bytes(b"other weights")
     assert load_calibration(model) is None
 

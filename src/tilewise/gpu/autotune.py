@@ -18,7 +18,6 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,8 @@ from tilewise.store.store import Machine
 from tilewise.tune.choose.cache import Decision, cache_folder
 from tilewise.tune.choose.decide import FIRST_PROBLEMS, decide
 from tilewise.tune.choose.memory import Memory
-from tilewise.tune.choose.scores import ModelScores, shipped_scores
+from tilewise.tune.choose.scores import FixedScores, ModelScores, shipped_scores
 from tilewise.tune.measure.trial import Timed
-from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
 PROGRAM = "autotuned"  # the program under which measurements are stored
 # Without a model, measuring ends when the expected saving of the remaining configurations is below this share.
@@ -240,7 +238,7 @@ class Session:
 
     def _scores(
         self, settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]
-    ) -> _MatmulScores | None:
+    ) -> FixedScores | None:
         """Score the configurations with the shipped model if the kernel looks like a matrix product, else None."""
         as_matmul = None if self._model is None else match_matmul(settings, sizes, dtypes)
         if as_matmul is None or self._model is None:
@@ -248,22 +246,10 @@ class Session:
         while self._model.notes:  # show each note once, when the model is first used
             warnings.warn(self._model.notes.pop(), stacklevel=2)
         try:
-            return _MatmulScores(self._model.hyper, self._model.scores(*as_matmul))
+            return FixedScores(self._model.hyper, self._model.scores(*as_matmul))
         except TilewiseError as error:
             warnings.warn(f"the shipped model cannot rank {self.name}: {error}", stacklevel=2)
             return None
-
-
-@dataclass(frozen=True, eq=False)
-class _MatmulScores:
-    """Scores of a kernel that looks like a matrix product, in the order of its configurations."""
-
-    hyper: Hyperparameters
-    values: Numbers
-    margin: float = 0.0
-
-    def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
-        return self.values
 
 
 class _Launches:

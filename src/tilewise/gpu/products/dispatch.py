@@ -37,6 +37,9 @@ from tilewise.gpu.products.runtime_model import Prediction, RuntimeModel, shippe
 from tilewise.profile.timing.cuda_graphs import DriverGraphs
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import Choices, Decision
+from tilewise.tune.choose.decide import decide
+from tilewise.tune.choose.scores import FixedScores
+from tilewise.tune.search.gaussian_process import Hyperparameters
 
 # A kernel is chosen unmeasured if its predicted gain, a logarithm, exceeds a margin and three standard deviations of
 # the predictions. On shapes held out of training (`tools.ship_products`) no such choice was slower than 0.95 of cuBLAS.
@@ -50,6 +53,7 @@ _L2_BYTES = 128 << 20  # over twice the L2 cache of an H200: operand sets rotate
 _MAX_SPILLED_BYTES = 16  # registers spilled per thread; kernels with more are many times slower
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "tf32"}
 _EPILOGUES = {None: "bias", "relu": "bias_relu", "gelu": "bias_gelu"}
+_LOG_SECONDS = Hyperparameters(coefficient=1.0)  # scores are logarithms of seconds: a difference is a gain
 Run = Callable[[], Any]
 
 
@@ -74,9 +78,10 @@ def choose_unmeasured(model: RuntimeModel, problem: Problem, shared_bytes: int) 
         return _CUBLAS_UNMEASURED
     cublas = model.predict_cublas(problem)
     gain = math.log(cublas.seconds[0] / kernels.seconds[0])
-    if gain < required_gain(problem, math.hypot(kernels.deviation[0], cublas.deviation[0])):
-        return _CUBLAS_UNMEASURED
-    return ProductChoice(configs[0], False, math.exp(gain))
+    margin = required_gain(problem, math.hypot(kernels.deviation[0], cublas.deviation[0]))
+    scores = FixedScores(_LOG_SECONDS, np.array([gain, 0.0]), margin)  # log seconds above the best kernel's
+    config = decide(problem, [CUBLAS, configs[0]], scores).config
+    return _CUBLAS_UNMEASURED if is_cublas(config) else ProductChoice(config, False, math.exp(gain))
 
 
 def required_gain(problem: Problem, deviation: float) -> float:

@@ -1,4 +1,4 @@
-"""One decision, whoever asks: the tuner, the framework's chooser, `autotune`.
+"""One decision for the tuner, the framework's chooser, `autotune`, GPU products and the tuning service.
 
 `decide` is given a problem, its configurations (the default first), and up to three things to go by:
 
@@ -7,10 +7,10 @@
     measure   a way to time one configuration, and a few against each other
 
 A choice that was kept is taken. Where nothing may be measured, the best score is taken if it promises more than the
-model's margin over the default. Else configurations are measured one by one, by expected improvement of a Gaussian
-process (`search/gaussian_process.py` has its page of maths) around the scores or, without any, around what other
-problems of the same kernel took. The closest few are timed again, and their fastest is the choice unless the default is
-as good.
+model's margin over the default. Else configurations are measured one by one: in the order of the scores on a GPU, else
+by expected improvement of a Gaussian process (`search/gaussian_process.py` has its page of maths) around the scores or,
+without any, around what other problems of the same kernel took. The closest few are timed again, and their fastest is
+the choice unless the default is as good.
 """
 
 from __future__ import annotations

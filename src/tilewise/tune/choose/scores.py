@@ -7,6 +7,7 @@ promise over the default has to exceed to be taken unmeasured.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,19 @@ class ModelScores:
         return np.asarray(self.model.score(kernel), dtype=np.float64)
 
 
+@dataclass(frozen=True, eq=False)
+class FixedScores:
+    """Scores of one problem that are already computed, in the order of its configurations."""
+
+    hyper: Hyperparameters
+    values: Numbers
+    margin: float = 0.0
+
+    def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
+        """Return the scores, lower is faster."""
+        return self.values
+
+
 def as_kernel(
     family: Family,
     problem: Problem,
@@ -97,7 +111,7 @@ def file_scores(path: str | Path, kind: str = "cpu", margin: float = MARGIN) -> 
     model: Any = load_scorer(found)
     hyper, notes = load_calibration(found), []
     if hyper is None:
-        hyper = _UNCALIBRATED
+        hyper = dataclasses.replace(_UNCALIBRATED, by_score=kind != "cpu")
         notes.append(
             f"{found.name} comes without a calibration: the tuner uses a general one. "
             f"`tilewise replay COLLECTION --model {found} --calibrate` makes one of the collection it learned from."

@@ -71,6 +71,7 @@ class Hyperparameters:
     task_length_scale: float = 4.0
     ard: Mapping[str, float] = field(default_factory=dict)
     sure: Mapping[int, float] = field(default_factory=dict)  # see `surety`: the least chance, by measurements
+    by_score: bool = False  # measure in the order of the scores, not by expected improvement
 
     def coregionalization(self, these: Numbers, those: Numbers) -> Numbers:
         """How much of f and b tasks have in common: a row each of these, a column of those."""
@@ -181,10 +182,16 @@ class GaussianProcess:
         return int(self.followed[places[int(np.argmin(self.mean[places]))]]) if len(places) else None
 
     def next(self) -> int | None:
-        """What to measure now: the first choice, then by expected improvement; None where nothing is left."""
+        """Return the configuration to measure next, or None if all are measured.
+
+        The first one has the lowest mean. The next ones follow the order of the scores, with `by_score`, or have the
+        largest expected improvement.
+        """
         places = self.open()
         if not len(places) or self.best is None:
             return self.first()
+        if self.hyper.by_score:
+            return int(self.followed[places[0]])  # `followed` is sorted by score
         return int(self.followed[places[int(np.argmax(self.expected_improvement(places)))]])
 
     def expected_improvement(self, places: npt.NDArray[np.int64]) -> Numbers:

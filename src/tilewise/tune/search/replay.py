@@ -225,7 +225,8 @@ def _ranked(cases: Sequence[Case], scores: Sequence[npt.NDArray[Any]], most: int
 
 def _improving(cases: Sequence[Case], hyper: Hyperparameters, most: int, progress: bool) -> Curves:
     def order(case: Case) -> list[int]:
-        return [step.index for step in search(case.process(hyper), lambda i: float(case.runtime[i]), most)[0]]
+        process = case.process(dataclasses.replace(hyper, by_score=False))
+        return [step.index for step in search(process, lambda i: float(case.runtime[i]), most)[0]]
 
     orders = [order(case) for case in track(cases, "replaying", len(cases), progress)]
     return np.array([regrets(case.runtime, order, most) for case, order in zip(cases, orders, strict=True)])

@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from tilewise.costmodel.confidence import confidence
 from tilewise.errors import ConfigurationError, Rejected, TilewiseError
 from tilewise.gpu.devices import H200
@@ -27,7 +25,8 @@ from tilewise.gpu.inductor.templates import FAMILY as COMPILER
 from tilewise.store.aggregate import measured_problem
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.tune.choose.scores import ModelScores, shipped_scores
+from tilewise.tune.choose.decide import decide
+from tilewise.tune.choose.scores import FixedScores, ModelScores, shipped_scores
 from tilewise.tune.families.registry import find_family
 from tilewise_fleet.service.checks import configs_of
 
@@ -223,11 +222,8 @@ class Answers:
             return _told(Config({}), "default", None, 0, None, None)
         if scores is None or model is None:
             return _told(configs[0], "default", None, 0, None, None)
-        best_index = int(np.argmin(scores))
-        promised = model.hyper.coefficient * float(scores[0] - scores[best_index])
-        if not best_index or promised < model.margin:
-            return _told(configs[0], "default", self._sure(scores, model, 1), 0, None, None)
-        return _told(configs[best_index], "model", self._sure(scores, model, 1), 0, None, None)
+        decision = decide(question.problem, configs, FixedScores(model.hyper, scores, model.margin))
+        return _told(decision.config, decision.source, self._sure(scores, model, 1), 0, None, None)
 
     @staticmethod
     def _sure(scores: Any, model: ModelScores | None, k: int) -> float | None:
