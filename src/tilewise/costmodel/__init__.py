@@ -39,7 +39,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "build_model":  # its module needs torch
+    """Import `build_model`, which needs torch, and `TileRanker` on first use."""
+    if name == "build_model":
         from tilewise.costmodel.models.torch import build_model
 
         return build_model

@@ -1,4 +1,4 @@
-"""Features of the CPU cost model: how a tile fits the kernel's sizes *and the machine*, as machine-independent ratios.
+"""Features of the CPU cost model: how a tile fits kernel *and machine*, as machine-independent ratios.
 
 A model with raw lane counts and cache sizes as inputs would memorize the few machines in its training data, so none of
 them is an input. The inputs are ratios: register use, the share of a cache that each block takes, the time to move each
@@ -88,16 +88,19 @@ def as_product(kernel: Kernel) -> Product:
         pixels, window = max(heavy[2], 1) * max(heavy[3], 1), max(second[2], 1) * max(second[3], 1)
         depth = max(first[1], 1) * window
         return Product(
-            max(heavy[0], 1), pixels, max(heavy[1], 1), depth, window, max(heavy[3], 1), True, 4.0, False, False,
-            epilogue_reads, slow,
+            batch=max(heavy[0], 1), m=pixels, n=max(heavy[1], 1), k=depth, window=window, row=max(heavy[3], 1),
+            convolution=True, element_bytes=4.0, a_transposed=False, b_transposed=False,
+            epilogue_reads=epilogue_reads, slow_epilogue=slow,
         )  # fmt: skip
     batched = heavy[2] > 0
     batch, m, n = (heavy[0], heavy[1], heavy[2]) if batched else (1.0, heavy[0], heavy[1])
     k = first[2] if batched else first[1]
     transposed = [bool(feat[p, _MINOR] != (2 if batched else 1)) for p in parameters[:2]]
     return Product(
-        max(batch, 1), max(m, 1), max(n, 1), max(k, 1), 1.0, 1.0, False, 1.0 if int8 else 4.0,
-        transposed[0] if transposed else False, transposed[1] if len(transposed) > 1 else False, epilogue_reads, slow,
+        batch=max(batch, 1), m=max(m, 1), n=max(n, 1), k=max(k, 1), window=1.0, row=1.0,
+        convolution=False, element_bytes=1.0 if int8 else 4.0, a_transposed=transposed[0] if transposed else False,
+        b_transposed=transposed[1] if len(transposed) > 1 else False,
+        epilogue_reads=epilogue_reads, slow_epilogue=slow,
     )  # fmt: skip
 
 
@@ -139,6 +142,7 @@ class _Tile:
 
     @classmethod
     def from_columns(cls, p: Product, bounds: Column, columns: Mapping[str, Column]) -> _Tile:
+        """Read tile and machine from the columns; Winograd configurations get the sizes of their own product."""
         winograd, (mc, nc, kc) = columns["winograd"], _blocks(p, bounds)
         # Plain numbers unless some configuration uses Winograd; then columns.
         rows: Any = p.m
@@ -339,7 +343,7 @@ def _cpu_machine(
     flops = (mflops or _MFLOPS_PER_LANE * min(lanes, 16.0)) * 1e6
     rates = tuple((mb or share * flops / 1e6) * 1e6 for mb, share in zip(mbs, _BYTES_PER_FLOP, strict=True))
     l1, l2, l3 = (l1 or 32.0) * 1024, (l2 or 1024.0) * 1024, (l3 or 2048.0) * 1024
-    return _CpuMachine(lanes, registers or 16.0, l1, l2, max(l3, l2), flops, rates)
+    return _CpuMachine(lanes=lanes, registers=registers or 16.0, l1=l1, l2=l2, l3=max(l3, l2), flops=flops, rates=rates)
 
 
 def _blocks(p: Product, bounds: Column) -> tuple[Any, Any, Any]:
@@ -439,7 +443,10 @@ class CpuFeatures:
             machine_values = np.where(self.columns < 0, 0.0, config[0, self.columns])[_N_CONFIG_COLUMNS:]
             machine = _CpuMachine.from_columns(machine_values.tolist()).to_array
             sizes = np.array([*vars(product).values()], np.float64)
-            table: Floats = native.cpu_features(config, self._config_columns, sizes, machine, centre, scale, bound)
+            table: Floats = native.cpu_features(
+                configs=config, columns=self._config_columns, product=sizes, machine=machine, centre=centre,
+                scale=scale, bound=bound,
+            )  # fmt: skip
             return table
         values = [np.zeros(len(config)) if at < 0 else config[:, at].astype(np.float64) for at in self.columns.tolist()]
         columns = dict(zip(INPUT_COLUMNS, values, strict=True))

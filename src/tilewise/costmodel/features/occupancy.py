@@ -107,7 +107,7 @@ def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDA
 
 @dataclass(frozen=True)
 class MemoryAccess:
-    """How a kernel reads memory, apart from its sizes.
+    """Memory access pattern of a kernel, independent of its sizes.
 
     `contiguous` and `load_bytes` have one entry for the root and one for each operand: the dimension that is contiguous
     in memory, and the widest load that is aligned at the start of every row.
@@ -135,6 +135,7 @@ class Occupancy:
     """
 
     def __init__(self, gpu: Gpu, config: npt.NDArray[Any], access: MemoryAccess) -> None:
+        """Compute resident blocks, registers, staged bytes and loads of every configuration (C, columns)."""
         self.gpu, self.config, self.access = gpu, config, access
         product = access.is_product
         # Elements that one program holds in registers: its part of the result, or of a reduction's input.
@@ -191,8 +192,8 @@ class Occupancy:
         root, heavy, first, second = _slots(sizes)
         product, config = self.access.is_product, self.config
         programs = _tile_count(root if product else heavy, config[:, _OUTPUT])
-        read = first if self.access.reduction_operand == 1 else second
-        steps = _loop_steps(second, config) if product else _tile_count(read, config[:, _INPUT]) / programs
+        operand = first if self.access.reduction_operand == 1 else second
+        steps = _loop_steps(second, config) if product else _tile_count(operand, config[:, _INPUT]) / programs
         # Waves, if several blocks share a multiprocessor and if each has one to itself.
         waves_alone = programs / self.gpu.multiprocessors
         waves = waves_alone / self._resident
@@ -212,7 +213,7 @@ class Occupancy:
         if self.gpu.load_detail > 1:
             np.log2(np.maximum(self._loads_per_step * rounds, 1.0), out=table[_LOADS_ISSUED])
         if self.gpu.load_detail > 2:
-            self._add_overfetch(table[_FEATURE_COUNTS[2] :], root, first if product else read, second)
+            self._add_overfetch(table[_FEATURE_COUNTS[2] :], root, first if product else operand, second)
         return table
 
     def _add_overfetch(self, out: Numbers, *tensors: Numbers) -> None:

@@ -159,18 +159,21 @@ class RankerFeatures:
         slots = _distinct_slots(sizes)
         gpu = Gpu.from_schema(split.schema)
         # The draft has no scaling yet; it computes the raw features that the scaling is fitted to.
+        node_columns, node_centre, node_scale = _fit_nodes(kernels)
+        node_low, node_high = extremes(split.column("node_feat"))
+        config_low, config_high = extremes(split.column("config_feat"))
+        unscaled = np.zeros(0, np.float32)
         draft = cls(
-            *_fit_nodes(kernels),
-            columns,
-            _fit_steps(np.concatenate(configs), columns),
-            _fit_pairs(columns, slots, *_subsample(configs, logs), sizes),
-            slots,
-            *(np.zeros(0, np.float32),) * 4,
-            *extremes(split.column("node_feat")),
-            *extremes(split.column("config_feat")),
-            np.zeros(0) if gpu is None else gpu.to_array(),
-            _fit_conflicts(columns, *_subsample(configs, logs), kernels, sizes),
-        )
+            node_columns=node_columns, node_centre=node_centre, node_scale=node_scale,
+            columns=columns,
+            steps=_fit_steps(np.concatenate(configs), columns),
+            pairs=_fit_pairs(columns, slots, *_subsample(configs, logs), sizes),
+            sizes=slots,
+            global_centre=unscaled, global_scale=unscaled, config_centre=unscaled, config_scale=unscaled,
+            node_low=node_low, node_high=node_high, config_low=config_low, config_high=config_high,
+            gpu=np.zeros(0) if gpu is None else gpu.to_array(),
+            cache_conflicts=_fit_conflicts(columns, *_subsample(configs, logs), kernels, sizes),
+        )  # fmt: skip
         raw_global = np.stack([draft._raw_global(k, s) for k, s in zip(kernels, sizes, strict=True)])
         raw_config = np.empty((draft._raw_width, sum(len(c) for c in configs)), np.float32)
         starts = np.cumsum([0, *(len(c) for c in configs)])

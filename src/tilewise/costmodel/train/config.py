@@ -46,6 +46,7 @@ class TrainSettings:
     max_seconds: float = 0.0  # 0 is no limit; a limited run is not reproducible bit for bit
 
     def __post_init__(self) -> None:
+        """Check every setting."""
         for name in ("epochs", "configs", "batch", "eval_every"):
             if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= _MAX_COUNT:
                 raise ConfigurationError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")

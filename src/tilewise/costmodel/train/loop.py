@@ -87,6 +87,7 @@ class TrainingRun(ResumableRun):
     """Training run of a torch model on a collection of tiles."""
 
     def __init__(self, dataset: Dataset, settings: TrainSettings, device: str, folder: Path | None) -> None:
+        """Fit the preparation, build the model with the seed's initial weights, and set up both splits."""
         import torch
 
         from tilewise.costmodel.models.torch import build_model, constructor_defaults, model_class

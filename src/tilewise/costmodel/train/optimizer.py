@@ -34,6 +34,7 @@ class FlatAdam:
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-7,
     ) -> None:
+        """Move all parameters and gradients into flat vectors."""
         self.parameters = [p for p in parameters if p.requires_grad]
         self.learning_rate, self.clip_norm, self.weight_decay = learning_rate, clip_norm, weight_decay
         self.betas, self.epsilon, self.step_count = betas, epsilon, 0

@@ -167,6 +167,7 @@ class EarlyJoinSAGE(_SageBaseline):
         return len(self.gnn) > 0 and available(self.hidden_activation)
 
     def forward(self, batch: Batch) -> Tensor:
+        """Score by the compiled kernels on a CPU, by torch elsewhere; without layers, nodes are only summed."""
         if self.compiled and supports(batch.node):
             return early_join_sage(batch, self._kernel_tensors(), len(self.gnn))
         nodes, adjacency = self.node_inputs(batch), batch.neighbours
@@ -221,6 +222,7 @@ class _ResGCNBaseline(Baseline):
         directed: bool = False,
         reduction: str = "sum",
     ) -> None:
+        """Build the layers; a directed network has separate weights for both directions and the node itself."""
         super().__init__(op_embed_dim)
         self.activation, self.directed, self.reduction = activation(hidden_activation), directed, reduction
         inputs = node_width + op_embed_dim + (config_width if self.early else 0)

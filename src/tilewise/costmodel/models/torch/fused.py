@@ -76,11 +76,14 @@ class SagePass:
     def backward(self, grad: Floats) -> list[Floats]:
         """Return the gradients of the tensors, in their order, from the gradient of the scores."""
         if self.saved is None:
-            raise RuntimeError("the gradient of EarlyJoinSAGE can be taken once")
+            raise RuntimeError("EarlyJoinSAGE's backward pass can run only once per forward pass")
         grad_pooled, grad_head = _head_grad(self.weights, self.hidden, grad.reshape(-1, 1))
+        kernels, biases = self.weights.later
+        graph = self.batch.graph
         grad_nodes, grad_slots, grad_bias, *grad_later = _kernels.sage_backward(
-            grad_pooled.reshape(*self.slots.shape[:2], -1), self.saved, self.nodes, self.slots, self.weights.first_bias,
-            *self.weights.later, *self.batch.graph.tables,
+            grad=grad_pooled.reshape(*self.slots.shape[:2], -1), saved=self.saved, nodes=self.nodes,
+            configs=self.slots, bias=self.weights.first_bias, kernels=kernels, biases=biases,
+            first_node=graph.first_node, first_edge=graph.first_edge, neighbours=graph.indices,
         )  # fmt: skip
         self.saved = None
         grad_table, grad_first = _first_products_grad(self.weights, self.batch, grad_nodes, grad_slots)

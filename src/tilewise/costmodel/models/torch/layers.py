@@ -112,6 +112,7 @@ class _SageFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        """Compute the gradients of x, kernel and bias; S is symmetric, so its transpose is S itself."""
         own, neighbours, kernel, y, norm = ctx.saved_tensors
         dz, width = _activation_and_norm_grad(grads[0], y, norm), own.shape[1]
         dkernel = torch.empty_like(kernel)

@@ -43,6 +43,7 @@ class TileRanker(nn.Module):
         members: int = 4,
         dropout: float = 0.05,
     ) -> None:
+        """Build the layers; the arguments are recorded in model files."""
         super().__init__()
         self.global_width, self.members, self.dropout = global_width, members, dropout
         own = config_width - global_width
