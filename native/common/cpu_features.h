@@ -1,5 +1,5 @@
-// The features of a list of configurations that the CPU's cost model reads, as costmodel/features/cpu.py says them one
-// by one; here a configuration at a time, for choosing a tile in passing.
+// Features of the CPU cost model, one configuration at a time, for tile choices at run time. They are the same as in
+// costmodel/features/cpu.py, which documents them.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@ constexpr int kCpuFeatures = 85, kCpuColumns = 9, kCpuProduct = 12, kCpuMachine 
 struct CpuFeatureInputs {
   const float* config;      // (count, width)
   int64_t count, row, col;  // strides in floats
-  const int64_t* columns;   // kCpuColumns: where a configuration says what it is; -1: nowhere
+  const int64_t* columns;   // kCpuColumns: indices of the configuration's own columns; -1: absent
   const double* product;    // kCpuProduct: the fields of Python's Product
   const double*
-      machine;  // kCpuMachine: lanes, registers, three caches, flops; log2 of four sizes and of the rates there
-  const float *centre, *scale;  // kCpuFeatures: what a feature is centred on and multiplied by
-  float bound;                  // how far it may then be from zero
+      machine;  // kCpuMachine: lanes, registers, three caches, flops; log2 of four sizes and of the bandwidths there
+  const float *centre, *scale;  // kCpuFeatures: mean and inverse deviation of a feature
+  float bound;                  // scaled features are clipped to [-bound, bound]
 };
 
-// out (kCpuFeatures, count)
+// Computes out (kCpuFeatures, count).
 void cpu_features(const CpuFeatureInputs& in, float* out);
 
 }  // namespace tw
