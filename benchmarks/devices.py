@@ -7,16 +7,16 @@
     python -m benchmarks.devices --products ../shared/data/inductor/a100_mm.zip     # the H200's model on another GPU
 
 A figure is the fastest configuration's time over the choice's: 1 is perfect. The ranker is boosted trees. Five and
-twenty measurements go in the ranker's order, or one by one as `next_to_measure` says. "Constants chosen apart" takes
-those of its process that are best on the other devices, each left out in turn. "Drawn" are twenty at random, to which
-the ranker is adapted; it then chooses, or has five more measured. "Hindsight" looks at the device that is left out: the
-best of all that are among the first k of any other device, or of the first k by a weighted mean of the others' log
-runtimes, with those of a thousand draws of weights that turn out best. Intervals are bootstrap ones over the devices.
+twenty measurements go in the ranker's order, or one by one by the expected improvement of the tuner's Gaussian process
+(`tilewise.tune.search`, with its default hyperparameters). "Drawn" are twenty at random, to which the ranker is
+adapted; it then chooses, or has five more measured. "Hindsight" looks at the device that is left out: the best of all
+that are among the first k of any other device, or of the first k by a weighted mean of the others' log runtimes, with
+those of a thousand draws of weights that turn out best. Intervals are bootstrap ones over the devices.
 
-`--processors` is the check on data that the process's constants were not set on: the CPU collection's kernels, each
-ranked by a model that has not seen its processor, measured in the model's order or one by one, and chosen unmeasured by
-that model as it is or adapted to all measurements of some other kernels on that machine, or by trees of those kernels
-alone. Half of a machine's kernels are for adapting, half are judged. Gains are of logarithms, paired over kernels.
+`--processors` does the same with the CPU collection: each kernel is ranked by a model that has not seen its processor,
+measured in the model's order or one by one, and chosen unmeasured by that model as it is or adapted to all measurements
+of some other kernels on that machine, or by trees of those kernels alone. Half of a machine's kernels are for adapting,
+half are judged. Gains are of logarithms, paired over kernels.
 
 `--products` asks the shipped model of the H200, which has seen no other device, to choose among the Triton
 configurations of PyTorch's own records of another GPU, as it is or adapted in the same way; the records lack the group,
@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import math
 import tempfile
@@ -51,10 +50,12 @@ from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.data.importers import import_logs
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
-from tilewise.costmodel.models.adapted import Likeness, adapt_model, next_to_measure
+from tilewise.costmodel.models.adapted import adapt_model
 from tilewise.costmodel.models.gbdt import train_gbdt
 from tilewise.costmodel.models.scorer import ridge_scorer
 from tilewise.costmodel.models.shipped import shipped_scorer
+from tilewise.tune.search.calibration import make_case
+from tilewise.tune.search.gaussian_process import Hyperparameters
 
 RESULTS = Path(__file__).parent / "results" / "devices.json"
 BUDGET, DRAWS, SEEDS, RUNS = 20, 3, 3, 20
@@ -67,7 +68,6 @@ PAIRS = [
     *((f"{k}, in order", f"{k}, one by one") for k in FEW),
 ]
 TILE_WIDTH = len(TILE_FEATURES)
-CONSTANTS = [Likeness(*values) for values in itertools.product((0.2, 0.4, 0.8), (1.0, 2.0, 4.0), (0.25, 0.5, 1.0))]
 OURS, FROM_NOTHING = "tilewise, from the other devices", "tilewise, from nothing"
 Scores = npt.NDArray[Any]
 
@@ -121,19 +121,17 @@ def main() -> None:
 
 def every_device(kernels: Sequence[Kernel], schema: Schema) -> dict[str, Any]:
     """Each device left out in turn."""
-    constants = chosen_apart(kernels, schema)
     rows, curves = {}, {}
     for number, kernel in enumerate(kernels):
         others = [k for i, k in enumerate(kernels) if i != number]
-        rows[kernel.program], curves[kernel.program] = leave_out(kernel, others, schema, constants[number])
+        rows[kernel.program], curves[kernel.program] = leave_out(kernel, others, schema)
         print(kernel.program, {name: round(value, 3) for name, value in rows[kernel.program].items()}, flush=True)
     names = list(next(iter(rows.values())))
     means = {name: interval([row[name] for row in rows.values()]) for name in names}
     for name, (mean, low, high) in means.items():
         print(f"{name}: {mean:.3f} ({low:.3f} to {high:.3f})", flush=True)
-    apart = {k.program: dataclasses.asdict(c) for k, c in zip(kernels, constants, strict=True)}
     near = {k.program: int((k.target < 1.1 * k.target.min()).sum()) for k in kernels}
-    return {"date": today(), "left_out": rows, "means": means, "constants": apart, "within_10": near, "curves": curves}
+    return {"date": today(), "left_out": rows, "means": means, "within_10": near, "curves": curves}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -144,18 +142,6 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return float(np.exp(logs.mean())), float(low), float(high)
 
 
-def chosen_apart(kernels: Sequence[Kernel], schema: Schema) -> list[Likeness]:
-    """For each kernel the constants that are best on all others, by rankers that saw neither."""
-    count = len(kernels)
-    reach = np.zeros((count, count, len(CONSTANTS)))  # of the second, for a choice that is to serve the first
-    for one, two in itertools.combinations(range(count), 2):
-        model = trained([k for i, k in enumerate(kernels) if i not in (one, two)], schema, seeds=[0])
-        for served, asked in ((one, two), (two, one)):
-            curves = [one_by_one(model, kernels[asked], BUDGET, likeness)[1] for likeness in CONSTANTS]
-            reach[served, asked] = np.log(curves).mean(axis=1)
-    return [CONSTANTS[int(row.sum(axis=0).argmax())] for row in reach]
-
-
 def read(files: Sequence[Path]) -> tuple[list[Kernel], Schema]:
     """Read the files as one collection with a kernel for each device."""
     with tempfile.TemporaryDirectory() as folder:
@@ -164,23 +150,18 @@ def read(files: Sequence[Path]) -> tuple[list[Kernel], Schema]:
         return [dataclasses.replace(k, config_feat=np.array(k.config_feat)) for k in data.train], data.schema
 
 
-def leave_out(
-    kernel: Kernel, others: Sequence[Kernel], schema: Schema, apart: Likeness
-) -> tuple[dict[str, float], list[float]]:
+def leave_out(kernel: Kernel, others: Sequence[Kernel], schema: Schema) -> tuple[dict[str, float], list[float]]:
     """What each way of choosing reaches on `kernel`, and the curve of measuring one by one."""
     model = trained(others, schema)
     order = np.argsort(model.score(kernel), kind="stable")
-    curve = one_by_one(model, kernel, BUDGET)[1]
-    apart_curve = one_by_one(model, kernel, BUDGET, apart)[1]
+    curve = one_by_one(model, kernel, schema, BUDGET)[1]
     first, five = after_drawn(model, kernel)
     found = {
         "first": reached(kernel, order[:1]),
         "five, in order": reached(kernel, order[:5]),
         "five, one by one": curve[4],
-        "five, constants chosen apart": apart_curve[4],
         "20, in order": reached(kernel, order[:20]),
         "20, one by one": curve[19],
-        "20, constants chosen apart": apart_curve[19],
         "first after 20 drawn": first,
         "five after 20 drawn": five,
     }
@@ -225,13 +206,21 @@ def _weights(devices: int) -> Scores:
 
 
 def one_by_one(
-    model: Any, kernel: Kernel, budget: int, likeness: Likeness | None = None, begun: Sequence[int] = ()
+    model: Any, kernel: Kernel, schema: Schema, budget: int, begun: Sequence[int] = ()
 ) -> tuple[list[int], list[float]]:
-    """What is measured when each measurement decides on the next, and what the best so far reaches."""
-    taken = list(begun)
-    while len(taken) < budget:
-        taken.append(next_to_measure(model, kernel, taken, kernel.target[taken], likeness))
-    return taken, [reached(kernel, taken[: k + 1]) for k in range(budget)]
+    """Measure as the tuner does, by expected improvement, after the rows in `begun`.
+
+    Returns the measured rows, and what the best so far reaches after each.
+    """
+    process = make_case(model, kernel, schema.config_features).process(Hyperparameters())
+    rows: list[int] = []
+    while len(rows) < budget:
+        row = begun[len(rows)] if len(rows) < len(begun) else process.next()
+        if row is None:
+            break
+        rows.append(row)
+        process.observe(row, math.log(kernel.target[row]))
+    return rows, [reached(kernel, rows[: k + 1]) for k in range(len(rows))]
 
 
 def after_drawn(model: Any, kernel: Kernel) -> tuple[float, float]:
@@ -240,7 +229,7 @@ def after_drawn(model: Any, kernel: Kernel) -> tuple[float, float]:
     for seed in range(DRAWS):
         drawn = np.random.default_rng(seed).choice(kernel.n_configs, BUDGET, replace=False)
         order = np.argsort(adapt_model(model, [some(kernel, drawn)]).score(kernel), kind="stable")
-        taken, _ = one_by_one(model, kernel, BUDGET + 5, begun=[int(row) for row in drawn])
+        taken, _ = one_by_one(model, kernel, model.schema, BUDGET + 5, begun=[int(row) for row in drawn])
         rows.append([reached(kernel, order[:1]), reached(kernel, taken)])
     return _geometric([row[0] for row in rows]), _geometric([row[1] for row in rows])
 
@@ -291,7 +280,11 @@ def from_h200(files: Sequence[Path]) -> dict[str, Any]:
         scored = Mean([model])
         order = np.argsort(scored.score(kernel), kind="stable")
         drawn = rng.permutation(kernel.n_configs)
-        found = {"first": order[:1], "five, in order": order[:5], "five, one by one": one_by_one(scored, kernel, 5)[0]}
+        found = {
+            "first": order[:1],
+            "five, in order": order[:5],
+            "five, one by one": one_by_one(scored, kernel, model.schema, 5)[0],
+        }
         found |= {"first, drawn": drawn[:1], "five, drawn": drawn[:5]}
         found |= {name: [int(np.argmin(other.score(kernel)))] for name, other in others.items()}
         for name, chosen in found.items():
@@ -325,7 +318,7 @@ def learnt_there(base: Any, kernels: Sequence[Kernel]) -> dict[str, Any]:
 def on_processor(base: Any, others: dict[str, Any], kernel: Kernel) -> dict[str, float]:
     once = Mean([base])
     order = np.argsort(once.score(kernel), kind="stable")
-    curve = one_by_one(once, kernel, BUDGET)[1]
+    curve = one_by_one(once, kernel, base.schema, BUDGET)[1]
     found = {"first": reached(kernel, order[:1])}
     found |= {name: reached(kernel, [int(np.argmin(other.score(kernel)))]) for name, other in others.items()}
     for k in FEW:
@@ -363,10 +356,10 @@ def runs_on(name: str, number: int, kernels: Sequence[Kernel], schema: Schema) -
     kernel = kernels[number]
     if name == OURS:
         others = [k for i, k in enumerate(kernels) if i != number]
-        return [one_by_one(trained(others, schema, [seed]), kernel, BUDGET)[1] for seed in range(RUNS)]
+        return [one_by_one(trained(others, schema, [seed]), kernel, schema, BUDGET)[1] for seed in range(RUNS)]
     if name == FROM_NOTHING:
         first = [int(np.random.default_rng(seed).integers(kernel.n_configs)) for seed in range(RUNS)]
-        return [one_by_one(Nothing(), kernel, BUDGET, begun=[row])[1] for row in first]
+        return [one_by_one(Nothing(), kernel, schema, BUDGET, begun=[row])[1] for row in first]
     from benchmarks.kernel_tuner_peer import run
 
     return [run(name, kernel, schema, BUDGET, seed) for seed in range(RUNS)]

@@ -16,7 +16,7 @@ from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write
 from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.metrics import opa
-from tilewise.costmodel.models.adapted import adapt, adapt_model, next_to_measure
+from tilewise.costmodel.models.adapted import adapt, adapt_model
 from tilewise.costmodel.models.blend import Blend
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.costmodel.rank import rank
@@ -53,17 +53,6 @@ def test_measurements_of_another_device_order_the_rest_of_it_better(base):
     adapted = adapt(base, kernels)
     assert adapted.record["adapted"]["kept"]
     assert quality(adapted, kernels) > quality(load_scorer(base), kernels) + 0.02
-
-
-def test_measuring_one_by_one_begins_with_the_base_and_repeats_nothing(base):
-    kernel = on_another_device(simulated_kernels(1, seed=5, n_configs=12)[0])
-    model, rows = load_scorer(base), []
-    for _ in range(kernel.n_configs):
-        rows.append(next_to_measure(model, kernel, rows, kernel.target[rows]))
-    assert rows[0] == model.score(kernel).argmin()
-    assert sorted(rows) == list(range(kernel.n_configs))
-    with pytest.raises(ConfigurationError, match="are measured"):
-        next_to_measure(model, kernel, rows, kernel.target)
 
 
 def test_what_teaches_nothing_leaves_the_base_as_it_is(base):

@@ -4,16 +4,6 @@
 runtimes, with larger weights for fast configurations. The result is a blend of model and trees (see `blend`). In a
 five-fold cross-validation over kernels, the trees must not make the first choices slower by more than one standard
 error; otherwise the model is returned unchanged.
-
-`next_to_measure` is for one kernel that is being measured: a Gaussian process around the scores says which
-configuration has the largest expected improvement. It models the share of the fastest configuration's speed that a
-configuration x loses, y = 1 - best / time, so that all slow ones are about alike. The score, s above the kernel's
-lowest, makes that m = 1 - exp(-s), and
-
-    y = c + (1 + b) m + f(x, m),      f ~ GP(0, signal^2 Matern(distance of x, m))
-
-where c is the kernel's own level and x are the configuration's columns in doublings. So a measurement speaks for
-configurations that are like it and that the model thinks as fast.
 """
 
 from __future__ import annotations
@@ -49,8 +39,6 @@ _TREE_COUNT = 150
 _SHARPNESS = 4.0  # a configuration has the weight exp(-_SHARPNESS * (log runtime above the kernel's best))
 _FOLDS = 5
 _CHOICES = 5  # first choices that the cross-validation compares
-SIGNAL, LENGTH, WIDTH = 0.4, 1.0, 0.5  # deviation of f; distances in x (deviations of a column) and m that matter
-_LEVEL, _SLOPE, _NOISE = 25.0, 0.3, 0.1  # variance of c; deviations of b and of a measurement
 
 
 def adapt(base: str | Path, kernels: Sequence[Kernel]) -> Base:
@@ -63,6 +51,7 @@ def adapt(base: str | Path, kernels: Sequence[Kernel]) -> Base:
 
 def adapt_model(model: Base, kernels: Sequence[Kernel]) -> Base:
     """Adapt a loaded model as `adapt` does; the entry `adapted` of its record holds the cross-validation."""
+    # A kernel with one configuration says nothing about an order.
     labelled = [kernel for kernel in kernels if kernel.labelled and kernel.n_configs > 1]
     count = sum(kernel.n_configs for kernel in labelled)
     if count < MIN_MEASUREMENTS:
@@ -70,6 +59,7 @@ def adapt_model(model: Base, kernels: Sequence[Kernel]) -> Base:
             f"Adapting needs {MIN_MEASUREMENTS} measured configurations at least; there are {count}."
         )
     measurements = [_Measurements.from_kernel(model, kernel) for kernel in labelled]
+    # Decide by cross-validation whether the correction helps on kernels that it was not fitted to.
     base_error, adapted_error, worse = _cross_validate(measurements)
     summary: dict[str, Any] = {"measurements": count, "kernels": len(labelled)}
     summary |= {"left_out": {"base": base_error, "adapted": adapted_error}, "kept": not worse}
@@ -78,8 +68,10 @@ def adapt_model(model: Base, kernels: Sequence[Kernel]) -> Base:
         unchanged = copy.copy(model)
         unchanged.record = model.record | record
         return unchanged
+    # Fit again with all measurements.
     slope, booster = _fit(measurements)
     trees = GBDT(booster, model.preparation, model.schema, {"model": "GBDT", "ranks": False})
+    # A blend stays flat: the trees become one more member.
     models, weights = (model.models, model.weights) if isinstance(model, Blend) else ([model], [1.0])
     return Blend([*models, trees], [*(slope * weight for weight in weights), 1.0], {"model": BLEND} | record)
 
@@ -95,6 +87,7 @@ class _Measurements:
 
     @classmethod
     def from_kernel(cls, model: Base, kernel: Kernel) -> _Measurements:
+        # Scores and log runtimes are compared within a kernel, so both start at 0.
         logs = np.log(kernel.target.astype(np.float64) / float(kernel.target.min()))
         scores = np.asarray(model.score(kernel), dtype=np.float64)
         return cls(tabular(model.preparation, kernel), scores - scores.min(), logs, np.exp(-_SHARPNESS * logs))
@@ -137,6 +130,7 @@ def _cross_validate(measurements: Sequence[_Measurements]) -> tuple[float, float
             adapted_scores = slope * m.scores + booster.predict(m.table)
             regrets.append([_log_regret(m.logs, scores) for scores in (m.scores, adapted_scores)])
     base_error, adapted_error = np.expm1(np.mean(regrets, axis=0))
+    # Paired difference, adapted minus base; positive means that adapting made the choices slower.
     increase = np.subtract(*np.transpose(regrets)[::-1])
     standard_error = float(increase.std(ddof=1)) / len(increase) ** 0.5 if len(increase) > 1 else 0.0
     worse = bool(increase.mean() > standard_error or not increase.any())
@@ -152,6 +146,7 @@ def _log_regret(logs: Floats, scores: Floats) -> float:
 def _folds(measurements: Sequence[_Measurements]) -> list[tuple[list[_Measurements], list[_Measurements]]]:
     """Split into (train, test) folds: by kernels, or by configurations if there are fewer than three kernels."""
     rng = np.random.default_rng(0)
+    # With one or two kernels, every kernel is in all folds with a part of its configurations.
     if len(measurements) < 3:
         count = max(2, min(_FOLDS, min(len(m.logs) for m in measurements) // 2))
         subsets = [
@@ -163,83 +158,3 @@ def _folds(measurements: Sequence[_Measurements]) -> list[tuple[list[_Measuremen
         tests = [[measurements[int(i)] for i in rows] for rows in order]
     trains = [[m for other in tests if other is not test for m in other] for test in tests]
     return list(zip(trains, tests, strict=True))
-
-
-@dataclass(frozen=True)
-class Likeness:
-    """What makes two configurations alike, and how much one then says of the other."""
-
-    signal: float = SIGNAL
-    length: float = LENGTH
-    width: float = WIDTH
-
-
-def next_to_measure(
-    model: Any, kernel: Kernel, rows: Sequence[int], runtimes: Sequence[float], likeness: Likeness | None = None
-) -> int:
-    """The configuration of `kernel` to measure next, after those in `rows`; the base's first choice before any.
-
-    >>> next_to_measure(load_scorer("model.safetensors"), kernel, [17, 4], [1.25e6, 1.31e6])  # doctest: +SKIP
-    230
-    """
-    likeness = likeness or Likeness()
-    m = _lost(model.score(kernel))
-    if not len(rows):
-        return int(np.argmin(m))
-    if len(set(rows)) >= kernel.n_configs:
-        raise ConfigurationError(f"All {kernel.n_configs} configurations of {kernel.name} are measured.")
-    x = _inputs(model, kernel, m, likeness)
-    taken = np.asarray(rows)
-    shared = likeness.signal**2 * _matern(x, x[taken]) + _SLOPE**2 * np.outer(m, m[taken]) + _LEVEL
-    inverse = np.linalg.inv(shared[taken] + _NOISE**2 * np.eye(len(taken)))
-    mean = m + shared @ (inverse @ (_speed_lost(np.asarray(runtimes, np.float64)) - m[taken]))
-    prior = likeness.signal**2 + _SLOPE**2 * m**2 + _LEVEL
-    deviation = np.sqrt(np.maximum(prior - np.einsum("ij,jk,ik->i", shared, inverse, shared), 1e-12))
-    gain = _expected_improvement(mean, deviation)
-    gain[taken] = -np.inf
-    return int(np.argmax(gain))
-
-
-def _expected_improvement(mean: Floats, deviation: Floats) -> Floats:
-    """Of a loss below the best measured one, 0. Phi is taken as a logistic curve: only the order counts."""
-    u = -mean / deviation
-    below = 1.0 / (1.0 + np.exp(-np.clip(1.702 * u, -30.0, 30.0)))
-    return np.asarray(deviation * (u * below + np.exp(-0.5 * u * u) / np.sqrt(2.0 * np.pi)))
-
-
-def _lost(scores: npt.NDArray[Any]) -> Floats:
-    """The share of speed lost, as the base thinks: its scores are near enough to log runtimes."""
-    wide = scores.astype(np.float64)
-    return np.asarray(-np.expm1(wide.min() - wide))
-
-
-def _speed_lost(times: npt.NDArray[Any]) -> Floats:
-    return np.asarray(1.0 - times.min() / times, dtype=np.float64)
-
-
-def _inputs(model: Any, kernel: Kernel, lost: Floats, likeness: Likeness) -> Floats:
-    """The columns that vary, in the model's training or here, each as wide as the others, and the share lost.
-
-    A kernel's configurations may share a setting in which thousands of others differ, so they do not say alone.
-    """
-    low, high = kernel.config_feat.min(axis=0), kernel.config_feat.max(axis=0)
-    features = getattr(model, "preparation", None)
-    seen = getattr(features, "config_low", low), getattr(features, "config_high", high)
-    if seen[0].shape == low.shape == seen[1].shape:
-        low, high = np.minimum(low, seen[0]), np.maximum(high, seen[1])
-    span = np.abs(_doublings(high) - _doublings(low))
-    columns = np.flatnonzero(span > 0)
-    scales = np.sqrt(12.0) / span[columns] / likeness.length  # values spread evenly have the deviation span / sqrt(12)
-    return np.hstack([_doublings(kernel.config_feat[:, columns]) * scales, lost[:, None] / likeness.width])
-
-
-def _doublings(values: npt.NDArray[Any]) -> Floats:
-    wide = values.astype(np.float64)
-    return np.asarray(np.copysign(np.log2(1.0 + np.abs(wide)), wide))
-
-
-def _matern(a: Floats, b: Floats) -> Floats:
-    """Matern's covariance of smoothness 3/2: once differentiable, as runtimes hardly are more."""
-    squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
-    distance = np.sqrt(3.0 * np.maximum(squared, 0.0))
-    return np.asarray((1.0 + distance) * np.exp(-distance))
