@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kKernelBounds = 0, kOutputBounds = 8;  // columns of TpuGraphs
 constexpr int64_t kPageBytes = 4096;
 
-// The fields of Python's Product, in its order.
+// The fields of Python's MatrixProduct, in its order.
 struct CpuProduct {
   double batch, m, n, k, window, row, convolution, element_bytes, a_transposed, b_transposed, epilogue_reads,
       slow_epilogue;

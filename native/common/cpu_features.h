@@ -12,7 +12,7 @@ struct CpuFeatureInputs {
   const float* config;      // (count, width)
   int64_t count, row, col;  // strides in floats
   const int64_t* columns;   // kCpuColumns: indices of the configuration's own columns; -1: absent
-  const double* product;    // kCpuProduct: the fields of Python's Product
+  const double* product;    // kCpuProduct: the fields of Python's MatrixProduct
   const double*
       machine;  // kCpuMachine: lanes, registers, three caches, flops; log2 of four sizes and of the bandwidths there
   const float *centre, *scale;  // kCpuFeatures: mean and inverse deviation of a feature

@@ -77,6 +77,7 @@ class Analytical:
             return np.log(_gpu_cycles(self.gpu, kernel)).astype(np.float32)
         if self.cpu:
             return np.log(_cpu_work(self.cpu, kernel)).astype(np.float32)
+        # Without names: logarithms of padded work, number of tiles and tile volume.
         sizes = np.maximum(kernel_sizes(kernel), 1.0)
         padded, tiles, volume = 0.0, 0.0, 0.0
         for column, slot in self.pairs:
@@ -106,6 +107,7 @@ def _gpu_cycles(gpu: Gpu, kernel: Kernel) -> npt.NDArray[np.float64]:
         arithmetic = np.sqrt(np.maximum(result * entry * other, 1)) * size / 4 / _MACS_PER_CYCLE * spill * narrow
         traffic, latency = (entry + other) * size / _BYTES_PER_CYCLE, _LATENCY_CYCLES / (stages * concurrent)
     else:
+        # Reductions: the arithmetic is one operation per element on 128 lanes.
         arithmetic, traffic = entry / 128 * spill, entry * size / _BYTES_PER_CYCLE
         latency = 4 * _LATENCY_CYCLES / np.minimum(8, warps * concurrent)
     step_cycles = np.maximum(np.maximum(arithmetic, traffic), latency)
@@ -123,6 +125,7 @@ def _cpu_columns(schema: Schema) -> list[int]:
 
 def _cpu_work(columns: list[int], kernel: Kernel) -> npt.NDArray[np.float64]:
     """Estimate one thread's multiply-adds, slower with a small register tile, plus the cost of packing."""
+    # m, n and k of the product, from the shapes of the root and of the first operand.
     rows, cols, pack_a, pack_b, threads_m, threads_n = kernel.config_feat[:, columns].astype(np.float64).T
     sizes = kernel_sizes(kernel)
     root, first = sizes[:DIMENSIONS], sizes[2 * DIMENSIONS : 3 * DIMENSIONS]
@@ -132,6 +135,7 @@ def _cpu_work(columns: list[int], kernel: Kernel) -> npt.NDArray[np.float64]:
     own_m, own_n = m / np.maximum(threads_m, 1), n / np.maximum(threads_n, 1)
     vectors = np.maximum(np.ceil(cols / _VECTOR_LANES), 1)
     padding = np.ceil(np.minimum(cols, own_n) / _VECTOR_LANES) * _VECTOR_LANES / np.minimum(cols, own_n)
+    # Too few accumulators expose the latency of multiply-adds; thin tiles load more than they compute.
     rate = np.minimum(1.0, rows * vectors / _MIN_ACCUMULATORS) * np.minimum(1.0, 2.0 / (1 / rows + 1 / vectors) / 2.0)
     return np.asarray(own_m * own_n * k * padding / rate + _COPY_COST * (pack_a * own_m * k + pack_b * k * own_n))
 

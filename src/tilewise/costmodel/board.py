@@ -76,6 +76,7 @@ def fill_board(
                 say(f"{collection}: {model} is skipped: {error}")
                 last_error = error
                 continue
+            # Rows of an older key are replaced; the file is written after every pair.
             new_rows = _board_rows(table, collection, seed, key)
             replaced = {_identity(row) for row in new_rows}
             rows = [row for row in rows if _identity(row) not in replaced] + new_rows
@@ -88,6 +89,7 @@ def fill_board(
 def _check_names(models: Sequence[str]) -> None:
     """Raise an error for an unknown model name before any work is done."""
     for model in models:
+        # These need no torch; all other names are torch classes.
         if model in (SHIPPED, "auto", "GBDT") or Path(model).expanduser().exists():
             continue
         from tilewise.costmodel.models.torch import model_class
@@ -146,6 +148,7 @@ def _key(data: Dataset, model: str, collection: str, split: str, seed: int, sett
     for part in (data.train, data.valid, data.split(split)):
         digest.update(json.dumps([part.names, part.offsets("configs").tolist()]).encode())
     digest.update(json.dumps([model, split, seed, settings, data.schema.config_features], sort_keys=True).encode())
+    # A shipped model that does not exist is reported by the evaluation, not by the key.
     exists = model != SHIPPED or collection in shipped_names()
     file = _model_file(collection, model) if exists else None
     if file is not None:

@@ -35,7 +35,9 @@ class ScoringModel(Protocol):
 
 def outside_log_odds(scores: npt.NDArray[Any], k: int, scale: float) -> float:
     """Return the log-odds that the best is outside the first k, if the scores have errors of size `scale`."""
+    # Scores as log-odds: the softmax over all configurations in units of the model's error.
     ordered = -np.asarray(scores, dtype=np.float64)[ranking(scores)] / max(scale, 1e-9)
+    # All configurations are inside.
     if len(ordered) <= k:
         return -_MAX_LOGIT
     inside, outside = np.logaddexp.reduce(ordered[:k]), np.logaddexp.reduce(ordered[k:])
@@ -85,6 +87,7 @@ def _error_scale(scores: Sequence[npt.NDArray[Any]], targets: Sequence[npt.NDArr
     """Return the median over kernels of the scores' residual deviation around log runtime, among the leaders."""
     deviations = []
     for s, t in zip(scores, targets, strict=True):
+        # Only the leaders matter; the slow tail has larger errors.
         leaders = ranking(s)[: max(10, len(s) // 10)]
         logs, leader_scores = np.log(t[leaders]), np.asarray(s, dtype=np.float64)[leaders]
         slope = np.polyfit(logs, leader_scores, 1)[0] if len(leaders) > 2 and np.ptp(logs) > 1e-9 else 0.0
@@ -95,6 +98,7 @@ def _error_scale(scores: Sequence[npt.NDArray[Any]], targets: Sequence[npt.NDArr
 
 def _fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> list[float]:
     """Fit level and slope by Newton's method, with a weak ridge and half a success and half a failure added."""
+    # The added half success and half failure keep the fit finite if all kernels agree.
     x = np.concatenate([x, [x.mean(), x.mean()]])
     design = np.stack([np.ones_like(x), x], axis=1)
     labels, weight = np.concatenate([y.astype(float), [1.0, 0.0]]), np.concatenate([np.ones(len(y)), [0.5, 0.5]])
@@ -103,5 +107,6 @@ def _fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> list[
         p = 1 / (1 + np.exp(-np.clip(design @ beta, -_MAX_LOGIT, _MAX_LOGIT)))
         gradient = design.T @ (weight * (labels - p)) - _RIDGE * beta
         curvature = (design * (weight * p * (1 - p))[:, None]).T @ design + (_RIDGE + 1e-9) * np.eye(2)
+        # Bounded steps keep Newton's method from overshooting on nearly separable data.
         beta = beta + np.clip(np.linalg.solve(curvature, gradient), -5, 5)
     return [float(beta[0]), float(min(beta[1], 0.0))]  # more probability outside never raises the confidence

@@ -49,8 +49,10 @@ class TileRanker:
         from tilewise.costmodel.train.loop import train
 
         kernels = _checked_kernels(kernels)
+        # One kernel to train on and one to choose the checkpoint.
         if len(kernels) < 2:
             raise ConfigurationError(f"fit needs at least two measured kernels, not {len(kernels)}.")
+        # Hold out every tenth kernel if there are no validation kernels.
         valid = _checked_kernels(validation) if validation is not None else kernels[::_HOLD_OUT_STEP]
         train_kernels = kernels if validation is not None else [k for i, k in enumerate(kernels) if i % _HOLD_OUT_STEP]
         settings = default_settings(self.model, seed=self.seed, **self.settings)

@@ -67,11 +67,13 @@ def evaluate(
     0.012
     """
     kernels = dataset.split(split)
+    # Metrics compare scores with measured runtimes.
     if not kernels.labelled:
         raise ConfigurationError(f"The {split} split has no runtimes to evaluate on.")
     models_by_name = models if isinstance(models, Mapping) else {"model": models}
     rows = [_model_row(name, model, kernels, seed) for name, model in models_by_name.items()]
     if baselines:
+        # The formula needs columns whose meaning is known.
         if Analytical.applies(dataset.schema):
             formula = Analytical(dataset.train if len(dataset.train) else kernels)
             rows.append(_model_row("analytical", formula, kernels, seed))
@@ -106,6 +108,7 @@ def _row(name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[
 
 def _noise(dataset: Dataset, kernels: Split) -> float | None:
     """Return the measurement noise: as the collection records it, else from repeats of a configuration."""
+    # A collection measured by tilewise records its own noise.
     recorded = dataset.schema.extra.get("noise")
     if isinstance(recorded, int | float) and 0 < recorded < 1:
         return float(recorded)
@@ -125,6 +128,7 @@ def leave_one_program_out(
     dataset: Dataset, model: str = "TileRanker", *, progress: bool = False, **settings: Any
 ) -> dict[str, dict[str, float]]:
     """Train a model without each program in turn, and return its metrics on that program's kernels."""
+    # The test split stays untouched.
     kernels = [*dataset.train, *(dataset.valid if dataset.valid.labelled else [])]
     programs = sorted({kernel.program for kernel in kernels})
     if len(programs) < 3:

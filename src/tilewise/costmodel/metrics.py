@@ -57,6 +57,7 @@ def count_pairs(target: npt.ArrayLike, scores: npt.ArrayLike) -> PairCounts:
     pairs = len(t) * (len(t) - 1) // 2
     tied_t, tied_s = _count_ties(t_rank), _count_ties(s_rank)
     tied_both = _count_ties(t_rank.astype(np.int64) * (int(s_rank.max()) + 1) + s_rank)
+    # Inclusion and exclusion: pairs tied in both were subtracted twice.
     concordant = pairs - tied_t - tied_s + tied_both - discordant
     return PairCounts(pairs, concordant, discordant, tied_t, tied_s)
 
@@ -114,10 +115,12 @@ def repeat_noise(config_feats: Sequence[Floats], targets: Sequence[Floats]) -> f
     """Return the pooled standard deviation of log runtime between repeats of a configuration; None without repeats."""
     squares, degrees = 0.0, 0
     for feats, target in zip(config_feats, targets, strict=True):
+        # Group equal configurations; their runtimes differ by noise alone.
         _, group, sizes = np.unique(feats, axis=0, return_inverse=True, return_counts=True)
         logs, group = np.log(target), group.reshape(-1)
         means = np.bincount(group, logs) / sizes
         squares += float(((logs - means[group]) ** 2).sum())
+        # Every group mean costs one degree of freedom.
         degrees += len(logs) - len(sizes)
     return (squares / degrees) ** 0.5 if degrees else None
 
@@ -156,8 +159,10 @@ def _inversions(ranks: npt.NDArray[np.intp]) -> int:
     total = 0
     for bit in reversed(range(int(ranks.max()).bit_length())):
         prefix = ranks >> (bit + 1)
+        # A stable sort by the higher bits keeps the sequence order within each group.
         order = np.argsort(prefix, kind="stable")
         ones = ((ranks[order] >> bit) & 1).astype(np.int64)
+        # Ones before each position, then relative to the start of its group.
         before = np.cumsum(ones) - ones
         starts = np.flatnonzero(np.diff(prefix[order], prepend=-1))
         group = np.cumsum(np.diff(prefix[order], prepend=-1) != 0) - 1

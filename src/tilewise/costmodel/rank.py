@@ -64,8 +64,10 @@ def _reproducible_order(model: Model, kernel: Kernel, scores: npt.NDArray[np.flo
     rounding, so that every implementation of a model (torch, NumPy, Keras) gives the same ranking.
     """
     order, exact = ranking(scores), getattr(model, "exact", None)
+    # Models without a float64 path keep their float32 order.
     if exact is None or not np.isfinite(scores).all():
         return order
+    # Find scores closer to a neighbour in the order than float32 rounding.
     keys = scores.astype(np.float64)
     close = np.diff(keys[order]) <= _FLOAT32_NOISE * max(1.0, float(np.abs(keys).max()))
     doubtful = np.sort(order[np.append(close, False) | np.insert(close, 0, False)])

@@ -55,7 +55,7 @@ _CONSTANT_DEVIATION = 1e-9  # a feature that varies less is constant
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """A kernel as `batch` matrix products of (m, k) by (k, n). The compiled features read the fields in this order."""
 
     batch: float
@@ -72,9 +72,10 @@ class Product:
     slow_epilogue: bool  # whether the epilogue computes an expensive function (erf)
 
 
-def as_product(kernel: Kernel) -> Product:
+def as_product(kernel: Kernel) -> MatrixProduct:
     """Read the matrix product, or the convolution as one, from a kernel's graph."""
     sizes = kernel_sizes(kernel).tolist()
+    # Shapes of the heaviest operation and of its operands.
     heavy, first, second = (sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in (1, 2, 3))
     opcode, feat = kernel.node_opcode, kernel.node_feat
     convolution = bool((opcode == _CONVOLUTION).any())
@@ -87,16 +88,18 @@ def as_product(kernel: Kernel) -> Product:
     if convolution:
         pixels, window = max(heavy[2], 1) * max(heavy[3], 1), max(second[2], 1) * max(second[3], 1)
         depth = max(first[1], 1) * window
-        return Product(
+        return MatrixProduct(
             batch=max(heavy[0], 1), m=pixels, n=max(heavy[1], 1), k=depth, window=window, row=max(heavy[3], 1),
             convolution=True, element_bytes=4.0, a_transposed=False, b_transposed=False,
             epilogue_reads=epilogue_reads, slow_epilogue=slow,
         )  # fmt: skip
+    # A product with three dimensions is a batch; the first is its length.
     batched = heavy[2] > 0
     batch, m, n = (heavy[0], heavy[1], heavy[2]) if batched else (1.0, heavy[0], heavy[1])
     k = first[2] if batched else first[1]
+    # An operand is transposed if its last dimension is not the contiguous one.
     transposed = [bool(feat[p, _MINOR] != (2 if batched else 1)) for p in parameters[:2]]
-    return Product(
+    return MatrixProduct(
         batch=max(batch, 1), m=max(m, 1), n=max(n, 1), k=max(k, 1), window=1.0, row=1.0,
         convolution=False, element_bytes=1.0 if int8 else 4.0, a_transposed=transposed[0] if transposed else False,
         b_transposed=transposed[1] if len(transposed) > 1 else False,
@@ -104,7 +107,7 @@ def as_product(kernel: Kernel) -> Product:
     )  # fmt: skip
 
 
-def compute_features(p: Product, bounds: Column, columns: Mapping[str, Column]) -> list[Any]:
+def compute_features(p: MatrixProduct, bounds: Column, columns: Mapping[str, Column]) -> list[Any]:
     """Compute one number or column (C,) per feature; `bounds` (24, C) holds TpuGraphs' columns.
 
     `native/common/cpu_features.cpp` computes the same for tile choices at run time; the tests compare both.
@@ -141,7 +144,7 @@ class _Tile:
     size: float  # bytes of an operand's element
 
     @classmethod
-    def from_columns(cls, p: Product, bounds: Column, columns: Mapping[str, Column]) -> _Tile:
+    def from_columns(cls, p: MatrixProduct, bounds: Column, columns: Mapping[str, Column]) -> _Tile:
         """Read tile and machine from the columns; Winograd configurations get the sizes of their own product."""
         winograd, (mc, nc, kc) = columns["winograd"], _blocks(p, bounds)
         # Plain numbers unless some configuration uses Winograd; then columns.
@@ -198,7 +201,7 @@ class _Tile:
         return self.pack_a * self.relative_time(2 * a * self.blocks[1], a), self.pack_b * self.relative_time(2 * b, b)
 
 
-def _kernel_features(p: Product, t: _Tile) -> list[Any]:
+def _kernel_features(p: MatrixProduct, t: _Tile) -> list[Any]:
     """Describe the kernel: log sizes, smallness of each dimension and flags."""
     return [
         *(np.log2(x) for x in (p.m, p.n, p.k, p.m * p.n * p.k, p.batch)), *_smallness(p),
@@ -212,12 +215,12 @@ def kernel_group(config: Floats) -> int:
     return 2 if config[0, _IS_CONVOLUTION] > 0 else 1 if config[0, _IS_INT8] > 0 else 0
 
 
-def _smallness(p: Product) -> list[float]:
+def _smallness(p: MatrixProduct) -> list[float]:
     """Return log2(1 + 32 / size) of m, n and k: near 0 for large dimensions, where overheads vanish."""
     return [float(np.log2(1 + 32 / x)) for x in (p.m, p.n, p.k)]
 
 
-def _register_features(p: Product, t: _Tile) -> list[Any]:
+def _register_features(p: MatrixProduct, t: _Tile) -> list[Any]:
     """Describe the register tile: its shape in vectors, registers used, and padding along rows and columns."""
     lanes = t.machine.lanes if t.size == 4 else 16.0
     vectors = t.nr / lanes
@@ -232,6 +235,7 @@ def _register_features(p: Product, t: _Tile) -> list[Any]:
 def _cache_features(t: _Tile) -> list[Any]:
     """Describe the blocks: their number, and the bytes of each strip, block and operand relative to each cache."""
     machine, size = t.machine, t.size
+    # BLIS's micro-panels: a strip of B and a sliver of A stay in L1 during the inner loop.
     strip, sliver = t.kc * t.nr * size, t.mr * t.kc * size
     block_a, block_b, block_c = t.mc * t.kc * size, t.kc * t.nc * size, t.mc * t.nc * 4.0
     a, b, _ = t.total_bytes
@@ -243,8 +247,9 @@ def _cache_features(t: _Tile) -> list[Any]:
     ]  # fmt: skip
 
 
-def _traffic_features(p: Product, t: _Tile) -> list[Any]:
+def _traffic_features(p: MatrixProduct, t: _Tile) -> list[Any]:
     """Relate the time of each loop's reads and writes, and of packing, to the time to multiply."""
+    # A is read once per column block, B once per row block, C once per depth block.
     (a, b, c), (down, across, deep) = t.total_bytes, t.blocks
     inner = t.passes * t.rows * t.columns * t.depth * t.size * (1 / t.mr + 1 / t.nr)
     times = (
@@ -259,10 +264,11 @@ def _traffic_features(p: Product, t: _Tile) -> list[Any]:
     return [*(np.log1p(x) for x in times), *packed]
 
 
-def _unpacked_features(p: Product, t: _Tile) -> list[Any]:
+def _unpacked_features(p: MatrixProduct, t: _Tile) -> list[Any]:
     """Describe operands that are read in place: rows whole pages apart share cache sets and TLB entries."""
     a, b = 1 - t.pack_a, 1 - t.pack_b
     stride_a, stride_b = (p.m if p.a_transposed else p.k) * t.size, (p.k if p.b_transposed else p.n) * t.size
+    # Pages touched by one pass over the depth, relative to L2.
     pages = np.log2(np.maximum(t.kc * _PAGE_BYTES / t.machine.l2, 2**-6))
     return [
         b * (stride_b % _PAGE_BYTES == 0), b * (stride_b % 1024 == 0), b * (stride_b >= _PAGE_BYTES),
@@ -271,10 +277,11 @@ def _unpacked_features(p: Product, t: _Tile) -> list[Any]:
     ]  # fmt: skip
 
 
-def _thread_features(p: Product, t: _Tile, threads: Column) -> list[Any]:
+def _thread_features(p: MatrixProduct, t: _Tile, threads: Column) -> list[Any]:
     """Describe how evenly threads share the work, and the packing that every task repeats."""
     tm, tn = t.grid
     if p.convolution:
+        # A convolution is divided into images, row blocks and column shares; a product into a grid.
         cell_m, cell_n = t.mc, np.ceil(p.n / tn)
         tasks = p.batch * t.blocks[0] * tn
         balance = tasks / (np.ceil(tasks / threads) * threads)
@@ -291,7 +298,7 @@ def _thread_features(p: Product, t: _Tile, threads: Column) -> list[Any]:
     ]  # fmt: skip
 
 
-def _default_features(p: Product, default: Column, threads: Column) -> list[Any]:
+def _default_features(p: MatrixProduct, default: Column, threads: Column) -> list[Any]:
     """Mark the default configuration, by kind and shape: for some shapes it runs code without tiles."""
     product = 0.0 if p.convolution or p.element_bytes == 1 else 1.0
     kinds = (p.a_transposed, p.b_transposed)
@@ -346,7 +353,7 @@ def _cpu_machine(
     return _CpuMachine(lanes=lanes, registers=registers or 16.0, l1=l1, l2=l2, l3=max(l3, l2), flops=flops, rates=rates)
 
 
-def _blocks(p: Product, bounds: Column) -> tuple[Any, Any, Any]:
+def _blocks(p: MatrixProduct, bounds: Column) -> tuple[Any, Any, Any]:
     """Return rows, columns and depth of a block."""
     if p.convolution:
         rows = np.maximum(bounds[_OUTPUT + 2] * np.maximum(bounds[_OUTPUT + 3], 1), 1)
@@ -385,6 +392,7 @@ class CpuFeatures:
             raise ConfigurationError("The train split is empty, so features cannot be fitted to it.")
         names = list(split.schema.config_features)
         columns = np.array([names.index(name) if name in names else -1 for name in INPUT_COLUMNS], np.int64)
+        # The draft has no scaling yet; it computes the raw features that the scaling is fitted to.
         draft = cls(columns, np.array([len(names)]), np.zeros(0, np.float32), np.zeros(0, np.float32))
         raw = np.concatenate([draft.raw(split[i]) for i in range(len(split))], axis=1).astype(np.float64)
         deviation = raw.std(axis=1)
@@ -439,6 +447,7 @@ class CpuFeatures:
         if len(centre) != N_FEATURES:
             raise FileFormatError("The model file's feature tables belong to another version; fit it again.")
         product = as_product(kernel)
+        # All configurations of a kernel ran on one machine, so the first row describes it.
         if native is not None and config.dtype == np.float32 and len(config):
             machine_values = np.where(self.columns < 0, 0.0, config[0, self.columns])[_N_CONFIG_COLUMNS:]
             machine = _CpuMachine.from_columns(machine_values.tolist()).to_array

@@ -22,6 +22,7 @@ class Neighbours:
     def from_edges(cls, edges: npt.NDArray[Any], nodes: int) -> Neighbours:
         """Build the lists of one graph from its rows [u, v]."""
         rows, columns = np.concatenate([edges[:, 1], edges[:, 0]]), np.concatenate([edges[:, 0], edges[:, 1]])
+        # Compressed rows: sort both directions of every edge by their first node.
         order = np.argsort(rows, kind="stable")
         first_edge = np.zeros(nodes + 1, np.int64)
         np.cumsum(np.bincount(rows, minlength=nodes), out=first_edge[1:])

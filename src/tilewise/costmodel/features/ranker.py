@@ -69,6 +69,7 @@ _STORED_NAMES = {"node_columns": "node_kept", "cache_conflicts": "crowds"}
 def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
     """Return the size slots: root, heaviest operation, its first two operands (six each), window, stride."""
     feat, opcode = kernel.node_feat, kernel.node_opcode
+    # A graph without a marked root ends with its root.
     roots = (feat[:, _ROOT] > 0).nonzero()[0]
     root = int(roots[-1]) if len(roots) else len(feat) - 1
     heavy = _heaviest(kernel, root)
@@ -83,6 +84,7 @@ def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
 
 def _heaviest(kernel: Kernel, root: int) -> int:
     """Return the node of the most expensive operation by kind, the largest of that kind; else the root."""
+    # Kinds of operations from most to least expensive.
     for opcode in _HEAVY:
         candidates = (kernel.node_opcode == opcode).nonzero()[0]
         if len(candidates) == 1:
@@ -175,6 +177,7 @@ class RankerFeatures:
             cache_conflicts=_fit_conflicts(columns, *_subsample(configs, logs), kernels, sizes),
         )  # fmt: skip
         raw_global = np.stack([draft._raw_global(k, s) for k, s in zip(kernels, sizes, strict=True)])
+        # Raw features of all sampled configurations, one row per feature.
         raw_config = np.empty((draft._raw_width, sum(len(c) for c in configs)), np.float32)
         starts = np.cumsum([0, *(len(c) for c in configs)])
         for k, s, c, start in zip(kernels, sizes, configs, starts[:-1], strict=True):
@@ -208,6 +211,7 @@ class RankerFeatures:
     def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> ModelInputs:
         """Compute the inputs of a kernel: each configuration row has the kernel-wide inputs first, then its own."""
         config = np.asarray(kernel.config_feat if rows is None else kernel.config_feat[rows])
+        # The model reads columns by position.
         if config.shape[1] != len(self.config_low) or kernel.node_feat.shape[1] != len(self.node_low):
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
         familiar = self.with_train_constants(config)
@@ -312,6 +316,7 @@ class RankerFeatures:
 def _tile_features(tile: Floats, size: npt.NDArray[np.float64], counts: Floats, padding: Floats) -> None:
     """Write log2 of the number of tiles that cover a size, and log2 of padded over real size."""
     tile, size = np.maximum(np.abs(tile), np.float32(1)), np.maximum(size, 1.0).astype(np.float32)
+    # Padding is computed in place: padded size over real size.
     tiles = np.ceil(size / tile)
     np.log2(tiles, out=counts)
     tile *= tiles
@@ -400,9 +405,11 @@ def _fit_steps(config: npt.NDArray[Any], columns: npt.NDArray[np.int64]) -> npt.
     steps = []
     for column in columns:
         values = np.unique(config[:, column])
+        # Many values: thresholds at quantiles that are values of the column.
         if len(values) > _MAX_STEPS:
             shares = np.linspace(0, 1, _MAX_STEPS + 1)[1:]
             values = np.unique(np.quantile(config[:, column], shares, method="nearest"))
+        # A column with two values needs no steps; its logarithm says the same.
         if len(values) > 2:
             steps += [(float(column), float(value)) for value in values[1:]]
     return np.array(steps, dtype=np.float64).reshape(-1, 2)

@@ -59,6 +59,7 @@ class Preparation(Protocol):
 
 def check_configs_differ(preparation: Preparation) -> None:
     """Raise an error if all configurations of a kernel have the same inputs, so that nothing can be ranked."""
+    # Kernel-wide columns are equal in all configurations of a kernel.
     if preparation.config_width <= getattr(preparation, "global_width", 0):
         raise ConfigurationError(
             "All configurations of the train split are equal, so there is nothing to rank; measure different ones."
@@ -83,6 +84,7 @@ class MinMax:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> MinMax:
+        # Only the presence of the ranges is checked here; widths are compared with each kernel.
         names = ("node_low", "node_high", "config_low", "config_high")
         if any(name not in tensors or tensors[name].ndim != 1 for name in names):
             raise FileFormatError(
@@ -122,6 +124,7 @@ class MinMax:
 
 def extremes(column: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     """Return the minimum and maximum of each column, reading a block of rows at a time to bound memory use."""
+    # A split may be a memory map that is larger than memory.
     blocks = [column[start : start + _BLOCK_ROWS] for start in range(0, len(column), _BLOCK_ROWS)]
     low = np.min([block.min(axis=0) for block in blocks], axis=0)
     high = np.max([block.max(axis=0) for block in blocks], axis=0)
@@ -130,6 +133,7 @@ def extremes(column: npt.NDArray[Any]) -> tuple[Floats, Floats]:
 
 def _scale(values: npt.NDArray[Any], low: Floats, high: Floats) -> Floats:
     """Scale the columns that vary in the train split to [0, 1]; drop the others."""
+    # A column that was constant in training has no range to scale by.
     varying = np.flatnonzero(high > low)
     if values.shape[1] != len(low):
         raise FileFormatError(f"The kernel has {values.shape[1]} feature columns; the model was trained on {len(low)}.")
@@ -138,6 +142,7 @@ def _scale(values: npt.NDArray[Any], low: Floats, high: Floats) -> Floats:
 
 def preparation_kinds() -> dict[str, Any]:
     """Return the preparation classes by the name that a model file stores."""
+    # Imported here because both modules import this one.
     from tilewise.costmodel.features.cpu import CpuFeatures
     from tilewise.costmodel.features.ranker import RankerFeatures
 

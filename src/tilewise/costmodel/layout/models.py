@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from tilewise.costmodel.data.schema import DIMENSIONS, LAYOUT_FEATURES, N_OPCODES
 from tilewise.costmodel.layout.segments import GraphSegment
-from tilewise.costmodel.models.torch.layers import Dense, Embedding, Layer, Stack, sage
+from tilewise.costmodel.models.torch.layers import Dense, Layer, OpcodeEmbedding, Stack, sage
 from tilewise.costmodel.models.torch.ragged import BlockEntries, SparseMatrix
 
 _WIDTH = len(LAYOUT_FEATURES)
@@ -58,7 +58,7 @@ class LayoutSAGE(LayoutModel):
 
     def __init__(self, node_width: int, hidden: int = 64, layers: int = 3, op_embed: int = 16) -> None:
         super().__init__()
-        self.opcodes = Embedding(N_OPCODES, op_embed)
+        self.opcodes = OpcodeEmbedding(N_OPCODES, op_embed)
         self.nodes, self.configs = Dense(node_width + op_embed, hidden), Dense(_WIDTH, hidden)
         self.layers = nn.ModuleList(Dense(2 * hidden, hidden) for _ in range(layers))
         self.head = Stack(hidden, (hidden, 1), "leaky_relu")
@@ -94,7 +94,7 @@ class LayoutAttention(LayoutModel):
     ) -> None:
         """Build the layers; their attribute names are the tensor names in model files."""
         super().__init__()
-        self.opcodes = Embedding(N_OPCODES, op_embed)
+        self.opcodes = OpcodeEmbedding(N_OPCODES, op_embed)
         self.nodes = Stack(node_width + op_embed, (hidden, hidden), "gelu")
         self.configs = Stack(_WIDTH * _CATEGORIES + DIMENSIONS, (hidden, hidden), "gelu")
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(layers))

@@ -70,6 +70,7 @@ class Blend:
 
     def save(self, path: str | Path) -> None:
         """Write one file with the arrays and records of all models."""
+        # The first model keeps its names, so that a blend of one reads like a plain file.
         contents = [model.contents() for model in self.models]
         tensors = {_prefix(i) + name: array for i, (arrays, _) in enumerate(contents) for name, array in arrays.items()}
         members = [
@@ -84,6 +85,7 @@ def blend(models: Sequence[BlendMember], kernels: Sequence[Kernel]) -> Blend:
 
     All models of one kind together count as much as those of another kind.
     """
+    # Median over kernels: one kernel with extreme scores must not decide a weight.
     deviations = [float(np.median([np.std(model.score(kernel)) for kernel in kernels])) or 1.0 for model in models]
     kinds = [model.name for model in models]
     shares = [1.0 / kinds.count(kind) / len(set(kinds)) for kind in kinds]
@@ -99,6 +101,7 @@ def restore_blend(path: str | Path, restore: Callable[[ModelFile], Any]) -> Blen
     if not isinstance(members, list) or not 1 <= len(members) <= _MAX_MODELS or not all(map(_is_member, members)):
         raise FileFormatError(f"{file} does not list the models of its blend; train it again.")
     files = [checked_file(_member_arrays(tensors, i), member["record"], file) for i, member in enumerate(members)]
+    # All members must read the same configurations.
     if any(part.schema.config_features != files[0].schema.config_features for part in files):
         raise FileFormatError(f"The models of {file} read different columns; train it again.")
     return Blend([restore(part) for part in files], [float(member["weight"]) for member in members], record)

@@ -39,6 +39,7 @@ def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
     record = parse_json(metadata.get("tilewise", ""), f"The record in {path}")
     if not isinstance(record, dict):
         raise FileFormatError(f"{path} is damaged or not a tilewise file; train or export it again.")
+    # A NaN or infinity would spread to every score without an error.
     for name, array in tensors.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise FileFormatError(f"{path}: {name} holds values that are not finite; train or export it again.")

@@ -55,6 +55,7 @@ class GBDT:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """Return one score per configuration, or per configuration in `rows`; lower is faster."""
+        # LambdaRank predicts relevance, where higher is better.
         sign = -1.0 if self.record.get("ranks") else 1.0
         try:
             table = tabular(self.preparation, kernel, rows)
@@ -76,6 +77,7 @@ def tabular(
     preparation: Preparation, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.float32]:
     """Join configuration inputs and the mean node inputs to the table that the trees read."""
+    # Trees read one row per configuration, so the graph enters as the mean of its nodes.
     inputs = preparation.apply(kernel, rows)
     mean = np.broadcast_to(inputs.node.mean(axis=0), (len(inputs.config), inputs.node.shape[1]))
     return np.hstack([inputs.config, mean])
@@ -91,6 +93,7 @@ def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int
     check_configs_differ(preparation)
     table, labels, groups = _training_table(dataset, preparation, seed, ranks)
     if ranks:
+        # LightGBM's default gain 2^label would let the fastest configuration decide alone; a linear gain does not.
         settings["label_gain"] = list(range(_MAX_RELEVANCE + 1))
     booster = fit_trees(
         table, labels, trees, settings | {"seed": seed, "num_threads": threads}, group=groups if ranks else None
@@ -110,6 +113,7 @@ def fit_trees(
 ) -> Any:
     """Train a LightGBM booster deterministically."""
     lightgbm = _lightgbm()
+    # Histograms by rows in a fixed order make the result independent of the number of threads.
     fixed = {"deterministic": True, "force_row_wise": True, "verbose": -1}
     try:
         data = lightgbm.Dataset(table, labels, weight=weight, group=group)
@@ -126,10 +130,12 @@ def _training_table(
     limit = max(_MIN_ROWS_PER_KERNEL, MAX_ROWS // max(1, len(dataset.train)))
     tables, labels = [], []
     for kernel in dataset.train:
+        # Every kernel contributes at most its share of the rows, so that a few large ones do not dominate.
         rows = None if kernel.n_configs <= limit else np.sort(rng.choice(kernel.n_configs, limit, replace=False))
         target = kernel.target if rows is None else kernel.target[rows]
         slowdown = target / target.min()
         tables.append(tabular(preparation, kernel, rows))
+        # Relevance falls with the slowdown: 31 for the fastest, 15 at twice its time.
         labels.append(np.floor(_MAX_RELEVANCE / slowdown) if ranks else np.log(slowdown))
     return np.concatenate(tables), np.concatenate(labels), [len(kernel_labels) for kernel_labels in labels]
 
@@ -141,6 +147,7 @@ def restore_gbdt(file: ModelFile) -> GBDT:
         text = file.weights["trees"].tobytes().decode()
         booster = lightgbm.Booster(model_str=checked_trees(text))
     except (KeyError, ValueError, TypeError, lightgbm.basic.LightGBMError) as error:
+        # A FileFormatError is a ValueError too; its message is already precise.
         if isinstance(error, FileFormatError):
             raise
         raise FileFormatError("The model file holds no trees that LightGBM can read; train it again.") from error

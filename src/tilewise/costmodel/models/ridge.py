@@ -39,6 +39,7 @@ def fit_ridge(
     rng = np.random.default_rng(seed)
     width = features.config_width
     weights = {
+        # Random projections, scaled so that their outputs have about unit variance.
         "hidden": (rng.standard_normal((width, HIDDEN)) / np.sqrt(width)).astype(np.float32),
         "hidden_bias": rng.uniform(-1, 1, HIDDEN).astype(np.float32),
     }
@@ -48,8 +49,10 @@ def fit_ridge(
     for kernel in labelled:
         config = features.apply(kernel).config
         z, y = np.hstack([config, random_features(weights, config)]), np.log(kernel.target)
+        # Fast configurations matter most; a kernel's total weight is bounded.
         weight = np.exp(-SHARPNESS * (y - y.min()))
         weight *= min(len(y), _MAX_KERNEL_WEIGHT) / weight.sum()
+        # Only differences within a kernel matter, so remove its weighted mean from both sides.
         z = z - weight @ z / weight.sum()
         group, weighted = kernel_group(config), z * weight[:, None]
         gram[group] += weighted.T @ z
@@ -70,6 +73,7 @@ def score_ridge(w: Mapping[str, Floats], config: Floats) -> Floats:
     Features that are equal in all configurations, which most of the kernel's and machine's are, are multiplied once.
     """
     out, width, first = w["out"][kernel_group(config)], config.shape[1], config[0]
+    # Split the features into constant ones, which become a bias, and varying ones.
     varies = (config != first).any(axis=0)
     constant, linear, hidden = first * ~varies, out[:width], w["hidden"]
     activations = _relu_layer(config.T[varies].T, hidden[varies], w["hidden_bias"] + constant @ hidden)

@@ -44,6 +44,7 @@ class Scorer:
     preparation: Preparation
     schema: Schema
     record: dict[str, Any]
+    # Caches. The tuner scores one list of configurations for many kernels, and ranks a kernel right after scoring it.
     _folded: dict[str, ranker.FoldedWeights] = field(default_factory=dict, repr=False)
     _last_inputs: tuple[Kernel, ModelInputs] | None = field(default=None, repr=False)
     _last_config: npt.NDArray[Any] | None = field(default=None, repr=False)  # configurations of the last call
@@ -56,6 +57,7 @@ class Scorer:
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """Return one score per configuration, or per configuration in `rows`; lower is faster."""
         with report_misfit(self.name):
+            # A list that comes again is scored by a lookup table, which is faster.
             lookup = self._lookup_ranker(kernel) if rows is None else None
             if lookup is not None:
                 return lookup.score(kernel)
@@ -79,11 +81,13 @@ class Scorer:
     def _lookup_ranker(self, kernel: Kernel) -> LookupRanker | None:
         """Return a LookupRanker if the previous kernel had the same array of configurations."""
         config, features = kernel.config_feat, self.preparation
+        # Lists are compared by identity: comparing contents would take as long as scoring.
         if self._lookup is not None and self._lookup[0] is config:
             return self._lookup[1]
         last_config, self._last_config = self._last_config, config
         if last_config is not config or not isinstance(features, RankerFeatures) or config.dtype != np.float32:
             return None
+        # Lists with other columns are left to the direct computation, which reports them.
         fits = config.shape[1] == len(features.config_low)
         lookup = LookupRanker.build(features, self._folded_for(config.dtype), config) if fits else None
         self._lookup = (config, lookup)
@@ -93,6 +97,7 @@ class Scorer:
         """Compute the kernel's inputs; the last complete ones are cached, because `exact` usually follows `score`."""
         last = self._last_inputs
         if last is None or last[0] is not kernel:
+            # A few rows of a new kernel are not worth computing all of them.
             if rows is not None:
                 return self.preparation.apply(kernel, rows)
             last = self._last_inputs = (kernel, self.preparation.apply(kernel))
@@ -104,11 +109,13 @@ class Scorer:
         if self.name == "TileRanker":
             folded = self._folded_for(inputs.config.dtype)
             return ranker.score_rows(folded, ranker.encode(folded, inputs), inputs.config)
+        # The other models have no folded weights; they run on plain arrays of the same precision.
         weights = self.weights
         if inputs.config.dtype != np.float32:
             weights = {name: array.astype(inputs.config.dtype) for name, array in weights.items()}
         if self.name == ridge.NAME:
             return ridge.score_ridge(weights, inputs.config)
+        # Early joins compute (configuration, node) pairs, so their chunks depend on the graph's size.
         chunk = baselines.chunk_size(self.name, self.kwargs, inputs)
         chunks = []
         for start in range(0, len(inputs.config), chunk):

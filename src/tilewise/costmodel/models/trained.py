@@ -75,6 +75,7 @@ class TrainedModel:
         """Score some configurations in float64 with the NumPy scorer; None for a user's own class, which has none."""
         from tilewise.costmodel.models.scorer import Scorer
 
+        # Names with a colon are user classes, which have no NumPy scorer.
         if ":" in self.name:
             return None
         weights = {k: v.detach().cpu().numpy() for k, v in self.module.state_dict().items()}
@@ -128,8 +129,10 @@ def read_model_file(path: str | Path) -> ModelFile:
 
 def checked_file(tensors: Mapping[str, npt.NDArray[Any]], record: dict[str, Any], path: Path) -> ModelFile:
     """Validate arrays and record and split them into weights and preparation."""
+    # A model file of another version or of another program.
     if record.get("format") != FORMAT or not isinstance(record.get("model"), str):
         raise FileFormatError(f"{path} is not a cost model of this version of tilewise; train or export it again.")
+    # The preparation decides how every kernel is read, so it must be one of those known here.
     kinds, kind, names = preparation_kinds(), record.get("preparation"), record.get("config_features")
     if (
         not isinstance(kind, str)
@@ -138,6 +141,7 @@ def checked_file(tensors: Mapping[str, npt.NDArray[Any]], record: dict[str, Any]
         or not all(isinstance(n, str) for n in names)
     ):
         raise FileFormatError(f"{path} does not record the features that it reads; train or export it again.")
+    # Split the arrays by prefix.
     tables = {k.removeprefix("prepare."): v for k, v in tensors.items() if k.startswith("prepare.")}
     preparation = kinds[kind].restore(tables, record.get("preparation_settings") or {})
     weights = {k.removeprefix("weight."): v for k, v in tensors.items() if k.startswith("weight.")}
@@ -152,6 +156,7 @@ def load_model(
     A file never decides which code runs: a model of your own class is loaded with `model_class` as
     ``package.module:Class``.
     """
+    # Reading checks everything that does not depend on the kind of model.
     file = read_model_file(path)
     if file.record["model"] == BLEND:
         from tilewise.costmodel.models.blend import restore_blend
@@ -162,6 +167,7 @@ def load_model(
 
 def _restored(file: ModelFile, path: str | Path, device: str, model_class: str | None) -> TrainedModel | GBDT | Scorer:
     """Build the model of a validated file; weights are compared with the model's shapes first."""
+    # Trees and the ridge model need no torch.
     if file.record["model"] == "GBDT":
         from tilewise.costmodel.models.gbdt import restore_gbdt
 
@@ -177,8 +183,10 @@ def _restored(file: ModelFile, path: str | Path, device: str, model_class: str |
     name = _trusted_name(file.record["model"], model_class, path)
     kwargs = file.record.get("model_kwargs") or {}
     with report_misfit(name):
+        # Damaged tables can make the widths fail.
         widths = file.preparation.node_width, file.preparation.config_width
     if ":" not in name:
+        # A user's own class may allocate anything; for ours, shapes are compared before memory is allocated.
         misfit = FileFormatError(f"The weights in {path} do not fit the model {name}.")
         check_weights(file.weights, kwargs, lambda: build_model(name, *widths, kwargs), misfit)
     module = build_model(name, *widths, kwargs)
@@ -213,6 +221,7 @@ def check_weights(
     limit = max([len(weights), *sizes])  # no argument of a model can exceed every dimension of its weights
     if not isinstance(kwargs, dict) or any(isinstance(v, int | float) and v > limit for v in kwargs.values()):
         raise error
+    # Tensors on the meta device have shapes but no memory.
     with torch.device("meta"):
         module = build()
     if {k: tuple(v.shape) for k, v in module.state_dict().items()} != {k: v.shape for k, v in weights.items()}:

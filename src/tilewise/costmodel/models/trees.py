@@ -26,9 +26,11 @@ def checked_trees(text: str) -> str:
     if len(text) > MAX_TEXT_BYTES:
         raise FileFormatError(f"The model file holds trees of more than {MAX_TEXT_BYTES >> 20} MiB; train it again.")
     try:
+        # The text is a header and one section per tree; what follows the last tree is not needed.
         head, *trees = text.partition("\nend of trees")[0].split("\nTree=")
         header = _fields(head)
         features = _whole(header["max_feature_idx"], _MAX_FEATURES) + 1
+        # Only models with one output are supported.
         if (header["num_class"], header["num_tree_per_iteration"]) != ("1", "1"):
             raise ValueError("classes")
         if not _OBJECTIVE.fullmatch(header.get("objective", "regression")):
@@ -60,8 +62,10 @@ def _head(header: dict[str, str], features: int, averages: bool) -> str:
 def _tree(fields: dict[str, str], features: int) -> str:
     """Check one tree and write it with placeholders for the statistics that prediction does not need."""
     leaves = _whole(fields["num_leaves"], _MAX_LEAVES, least=1)
+    # tilewise trains neither; their extra lists would need checks of their own.
     if fields.get("num_cat", "0") != "0" or fields.get("is_linear", "0") != "0":
         raise ValueError("categories or linear leaves")
+    # A binary tree with n leaves has n - 1 splits.
     splits = leaves - 1
     lists = {
         "split_feature": _numbers(fields, "split_feature", splits),
@@ -77,10 +81,12 @@ def _tree(fields: dict[str, str], features: int) -> str:
         "internal_weight": ["1"] * splits,
         "internal_count": ["1"] * splits,
     }
+    # Every index must be in range, because LightGBM does not check it.
     for feature in lists["split_feature"]:
         _whole(feature, features - 1)
     if not _DECISIONS.issuperset(lists["decision_type"]):
         raise ValueError("decision")
+    # Children must form a tree.
     for name in ("left_child", "right_child"):
         for node, child in enumerate(lists[name]):
             _check_child(int(child), node, splits, leaves)

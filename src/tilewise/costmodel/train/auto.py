@@ -56,6 +56,7 @@ def train_auto(
     folder = Path(out_dir).expanduser()
     complete, dataset = dataset, _with_valid(dataset)
     key = _key(dataset, seed, settings)
+    # Candidates of an interrupted run are reused if data and settings are the same.
     errors = _finished_candidates(folder, key, len(dataset.valid)) if resume else {}
     models: dict[str, TrainedModel | GBDT] = {}
     problem: TilewiseError | None = None
@@ -72,6 +73,7 @@ def train_auto(
                 settings=settings,
             )
         except TilewiseError as error:
+            # The first error is reported if no candidate can be trained.
             problem = problem or error
             print(f"{name} is skipped: {error}", file=sys.stderr)
             continue
@@ -80,6 +82,7 @@ def train_auto(
         write_atomic(folder / DONE_FILE, json.dumps({"key": key, "candidates": errors}, indent=1))
     if not models:
         raise problem or TilewiseError("No model could be trained.")
+    # Forget finished candidates whose file could not be loaded.
     errors = {name: errors[name] for name in models}
     selected = _select(models, errors, dataset, complete, seed)
     summary = {name: {at: row[at] for at in ("top1", "top5")} for name, row in errors.items()}
@@ -95,9 +98,11 @@ def _with_valid(dataset: Dataset) -> Dataset:
         return dataset
     rng, kernels = np.random.default_rng(0), list(dataset.train)
     if len(kernels) >= _MIN_KERNELS:
+        # Whole kernels are the better test: a tuner meets new kernels.
         order = rng.permutation(len(kernels))
         valid, train_kernels = ([kernels[i] for i in rows] for rows in np.split(order, [len(kernels) // _MIN_KERNELS]))
     else:
+        # Too few kernels to spare one: hold out configurations of every kernel.
         orders = [rng.permutation(kernel.n_configs) for kernel in kernels]
         cuts = [np.split(order, [len(order) // _MIN_KERNELS]) for order in orders]
         valid, train_kernels = (
@@ -136,6 +141,7 @@ def _select(
     if "GBDT" in names:
         from tilewise.costmodel.models.gbdt import train_gbdt
 
+        # A single forest orders the fastest few by chance; several seeds average that out.
         more_trees = [train_gbdt(dataset, seed + _SEED_STEP * number) for number in range(1, _FORESTS)]
         selected = blend([*(models[name] for name in names), *more_trees], list(dataset.valid))
         selected.record["calibration"] = calibrate(selected, dataset.valid)
@@ -167,6 +173,7 @@ def _blend_names(errors: dict[str, dict[str, Any]]) -> list[str]:
 
 def _significantly_better(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Tell whether errors are lower by two standard errors of the paired difference; never with few kernels."""
+    # Paired differences per kernel: kernels differ much more than models.
     gain = np.array(other["each"]) - np.array(one["each"])
     return len(gain) >= _MIN_KERNELS and bool(gain.mean() > _SIGNIFICANT * gain.std(ddof=1) / len(gain) ** 0.5)
 

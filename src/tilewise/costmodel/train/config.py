@@ -47,6 +47,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         """Check every setting."""
+        # Counts, then rates, then names.
         for name in ("epochs", "configs", "batch", "eval_every"):
             if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= _MAX_COUNT:
                 raise ConfigurationError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
@@ -82,6 +83,7 @@ class TrainSettings:
         """Return the learning rate at that share of the run; cosine: a short linear warm-up, then a decay to zero."""
         if self.schedule == "constant":
             return self.learning_rate
+        # Warm-up: Adam's moments are unreliable in the first steps.
         if share < _WARM_UP:
             return self.learning_rate * (share + _FIRST_RATE) / (_WARM_UP + _FIRST_RATE)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, (share - _WARM_UP) / (1 - _WARM_UP))))
@@ -108,6 +110,7 @@ RANKER_DEFAULTS: dict[str, Any] = {
 def default_settings(model: str, **overrides: Any) -> TrainSettings:
     """Return the default settings of a model, with the overrides that are not None."""
     names = {f.name for f in dataclasses.fields(TrainSettings)}
+    # Misspelled settings must not be ignored.
     unknown = sorted(set(overrides) - names)
     if unknown:
         raise ConfigurationError(f"There is no training setting {unknown[0]!r}; there are {', '.join(sorted(names))}.")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tilewise.costmodel.models.gbdt import GBDT
-    from tilewise.costmodel.models.torch.ragged import Batch
+    from tilewise.costmodel.models.torch.ragged import KernelBatch
     from tilewise.costmodel.train.parallel import ProcessGroup
 
 METRICS = ("opa", "tau", "top1", "top5", "top10")
@@ -109,6 +109,7 @@ class TrainingRun(ResumableRun):
         if hasattr(self.preparation, "global_width"):
             self.kwargs["global_width"] = self.preparation.global_width
         with torch.random.fork_rng(devices=[]):
+            # Initial weights depend on the seed alone, and the caller's generator is left untouched.
             torch.manual_seed(settings.seed)
             module = build_model(
                 settings.model, self.preparation.node_width, self.preparation.config_width, self.kwargs
@@ -133,6 +134,7 @@ class TrainingRun(ResumableRun):
         passes = settings.passes(batches_per_pass)
         total, accuracies, batches = 0.0, [], batches_per_pass * passes
         with torch.random.fork_rng(devices=[]), kernel_threads(self.module, self.device):
+            # Dropout is a function of seed and epoch, so that a resumed run repeats it; the factor is a prime.
             torch.manual_seed(settings.seed * 1_000_003 + epoch)
             drawn_batches = chain.from_iterable(
                 epoch_batches(self.inputs, settings.batch, settings.configs, settings.seed, epoch * passes + number)
@@ -140,6 +142,7 @@ class TrainingRun(ResumableRun):
             )
             for number, (inputs, targets) in enumerate(drawn_batches):
                 batch = collate(inputs, targets, self.device)
+                # The learning rate follows the share of the run that is finished.
                 share = settings.share_done(epoch + number / batches, self._elapsed_seconds(started))
                 if share >= 1 and number:
                     batches = number  # the time limit ended the epoch early
@@ -154,14 +157,16 @@ class TrainingRun(ResumableRun):
                 self._update_average()
                 total += loss
                 accuracies.append(_batch_opa(scores, batch.target, batch.mask))
+        # A diverged run cannot recover: its weights are NaN.
         if not np.isfinite(total):
             raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
         return {"epoch": epoch, "train_loss": total / batches, "train_opa": nan_mean(accuracies)}
 
-    def _learn(self, batch: Batch) -> tuple[float, torch.Tensor]:
+    def _learn(self, batch: KernelBatch) -> tuple[float, torch.Tensor]:
         """Add a batch's gradients, including the penalty's, to the optimizer's; returns loss and scores."""
         import torch
 
+        # Models with compiled kernels compute loss and gradients without autograd.
         learn: Any = getattr(self.module, "learn", None)
         if learn is not None and self.device == "cpu" and getattr(self.module, "compiled", False):
             total, scores = learn(batch, self.loss)
@@ -177,7 +182,7 @@ class TrainingRun(ResumableRun):
         return total, scores
 
     def _learn_in_parallel(
-        self, processes: ProcessGroup, inputs: Any, targets: Any, batch: Batch
+        self, processes: ProcessGroup, inputs: Any, targets: Any, batch: KernelBatch
     ) -> tuple[float, torch.Tensor]:
         """Do the same as `_learn` with several processes; only the first adds the penalty."""
         total, scores = processes.backward(
@@ -192,7 +197,7 @@ class TrainingRun(ResumableRun):
         processes.sum_gradients(self.optimizer.grads)
         return total, scores
 
-    def _scores(self, batch: Batch) -> torch.Tensor:
+    def _scores(self, batch: KernelBatch) -> torch.Tensor:
         """Run the forward pass, in bfloat16 on a GPU."""
         import torch
 
@@ -202,6 +207,7 @@ class TrainingRun(ResumableRun):
 
     def _loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Compute the loss; members of an ensemble, (K, members, C), each have their own."""
+        # Treat members as more kernels with the same targets.
         if scores.dim() == 3:
             members = scores.shape[1]
             target, mask = target.repeat_interleave(members, 0), mask.repeat_interleave(members, 0)
@@ -231,6 +237,7 @@ class TrainingRun(ResumableRun):
         from tilewise.costmodel.confidence import calibrate
 
         self._load_best()
+        # The record holds everything needed to rebuild and to judge the model.
         record = self._record(self.kwargs)
         record["settings"] |= {"model_kwargs": self.kwargs}
         record["trained_on"] = {"kernels": len(self.dataset.train), "configs": self.dataset.train.n_configs}
@@ -269,6 +276,7 @@ def _batch_opa(scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -
     """Return the ordered pair accuracy of a batch, on the first configurations of every kernel."""
     scores = scores.float().mean(1) if scores.dim() == 3 else scores.float()
     s, t, m = (x[:, :_OPA_SLOTS].cpu().numpy() for x in (scores, target, mask))
+    # All pairs (i, j) of real configurations where i is slower.
     slower = (t[:, :, None] > t[:, None]) & m[:, :, None] & m[:, None]
     count = np.count_nonzero(slower)
     return np.count_nonzero(slower & (s[:, :, None] > s[:, None])) / count if count else float("nan")
@@ -302,6 +310,7 @@ def keep_freed_memory() -> None:
 
     mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
     try:
+        # glibc returns blocks above the mmap threshold to the system at once; raise both thresholds.
         library = ctypes.CDLL(None)
         library.mallopt(mmap_threshold, 32 << 20)
         library.mallopt(trim_threshold, 512 << 20)

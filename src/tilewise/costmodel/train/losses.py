@@ -53,12 +53,14 @@ def _ordered_likelihood(
     """Sum weight_i (log sum_{j >= i} exp(s_j) - s_i) over positions i in order of the key, with s = factor * scores."""
     unpadded = bool(mask.all())
     order = (key if unpadded else np.where(mask, key, np.inf)).argsort(axis=1, kind="stable")  # padding comes last
+    # Turn the order within rows into indices of the flat arrays.
     order += np.arange(0, scores.size, scores.shape[1])[:, None]  # into the flat arrays
     s, w = factor * scores.ravel()[order], np.broadcast_to(weight, scores.shape)
     if not unpadded:
         present = mask.ravel()[order]
         s, w = np.where(present, s, -np.inf), np.where(present, w, 0.0)
     value, ordered_grad = _suffix_log_sums(s, w)
+    # Scatter the gradient back to the original order.
     grad = np.empty(scores.size)
     grad[order.ravel()] = factor * ordered_grad.ravel()
     return value, grad.reshape(scores.shape)
@@ -69,6 +71,7 @@ def _suffix_log_sums(s: Doubles, w: Doubles) -> tuple[float, Doubles]:
 
     The gradient is exp(s_i) sum_{j <= i} w_j / (sum_{l >= j} exp(s_l)) - w_i, a prefix sum.
     """
+    # Shift by the row's maximum, as in a stable softmax.
     top = s.max(axis=1, keepdims=True)
     exponent = s - top
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -80,6 +83,7 @@ def _suffix_log_sums(s: Doubles, w: Doubles) -> tuple[float, Doubles]:
             grad = np.exp(exponent + np.logaddexp.accumulate(starts, axis=1)) - w
         else:
             e = np.exp(exponent)
+            # Suffix sums are prefix sums of the reversed row.
             sums = e[:, ::-1].cumsum(axis=1)[:, ::-1]
             grad = e * np.where(counts, w / sums, 0.0).cumsum(axis=1) - w
             log_sums = np.log(sums)
@@ -151,6 +155,7 @@ class _CombinedFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, target: Tensor, mask: Tensor, loss: CombinedLoss) -> Tensor:
         s, t = (x.detach().cpu().double().numpy() for x in (scores, target))
+        # The gradient is computed together with the value and reused in `backward`.
         value, grad = loss.with_gradient(s, t, mask.cpu().numpy())
         ctx.grad = torch.from_numpy(grad).to(scores)
         return torch.tensor(value, dtype=torch.promote_types(scores.dtype, torch.float32), device=scores.device)

@@ -81,8 +81,10 @@ class FlatAdam:
         first, second = self.betas
         self.mean.lerp_(self.grads, 1 - first)
         self.square.mul_(second).addcmul_(self.grads, self.grads, value=1 - second)
+        # Bias correction of the second moment; that of the first is in the step size.
         correction = (1 - second**self.step_count) ** 0.5
         denominator = self.square.sqrt().div_(correction).add_(self.epsilon)
+        # Decoupled weight decay (AdamW, Loshchilov and Hutter 2019).
         if self.weight_decay:
             self.values.mul_(1 - self.learning_rate * self.weight_decay)
         self.values.addcdiv_(self.mean, denominator, value=-self.learning_rate / (1 - first**self.step_count))

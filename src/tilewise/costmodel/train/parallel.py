@@ -18,9 +18,9 @@ from tilewise.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-    from tilewise.costmodel.models.torch.ragged import Batch
+    from tilewise.costmodel.models.torch.ragged import KernelBatch
 
-Forward = Callable[["Batch"], "torch.Tensor"]
+Forward = Callable[["KernelBatch"], "torch.Tensor"]
 LossOf = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
@@ -42,7 +42,7 @@ class ProcessGroup:
         loss_of: LossOf,
         inputs: Sequence[Any],
         targets: Sequence[Any],
-        batch: Batch,
+        batch: KernelBatch,
         device: str,
     ) -> tuple[float, torch.Tensor]:
         """Backpropagate this process's share of the batch; returns the loss and all scores."""
@@ -56,6 +56,7 @@ class ProcessGroup:
             loss = loss_of(scores, batch.target, batch.mask)
             torch.autograd.backward(loss / self.world)
             return float(loss.detach()), scores.detach()
+        # Kernels are dealt round robin, so that every process gets about the same work.
         share = slice(self.rank, None, self.world)
         own_scores = forward(collate(list(inputs[share]), list(targets[share]), device))
         scores = self._gather_scores(own_scores, len(inputs), batch.mask.shape[-1])
@@ -74,6 +75,7 @@ class ProcessGroup:
         rows = torch.nn.functional.pad(own, [*slot_padding, *[0] * (2 * (own.dim() - 2)), 0, kernels_each - len(own)])
         gathered = [torch.zeros_like(rows) for _ in range(self.world)]
         group.all_gather(gathered, rows.detach().contiguous())
+        # `all_gather` gives copies without gradients; put the own scores back.
         gathered[self.rank] = rows
         # Kernel k was scored by process k % world, as the k // world-th of its own.
         return torch.stack(gathered, dim=1).flatten(0, 1)[:kernels]
@@ -88,6 +90,7 @@ class ProcessGroup:
 def torchrun_group(device: str, max_seconds: float) -> ProcessGroup | None:
     """Return the process group that torchrun started; None in a plain process."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
+    # torchrun sets both variables.
     if world < 2 or "RANK" not in os.environ:
         return None
     if max_seconds:

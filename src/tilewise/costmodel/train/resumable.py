@@ -31,7 +31,7 @@ Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass
-class RunState:
+class TrainingState:
     """State of a checkpoint besides tensors."""
 
     epoch: int = 0
@@ -55,7 +55,7 @@ class ResumableRun:
 
     def __init__(self, settings: TrainSettings, device: str, folder: Path | None) -> None:
         self.settings, self.device, self.folder = settings, device, folder
-        self.state = RunState()
+        self.state = TrainingState()
 
     def _create_optimizer(self) -> None:
         """Create the optimizer; subclasses call it after creating the module."""
@@ -88,6 +88,7 @@ class ResumableRun:
             row = self._train_epoch(state.epoch, started)
             state.epoch += 1
             timed_out = 0 < settings.max_seconds < state.seconds + time.perf_counter() - started
+            # Validate at intervals, and always at the end of the run.
             if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs or timed_out:
                 row |= self._validate()
                 self._update_best(row, settings.share_done(state.epoch, self._elapsed_seconds(started)))
@@ -96,6 +97,7 @@ class ResumableRun:
             report(row | {"epochs": settings.epochs, "seconds": state.seconds, "best_epoch": state.best_epoch})
             if self.folder and self.writes:
                 self._write_checkpoint(self.folder / CHECKPOINT)
+            # Stop after the time limit, or without improvement for `early_stop` epochs.
             if timed_out or (state.best is not None and state.epoch - 1 - state.best_epoch >= settings.early_stop):
                 break
 
@@ -183,6 +185,7 @@ class ResumableRun:
         except TilewiseError as error:
             print(f"{str(error).rstrip('.')}. Training starts again.", file=sys.stderr)
             return
+        # A checkpoint of other data or settings would continue a different run.
         if record.pop("fingerprint", None) != self._fingerprint():
             print(f"{path} belongs to another run; training starts again.", file=sys.stderr)
             return
@@ -190,12 +193,13 @@ class ResumableRun:
             print(f"{path} is damaged. Training starts again.", file=sys.stderr)
             return
         tensors = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in arrays.items()}
+        # Restore optimizer, weights, best weights and average.
         self.optimizer.restore(tensors, int(record["steps"]))
         self.optimizer.values.copy_(tensors["values"])
         self.best_values.copy_(tensors["best"])
         if self.average is not None:
             self.average.copy_(tensors["average"])
-        self.state = RunState(**record)
+        self.state = TrainingState(**record)
         if progress:
             print(f"resumed after epoch {self.state.epoch}", file=sys.stderr)
 

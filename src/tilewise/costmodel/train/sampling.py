@@ -82,6 +82,7 @@ def epoch_batches(
     cache: InputCache, batch: int, configs: int, seed: int, epoch: int
 ) -> Iterator[tuple[list[ModelInputs], list[npt.NDArray[np.float64]]]]:
     """Yield batches (inputs, targets) of kernels in random order, each with up to `configs` random configurations."""
+    # One generator per epoch, so that resuming needs no generator state.
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(cache))
     for start in range(0, len(order), batch):

@@ -62,9 +62,11 @@ class NodeMatrix:
         self, rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], n: int, dtype: Any
     ) -> None:
         self.n, self.dense = n, None
+        # Entries sorted by row allow `reduceat` to sum each row's terms.
         order = np.argsort(rows, kind="stable")
         self.rows, self.columns, self.values = rows[order], columns[order], values[order].astype(dtype)
         if self.n <= _DENSE_NODES:
+            # `add.at` sums repeated edges.
             self.dense = np.zeros((self.n, self.n), dtype)
             np.add.at(self.dense, (rows, columns), values)
 
@@ -73,6 +75,7 @@ class NodeMatrix:
         if self.dense is not None:
             return np.asarray(np.matmul(self.dense, x))
         result = np.zeros_like(x)
+        # Rows without entries stay zero: `reduceat` cannot represent empty rows.
         rows, starts = np.unique(self.rows, return_index=True)
         if len(rows):
             terms = x[..., self.columns, :] * self.values[:, None]
@@ -96,6 +99,7 @@ def normalized_adjacency(inputs: ModelInputs) -> tuple[NodeMatrix, NodeMatrix]:
 
 @functools.lru_cache(maxsize=64)
 def _normalized_adjacency(n: int, edges: bytes, dtype: np.dtype[Any]) -> tuple[NodeMatrix, NodeMatrix]:
+    # Edges point from consumer to producer; every node is its own neighbour once.
     every, ends = np.arange(n), np.frombuffer(edges, np.int64).reshape(-1, 2)
     rows, columns = np.concatenate([ends[:, 1], every]), np.concatenate([ends[:, 0], every])
     values = 1.0 / np.bincount(rows, minlength=n)[rows]
@@ -110,6 +114,7 @@ def _dense(w: Weights, name: str, x: Floats) -> Floats:
 def _stack(w: Weights, name: str, x: Floats, act: Activation, first: Floats | None = None) -> Floats:
     """Apply the dense layers of `name` with activations between them; `first` is the first layer's result if known."""
     depth = 0
+    # The depth follows from the weights that exist.
     while f"{name}.layers.{depth}.kernel" in w:
         if depth == 0 and first is not None:
             x = first
@@ -121,6 +126,7 @@ def _stack(w: Weights, name: str, x: Floats, act: Activation, first: Floats | No
 
 def _join(w: Weights, name: str, left: Floats, right: Floats) -> Floats:
     """Apply the dense layer `name` to all pairs [left, right]: (a, L) and (b, R) give (b, a, H)."""
+    # [left, right] @ kernel is left @ upper rows + right @ lower rows, so each is multiplied once.
     kernel, bias = w[f"{name}.kernel"], w[f"{name}.bias"]
     joined: Floats = (left @ kernel[: left.shape[-1]] + bias)[None] + (right @ kernel[left.shape[-1] :])[:, None]
     return joined
@@ -177,6 +183,7 @@ def _early_sage(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Float
         return _compiled_sage(w, inputs)
     nodes, near = _node_inputs(w, inputs), neighbour_sums(inputs)
     if "gnn.0.kernel" not in w:
+        # Without layers, nodes and configurations are only summed.
         pooled = np.broadcast_to(nodes.sum(axis=0), (len(inputs.config), nodes.shape[1]))
         return _stack(w, "head", np.concatenate([pooled, len(nodes) * inputs.config], axis=1), act)[:, 0]
     # First layer: the kernel has a part for each of [neighbours, itself] x [node, configuration].
@@ -185,6 +192,7 @@ def _early_sage(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Float
         np.cumsum([nodes.shape[1], inputs.config.shape[1], nodes.shape[1]]),
     )
     from_node = (near @ nodes) @ near_node + nodes @ own_node + w["gnn.0.bias"]
+    # The neighbours of a node share the configuration, so their sum is degree times its term.
     degree = np.bincount(inputs.edges.ravel(), minlength=len(nodes)).astype(nodes.dtype)[:, None]
     z = from_node + (inputs.config @ own_config)[:, None] + degree * (inputs.config @ near_config)[:, None]
     return _stack(w, "head", _sage_layers(w, _l2_normalize(act(z)), near, act, 1).sum(axis=1), act)[:, 0]
@@ -197,6 +205,7 @@ def _compiled(model: str, kw: Mapping[str, Any], inputs: ModelInputs) -> bool:
 
 
 def _compiled_sage(w: Weights, inputs: ModelInputs) -> Floats:
+    # The compiled kernels take arrays in a fixed order: table, layers, head.
     names = ["embedding.table", *_layer_names(w, "gnn."), *_layer_names(w, "head.layers.")]
     arrays = [np.ascontiguousarray(w[name], dtype=np.float32) for name in names]
     weights = sage.SageWeights.from_arrays(arrays, len(_layer_names(w, "gnn.")) // 2)
@@ -217,6 +226,7 @@ def _convolve(w: Weights, kw: Mapping[str, Any], x: Floats, inputs: ModelInputs,
     while f"gnn.{depth}.layers.0.kernel" in w:
         y = act(x)
         if step == 3:
+            # Directed: separate weights for producers, consumers and the node itself.
             terms = (outward @ y, inward @ y, y)
             x = x + sum((_stack(w, f"gnn.{depth + i}", term, act) for i, term in enumerate(terms)), np.float32(0))
         else:

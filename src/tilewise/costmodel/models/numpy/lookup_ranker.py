@@ -56,6 +56,7 @@ class LookupRanker:
         ends = np.cumsum([len(values) for values, _ in unique])
         if ends[-1] > _MAX_VALUES:
             return None
+        # Number the values of all columns consecutively and mark those of each configuration.
         one_hot = np.zeros((len(config), ends[-1]), np.float32)
         for end, (values, codes) in zip(ends, unique, strict=True):
             one_hot[np.arange(len(config)), end - len(values) + codes.reshape(-1)] = 1.0

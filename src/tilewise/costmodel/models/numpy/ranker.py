@@ -111,12 +111,14 @@ def encode_nodes(folded: FoldedWeights, inputs: ModelInputs) -> Floats:
     x = _relu(_dense(w, "node_in", np.concatenate([inputs.node, w["embedding.table"][inputs.opcode]], axis=1)))
     outward, inward = normalized_adjacency(inputs)
     for kernel, bias in folded.gnn:
+        # Residual layer over both directions of the edges.
         x = x + _relu(np.concatenate([outward @ x, inward @ x], axis=1) @ kernel + bias)
     return x
 
 
 def encode_kernel(w: Weights, nodes: Floats, kernel_wide: Floats) -> Floats:
     """Pool the nodes and join them with the kernel-wide inputs; returns (H,)."""
+    # The mean describes the average node; the sum over sqrt(n) also grows with the graph.
     total, count = nodes.sum(axis=0), nodes.dtype.type(len(nodes))
     return _relu(_dense(w, "kernel_in", np.concatenate([total / count, total / np.sqrt(count), kernel_wide])))
 
@@ -167,6 +169,7 @@ def score_hidden(folded: FoldedWeights, encoding: KernelEncoding, hidden: Floats
         inner = h @ kernel
         inner += bias
         h += np.maximum(inner, zero, out=inner)
+    # One product applies every member's last layer and takes the mean.
     scores: Floats = h.reshape(-1, len(folded.out)) @ folded.out
     return scores
 
@@ -175,6 +178,7 @@ def _attend(h: Floats, keys: Floats, key_bias: Floats, values: Floats) -> Floats
     """Softmax attention of rows (R, H) to the kernel's nodes."""
     logits = keys.T @ h.T  # (n, R): there are few nodes, so reductions over them run along contiguous rows
     logits += key_bias[:, None]
+    # Subtract the maximum so that exp cannot overflow.
     logits -= logits.max(axis=0)
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=0)

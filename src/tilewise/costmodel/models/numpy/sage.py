@@ -39,6 +39,7 @@ class SageWeights:
     def from_arrays(cls, arrays: Sequence[Floats], depth: int) -> SageWeights:
         """Build from the opcode table, kernel and bias of `depth` GraphSAGE layers, then those of the head."""
         first, width = arrays[1], arrays[1].shape[1]
+        # The published layer stacks both halves along its inputs; side by side, one product computes both.
         first_kernel = np.ascontiguousarray(first.reshape(2, -1, width).transpose(1, 0, 2)).reshape(-1, 2 * width)
         later = arrays[3 : 1 + 2 * depth]
         head_arrays = arrays[1 + 2 * depth :]
@@ -57,6 +58,7 @@ def first_products(
     """Multiply nodes and configurations (K, C, D) with the first layer: (N, 2H) and (K, C, 2H)."""
     start, end = features.shape[1], features.shape[1] + weights.table.shape[1]
     nodes = _kernels.matmul(features, weights.first_kernel[:start])
+    # There are far fewer opcodes than nodes: multiply the table once and look rows up.
     nodes += _kernels.matmul(weights.table, weights.first_kernel[start:end])[opcode]
     flat = _kernels.matmul(configs.reshape(-1, configs.shape[-1]), weights.first_kernel[end:])
     return nodes, flat.reshape(*configs.shape[:-1], -1)

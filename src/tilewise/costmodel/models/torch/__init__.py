@@ -48,6 +48,7 @@ def model_class(name: str) -> type[nn.Module]:
             f"There is no model {name!r}; {hint} GBDT, {', '.join(MODELS)}, your own as package.module:Class, or, "
             "in the course's tiles_train.py, a Keras class of models.py (--framework=keras)."
         )
+    # A console script does not have the working folder on its path.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from tilewise.costmodel.data.schema import N_OPCODES
 from tilewise.costmodel.models.numpy.sage import available
 from tilewise.costmodel.models.torch.fused import early_join_sage, learn_early_join_sage, supports
-from tilewise.costmodel.models.torch.layers import Dense, Embedding, Stack, activation, join_first, sage
-from tilewise.costmodel.models.torch.ragged import Batch
+from tilewise.costmodel.models.torch.layers import Dense, OpcodeEmbedding, Stack, activation, join_first, sage
+from tilewise.costmodel.models.torch.ragged import KernelBatch
 from tilewise.costmodel.train.losses import CombinedLoss
 from tilewise.costmodel.train.optimizer import FlatAdam
 from tilewise.errors import ConfigurationError
@@ -33,14 +33,14 @@ class Baseline(nn.Module):
 
     def __init__(self, op_embed_dim: int) -> None:
         super().__init__()
-        self.embedding = Embedding(N_OPCODES, op_embed_dim)
+        self.embedding = OpcodeEmbedding(N_OPCODES, op_embed_dim)
         self._penalty_factors: Tensor | None = None  # of the optimizer's flat parameter vector
 
-    def node_inputs(self, batch: Batch) -> Tensor:
+    def node_inputs(self, batch: KernelBatch) -> Tensor:
         """Return node features joined with opcode embeddings, (N, F + E)."""
         return torch.cat([batch.node, self.embedding(batch.opcode)], dim=-1)
 
-    def penalty(self, batch: Batch) -> Tensor:
+    def penalty(self, batch: KernelBatch) -> Tensor:
         """Return L2 of the dense kernels plus the mean over nodes of their squared embedding rows."""
         kernels = [layer.kernel for layer in self.modules() if isinstance(layer, Dense)]
         table, share = self.embedding.table, self._opcode_shares(batch)
@@ -48,30 +48,33 @@ class Baseline(nn.Module):
         return REGULARISATION * (torch.stack(squares).sum() + share @ table.square().sum(-1))
 
     @torch.no_grad()
-    def add_penalty_gradient(self, batch: Batch, optimizer: FlatAdam) -> float:
+    def add_penalty_gradient(self, batch: KernelBatch, optimizer: FlatAdam) -> float:
         """Add the penalty's gradient to the optimizer's flat vector and return the penalty."""
         if self._penalty_factors is None:
+            # The factors are 2 * lambda for dense kernels and 0 for all other parameters.
             kernels = {id(layer.kernel) for layer in self.modules() if isinstance(layer, Dense)}
             factors = [torch.full_like(p, float(id(p) in kernels)).view(-1) for p in optimizer.parameters]
             self._penalty_factors = torch.cat(factors).mul_(2 * REGULARISATION)
         table, share = self.embedding.table, self._opcode_shares(batch)
         kernel_grad, rows = optimizer.values * self._penalty_factors, table * share[:, None]
         optimizer.grads.add_(kernel_grad)
+        # The embedding has its own penalty, weighted by how often each opcode occurs.
         if table.grad is not None:
             table.grad.add_(rows, alpha=2 * REGULARISATION)
         embedding_square = torch.dot(rows.view(-1), table.view(-1))
         return 0.5 * float(torch.dot(kernel_grad, optimizer.values)) + REGULARISATION * float(embedding_square)
 
-    def _opcode_shares(self, batch: Batch) -> Tensor:
+    def _opcode_shares(self, batch: KernelBatch) -> Tensor:
         """Return the share of the batch's nodes that have each opcode, (opcodes,)."""
         opcodes = np.concatenate([inputs.opcode for inputs in batch.inputs])
         counts = np.bincount(opcodes, minlength=N_OPCODES)  # torch.bincount takes 0.25 ms, much more than NumPy
         return torch.from_numpy(counts / len(opcodes)).to(self.embedding.table)
 
 
-def reduce_nodes(x: Tensor, batch: Batch, reduction: str) -> Tensor:
+def reduce_nodes(x: Tensor, batch: KernelBatch, reduction: str) -> Tensor:
     """Pool nodes (N, ...) to kernels (K, ...)."""
     if reduction == "max":
+        # A maximum is not linear, so it cannot be a matrix product.
         index = batch.kernel_of_node.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
         start = x.new_zeros((len(batch.node_counts), *x.shape[1:]))
         return start.scatter_reduce(0, index, x, "amax", include_self=False)
@@ -84,8 +87,9 @@ def reduce_nodes(x: Tensor, batch: Batch, reduction: str) -> Tensor:
     raise ConfigurationError(f"There is no reduction {reduction!r}; use sum, mean or max.")
 
 
-def join_after_pooling(pooled: Tensor, batch: Batch, head: Stack) -> Tensor:
+def join_after_pooling(pooled: Tensor, batch: KernelBatch, head: Stack) -> Tensor:
     """Apply `head` to [pooled, configuration], (K, C); its first layer is applied to the two separately."""
+    # [pooled, config] @ kernel, computed once per kernel and once per configuration.
     layer, width = head.layers[0], pooled.shape[-1]
     assert isinstance(layer, Dense)
     first = (pooled @ layer.kernel[:width] + layer.bias)[:, None] + batch.config @ layer.kernel[width:]
@@ -110,7 +114,7 @@ class MLP(Baseline):
         inputs = node_width + op_embed_dim + config_width
         self.head = Stack(inputs, [hidden_dim] * mlp_layers + [1], hidden_activation)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: KernelBatch) -> Tensor:
         pooled = reduce_nodes(self.node_inputs(batch), batch, self.reduction)
         return join_after_pooling(pooled, batch, self.head)
 
@@ -149,7 +153,7 @@ class LateJoinSAGE(_SageBaseline):
 
     early = False
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: KernelBatch) -> Tensor:
         x, adjacency = self.node_inputs(batch), batch.neighbours
         for depth in range(len(self.gnn)):
             x = sage(x, self._gnn_layer(depth), adjacency, self.hidden_activation)
@@ -166,13 +170,14 @@ class EarlyJoinSAGE(_SageBaseline):
         """Whether the compiled kernels support this network on a CPU."""
         return len(self.gnn) > 0 and available(self.hidden_activation)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: KernelBatch) -> Tensor:
         """Score by the compiled kernels on a CPU, by torch elsewhere; without layers, nodes are only summed."""
         if self.compiled and supports(batch.node):
             return early_join_sage(batch, self._kernel_tensors(), len(self.gnn))
         nodes, adjacency = self.node_inputs(batch), batch.neighbours
         if not len(self.gnn):
             pooled = (batch.pooling @ nodes)[:, None].expand(-1, batch.config.shape[1], -1)
+            # Without layers, every node contributes the configuration once.
             counts = torch.as_tensor(batch.node_counts, device=nodes.device)[:, None, None]
             return torch.Tensor(self.head(torch.cat([pooled, counts * batch.config], dim=-1)).squeeze(-1))
         x = self._first_layer(nodes, batch)
@@ -180,7 +185,7 @@ class EarlyJoinSAGE(_SageBaseline):
             x = sage(x, self._gnn_layer(depth), adjacency, self.hidden_activation)
         return self.head(batch.pooling @ x).squeeze(-1)
 
-    def learn(self, batch: Batch, loss: CombinedLoss) -> tuple[float, Tensor]:
+    def learn(self, batch: KernelBatch, loss: CombinedLoss) -> tuple[float, Tensor]:
         """Add the loss's gradient to the parameters' and return loss and scores; only if `compiled`."""
         return learn_early_join_sage(batch, self._kernel_tensors(), len(self.gnn), loss)
 
@@ -189,13 +194,14 @@ class EarlyJoinSAGE(_SageBaseline):
         layers = [layer for layer in (*self.gnn, *self.head.layers) if isinstance(layer, Dense)]
         return [self.embedding.table, *(tensor for layer in layers for tensor in (layer.kernel, layer.bias))]
 
-    def _first_layer(self, nodes: Tensor, batch: Batch) -> Tensor:
+    def _first_layer(self, nodes: Tensor, batch: KernelBatch) -> Tensor:
         """Compute the first layer on (N, C) from products over nodes and over configurations.
 
         The sum over neighbours of a configuration's term is the node's degree times that term.
         """
         layer, width = self._gnn_layer(0), nodes.shape[-1]
         config_width = batch.config.shape[-1]
+        # The kernel has a part for each of [neighbours, itself] x [node, configuration].
         near_node, near_config, own_node, own_config = torch.split(
             layer.kernel, [width, config_width, width, config_width]
         )
@@ -227,13 +233,14 @@ class _ResGCNBaseline(Baseline):
         self.activation, self.directed, self.reduction = activation(hidden_activation), directed, reduction
         inputs = node_width + op_embed_dim + (config_width if self.early else 0)
         self.prenet = Stack(inputs, [hidden_dim] * 2, hidden_activation)
+        # Directed networks have separate layers for producers, consumers and the node itself.
         per_layer = 3 if directed else 1
         self.gnn = nn.ModuleList(
             Stack(hidden_dim, [hidden_dim] * mlp_layers, hidden_activation) for _ in range(num_gnns * per_layer)
         )
         self.head = Stack(hidden_dim + (0 if self.early else config_width), [hidden_dim, 1], hidden_activation)
 
-    def convolve(self, x: Tensor, batch: Batch) -> Tensor:
+    def convolve(self, x: Tensor, batch: KernelBatch) -> Tensor:
         """Apply the residual graph convolutions and pool over the nodes."""
         for depth in range(0, len(self.gnn), 3 if self.directed else 1):
             y = self.activation(x)
@@ -251,7 +258,7 @@ class LateJoinResGCN(_ResGCNBaseline):
 
     early = False
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: KernelBatch) -> Tensor:
         pooled = self.convolve(self.prenet(self.node_inputs(batch)), batch)
         return join_after_pooling(pooled, batch, self.head)
 
@@ -261,10 +268,11 @@ class EarlyJoinResGCN(_ResGCNBaseline):
 
     early = True
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: KernelBatch) -> Tensor:
         nodes, layer = self.node_inputs(batch), self.prenet.layers[0]
         assert isinstance(layer, Dense)
         width = nodes.shape[-1]
+        # The first layer of the pre-network, for nodes and configurations separately.
         first = (nodes @ layer.kernel[:width] + layer.bias)[:, None] + (batch.config @ layer.kernel[width:])[
             batch.kernel_of_node
         ]

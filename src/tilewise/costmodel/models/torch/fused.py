@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tilewise._extension import native
 from tilewise.costmodel.models.numpy.sage import LEAKY_SLOPE, Floats, SageWeights, first_products, head_values
-from tilewise.costmodel.models.torch.ragged import Batch
+from tilewise.costmodel.models.torch.ragged import KernelBatch
 from tilewise.costmodel.train.losses import CombinedLoss
 
 _kernels: Any = native  # callers ask `sage.available` first
@@ -32,6 +32,7 @@ def supports(x: Tensor) -> bool:
 @contextmanager
 def kernel_threads(model: nn.Module, device: str) -> Iterator[None]:
     """Give torch's threads to the compiled kernels, and one to torch, if the model uses those kernels."""
+    # Other models and devices keep their threads.
     if native is None or device != "cpu" or not getattr(model, "compiled", False):
         yield
         return
@@ -49,7 +50,7 @@ def kernel_threads(model: nn.Module, device: str) -> Iterator[None]:
 class SagePass:
     """Activations of one batch's forward pass; `backward` may be called once."""
 
-    batch: Batch
+    batch: KernelBatch
     weights: SageWeights
     nodes: Floats
     slots: Floats
@@ -57,7 +58,7 @@ class SagePass:
     hidden: list[Floats]
 
     @classmethod
-    def forward(cls, batch: Batch, tensors: Sequence[Tensor], depth: int, keep: bool) -> SagePass:
+    def forward(cls, batch: KernelBatch, tensors: Sequence[Tensor], depth: int, keep: bool) -> SagePass:
         """Run the forward pass; `tensors` are in the order of `SageWeights.from_arrays`.
 
         `keep` saves the activations for `backward`.
@@ -77,6 +78,7 @@ class SagePass:
         """Return the gradients of the tensors, in their order, from the gradient of the scores."""
         if self.saved is None:
             raise RuntimeError("EarlyJoinSAGE's backward pass can run only once per forward pass")
+        # Head, then the GraphSAGE layers, then the first products.
         grad_pooled, grad_head = _head_grad(self.weights, self.hidden, grad.reshape(-1, 1))
         kernels, biases = self.weights.later
         graph = self.batch.graph
@@ -85,23 +87,25 @@ class SagePass:
             configs=self.slots, bias=self.weights.first_bias, kernels=kernels, biases=biases,
             first_node=graph.first_node, first_edge=graph.first_edge, neighbours=graph.indices,
         )  # fmt: skip
+        # The kernels overwrite the saved activations.
         self.saved = None
         grad_table, grad_first = _first_products_grad(self.weights, self.batch, grad_nodes, grad_slots)
         grad_gnn = [array for pair in zip(*grad_later, strict=True) for array in pair]
         return [grad_table, grad_first, grad_bias, *grad_gnn, *grad_head]
 
 
-def early_join_sage(batch: Batch, tensors: Sequence[Tensor], depth: int) -> Tensor:
+def early_join_sage(batch: KernelBatch, tensors: Sequence[Tensor], depth: int) -> Tensor:
     """Return scores (K, C) that autograd can differentiate."""
     result: Tensor = _EarlyJoinSage.apply(batch, depth, *tensors)  # type: ignore[no-untyped-call]
     return result
 
 
 def learn_early_join_sage(
-    batch: Batch, tensors: Sequence[Tensor], depth: int, loss: CombinedLoss
+    batch: KernelBatch, tensors: Sequence[Tensor], depth: int, loss: CombinedLoss
 ) -> tuple[float, Tensor]:
     """Add the loss's gradient to the tensors' without autograd; return loss and scores."""
     forward = SagePass.forward(batch, tensors, depth, True)
+    # The loss is computed in float64, where long sums of exponentials are safe.
     value, slope = loss.with_gradient(
         forward.scores.astype(np.float64), batch.target.numpy().astype(np.float64), batch.mask.numpy()
     )
@@ -116,7 +120,7 @@ def learn_early_join_sage(
 
 class _EarlyJoinSage(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, batch: Batch, depth: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, batch: KernelBatch, depth: int, *tensors: Tensor) -> Tensor:
         ctx.sage_pass = SagePass.forward(batch, tensors, depth, any(ctx.needs_input_grad))
         return torch.from_numpy(ctx.sage_pass.scores)
 
@@ -133,15 +137,17 @@ def _head_grad(weights: SageWeights, values: list[Floats], grad: Floats) -> tupl
         grads[:0] = [_kernels.matmul(x.T, grad), grad.sum(axis=0)]
         grad = _kernels.matmul(grad, weights.head[number][0].T)
         if number:
+            # The input of this layer is the leaky ReLU of the previous one.
             grad *= np.where(x > 0, np.float32(1), LEAKY_SLOPE)
     return grad, grads
 
 
 def _first_products_grad(
-    weights: SageWeights, batch: Batch, grad_nodes: Floats, grad_slots: Floats
+    weights: SageWeights, batch: KernelBatch, grad_nodes: Floats, grad_slots: Floats
 ) -> tuple[Floats, Floats]:
     """Backpropagate through `first_products`; returns the gradients of the opcode table and of the first kernel."""
     features, embedded = batch.node.shape[1], weights.table.shape[1]
+    # Sum the nodes' gradients by opcode first: the table is multiplied once per opcode.
     by_opcode = np.zeros((len(weights.table), grad_nodes.shape[1]), np.float32)
     _kernels.embedding_grad(grad_nodes, batch.opcode.numpy(), by_opcode)
     first_kernel = np.empty_like(weights.first_kernel)
@@ -150,5 +156,6 @@ def _first_products_grad(
     flat = batch.config.numpy().reshape(-1, batch.config.shape[-1])
     first_kernel[features + embedded :] = _kernels.matmul(flat.T, grad_slots.reshape(-1, grad_slots.shape[-1]))
     grad_table = _kernels.matmul(by_opcode, weights.first_kernel[features : features + embedded].T)
+    # Back to the published layout, with both halves stacked along the inputs.
     width = first_kernel.shape[1] // 2
     return grad_table, np.ascontiguousarray(first_kernel.reshape(-1, 2, width).transpose(1, 0, 2)).reshape(-1, width)

@@ -57,6 +57,7 @@ class Dense(Layer):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
+        # Keras's glorot_uniform.
         limit = math.sqrt(6.0 / max(1, inputs + outputs))
         self.kernel = nn.Parameter(torch.empty(inputs, outputs).uniform_(-limit, limit))
         self.bias = nn.Parameter(torch.zeros(outputs))
@@ -81,7 +82,7 @@ class Stack(Layer):
         return x
 
 
-class Embedding(Layer):
+class OpcodeEmbedding(Layer):
     """One learned row per opcode, always for the whole opcode table."""
 
     def __init__(self, rows: int, width: int) -> None:
@@ -104,6 +105,7 @@ class _SageFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, matrix: Matrix) -> Tensor:
         width = x.shape[-1]
         own, neighbours = x.reshape(-1, width), product(matrix, x).view(-1, width)
+        # Two products into one buffer instead of a concatenation.
         z = torch.addmm(bias, own, kernel[width:]).addmm_(neighbours, kernel[:width])
         y, norm = _activate_and_normalize(z)
         ctx.save_for_backward(own, neighbours, kernel, y, norm)
@@ -115,9 +117,11 @@ class _SageFunction(torch.autograd.Function):
         """Compute the gradients of x, kernel and bias; S is symmetric, so its transpose is S itself."""
         own, neighbours, kernel, y, norm = ctx.saved_tensors
         dz, width = _activation_and_norm_grad(grads[0], y, norm), own.shape[1]
+        # Both halves of the kernel's gradient are written in place.
         dkernel = torch.empty_like(kernel)
         torch.mm(neighbours.t(), dz, out=dkernel[:width])
         torch.mm(own.t(), dz, out=dkernel[width:])
+        # The first layer reads features, which need no gradient.
         if not ctx.needs_input_grad[0]:
             return None, dkernel, dz.sum(0), None
         dx = product(ctx.matrix, torch.mm(dz, kernel[:width].t()).view(ctx.shape)).view(-1, width)
@@ -130,6 +134,7 @@ class _JoinFirstFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, nodes: Tensor, configs: Tensor, to_nodes: Matrix, to_configs: Matrix) -> Tensor:
         z = product(to_nodes, configs)  # (N, C, H)
+        # Nodes are added in place: (N, C, H) is the largest array of the network.
         y, norm = _activate_and_normalize(z.add_(nodes[:, None]))
         ctx.save_for_backward(y, norm)
         ctx.to_configs = to_configs
@@ -153,6 +158,7 @@ def _activation_and_norm_grad(dy: Tensor, y: Tensor, norm: Tensor) -> Tensor:
     """Backpropagate through L2 normalization and leaky ReLU; the result y has the sign of the input."""
     dy, y, norm = dy.reshape(-1, y.shape[-1]), y.view(-1, y.shape[-1]), norm.view(-1, 1)
     projection = torch.linalg.vecdot(dy, y).unsqueeze_(1)
+    # Gradient of y = z / |z|: (dy - y <dy, y>) / |z|.
     dz = torch.addcmul(dy, y, projection, value=-1.0).div_(norm)
     return torch.ops.aten.leaky_relu_backward(dz, y, LEAKY_SLOPE, True)  # type: ignore[no-any-return]
 

@@ -27,9 +27,11 @@ def score_inputs(model: nn.Module, inputs: ModelInputs, device: str = "cpu") -> 
     """Return one score per configuration; lower is faster."""
     pairs = CHUNK_PAIRS if device == "cpu" else CHUNK_PAIRS * GPU_CHUNK_FACTOR
     early = getattr(model, "early", False)
+    # The compiled kernels never hold all (node, configuration) pairs, so they need no small chunks.
     materializes_pairs = early and not (device == "cpu" and getattr(model, "compiled", False))
     chunk = min(MAX_CHUNK, max(MIN_CHUNK, pairs // max(1, len(inputs.node)))) if materializes_pairs else MAX_CHUNK
     scores = np.empty(len(inputs.config), np.float32)
+    # Waking torch's threads costs more than it saves on small lists.
     single_thread = early or len(scores) <= SINGLE_THREAD_CONFIGS
     with torch.inference_mode(), kernel_threads(model, device) if single_thread else nullcontext():
         for start in range(0, len(scores), chunk):

@@ -80,12 +80,15 @@ class _SparseProduct(torch.autograd.Function):
 def product(matrix: Matrix, x: Tensor) -> Tensor:
     """Multiply a matrix with x, whose axes after the first are flattened."""
     flat = x.reshape(len(x), -1)
+    # Dispatch on the storage format.
     if isinstance(matrix, DenseBlocks):
         return matrix.multiply(flat).view(matrix.n_rows, *x.shape[1:])
     if matrix.layout == torch.strided:
         return torch.mm(matrix, flat.to(matrix.dtype)).to(x.dtype).view(matrix.shape[0], *x.shape[1:])
+    # An empty matrix needs no product.
     if matrix._nnz() == 0:
         return x.new_zeros((matrix.shape[0], *x.shape[1:]))
+    # Sparse products on a GPU need float32; autocast may have made x bfloat16.
     if x.dtype == torch.float32 or x.device.type == "cpu":
         return torch.mm(matrix, flat).reshape(matrix.shape[0], *x.shape[1:])
     return torch.mm(matrix, flat.float()).to(x.dtype).reshape(matrix.shape[0], *x.shape[1:])
@@ -108,15 +111,18 @@ class BlockEntries:
     def matrix(self, device: str) -> Matrix:
         """Build the matrix in the format that is fastest for its size and device."""
         shape = int(self.heights.sum()), int(self.widths.sum())
+        # Few small kernels: one dense matrix.
         if device == "cpu" and shape[0] * shape[1] <= _MAX_DENSE_ENTRIES:
             dense = np.bincount(self.rows * shape[1] + self.columns, self.values, minlength=shape[0] * shape[1])
             return torch.from_numpy(dense.astype(np.float32)).view(shape)
+        # Many small kernels: dense blocks.
         if device == "cpu" and int(self.heights @ self.widths) <= _MAX_BLOCK_COLUMNS * shape[0]:
             return self._dense_blocks()
         return csr_tensor(self.rows, self.columns, self.values, shape, device)
 
     def _dense_blocks(self) -> DenseBlocks:
         """Fill all blocks at once, as views of one vector."""
+        # Position of every entry in the vector of all blocks.
         kernel = np.repeat(np.arange(len(self.heights)), self.heights)[self.rows]
         first_row, first_column = _starts(self.heights)[kernel], _starts(self.widths)[kernel]
         areas = self.heights * self.widths
@@ -164,7 +170,7 @@ def sum_duplicates(
 
 
 @dataclass(eq=False)
-class Batch:
+class KernelBatch:
     """K kernels with N nodes in all and C configuration slots each; `mask` is False where a slot is padding."""
 
     node: Tensor  # (N, F)
@@ -213,6 +219,7 @@ class Batch:
         """A + A^T."""
         rows = np.concatenate([self.producer, self.consumer])
         columns = np.concatenate([self.consumer, self.producer])
+        # A + A^T is symmetric, so it is its own transpose.
         matrix = BlockEntries(rows, columns, np.ones(len(rows)), self.node_counts, self.node_counts).matrix(self.device)
         return SparseMatrix(matrix, matrix)
 
@@ -247,6 +254,7 @@ class Batch:
     def _normalized_entries(self) -> BlockEntries:
         every = np.arange(self.n_nodes)
         rows, columns = np.concatenate([self.producer, every]), np.concatenate([self.consumer, every])
+        # Divide every row by its number of entries, the node itself included.
         values = 1.0 / np.bincount(rows, minlength=self.n_nodes)[rows]
         return BlockEntries(rows, columns, values, self.node_counts, self.node_counts)
 
@@ -260,7 +268,7 @@ class Batch:
 
 def collate(
     inputs: Sequence[ModelInputs], targets: Sequence[npt.NDArray[Any]] | None = None, device: str = "cpu"
-) -> Batch:
+) -> KernelBatch:
     """Build a batch; missing configurations are padded by repeating the first one, and masked."""
     slots = max(len(kernel.config) for kernel in inputs)
     config = np.empty((len(inputs), slots, inputs[0].config.shape[1]), np.float32)
@@ -269,11 +277,12 @@ def collate(
         count = len(kernel.config)
         config[row, :count] = kernel.config
         if count < slots:
+            # Padding repeats a real configuration, so that it cannot produce infinities.
             config[row, count:] = kernel.config[0]
         mask[row, :count] = True
         if targets is not None:
             target[row, :count] = targets[row]
-    return Batch(
+    return KernelBatch(
         node=torch.from_numpy(np.concatenate([kernel.node for kernel in inputs])).to(device),
         opcode=torch.from_numpy(np.concatenate([kernel.opcode for kernel in inputs])).to(device),
         config=torch.from_numpy(config).to(device),

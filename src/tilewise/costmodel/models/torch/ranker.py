@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from tilewise._extension import native
 from tilewise.costmodel.data.schema import N_OPCODES
-from tilewise.costmodel.models.torch.layers import Dense, Embedding
-from tilewise.costmodel.models.torch.ragged import Batch
+from tilewise.costmodel.models.torch.layers import Dense, OpcodeEmbedding
+from tilewise.costmodel.models.torch.ragged import KernelBatch
 from tilewise.costmodel.models.torch.ranker_step import learn_ranker
 from tilewise.costmodel.train.losses import CombinedLoss
 
@@ -47,11 +47,12 @@ class TileRanker(nn.Module):
         super().__init__()
         self.global_width, self.members, self.dropout = global_width, members, dropout
         own = config_width - global_width
-        self.embedding = Embedding(N_OPCODES, op_embed_dim)
+        self.embedding = OpcodeEmbedding(N_OPCODES, op_embed_dim)
         self.node_in = Dense(node_width + op_embed_dim, node_dim)
         self.gnn = nn.ModuleList(Dense(2 * node_dim, node_dim) for _ in range(num_gnns))
         self.kernel_in = Dense(2 * node_dim + global_width, hidden_dim)
         self.config_in = Dense(own, hidden_dim)
+        # Random signs make the members different from the start.
         self.scaling = nn.Parameter(torch.where(torch.rand(members, 1, own) < 0.5, -1.0, 1.0))
         self.film = nn.ModuleList(Dense(hidden_dim, 2 * hidden_dim) for _ in range(num_blocks))
         self.blocks = nn.ModuleList(Dense(hidden_dim, hidden_dim) for _ in range(num_blocks))
@@ -62,7 +63,7 @@ class TileRanker(nn.Module):
         )
         self.out = nn.Parameter(torch.randn(members, hidden_dim, 1) / math.sqrt(hidden_dim))
 
-    def encode_nodes(self, batch: Batch) -> Tensor:
+    def encode_nodes(self, batch: KernelBatch) -> Tensor:
         """Run the graph network."""
         x = functional.relu(self.node_in(torch.cat([batch.node, self.embedding(batch.opcode)], dim=-1)))
         outward, inward = batch.normalized_adjacency
@@ -70,20 +71,22 @@ class TileRanker(nn.Module):
             x = x + functional.relu(layer(torch.cat([outward @ x, inward @ x], dim=-1)))
         return x  # (N, node_dim)
 
-    def encode_kernel(self, nodes: Tensor, batch: Batch) -> Tensor:
+    def encode_kernel(self, nodes: Tensor, batch: KernelBatch) -> Tensor:
         """Pool the nodes and join them with the kernel-wide inputs."""
+        # The mean describes the average node; the sum over sqrt(n) also grows with the graph.
         counts = torch.as_tensor(batch.node_counts, dtype=nodes.dtype, device=nodes.device)[:, None]
         total = batch.pooling @ nodes
         kernel_wide = batch.config[:, 0, : self.global_width]
         joined = torch.cat([total / counts, total / counts.sqrt(), kernel_wide], dim=-1)
         return functional.relu(self.kernel_in(self._drop(joined)))  # (K, H)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: KernelBatch) -> Tensor:
         """Return scores (K, C), or those of each member (K, members, C) in training."""
         nodes = self.encode_nodes(batch)
         kernel = self.encode_kernel(nodes, batch)
         h = self._first_layer(batch.config[..., self.global_width :], kernel)  # (K, C * members, H)
         h = self._attend(h, nodes, batch)
+        # Residual blocks modulated by the kernel's vector.
         for film, block in zip(self.film, self.blocks, strict=True):
             weight, bias = self._folded_block(block, film(kernel))
             h = h + functional.relu_(torch.baddbmm(bias[:, None], h, weight))
@@ -95,7 +98,7 @@ class TileRanker(nn.Module):
         """Whether `learn` computes the same as `forward`; a subclass may override `forward`."""
         return native is not None and type(self) is TileRanker
 
-    def learn(self, batch: Batch, loss: CombinedLoss) -> tuple[float, Tensor]:
+    def learn(self, batch: KernelBatch, loss: CombinedLoss) -> tuple[float, Tensor]:
         """Add the loss's gradient to the parameters' and return loss and scores; only if `compiled`."""
         return learn_ranker(self, batch, loss, self.dropout)
 
@@ -123,10 +126,11 @@ class TileRanker(nn.Module):
         scale = 1 + scale
         return block.kernel * scale[:, None], torch.addcmul(shift, block.bias, scale)
 
-    def _attend(self, h: Tensor, nodes: Tensor, batch: Batch) -> Tensor:
+    def _attend(self, h: Tensor, nodes: Tensor, batch: KernelBatch) -> Tensor:
         """Add attention over the nodes of each configuration's own kernel; the query is folded into the keys."""
         counts = torch.as_tensor(batch.node_counts, device=nodes.device)
         slots = torch.arange(int(batch.node_counts.max()), device=nodes.device)[None] < counts[:, None]
+        # Kernels have different numbers of nodes: pad, and mask the padding with -inf.
         keys, values = (self._padded(layer(nodes), slots) for layer in (self.key, self.value))
         keys = keys.transpose(-1, -2) / math.sqrt(keys.shape[-1])  # (K, node_dim, n)
         bias = (self.query.bias @ keys).masked_fill(~slots, -torch.inf)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tilewise._extension import native
 from tilewise.costmodel.models.numpy.ranker import first_layers, last_layers
-from tilewise.costmodel.models.torch.ragged import Batch, Matrix, product
+from tilewise.costmodel.models.torch.ragged import KernelBatch, Matrix, product
 from tilewise.costmodel.train.losses import CombinedLoss
 
 Floats = npt.NDArray[np.float32]
@@ -28,7 +28,7 @@ Arrays = Mapping[str, Floats]
 _kernels: Any = native  # the caller checks `TileRanker.compiled`
 
 
-def learn_ranker(model: nn.Module, batch: Batch, loss: CombinedLoss, dropout: float) -> tuple[float, Tensor]:
+def learn_ranker(model: nn.Module, batch: KernelBatch, loss: CombinedLoss, dropout: float) -> tuple[float, Tensor]:
     """Add the loss's gradient to the parameters' and return loss and scores (K, members, C)."""
     step = RankerStep.forward({name: p.detach().numpy() for name, p in model.named_parameters()}, batch, dropout)
     members, slots = step.scores.shape[2], step.scores.shape[1]
@@ -51,7 +51,7 @@ class RankerStep:
     """Activations of one batch's forward pass. K kernels, N nodes, d node units, H hidden units, G global inputs."""
 
     weights: Arrays
-    batch: Batch
+    batch: KernelBatch
     inputs: Floats  # (N, F + E)
     nodes: list[Floats]  # (N, d) after each layer
     aggregated: list[Floats]  # (N, 2 d): input of each graph layer
@@ -66,8 +66,9 @@ class RankerStep:
     saved: Floats  # activations of the compiled kernels
 
     @classmethod
-    def forward(cls, w: Arrays, batch: Batch, dropout: float) -> RankerStep:
+    def forward(cls, w: Arrays, batch: KernelBatch, dropout: float) -> RankerStep:
         """Run the forward pass with weights `w`."""
+        # Graph network and the kernel's vector.
         inputs = np.concatenate([batch.node.numpy(), w["embedding.table"][batch.opcode.numpy()]], axis=1)
         nodes, aggregated, updates = _encode_nodes(w, batch, inputs)
         width = w["kernel_in.kernel"].shape[0] - 2 * nodes[-1].shape[1]
@@ -77,6 +78,7 @@ class RankerStep:
         dropout_scale = _dropout_scale(joined.shape, dropout)
         joined = joined if dropout_scale is None else joined * dropout_scale
         kernel = _dense(w, "kernel_in", joined, activation="relu")
+        # Attention keys, scaled as in Vaswani et al. 2017.
         keys = _dense(w, "key", nodes[-1]) / np.float32(math.sqrt(nodes[-1].shape[1]))
         scales, blocks, biases = [], [], []
         # Fold FiLM's scale and shift into the weights of each block.
@@ -92,6 +94,7 @@ class RankerStep:
             _kernels.matmul(keys, w["query.bias"]), _dense(w, "value", nodes[-1]), blocks, biases,
             last_layers(w["out"]),
         )  # fmt: skip
+        # The compiled kernels compute everything that depends on configurations.
         scores, saved = _kernels.ranker_rows_forward(*arguments)
         return cls(
             weights=w, batch=batch, inputs=inputs, nodes=nodes, aggregated=aggregated, updates=updates, joined=joined,
@@ -128,6 +131,7 @@ class RankerStep:
     def _first_layer_grad(self, hidden: Floats) -> dict[str, Floats]:
         """Backpropagate through `first_layers`: all members share one kernel with scaled rows."""
         w, config, global_width = self.weights, *self.arguments[:2]
+        # The kernel-wide columns do not enter the first layer.
         own = config.reshape(-1, config.shape[-1])[:, global_width:]
         members, columns = len(w["scaling"]), own.shape[1]
         member_grads = _kernels.matmul(own.T, hidden.reshape(len(own), -1))  # (D, members * H)
@@ -166,13 +170,14 @@ class RankerStep:
             grads |= layer_grads
             grad = grad + _multiply(outward, aggregated[:, :width]) + _multiply(inward, aggregated[:, width:])
         grad_inputs, input_grads = _dense_grad(w, "node_in", self.inputs, grad * (self.nodes[0] > 0))
+        # Scatter-add the nodes' gradients to their opcodes.
         table = np.zeros_like(w["embedding.table"])
         grad_embedding = np.ascontiguousarray(grad_inputs[:, self.batch.node.shape[1] :])
         _kernels.embedding_grad(grad_embedding, self.batch.opcode.numpy(), table)
         return grads | input_grads | {"embedding.table": table}
 
 
-def _encode_nodes(w: Arrays, batch: Batch, inputs: Floats) -> tuple[list[Floats], list[Floats], list[Floats]]:
+def _encode_nodes(w: Arrays, batch: KernelBatch, inputs: Floats) -> tuple[list[Floats], list[Floats], list[Floats]]:
     """Run the graph network; returns the nodes after each layer, and the input and output of each layer."""
     nodes, aggregated, updates = [_dense(w, "node_in", inputs, activation="relu")], [], []
     outward, inward = (matrix.forward for matrix in batch.normalized_adjacency)
