@@ -56,7 +56,7 @@ class Lowering:
         self.steps = {n: s for n, s in self.steps.items() if self._is_read(n)}
 
     def _is_read(self, number: int) -> bool:
-        return self.users[number] > 0
+        return self.readers(number) > 0
 
     def find(self, value: Value | int) -> int:
         """The step that makes a value."""
