@@ -20,7 +20,7 @@ from tilewise_fleet.slot import MOST_ATTEMPTS, Campaign, Slot
 
 class _Pretending(TritonCollector):
     serve_compiler = staticmethod(fake_workers.compile_nothing)
-    serve_gpu = staticmethod(fake_workers.serve_well)
+    serve_gpu = staticmethod(fake_workers.serve_healthy)
 
 
 def gpu_campaign(place: Path, count: int) -> Campaign:
