@@ -41,6 +41,10 @@ class ConfigurationError(TilewiseError, ValueError):
     """A setting, flag or environment variable has an invalid value."""
 
 
+class AccuracyError(TilewiseError, ArithmeticError):
+    """A converted model that computes something else than the original, or is less precise than promised."""
+
+
 class UnavailableError(TilewiseError, RuntimeError):
     """This machine or installation lacks something."""
 

@@ -64,8 +64,8 @@ class PaddedMaxPool(Operation):
 
 
 def recognised(trace: Trace, single: bool = False) -> Trace:
-    """The same computation with its layers named; only activations and borders, where those of many parts (norms,
-    attention) are of no use to who asks."""
+    """The same computation with its layers named; with `single` all but attention, which the integer graph runs part
+    by part."""
     return Rewriting(trace, _SINGLE if single else _RULES).finished()
 
 
@@ -371,4 +371,4 @@ _RULES: dict[str, Rule] = {
     "Conv2d": _padded,
     "MaxPool2d": _padded,
 }
-_SINGLE: dict[str, Rule] = {"Mul": _gelu, "Conv2d": _padded, "MaxPool2d": _padded}
+_SINGLE: dict[str, Rule] = {name: _RULES[name] for name in ("Div", "Mul", "Add", "Reshape", "Conv2d", "MaxPool2d")}

@@ -182,6 +182,7 @@ def load_pruned(path: str | os.PathLike[str]) -> QuantizedModel:
         with tempfile.TemporaryDirectory() as folder:
             dense_file = Path(folder) / "plain.safetensors"
             save(dense, dense_file, {str(k): str(v) for k, v in model_metadata.items()})
-            return load_quantized(dense_file)
+            model: QuantizedModel = load_quantized(dense_file)
+            return model
     except (KeyError, ValueError, TypeError, AttributeError, zlib.error, RecursionError, FileFormatError):
         raise FileFormatError(f"{path} contains an inconsistent pruned and quantized model") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import read_json_input, write_atomic
-from tilewise.errors import ConfigurationError, FileFormatError, ShapeError, TilewiseError
+from tilewise.errors import AccuracyError, ConfigurationError, FileFormatError, ShapeError, TilewiseError
 from tilewise.nn import Module
 from tilewise.plan.steps import Step
 from tilewise.quantize.graph import Graph, trace
@@ -25,7 +26,11 @@ Array = npt.NDArray[Any]
 _SPREADS = 6  # standard deviations that a channel's values keep within, also where few were seen
 # Of a range that is added to it after one image, half as much after four: of few values, and of what leaves the network
 _FREE, _FREE_RESULT = 0.125, 0.5
-_ENDS = {"sigmoid": 1.0, "hard_sigmoid": 1.0, "relu6": 6.0}
+# Share of the largest result by which the traced graph may differ from the module; reordered float32 sums of deep
+# networks stay below 1e-4.
+_LARGEST_GRAPH_DEVIATION = 1e-3
+_FREE_CHANNEL = 2.0  # share of a channel's range that is added after one value, half as much after four
+ACTIVATION_ENDS = {"sigmoid": 1.0, "hard_sigmoid": 1.0, "relu6": 6.0}
 _LEAST_SCALE, _MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -102,13 +107,14 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Seen:
-    """A batch of inputs and what the float model made of it."""
+    """A batch of inputs and what the float model made of it. Calibration did not observe the first `unseen` of them."""
 
     x: Array
     result: Array
+    unseen: int = 0
 
     def first(self, count: int) -> Seen:
-        return Seen(self.x[:count], self.result[:count])
+        return Seen(self.x[:count], self.result[:count], min(self.unseen, count))
 
 
 def calibrate(
@@ -123,12 +129,42 @@ def traced_and_calibrated(
 ) -> tuple[Graph, Calibration, Seen]:
     """The steps of a model, traced with the first batch that holds something, their ranges, and what became of that
     batch."""
+    graph, calibration, first, _ = calibrated_with_holdout(model, calibration_dataset, observer, progress, 0)
+    return graph, calibration, first
+
+
+class _HoldOut:
+    """Splits batches into images to observe and images to hold out for the check: a quarter of each batch, or every
+    fourth batch of a single image, until there are enough."""
+
+    def __init__(self, count: int) -> None:
+        self._missing, self._single_images, self.batches = count, 0, list[Seen]()
+
+    def split(self, x: Array) -> tuple[Array, Array]:
+        if len(x) == 1:
+            self._single_images += 1
+        held = len(x) // 4 if len(x) > 1 else int(self._single_images % 4 == 0)
+        held = min(held, self._missing)
+        self._missing -= held
+        return x[: len(x) - held], x[len(x) - held :]
+
+    def joined(self) -> Seen | None:
+        if not self.batches:
+            return None
+        return Seen(np.concatenate([b.x for b in self.batches]), np.concatenate([b.result for b in self.batches]))
+
+
+def calibrated_with_holdout(
+    model: Module, calibration_dataset: Iterable[Any], observer: str, progress: bool, holdout: int
+) -> tuple[Graph, Calibration, Seen, Seen | None]:
+    """The steps of a model, their ranges, the first batch that was observed with its float results, and up to
+    `holdout` images that were not observed. None are held out of fewer than four."""
     if observer not in OBSERVERS:
         raise ConfigurationError(f"there is no observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
     check_model(model)
     graph: Graph | None = None
     watching: _Watching | None = None
-    samples, first = 0, Seen(np.zeros(0, np.float32), np.zeros(0, np.float32))
+    samples, first, split = 0, Seen(np.zeros(0, np.float32), np.zeros(0, np.float32)), _HoldOut(holdout)
     for batch in _with_progress(calibration_dataset, progress):
         x = _checked_batch(batch)
         if not len(x):
@@ -136,9 +172,18 @@ def traced_and_calibrated(
         if graph is None or watching is None:
             graph = trace(model, x)
             watching = _Watching(len(graph.steps), observer != "minmax")
-        result = graph.run(x, watching.see)
-        first = first if samples else Seen(x, result)
-        samples += len(x)
+        observed, held = split.split(x)
+        parts = []
+        if len(observed):
+            parts.append(graph.run(observed, watching.see))
+            first = first if samples else Seen(observed, parts[0])
+            samples += len(observed)
+        if len(held):
+            parts.append(graph.run(held))
+            split.batches.append(Seen(held, parts[-1]))
+        if graph.module_result is not None:
+            _check_graph(model, np.concatenate(parts), graph.module_result)
+            graph.module_result = None
     if graph is None or watching is None:
         raise ConfigurationError("the calibration data is empty: a range needs at least one input")
     room = [_room(step, shape, samples) for step, shape in zip(graph.steps, watching.shapes, strict=True)]
@@ -157,7 +202,22 @@ def traced_and_calibrated(
         tuple(tuple(total / samples) for total in watching.means),
         tuple(watching.spans(i, samples, by) for i, by in enumerate(room)),
     )
-    return graph, calibration, first
+    return graph, calibration, first, split.joined()
+
+
+def _check_graph(model: Module, result: Array, expected: Array) -> None:
+    """The graph that is quantized must compute what the module does: float rounding apart, the same numbers."""
+    finite = np.isfinite(expected)
+    if result.shape != expected.shape or not np.array_equal(finite, np.isfinite(result)):
+        deviation = np.inf
+    else:
+        largest = float(np.abs(expected, where=finite, out=np.zeros(expected.shape)).max(initial=0))
+        difference = np.abs(np.where(finite, result - expected, 0)).max(initial=0)
+        deviation = float(difference) / max(largest, 1e-30)
+    if deviation > _LARGEST_GRAPH_DEVIATION:
+        raise AccuracyError(
+            f"{type(model).__name__} cannot be quantized: traced, it is off by {deviation:.2%} of its largest result"
+        )
 
 
 def _room(step: Step, shape: tuple[int, ...], samples: int) -> float:
@@ -167,7 +227,7 @@ def _room(step: Step, shape: tuple[int, ...], samples: int) -> float:
 
 
 def _extended(seen: tuple[float, float], by: float, activation: str) -> tuple[float, float]:
-    return seen[0] * by, min(seen[1] * by, max(seen[1], _ENDS.get(activation, np.inf)))
+    return seen[0] * by, min(seen[1] * by, max(seen[1], ACTIVATION_ENDS.get(activation, np.inf)))
 
 
 class _Watching:
@@ -195,9 +255,12 @@ class _Watching:
         self.means[index], self.squares[index], self.ends[index] = mean, square, ends
 
     def spans(self, index: int, samples: int, by: float) -> tuple[tuple[float, float], ...]:
-        """What each channel may reach: `by` times what was seen of it, or as much as its spread makes likely."""
+        """What each channel may reach: `by` times what was seen of it, or as much as its spread makes likely. A few
+        values of a channel tell little about either, so both are extended."""
         mean = self.means[index] / samples
-        margin = _SPREADS * np.sqrt(np.maximum(self.squares[index] / samples - mean**2, 0))
+        few = 1 + _FREE_CHANNEL / math.sqrt(samples * math.prod(self.shapes[index][1:]))
+        by *= few
+        margin = few * _SPREADS * np.sqrt(np.maximum(self.squares[index] / samples - mean**2, 0))
         (low, high), least = by * self.ends[index], min(self.observers[index].low, 0.0)
         low = np.minimum(low, mean - margin) if least < 0 else np.zeros_like(mean)
         return tuple(zip(low.tolist(), np.maximum(high, mean + margin).tolist(), strict=True))

@@ -6,28 +6,33 @@ says which and why. With `accuracy_drop` the most damaged layers go back to floa
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise import nn
-from tilewise.errors import ConfigurationError, DtypeError, ShapeError, TilewiseError
+from tilewise.errors import AccuracyError, ConfigurationError, DtypeError, ShapeError, TilewiseError
 from tilewise.nn import Module
 from tilewise.plan.steps import Step
+from tilewise.plan.trace import Node
+from tilewise.plan.trace import Value as TracedValue
+from tilewise.plan.trace import trace as trace_module
 from tilewise.quantize.array import QuantizedArray, quantize_array
-from tilewise.quantize.calibration import Calibration, Seen, check_fits, check_model, traced_and_calibrated
+from tilewise.quantize.calibration import Calibration, Seen, calibrated_with_holdout, check_fits, check_model
 from tilewise.quantize.forms import FORMS, families, obstacle, shared_parameters
 from tilewise.quantize.graph import Graph, trace
-from tilewise.quantize.layers import QuantizedLinear
+from tilewise.quantize.layers import DynamicLinear, QuantizedLinear
 from tilewise.quantize.magnify import Factors, factors, magnify
 from tilewise.quantize.parameters import AffineParameters, QuantizedWeights
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
 from tilewise.quantize.pooling import Flatten
 from tilewise.quantize.rounding import Rounding
-from tilewise.quantize.wide import choose_wide, wide_parameters
+from tilewise.quantize.wide import HOLDOUT_IMAGES, choose_wide, wide_parameters
 from tilewise.tensor import Tensor, no_grad
 
 Array = npt.NDArray[Any]
@@ -160,6 +165,12 @@ class QuantizedModel(Module):
     def _as_float(value: Value) -> Array:
         return value.dequantize() if isinstance(value, QuantizedArray) else value
 
+    def _unscaled(self, index: int, result: Array) -> Array:
+        """A step's result without the equalization scales of its channels."""
+        if self.factors is None or self.factors[index].shape != result.shape[1:2]:
+            return result
+        return result / self.factors[index].astype(np.float32).reshape(-1, *(1,) * (result.ndim - 2))
+
     def _as_bytes(self, value: Value, source: int) -> QuantizedArray:
         if isinstance(value, QuantizedArray):
             return value
@@ -190,7 +201,12 @@ class QuantizedModel(Module):
         """With channels magnified; without, where a ReLU6 of magnified channels would end in float, at 6."""
         steps, kept = self.graph.steps, dict(self.kept)
         before = [(step.weight, step.bias) for step in steps]
-        self.factors = factors(self.graph, self.calibration, shared_parameters(self.graph, self.calibration), kept)
+        # 16 bits are fine enough without equalization, which would take away what they reach beyond the observed
+        # values: a channel scaled up to the largest one saturates on other images, and ReLU6 clips it early.
+        families_of = families(self.graph)
+        unscaled = {s.name for i, s in enumerate(steps) if families_of[i] in self.wide}
+        parameters = shared_parameters(self.graph, self.calibration)
+        self.factors = factors(self.graph, self.calibration, parameters, {*kept, *unscaled})
         magnify(self.graph, self.factors)
         self._convert_all()
         every = zip(steps, self.integer, self.factors, strict=True)
@@ -250,6 +266,12 @@ class QuantizedModel(Module):
         """Bytes of all weights, biases and scales, integer and float."""
         return sum(_bytes_of(step, layer) for step, layer in zip(self.graph.steps, self.integer, strict=True))
 
+    def layer_counts(self) -> tuple[int, int]:
+        """Convolutions and linear layers that compute in integers, and all of them."""
+        kinds = [_is_layer(step) for step in self.graph.steps]
+        integers = [layer is not None and is_layer for layer, is_layer in zip(self.integer, kinds, strict=True)]
+        return sum(integers), sum(kinds)
+
     def report(self, x: Array | None = None, reference: Graph | None = None) -> list[StepReport]:
         """One entry per step; with an input and the float model's graph, also each result's signal-to-noise ratio."""
         ratios = {} if x is None or reference is None else signal_to_noise(self, reference, x)
@@ -263,6 +285,26 @@ class QuantizedModel(Module):
             size, path = _bytes_of(step, layer), getattr(layer, "avx2", "")
             out.append(StepReport(step.name, step.kind, form, reason, size, ratios.get(index), path))
         return out
+
+
+def _is_layer(step: Step) -> bool:
+    """Whether a step is a convolution or a linear layer, also where it runs as a plain operation."""
+    return step.kind in ("conv", "linear") or (step.node is not None and is_weighted(step.node))
+
+
+def is_weighted(node: Node) -> bool:
+    """Whether an operation multiplies by constant weights: a convolution, a linear layer or a matrix product."""
+    name = node.operation.__name__
+    if name == "MatMul":
+        return any(isinstance(v, np.ndarray) and v.ndim == 2 for v in node.inputs)
+    return name in ("Conv2d", "ConvTranspose2d", "Linear") and not isinstance(node.inputs[1], TracedValue)
+
+
+def dynamic_layer_counts(model: Module, *examples: Array) -> tuple[int, int]:
+    """Layers of a dynamically quantized model that compute in integers, and all convolutions and linear layers."""
+    nodes = trace_module(model, *examples).nodes
+    integers = sum(node.operation is DynamicLinear for node in nodes)
+    return integers, integers + sum(is_weighted(node) for node in nodes)
 
 
 def _bytes_of(step: Step, layer: Any) -> int:
@@ -281,15 +323,47 @@ def signal_to_noise(model: QuantizedModel, reference: Graph, x: Array) -> dict[i
     ratios: dict[int, float] = {}
 
     def watch(index: int, value: Value) -> None:
-        got, want = model._as_float(value), exact[index]
-        if model.factors is not None and model.factors[index].shape == got.shape[1:2]:
-            got = got / model.factors[index].astype(np.float32).reshape(-1, *(1,) * (got.ndim - 2))
+        got, want = model._unscaled(index, model._as_float(value)), exact[index]
         noise = float(((got - want) ** 2).sum(dtype=np.float64))
         signal = float((want**2).sum(dtype=np.float64))
         ratios[index] = float("inf") if noise == 0 else 10 * np.log10(max(signal, 1e-300) / noise)
 
     model.run(x, watch)
     return ratios
+
+
+def check_same_integers(model: QuantizedModel, x: Array) -> None:
+    """Compare the native plan with the same integers computed layer by layer; AccuracyError if they differ."""
+    stepwise: dict[int, Value] = {}
+    model.run(x, lambda index, value: stepwise.__setitem__(index, value))
+    planned = model._checked(x)
+    for part in model._parts:
+        if isinstance(part, int):
+            planned[part] = model._step(part, planned)
+            continue
+        part.run(planned)
+        for index, _ in part.results:
+            if not np.array_equal(model._as_float(planned[index]), model._as_float(stepwise[index]), equal_nan=True):
+                raise AccuracyError(
+                    f"the native plan up to {model.graph.steps[index].name} gives other integers than NumPy; "
+                    "set TILEWISE_NATIVE=0 to quantize without it, and please report this"
+                )
+
+
+def first_deviating_layer(model: QuantizedModel, reference: Graph, x: Array, bound: float) -> str:
+    """A sentence that names the first layer whose result deviates by more than `bound` of its largest value."""
+    exact: list[Array] = []
+    reference.run(x, lambda _, result: exact.append(result))
+    found: list[str] = []
+
+    def watch(index: int, value: Value) -> None:
+        result, expected = model._unscaled(index, model._as_float(value)), exact[index]
+        error = float(np.abs(result - expected).max(initial=0)) / max(float(np.abs(expected).max(initial=0)), 1e-30)
+        if not found and (error > bound or not np.isfinite(error)):
+            found.append(f"the first layer beyond it is {reference.steps[index].name}, off by {error:.2%}")
+
+    model.run(x, watch)
+    return found[0] if found else "no layer deviates on the calibration data"
 
 
 def quantize(
@@ -327,33 +401,51 @@ def quantize(
     if bits != 8 or not symmetric:
         raise ConfigurationError("bits is 8 or 4, and weights with a minimum (symmetric=False) have four bits")
     if is_transformer(model):
-        from tilewise.quantize.dynamic import quantize_dynamic
-
-        return quantize_dynamic(model)
+        return _dynamic(model, calibration_dataset)
     if max_error is not None and not 0 < max_error < np.inf:
         raise ConfigurationError("max_error is a share of the largest result, such as 0.01, or None")
     kept = dict.fromkeys(keep_float, "asked for")
     if not isinstance(calibration_dataset, Calibration) and accuracy_drop is not None:
         calibration_dataset = list(calibration_dataset or ())
     first: Seen | None = None
+    holdout: Seen | None = None
     if isinstance(calibration_dataset, Calibration):
         calibration = calibration_dataset
         graph = trace(model, np.zeros((2, *calibration.shapes[0]), np.float32))
     else:
         batches = cast(Iterable[Any], calibration_dataset)  # what is none of that gets its sentence there
-        graph, calibration, first = traced_and_calibrated(model, batches, observer, progress)
+        count = HOLDOUT_IMAGES if max_error is not None and accuracy_drop is None else 0
+        graph, calibration, first, holdout = calibrated_with_holdout(model, batches, observer, progress, count)
     unknown = set(kept) - {step.name for step in graph.steps}
     if unknown:
         raise ConfigurationError(f"there is no layer {sorted(unknown)[0]!r} to keep in float")
+    if accuracy_drop is None and first is None:
+        return QuantizedModel(graph, calibration, kept)
     if accuracy_drop is None:
-        if first is None or max_error is None:
-            return QuantizedModel(graph, calibration, kept)
-        return _within_error(graph, calibration, kept, first, max_error)
+        assert first is not None
+        if max_error is None:
+            quantized = QuantizedModel(Graph([replace(step) for step in graph.steps], graph.batch), calibration, kept)
+        else:
+            quantized = _within_error(graph, calibration, kept, first, holdout, max_error)
+        check_same_integers(quantized, first.x[:1])
+        return quantized
     if evaluate is None or isinstance(calibration_dataset, Calibration):
         raise ConfigurationError(
             "accuracy_drop needs calibration batches and `evaluate`, a function that measures accuracy"
         )
     return _within_drop(model, calibration, kept, accuracy_drop, evaluate, cast(list[Any], calibration_dataset))
+
+
+def _dynamic(model: Module, data: Any) -> Module:
+    """Every linear layer in INT8, quantized row by row. The first two inputs are kept for `save_quantized`."""
+    from tilewise.quantize.dynamic import quantize_dynamic
+
+    quantized = quantize_dynamic(model)
+    first = data[0] if isinstance(data, list | tuple) and data else None
+    if isinstance(first, np.ndarray | Tensor):
+        array = first.data if isinstance(first, Tensor) else first
+        quantized.quantization_example = array[:2].copy()  # type: ignore[attr-defined]
+    return quantized
 
 
 def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Module:
@@ -367,14 +459,39 @@ def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Modu
 
 
 def _within_error(
-    graph: Graph, calibration: Calibration, kept: dict[str, str], first: Seen, bound: float
+    graph: Graph, calibration: Calibration, kept: dict[str, str], first: Seen, holdout: Seen | None, bound: float
 ) -> QuantizedModel:
-    def build(wide: Mapping[int, str], rounding: Rounding | None) -> QuantizedModel:
-        copy = Graph([replace(step) for step in graph.steps], graph.batch)  # whose weights it lets go of
-        return QuantizedModel(copy, calibration, kept, wide=wide, rounding=rounding)
+    """A model that keeps the bound on held-out images. AccuracyError where 16 bits do not suffice; a warning where they
+    do for the images at hand, and other images may exceed it."""
 
-    chosen: QuantizedModel = choose_wide(graph, calibration, kept, first, bound, build)
-    return chosen
+    def build(reach_scale: float, wide: Mapping[int, str], rounding: Rounding | None) -> QuantizedModel:
+        copy = Graph([replace(step) for step in graph.steps], graph.batch)  # whose weights it lets go of
+        numbers = wide_parameters(graph, calibration, wide, reach_scale)
+        return QuantizedModel(copy, calibration, kept, wide=wide, rounding=rounding, numbers=numbers)
+
+    # If 16 bits everywhere exceed the bound, either values of unseen images saturated or the steps are too coarse:
+    # search again with wider and with narrower ranges, and keep the smallest error.
+    found: list[tuple[float, float, QuantizedModel]] = []
+    for reach_scale in (1.0, 2.0, 0.6):
+        with_reach = partial(build, reach_scale)
+        chosen, measured, predicted = choose_wide(graph, calibration, kept, first, bound, with_reach, holdout)
+        found.append((measured, predicted, chosen))
+        if predicted <= bound:
+            break
+    measured, predicted, model = found[-1] if predicted <= bound else min(found, key=lambda entry: entry[0])
+    if measured > bound:
+        layer = first_deviating_layer(model, graph, (holdout or first).x[:1], bound)
+        raise AccuracyError(
+            f"INT8 is off by {measured:.2%} of the largest result, more than max_error={bound:g} allows; {layer}; "
+            "pass more calibration images, a larger max_error, or max_error=None for no bound"
+        )
+    if predicted > bound:
+        warnings.warn(
+            f"on other images INT8 may be off by {predicted:.2%} of the largest result, more than max_error={bound:g}:"
+            " calibrate on more images",
+            stacklevel=3,
+        )
+    return model
 
 
 def _within_drop(

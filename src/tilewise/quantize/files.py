@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.io import load_arrays, save
+from tilewise.nn import Module
 from tilewise.plan.steps import Step
 from tilewise.quantize.between import Affine
-from tilewise.quantize.calibration import Calibration
+from tilewise.quantize.calibration import Calibration, is_quantized
 from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.forms import MOVES
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.parameters import WIDEST, AffineParameters
 from tilewise.quantize.reference import BENT
+from tilewise.quantize.traced_files import NodeReader, NodeWriter, TracedModel, decoded_trace, encoded_trace
+from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
 _FORMAT = "tilewise quantized model 2"
@@ -29,19 +32,40 @@ _FORMATS = (_WITH_WIDE, _FORMAT, _BEFORE)
 # Version of the rule for the order of flattened images (`QuantizedModel.keeps_channels_last`). Files without it were
 # written when every flattened image kept (H, W, C): only right where linear layers alone read it.
 _FLATTEN_LAYOUT = 2
-_KINDS = ("input", "conv", "linear", "add", "mul", "affine", *MOVES)
+_TRACED = "tilewise traced quantized model 1"  # dynamically quantized: a list of operations
+_KINDS = ("input", "conv", "linear", "add", "mul", "affine", "group_norm", "python", *MOVES)
+# What reading a damaged or hostile file may raise.
+_MISFITS = (
+    KeyError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RecursionError,
+)
 ACTIVATIONS = ("", "relu", "relu6", *BENT)
 _NAMES = {"global_pool": "global_mean"}
 
 
-def save_quantized(model: QuantizedModel, path: str | os.PathLike[str]) -> None:
-    """Write the model; `load_quantized` reads it back to the same bytes."""
+def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = None) -> None:
+    """Write a quantized model; `load_quantized` reads it back to the same integers.
+
+    A dynamically quantized model (a transformer) is written as the operations that it runs on `example`, an input or a
+    list of inputs with a batch in front. Networks read from ONNX files, and models that `quantize` was given data for,
+    need none.
+    """
+    if isinstance(model, TracedModel) or not isinstance(model, QuantizedModel):
+        _save_traced(model, path, example)
+        return
     arrays: dict[str, Array] = {}
+    nodes: dict[int, Any] = {}
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
         if step.kind == "python":
-            raise ConfigurationError(
-                f"{step.name} is a layer of its own kind that runs in float; it cannot be saved here"
-            )
+            assert step.node is not None
+            nodes[index] = NodeWriter(arrays, f"{index}.n").node(step.node)
+            continue
         for name, array in _arrays(step, layer).items():
             arrays[f"{index}.{name}"] = array
         if model.factors is not None and model.factors[index].max(initial=1.0) > 1:
@@ -58,18 +82,47 @@ def save_quantized(model: QuantizedModel, path: str | os.PathLike[str]) -> None:
         "wide": model.wide,
         "numbers": {family: [p.scale, p.most] for family, p in model.numbers.items()},
         "flatten_layout": _FLATTEN_LAYOUT,
+        "batch": model.graph.batch,
+        "nodes": nodes,
     }
     save(arrays, path, {"format": _WITH_WIDE if model.wide else _FORMAT, "model": json.dumps(facts)})
 
 
+def _save_traced(model: Module, path: str | os.PathLike[str], example: Any) -> None:
+    if not is_quantized(model):
+        raise ConfigurationError(f"{type(model).__name__} is not quantized: call quantize first")
+    arrays: dict[str, Array] = {}
+    facts = encoded_trace(model, _examples(model, example), arrays)
+    save(arrays, path, {"format": _TRACED, "model": json.dumps(facts)})
+
+
+def _examples(model: Module, example: Any) -> list[Array]:
+    """Inputs of two images or sequences each."""
+    if example is None and isinstance(model, TracedModel):
+        example = [np.zeros(shape, dtype) for dtype, shape in model.inputs]
+    if example is None:
+        example = getattr(model, "quantization_example", None)
+    if example is None and hasattr(model, "example"):
+        try:
+            example = model.example(2)
+        except TilewiseError:
+            example = model.example(1)
+    if example is None:
+        raise ConfigurationError("a dynamically quantized model is saved with an example: save_quantized(m, path, x)")
+    inputs = example if isinstance(example, list | tuple) else [example]
+    return [np.ascontiguousarray(x.data if isinstance(x, Tensor) else x) for x in inputs]
+
+
 def holds_quantized(path: str | os.PathLike[str]) -> bool:
-    """Whether a safetensors file is one that `save_quantized` wrote."""
+    """Whether a safetensors file is one that `save_quantized` wrote of a statically quantized model."""
     return load_arrays(path)[1].get("format") in _FORMATS
 
 
-def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
-    """A model written by `save_quantized`."""
+def load_quantized(path: str | os.PathLike[str]) -> Any:
+    """A model written by `save_quantized`: a QuantizedModel, or a TracedModel where it was dynamically quantized."""
     arrays, metadata = load_arrays(path)
+    if metadata.get("format") == _TRACED:
+        return _load_traced(path, arrays, metadata)
     if metadata.get("format") not in _FORMATS:
         raise FileFormatError(f"{path} does not hold a quantized model")
     try:
@@ -90,23 +143,26 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
             )
         kept = {str(name): str(reason) for name, reason in facts["kept"].items()}
         wide = {int(index): str(reason) for index, reason in facts.get("wide", {}).items()}
-        model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays), wide, numbers=_numbers(facts, wide))
+        for index, entry in facts.get("nodes", {}).items():
+            steps[int(index)].node = NodeReader(arrays).node(entry)
+        if any((step.kind == "python") != (step.node is not None) for step in steps):
+            raise ValueError
+        graph = Graph(steps, int(facts.get("batch", 0)))
+        model = QuantizedModel(graph, calibration, kept, _by_step(arrays), wide, numbers=_numbers(facts, wide))
         for step, layer in zip(steps, model.integer, strict=True):
-            if layer is None and step.kind in ("conv", "linear") and step.weight is None:
+            if layer is None and step.kind in ("conv", "linear", "group_norm") and step.weight is None:
                 raise ValueError  # left in float, and no float weight came with it
         return model
     except FileFormatError:
         raise
-    except (
-        KeyError,
-        ValueError,
-        TypeError,
-        IndexError,
-        AttributeError,
-        ArithmeticError,
-        AssertionError,
-        RecursionError,
-    ):
+    except _MISFITS:
+        raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
+
+
+def _load_traced(path: str | os.PathLike[str], arrays: dict[str, Array], metadata: dict[str, str]) -> TracedModel:
+    try:
+        return decoded_trace(json.loads(metadata["model"]), arrays)
+    except _MISFITS:
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
 
 
@@ -162,13 +218,15 @@ def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Step:
                 raise ValueError
         elif name in ("groups", "first", "count_padding"):
             read[name] = bool(value) if name == "count_padding" else int(value)
+        elif name == "eps":
+            read[name] = float(value)
     if len(read.get("padding", (0,) * 4)) == 2:
         read["padding"] = (*read["padding"], *read["padding"])
     inputs = tuple(int(i) for i in entry["inputs"])
     activation = str(entry["activation"]) if "activation" in entry else "relu" if entry["relu"] else ""
     if kind not in _KINDS or activation not in ACTIVATIONS or not all(0 <= i < at for i in inputs):
         raise ValueError
-    if len(inputs) != (0 if at == 0 else 1) and kind not in ("conv", "add", "mul", "concat"):
+    if len(inputs) != (0 if at == 0 else 1) and kind not in ("conv", "add", "mul", "concat", "python"):
         raise ValueError
     if (kind == "input") != (at == 0) or (kind == "conv" and len(shape) != 3):
         raise ValueError
@@ -179,5 +237,7 @@ def _by_step(arrays: dict[str, Array]) -> dict[int, dict[str, Array]]:
     out: dict[int, dict[str, Array]] = {}
     for name, array in arrays.items():
         index, what = name.split(".")
+        if what.startswith("n"):  # of an operation's node
+            continue
         out.setdefault(int(index), {})[what] = np.ascontiguousarray(array)
     return out

@@ -92,6 +92,8 @@ def obstacle(model: QuantizedModel, step: Step) -> str | None:
     if step.kind == "python":
         assert step.node is not None
         return f"{step.node.operation.__name__} has no integer form"
+    if step.kind not in FORMS:
+        return f"{step.kind} has no integer form"
     shapes = [model.calibration.shapes[i] for i in step.inputs]
     if step.kind == "linear" and len(shapes[0]) != 1:
         return "its inputs are no rows of numbers, (N, K)"

@@ -6,6 +6,7 @@ additions taken along. What the plan does not know stays an operation of its own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ import numpy.typing as npt
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.nn import Module
-from tilewise.plan.idioms import recognised
+from tilewise.ops.shapes import Reshape
+from tilewise.plan.idioms import GroupNorm, recognised
 from tilewise.plan.lower import Lowering
 from tilewise.plan.steps import Step
 from tilewise.plan.trace import Node, Value
@@ -32,6 +34,7 @@ class Graph:
 
     steps: list[Step]
     batch: int = 0  # that the model was traced with
+    module_result: Array | None = None  # what the module itself gave for the example; dropped after it was compared
 
     def users(self, index: int) -> Iterator[Step]:
         return (step for step in self.steps if index in step.inputs)
@@ -99,6 +102,16 @@ def _windows(step: Step, x: Array, fill: float) -> Array:
     return strided
 
 
+def _max_pool(step: Step, x: Array) -> Array:
+    top, left, bottom, right = step.padding
+    if (top, left) == (bottom, right) and 2 * top <= step.kernel[0] and 2 * left <= step.kernel[1]:
+        settings = {"kernel": step.kernel, "stride": step.stride, "padding": (top, left)}
+        pooled: Array = current_backend().dispatch("max_pool2d", np.ascontiguousarray(x), **settings)[0]
+        return pooled
+    largest: Array = _windows(step, x, -np.inf).max((4, 5))
+    return largest
+
+
 def _avg_pool(step: Step, x: Array) -> Array:
     sums = _windows(step, x, 0).sum((4, 5), dtype=np.float32)
     if step.options.get("count_padding", True):
@@ -117,6 +130,11 @@ def _affine(step: Step, x: Array) -> Array:
     return activated(x, step.activation)
 
 
+def _group_norm(step: Step, x: Array) -> Array:
+    assert step.weight is not None and step.bias is not None
+    return GroupNorm().forward(x, step.weight, step.bias, groups=step.options["groups"], eps=step.options["eps"])
+
+
 def _spread(step: Step, x: Array) -> Array:
     (by_h, by_w), (n, c, h, w) = step.options["by"], x.shape
     parts = x.reshape(n, by_h, by_w, c // (by_h * by_w), h, w).transpose(0, 3, 4, 1, 5, 2)
@@ -126,7 +144,7 @@ def _spread(step: Step, x: Array) -> Array:
 _KINDS: dict[str, Callable[..., Array]] = {
     "conv": _conv,
     "linear": _linear,
-    "max_pool": lambda step, x: _windows(step, x, -np.inf).max((4, 5)),
+    "max_pool": _max_pool,
     "avg_pool": _avg_pool,
     "global_mean": lambda step, x: x.mean((2, 3), dtype=np.float32).reshape(len(x), x.shape[1], *step.shape[2:]),
     "add": lambda step, a, b: activated(a + b, step.activation),
@@ -139,11 +157,13 @@ _KINDS: dict[str, Callable[..., Array]] = {
     "spread": _spread,
     "flatten": lambda _step, x: x.reshape(len(x), int(np.prod(x.shape[1:]))),
     "same": lambda step, x: x.reshape(len(x), *step.shape[1:]),
+    "group_norm": _group_norm,
 }
 
 
 def _run_node(node: Node, given: list[Array], batch: int) -> Array:
-    """An operation as it was traced; a shape that begins with the batch follows the batch there is now."""
+    """An operation as it was traced. A shape that begins with the batch follows the current batch; so does one whose
+    first axis holds more than the batch, such as the windows of all images."""
     coming = iter(given)
     inputs = [next(coming) if isinstance(v, Value) else v for v in node.inputs]
     params = {name: next(coming) if isinstance(v, Value) else v for name, v in node.params.items()}
@@ -151,6 +171,8 @@ def _run_node(node: Node, given: list[Array], batch: int) -> Array:
     shape = params.get("shape")
     if isinstance(shape, tuple) and shape and shape[0] == batch:
         params["shape"] = (now, *shape[1:])
+    elif node.operation is Reshape and shape and given[0].size != math.prod(shape):
+        params["shape"] = (given[0].size // max(math.prod(shape[1:]), 1), *shape[1:])
     return np.asarray(node.operation().forward(*inputs, **params))
 
 
@@ -159,11 +181,12 @@ def _run_node(node: Node, given: list[Array], batch: int) -> Array:
 
 def trace(model: Module, example: Array) -> Graph:
     """The steps of a model in eval mode, for inputs like this one."""
-    traced = recognised(trace_module(model, example), single=True)
+    original = trace_module(model, example)
+    traced = recognised(original, single=True)
     if not isinstance(traced.result, Value):
         raise ConfigurationError(f"the result of {type(model).__name__} does not depend on its input")
     lowering = Lowering(traced)
-    graph = Graph([Step("input", (), example.shape, "input")], len(example))
+    graph = Graph([Step("input", (), example.shape, "input")], len(example), original.outputs[""])
     places = {0: 0}
     taken = {"input"}
     for number, step in lowering.steps.items():

@@ -16,12 +16,13 @@ from tilewise._extension import native
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, GradientError, ShapeError
 from tilewise.nn import Module
+from tilewise.ops.base import Grads, Operation
 from tilewise.quantize.array import QuantizedArray, as_image, quantize_array, round_up
 from tilewise.quantize.between import finish_for, set_finish, unit_of
 from tilewise.quantize.pairs import avx2_products, proven_weights
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights, wide_weights
 from tilewise.quantize.reference import Four, NumpyInt8Layer
-from tilewise.tensor import Tensor, is_grad_enabled
+from tilewise.tensor import Tensor, apply, is_grad_enabled
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
@@ -415,15 +416,33 @@ class QuantizedLinear(Module):
         values = _float(x)
         if values.shape[-1:] != (self.in_features,):
             raise ShapeError(f"QuantizedLinear takes (..., {self.in_features}), not {values.shape}")
+        added = None if residual is None else _float(residual)
+        tensor = x if isinstance(x, Tensor) and x.dtype == np.float32 else Tensor(values)
+        return apply(DynamicLinear, tensor, layer=self, activation=activation, residual=added)
+
+    def dynamic_product(self, values: Array, activation: str | None, residual: Array | None) -> Array:
+        """float32 (..., in_features) to (..., out_features); every row is quantized by its own scale."""
         rows = np.ascontiguousarray(values.reshape(-1, self.in_features), np.float32)
         q, scales = quantize_rows(rows)
         out = self._product(q, FLOAT32, scales, self.relu or (activation == "relu" and residual is None))
         out = out.reshape(*values.shape[:-1], self.out_features)
         if residual is not None:
-            out += _float(residual)
+            out += residual
         if activation == "gelu" or (activation == "relu" and residual is not None):
             out = current_backend().dispatch(activation, out)
-        return Tensor(out)
+        return out
+
+
+class DynamicLinear(Operation):
+    """A dynamic QuantizedLinear as an operation, so that networks of them can be traced, planned and saved."""
+
+    def forward(
+        self, x: Array, *, layer: QuantizedLinear, activation: str | None = None, residual: Array | None = None
+    ) -> Array:
+        return layer.dynamic_product(x, activation, residual)
+
+    def backward(self, grad: Array) -> Grads:
+        raise GradientError("an int8 layer has no gradient; run it under no_grad()")
 
 
 def quantize_rows(rows: Array) -> tuple[Array, Array]:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.plan.steps import Step
-from tilewise.quantize.calibration import Calibration, Seen
+from tilewise.quantize.calibration import ACTIVATION_ENDS, Calibration, Seen
 from tilewise.quantize.forms import KEEPS, families, shared_parameters
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import corrected_bias, rounded_conv_weights
@@ -33,22 +33,33 @@ from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
 Wide = dict[int, str]  # by the first step of a family: why it has 16 bits
+HOLDOUT_IMAGES = 32  # most images that are held out of calibration for the check
 _BATCH = 32  # images whose results are to stay within the bound, also where fewer were given
 # So many activations are run to search, to check what was found, and to look at every one of them; at least one image
 _RUN, _CHECKED, _LOOKED_AT = 1 << 25, 1 << 28, 1 << 22
+# Standard deviation of the logarithm of the error between images, in networks of tests/quantize: 0.1 to 0.3.
+_SPREAD_PRIOR, _PRIOR_IMAGES = 0.2, 8
 _TRIES = 6  # models with fewer, after the search
 _NEARER = 0.97  # than what a search found must the next one come, where the check failed
 # What 16 bits cost, in steps of a processor with AVX2, about: a product, one of a layer in groups, a number to store
 _PRODUCT, _GROUPED, _NUMBER = 1 / 60, 1 / 8, 1 / 16
 
-_REACH = 1.5  # farther than bytes: so fine are they that what saturates would be most of their error
+# Ranges of 16 bits reach farther than those of bytes: their steps are so fine that saturation would be most of their
+# error. The fewer images were observed, the farther: 2.4 times after one, 1.5 times after 16.
+_REACH, _REACH_FEW = 1.2, 1.0
 _ALIKE = 20.0  # where errors of activations, whose largest is some twenty times the usual, and of weights are alike
 
 
-def wide_parameters(graph: Graph, calibration: Calibration, wide: Collection[int]) -> dict[int, AffineParameters]:
-    """The parameters of every family that is to have 16 bits, by its first step."""
+def wide_parameters(
+    graph: Graph, calibration: Calibration, wide: Collection[int], reach_scale: float = 1.0
+) -> dict[int, AffineParameters]:
+    """The parameters of every family that is to have 16 bits, by its first step. `reach_scale` times as far as usual
+    costs precision and saturates less."""
     family_of, parameters = families(graph), shared_parameters(graph, calibration)
-    most = dict.fromkeys(wide, WIDEST)
+    most, reach_by = (
+        dict.fromkeys(wide, WIDEST),
+        reach_scale * _REACH * (1 + _REACH_FEW / max(calibration.samples, 1) ** 0.5),
+    )
     for index, step in enumerate(graph.steps):
         read = family_of[step.inputs[0]] if step.inputs else -1
         if read in most and step.weight is not None and step.kind in ("conv", "linear"):
@@ -56,10 +67,27 @@ def wide_parameters(graph: Graph, calibration: Calibration, wide: Collection[int
             most[read] = min(most[read], int(math.sqrt(_ALIKE * 2**31 / max(products, 1))))
         if family_of[index] in most and step.activation in BENT_TO:
             p = parameters[index]
-            reach = _REACH * max(p.zero_point, 255 - p.zero_point) * p.scale
+            reach = reach_by * max(p.zero_point, 255 - p.zero_point) * p.scale
             bent = int(min(0.99 * reach * WIDEST / BENT_TO[step.activation], WIDEST))
             most[family_of[index]] = min(most[family_of[index]], max(bent, USUAL))
-    return {f: parameters[f].widened(_REACH, max(size, USUAL)) for f, size in most.items()}
+    ends = _largest_values(graph, family_of)
+    found = {}
+    for family, size in most.items():
+        p = parameters[family]
+        observed = max(p.zero_point, 255 - p.zero_point) * p.scale
+        reach = max(1.0, min(reach_by, ends[family] / max(observed, 1e-30)))
+        found[family] = p.widened(reach, max(size, USUAL))
+    return found
+
+
+def _largest_values(graph: Graph, family_of: list[int]) -> dict[int, float]:
+    """By family: what its activations end at (6 for ReLU6), or infinity."""
+    ends: dict[int, float] = {}
+    for index, step in enumerate(graph.steps):
+        if step.kind not in (*KEEPS, "concat"):
+            end = ACTIVATION_ENDS.get(step.activation, math.inf)
+            ends[family_of[index]] = max(ends.get(family_of[index], 0.0), end)
+    return ends
 
 
 @dataclass(frozen=True)
@@ -99,13 +127,19 @@ def _count(calibration: Calibration, most: int) -> int:
     return max(1, min(_BATCH, most // max(numbers, 1)))
 
 
-def _with_mirrored(graph: Graph, batch: Seen, count: int) -> Seen:
-    """So many images: those there are and, where they are few, their mirror images, which calibration did not see."""
-    x, room = batch.x[:count], min(count - len(batch.x), 3 * len(batch.x))
-    if x.ndim != 4 or room <= 0:
-        return batch.first(count)
-    others = np.concatenate([x[..., ::-1], x[..., ::-1, :], x[..., ::-1, ::-1]])[:room]
-    return Seen(np.concatenate([x, others]), np.concatenate([batch.result, graph.run(others)]))
+def _images_to_check(graph: Graph, batch: Seen, holdout: Seen | None, count: int) -> Seen:
+    """At most `count` images: held-out ones, mirror images where there are few, then observed ones."""
+    unseen = batch.first(0) if holdout is None else holdout.first(count)
+    source = batch if holdout is None else holdout
+    missing = min(count - len(unseen.x) - len(batch.x), 3 * len(source.x))
+    parts = [unseen]
+    if source.x.ndim == 4 and missing > 0:
+        x = source.x
+        mirrored = np.concatenate([x[..., ::-1], x[..., ::-1, :], x[..., ::-1, ::-1]])[:missing]
+        parts.append(Seen(mirrored, graph.run(mirrored)))
+    parts.append(batch.first(max(count - len(unseen.x), 0)))
+    xs, results = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "result"))
+    return Seen(xs, results, len(xs) - len(parts[-1].x))
 
 
 def choose_wide(
@@ -115,19 +149,22 @@ def choose_wide(
     batch: Seen,
     bound: float,
     build: Callable[[Wide, Rounding | None], Any],
-) -> Any:
-    """The model, by `build`, with the fewest activations in 16 bits whose results on `batch`, and on other images as
-    far as these tell, are off by `bound` at most.
+    holdout: Seen | None = None,
+) -> tuple[Any, float, float]:
+    """The model, by `build`, with the fewest activations in 16 bits whose results on images that calibration did not
+    see, and on other images as far as these tell, are off by `bound` at most; and the error that it has, measured and
+    predicted for unseen images. The first is at most the second.
 
+    `batch` was observed; `holdout` was not. Without held-out images, mirror images of `batch` stand in for them.
     `graph` is left as it is; `build` is given the activations to widen.
     """
-    check = _with_mirrored(graph, batch, _count(calibration, _CHECKED))
+    check = _images_to_check(graph, batch, holdout, _count(calibration, _CHECKED))
     search, look = (check.first(_count(calibration, most)) for most in (_RUN, _LOOKED_AT))
     model = build({}, None)
     error = _error(model, check)
     if error <= bound or not np.isfinite(error):
-        return model
-    rounding = Rounding(graph, search.x)
+        return model, error, error
+    rounding = Rounding(graph, batch.first(_count(calibration, _RUN)).x)
     harms = sorted(_harms(graph, calibration, kept, look), key=lambda h: -h.error / h.cost)
     least, most, target = -1, len(harms), bound  # too little, and enough where anything is
     while harms:
@@ -138,13 +175,14 @@ def choose_wide(
         model = build(_reasons(graph, harms[:most], error), rounding)
         found = _error(model, check)
         if found <= bound:
-            return _fewer(
+            smaller = _fewer(
                 model, most, lambda count: build(_reasons(graph, harms[:count], error), rounding), check, bound
             )
+            return smaller, bound, bound
         if most == len(harms):
-            break
+            return model, _measured(model, batch, holdout), found
         least, most, target = most, len(harms), target * _NEARER * bound / found
-    return model
+    return model, _measured(model, batch, holdout), error
 
 
 def _fewer(model: Any, most: int, build: Callable[[int], Any], check: Seen, bound: float) -> Any:
@@ -159,7 +197,39 @@ def _fewer(model: Any, most: int, build: Callable[[int], Any], check: Seen, boun
 
 
 def _error(model: Any, seen: Seen) -> float:
-    return off_by(model.run(seen.x), seen.result, _BATCH)
+    result = model.run(seen.x)
+    new = seen.unseen or len(result)  # observed images would show too small errors
+    return max(off_by(result, seen.result, _BATCH), predicted_error(result[:new], seen.result[:new]))
+
+
+def _measured(model: Any, *parts: Seen | None) -> float:
+    """The error on these images as they are, without mirror images and prediction."""
+    return max(off_by(model.run(part.x), part.result) for part in parts if part is not None)
+
+
+def predicted_error(result: Array, exact: Array) -> float:
+    """The error that one more image exceeds with a probability of 1 %.
+
+    The error of an image is its largest deviation divided by its largest result. Its logarithm is taken as normal over
+    images, which gives Student's prediction interval: few images widen it. The spread that few images show is shrunk
+    towards `_SPREAD_PRIOR`, which counts as `_PRIOR_IMAGES` more of them.
+    """
+    axes = tuple(range(1, result.ndim))
+    deviation, largest = np.abs(result - exact).max(axes), np.abs(exact).max(axes)
+    logs = np.log(np.maximum(deviation / np.maximum(largest, 1e-30), 1e-12))
+    count = len(logs)
+    if not count:
+        return 0.0
+    freedom = _PRIOR_IMAGES + count - 1
+    spread = math.sqrt((_PRIOR_IMAGES * _SPREAD_PRIOR**2 + float(np.square(logs - logs.mean()).sum())) / freedom)
+    return math.exp(float(logs.mean()) + _student(freedom) * spread * math.sqrt(1 + 1 / count))
+
+
+def _student(freedom: int) -> float:
+    """The 99 % quantile of Student's distribution, by its Cornish-Fisher expansion around the normal one (Abramowitz
+    and Stegun 26.7.5)."""
+    z = 2.3263478740408408
+    return float(z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2))
 
 
 def _reasons(graph: Graph, chosen: list[Harm], error: float) -> Wide:

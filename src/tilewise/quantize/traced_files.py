@@ -1,0 +1,272 @@
+"""Traced operations as JSON and arrays, and the model that replays them.
+
+A quantized network holds operations that have no integer form, and dynamically quantized networks are made of them.
+Both are stored as the trace recorded them: the operation's name, what it reads, its parameters. Names are looked up
+among tilewise's own operations, so a file cannot name any other code. Parameters that follow the batch (the shape of a
+reshape) are found by tracing twice with different batches.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import ConfigurationError, ShapeError
+from tilewise.nn import Module
+from tilewise.nn.resampling import Taps
+from tilewise.ops.base import Operation
+from tilewise.plan.trace import Node, Trace, Value, trace
+from tilewise.quantize.layers import QuantizedLinear
+from tilewise.tensor import Tensor, apply, no_grad
+
+Array = npt.NDArray[Any]
+# They hold functions or random generators, which are not data.
+_NOT_STORED = ("Computed", "Dropout")
+_LARGEST_NESTING = 8
+
+
+def operations() -> dict[str, type[Operation]]:
+    """tilewise's operations by name. The ONNX operators are imported by name: they define some, and nothing else here
+    depends on them."""
+    importlib.import_module("tilewise.onnx.operators")
+    classes: list[type[Operation]] = [Operation]
+    found: dict[str, type[Operation]] = {}
+    while classes:
+        for subclass in classes.pop().__subclasses__():
+            classes.append(subclass)
+            if subclass.__module__.startswith("tilewise.") and subclass.__name__ not in _NOT_STORED:
+                found[subclass.__name__] = subclass
+    return found
+
+
+# --- writing ---
+
+
+class NodeWriter:
+    """Encodes nodes; arrays are collected in `arrays` under names that begin with `prefix`."""
+
+    def __init__(self, arrays: dict[str, Array], prefix: str) -> None:
+        self._arrays, self._prefix, self._known = arrays, prefix, operations()
+
+    def node(self, node: Node, other: Node | None = None, batches: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+        """One operation. `other` is the same one traced with the second of two `batches`."""
+        name = node.operation.__name__
+        if self._known.get(name) is not node.operation:
+            raise ConfigurationError(f"{node.layer or name} runs {name}, which cannot be written to a file")
+        others = (other.inputs, other.params) if other is not None else (node.inputs, node.params)
+        self._batches = batches
+        return {
+            "op": name,
+            "inputs": [self._value(a, b) for a, b in zip(node.inputs, others[0], strict=True)],
+            "params": {key: self._value(value, others[1][key]) for key, value in node.params.items()},
+            "layer": node.layer,
+            "shape": list(node.shape),
+            "dtype": str(node.dtype),
+        }
+
+    def _value(self, value: Any, other: Any) -> Any:
+        if isinstance(value, bool | str | float) or value is None:
+            return value
+        if isinstance(value, int):
+            return value if value == other else self._following(value, other)
+        if isinstance(value, tuple | list):
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [self._value(a, b) for a, b in zip(value, other, strict=True)]}
+        if isinstance(value, slice):
+            ends = [(getattr(value, end), getattr(other, end)) for end in ("start", "stop", "step")]
+            return {"slice": [self._value(a, b) for a, b in ends]}
+        if isinstance(value, Value):
+            return {"value": value.number}
+        if value is Ellipsis:
+            return {"ellipsis": True}
+        if isinstance(value, Taps):
+            return {"taps": [self._array(value.positions), self._array(value.weights)]}
+        if isinstance(value, QuantizedLinear) and value.input is None:
+            bias = None if value.float_bias is None else self._array(value.float_bias)
+            q = self._array(np.ascontiguousarray(value.kernel.weights()[:, 0, 0, : value.in_features]))
+            return {"linear": [q, self._array(value.weight_scale), bias, value.activation]}
+        if isinstance(value, np.ndarray | np.generic):
+            if isinstance(other, np.ndarray) and other.shape != np.shape(value):
+                raise ConfigurationError("a constant of this network depends on the batch, so it cannot be written")
+            return self._array(np.asarray(value))
+        if isinstance(value, type | np.dtype):
+            return {"dtype": str(np.dtype(value))}
+        raise ConfigurationError(f"a parameter of type {type(value).__name__} cannot be written to a file")
+
+    def _following(self, value: int, other: int) -> dict[str, Any]:
+        """An integer that is `each` per image plus `fixed`."""
+        first, second = self._batches
+        each, rest = divmod(other - value, second - first)
+        if rest:
+            raise ConfigurationError("a size of this network follows the batch in a way that cannot be written")
+        return {"batch": [each, value - each * first]}
+
+    def _array(self, array: Array) -> dict[str, str]:
+        name = f"{self._prefix}{len(self._arrays)}"
+        self._arrays[name] = np.asarray(array)
+        return {"array": name}
+
+
+# --- reading ---
+
+
+class NodeReader:
+    """Decodes what NodeWriter wrote; integers that follow the batch become `Following`."""
+
+    def __init__(self, arrays: dict[str, Array]) -> None:
+        self._arrays, self._known = arrays, operations()
+
+    def node(self, entry: dict[str, Any]) -> Node:
+        return Node(
+            operation=self._known[str(entry["op"])],
+            inputs=tuple(self._value(v) for v in entry["inputs"]),
+            params={str(key): self._value(value) for key, value in entry["params"].items()},
+            layer=str(entry["layer"]),
+            shape=tuple(int(n) for n in entry["shape"]),
+            given=(),
+            dtype=np.dtype(str(entry["dtype"])),
+        )
+
+    def _value(self, value: Any, depth: int = 0) -> Any:
+        if not isinstance(value, dict):
+            if isinstance(value, list) or depth > _LARGEST_NESTING:
+                raise ValueError
+            return value
+        ((kind, content),) = value.items()
+        if kind in ("tuple", "list"):
+            items = [self._value(v, depth + 1) for v in content]
+            return tuple(items) if kind == "tuple" else items
+        decoders: dict[str, Callable[[Any], Any]] = {
+            "slice": lambda ends: slice(*(self._value(v, depth + 1) for v in ends)),
+            "value": lambda number: Value(int(number)),
+            "ellipsis": lambda _: Ellipsis,
+            "array": self._arrays.__getitem__,
+            "dtype": lambda name: np.dtype(str(name)),
+            "batch": lambda pair: Following(int(pair[0]), int(pair[1])),
+            "taps": lambda arrays: Taps(*(self._value(v) for v in arrays)),
+            "linear": self._linear,
+        }
+        return decoders[kind](content)
+
+    def _linear(self, content: list[Any]) -> QuantizedLinear:
+        q, scale, bias, activation = content
+        arrays = [None if part is None else self._value(part) for part in (q, scale, bias)]
+        return QuantizedLinear.restored(*arrays, None, None, False, str(activation))
+
+
+class Following:
+    """An integer that follows the batch: `each` per image plus `fixed`."""
+
+    def __init__(self, each: int, fixed: int) -> None:
+        self.each, self.fixed = each, fixed
+
+    def at(self, batch: int) -> int:
+        return self.each * batch + self.fixed
+
+
+def _at_batch(value: Any, batch: int) -> Any:
+    if isinstance(value, Following):
+        return value.at(batch)
+    if isinstance(value, tuple | list):
+        return type(value)(_at_batch(v, batch) for v in value)
+    if isinstance(value, slice):
+        return slice(*(_at_batch(end, batch) for end in (value.start, value.stop, value.step)))
+    return value
+
+
+# --- models that are a list of operations ---
+
+
+class TracedModel(Module):
+    """A dynamically quantized network read from a file: its operations, replayed one by one."""
+
+    computes_in_int8 = True
+
+    def __init__(self, nodes: list[Node], result: int, inputs: list[tuple[str, tuple[int, ...]]]) -> None:
+        """`inputs` are the dtype and shape of each example that the network was traced with."""
+        self.nodes, self.result, self.inputs = nodes, result, inputs
+        layers = [v for node in nodes for v in node.params.values() if isinstance(v, QuantizedLinear)]
+        self.linear_layers = layers
+        self.training = False
+        count = len(inputs)
+        for number, node in enumerate(nodes, count):
+            if any(not 0 <= v.number < number for v in node.reads()):
+                raise ValueError
+        if not 0 <= result < count + len(nodes):
+            raise ValueError
+
+    def forward(self, *inputs: Any) -> Tensor:
+        if len(inputs) != len(self.inputs):
+            raise ShapeError(f"this network takes {len(self.inputs)} inputs, not {len(inputs)}")
+        values: dict[int, Tensor] = {}
+        for number, (x, (dtype, shape)) in enumerate(zip(inputs, self.inputs, strict=True)):
+            values[number] = Tensor(np.ascontiguousarray(x.data if isinstance(x, Tensor) else x, dtype))
+            if values[number].ndim != len(shape):
+                raise ShapeError(f"this network takes inputs of {len(shape)} axes, not {values[number].shape}")
+        batch = len(values[0].data) if values[0].ndim else 0
+        uses = self._last_uses()
+        for number, node in enumerate(self.nodes, len(self.inputs)):
+            tensors = [values[v.number] if isinstance(v, Value) else _constant(v) for v in node.inputs]
+            params = {
+                name: values[v.number].data if isinstance(v, Value) else _at_batch(v, batch)
+                for name, v in node.params.items()
+            }
+            values[number] = apply(node.operation, *tensors, **params)
+            for done in uses.get(number, ()):
+                del values[done]
+        return values[self.result]
+
+    def _last_uses(self) -> dict[int, list[int]]:
+        """By operation: the values that nothing reads after it."""
+        last: dict[int, int] = {}
+        for number, node in enumerate(self.nodes, len(self.inputs)):
+            last |= {v.number: number for v in node.reads()}
+        last.pop(self.result, None)
+        uses: dict[int, list[int]] = {}
+        for value, number in last.items():
+            uses.setdefault(number, []).append(value)
+        return uses
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        held = [v for node in self.nodes for v in (*node.inputs, *node.params.values())]
+        return sum(int(v.nbytes) for v in held if isinstance(v, np.ndarray | QuantizedLinear))
+
+
+def _constant(value: Any) -> Any:
+    return None if value is None else Tensor(np.asarray(value))
+
+
+def encoded_trace(model: Module, examples: list[Array], arrays: dict[str, Array]) -> dict[str, Any]:
+    """A dynamically quantized model as JSON: `examples` are one input each, with a batch in front."""
+    first, batches = _traced(model, examples), (len(examples[0]), len(examples[0]) + 1)
+    other: Trace | None = None
+    try:
+        other = _traced(model, [np.concatenate([x, x[:1]]) for x in examples])
+    except Exception:  # a network that takes one batch size only raises anything
+        other = None
+    if other is not None and [n.operation for n in other.nodes] != [n.operation for n in first.nodes]:
+        raise ConfigurationError("this network computes something else for another batch, so it cannot be written")
+    if not isinstance(first.result, Value):
+        raise ConfigurationError("the result of this network does not depend on its input through tensors")
+    writer = NodeWriter(arrays, "n")
+    pairs = zip(first.nodes, first.nodes if other is None else other.nodes, strict=True)
+    nodes = [writer.node(node, twin, batches) for node, twin in pairs]
+    inputs = [[str(x.dtype), list(x.shape)] for x in examples]
+    return {"nodes": nodes, "result": first.result.number, "inputs": inputs}
+
+
+def _traced(model: Module, examples: list[Array]) -> Trace:
+    with no_grad():
+        return trace(model, *examples, kept=("Expand",))  # a class token is repeated for the batch
+
+
+def decoded_trace(facts: dict[str, Any], arrays: dict[str, Array]) -> TracedModel:
+    reader: Callable[[dict[str, Any]], Node] = NodeReader(arrays).node
+    inputs = [(str(np.dtype(dtype)), tuple(int(n) for n in shape)) for dtype, shape in facts["inputs"]]
+    return TracedModel([reader(entry) for entry in facts["nodes"]], int(facts["result"]), inputs)

@@ -1,0 +1,196 @@
+"""What quantize promises about its result is checked when it is made, and a broken promise is an exception."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewise import Tensor, nn, no_grad, plan
+from tilewise.errors import AccuracyError
+from tilewise.models import zoo
+from tilewise.quantize import QuantizedModel, load_quantized, pooling, quantize, save_quantized
+from tilewise.quantize import graph as graphs
+from tilewise.quantize.calibration import calibrated_with_holdout
+from tilewise.quantize.convert import dynamic_layer_counts
+from tilewise.quantize.plan import Segment
+from tilewise.quantize.wide import predicted_error
+from tilewise.tensor import cat
+
+
+def inputs(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def small() -> nn.Module:
+    rng = np.random.default_rng(5)
+    layers = [nn.Conv2d(3, 8, 3, padding=1, rng=rng), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(128, 6, rng=rng)).eval()
+
+
+def normed() -> nn.Module:
+    rng = np.random.default_rng(6)
+    conv = [nn.Conv2d(c, 8, 3, padding=1, rng=rng) for c in (3, 8)]
+    layers = [conv[0], nn.GroupNorm(2, 8), nn.ReLU(), conv[1], nn.GroupNorm(8, 8), nn.ReLU()]
+    return nn.Sequential(*layers, nn.GlobalAvgPool(), nn.Linear(8, 5, rng=rng)).eval()
+
+
+# --- faults are found ---
+
+
+def test_rows_in_a_wrong_order_are_an_exception_that_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reversed_row(self: Any, x: Any) -> Any:
+        row = pooling.Flatten.__wrapped_call__(self, x)  # type: ignore[attr-defined]
+        return type(row)(row.data[:, ::-1].copy(), row.parameters, row.channels)
+
+    monkeypatch.setattr(pooling.Flatten, "__wrapped_call__", pooling.Flatten.__call__, raising=False)
+    monkeypatch.setattr(pooling.Flatten, "__call__", reversed_row)
+    monkeypatch.delattr(pooling.Flatten, "add_to")  # the native plan leaves it to Python
+    with pytest.raises(AccuracyError, match=r"more than max_error=0.01 allows; the first layer beyond it is 3"):
+        quantize(small(), [inputs(8, 3, 8, 8)])
+
+
+def test_a_native_plan_that_gives_other_integers_is_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Segment.run
+
+    def off_by_one(self: Segment, values: dict[int, Any]) -> None:
+        run(self, values)
+        for index, _ in self.results:
+            if isinstance(values[index], np.ndarray):
+                values[index] = values[index] * np.float32(1.001)
+
+    monkeypatch.setattr(Segment, "run", off_by_one)
+    if any(isinstance(part, Segment) for part in quantized_parts()):
+        with pytest.raises(AccuracyError, match="the native plan up to 5"):
+            quantize(small(), [inputs(8, 3, 8, 8)], max_error=None)
+
+
+def quantized_parts() -> list[Any]:
+    graph, calibration, _, _ = calibrated_with_holdout(small(), [inputs(2, 3, 8, 8)], "minmax", False, 0)
+    return QuantizedModel(graph, calibration, {})._parts
+
+
+def test_a_graph_that_computes_something_else_is_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(graphs._KINDS, "linear", lambda step, x: 1.01 * (x @ step.weight.T + step.bias))
+    with pytest.raises(AccuracyError, match="Sequential cannot be quantized: traced, it is off by"):
+        quantize(small(), [inputs(8, 3, 8, 8)])
+
+
+def test_a_bound_that_16_bits_cannot_keep_is_an_exception() -> None:
+    with pytest.raises(AccuracyError, match="pass more calibration images, a larger max_error"):
+        quantize(zoo.ZOO["mobilenet_v2"]().eval(), [inputs(8, 3, 32, 32)], max_error=1e-5)
+
+
+# --- images that calibration did not see ---
+
+
+def test_a_quarter_of_the_images_is_held_out_of_calibration() -> None:
+    x = inputs(16, 3, 8, 8)
+    x[12:] *= 100
+    _, calibration, first, holdout = calibrated_with_holdout(small(), [x], "minmax", False, 32)
+    assert calibration.samples == len(first.x) == 12 and holdout is not None
+    np.testing.assert_array_equal(holdout.x, x[12:])
+    assert calibration.ranges[0][1] == x[:12].max()
+    with no_grad():
+        np.testing.assert_allclose(holdout.result, small()(Tensor(x[12:])).data, rtol=1e-4, atol=1e-2)
+    one_by_one = [x[i : i + 1] for i in range(9)]
+    _, calibration, _, holdout = calibrated_with_holdout(small(), one_by_one, "minmax", False, 32)
+    assert calibration.samples == 7 and holdout is not None and len(holdout.x) == 2
+    assert calibrated_with_holdout(small(), [x[:3]], "minmax", False, 32)[3] is None
+
+
+def test_few_images_widen_the_predicted_error() -> None:
+    exact = np.ones((64, 10), np.float32)
+    errors = np.exp(np.random.default_rng(0).normal(np.log(0.01), 0.2, 64))[:, None]
+    few, many = (predicted_error(exact[:n] * (1 + errors[:n]), exact[:n]) for n in (4, 64))
+    assert np.quantile(errors, 0.99) * 0.9 < many < few < 3 * many
+    assert predicted_error(exact[:0], exact[:0]) == 0
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "shufflenet_v2", "squeezenet", "resnet18"])
+def test_unseen_images_keep_the_bound(name: str) -> None:
+    model, x, fresh = zoo.ZOO[name](seed=3).eval(), inputs(16, 3, 32, 32), inputs(60, 3, 32, 32, seed=1)
+    with no_grad():
+        exact = model(Tensor(fresh)).data
+    q: Any = quantize(model, [x], max_error=0.02)
+    errors = np.abs(q.run(fresh) - exact).max(1) / np.abs(exact).max(1)
+    assert (errors <= 0.02).mean() >= 0.95
+
+
+def test_16_bits_reach_beyond_the_observed_values() -> None:
+    """Equalization scaled channels up to the largest one: other images saturated, and ReLU6 clipped them early."""
+    rng = np.random.default_rng(0)
+    first, second = nn.Conv2d(3, 16, 1, rng=rng), nn.Conv2d(16, 4, 1, rng=rng)
+    model, x = nn.Sequential(first, nn.ReLU6(), second).eval(), inputs(4, 3, 6, 6)
+    graph, calibration, _, _ = calibrated_with_holdout(model, [x], "minmax", False, 0)
+    q = QuantizedModel(graph, calibration, {}, wide=dict.fromkeys(range(len(graph.steps)), "all"))
+    with no_grad():
+        exact = model(Tensor(1.5 * x)).data
+    assert np.abs(q.run(1.5 * x) - exact).max() < 0.002 * np.abs(exact).max()
+
+
+# --- norms, attention and files ---
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_group_norms_stay_in_float_and_are_saved(batch: int, tmp_path: Path) -> None:
+    model, x = normed(), inputs(6, 3, 9, 7)
+    q = quantize(model, [x], max_error=0.02)
+    assert isinstance(q, QuantizedModel)
+    assert q.layer_counts() == (3, 3)
+    assert [s.form for s in q.report() if s.kind == "group_norm"] == ["float32"] * 2
+    with no_grad():
+        exact = model(Tensor(x[:batch])).data
+    assert np.abs(q.run(x[:batch]) - exact).max() <= 0.02 * np.abs(exact).max()
+    save_quantized(q, tmp_path / "model")
+    np.testing.assert_array_equal(load_quantized(tmp_path / "model").run(x[:batch]), q.run(x[:batch]))
+
+
+class Tokens(nn.Module):
+    """A convolution to tokens, a class token, two blocks of attention and layer norm, and a convolution kept in
+    float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rng = np.random.default_rng(2)
+        self.patches = nn.Conv2d(3, 32, 4, 4, rng=rng)
+        self.token = nn.Parameter(rng.standard_normal((1, 1, 32)).astype(np.float32))
+        self.attention, self.norm = nn.MultiHeadAttention(32, 4, rng=rng), nn.LayerNorm(32)
+        self.up, self.gelu, self.down = nn.Linear(32, 128, rng=rng), nn.GELU(), nn.Linear(128, 32, rng=rng)
+        self.head = nn.Linear(32, 5, rng=rng)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x)
+        x = x.reshape((x.shape[0], 32, -1)).transpose(1, 2)
+        x = cat([self.token.expand((x.shape[0], 1, 32)), x], 1)
+        x = x + self.attention(self.norm(x))
+        x = x + self.down(self.gelu(self.up(self.norm(x))))
+        return self.head(x[:, 0])
+
+
+@pytest.mark.filterwarnings("ignore:.*stay in float32")
+def test_dynamic_networks_are_saved_planned_and_counted(tmp_path: Path) -> None:
+    model, x = Tokens().eval(), inputs(4, 3, 16, 16)
+    q = quantize(model, [x])
+    with no_grad():
+        expected, exact = q(Tensor(x)).data, model(Tensor(x)).data
+        assert dynamic_layer_counts(q, x) == (5, 6)  # the convolution stays in float
+        save_quantized(q, tmp_path / "model")
+        again = load_quantized(tmp_path / "model")
+        for images in (x, x[:1], x[:3]):
+            np.testing.assert_array_equal(again(Tensor(images)).data, q(Tensor(images)).data)
+        save_quantized(again, tmp_path / "again")
+        np.testing.assert_array_equal(load_quantized(tmp_path / "again")(Tensor(x)).data, expected)
+    assert np.abs(expected - exact).max() < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.filterwarnings("ignore:.*stay in float32")
+def test_dynamic_networks_are_planned() -> None:
+    pytest.importorskip("tilewise._native")
+    model, x = Tokens().eval(), inputs(2, 3, 16, 16)
+    q = quantize(model, [x])
+    with no_grad():
+        expected = q(Tensor(x)).data
+    np.testing.assert_allclose(plan.compile(q, x)(x), expected, atol=0.02 * np.abs(expected).max())
