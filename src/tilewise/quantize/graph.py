@@ -162,17 +162,18 @@ _KINDS: dict[str, Callable[..., Array]] = {
 
 
 def _run_node(node: Node, given: list[Array], batch: int) -> Array:
-    """An operation as it was traced. A shape that begins with the batch follows the current batch; so does one whose
-    first axis holds more than the batch, such as the windows of all images."""
+    """An operation as it was traced. A shape that begins with the batch follows the current batch; the first axis of a
+    reshape, which may hold more than the batch (windows or groups of all images), follows the size of its input."""
     coming = iter(given)
     inputs = [next(coming) if isinstance(v, Value) else v for v in node.inputs]
     params = {name: next(coming) if isinstance(v, Value) else v for name, v in node.params.items()}
     now = len(given[0]) if given and given[0].ndim else batch
     shape = params.get("shape")
-    if isinstance(shape, tuple) and shape and shape[0] == batch:
+    if node.operation is Reshape:
+        if given[0].size != math.prod(node.shape):
+            params["shape"] = (given[0].size // max(math.prod(node.shape[1:]), 1), *node.shape[1:])
+    elif isinstance(shape, tuple) and shape and shape[0] == batch:
         params["shape"] = (now, *shape[1:])
-    elif node.operation is Reshape and shape and given[0].size != math.prod(shape):
-        params["shape"] = (given[0].size // max(math.prod(shape[1:]), 1), *shape[1:])
     return np.asarray(node.operation().forward(*inputs, **params))
 
 
