@@ -127,7 +127,7 @@ def test_integer_weights_decode_close_to_float(weights: str, tolerance: float) -
 def test_impossible_sizes_are_one_sentence() -> None:
     with pytest.raises(ConfigurationError, match="share"):
         config(4, 3)
-    with pytest.raises(ConfigurationError, match="cannot be shared"):
+    with pytest.raises(ConfigurationError, match="cannot be divided"):
         config(5, 1)
     with pytest.raises(ConfigurationError, match="rotary pairs"):
         config(4, 4, frequencies=rotary_frequencies(7))

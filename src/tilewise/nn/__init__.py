@@ -1,4 +1,7 @@
-"""Layers, losses, the transformer block and GPT."""
+"""Layers, losses, transformer blocks and language models, with PyTorch's names.
+
+The three most important names: `Module` (base class), `Sequential` and `functional` (layers as functions).
+"""
 
 from tilewise.nn import functional
 from tilewise.nn.activations import ELU, Hardsigmoid, Hardswish, Identity, LeakyReLU, ReLU6, Sigmoid, SiLU, Tanh

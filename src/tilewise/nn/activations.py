@@ -1,4 +1,4 @@
-"""Activations as layers, under PyTorch's names: what MobileNet, EfficientNet and others put between convolutions."""
+"""Activation layers with PyTorch's names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilewise.tensor import Tensor
 
 
 class Identity(Module):
-    """What comes in."""
+    """Returns its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -25,28 +25,28 @@ class Tanh(Module):
 
 
 class ReLU6(Module):
-    """x held between 0 and 6."""
+    """ReLU clipped at 6."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu6(x)
 
 
 class SiLU(Module):
-    """x · sigmoid(x)."""
+    """SiLU (swish), x · sigmoid(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.silu(x)
 
 
 class Hardswish(Module):
-    """x · clip(x/6 + 1/2, 0, 1)."""
+    """Hard swish, x · clip(x/6 + 1/2, 0, 1)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.hardswish(x)
 
 
 class Hardsigmoid(Module):
-    """clip(x/6 + 1/2, 0, 1)."""
+    """Hard sigmoid, clip(x/6 + 1/2, 0, 1)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.hardsigmoid(x)

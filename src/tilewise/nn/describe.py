@@ -1,4 +1,4 @@
-"""A model as text: each layer by one name, such as `Conv2d(64→64, 3×3)`, and all of them as a tree with parameters."""
+"""Describe models as text: a label per layer, such as `Conv2d(64→64, 3×3)`, and a tree with parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def label(module: Module) -> str:
-    """The layer's class and the sizes that matter, as every table and picture names it.
+    """Format a layer's class and main sizes, as used in all tables and figures.
 
     >>> from tilewise import nn
     >>> label(nn.Conv2d(64, 128, 3, stride=2, padding=1))
@@ -20,13 +20,13 @@ def label(module: Module) -> str:
 
 
 def layer_names(model: Module) -> dict[str, str]:
-    """Dotted name to the name with its label: ``7`` to ``7 Conv2d(64→64, 3×3)``."""
+    """Map dotted names to names with labels: ``7`` to ``7 Conv2d(64→64, 3×3)``."""
     return {name: f"{name} {label(module)}" for name, module in model.named_modules() if name}
 
 
 def tree(module: Module) -> str:
-    """The module and all inside it, a line each, with the shapes and the number of its own parameters."""
-    rows = [("", label(module), _own(module))]
+    """Format a module and all modules inside it, one per line, with the shapes and number of their parameters."""
+    rows = [("", label(module), _own_parameters(module))]
     _add_children(module, "", rows)
     width = max(len(lead) + len(name) for lead, name, _ in rows)
     lines = [f"{lead}{name}{' ' * (width - len(lead) - len(name))}  {own}".rstrip() for lead, name, own in rows]
@@ -38,12 +38,12 @@ def _add_children(module: Module, lead: str, rows: list[tuple[str, str, str]]) -
     children = list(module.named_children())
     for name, child in children:
         last = child is children[-1][1]
-        rows.append((f"{lead}{'└─' if last else '├─'} ", f"{name} {label(child)}", _own(child)))
+        rows.append((f"{lead}{'└─' if last else '├─'} ", f"{name} {label(child)}", _own_parameters(child)))
         _add_children(child, f"{lead}{'   ' if last else '│  '}", rows)
 
 
-def _own(module: Module) -> str:
-    """The module's own parameters: shapes, and how many numbers they are."""
+def _own_parameters(module: Module) -> str:
+    """Format the shapes and the number of the module's own parameters."""
     from tilewise.nn.module import Parameter
 
     own = {name: value for name, value in vars(module).items() if isinstance(value, Parameter)}
@@ -54,31 +54,32 @@ def _own(module: Module) -> str:
 
 
 def _sizes(module: Any) -> list[str]:
-    found = []
-    for into, out in (("in_channels", "out_channels"), ("in_features", "out_features")):
-        if hasattr(module, into) and hasattr(module, out):
-            found.append(f"{getattr(module, into)}→{getattr(module, out)}")
+    """List the sizes that a label shows, by the attributes that the layer has."""
+    sizes = []
+    for inputs, outputs in (("in_channels", "out_channels"), ("in_features", "out_features")):
+        if hasattr(module, inputs) and hasattr(module, outputs):
+            sizes.append(f"{getattr(module, inputs)}→{getattr(module, outputs)}")
     if hasattr(module, "num_embeddings"):
-        found.append(f"{module.num_embeddings}→{module.embedding_dim}")
+        sizes.append(f"{module.num_embeddings}→{module.embedding_dim}")
     if hasattr(module, "num_features"):
-        found.append(str(module.num_features))
+        sizes.append(str(module.num_features))
     if hasattr(module, "normalized_shape"):
-        found.append("×".join(map(str, module.normalized_shape)))
+        sizes.append("×".join(map(str, module.normalized_shape)))
     if hasattr(module, "kernel_size"):
-        found.append("×".join(map(str, module.kernel_size)))
-        found += _unusual(module)
+        sizes.append("×".join(map(str, module.kernel_size)))
+        sizes += _non_default_geometry(module)
     if hasattr(module, "p"):
-        found.append(f"{module.p:g}")
-    return found
+        sizes.append(f"{module.p:g}")
+    return sizes
 
 
-def _unusual(module: Any) -> list[str]:
-    """Stride, padding and groups where they are not what one expects of a layer."""
-    pools = not hasattr(module, "in_channels")
-    usual = {"stride": module.kernel_size if pools else (1, 1), "padding": (0, 0)}
-    found = [f"{name} {_short(getattr(module, name))}" for name in usual if getattr(module, name) != usual[name]]
+def _non_default_geometry(module: Any) -> list[str]:
+    """List stride, padding and groups if they differ from the defaults of the layer."""
+    is_pooling = not hasattr(module, "in_channels")
+    defaults = {"stride": module.kernel_size if is_pooling else (1, 1), "padding": (0, 0)}
+    values = [f"{name} {_short(getattr(module, name))}" for name in defaults if getattr(module, name) != defaults[name]]
     groups = getattr(module, "groups", 1)
-    return [*found, f"groups {groups}"] if groups != 1 else found
+    return [*values, f"groups {groups}"] if groups != 1 else values
 
 
 def _short(pair: tuple[int, int]) -> str:

@@ -21,14 +21,14 @@ Size = int | Pair
 
 
 def pair(size: Size) -> Pair:
-    """One number for both sides, or two."""
+    """Convert one number to a pair of equal numbers; return a pair unchanged."""
     if type(size) is tuple and len(size) == 2:
         return size
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 def sides(padding: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Padding as (rows, columns), or (top, left, bottom, right) where the sides differ."""
+    """Normalise padding to (rows, columns), or to (top, left, bottom, right) if opposite sides differ."""
     if isinstance(padding, int) or len(padding) != 4:
         return pair(padding)  # type: ignore[arg-type]
     top, left, bottom, right = (int(side) for side in padding)
@@ -44,27 +44,27 @@ def relu(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x Φ(x), exact."""
+    """Exact GELU, x Φ(x)."""
     return x.gelu()
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The tanh form of GELU that GPT-2 was trained with."""
+    """Tanh approximation of GELU, used by GPT-2."""
     return x * 0.5 * (((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)).tanh() + 1.0)
 
 
 def silu(x: Tensor) -> Tensor:
-    """x · sigmoid(x), also called swish."""
+    """SiLU (swish), x · sigmoid(x)."""
     return apply(ops.Silu, x)
 
 
 def hardswish(x: Tensor) -> Tensor:
-    """x · clip(x/6 + 1/2, 0, 1)."""
+    """Hard swish, x · clip(x/6 + 1/2, 0, 1)."""
     return apply(ops.HardSwish, x)
 
 
 def hardsigmoid(x: Tensor) -> Tensor:
-    """clip(x/6 + 1/2, 0, 1)."""
+    """Hard sigmoid, clip(x/6 + 1/2, 0, 1)."""
     return apply(ops.HardSigmoid, x)
 
 
@@ -112,7 +112,10 @@ def linear(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """act(x @ weight.T + bias + residual) in one pass. `gelu` and `residual` are for inference, under `no_grad`."""
+    """Compute activation(x @ weight.T + bias + residual) in one pass.
+
+    The activation "gelu" and `residual` have no gradient; use them under `no_grad`.
+    """
     inputs = (x, weight) if bias is None else (x, weight, bias)
     if activation is None and residual is None:
         return apply(primitives.Linear, *inputs)
@@ -136,9 +139,10 @@ def conv2d(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Convolution of (N, C, H, W) with (O, C/groups, kh, kw); `gelu` and `residual` are for inference.
+    """Convolve (N, C, H, W) with filters (O, C/groups, kh, kw).
 
-    `padding` is one number, (rows, columns), or (top, left, bottom, right).
+    `padding` is one number, (rows, columns), or (top, left, bottom, right). The activation "gelu" and `residual` have
+    no gradient; use them under `no_grad`.
     """
     inputs = (x, weight) if bias is None else (x, weight, bias)
     stride, padding, dilation = pair(stride), sides(padding), pair(dilation)
@@ -165,17 +169,17 @@ def conv_transpose2d(
     output_padding: Size = 0,
     groups: int = 1,
 ) -> Tensor:
-    """The gradient of a convolution as a layer: (N, C, H, W) with (C, O/groups, kh, kw)."""
+    """Transposed convolution of (N, C, H, W) with filters (C, O/groups, kh, kw)."""
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    how = {"stride": pair(stride), "padding": pair(padding), "output_padding": pair(output_padding)}
-    return apply(resampling.ConvTranspose2d, *inputs, **how, groups=groups)
+    geometry = {"stride": pair(stride), "padding": pair(padding), "output_padding": pair(output_padding)}
+    return apply(resampling.ConvTranspose2d, *inputs, **geometry, groups=groups)
 
 
 def interpolate(x: Tensor, scale_factor: float, mode: str = "nearest", align_corners: bool = False) -> Tensor:
-    """(N, C, H, W) with both sides `scale_factor` times as large; mode nearest or bilinear."""
+    """Resize both sides of (N, C, H, W) by `scale_factor`; mode is "nearest" or "bilinear"."""
     for axis in (2, 3):
-        wanted = resampling.scaled(x.shape[axis], scale_factor)
-        taps = resampling.image_taps(x.shape[axis], wanted, scale_factor, mode, align_corners)
+        output_size = resampling.scaled_size(x.shape[axis], scale_factor)
+        taps = resampling.image_taps(x.shape[axis], output_size, scale_factor, mode, align_corners)
         x = apply(resampling.Resample, x, taps=taps, axis=axis)
     return x
 
@@ -186,13 +190,13 @@ def max_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding
 
 
 def avg_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """Means over windows; padding counts as zeros, as PyTorch's default does."""
+    """Average over windows; padding counts as zeros, PyTorch's default."""
     step = kernel_size if stride is None else stride
     return apply(primitives.AvgPool2d, x, kernel=pair(kernel_size), stride=pair(step), padding=pair(padding))
 
 
 def global_avg_pool(x: Tensor) -> Tensor:
-    """(N, C, H, W) to (N, C): the mean of each channel."""
+    """Mean of each channel: (N, C, H, W) to (N, C)."""
     return apply(primitives.GlobalAvgPool, x)
 
 
@@ -201,7 +205,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """Layer norm over each group of channels and all their pixels; weight and bias by channel."""
+    """Normalise each group of channels over all its pixels; weight and bias are per channel."""
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups or weight.shape != x.shape[1:2] or bias.shape != weight.shape:
         raise ShapeError(f"group norm with {groups} groups and a weight of {weight.shape} cannot take {x.shape}")
     rows = x.reshape(x.shape[0] * groups, math.prod(x.shape[1:]) // groups)
@@ -221,12 +225,12 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalise each channel; while training with the batch's statistics, which then move the running ones in place."""
+    """Normalise each channel, while training with the batch's statistics, which also update the running ones."""
     mean = None if running_mean is None else running_mean.data
     var = None if running_var is None else running_var.data
     if training or mean is None or var is None:
-        moving = {"running_mean": mean, "running_var": var, "momentum": momentum}
-        return apply(primitives.BatchNorm, x, weight, bias, eps=eps, **moving)
+        running = {"running_mean": mean, "running_var": var, "momentum": momentum}
+        return apply(primitives.BatchNorm, x, weight, bias, eps=eps, **running)
     return apply(primitives.FixedNorm, x, weight, bias, mean=mean, var=var, eps=eps)
 
 
@@ -235,31 +239,31 @@ def embedding(ids: TensorLike, weight: Tensor) -> Tensor:
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, rng: np.random.Generator | int | None = None) -> Tensor:
-    """Zero each entry with probability `p` and scale the others up, while training."""
+    """Zero each element with probability `p` and scale the others by 1/(1 - p), while training."""
     if not 0 <= p <= 1:
-        raise ConfigurationError(f"a dropout probability lies between 0 and 1, not {p}")
+        raise ConfigurationError(f"the dropout probability must be between 0 and 1, not {p}")
     if not training or p == 0:
         return x
     return apply(primitives.Dropout, x, p=p, rng=np.random.default_rng(rng))
 
 
 def cross_entropy(logits: Tensor, targets: TensorLike, reduction: str = "mean", ignore_index: int = -100) -> Tensor:
-    """-log softmax(logits)[target], averaged; (N, C) with (N,), or any (..., C) with (...)."""
+    """Cross entropy -log softmax(logits)[target] of logits (..., C) and targets (...), averaged by default."""
     if reduction not in ("mean", "sum", "none"):
         raise ConfigurationError(f"reduction must be mean, sum or none, not {reduction!r}")
-    wanted = _array(targets)
+    classes = _array(targets)
     if logits.ndim == 2:
-        return apply(primitives.CrossEntropy, logits, targets=wanted, reduction=reduction, ignore=ignore_index)
+        return apply(primitives.CrossEntropy, logits, targets=classes, reduction=reduction, ignore=ignore_index)
     flat = logits.reshape(int(np.prod(logits.shape[:-1])), logits.shape[-1])
-    loss = apply(primitives.CrossEntropy, flat, targets=wanted.reshape(-1), reduction=reduction, ignore=ignore_index)
-    return loss.reshape(wanted.shape) if reduction == "none" else loss
+    loss = apply(primitives.CrossEntropy, flat, targets=classes.reshape(-1), reduction=reduction, ignore=ignore_index)
+    return loss.reshape(classes.shape) if reduction == "none" else loss
 
 
 def nll_loss(log_probabilities: Tensor, targets: TensorLike) -> Tensor:
-    """The mean of -log_probabilities[i, target[i]]."""
-    wanted = _array(targets)
-    picked: Tensor = log_probabilities[np.arange(len(wanted)), wanted]
-    return -picked.mean()
+    """Mean of -log_probabilities[i, target[i]]."""
+    classes = _array(targets)
+    target_values: Tensor = log_probabilities[np.arange(len(classes)), classes]
+    return -target_values.mean()
 
 
 def mse_loss(x: Tensor, y: TensorLike) -> Tensor:
@@ -275,10 +279,10 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention over (B, H, T, D). A boolean mask says what may be attended to, a float mask is added to the scores.
+    """Attention over (B, H, T, D). A boolean mask is True where attention is allowed; a float mask is added to scores.
 
-    Causal is aligned to the end: with more keys than queries (a cache), query t sees keys up to S - T + t. A query with
-    nothing to attend to gives zeros.
+    The causal mask is aligned to the end: with more keys than queries (a cache), query t attends to keys up to
+    S - T + t. A query whose keys are all masked gives zeros.
     """
     allowed = None if mask is None else _array(mask)
     return apply(primitives.Attention, q, k, v, causal=is_causal, mask=allowed, scale=scale)

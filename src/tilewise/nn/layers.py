@@ -1,5 +1,7 @@
-"""The layers: linear, convolution, norms, pooling, activations. Parameter names, layouts and initial distributions are
-PyTorch's; the numbers come from the generator (or seed) handed in.
+"""Layers: linear, convolution, norms, pooling, activations, losses.
+
+Parameter names, layouts and initial distributions are PyTorch's; random numbers come from the generator (or seed)
+passed as `rng`.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ import numpy.typing as npt
 
 from tilewise.errors import ShapeError
 from tilewise.nn import functional as F
-from tilewise.nn.module import Fusing, Module, Parameter
+from tilewise.nn.module import FusibleLayer, Module, Parameter
 from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
 
-Rng: TypeAlias = "np.random.Generator | int | None"  # a string: importing NumPy's generators can wait for the first use
+Rng: TypeAlias = "np.random.Generator | int | None"  # a string, so that numpy.random is imported only on first use
 
 
 def uniform(rng: Rng, shape: tuple[int, ...], bound: float) -> Parameter:
-    """Numbers from [-bound, bound)."""
+    """Create a parameter with uniform random numbers in [-bound, bound)."""
     values = np.random.default_rng(rng).random(shape, dtype=np.float32)
     values -= np.float32(0.5)
     values *= np.float32(2 * bound)
@@ -30,8 +32,8 @@ def _bound(fan_in: int) -> float:
     return 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
 
 
-class Linear(Fusing):
-    """y = x @ weight.T + bias; weight (out, in)."""
+class Linear(FusibleLayer):
+    """Linear layer y = x @ weight.T + bias with weight (out, in)."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, rng: Rng = None) -> None:
         rng = np.random.default_rng(rng)
@@ -42,14 +44,16 @@ class Linear(Fusing):
     def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
         return F.linear(x, self.weight, self.bias, activation=activation, residual=residual)
 
-    def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+    def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
         activation = fusable_activation(layers[1:2])
         return self(x, activation=activation), 2 if activation else 1
 
 
-class Conv2d(Fusing):
-    """Convolution over (N, C, H, W); weight (out, in/groups, kh, kw). `padding`: one number, (rows, columns), or (top,
-    left, bottom, right)."""
+class Conv2d(FusibleLayer):
+    """Convolution over (N, C, H, W) with weight (out, in/groups, kh, kw).
+
+    `padding` is one number, (rows, columns), or (top, left, bottom, right).
+    """
 
     dilation: F.Pair = (1, 1)
     padding: tuple[int, ...]
@@ -66,8 +70,9 @@ class Conv2d(Fusing):
         rng: Rng = None,
         dilation: F.Size = 1,
     ) -> None:
+        """Check the groups and draw the initial weights."""
         if groups < 1 or in_channels % groups or out_channels % groups:
-            raise ShapeError(f"{in_channels} and {out_channels} channels cannot be cut into {groups} groups")
+            raise ShapeError(f"{in_channels} and {out_channels} channels cannot be divided into {groups} groups")
         rng = np.random.default_rng(rng)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size, self.stride, self.padding = F.pair(kernel_size), F.pair(stride), F.sides(padding)
@@ -82,34 +87,44 @@ class Conv2d(Fusing):
     def convolve(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None = None
     ) -> Tensor:
-        how = {"activation": activation, "residual": residual, "dilation": self.dilation}
-        return F.conv2d(x, weight, bias, self.stride, self.padding, self.groups, **how)  # type: ignore[arg-type]
+        """Convolve with another weight and bias, but this layer's geometry."""
+        return F.conv2d(
+            x,
+            weight,
+            bias,
+            stride=self.stride,
+            padding=self.padding,
+            groups=self.groups,
+            dilation=self.dilation,
+            activation=activation,
+            residual=residual,
+        )
 
     @property
     def is_even(self) -> bool:
-        """Opposite sides are padded alike and the taps lie side by side: what integer and sparse kernels take."""
+        """True for symmetric padding without dilation, the only case that integer and sparse kernels support."""
         return len(self.padding) == 2 and self.dilation == (1, 1)
 
-    def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+    def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
         norm = layers[1] if len(layers) > 1 else None
         if isinstance(norm, BatchNorm2d) and not norm.training and not is_grad_enabled():
             activation = fusable_activation(layers[2:3])
-            weight, bias = folded(self, norm)
+            weight, bias = fold_batch_norm(self, norm)
             return self.convolve(x, weight, bias, activation), 3 if activation else 2
         activation = fusable_activation(layers[1:2])
         return self(x, activation=activation), 2 if activation else 1
 
 
-def fusable_activation(following: list[Module]) -> str | None:
-    """The activation a product may take along: ReLU always, GELU where no gradient is recorded."""
-    kind = type(following[0]) if following else None
+def fusable_activation(next_layers: list[Module]) -> str | None:
+    """Name the activation that can be fused into a product: ReLU always, GELU if no gradient is recorded."""
+    kind = type(next_layers[0]) if next_layers else None
     if kind is ReLU:
         return "relu"
     return "gelu" if kind is GELU and not is_grad_enabled() else None
 
 
-def folded(conv: Conv2d, norm: BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the convolution that does what `conv` and then `norm` (in eval mode) do."""
+def fold_batch_norm(conv: Conv2d, norm: BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the convolution that equals `conv` followed by `norm` in eval mode."""
     scale = norm.weight.data / np.sqrt(norm.running_var.data + np.float32(norm.eps))
     shift = norm.bias.data - norm.running_mean.data * scale
     bias = shift if conv.bias is None else shift + conv.bias.data * scale
@@ -117,7 +132,7 @@ def folded(conv: Conv2d, norm: BatchNorm2d) -> tuple[Tensor, Tensor]:
 
 
 class BatchNorm2d(Module):
-    """Each channel to mean 0 and variance 1, then scaled and shifted; keeps running statistics for `eval`."""
+    """Batch normalisation (Ioffe and Szegedy 2015) over (N, C, H, W), with running statistics for `eval`."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
@@ -132,8 +147,16 @@ class BatchNorm2d(Module):
             raise ShapeError(f"BatchNorm2d takes (N, C, H, W), not {x.shape}")
         if self.training:
             self.num_batches_tracked.add_(1)
-        running = (self.running_mean, self.running_var)
-        return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
+        return F.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=self.training,
+            momentum=self.momentum,
+            eps=self.eps,
+        )
 
 
 class LayerNorm(Module):
@@ -175,14 +198,14 @@ class AvgPool2d(MaxPool2d):
 
 
 class GlobalAvgPool(Module):
-    """(N, C, H, W) to (N, C): the mean of each channel."""
+    """Mean of each channel: (N, C, H, W) to (N, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.global_avg_pool(x)
 
 
 class Flatten(Module):
-    """(N, ...) to (N, everything)."""
+    """Flatten all axes but the first: (N, ...) to (N, features)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1)
@@ -194,14 +217,14 @@ class ReLU(Module):
 
 
 class GELU(Module):
-    """x Φ(x), exact."""
+    """Exact GELU, x Φ(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.gelu()
 
 
 class Softmax(Module):
-    """Shares that add up to 1 along `dim`."""
+    """Softmax along `dim`."""
 
     def __init__(self, dim: int = -1) -> None:
         self.dim = dim
@@ -228,7 +251,7 @@ class MSELoss(Module):
 
 
 class Dropout(Module):
-    """Zeroes entries with probability `p` while training, drawing from its own generator."""
+    """Zeroes elements with probability `p` while training, with its own random generator."""
 
     def __init__(self, p: float = 0.5, rng: Rng = None) -> None:
         self.p, self.rng = p, np.random.default_rng(rng)

@@ -1,8 +1,8 @@
-"""The LLaMA family: RMS norm, rotary positions, attention whose heads share keys and values, a gated feed-forward.
+"""LLaMA-family models: RMS norm, rotary position embedding, grouped-query attention, gated feed-forward.
 
 A model is built from a `LlamaConfig`. Its linear layers come from a factory (name, inputs, outputs, bias), so that a
-reader of files puts in the weights it has, in four bits as well, without random ones being drawn first. `past_kv` is as
-in `tilewise.nn.transformer`; keys are stored after they were turned by their positions.
+file reader can insert its weights (INT4 as well) without creating random ones first. `past_kv` is as in
+`tilewise.nn.transformer`; keys are cached after the rotation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LinearFactory = Callable[[str, int, int, bool], Any]
 
 
 class RMSNorm(Module):
-    """x / sqrt(mean(x²) + eps) * weight, over the last axis."""
+    """RMS norm (Zhang and Sennrich 2019): x / sqrt(mean(x²) + eps) * weight, over the last axis."""
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         self.eps = eps
@@ -37,35 +37,36 @@ class RMSNorm(Module):
 
 
 def rotary_frequencies(pairs: int, base: float = 10000.0) -> Array:
-    """Radians a position for each of `pairs` pairs: from 1 down to almost 1 / base."""
+    """Radians per position for each of `pairs` pairs: from 1 down to almost 1 / base."""
     return (1.0 / base ** (np.arange(pairs) / max(1, pairs))).astype(np.float32)
 
 
-def rotate(x: Tensor, places: Array, frequencies: Array, interleaved_rope: bool = False) -> Tensor:
-    """Turn the first 2 * len(frequencies) numbers of each head (B, H, T, D) by their positions (T,) or (B, T).
+def rotate(x: Tensor, positions: Array, frequencies: Array, interleaved_rope: bool = False) -> Tensor:
+    """Apply the rotary position embedding (Su et al. 2021) to heads (B, H, T, D) at positions (T,) or (B, T).
 
-    Pairs are halves, (i, i + pairs), or neighbours, (2 i, 2 i + 1), where they lie `interleaved_rope`.
+    The first 2 * len(frequencies) elements of each head form pairs: (i, i + pairs), or neighbours (2 i, 2 i + 1) if
+    `interleaved_rope`. The remaining elements are unchanged.
     """
-    pairs = len(frequencies)
-    angles = np.asarray(places)[..., None] * frequencies.astype(np.float64)  # (T, pairs) or (B, T, pairs)
+    count = len(frequencies)
+    angles = np.asarray(positions)[..., None] * frequencies.astype(np.float64)  # (T, pairs) or (B, T, pairs)
     angles = angles[:, None] if angles.ndim == 3 else angles
     cosine, sine = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
-    turned = x[..., : 2 * pairs]
+    rotary = x[..., : 2 * count]
     if interleaved_rope:
-        a, b = turned[..., 0::2], turned[..., 1::2]
+        a, b = rotary[..., 0::2], rotary[..., 1::2]
     else:
-        a, b = turned[..., :pairs], turned[..., pairs:]
+        a, b = rotary[..., :count], rotary[..., count:]
     first, second = a * cosine - b * sine, a * sine + b * cosine
     if interleaved_rope:
-        together = cat([first.unsqueeze(-1), second.unsqueeze(-1)], -1).reshape(*turned.shape)
+        result = cat([first.unsqueeze(-1), second.unsqueeze(-1)], -1).reshape(*rotary.shape)
     else:
-        together = cat([first, second], -1)
-    return together if 2 * pairs == x.shape[-1] else cat([together, x[..., 2 * pairs :]], -1)
+        result = cat([first, second], -1)
+    return result if 2 * count == x.shape[-1] else cat([result, x[..., 2 * count :]], -1)
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes of a model; `head_dim` is width / heads unless given, `frequencies` the usual rotary ones."""
+    """Sizes of a model. `head_dim` defaults to width / heads, `frequencies` to `rotary_frequencies`."""
 
     layers: int
     width: int
@@ -81,23 +82,28 @@ class LlamaConfig:
     qkv_bias: bool = False
 
     def __post_init__(self) -> None:
+        """Check the sizes and fill in the defaults."""
         if min(self.heads, self.kv_heads) < 1 or self.heads % self.kv_heads:
-            raise ConfigurationError(f"{self.heads} heads cannot share {self.kv_heads} keys and values")
+            raise ConfigurationError(f"{self.heads} query heads cannot share {self.kv_heads} key/value heads")
         if not self.head_dim:
             if self.width % self.heads:
-                raise ConfigurationError(f"{self.width} channels cannot be shared by {self.heads} heads")
+                raise ConfigurationError(f"{self.width} channels cannot be divided among {self.heads} heads")
             object.__setattr__(self, "head_dim", self.width // self.heads)
         if self.frequencies is None:
             object.__setattr__(self, "frequencies", rotary_frequencies(self.head_dim // 2))
         assert self.frequencies is not None
         if 2 * len(self.frequencies) > self.head_dim:
             raise ConfigurationError(
-                f"{len(self.frequencies)} rotary pairs are more than a head of {self.head_dim} has"
+                f"{len(self.frequencies)} rotary pairs need a head width of at least "
+                f"{2 * len(self.frequencies)}, not {self.head_dim}"
             )
 
 
 class GroupedQueryAttention(Module):
-    """Causal self-attention over (B, T, C); `heads / kv_heads` neighbouring heads look at the same keys and values."""
+    """Causal grouped-query attention (Ainslie et al. 2023) over (B, T, C).
+
+    Each group of `heads / kv_heads` neighbouring query heads shares one head of keys and values.
+    """
 
     def __init__(self, config: LlamaConfig, layer: LinearFactory, prefix: str = "") -> None:
         self.config = config
@@ -107,9 +113,10 @@ class GroupedQueryAttention(Module):
         self.v_proj = layer(f"{prefix}v_proj", config.width, keys, config.qkv_bias)
         self.o_proj = layer(f"{prefix}o_proj", queries, config.width, False)
 
-    def forward(self, x: Tensor, past_kv: LayerCache | None = None, places: Array | None = None) -> Tensor:
+    def forward(self, x: Tensor, past_kv: LayerCache | None = None, positions: Array | None = None) -> Tensor:
+        """Project, rotate and attend; `positions` (T,) or (B, T) default to 0 … T − 1."""
         config, (b, t, _) = self.config, x.shape
-        places = np.arange(t) if places is None else places
+        positions = np.arange(t) if positions is None else positions
         assert config.frequencies is not None
         q, k, v = (
             layer(x).reshape(b, t, heads, config.head_dim).permute(0, 2, 1, 3)  # (B, H, T, D)
@@ -119,26 +126,27 @@ class GroupedQueryAttention(Module):
                 (self.v_proj, config.kv_heads),
             )
         )
-        q, k = (rotate(each, places, config.frequencies, config.interleaved_rope) for each in (q, k))
+        q, k = (rotate(each, positions, config.frequencies, config.interleaved_rope) for each in (q, k))
         mask = None
         if past_kv is not None:
             keys, values = past_kv.append(k.data, v.data)
             k, v = Tensor(keys), Tensor(values)
-            ask = getattr(past_kv, "mask", None)
-            mask = None if ask is None else ask(t)
-        k, v = self._for_all_heads(k), self._for_all_heads(v)
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
-        out: Tensor = self.o_proj(mixed.permute(0, 2, 1, 3).reshape(b, t, config.heads * config.head_dim))
+            cache_mask = getattr(past_kv, "mask", None)
+            mask = None if cache_mask is None else cache_mask(t)
+        k, v = self._repeat_heads(k), self._repeat_heads(v)
+        attended = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
+        out: Tensor = self.o_proj(attended.permute(0, 2, 1, 3).reshape(b, t, config.heads * config.head_dim))
         return out
 
-    def _for_all_heads(self, x: Tensor) -> Tensor:
+    def _repeat_heads(self, x: Tensor) -> Tensor:
+        """Repeat each key/value head for its group of query heads: (B, KV, T, D) to (B, H, T, D)."""
         b, kv, t, d = x.shape
-        shared = self.config.heads // kv
-        return x if shared == 1 else x.unsqueeze(2).expand(b, kv, shared, t, d).reshape(b, kv * shared, t, d)
+        group = self.config.heads // kv
+        return x if group == 1 else x.unsqueeze(2).expand(b, kv, group, t, d).reshape(b, kv * group, t, d)
 
 
 class SwiGLU(Module):
-    """down(silu(gate(x)) * up(x))."""
+    """Gated feed-forward (Shazeer 2020): down(silu(gate(x)) * up(x))."""
 
     def __init__(self, width: int, hidden: int, layer: LinearFactory, prefix: str = "") -> None:
         self.gate_proj = layer(f"{prefix}gate_proj", width, hidden, False)
@@ -151,15 +159,15 @@ class SwiGLU(Module):
 
 
 class LlamaBlock(Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: LlamaConfig, layer: LinearFactory, prefix: str = "") -> None:
         self.norm1, self.norm2 = RMSNorm(config.width, config.eps), RMSNorm(config.width, config.eps)
         self.self_attn = GroupedQueryAttention(config, layer, f"{prefix}self_attn.")
         self.mlp = SwiGLU(config.width, config.hidden, layer, f"{prefix}mlp.")
 
-    def forward(self, x: Tensor, past_kv: LayerCache | None = None, places: Array | None = None) -> Tensor:
-        x = x + self.self_attn(self.norm1(x), past_kv, places)
+    def forward(self, x: Tensor, past_kv: LayerCache | None = None, positions: Array | None = None) -> Tensor:
+        x = x + self.self_attn(self.norm1(x), past_kv, positions)
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
@@ -185,16 +193,16 @@ class Llama(Module):
     def forward(
         self, ids: TensorLike, past_kv: Sequence[LayerCache] | None = None, position: int | Sequence[int] = 0
     ) -> Tensor:
-        """Logits for `ids`, which stand at `position` and after (one start for all rows, or one each)."""
+        """Compute logits for `ids`, whose first token is at `position` (one start for all rows, or one each)."""
         tokens = ids.data if isinstance(ids, Tensor) else np.asarray(ids)
         if tokens.ndim != 2:
             raise ShapeError(f"Llama takes token ids of shape (B, T), not {tokens.shape}")
-        places = np.asarray(position)[..., None] + np.arange(tokens.shape[1])  # (T,) or (B, T)
-        if places.size and places.max() >= self.context:
-            raise ShapeError(f"{places.max() + 1} tokens do not fit into this model's context of {self.context}")
+        positions = np.asarray(position)[..., None] + np.arange(tokens.shape[1])  # (T,) or (B, T)
+        if positions.size and positions.max() >= self.context:
+            raise ShapeError(f"{positions.max() + 1} tokens do not fit into this model's context of {self.context}")
         x = self.token_embedding(tokens)
         caches: Sequence[LayerCache | None] = [None] * len(self.blocks) if past_kv is None else past_kv
         for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, cache, places)
+            x = block(x, cache, positions)
         logits: Tensor = self.head(self.norm(x))
         return logits

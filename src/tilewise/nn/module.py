@@ -1,7 +1,7 @@
 """Module: a layer with parameters, and Sequential, a chain of layers.
 
-A module's tensors are its attributes: a `Parameter` is trained, any other Tensor is state that is saved (running
-means), and modules inside it bring theirs under a dotted name, so that names equal PyTorch's.
+A module's tensors are its attributes: a `Parameter` is trained, any other Tensor is saved state (such as running
+means). The tensors of inner modules have dotted names, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Module:
     training: bool = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} does not say how to compute its result")
+        raise NotImplementedError(f"{type(self).__name__} does not define forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if recorders:
@@ -46,12 +46,12 @@ class Module:
         return tree(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """HTML for notebooks."""
         import html
 
         return f"<pre>{html.escape(repr(self))}</pre>"
 
-    # --- what is inside ---
+    # --- inner modules and tensors ---
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         for name, value in vars(self).items():
@@ -62,7 +62,7 @@ class Module:
         return (child for _, child in self.named_children())
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """This module and all inside it, with dotted names."""
+        """Iterate over this module and all modules inside it, with dotted names."""
         yield prefix, self
         for name, child in self.named_children():
             yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
@@ -71,17 +71,17 @@ class Module:
         return (module for _, module in self.named_modules())
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and saved state, with dotted names; a tensor reachable twice comes under both."""
+        """Iterate over parameters and saved state; a tensor with two dotted names is yielded under both."""
         for prefix, module in self.named_modules():
             for name, value in vars(module).items():
                 if isinstance(value, Tensor):
                     yield f"{prefix}.{name}" if prefix else name, value
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        seen: set[int] = set()
+        visited: set[int] = set()
         for name, value in self.named_tensors():
-            if isinstance(value, Parameter) and id(value) not in seen:
-                seen.add(id(value))
+            if isinstance(value, Parameter) and id(value) not in visited:
+                visited.add(id(value))
                 yield name, value
 
     def parameters(self) -> Iterator[Parameter]:
@@ -102,7 +102,7 @@ class Module:
             parameter.grad = None
 
     def astype(self, dtype: npt.DTypeLike) -> Self:
-        """Turn every floating-point tensor into `dtype`, in place."""
+        """Convert every floating-point tensor to `dtype`, in place."""
         for _, tensor in self.named_tensors():
             if tensor.dtype.kind == "f":
                 tensor.data = tensor.data.astype(dtype, copy=False)
@@ -112,49 +112,52 @@ class Module:
     # --- saving ---
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Name to tensor, sharing memory with the module."""
+        """Map names to tensors, which share memory with the module."""
         return {name: tensor.detach() for name, tensor in self.named_tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Copy tensors (ours, NumPy's or PyTorch's) into this module; names, shapes and number kinds must fit."""
+        """Copy tensors (tilewise, NumPy or PyTorch) into this module; names, shapes and dtype kinds must match."""
         own = dict(self.named_tensors())
         if strict and own.keys() != state.keys():
             raise ConfigurationError(_name_mismatch(set(own), set(state)))
-        values = {name: _fitting(name, np.asarray(state[name]), own[name]) for name in own if name in state}
-        for name, value in values.items():  # only now, so that a bad entry changes nothing
+        values = {name: _checked_value(name, np.asarray(state[name]), own[name]) for name in own if name in state}
+        for name, value in values.items():  # after all checks, so that an invalid entry changes nothing
             own[name].data[...] = value
             own[name]._version[0] += 1
 
 
-def lay_in_order(parameters: Iterable[Parameter]) -> None:
-    """Move float32 parameters into one block of memory, each at a multiple of 64 bytes. A model that is too large for
-    the caches is then read as one run of addresses, in the large pages that NumPy asks for from 4 MiB on."""
-    line = 16  # floats
-    moved = [p for p in parameters if p.dtype == np.float32]
-    block = np.empty(sum(-(-p.size // line) * line for p in moved) + line, np.float32)
-    at = -(block.ctypes.data // 4) % line
-    for parameter in moved:
-        place = block[at : at + parameter.size].reshape(parameter.shape)
-        place[...] = parameter.data
-        parameter.data = place
-        at += -(-parameter.size // line) * line
+def pack_parameters(parameters: Iterable[Parameter]) -> None:
+    """Move float32 parameters into one block of memory, each aligned to 64 bytes.
+
+    A model that is larger than the caches is then read sequentially, and NumPy uses huge pages for blocks of 4 MiB or
+    more.
+    """
+    cache_line = 16  # floats in 64 bytes
+    packed = [p for p in parameters if p.dtype == np.float32]
+    block = np.empty(sum(-(-p.size // cache_line) * cache_line for p in packed) + cache_line, np.float32)
+    offset = -(block.ctypes.data // 4) % cache_line
+    for parameter in packed:
+        data = block[offset : offset + parameter.size].reshape(parameter.shape)
+        data[...] = parameter.data
+        parameter.data = data
+        offset += -(-parameter.size // cache_line) * cache_line
 
 
-def _name_mismatch(own: set[str], given: set[str]) -> str:
-    parts = []
-    if own - given:
-        parts.append(f"lacks {_some(own - given)}")
-    if given - own:
-        parts.append(f"has {_some(given - own)} which the model does not")
-    return f"this state does not belong to this model: it {' and '.join(parts)}"
+def _name_mismatch(own: set[str], state: set[str]) -> str:
+    problems = []
+    if own - state:
+        problems.append(f"lacks {_first_names(own - state)}")
+    if state - own:
+        problems.append(f"has {_first_names(state - own)} which the model does not")
+    return f"this state does not belong to this model: it {' and '.join(problems)}"
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+def _first_names(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")
 
 
-def _fitting(name: str, value: npt.NDArray[Any], own: Tensor) -> npt.NDArray[Any]:
+def _checked_value(name: str, value: npt.NDArray[Any], own: Tensor) -> npt.NDArray[Any]:
     if value.shape != own.shape:
         raise ShapeError(f"{name} has shape {value.shape} in the state and {own.shape} in the model")
     if value.dtype.kind != own.dtype.kind:
@@ -163,10 +166,10 @@ def _fitting(name: str, value: npt.NDArray[Any], own: Tensor) -> npt.NDArray[Any
 
 
 class Sequential(Module):
-    """Layers one after another, numbered as in PyTorch.
+    """Layers in sequence, numbered as in PyTorch.
 
-    A linear or convolution layer takes the ReLU after it along in one pass over memory. In inference (`eval`, under
-    `no_grad`) it takes a GELU as well, and a batch norm between convolution and ReLU is folded into the weights.
+    A ReLU is fused into the linear or convolution layer before it. In inference (`eval`, under `no_grad`) a GELU is
+    fused as well, and a batch norm after a convolution is folded into its weights.
     """
 
     def __init__(self, *layers: Module) -> None:
@@ -193,16 +196,17 @@ class Sequential(Module):
         setattr(self, str(range(len(self))[index]), layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        waiting = self.layers()
-        while waiting:
-            first = waiting[0]
-            if not isinstance(first, Fusing):
-                x, used = first(x), 1
+        """Run the layers in order; a fusible layer may run some of the layers after it."""
+        remaining = self.layers()
+        while remaining:
+            first = remaining[0]
+            if not isinstance(first, FusibleLayer):
+                x, count = first(x), 1
             elif recorders:
-                x, used = _events.record_module(first, first.forward_with, (x, waiting), {})
+                x, count = _events.record_module(first, first.forward_fused, (x, remaining), {})
             else:
-                x, used = first.forward_with(x, waiting)
-            del waiting[:used]
+                x, count = first.forward_fused(x, remaining)
+            del remaining[:count]
         return x
 
 
@@ -210,12 +214,12 @@ class ModuleList(Sequential):
     """Numbered modules without an order of execution."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("a ModuleList holds modules; call them one by one")
+        raise NotImplementedError("a ModuleList has no forward(); call its modules one by one")
 
 
-class Fusing(Module):
-    """A layer that can take layers after it along."""
+class FusibleLayer(Module):
+    """A layer that can be fused with the layers after it."""
 
-    def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
-        """The result of the first few of `layers` (this one first), and how many that was."""
+    def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+        """Run the first few of `layers` (this one first); return the result and the number of layers."""
         raise NotImplementedError

@@ -1,8 +1,7 @@
-"""The operations of neural networks, as `forward` and `backward` over arrays; the arithmetic is the backend's.
+"""Operations of neural networks, as `forward` and `backward` over arrays; the backend does the arithmetic.
 
-Linear and Conv2d take the ReLU after them along in one pass, because its gradient needs only the result; `gelu` and
-`residual` are taken along only where nothing is recorded. Shapes are checked here, once, so that no kernel meets a bad
-one.
+Linear and Conv2d can fuse a ReLU, because its gradient needs only the result; GELU and residual are fused only when no
+gradient is recorded. Shapes are checked here, once, so that kernels need no checks.
 """
 
 from __future__ import annotations
@@ -19,13 +18,15 @@ from tilewise.ops.base import Array, Grads, Operation, silent
 Pair = tuple[int, int]
 
 
-def _refuse_inference_only(fused: bool) -> None:
-    if fused:
-        raise GradientError("activation='gelu' and residual= have no gradient; apply them as separate steps to train")
+def _check_trainable(inference_only: bool) -> None:
+    if inference_only:
+        raise GradientError(
+            "activation='gelu' and residual= have no gradient; apply them as separate operations to train"
+        )
 
 
 class Linear(Operation):
-    """act(x @ weight.T + bias + residual), weight (out, in)."""
+    """Linear layer with epilogue: activation(x @ weight.T + bias + residual), weight (out, in)."""
 
     inference_only = False
 
@@ -38,6 +39,7 @@ class Linear(Operation):
         activation: str | None = None,
         residual: Array | None = None,
     ) -> Array:
+        """Multiply all leading axes of `x` as rows of one matrix."""
         if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
             raise ShapeError(f"a linear layer with weight {weight.shape} cannot take an input of shape {x.shape}")
         if bias is not None and bias.shape != weight.shape[:1]:
@@ -56,7 +58,7 @@ class Linear(Operation):
         return y if x.ndim == 2 else y.reshape((*x.shape[:-1], weight.shape[0]))
 
     def backward(self, grad: Array) -> Grads:
-        _refuse_inference_only(self.inference_only)
+        _check_trainable(self.inference_only)
         dispatch = current_backend().dispatch
         g = grad.reshape(self.x.shape[0], self.weight.shape[0])
         if self.saves_output:
@@ -70,7 +72,7 @@ class Linear(Operation):
 
 
 class Conv2d(Operation):
-    """Cross-correlation of (N, C, H, W) with (O, C/groups, kh, kw)."""
+    """Convolution (cross-correlation) of (N, C, H, W) with filters (O, C/groups, kh, kw)."""
 
     inference_only = False
 
@@ -87,14 +89,15 @@ class Conv2d(Operation):
         activation: str | None = None,
         residual: Array | None = None,
     ) -> Array:
-        (_, c, h, w), (o, i, kh, kw) = _four(x), _four(weight)
-        plain = len(padding) == 2 and dilation == (1, 1)
-        if plain:
+        """Check the sizes and convolve; common cases are checked inline, without function calls."""
+        (_, c, h, w), (o, i, kh, kw) = _four_sizes(x), _four_sizes(weight)
+        is_even = len(padding) == 2 and dilation == (1, 1)
+        if is_even:
             fits = c == i * groups and h + 2 * padding[0] >= kh > 0 and w + 2 * padding[1] >= kw > 0
             if groups < 1 or not fits or o % groups or min(stride) < 1 or min(padding) < 0:
-                _explain_conv(x.shape, weight.shape, stride, padding, groups)
+                _raise_conv_error(x.shape, weight.shape, stride, padding, groups)
         else:
-            _check_spread(x.shape, weight.shape, stride, padding, dilation, groups)
+            _check_dilated(x.shape, weight.shape, stride, padding, dilation, groups)
         self.x, self.weight = x, weight
         self.stride, self.padding, self.groups, self.dilation = stride, padding, groups, dilation
         y: Array = current_backend().dispatch(
@@ -107,7 +110,7 @@ class Conv2d(Operation):
             groups=groups,
             activation=activation,
             residual=residual,
-            **({} if plain else {"dilation": dilation}),
+            **({} if is_even else {"dilation": dilation}),
         )
         if activation == "gelu" or residual is not None:
             self.inference_only = True
@@ -116,65 +119,69 @@ class Conv2d(Operation):
         return y
 
     def backward(self, grad: Array) -> Grads:
-        _refuse_inference_only(self.inference_only)
+        """Compute the gradients of the input, the weight and the bias, as far as they are needed."""
+        _check_trainable(self.inference_only)
         dispatch = current_backend().dispatch
         grad = dispatch("relu_grad", self.y, grad) if self.saves_output else np.ascontiguousarray(grad)
         gx = gw = None
         if len(self.padding) != 2 or self.dilation != (1, 1):
-            gx, gw = self._spread_grads(grad)
+            gx, gw = self._dilated_grads(grad)
         else:
-            how = {"stride": self.stride, "padding": self.padding, "groups": self.groups}
+            geometry = {"stride": self.stride, "padding": self.padding, "groups": self.groups}
             if self.needs[0]:
-                gx = dispatch("conv2d_grad_input", grad, self.weight, self.x.shape, **how)
+                gx = dispatch("conv2d_grad_input", grad, self.weight, self.x.shape, **geometry)
             if self.needs[1]:
-                gw = dispatch("conv2d_grad_weight", grad, self.x, self.weight.shape, **how)
+                gw = dispatch("conv2d_grad_weight", grad, self.x, self.weight.shape, **geometry)
         return (gx, gw) if len(self.needs) == 2 else (gx, gw, dispatch("sum_channels", grad) if self.needs[2] else None)
 
-    def _spread_grads(self, grad: Array) -> tuple[Array | None, Array | None]:
-        """With dilation or uneven padding: as a convolution of the padded image with weights spread by zeros."""
+    def _dilated_grads(self, grad: Array) -> tuple[Array | None, Array | None]:
+        """Gradients with dilation or asymmetric padding: pad the image and insert zeros into the filters first."""
         (dh, dw), dispatch = self.dilation, current_backend().dispatch
         top, left, bottom, right = self.padding if len(self.padding) == 4 else (*self.padding, *self.padding)
         h, w = self.x.shape[2:]
         padded = np.pad(self.x, ((0, 0), (0, 0), (top, bottom), (left, right)))
         o, i, kh, kw = self.weight.shape
-        spread = np.zeros((o, i, (kh - 1) * dh + 1, (kw - 1) * dw + 1), self.weight.dtype)
-        spread[:, :, ::dh, ::dw] = self.weight
-        how = {"stride": self.stride, "padding": (0, 0), "groups": self.groups}
+        dilated = np.zeros((o, i, (kh - 1) * dh + 1, (kw - 1) * dw + 1), self.weight.dtype)
+        dilated[:, :, ::dh, ::dw] = self.weight
+        geometry = {"stride": self.stride, "padding": (0, 0), "groups": self.groups}
         gx = gw = None
         if self.needs[0]:
-            gx = dispatch("conv2d_grad_input", grad, spread, padded.shape, **how)[:, :, top : top + h, left : left + w]
+            gx = dispatch("conv2d_grad_input", grad, dilated, padded.shape, **geometry)
+            gx = gx[:, :, top : top + h, left : left + w]
         if self.needs[1]:
-            gw = dispatch("conv2d_grad_weight", grad, padded, spread.shape, **how)[:, :, ::dh, ::dw]
+            gw = dispatch("conv2d_grad_weight", grad, padded, dilated.shape, **geometry)[:, :, ::dh, ::dw]
         return gx, gw
 
     def reads(self) -> tuple[int, ...]:
         return tuple(1 - i for i in (0, 1) if self.needs[i])
 
 
-def _check_spread(
+def _check_dilated(
     x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: tuple[int, ...], dilation: Pair, groups: int
 ) -> None:
-    """What a convolution with dilation or uneven padding needs."""
+    """Raise ShapeError unless a convolution with dilation or asymmetric padding is possible."""
     top, left, bottom, right = padding if len(padding) == 4 else (*padding, *padding)
     if groups < 1 or x[1] != w[1] * groups or w[0] % groups or min(dilation) < 1 or min(stride) < 1 or min(padding) < 0:
         raise ShapeError(
             f"conv2d with {groups} group(s), stride {stride}, padding {padding} and dilation {dilation} cannot apply "
             f"weights {w} to an input of shape {x}"
         )
-    reach = ((w[2] - 1) * dilation[0] + 1, (w[3] - 1) * dilation[1] + 1)
-    if min(w[2:]) < 1 or x[2] + top + bottom < reach[0] or x[3] + left + right < reach[1]:
-        raise ShapeError(f"a window of {reach} does not fit into an image of {x[2:]} with padding {padding}")
+    window = ((w[2] - 1) * dilation[0] + 1, (w[3] - 1) * dilation[1] + 1)
+    if min(w[2:]) < 1 or x[2] + top + bottom < window[0] or x[3] + left + right < window[1]:
+        raise ShapeError(f"a window of {window} does not fit into an image of {x[2:]} with padding {padding}")
 
 
-def _four(x: Array) -> tuple[int, int, int, int]:
+def _four_sizes(x: Array) -> tuple[int, int, int, int]:
     if x.ndim != 4:
-        raise ShapeError(f"images and their filters have four dimensions, (N, C, H, W), not the shape {x.shape}")
+        raise ShapeError(f"images and filters must have four dimensions, (N, C, H, W), not the shape {x.shape}")
     shape: tuple[int, int, int, int] = x.shape
     return shape
 
 
-def _explain_conv(x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: tuple[int, ...], groups: int) -> None:
-    """Raise what is wrong with these sizes."""
+def _raise_conv_error(
+    x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: tuple[int, ...], groups: int
+) -> None:
+    """Raise the ShapeError that describes what is wrong with these sizes."""
     if groups < 1 or x[1] != w[1] * groups or w[0] % groups:
         raise ShapeError(f"conv2d with {groups} group(s) cannot apply weights {w} to an input of shape {x}")
     _check_windows(x, (w[2], w[3]), stride, (padding[0], padding[1]))
@@ -219,12 +226,12 @@ class AvgPool2d(Operation):
 
 
 class GlobalAvgPool(Operation):
-    """(N, C, H, W) to (N, C): average pooling with one window, the whole image."""
+    """Average pooling over the whole image: (N, C, H, W) to (N, C)."""
 
     def forward(self, x: Array) -> Array:
-        self.shape = n, c, h, w = _four(x)
+        self.shape = n, c, h, w = _four_sizes(x)
         if not h or not w:
-            raise ShapeError(f"there is no mean of an image without pixels: {x.shape}")
+            raise ShapeError(f"the mean of an image without pixels is undefined: {x.shape}")
         self.geometry: dict[str, Any] = {"kernel": (h, w), "stride": (1, 1), "padding": (0, 0)}
         y: Array = current_backend().dispatch("avg_pool2d", x, **self.geometry)
         return y.reshape(n, c)
@@ -257,9 +264,9 @@ class LayerNorm(Operation):
 
 
 class BatchNorm(Operation):
-    """Normalisation over every axis but the second, with the batch's own mean and variance.
+    """Normalisation over all axes but the second, with the batch's mean and variance.
 
-    Running statistics, where given, move towards the batch's in place (`running_var` towards the unbiased variance).
+    Running statistics, if given, are updated in place (`running_var` with the unbiased variance).
     """
 
     saves = (0, 1)
@@ -275,6 +282,7 @@ class BatchNorm(Operation):
         momentum: float,
         eps: float,
     ) -> Array:
+        """Normalise and update the running statistics."""
         _check_batch_norm(x.shape, weight.shape, bias.shape)
         count = math.prod(x.shape[:1] + x.shape[2:])
         if count < 2:
@@ -292,7 +300,7 @@ class BatchNorm(Operation):
 
 
 class FixedNorm(Operation):
-    """Batch norm with given statistics: a scale and a shift per channel."""
+    """Batch norm with fixed statistics: a scale and a shift per channel."""
 
     saves = (0, 1)
 
@@ -318,11 +326,12 @@ def _check_batch_norm(x: tuple[int, ...], weight: tuple[int, ...], bias: tuple[i
 
 
 class Embedding(Operation):
-    """Rows of a table, by number."""
+    """Rows of a table, selected by integer ids."""
 
     def forward(self, weight: Array, *, ids: Array) -> Array:
+        """Look up the rows; all ids are checked."""
         if ids.dtype.kind not in "iu":
-            raise DtypeError(f"an embedding is looked up by integers, not {ids.dtype}")
+            raise DtypeError(f"embedding ids must be integers, not {ids.dtype}")
         self.rows = weight.shape[0]
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self.rows):
             raise ShapeError(
@@ -338,34 +347,34 @@ class Embedding(Operation):
 
 class Dropout(Operation):
     def forward(self, x: Array, *, p: float, rng: np.random.Generator) -> Array:
-        self.kept = (rng.random(x.shape, dtype=np.float32) >= p).astype(x.dtype)
+        self.mask = (rng.random(x.shape, dtype=np.float32) >= p).astype(x.dtype)
         if p < 1:
-            self.kept /= 1 - p
-        return np.asarray(x * self.kept)
+            self.mask /= 1 - p
+        return np.asarray(x * self.mask)
 
     def backward(self, grad: Array) -> Grads:
-        return grad * self.kept
+        return grad * self.mask
 
 
 class CrossEntropy(Operation):
-    """Mean, sum or each of -log softmax(logits)[target] over (N, C); targets equal to `ignore` count for nothing."""
+    """Mean, sum or list of -log softmax(logits)[target] over (N, C); rows whose target is `ignore` have no loss."""
 
     saves = (0,)
 
     @silent
     def forward(self, logits: Array, *, targets: Array, reduction: str, ignore: int) -> Array:
+        """Compute the losses; `row_weights` are the factors of the rows in the reduced loss."""
         _check_targets(logits, targets, ignore)
-        counted = targets != ignore
-        self.logits, self.targets = logits, np.where(counted, targets, 0)
+        has_loss = targets != ignore
+        self.logits, self.targets = logits, np.where(has_loss, targets, 0)
         losses, self.logsumexp = current_backend().dispatch("cross_entropy", logits, self.targets)
-        every = bool(counted.all())
-        losses = losses if every else np.where(counted, losses, losses.dtype.type(0))
-        self.row_weights = counted.astype(logits.dtype)
+        losses = losses if has_loss.all() else np.where(has_loss, losses, losses.dtype.type(0))
+        self.row_weights = has_loss.astype(logits.dtype)
         if reduction == "none":
             return np.asarray(losses)
         if reduction == "mean":
-            self.row_weights /= self.row_weights.sum()  # nothing counted: nan, as in PyTorch
-            return np.asarray(losses.sum() / logits.dtype.type(counted.sum()))
+            self.row_weights /= self.row_weights.sum()  # NaN if all rows are ignored, as in PyTorch
+            return np.asarray(losses.sum() / logits.dtype.type(has_loss.sum()))
         return np.asarray(losses.sum())
 
     def backward(self, grad: Array) -> Grads:
@@ -384,7 +393,7 @@ def _check_targets(logits: Array, targets: Array, ignore: int) -> None:
 
 
 class Attention(Operation):
-    """softmax(q kᵀ · scale + mask) v over (B, H, T, D); causal means query t sees the keys up to S - T + t."""
+    """Attention softmax(q kᵀ · scale + mask) v over (B, H, T, D); a causal query t attends to keys up to S - T + t."""
 
     saves = (0, 1, 2)
     saves_output = True
@@ -401,13 +410,13 @@ class Attention(Operation):
 
 
 class PackedAttention(Operation):
-    """Causal self-attention straight from the packed projection (B, T, 3·H·D) to (B, T, H·D).
+    """Causal self-attention from the packed projection (B, T, 3·H·D) to (B, T, H·D).
 
-    One operation instead of a split, three transposes and back: gradients of q, k and v are written into one array.
+    One operation replaces a split and four transposes; the gradients of q, k and v are written into one array.
     """
 
     saves = (0,)
-    saves_output = True  # with one head or one token the result shares memory with what is kept
+    saves_output = True  # with one head or one token the result shares memory with `self.out`
 
     def forward(self, qkv: Array, *, heads: int) -> Array:
         b, t, c3 = qkv.shape
@@ -423,12 +432,13 @@ class PackedAttention(Operation):
         g = grad.reshape(b, t, heads, d).transpose(0, 2, 1, 3)
         gqkv = np.empty((b, t, 3 * heads * d), grad.dtype)
         into = tuple(gqkv.reshape(self.packed).transpose(2, 0, 3, 1, 4))
-        kept = (*self.qkv, self.out, self.logsumexp)
-        current_backend().dispatch("attention_grad", g, *kept, causal=True, mask=None, scale=None, into=into)
+        saved = (*self.qkv, self.out, self.logsumexp)
+        current_backend().dispatch("attention_grad", g, *saved, causal=True, mask=None, scale=None, into=into)
         return gqkv
 
 
 def _check_attention(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], mask: Array | None) -> None:
+    """Raise ShapeError unless the shapes of queries, keys, values and mask fit together."""
     if len(q) != 4 or len(k) != 4 or k[:3] != v[:3] or len(v) != 4 or q[:2] != k[:2] or q[3] != k[3]:
         raise ShapeError(f"attention takes q (B, H, T, D), k and v (B, H, S, D), not {q}, {k} and {v}")
     if mask is not None:

@@ -1,8 +1,8 @@
-"""Operations that make images larger or smaller: transposed convolution, filters with holes, interpolation.
+"""Operations that resize images: transposed convolution, dilated filters, interpolation.
 
 A transposed convolution is the gradient of a convolution with respect to its input, so it runs the same kernels.
-Interpolation works axis by axis: every output position is a weighted sum of a few input positions (`taps`), one for
-the nearest neighbour, two for linear, four for cubic.
+Interpolation works axis by axis: every output position is a weighted sum of a few input positions (taps): one for
+nearest neighbour, two for linear, four for cubic.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ Pair = tuple[int, int]
 
 
 class ConvTranspose2d(Operation):
-    """(N, C, H, W) with filters (C, O/groups, kh, kw) to (N, O, stride·(H - 1) + kh - 2·padding + extra, ...)."""
+    """Transposed convolution of (N, C, H, W) with filters (C, O/groups, kh, kw).
+
+    The result is (N, O, stride·(H - 1) + kh - 2·padding + output_padding, ...).
+    """
 
     def forward(
         self,
@@ -33,28 +36,31 @@ class ConvTranspose2d(Operation):
         output_padding: Pair,
         groups: int,
     ) -> Array:
+        """Check the sizes and run the convolution's input gradient."""
         if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != weight.shape[0] or groups < 1 or len(weight) % groups:
             raise ShapeError(f"filters {weight.shape} in {groups} group(s) cannot be transposed over {x.shape}")
         if min(stride) < 1 or min(padding) < 0 or any(e < 0 or e >= s for e, s in zip(output_padding, stride)):  # noqa: B905
-            raise ShapeError(f"stride {stride}, padding {padding} and {output_padding} more pixels do not fit together")
+            raise ShapeError(
+                f"stride {stride}, padding {padding} and output_padding {output_padding} do not fit together"
+            )
         size = [
             (x.shape[2 + i] - 1) * stride[i] + weight.shape[2 + i] - 2 * padding[i] + output_padding[i] for i in (0, 1)
         ]
         if min(size) < 1 or 0 in x.shape[2:]:
-            raise ShapeError(f"a transposed convolution of {x.shape} by {weight.shape} leaves no pixels")
+            raise ShapeError(f"a transposed convolution of {x.shape} by {weight.shape} has an empty result")
         self.x, self.weight = np.ascontiguousarray(x), weight
-        self.how = {"stride": stride, "padding": padding, "groups": groups}
+        self.geometry = {"stride": stride, "padding": padding, "groups": groups}
         shape = (x.shape[0], weight.shape[1] * groups, *size)
-        y: Array = current_backend().dispatch("conv2d_grad_input", self.x, weight, shape, **self.how)
+        y: Array = current_backend().dispatch("conv2d_grad_input", self.x, weight, shape, **self.geometry)
         return y if bias is None else np.asarray(y + bias[:, None, None])
 
     def backward(self, grad: Array) -> Grads:
         dispatch, grad = current_backend().dispatch, np.ascontiguousarray(grad)
         gx = gw = None
         if self.needs[0]:
-            gx = dispatch("conv2d", grad, self.weight, None, **self.how)
+            gx = dispatch("conv2d", grad, self.weight, None, **self.geometry)
         if self.needs[1]:
-            gw = dispatch("conv2d_grad_weight", self.x, grad, self.weight.shape, **self.how)
+            gw = dispatch("conv2d_grad_weight", self.x, grad, self.weight.shape, **self.geometry)
         return (gx, gw) if len(self.needs) == 2 else (gx, gw, dispatch("sum_channels", grad) if self.needs[2] else None)
 
     def reads(self) -> tuple[int, ...]:
@@ -62,7 +68,7 @@ class ConvTranspose2d(Operation):
 
 
 class Dilate(Operation):
-    """Filters with `step` - 1 zeros between neighbours: what a dilated convolution multiplies by."""
+    """Insert `step` - 1 zeros between the taps of filters, as a dilated convolution needs."""
 
     def forward(self, weight: Array, *, step: Pair) -> Array:
         self.step = step
@@ -77,72 +83,75 @@ class Dilate(Operation):
 
 @dataclass(frozen=True)
 class Taps:
-    """For each output position of an axis: which input positions it reads, (taps, size), and their weights."""
+    """Input positions that each output position of an axis reads, (taps, size), and their weights."""
 
     positions: Array
     weights: Array
 
 
 class Resample(Operation):
-    """Weighted sums of entries along one axis."""
+    """Weighted sums of elements along one axis."""
 
     def forward(self, x: Array, *, taps: Taps, axis: int) -> Array:
+        """Resample one axis."""
         self.shape, self.axis, self.positions = x.shape, axis, taps.positions
-        spread = (-1,) + (1,) * (x.ndim - axis - 1)
-        self.weights = [row.astype(x.dtype).reshape(spread) for row in taps.weights]
+        broadcast_shape = (-1,) + (1,) * (x.ndim - axis - 1)
+        self.weights = [row.astype(x.dtype).reshape(broadcast_shape) for row in taps.weights]
         if len(self.weights) == 1 and (taps.weights == 1).all():
             return np.asarray(x.take(self.positions[0], axis))
         total = x.take(self.positions[0], axis) * self.weights[0]
-        for where, weight in zip(self.positions[1:], self.weights[1:], strict=True):
-            total += x.take(where, axis) * weight
+        for positions, weight in zip(self.positions[1:], self.weights[1:], strict=True):
+            total += x.take(positions, axis) * weight
         return np.asarray(total)
 
     def backward(self, grad: Array) -> Grads:
         g = np.zeros(self.shape, grad.dtype)
-        first = (slice(None),) * self.axis
-        for where, weight in zip(self.positions, self.weights, strict=True):
-            np.add.at(g, (*first, where), grad * weight)
+        leading_axes = (slice(None),) * self.axis
+        for positions, weight in zip(self.positions, self.weights, strict=True):
+            np.add.at(g, (*leading_axes, positions), grad * weight)
         return g
 
 
-def nearest_taps(places: Array, size: int) -> Taps:
-    """The one entry at each of `places`, which are whole numbers and may lie outside."""
-    chosen = np.clip(places, 0, size - 1).astype(np.intp)
-    return Taps(chosen[None], np.ones((1, len(chosen))))
+def nearest_taps(coordinates: Array, size: int) -> Taps:
+    """One tap at each coordinate; coordinates are whole numbers, and those outside are clipped."""
+    positions = np.clip(coordinates, 0, size - 1).astype(np.intp)
+    return Taps(positions[None], np.ones((1, len(positions))))
 
 
-def linear_taps(places: Array, size: int) -> Taps:
-    """The two entries around each of `places`, weighted by nearness; outside, the last one."""
-    inside = np.clip(places, 0, size - 1)
+def linear_taps(coordinates: Array, size: int) -> Taps:
+    """Two taps around each coordinate with linear weights; coordinates outside are clipped."""
+    inside = np.clip(coordinates, 0, size - 1)
     below = np.minimum(np.floor(inside), max(size - 2, 0)).astype(np.intp)
-    share = inside - below
-    return Taps(np.stack([below, np.minimum(below + 1, size - 1)]), np.stack([1 - share, share]))
+    fraction = inside - below
+    return Taps(np.stack([below, np.minimum(below + 1, size - 1)]), np.stack([1 - fraction, fraction]))
 
 
-def cubic_taps(places: Array, size: int, a: float = -0.75, leave_out: bool = False) -> Taps:
-    """Four entries around each of `places` by Keys' cubic; `leave_out` drops those outside and scales the rest up."""
-    below = np.floor(places)
-    distance = np.abs(places - (below + np.arange(-1, 3)[:, None]))
+def cubic_taps(coordinates: Array, size: int, a: float = -0.75, exclude_outside: bool = False) -> Taps:
+    """Four taps around each coordinate with cubic convolution weights (Keys 1981).
+
+    `exclude_outside` drops taps outside the axis and normalises the remaining weights; otherwise they are clipped.
+    """
+    positions = np.floor(coordinates) + np.arange(-1, 3)[:, None]  # (4, size)
+    distance = np.abs(coordinates - positions)
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
     weights = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
-    where = below + np.arange(-1, 3)[:, None]
-    if leave_out:
-        weights = np.where((where < 0) | (where >= size), 0.0, weights)
+    if exclude_outside:
+        weights = np.where((positions < 0) | (positions >= size), 0.0, weights)
         weights = weights / weights.sum(0)
-    return Taps(np.clip(where, 0, size - 1).astype(np.intp), weights)
+    return Taps(np.clip(positions, 0, size - 1).astype(np.intp), weights)
 
 
-def image_taps(size: int, wanted: int, scale: float, mode: str, align_corners: bool) -> Taps:
-    """How PyTorch's `interpolate` reads an axis of `size` to make `wanted` positions."""
-    out = np.arange(wanted, dtype=np.float64)
+def image_taps(size: int, output_size: int, scale: float, mode: str, align_corners: bool) -> Taps:
+    """Taps of one axis with the coordinates of PyTorch's `interpolate`."""
+    out = np.arange(output_size, dtype=np.float64)
     if mode == "nearest":
         return nearest_taps(np.floor(out / scale), size)
     if mode != "bilinear":
         raise ConfigurationError(f"there is no interpolation {mode!r}; choose nearest or bilinear")
-    places = out * ((size - 1) / max(wanted - 1, 1)) if align_corners else (out + 0.5) / scale - 0.5
-    return linear_taps(places, size)
+    coordinates = out * ((size - 1) / max(output_size - 1, 1)) if align_corners else (out + 0.5) / scale - 0.5
+    return linear_taps(coordinates, size)
 
 
-def scaled(size: int, scale: float) -> int:
+def scaled_size(size: int, scale: float) -> int:
     return math.floor(size * scale)

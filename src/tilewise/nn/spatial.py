@@ -1,4 +1,4 @@
-"""Layers over images beside convolution and pooling: transposed convolution, upsampling, group normalisation."""
+"""More layers for images: transposed convolution, upsampling, group normalisation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewise.tensor import Tensor
 
 
 class ConvTranspose2d(Module):
-    """The way back of a convolution; weight (in, out/groups, kh, kw)."""
+    """Transposed convolution with weight (in, out/groups, kh, kw)."""
 
     def __init__(
         self,
@@ -26,8 +26,9 @@ class ConvTranspose2d(Module):
         bias: bool = True,
         rng: Rng = None,
     ) -> None:
+        """Check the groups and draw the initial weights."""
         if groups < 1 or in_channels % groups or out_channels % groups:
-            raise ShapeError(f"{in_channels} and {out_channels} channels cannot be cut into {groups} groups")
+            raise ShapeError(f"{in_channels} and {out_channels} channels cannot be divided into {groups} groups")
         rng = np.random.default_rng(rng)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size, self.stride, self.padding = F.pair(kernel_size), F.pair(stride), F.pair(padding)
@@ -37,12 +38,19 @@ class ConvTranspose2d(Module):
         self.bias = uniform(rng, (out_channels,), bound) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        how = (self.stride, self.padding, self.output_padding, self.groups)
-        return F.conv_transpose2d(x, self.weight, self.bias, *how)
+        return F.conv_transpose2d(
+            x,
+            self.weight,
+            self.bias,
+            stride=self.stride,
+            padding=self.padding,
+            output_padding=self.output_padding,
+            groups=self.groups,
+        )
 
 
 class Upsample(Module):
-    """Images `scale_factor` times as large, by the nearest pixel or bilinear interpolation."""
+    """Resize images by `scale_factor` with nearest or bilinear interpolation."""
 
     def __init__(self, scale_factor: float, mode: str = "nearest", align_corners: bool = False) -> None:
         self.scale_factor, self.mode, self.align_corners = scale_factor, mode, align_corners
@@ -52,11 +60,11 @@ class Upsample(Module):
 
 
 class GroupNorm(Module):
-    """Each group of channels to mean 0 and variance 1, then scaled and shifted by channel."""
+    """Group normalisation (Wu and He 2018): normalise each group of channels, then scale and shift each channel."""
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
         if num_groups < 1 or num_channels % num_groups:
-            raise ShapeError(f"{num_channels} channels cannot be cut into {num_groups} groups")
+            raise ShapeError(f"{num_channels} channels cannot be divided into {num_groups} groups")
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         self.weight = Parameter(np.ones(num_channels, np.float32))
         self.bias = Parameter(np.zeros(num_channels, np.float32))

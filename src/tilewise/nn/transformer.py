@@ -1,9 +1,10 @@
-"""Attention, the transformer block and GPT. Names follow PyTorch's MultiheadAttention and TransformerEncoderLayer
-(norm_first), so their state dicts load both ways.
+"""Attention, the transformer block and GPT.
 
-A block takes `past_kv`, one layer's view of a key/value cache: any object whose `append(k, v)` stores arrays of
-(B, H, T, D) and returns all keys and values so far, and which may have a `mask(T)` that says which of them the new
-positions may see where the causal rule alone does not. Without it attention is over `x` alone.
+Names follow PyTorch's MultiheadAttention and TransformerEncoderLayer (norm_first), so state dicts load both ways.
+
+A block takes `past_kv`, one layer's view of a KV cache: any object whose `append(k, v)` stores arrays (B, H, T, D) and
+returns all keys and values so far. It may have a method `mask(T)` that returns the mask of the new positions if the
+causal mask is not sufficient. Without `past_kv`, attention is over `x` alone.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import numpy as np
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn import functional as F
 from tilewise.nn.layers import Embedding, LayerNorm, Linear, Rng, uniform
-from tilewise.nn.module import Module, ModuleList, Parameter, lay_in_order
+from tilewise.nn.module import Module, ModuleList, Parameter, pack_parameters
 from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
 
 
 class LayerCache(Protocol):
-    """One layer's part of a key/value cache."""
+    """One layer's view of a KV cache."""
 
     def append(self, k: Any, v: Any) -> tuple[Any, Any]: ...
 
@@ -31,8 +32,9 @@ class MultiHeadAttention(Module):
     """Self-attention over (B, T, C)."""
 
     def __init__(self, embed_dim: int, num_heads: int, causal: bool = False, rng: Rng = None) -> None:
+        """Check the number of heads and draw the initial weights."""
         if num_heads < 1 or embed_dim % num_heads:
-            raise ConfigurationError(f"{embed_dim} channels cannot be shared by {num_heads} heads")
+            raise ConfigurationError(f"{embed_dim} channels cannot be divided among {num_heads} heads")
         rng = np.random.default_rng(rng)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.causal = causal
@@ -48,42 +50,44 @@ class MultiHeadAttention(Module):
         mask: TensorLike | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
+        """Attend over `x` and the cache; `residual` is added by the output projection (inference only)."""
         if x.ndim != 3 or x.shape[2] != self.embed_dim:
             raise ShapeError(f"attention takes (B, T, {self.embed_dim}), not {x.shape}")
         qkv = self.project(x)  # (B, T, 3C)
         if past_kv is None and mask is None and self.causal:
-            mixed = F.packed_causal_attention(qkv, self.num_heads)
+            attended = F.packed_causal_attention(qkv, self.num_heads)
         else:
-            mixed = self.attend(qkv, past_kv, mask)
-        out: Tensor = self.out_proj(mixed, residual=residual)
+            attended = self.attend(qkv, past_kv, mask)
+        out: Tensor = self.out_proj(attended, residual=residual)
         return out
 
     def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side."""
+        """Compute the packed queries, keys and values (B, T, 3C)."""
         return F.linear(x, self.in_proj_weight, self.in_proj_bias)
 
     def in_layer(self) -> Module:
-        """The projection to queries, keys and values as a linear layer that shares its arrays."""
+        """The packed projection as a linear layer that shares its arrays."""
         layer = Linear(0, 0)
         layer.in_features, layer.out_features = self.embed_dim, 3 * self.embed_dim
         layer.weight, layer.bias = self.in_proj_weight, self.in_proj_bias
         return layer
 
     def attend(self, qkv: Tensor, past_kv: LayerCache | None, mask: TensorLike | None) -> Tensor:
+        """Attend with packed queries, keys and values (B, T, 3C); returns (B, T, C)."""
         b, t, _ = qkv.shape
         split = qkv.reshape(b, t, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
         q, k, v = split[0], split[1], split[2]
         if past_kv is not None:
             keys, values = past_kv.append(k.data, v.data)
             k, v = Tensor(keys), Tensor(values)
-            ask = getattr(past_kv, "mask", None)
-            mask = ask(t) if mask is None and ask is not None else mask
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal and mask is None)
-        return mixed.permute(0, 2, 1, 3).reshape(b, t, self.embed_dim)
+            cache_mask = getattr(past_kv, "mask", None)
+            mask = cache_mask(t) if mask is None and cache_mask is not None else mask
+        attended = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal and mask is None)
+        return attended.permute(0, 2, 1, 3).reshape(b, t, self.embed_dim)
 
 
 class TransformerBlock(Module):
-    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)) with an exact GELU or its tanh form."""
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)); `approximate="tanh"` uses the tanh GELU."""
 
     def __init__(
         self,
@@ -104,7 +108,8 @@ class TransformerBlock(Module):
         self.norm1, self.norm2 = LayerNorm(embed_dim), LayerNorm(embed_dim)
 
     def forward(self, x: Tensor, past_kv: LayerCache | None = None) -> Tensor:
-        if not is_grad_enabled() and self.approximate == "none":  # residuals and GELU ride along with the products
+        """Run the block; in inference the residuals and the GELU are fused into the products."""
+        if not is_grad_enabled() and self.approximate == "none":
             x = self.self_attn(self.norm1(x), past_kv, residual=x)
             out: Tensor = self.linear2(self.linear1(self.norm2(x), activation="gelu"), residual=x)
             return out
@@ -116,7 +121,7 @@ class TransformerBlock(Module):
 
 
 class GPT(Module):
-    """A decoder-only language model: token ids (B, T) to logits (B, T, vocab)."""
+    """Decoder-only language model: token ids (B, T) to logits (B, T, vocab)."""
 
     def __init__(
         self,
@@ -128,6 +133,7 @@ class GPT(Module):
         rng: Rng = None,
         approximate: str = "none",
     ) -> None:
+        """Create the layers; the weight matrices are packed into one block of memory."""
         rng = np.random.default_rng(rng)
         self.vocab, self.context, self.heads, self.approximate = vocab, context, heads, approximate
         self.token_embedding = Embedding(vocab, width, rng)
@@ -137,20 +143,22 @@ class GPT(Module):
         )
         self.norm = LayerNorm(width)
         self.head = Linear(width, vocab, bias=False, rng=rng)
-        lay_in_order(p for part in (self.blocks, self.head) for p in part.parameters() if p.ndim == 2)
+        pack_parameters(p for module in (self.blocks, self.head) for p in module.parameters() if p.ndim == 2)
 
     def forward(
         self, ids: TensorLike, past_kv: Sequence[LayerCache] | None = None, position: int | Sequence[int] = 0
     ) -> Tensor:
-        """Logits for `ids`, which stand at `position` and after (one start for all rows, or one each); `past_kv` has
-        one cache view per block."""
+        """Compute logits for `ids`, whose first token is at `position` (one start for all rows, or one each).
+
+        `past_kv` has one cache view per block.
+        """
         tokens = ids.data if isinstance(ids, Tensor) else np.asarray(ids)
         if tokens.ndim != 2:
             raise ShapeError(f"GPT takes token ids of shape (B, T), not {tokens.shape}")
-        places = np.asarray(position)[..., None] + np.arange(tokens.shape[1])  # (T,) or (B, T)
-        if places.size and places.max() >= self.context:
-            raise ShapeError(f"{places.max() + 1} tokens do not fit into this model's context of {self.context}")
-        x = self.token_embedding(tokens) + self.position_embedding(places)
+        positions = np.asarray(position)[..., None] + np.arange(tokens.shape[1])  # (T,) or (B, T)
+        if positions.size and positions.max() >= self.context:
+            raise ShapeError(f"{positions.max() + 1} tokens do not fit into this model's context of {self.context}")
+        x = self.token_embedding(tokens) + self.position_embedding(positions)
         caches: Sequence[LayerCache | None] = [None] * len(self.blocks) if past_kv is None else past_kv
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, cache)

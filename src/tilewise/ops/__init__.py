@@ -1,4 +1,7 @@
-"""The primitive operations of the tensor, each with its gradient."""
+"""Primitive operations of the tensor, each with its gradient.
+
+The three most important names: `Operation` (base class), `MatMul` and `GetItem` are typical examples.
+"""
 
 from tilewise.ops.activations import Elu, Erf, HardSigmoid, HardSwish, LeakyRelu, Silu, Softplus
 from tilewise.ops.base import Array, Axis, Grads, Operation, floating, reduced_axes, silent

@@ -1,6 +1,6 @@
-"""The activations of the networks people run, each with its gradient: the error function, SiLU, hard swish and kin.
+"""Activations with their gradients, in NumPy: error function, SiLU, hard swish, ELU and others.
 
-They are plain NumPy over whole arrays. Where a function is flat or has a corner the gradient is PyTorch's.
+Where a function is not differentiable, the gradient is the same as PyTorch's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tilewise.ops.base import Array, Grads, Operation, floating, silent
 
 
 def _sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), never overflowing: the exponential is taken of what is not positive."""
-    small = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, x.dtype.type(1), small) / (1 + small))
+    """Sigmoid 1 / (1 + exp(-x)) without overflow: the exponent is never positive."""
+    exponential = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, x.dtype.type(1), exponential) / (1 + exponential))
 
 
 class Erf(Operation):
@@ -32,7 +32,7 @@ class Erf(Operation):
 
 
 class Silu(Operation):
-    """x · sigmoid(x)."""
+    """SiLU (swish), x · sigmoid(x)."""
 
     saves = (0,)
 
@@ -47,7 +47,7 @@ class Silu(Operation):
 
 
 class HardSigmoid(Operation):
-    """`slope`·x + `offset`, held between 0 and 1."""
+    """Hard sigmoid, clip(`slope`·x + `offset`, 0, 1)."""
 
     saves = (0,)
 
@@ -56,12 +56,12 @@ class HardSigmoid(Operation):
         return np.asarray(np.clip(x * self.slope + self.offset, 0, 1))
 
     def backward(self, grad: Array) -> Grads:
-        line = self.x * self.slope + self.offset
-        return grad * self.slope * ((line > 0) & (line < 1))
+        linear = self.x * self.slope + self.offset
+        return grad * self.slope * ((linear > 0) & (linear < 1))
 
 
 class HardSwish(Operation):
-    """x · clip(x/6 + 1/2, 0, 1)."""
+    """Hard swish, x · clip(x/6 + 1/2, 0, 1)."""
 
     saves = (0,)
 
@@ -86,7 +86,7 @@ class LeakyRelu(Operation):
 
 
 class Elu(Operation):
-    """x above zero, `alpha`·(exp(x/`width`) - 1) below; `scale` times all of it (SELU, CELU)."""
+    """ELU: x above zero, `alpha`·(exp(x/`width`) - 1) below. `scale` and `width` generalise it to SELU and CELU."""
 
     saves = (0,)
 
@@ -103,7 +103,7 @@ class Elu(Operation):
 
 
 class Softplus(Operation):
-    """log(1 + exp(x)), straight where that is x itself."""
+    """Softplus, log(1 + exp(x)), without overflow."""
 
     saves = (0,)
 

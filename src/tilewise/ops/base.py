@@ -1,8 +1,8 @@
-"""What every operation is: a class with `forward` and `backward` over plain arrays.
+"""Base class of operations: `forward` and `backward` over arrays.
 
-An operation is made once per use. `forward` keeps on `self` what `backward` will need, `backward` turns the gradient of
-the result into gradients of the inputs. Three things are left to the engine in autograd.py: summing a gradient back to
-the shape of an input that was broadcast, casting it to the input's dtype, and skipping inputs that need none.
+An operation object is created for each use. `forward` stores on `self` what `backward` needs; `backward` converts the
+gradient of the result to gradients of the inputs. The engine in autograd.py does three things for all operations: it
+sums a gradient to the shape of a broadcast input, casts it to the input's dtype, and skips inputs that need none.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Array = npt.NDArray[Any]
 Axis = int | tuple[int, ...] | None
 Grads = Any  # one array, or a tuple with one array or None per input
 
-silent = np.errstate(all="ignore")  # as in PyTorch, overflow and 0/0 give inf and nan without a word
+silent = np.errstate(all="ignore")  # as in PyTorch, overflow and 0/0 give inf and nan without a warning
 
 
 class Operation:
-    """One step of the graph. `needs[i]` says whether input i needs a gradient; the engine sets it after `forward`."""
+    """One node of the graph. `needs[i]` is True if input i needs a gradient; the engine sets it after `forward`."""
 
-    saves: tuple[int, ...] = ()  # inputs whose values `backward` reads: changing them in place is an error
-    saves_output = False  # the same for the result
-    is_view = False  # the result may share memory with input 0
+    saves: tuple[int, ...] = ()  # inputs whose values `backward` reads; changing them in place is an error
+    saves_output = False  # True if `backward` reads the result; changing it in place is an error
+    is_view = False  # True if the result may share memory with input 0
 
     needs: tuple[bool, ...] = ()
     inputs: tuple[Any, ...] = ()  # the input tensors
-    saved: tuple[tuple[list[int], int], ...] = ()  # version counters and what they read when saved
+    saved: tuple[tuple[list[int], int], ...] = ()  # version counters of the saved values, and their numbers then
     order = 0
-    retain: Any = None  # a weak reference to the result, where its gradient is to be kept
+    retain: Any = None  # weak reference to the result if its gradient is to be stored
 
     forward: Callable[..., Array]  # arrays, then parameters by name
 
@@ -41,16 +41,17 @@ class Operation:
         raise NotImplementedError
 
     def reads(self) -> tuple[int, ...]:
+        """Inputs whose values `backward` reads, given which gradients are needed."""
         return self.saves
 
 
 def floating(x: Array) -> Array:
-    """Integers become float32, as PyTorch does for functions with real results."""
+    """Convert integers to float32, as PyTorch does for functions with real results."""
     return x if x.dtype.kind == "f" else x.astype(np.float32)
 
 
 def reduced_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """The axes as non-negative numbers; all of them for None."""
+    """Convert axes to non-negative numbers; None means all axes."""
     if axis is None:
         return tuple(range(ndim))
     axes = tuple(axis) if isinstance(axis, tuple | list) else (axis,)

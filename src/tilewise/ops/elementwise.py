@@ -1,4 +1,4 @@
-"""Operations that work element by element, with NumPy's and PyTorch's broadcasting."""
+"""Elementwise operations with broadcasting, as in NumPy and PyTorch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Div(Operation):
 
 
 class Pow(Operation):
-    """a ** b with a tensor on either side or both."""
+    """Power a ** b, with gradients for both operands."""
 
     saves = (0, 1)
 
@@ -188,7 +188,7 @@ class Relu(Operation):
 
 
 class Gelu(Operation):
-    """x Φ(x) with the exact normal distribution function."""
+    """Exact GELU, x Φ(x)."""
 
     saves = (0,)
 
@@ -218,7 +218,7 @@ class Clip(Operation):
 
 
 class Where(Operation):
-    """condition ? a : b; the condition is a parameter, not an input."""
+    """Select `a` where the condition is true, else `b`; the condition is a parameter, not an input."""
 
     def forward(self, a: Array, b: Array, *, condition: Array) -> Array:
         self.condition = condition
@@ -229,7 +229,7 @@ class Where(Operation):
 
 
 class Maximum(Operation):
-    """The larger of two; equal ones share the gradient. `sign=-1` makes it the smaller."""
+    """Maximum (minimum with `sign=-1`) of two tensors; equal values share the gradient."""
 
     saves = (0, 1)
 
@@ -238,6 +238,6 @@ class Maximum(Operation):
         return np.maximum(a, b) if sign > 0 else np.minimum(a, b)
 
     def backward(self, grad: Array) -> Grads:
-        ahead = (self.a - self.b) * self.sign
-        half = np.where(ahead == 0, grad / 2, 0)
-        return np.where(ahead > 0, grad, half), np.where(ahead < 0, grad, half)
+        difference = (self.a - self.b) * self.sign
+        tie = np.where(difference == 0, grad / 2, 0)
+        return np.where(difference > 0, grad, tie), np.where(difference < 0, grad, tie)

@@ -1,4 +1,4 @@
-"""The matrix product and its gradient: three products of the backend, none of which copies a transposed operand."""
+"""The matrix product and its gradient: three products of the backend, without copies of transposed operands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilewise.ops.base import Array, Grads, Operation
 
 
 class MatMul(Operation):
-    """NumPy's and PyTorch's `@`: 1-D operands are vectors, leading dimensions broadcast."""
+    """Matrix product `@` as in NumPy and PyTorch: 1-D operands are vectors, leading dimensions broadcast."""
 
     def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b = a, b
@@ -18,6 +18,7 @@ class MatMul(Operation):
         return y
 
     def backward(self, grad: Array) -> Grads:
+        """Compute ga = grad @ bᵀ and gb = aᵀ @ grad; vectors become matrices first, and are reduced at the end."""
         a = self.a[None, :] if self.a.ndim == 1 else self.a
         b = self.b[:, None] if self.b.ndim == 1 else self.b
         grad = grad[..., None, :] if self.a.ndim == 1 and self.b.ndim > 1 else grad

@@ -1,4 +1,4 @@
-"""Operations that run along axes: sums, means, extremes, softmax."""
+"""Operations along axes: sums, means, extremes, softmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewise.ops.base import Array, Axis, Grads, Operation, floating, reduced_a
 
 
 class Reduction(Operation):
-    """What all reductions share: the axes, and spreading a gradient back over them."""
+    """Base class of reductions: the axes, and the expansion of a gradient to them."""
 
     def prepare(self, x: Array, axis: Axis, keepdims: bool) -> tuple[int, ...]:
         self.shape, self.keepdims = x.shape, keepdims
@@ -20,8 +20,8 @@ class Reduction(Operation):
         self.count = math.prod(x.shape[a] for a in self.axes)
         return self.axes
 
-    def spread(self, grad: Array) -> Array:
-        """`grad` with the reduced axes back as axes of size one."""
+    def expand(self, grad: Array) -> Array:
+        """Insert the reduced axes into `grad` as axes of size one."""
         return grad if self.keepdims else np.expand_dims(grad, self.axes)
 
 
@@ -31,7 +31,7 @@ class Sum(Reduction):
         return np.asarray(x.sum(axis=self.prepare(x, axis, keepdims), keepdims=keepdims))
 
     def backward(self, grad: Array) -> Grads:
-        return np.broadcast_to(self.spread(grad), self.shape)
+        return np.broadcast_to(self.expand(grad), self.shape)
 
 
 class Mean(Reduction):
@@ -41,11 +41,11 @@ class Mean(Reduction):
         return np.asarray(floating(x).sum(axis=axes, keepdims=keepdims) / x.dtype.type(self.count))
 
     def backward(self, grad: Array) -> Grads:
-        return np.broadcast_to(self.spread(grad / grad.dtype.type(self.count)), self.shape)
+        return np.broadcast_to(self.expand(grad / grad.dtype.type(self.count)), self.shape)
 
 
 class Var(Reduction):
-    """The variance, with `correction` taken from the count (1: unbiased, as in PyTorch)."""
+    """Variance; `correction` is subtracted from the count (1: unbiased, as in PyTorch)."""
 
     saves = (0,)
 
@@ -57,11 +57,11 @@ class Var(Reduction):
         return np.asarray((self.centred**2).sum(axis=axes, keepdims=keepdims) / x.dtype.type(self.degrees))
 
     def backward(self, grad: Array) -> Grads:
-        return self.spread(grad) * self.centred * (grad.dtype.type(2) / grad.dtype.type(self.degrees))
+        return self.expand(grad) * self.centred * (grad.dtype.type(2) / grad.dtype.type(self.degrees))
 
 
 class Max(Reduction):
-    """The largest value; equal ones share the gradient, as in `torch.amax`. `sign=-1` makes it the smallest."""
+    """Maximum (minimum with `sign=-1`); equal values share the gradient, as in `torch.amax`."""
 
     saves = (0,)
     saves_output = True
@@ -69,14 +69,14 @@ class Max(Reduction):
     def forward(self, x: Array, *, axis: Axis = None, keepdims: bool = False, sign: int = 1) -> Array:
         axes = self.prepare(x, axis, keepdims)
         if not self.count:
-            raise ShapeError(f"there is no largest or smallest of nothing: shape {x.shape}, axis {axis}")
+            raise ShapeError(f"the maximum or minimum of no elements is undefined: shape {x.shape}, axis {axis}")
         self.x = x
         self.y = np.asarray(x.max(axis=axes, keepdims=keepdims) if sign > 0 else x.min(axis=axes, keepdims=keepdims))
         return self.y
 
     def backward(self, grad: Array) -> Grads:
-        winners = self.x == self.spread(self.y)
-        return winners * (self.spread(grad) / winners.sum(axis=self.axes, keepdims=True, dtype=grad.dtype))
+        is_extreme = self.x == self.expand(self.y)
+        return is_extreme * (self.expand(grad) / is_extreme.sum(axis=self.axes, keepdims=True, dtype=grad.dtype))
 
 
 class CumSum(Operation):
@@ -101,6 +101,7 @@ class Softmax(Operation):
         return self.on_last_axis(self.name + "_grad", self.y, grad)
 
     def on_last_axis(self, name: str, *arrays: Array) -> Array:
+        """Run a kernel that works on the last axis, with `self.axis` moved there."""
         if arrays[0].ndim == 0:
             return self.on_last_axis(name, *(a[None] for a in arrays))[0, ...]
         if self.axis == arrays[0].ndim - 1 or self.axis == -1:

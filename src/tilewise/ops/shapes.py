@@ -1,4 +1,4 @@
-"""Operations that move numbers without changing them: reshaping, joining, indexing."""
+"""Operations that move elements without changing them: reshaping, concatenation, indexing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Permute(Operation):
 
 
 class Expand(Operation):
-    """Broadcasting to a shape; the engine sums the gradient back."""
+    """Broadcast to a shape; the engine sums the gradient."""
 
     is_view = True
 
@@ -82,19 +82,19 @@ class Copy(Operation):
 
 
 def is_basic(index: Any) -> bool:
-    """Whether NumPy answers this index with a view: integers, slices, None and ..., but no arrays."""
-    parts = index if isinstance(index, tuple) else (index,)
+    """True for basic indexing, which gives a view: integers, slices, None and ..., but no arrays."""
+    items = index if isinstance(index, tuple) else (index,)
     return all(
-        part is None
-        or part is Ellipsis
-        or isinstance(part, slice)
-        or (isinstance(part, int | np.integer) and not isinstance(part, bool))
-        for part in parts
+        item is None
+        or item is Ellipsis
+        or isinstance(item, slice)
+        or (isinstance(item, int | np.integer) and not isinstance(item, bool))
+        for item in items
     )
 
 
 class GetItem(Operation):
-    """x[index]; positions chosen more than once add up their gradients."""
+    """Indexing x[index]; the gradients of repeated positions are added."""
 
     is_view = True
 
@@ -106,6 +106,7 @@ class GetItem(Operation):
             raise ShapeError(f"the index does not fit a tensor of shape {x.shape}: {error}") from None
 
     def backward(self, grad: Array) -> Grads:
+        """Write or add the gradient at the indexed positions."""
         if self.is_row_lookup():
             rows = grad.reshape(-1, self.shape[1])
             return current_backend().dispatch("embedding_grad", rows, self.index.ravel() % self.shape[0], self.shape[0])
@@ -121,7 +122,7 @@ class GetItem(Operation):
 
 
 class SetItem(Operation):
-    """A copy of x with `value` written at `index`."""
+    """Copy x and write `value` at `index`."""
 
     def forward(self, x: Array, value: Array, *, index: Any) -> Array:
         self.index = index
@@ -139,7 +140,7 @@ class SetItem(Operation):
 
 
 class TakeAlongAxis(Operation):
-    """One entry per position along an axis, as `torch.gather`."""
+    """Gather one element per position along an axis, like `torch.gather`."""
 
     def forward(self, x: Array, *, indices: Array, axis: int) -> Array:
         self.shape, self.indices, self.axis = x.shape, indices, axis
@@ -152,7 +153,7 @@ class TakeAlongAxis(Operation):
 
     def backward(self, grad: Array) -> Grads:
         g = np.zeros(self.shape, grad.dtype)
-        where = list(np.ix_(*(np.arange(n) for n in self.indices.shape)))
-        where[self.axis] = self.indices
-        np.add.at(g, tuple(where), grad)
+        positions = list(np.ix_(*(np.arange(n) for n in self.indices.shape)))
+        positions[self.axis] = self.indices
+        np.add.at(g, tuple(positions), grad)
         return g

@@ -18,7 +18,7 @@ from tilewise._extension import native
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn import BatchNorm2d, Conv2d, Module
-from tilewise.nn.layers import folded, fusable_activation
+from tilewise.nn.layers import fold_batch_norm, fusable_activation
 from tilewise.prune.bitmask import unpack_sparse
 from tilewise.prune.masks import checked_weights
 from tilewise.prune.sparse_layer import SparseLayer, reject_gradient
@@ -43,6 +43,7 @@ class SparseConv2d(SparseLayer):
         padding: Pair = (0, 0),
         always_sparse: bool = False,
     ) -> None:
+        """Check the shapes and pack the non-zero weights."""
         w = np.ascontiguousarray(checked_weights(weight), np.float32)
         if w.ndim != 4:
             raise ShapeError(f"the weight of a convolution must have four dimensions, not {w.ndim}")
@@ -91,7 +92,7 @@ class SparseConv2d(SparseLayer):
         fused = activation == "relu" and residual is None
         return self._apply_epilogue(self._convolve(values, fused), activation, residual, fused)
 
-    def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+    def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
         count = 2 if len(layers) > 1 and isinstance(layers[1], FoldedNorm) else 1
         activation = fusable_activation(layers[count : count + 1])
         return self(x, activation=activation), count + (activation is not None)
@@ -155,5 +156,5 @@ class FoldedNorm(Module):
 
 def sparse_with_norm(conv: Conv2d, norm: BatchNorm2d) -> SparseConv2d:
     """Fold a batch norm (in eval mode) into the convolution before it and make that sparse."""
-    weight, bias = folded(conv, norm)
+    weight, bias = fold_batch_norm(conv, norm)
     return SparseConv2d(weight.data, bias.data, conv.stride, (conv.padding[0], conv.padding[1]))

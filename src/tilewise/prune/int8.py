@@ -43,6 +43,7 @@ class SparseInt8Linear(SparseLayer):
     sizes = (1, 4, 16, 64)
 
     def __init__(self, q: Array, scale: Array, bias: Array | None = None, always_sparse: bool = False) -> None:
+        """Check the shapes and pack the non-zero weights."""
         q = np.ascontiguousarray(q)
         if q.ndim != 2 or q.dtype != np.int8:
             raise ShapeError(f"the weights must be an int8 matrix, not {q.dtype} of shape {q.shape}")
@@ -95,6 +96,7 @@ class SparseInt8Linear(SparseLayer):
         return self._apply_epilogue(product, activation, residual, fused)
 
     def _is_dense(self, x: Array) -> bool:
+        """True if the dense kernel is faster for this batch size."""
         rows = x.size // self.in_features if self.in_features else 0
         if self.always_sparse or not rows:
             return False

@@ -33,6 +33,7 @@ class SparseLinear(SparseLayer):
     sizes = (1, 2, 4, 8, 16, 24, 32, 64)
 
     def __init__(self, weight: Array, bias: Array | None = None, always_sparse: bool = False) -> None:
+        """Check the shapes and pack the non-zero weights."""
         w = np.ascontiguousarray(checked_weights(weight), np.float32)
         if w.ndim != 2:
             raise ShapeError(f"the weight of a linear layer must have two dimensions, not {w.ndim}")

@@ -20,7 +20,7 @@ from tilewise.errors import FileFormatError, GradientError
 from tilewise.io import load_arrays, save
 from tilewise.nn import Module
 from tilewise.nn.layers import fusable_activation
-from tilewise.nn.module import Fusing
+from tilewise.nn.module import FusibleLayer
 from tilewise.prune.bitmask import pack_sparse
 from tilewise.tensor import Tensor, is_grad_enabled
 
@@ -62,7 +62,7 @@ def reject_gradient(x: Any) -> None:
         raise GradientError("a sparse layer has no gradient; run it under no_grad()")
 
 
-class SparseLayer(Fusing):
+class SparseLayer(FusibleLayer):
     """A layer that stores its non-zero weights in `_kernel`, and dense weights only if those are faster."""
 
     description: str  # for error messages
@@ -92,7 +92,7 @@ class SparseLayer(Fusing):
         names = [f"up to {n}" for n in self.sizes] + [f"above {self.sizes[-1]}"]
         return {names[size]: str(choice) for size, choice in sorted(self._choices.items())}
 
-    def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+    def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
         activation = fusable_activation(layers[1:2])
         return self(x, activation=activation), 2 if activation else 1
 

@@ -1,4 +1,4 @@
-"""lay_in_order: a model's matrices lie one after the other, and nothing else changes."""
+"""pack_parameters: a model's matrices lie one after the other, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewise import models
 from tilewise.nn import GPT, Linear
-from tilewise.nn.module import lay_in_order
+from tilewise.nn.module import pack_parameters
 
 
 def address(array: np.ndarray) -> int:
@@ -19,7 +19,7 @@ def address(array: np.ndarray) -> int:
 def test_parameters_keep_their_values_and_stand_in_order_on_cache_lines() -> None:
     layers = [Linear(5, 7, rng=1), Linear(7, 3, rng=2), Linear(3, 40, rng=3)]
     before = [layer.weight.data.copy() for layer in layers]
-    lay_in_order(layer.weight for layer in layers)
+    pack_parameters(layer.weight for layer in layers)
     places = [address(layer.weight.data) for layer in layers]
     assert all(place % 64 == 0 for place in places)
     assert places[1] - places[0] == 192 and places[2] - places[1] == 128
