@@ -82,7 +82,7 @@ def test_a_saved_model_of_any_size_is_recognised_by_its_tensors(name, sizes, tmp
 
 def test_a_file_with_another_model_is_refused(tmp_path):
     save({"x": np.ones(3, np.float32)}, tmp_path / "m.safetensors")
-    with pytest.raises(TilewiseError, match="none of the reference models"):
+    with pytest.raises(TilewiseError, match="not one of the reference models"):
         load_model(tmp_path / "m.safetensors")
 
 

@@ -91,6 +91,7 @@ class OptimizedBackend:
     """
 
     def __init__(self, only: str | None = None, tile_chooser: TileChooser | None = None) -> None:
+        """Collect the registered implementations in the order of preference."""
         self._implementations: dict[str, list[Implementation]] = {}
         self._routes: dict[str, list[Implementation]] = {}  # the implementations, with the tile chooser applied
         self.only = only

@@ -66,6 +66,7 @@ class DataLoader(BatchLoader):
     """
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, seed: int = 0) -> None:
+        """Convert the dataset to arrays x and y."""
         try:
             pair = dataset if isinstance(dataset, tuple) and len(dataset) == 2 else tuple(zip(*dataset, strict=True))
         except (TypeError, ValueError):

@@ -79,6 +79,7 @@ class ProfilerContext:
         return self._events
 
     def __enter__(self) -> Self:
+        """Start recording on this thread."""
         if self._open_since_ns is not None:
             raise ConfigurationError("this ProfilerContext is already open; create another one to nest them")
         self.owner = threading.get_ident()

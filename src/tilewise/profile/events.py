@@ -22,6 +22,7 @@ class Event:
     """One timed call: of a layer ("module"), an operation ("op"), or an operation's implementation ("kernel")."""
 
     def __init__(self, record: Record) -> None:
+        """Decode a record; nesting and the tile are added later."""
         self.kind = "op" if record.kind in ("forward", "backward") else record.kind
         self.phase = "backward" if record.kind == "backward" else "forward"
         self.name: str = record.subject if isinstance(record.subject, str) else record.subject.__name__

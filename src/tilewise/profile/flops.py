@@ -163,8 +163,8 @@ def cost_of(event: Event) -> Cost | None:
     if event.kind == "kernel" and event.parent is not None and event.parent.kind == "kernel":
         return None
     flops = _FLOPS[event.name](event) if event.name in _FLOPS and event.kind == "kernel" else 0
-    moved = 0 if event.shares_memory else event.input_bytes + event.output_bytes
-    return Cost(int(flops), int(_elementwise(event)), moved)
+    bytes_moved = 0 if event.shares_memory else event.input_bytes + event.output_bytes
+    return Cost(int(flops), int(_elementwise(event)), bytes_moved)
 
 
 # --- Products: 2 operations per multiply-add ---

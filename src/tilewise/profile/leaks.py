@@ -148,12 +148,12 @@ def _growing_sites(func: Callable[[], Any], deadline: float, calls: int = 20) ->
         gc.collect()
         after = tracemalloc.take_snapshot()
     growth_by_line: dict[str, list[int]] = {}
-    for change in after.compare_to(before, "traceback"):
-        frame = _callers_line(change.traceback)
+    for difference in after.compare_to(before, "traceback"):
+        frame = _callers_line(difference.traceback)
         if frame.filename not in (__file__, tracemalloc.__file__):
             total = growth_by_line.setdefault(f"{frame.filename}:{frame.lineno}", [0, 0])
-            total[0] += change.size_diff
-            total[1] += change.count_diff
+            total[0] += difference.size_diff
+            total[1] += difference.count_diff
     sites = [AllocationSite(where, size // completed, blocks) for where, (size, blocks) in growth_by_line.items()]
     sites = [site for site in sites if site.bytes >= _MIN_LEAK_BYTES / 2]
     return sorted(sites, key=lambda site: -site.bytes)[:5]

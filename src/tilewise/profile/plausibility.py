@@ -62,12 +62,12 @@ def _implausible_scaling(machine: Machine) -> Iterator[str]:
 
 def _check_scaling(rates: dict[int, float], quantity: str, min_scaling: float) -> Iterator[str]:
     """Compare the rates of each two successive thread counts."""
-    for few, many in itertools.pairwise(sorted(rates)):
-        gain = rates[many] / rates[few]
+    for fewer, more in itertools.pairwise(sorted(rates)):
+        gain = rates[more] / rates[fewer]
         if gain < min_scaling:
-            yield f"{_threads(many)} reached only {gain:.2f} times the {quantity} of {_threads(few)}"
-        elif gain > _MAX_SCALING_PER_THREAD * many / few:
-            yield f"{_threads(many)} reached {gain:.1f} times the {quantity} of {_threads(few)}, which is impossible"
+            yield f"{_threads(more)} reached only {gain:.2f} times the {quantity} of {_threads(fewer)}"
+        elif gain > _MAX_SCALING_PER_THREAD * more / fewer:
+            yield f"{_threads(more)} reached {gain:.1f} times the {quantity} of {_threads(fewer)}, which is impossible"
 
 
 def _slow_caches(machine: Machine) -> Iterator[str]:

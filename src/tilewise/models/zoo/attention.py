@@ -16,6 +16,7 @@ class VisionTransformer(nn.Module):
     """Vision transformer (Dosovitskiy et al. 2021): image patches as tokens, plus a class token."""
 
     def __init__(self, size: int, patch: int, width: int, layers: int, heads: int, classes: int, rng: Rng) -> None:
+        """Create the patch embedding, the blocks and the classifier."""
         if size % patch:
             raise ConfigurationError(f"the image size {size} must be a multiple of the patch size {patch}")
         self.example_shape = (3, size, size)

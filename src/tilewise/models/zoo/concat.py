@@ -17,6 +17,7 @@ class ShuffleUnit(nn.Module):
     """
 
     def __init__(self, channels: int, filters: int, stride: int, rng: Rng) -> None:
+        """Create the main branch, and the downsampling branch for stride 2."""
         half, self.stride = filters // 2, stride
         main_inputs = channels if stride == 2 else half
         self.main = nn.Sequential(

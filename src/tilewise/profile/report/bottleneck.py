@@ -195,18 +195,20 @@ def _compute(results: ProfileResults, where: str, ops: list[str], time_share: st
     efficiency = rate / results.machine.peak(results.threads)
     advice = "use more threads, INT8 or pruning" if efficiency > 0.5 else "try a better tile"
     return (
-        f"Compute: {time_share} of the time is arithmetic, most of it {_listed(ops)} in {_place(results, where)}, at "
-        f"{count(rate)}FLOP/s ({share(efficiency)} of the peak); {advice} to go faster."
+        f"Compute: {time_share} of the time is arithmetic, most of it {_join_names(ops)} in "
+        f"{_layer_text(results, where)}, at {count(rate)}FLOP/s ({share(efficiency)} of the peak); "
+        f"{advice} to go faster."
     )
 
 
 def _memory(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
     rows = [results.by_op[op] for op in ops if op in results.by_op]
-    moved = sum(r.bytes_moved for r in rows)
-    rate = moved / max(sum(r.seconds for r in rows), 1e-12)
+    bytes_moved = sum(r.bytes_moved for r in rows)
+    rate = bytes_moved / max(sum(r.seconds for r in rows), 1e-12)
     return (
-        f"Memory bandwidth: {time_share} of the time is spent in {_listed(ops)}, most in {_place(results, where)}, "
-        f"moving {bytes_(moved)} at {count(rate)}B/s with little arithmetic; fuse these operations or work in place."
+        f"Memory bandwidth: {time_share} of the time is spent in {_join_names(ops)}, most in "
+        f"{_layer_text(results, where)}, moving {bytes_(bytes_moved)} at {count(rate)}B/s with little arithmetic; "
+        "fuse these operations or work in place."
     )
 
 
@@ -217,7 +219,7 @@ def _python(results: ProfileResults, where: str, ops: list[str], time_share: str
     detail = f" ({calls} operations of {seconds(mean)} on average)" if row and calls > 3 else ""
     return (
         f"Python overhead: {time_share} of the time is spent outside kernels, most in "
-        f"{_place(results, where)}{detail}; replace loops by one operation on whole arrays."
+        f"{_layer_text(results, where)}{detail}; replace loops by one operation on whole arrays."
     )
 
 
@@ -228,11 +230,11 @@ def _allocation(results: ProfileResults, where: str, ops: list[str], time_share:
     result_bytes = sum(u.result_bytes for u in results.units if u.layer == row.name)
     copies = [op for op in ops if op in MOVES_ONLY]
     if copies:
-        purpose = f"much of it for copies by {_listed(copies)}"
+        purpose = f"much of it for copies by {_join_names(copies)}"
     else:
-        purpose = f"for results of {bytes_(result_bytes)}" + (f", most in {_listed(ops)}" if ops else "")
+        purpose = f"for results of {bytes_(result_bytes)}" + (f", most in {_join_names(ops)}" if ops else "")
     return (
-        f"Allocation: {_place(results, where)} allocates {bytes_(allocated)} of memory, {purpose} "
+        f"Allocation: {_layer_text(results, where)} allocates {bytes_(allocated)} of memory, {purpose} "
         f"({time_share} of the time); reuse buffers and avoid copies."
     )
 
@@ -243,8 +245,8 @@ def _backend(results: ProfileResults, where: str, ops: list[str], time_share: st
     best = _preferred_backends().get(ops[0], name)
     advice = f"switch to the {best!r} backend" if best != name else "no backend handles this shape and type well"
     return (
-        f"Slow backend: {time_share} of the time is {ops[0]} in {_place(results, where)} on the {name!r} backend, at "
-        f"{share(row.roofline_share)} of the roofline; {advice}."
+        f"Slow backend: {time_share} of the time is {ops[0]} in {_layer_text(results, where)} on the {name!r} backend, "
+        f"at {share(row.roofline_share)} of the roofline; {advice}."
     )
 
 
@@ -257,12 +259,12 @@ _SENTENCES: dict[str, Callable[[ProfileResults, str, list[str], str], str]] = {
 }
 
 
-def _place(results: ProfileResults, layer: str) -> str:
+def _layer_text(results: ProfileResults, layer: str) -> str:
     if layer == _OUTSIDE:
         return "code outside the layers"
     row = results.by_layer.get(layer)
     return f"layer {(row and row.label) or layer}" if layer else "the model itself"
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "operations"

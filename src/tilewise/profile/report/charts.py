@@ -147,20 +147,20 @@ class _Axes:
 
     def draw(self) -> str:
         """Draw the grid lines and their labels."""
-        parts = []
+        svg = []
         for power in range(self.x_low, self.x_high + 1):
             x = self.x(10.0**power)
-            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{_H - _BOTTOM_MARGIN}"/>')
+            svg.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{_H - _BOTTOM_MARGIN}"/>')
             label_y = _H - _BOTTOM_MARGIN + 15
-            parts.append(f'<text class="soft" x="{x:.1f}" y="{label_y}" text-anchor="middle">{10.0**power:g}</text>')
+            svg.append(f'<text class="soft" x="{x:.1f}" y="{label_y}" text-anchor="middle">{10.0**power:g}</text>')
         for power in range(self.y_low, self.y_high + 1):
             y = self.y(10.0**power)
-            parts.append(f'<line class="grid" x1="{_LEFT_MARGIN}" x2="{_WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            svg.append(f'<line class="grid" x1="{_LEFT_MARGIN}" x2="{_WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}"/>')
             label = f"{count(10.0**power)}FLOP/s"
-            parts.append(f'<text class="soft" x="{_LEFT_MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+            svg.append(f'<text class="soft" x="{_LEFT_MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
         middle = (_LEFT_MARGIN + _WIDTH) / 2
-        parts.append(f'<text x="{middle}" y="{_H - 8}" text-anchor="middle">operations per byte moved</text>')
-        return "".join(parts)
+        svg.append(f'<text x="{middle}" y="{_H - 8}" text-anchor="middle">operations per byte moved</text>')
+        return "".join(svg)
 
 
 def roofline_svg(results: ProfileResults) -> str:
@@ -168,18 +168,18 @@ def roofline_svg(results: ProfileResults) -> str:
     machine, threads = results.machine, results.threads
     peak = machine.peak(threads)
     rates = {"in cache": machine.bandwidth(0.0, threads), "in memory": machine.memory_bandwidth(threads)}
-    dots = []
+    points = []
     for name, row in results.by_op.items():
         work = row.flops + row.elementwise
         if work and row.bytes_moved and row.seconds > 0.002 * results.seconds:
-            dots.append((name, row.intensity, work / row.seconds, row.seconds / results.seconds))
-    intensities = [0.05, 100.0, *(dot[1] for dot in dots)]
-    heights = [peak / 1000, peak * 1.5, *(dot[2] for dot in dots)]
+            points.append((name, row.intensity, work / row.seconds, row.seconds / results.seconds))
+    intensities = [0.05, 100.0, *(dot[1] for dot in points)]
+    heights = [peak / 1000, peak * 1.5, *(dot[2] for dot in points)]
     axes = _Axes(min(intensities), max(intensities), min(heights), max(heights))
-    parts = [axes.draw(), *(_roof(axes, label, rate, peak) for label, rate in rates.items())]
+    svg = [axes.draw(), *(_roof(axes, label, rate, peak) for label, rate in rates.items())]
     labels: list[tuple[float, float]] = []
-    parts += [_dot(axes, results, labels, *dot) for dot in sorted(dots, key=lambda d: -d[3])]
-    return f'<svg viewBox="0 0 {_WIDTH} {_H}" role="img" aria-label="roofline plot">{"".join(parts)}</svg>'
+    svg += [_dot(axes, results, labels, *dot) for dot in sorted(points, key=lambda d: -d[3])]
+    return f'<svg viewBox="0 0 {_WIDTH} {_H}" role="img" aria-label="roofline plot">{"".join(svg)}</svg>'
 
 
 def _roof(axes: _Axes, label: str, bandwidth: float, peak: float) -> str:

@@ -33,7 +33,7 @@ def _asset(name: str) -> str:
 def html_page(results: ProfileResults, events: Sequence[Event], title: str = "tilewise profile") -> str:
     """Render the page."""
     drawing, omitted = timeline_svg(events)
-    parts = [
+    sections = [
         f"<h1>{escape(title)}</h1>",
         _verdict(results),
         _tiles(results),
@@ -48,7 +48,7 @@ def html_page(results: ProfileResults, events: Sequence[Event], title: str = "ti
         "<h2>By operation</h2>" + _table("operation", list(results.by_op.values()), results.seconds),
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    body = "\n".join(part for part in parts if part)
+    body = "\n".join(section for section in sections if section)
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}<style>{_asset("page.css")}</style></head>\n'
         f"<body><main>\n{body}\n</main><script>{_asset('page.js')}</script></body></html>\n"

@@ -13,14 +13,14 @@ HEADINGS = ("time", "share", "calls", "FLOPs", "FLOP/s", "of roofline", "moved",
 
 def text_report(results: ProfileResults, rows: int = 15) -> str:
     """Format tables by layer and by operation with their share of the roofline, and the bottleneck."""
-    parts = [_head(results), ceilings(results.machine, results.threads)]
+    sections = [_head(results), ceilings(results.machine, results.threads)]
     if results.by_layer:
-        parts += [_table("layer", list(results.by_layer.values()), results, rows)]
-        parts += [_table("operation", list(results.by_op.values()), results, rows)]
-    parts.append(verdict(results))
+        sections += [_table("layer", list(results.by_layer.values()), results, rows)]
+        sections += [_table("operation", list(results.by_op.values()), results, rows)]
+    sections.append(verdict(results))
     if results.failed:
-        parts.append(f"{results.failed} operations raised an error; their work is not counted.")
-    return "\n\n".join(parts)
+        sections.append(f"{results.failed} operations raised an error; their work is not counted.")
+    return "\n\n".join(sections)
 
 
 def verdict(results: ProfileResults) -> str:

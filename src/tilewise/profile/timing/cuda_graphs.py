@@ -20,6 +20,7 @@ class DriverGraphs:
     """Captures launches on one stream. Raises RuntimeError if a driver call fails."""
 
     def __init__(self, stream: int) -> None:
+        """Load the driver library and declare the functions that are used."""
         library = ctypes.CDLL("libcuda.so.1")
         pointer, handle = ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
         self._begin = self._call(library, "cuStreamBeginCapture_v2", handle, ctypes.c_int)

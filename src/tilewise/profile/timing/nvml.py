@@ -16,6 +16,7 @@ class GpuWatch:
     """Reads the state of the first GPU."""
 
     def __init__(self) -> None:
+        """Load the library; without it, all readings are empty."""
         self._library: ctypes.CDLL | None = None
         self._device = ctypes.c_void_p()
         try:

@@ -104,15 +104,15 @@ def _forked(reply: Callable[[], str], limit: float) -> str:
 def _read_until(descriptor: int, seconds: float) -> str | None:
     """Read up to the end of the file; None if that takes longer than `seconds`."""
     deadline = time.perf_counter() + seconds
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     while True:
         remaining = deadline - time.perf_counter()
         if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
             return None
-        part = os.read(descriptor, 1 << 16)
-        if not part:
-            return b"".join(parts).decode()
-        parts.append(part)
+        chunk = os.read(descriptor, 1 << 16)
+        if not chunk:
+            return b"".join(chunks).decode()
+        chunks.append(chunk)
 
 
 def _new_interpreter(name: str, warmup: int, runs: int, limit: float, sample_seconds: float) -> str:

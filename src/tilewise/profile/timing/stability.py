@@ -70,11 +70,11 @@ def machine_reasons(before: MachineReading, after: MachineReading) -> list[str]:
         stolen = (after.stolen_cpu or 0.0) - (before.stolen_cpu or 0.0)
         if stolen / seconds > 0.02 * cpus:
             reasons.append(f"load: the hypervisor took away {stolen / seconds:.0%} of a CPU; repeat at a quieter time")
-    change = after.reference_loop / before.reference_loop - 1
-    if abs(change) > 0.15:
-        direction = "slower" if change > 0 else "faster"
+    relative_change = after.reference_loop / before.reference_loop - 1
+    if abs(relative_change) > 0.15:
+        direction = "slower" if relative_change > 0 else "faster"
         reasons.append(
-            f"frequency: a fixed loop ran {abs(change):.0%} {direction} at the end than at the start; "
+            f"frequency: a fixed loop ran {abs(relative_change):.0%} {direction} at the end than at the start; "
             "the clock frequency or a neighbour on the same core changed"
         )
     return reasons
@@ -93,11 +93,12 @@ def _drift(samples: Floats) -> str:
     n = len(samples)
     correlation = rank_correlation(np.arange(n, dtype=np.float64), samples)
     third = max(n // 3, 1)
-    change = float(np.median(samples[-third:]) / np.median(samples[:third]) - 1)
-    if abs(correlation) < 3.0 / np.sqrt(n) or abs(change) < 0.03:
+    relative_change = float(np.median(samples[-third:]) / np.median(samples[:third]) - 1)
+    if abs(correlation) < 3.0 / np.sqrt(n) or abs(relative_change) < 0.03:
         return ""
-    word = "slower" if change > 0 else "faster"
-    return f"drift: the last third was {abs(change):.1%} {word} than the first; raise warmup or look for growing state"
+    word = "slower" if relative_change > 0 else "faster"
+    amount = f"{abs(relative_change):.1%} {word}"
+    return f"drift: the last third was {amount} than the first; raise warmup or look for growing state"
 
 
 def _two_modes(samples: Floats) -> str:

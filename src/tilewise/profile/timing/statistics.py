@@ -46,10 +46,10 @@ def bootstrap_intervals(
     starts = np.random.default_rng(seed).integers(0, n, (resamples, -(-n // block)))
     positions = (starts[:, :, None] + np.arange(block)) % n  # (resamples, blocks, block)
     resampled = samples[positions.reshape(resamples, -1)[:, :n]]  # (resamples, n)
-    tail = (1 - confidence) / 2
+    tail_probability = (1 - confidence) / 2
     intervals = {}
     for name, statistic in statistics.items():
-        low, high = np.quantile(statistic(resampled), [tail, 1 - tail])
+        low, high = np.quantile(statistic(resampled), [tail_probability, 1 - tail_probability])
         intervals[name] = Interval(float(low), float(high), confidence)
     return intervals
 
