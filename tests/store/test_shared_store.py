@@ -251,6 +251,46 @@ def test_a_claim_without_beats_is_free_after_its_lease(new_store: NewStore) -> N
         assert store.claim_next(run) == kernel(1)
 
 
+def test_the_queue_of_an_older_store_gets_its_partition(database: NewStore, tmp_path: Path) -> None:
+    from sqlalchemy import create_engine, text
+
+    from tilewise.store.postgres import driver_url, upgrade
+
+    where = database()
+    engine = create_engine(driver_url(where))
+    upgrade(engine, "0001")
+    with engine.begin() as connection:
+        insert = "INSERT INTO kernel (program, problem, part) VALUES ('own', :problem, :part)"
+        connection.execute(text(insert), {"problem": kernel(1).problem.key, "part": HERE.partition})
+        connection.execute(text("INSERT INTO queue (kernel, priority, why, added) VALUES (1, 0.0, 'planned', 0.0)"))
+    engine.dispose()
+    with Store(where) as store:
+        assert store.claim_next(store.begin(THERE, 0, {})) is None
+        assert store.claim_next(store.begin(HERE, 0, {})) == kernel(1)
+
+    with Store(tmp_path / "s.sqlite") as store:
+        store.begin(HERE, 0, {})
+        store.plan([kernel(1)])
+        store.database.write(lambda transaction: transaction.execute("ALTER TABLE queue DROP COLUMN part"))
+    with Store(tmp_path / "s.sqlite") as store:
+        assert store.claim_next(store.begin(HERE, 0, {})) == kernel(1)
+
+
+def test_the_next_kernel_is_found_by_an_index_over_the_partition(database: NewStore) -> None:
+    with Store(database()) as store:
+        store.begin(HERE, 0, {})
+        query = claims._NEXT.format(now=store.database.now_sql, skip=store.database.skip_locked_sql)
+
+        def explain(transaction: Any) -> str:
+            for method in ("seqscan", "bitmapscan", "sort"):  # what a planner prefers for a table of no rows
+                transaction.execute(f"SET LOCAL enable_{method} = off")
+            rows = transaction.fetch(f"EXPLAIN {query}", {"part": "cpu", "lease": 1.0})
+            return "\n".join(row[0] for row in rows)
+
+        plan = store.database.write(explain)
+        assert "queue_order" in plan and "part = 'cpu'" in plan.replace('"', "") and "Sort" not in plan
+
+
 _ELSEWHERE = [
     pytest.param("pid:[2]", "here 1 pid:[1]", id="another container with this hostname"),
     pytest.param("pid:[1]", "here 2 pid:[1]", id="another machine with this hostname"),

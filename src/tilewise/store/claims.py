@@ -31,7 +31,7 @@ _CLAIM = """INSERT INTO claim (kernel, run, host, process, born, taken)
     born = excluded.born, taken = excluded.taken"""
 _NEXT = """SELECT queue.kernel, kernel.program, kernel.problem FROM queue JOIN kernel ON kernel.id = queue.kernel
     LEFT JOIN claim ON claim.kernel = queue.kernel
-    WHERE kernel.part = :part AND (claim.kernel IS NULL OR claim.taken < {now} - :lease)
+    WHERE queue.part = :part AND (claim.kernel IS NULL OR claim.taken < {now} - :lease)
     ORDER BY queue.priority DESC, queue.id LIMIT 1{skip}"""
 
 

@@ -47,12 +47,17 @@ CREATE INDEX verdict_of_kernel ON verdict (kernel, run);
 """
 # Columns and tables that files of older versions lack. A `uid` is unique in all stores, so that merging twice changes
 # nothing; `part` is the partition of a shared store, and empty in a file, which has one kind of machine.
-_LATER_COLUMNS = (("run", "uid", "TEXT"), ("batch", "uid", "TEXT"), ("kernel", "part", "TEXT NOT NULL DEFAULT ''"))
+_LATER_COLUMNS = (
+    ("run", "uid", "TEXT"),
+    ("batch", "uid", "TEXT"),
+    ("kernel", "part", "TEXT NOT NULL DEFAULT ''"),
+    ("queue", "part", "TEXT NOT NULL DEFAULT ''"),
+)
 _LATER = """
 CREATE UNIQUE INDEX IF NOT EXISTS run_uid ON run (uid);
 CREATE UNIQUE INDEX IF NOT EXISTS batch_uid ON batch (uid);
 CREATE TABLE IF NOT EXISTS queue (id INTEGER PRIMARY KEY, kernel INTEGER NOT NULL UNIQUE REFERENCES kernel,
-    priority REAL NOT NULL, why TEXT NOT NULL, added REAL NOT NULL);
+    priority REAL NOT NULL, why TEXT NOT NULL, added REAL NOT NULL, part TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS token (id TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, name TEXT NOT NULL,
     created REAL NOT NULL, revoked REAL);
 """

@@ -132,12 +132,12 @@ class Store(StoreReader):
 
     def plan(self, kernels: Sequence[Kernel], *, priority: float = 0.0, why: str = "planned") -> int:
         """Queue the kernels that are neither finished nor queued; return their number."""
-        query = f"""INSERT INTO queue (kernel, priority, why, added)
-            SELECT :kernel, :priority, :why, {self.database.now_sql}
+        query = f"""INSERT INTO queue (kernel, part, priority, why, added)
+            SELECT :kernel, :part, :priority, :why, {self.database.now_sql}
             WHERE NOT EXISTS (SELECT 1 FROM finished WHERE kernel = :kernel) ON CONFLICT DO NOTHING"""
 
         def work(transaction: Transaction) -> int:
-            values = {"priority": float(priority), "why": why}
+            values = {"part": self.partition, "priority": float(priority), "why": why}
             numbers = [self.add_kernel(transaction, kernel) for kernel in kernels]
             return sum(transaction.execute(query, {**values, "kernel": number}) for number in numbers)
 
@@ -152,20 +152,23 @@ class Store(StoreReader):
 
     def postpone(self, kernel: Kernel) -> None:
         """Move a kernel to the end of the queue."""
-        query = "UPDATE queue SET priority = (SELECT min(priority) FROM queue) - 1 WHERE kernel = :kernel"
-        self.database.write(
-            lambda transaction: transaction.execute(query, {"kernel": self.add_kernel(transaction, kernel)})
-        )
+        query = """UPDATE queue SET priority = (SELECT min(priority) FROM queue WHERE part = :part) - 1
+            WHERE kernel = :kernel"""
+
+        def work(transaction: Transaction) -> None:
+            transaction.execute(query, {"kernel": self.add_kernel(transaction, kernel), "part": self.partition})
+
+        self.database.write(work)
 
     def queue_length(self) -> int:
         """Return the number of queued kernels, including those that are being measured."""
-        query = "SELECT count(*) FROM queue JOIN kernel ON kernel.id = queue.kernel WHERE part = :part"
+        query = "SELECT count(*) FROM queue WHERE part = :part"
         return int(self.database.read(query, {"part": self.partition})[0][0])
 
     def queue(self) -> list[tuple[Kernel, str]]:
         """Return the queued kernels, the next one first, each with the reason why it is queued."""
         query = """SELECT program, problem, why FROM queue JOIN kernel ON kernel.id = queue.kernel
-            WHERE kernel.part = :part ORDER BY priority DESC, queue.id"""
+            WHERE queue.part = :part ORDER BY priority DESC, queue.id"""
         rows = self.database.read(query, {"part": self.partition})
         return [(self.kernel_of(program, problem), str(why)) for program, problem, why in rows]
 
