@@ -82,7 +82,7 @@ def test_the_widest_instructions_count_whichever_are_in_force() -> None:
 
 def test_the_better_of_kept_and_measured_figures_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that was measured while it was quiet stays as fast as it was then; one that has become faster is."""
-    monkeypatch.setattr(floors, "measured", lambda looks: Ceilings(2.0, 5.0))
+    monkeypatch.setattr(floors, "measure_ceilings", lambda attempts: Ceilings(2.0, 5.0))
     monkeypatch.setattr(floors, "cached_machine", lambda: _machine(numpy=4.0))
     floors.ceilings.cache_clear()
     try:

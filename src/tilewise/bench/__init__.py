@@ -1,4 +1,9 @@
-"""The competition: events, entries, scores, and the board they go on."""
+"""TinyMLPerf: events, recipes, scoring and submission.
+
+- `TinyMLPerf` lists the events; an `Event` says which model, which data and what is timed.
+- `benchmark_model` and `compute_speedup` measure one model, and two against each other.
+- `CompetitionSubmission` validates and scores a recipe and puts it on a leaderboard.
+"""
 
 from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.events import Event, TinyMLPerf

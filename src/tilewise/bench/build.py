@@ -1,8 +1,8 @@
-"""From a recipe to something that runs: the steps applied to the shipped model, one after the other.
+"""Builds an entry: applies the steps of a recipe to the shipped model, one after the other.
 
 `build_stages` keeps the state after every step, so that a score can say where the gain came from. Nothing here reads
-the held-out images: calibration and retraining use the training part. Weights that an entry brings are compared with
-the shipped ones as they come and again after every step that takes some away (see likeness.py).
+the held-out images: calibration and retraining use the training part. An entry's own weights are
+compared with the shipped ones when they are loaded, and again after every step that removes some (see likeness.py).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Stage:
 
 
 def build(recipe: Recipe) -> Runner:
-    """The entry itself."""
+    """Build the entry."""
     return build_stages(recipe)[-1].runner
 
 
 def build_stages(recipe: Recipe) -> list[Stage]:
-    """The baseline, then the entry after each step."""
+    """Build the baseline, then the entry after each step."""
     runner = baseline(recipe.event)
     stages = [Stage("plain tilewise", runner)]
     shipped = {name: tensor.data for name, tensor in runner.model.named_tensors()}
@@ -86,7 +86,7 @@ def _weights(runner: Runner, step: Step, recipe: Recipe) -> Runner:
 
 
 def check_weights(arrays: dict[str, Array], shipped: Module, dtype: str) -> dict[str, Array]:
-    """The weights in float32, if the file is what it says, fits the event's model and descends from its weights.
+    """Return the weights in float32; reject a file with another dtype, other names or other shapes than the event's.
 
     In a file of int8 every matrix NAME comes with NAME.scale, one float32 per row.
     """
@@ -95,10 +95,11 @@ def check_weights(arrays: dict[str, Array], shipped: Module, dtype: str) -> dict
     arrays = {name: array for name, array in arrays.items() if name not in scales}
     if arrays.keys() != own.keys() or any(arrays[n].shape != own[n].shape for n in own):
         raise Rejected("another model", "these weights are of another model: names or shapes differ from the event's")
-    return {name: _checked(name, array, own[name], dtype, scales) for name, array in arrays.items()}
+    return {name: _checked_weight(name, array, own[name], dtype, scales) for name, array in arrays.items()}
 
 
-def _checked(name: str, array: Array, shipped: Array, dtype: str, scales: dict[str, Array]) -> Array:
+def _checked_weight(name: str, array: Array, shipped: Array, dtype: str, scales: dict[str, Array]) -> Array:
+    """Check the dtype and values of one weight, and return it in float32 (counters keep their dtype)."""
     if shipped.dtype.kind != "f":  # a counter, such as how many batches a norm has seen
         if array.dtype != shipped.dtype:
             raise Rejected("false dtype", f"{name} holds {shipped.dtype} in the shipped model, and {array.dtype} here")
@@ -117,11 +118,12 @@ def _checked(name: str, array: Array, shipped: Array, dtype: str, scales: dict[s
 
 
 def _backend(runner: Runner, step: Step, _: Recipe) -> Runner:
-    chosen = OptimizedBackend(only="numpy") if step.options["name"] == "numpy" else OptimizedBackend()
-    return replace(runner, backend=chosen)
+    backend = OptimizedBackend(only="numpy") if step.options["name"] == "numpy" else OptimizedBackend()
+    return replace(runner, backend=backend)
 
 
 def _tile(runner: Runner, step: Step, _: Recipe) -> Runner:
+    """Give the runner a backend that uses the recipe's tiles for the shapes it names."""
     table = {}
     for entry in step.options["matmul"]:
         tile = TileConfig(**entry["tile"])
@@ -188,17 +190,17 @@ def retrain(model: Module, event: Event, epochs: int, seed: int, after_step: Cal
     x, y = event.training_images()
     images = x.reshape(len(x), 1, 8, 8)
     optimizer = optim.AdamW(list(model.parameters()), lr=_LEARNING_RATE, weight_decay=0.01)
-    steps, done = epochs * -(-len(x) // _BATCH), 0
+    steps, steps_done = epochs * -(-len(x) // _BATCH), 0
     model.train()
     with use_backend(OptimizedBackend()):
         for epoch in range(epochs):
             rng = np.random.default_rng([seed, epoch])
-            for chosen in np.array_split(rng.permutation(len(x)), -(-len(x) // _BATCH)):
-                moved = random_shift(images[chosen], 1, rng).reshape(len(chosen), *x.shape[1:])
-                optimizer.lr = _LEARNING_RATE * (1 - done / steps)
+            for batch in np.array_split(rng.permutation(len(x)), -(-len(x) // _BATCH)):
+                shifted = random_shift(images[batch], 1, rng).reshape(len(batch), *x.shape[1:])
+                optimizer.lr = _LEARNING_RATE * (1 - steps_done / steps)
                 optimizer.zero_grad()
-                F.cross_entropy(model(Tensor(moved)), y[chosen]).backward()
+                F.cross_entropy(model(Tensor(shifted)), y[batch]).backward()
                 optimizer.step()
                 after_step()
-                done += 1
+                steps_done += 1
     model.eval()

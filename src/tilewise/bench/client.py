@@ -15,8 +15,8 @@ from tilewise.bench.errors import Rejected
 from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 
-_TIMEOUT = 60.0
-_MOST_ANSWER = 4 << 20
+_TIMEOUT_SECONDS = 60.0
+_MAX_ANSWER_BYTES = 4 << 20
 
 
 def submit(url: str, recipe: Recipe, token: str | None, plugin: Path | None = None) -> dict[str, Any]:
@@ -34,9 +34,11 @@ def standings(url: str, event: str, division: str, limit: int) -> list[dict[str,
     """The best entries of an event on the board at `url`; anybody may look."""
     answer = call(url, f"/api/standings?{parse.urlencode({'event': event, 'division': division, 'limit': limit})}")
     rows = answer.get("entries")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _SHOWN.keys() for row in rows):
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and row.keys() >= _ROW_FIELDS.keys() for row in rows
+    ):
         raise FileFormatError(f"{url} does not answer like a board of tilewise")
-    return [{name: plain(row[name]) for name, plain in _SHOWN.items()} for row in rows]
+    return [{name: plain(row[name]) for name, plain in _ROW_FIELDS.items()} for row in rows]
 
 
 def _text(value: Any) -> str:
@@ -47,9 +49,9 @@ def _figure(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else None
 
 
-_SHOWN: dict[str, Any] = dict.fromkeys(("team", "name", "status", "submitted_at"), _text) | {"record": bool}
-_SHOWN |= dict.fromkeys(("score", "speedup", "memory_gain", "size_gain"), _figure)
-_SHOWN |= {"id": lambda value: int(_figure(value) or 0), "rank": lambda value: int(_figure(value) or 0) or None}
+_ROW_FIELDS: dict[str, Any] = dict.fromkeys(("team", "name", "status", "submitted_at"), _text) | {"record": bool}
+_ROW_FIELDS |= dict.fromkeys(("score", "speedup", "memory_gain", "size_gain"), _figure)
+_ROW_FIELDS |= {"id": lambda value: int(_figure(value) or 0), "rank": lambda value: int(_figure(value) or 0) or None}
 
 
 def call(url: str, path: str, token: str | None = None, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -62,20 +64,20 @@ def call(url: str, path: str, token: str | None = None, body: dict[str, Any] | N
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     data = None if body is None else json.dumps(body).encode()
     try:
-        asked = request.Request(url.rstrip("/") + path, data=data, headers=headers)
+        http_request = request.Request(url.rstrip("/") + path, data=data, headers=headers)
     except ValueError as problem:  # half an IPv6 address
         raise ConfigurationError(f"{url[:80]!r} is not an address: {problem}") from None
     try:
-        with request.urlopen(asked, timeout=_TIMEOUT) as answer:
-            return _parsed(answer.read(_MOST_ANSWER), url)
-    except error.HTTPError as refused:
-        facts = _parsed(refused.read(_MOST_ANSWER), url)
-        raise Rejected(str(facts.get("code", refused.code)), str(facts.get("detail", refused.reason))) from None
+        with request.urlopen(http_request, timeout=_TIMEOUT_SECONDS) as answer:
+            return _parse_answer(answer.read(_MAX_ANSWER_BYTES), url)
+    except error.HTTPError as http_error:
+        facts = _parse_answer(http_error.read(_MAX_ANSWER_BYTES), url)
+        raise Rejected(str(facts.get("code", http_error.code)), str(facts.get("detail", http_error.reason))) from None
     except (error.URLError, OSError, HTTPException) as problem:  # the last: what answers is no web server
         raise UnavailableError(f"the board at {url} does not answer: {getattr(problem, 'reason', problem)}") from None
 
 
-def _parsed(content: bytes, url: str) -> dict[str, Any]:
+def _parse_answer(content: bytes, url: str) -> dict[str, Any]:
     try:
         facts = json.loads(content)
     except ValueError:

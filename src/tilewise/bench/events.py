@@ -70,11 +70,11 @@ class Event:
         return images.x_train, images.y_train
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """Inputs that did not exist before: moved and speckled digits, or pieces of text from anywhere."""
+        """Draw new inputs: digits shifted and with noise, or windows of the text."""
         if self.kind == "images":
-            return _drawn_images(self.model_name, rng, count)
-        parts = data.text()
-        text = np.concatenate([parts.train, parts.valid])
+            return _draw_images(self.model_name, rng, count)
+        corpus = data.text()
+        text = np.concatenate([corpus.train, corpus.valid])
         starts = rng.integers(0, len(text) - self.prompt_tokens, count)
         windows: Array = text[starts[:, None] + np.arange(self.prompt_tokens)]
         return windows
@@ -82,8 +82,8 @@ class Event:
     def draw_labelled(self, rng: np.random.Generator, count: int) -> tuple[Array, Array]:
         """Images that nobody has seen, with their classes: held-out digits, shifted and with new noise."""
         images = data.digits()
-        chosen = rng.integers(0, len(images.x_test), count)
-        return _disturbed(images.x_test[chosen], self.model_name, rng), images.y_test[chosen]
+        indices = rng.integers(0, len(images.x_test), count)
+        return _shift_and_add_noise(images.x_test[indices], self.model_name, rng), images.y_test[indices]
 
     def timed_inputs(self, rng: np.random.Generator, calls: int) -> list[Array]:
         """Inputs for `calls` different timed calls: batches of images, or single prompts."""
@@ -110,17 +110,17 @@ def _images(model_name: str) -> data.ImageData:
     return images.flat() if model_name == "mlp" else images
 
 
-def _drawn_images(model_name: str, rng: np.random.Generator, count: int) -> Array:
+def _draw_images(model_name: str, rng: np.random.Generator, count: int) -> Array:
     images = data.digits()
     every = np.concatenate([images.x_train, images.x_test])
-    return _disturbed(every[rng.integers(0, len(every), count)], model_name, rng)
+    return _shift_and_add_noise(every[rng.integers(0, len(every), count)], model_name, rng)
 
 
-def _disturbed(images: Array, model_name: str, rng: np.random.Generator) -> Array:
+def _shift_and_add_noise(images: Array, model_name: str, rng: np.random.Generator) -> Array:
     """Digits moved by a pixel at most and speckled, as the model takes them."""
-    moved = random_shift(images, 1, rng)
-    drawn: Array = np.clip(moved + rng.normal(0, 0.03, moved.shape), 0, 1).astype(np.float32)
-    return drawn.reshape(len(drawn), -1) if model_name == "mlp" else drawn
+    shifted = random_shift(images, 1, rng)
+    noisy: Array = np.clip(shifted + rng.normal(0, 0.03, shifted.shape), 0, 1).astype(np.float32)
+    return noisy.reshape(len(noisy), -1) if model_name == "mlp" else noisy
 
 
 class TinyMLPerf:

@@ -41,23 +41,23 @@ class Ceilings:
         return Ceilings(max(self.operations, other.operations), max(self.bytes_read, other.bytes_read))
 
 
-def measured(looks: int) -> Ceilings:
-    """The best of several short looks: one of them meets a moment in which nothing else runs."""
+def measure_ceilings(attempts: int) -> Ceilings:
+    """Measure the ceilings several times briefly and keep the best: at some moment nothing else runs."""
     best = Ceilings(0.0, 0.0)
-    for _ in range(looks):
+    for _ in range(attempts):
         best = best.at_least(Ceilings.of(measure_machine([_NEAR_BYTES], seconds=1e-3, threads=[1])))
     return best
 
 
 @lru_cache(maxsize=1)
 def ceilings() -> Ceilings:
-    """This machine's, as measured briefly now, or as `tilewise machine` has kept them where that is more."""
-    kept = cached_machine()
-    return measured(_BRIEFLY) if kept is None else measured(_BRIEFLY).at_least(Ceilings.of(kept))
+    """Return this machine's ceilings: measured now, or cached by `tilewise machine` where those are higher."""
+    cached = cached_machine()
+    return measure_ceilings(_BRIEFLY) if cached is None else measure_ceilings(_BRIEFLY).at_least(Ceilings.of(cached))
 
 
 def least_seconds(entry: Runner, threads: int = 1, machine: Ceilings | None = None) -> float:
-    """What a call of `entry` takes at the least."""
+    """Return a lower bound on the seconds of one call of `entry`."""
     machine = machine or ceilings()
     int8 = _INT8_TILES if native is not None and native.amx() == "hardware" else _INT8
     uses = entry.event.batch if entry.event.kind == "images" else entry.event.new_tokens
@@ -72,14 +72,14 @@ def least_seconds(entry: Runner, threads: int = 1, machine: Ceilings | None = No
 
 
 def check_floor(entry: Runner, seconds: float, threads: int = 1) -> float:
-    """The least a call can take, if `seconds` are not less than that."""
-    least = least_seconds(entry, threads)
-    if seconds < least:
-        least = least_seconds(entry, threads, ceilings().at_least(measured(_AT_LENGTH)))
-    if seconds < least:
+    """Return the lower bound on a call's seconds, or reject an entry whose calls took less."""
+    floor_seconds = least_seconds(entry, threads)
+    if seconds < floor_seconds:
+        floor_seconds = least_seconds(entry, threads, ceilings().at_least(measure_ceilings(_AT_LENGTH)))
+    if seconds < floor_seconds:
         raise Rejected(
             "below the floor of time",
-            f"a call took {1e6 * seconds:.3g} µs, and its arithmetic takes {1e6 * least:.3g} µs at the very least: no "
+            f"a call took {1e6 * seconds:.3g} µs, and its arithmetic takes {1e6 * floor_seconds:.3g} µs at least: no "
             "program on this machine is that fast",
         )
-    return least
+    return floor_seconds

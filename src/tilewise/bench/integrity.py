@@ -1,4 +1,4 @@
-"""Is the ruler straight? Checks on the clock and on the baseline, made in the same run as the measurement.
+"""Checks the clock and the baseline in the same run as the measurement.
 
 The clock's function is taken when this module is imported and compared with the system's raw monotonic clock over the
 whole run. The baseline is compared with its own arithmetic: the bare matrix products that its model needs, straight
@@ -79,9 +79,9 @@ def check_numpy_backend(backend: OptimizedBackend) -> None:
 
 
 def check_baseline_speed(event: Event, baseline: Runner, inputs: Array, under_load: bool = False) -> float:
-    """How many times its bare matrix products the baseline takes; Rejected where that is far above the usual.
+    """Return the ratio of the baseline's time to that of its bare matrix products; reject one far above the usual.
 
-    Both are timed in turns, a call at a time, and the quickest of each is taken, by the clock and in processor time.
+    Both are timed interleaved, a call at a time, and the quickest of each is taken, by the clock and in processor time.
     What a call waited for a core, as the kernel counts it, is not its own time: a machine under load interrupts every
     long call and few short ones. Where that is known to be so only processor time decides, and before anybody is
     refused it is all done again.
@@ -99,6 +99,7 @@ def check_baseline_speed(event: Event, baseline: Runner, inputs: Array, under_lo
 
 
 def _over_arithmetic(event: Event, baseline: Runner, inputs: Array, under_load: bool) -> float:
+    """Time calls of the baseline and its bare products interleaved, and return the ratio of the quickest of each."""
     products = _products(event, baseline)
     passes = event.new_tokens if event.kind == "text" else 1
     calls, bare = [], []
@@ -122,7 +123,7 @@ def _wall_and_cpu(run: Callable[[], Any]) -> tuple[float, float]:
 
 
 def waiting_ns(process: int | str) -> int:
-    """How long the first thread of a process (or this thread) could have run and had no core; 0 where nobody counts."""
+    """Return the nanoseconds a process's first thread waited for a core; 0 where the kernel does not count them."""
     try:
         return int(Path(f"/proc/{process}/schedstat").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -138,14 +139,15 @@ def _products(event: Event, baseline: Runner) -> list[Callable[[], Any]]:
 
 
 def _image_shapes(event: Event, baseline: Runner) -> list[tuple[int, int, int]]:
-    counted = FLOPCounter().count_ops(baseline.model, Tensor(np.zeros((event.batch, *event.input_shape), np.float32)))
+    """Return (m, n, k) of the matrix product of every linear layer and convolution."""
+    flops = FLOPCounter().count_ops(baseline.model, Tensor(np.zeros((event.batch, *event.input_shape), np.float32)))
     shapes = []
     for name, module in baseline.model.named_modules():
         if isinstance(module, Linear):
             shapes.append((event.batch, module.out_features, module.in_features))
         elif isinstance(module, Conv2d):
             k = int(module.weight.data[0].size)
-            rows = int(counted.by_layer.get(name, 0)) // max(2 * k * module.out_channels, 1)
+            rows = int(flops.by_layer.get(name, 0)) // max(2 * k * module.out_channels, 1)
             shapes.append((rows or event.batch * 64, module.out_channels, k))
     return shapes
 

@@ -1,4 +1,4 @@
-"""JSON from strangers, and JSON in one spelling.
+"""Parses untrusted JSON within bounds, and writes JSON canonically.
 
 Everything is looked at before the parser runs, in one pass over the bytes: size, nesting, the length of numbers, and
 how much stands outside of strings (a recipe is small; what is large is a file in base64, one long string). A bomb of a
@@ -31,7 +31,7 @@ def parse_json(source: bytes | str, most_bytes: int = MOST_BYTES, most_depth: in
     raw = source.encode() if isinstance(source, str) else source
     if len(raw) > most_bytes:
         raise Rejected("too large", f"this JSON is larger than the {most_bytes:,} bytes allowed")
-    _check_outline(raw, most_depth)
+    _check_skeleton(raw, most_depth)
     try:
         return json.loads(raw, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
     except Rejected:
@@ -44,28 +44,28 @@ _LONG_NUMBER = re.compile(rb"[0-9.eE+-]{65}")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
-def _check_outline(raw: bytes, most_depth: int) -> None:
-    """Refuse what lies outside of strings where it is too long, nested too deeply or has absurd numbers."""
+def _check_skeleton(raw: bytes, most_depth: int) -> None:
+    """Refuse JSON that is too long outside of its strings, nested too deeply, or has absurdly long numbers."""
     if raw.count(b"\\") > _MOST_ESCAPES:
         raise Rejected("too large", f"this JSON has more than {_MOST_ESCAPES:,} escapes in its texts")
     if raw.count(b'"') > _MOST_QUOTES:
         raise Rejected("too large", f"this JSON has more than {_MOST_QUOTES:,} quotes")
-    outline = b"s".join(_outside(raw.split(b'"')))
-    if len(outline) > MOST_BYTES:
+    skeleton = b"s".join(_outside(raw.split(b'"')))
+    if len(skeleton) > MOST_BYTES:
         raise Rejected("too large", f"this JSON has more than {MOST_BYTES:,} bytes outside of its texts")
-    if _LONG_NUMBER.search(outline):
+    if _LONG_NUMBER.search(skeleton):
         raise Rejected("schema", "this JSON holds a number of more than 64 characters")
     depth = 0
-    for byte in outline.translate(None, _NO_BRACKETS):
+    for byte in skeleton.translate(None, _NO_BRACKETS):
         depth += 1 if byte in b"[{" else -1
         if depth > most_depth:
             raise Rejected("too deep", f"this JSON is nested deeper than {most_depth} levels")
 
 
 def _outside(pieces: list[bytes]) -> Iterator[bytes]:
-    """What stands outside of strings, of a text cut at its quotes.
+    """Yield what is outside of strings, from a text that was split at its quotes.
 
-    A loop of Python's own over few pieces: an expression over megabytes would hold every other thread meanwhile.
+    This is a Python loop over few pieces on purpose: a regular expression over megabytes would block other threads.
     """
     inside = False
     for piece in pieces:

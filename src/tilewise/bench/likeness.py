@@ -1,4 +1,4 @@
-"""Do weights descend from the shipped ones? Judged on what is left of them, matrix by matrix.
+"""Checks that an entry's weights were derived from the shipped ones, matrix by matrix.
 
 What an entry brings may be retrained, pruned or rounded, but it starts from the shipped model. A model of another
 origin can be hidden among small weights that have the shipped signs, so that the matrix as a whole looks alike; a
@@ -42,10 +42,10 @@ def check_likeness(weights: Mapping[str, Array], shipped: Mapping[str, Array]) -
 
 def likeness(weights: Array, shipped: Array) -> tuple[float, float]:
     """(cosine to the shipped weights where `weights` are not zero, share of the shipped squares kept there)."""
-    left = weights != 0
-    if not left.any():
+    remaining = weights != 0
+    if not remaining.any():
         return 1.0, 1.0
-    x, y = weights[left].astype(np.float64), shipped[left].astype(np.float64)
+    x, y = weights[remaining].astype(np.float64), shipped[remaining].astype(np.float64)
     scale = float(np.linalg.norm(x) * np.linalg.norm(y))
     squares = np.sort(shipped.astype(np.float64).ravel() ** 2)[::-1]
-    return float(x @ y) / scale if scale else 0.0, float(y @ y / squares[: left.sum()].sum())
+    return float(x @ y) / scale if scale else 0.0, float(y @ y / squares[: remaining.sum()].sum())

@@ -1,7 +1,7 @@
 """Figures of a model, and of two models against each other, all by the harness's clock, data and seeds.
 
 `benchmark_model` measures one; `compute_speedup` says how much better the second of two is. A fair ratio needs both
-measured in turns in the same run: `measure_together` does that through `Timer.compare`, with samples of equal length on
+interleaved in the same run: `measure_together` does that through `Timer.compare`, with samples of equal length on
 both sides, so that a load on the machine slows both by the same share. It makes the figures that scores are made of.
 """
 
@@ -33,13 +33,13 @@ from tilewise.profile.timing.statistics import signed_rank_test
 from tilewise.tensor import Tensor, enable_grad
 
 Array = npt.NDArray[Any]
-_WIDEST = 50.0  # of the logarithm of a ratio: nothing is known beyond, and its exponential is still a number
-_TIMED_CALLS = 8  # different inputs that timed calls go through in turn
+_MAX_LOG_HALF_WIDTH = 50.0  # of the log of a ratio; its exponential is still a finite float
+_TIMED_CALLS = 8  # different inputs that timed calls cycle through
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How thoroughly to measure. The defaults are the competition's; tests use fewer and shorter samples."""
+    """Settings of a measurement. The defaults are the competition's; tests use fewer and shorter samples."""
 
     sample_seconds: float = 0.05
     runs: int | None = None  # the event's
@@ -57,7 +57,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What one model costs and how well it answers. Seconds, bytes, shares."""
+    """Costs and quality of one model: seconds, bytes, shares."""
 
     event: str
     latency: Measurement
@@ -95,7 +95,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Speedup:
-    """How much better one benchmark is than another."""
+    """Ratios of one benchmark to another."""
 
     latency: Gain
     throughput: Gain
@@ -138,15 +138,15 @@ def benchmark_model(
             with profiler:
                 runner.call(inputs[0])
     return Benchmark(
-        runner.event.name,
-        latency,
-        runner.event.units_per_call / latency.p50,
-        memory,
-        file_bytes(runner),
-        stored_dtypes(runner),
-        accuracy(runner),
-        _training_step(runner) if training else None,
-        list(latency.notes),
+        event=runner.event.name,
+        latency=latency,
+        throughput=runner.event.units_per_call / latency.p50,
+        memory_bytes=memory,
+        file_bytes=file_bytes(runner),
+        dtypes=stored_dtypes(runner),
+        accuracy=accuracy(runner),
+        training_step_s=_training_step(runner) if training else None,
+        notes=list(latency.notes),
     )
 
 
@@ -155,9 +155,9 @@ def _as_runner(model: Module | Runner, event: Event | str | None) -> Runner:
         return model
     if event is not None:
         return runner_for(model, TinyMLPerf.event(event))
-    for known in TinyMLPerf.events():
-        if known.kind != "tiles" and _takes(model, known):
-            return runner_for(model, known)
+    for candidate in TinyMLPerf.events():
+        if candidate.kind != "tiles" and _takes(model, candidate):
+            return runner_for(model, candidate)
     raise ConfigurationError("this model takes the inputs of none of the events; name one with event=")
 
 
@@ -197,9 +197,8 @@ def accuracy(runner: Runner) -> float | None:
 def memory_bytes(runner: Runner, inputs: Array) -> int:
     """Bytes of the weights in memory and the most that a call takes beyond them, kept buffers included.
 
-    To be asked of a runner before its first call: kernels keep packed weights, plans and buffers from one call to the
-    next, and what is kept must count as well. A call on the smallest input comes first, so that Python's own first-time
-    costs do not.
+    Call this before the runner's first call: kernels cache packed weights, plans and buffers between calls, and these
+    must count. A call on the smallest input comes first, so that Python's own first-time costs do not count.
     """
     smallest = _smallest(runner)
     warm = np.ones((512, 512), np.float32)
@@ -207,9 +206,9 @@ def memory_bytes(runner: Runner, inputs: Array) -> int:
     with runner.active():
         before = _native_bytes()
         smallest.call(inputs[:1] if runner.event.kind == "images" else inputs)
-        kept = max(_native_bytes() - before, 0)
+        cached = max(_native_bytes() - before, 0)
         profile = MemoryProfiler().profile(lambda: runner.call(inputs), sites=False, leaks=False)
-    return runner.bytes_held + kept + profile.peak_bytes
+    return runner.bytes_held + cached + profile.peak_bytes
 
 
 def _smallest(runner: Runner) -> Runner:
@@ -217,7 +216,7 @@ def _smallest(runner: Runner) -> Runner:
 
 
 def _native_bytes() -> int:
-    """What the compiled kernels hold."""
+    """Return the bytes that the compiled kernels hold."""
     return 0 if native is None else int(native.memory_in_use())
 
 
@@ -247,19 +246,20 @@ def _training_step(runner: Runner) -> float | None:
 
 
 def _timed_step(model: Module, runner: Runner) -> float:
+    """Time forward, backward and AdamW on one batch of the event's training data, in seconds."""
     event = runner.event
     if event.kind == "images":
         x, y = (part[: event.batch] for part in event.training_images())
-        given: Any = Tensor(x)
+        model_input: Any = Tensor(x)
     else:
         window = event.public_inputs()
-        given, y = window[:, :-1], window[:, 1:]
+        model_input, y = window[:, :-1], window[:, 1:]
     optimizer = optim.AdamW(list(model.parameters()), lr=1e-4)
     model.train()
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(model(given), y).backward()
+        F.cross_entropy(model(model_input), y).backward()
         optimizer.step()
 
     with runner.active(), enable_grad():
@@ -274,7 +274,7 @@ def compute_speedup(
 ) -> Speedup:
     """Ratios of `baseline` to `optimized`, with intervals.
 
-    Two models or runners are measured in turns in this call, which is the fair way. Two benchmarks made earlier are
+    Two models or runners are timed interleaved in this call, which is the fair way. Two benchmarks made earlier are
     compared by what they hold; their intervals are then those of two separate measurements, and a note says so.
     """
     if isinstance(baseline, Benchmark) and isinstance(optimized, Benchmark):
@@ -287,25 +287,26 @@ def compute_speedup(
 
 
 def _from_benchmarks(baseline: Benchmark, optimized: Benchmark) -> Speedup:
+    """Compute the ratios of two benchmarks that were measured separately."""
     if baseline.event != optimized.event:
         raise ConfigurationError(f"a benchmark of {baseline.event} does not compare with one of {optimized.event}")
     before, after = baseline.latency, optimized.latency
-    spread = min(math.hypot(_relative_half_width(before), _relative_half_width(after)), _WIDEST)
+    half_width = min(math.hypot(_relative_half_width(before), _relative_half_width(after)), _MAX_LOG_HALF_WIDTH)
     ratio = before.p50 / after.p50
-    latency = Gain(ratio, ratio * math.exp(-spread), ratio * math.exp(spread))
+    latency = Gain(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width))
     steps = (baseline.training_step_s, optimized.training_step_s)
     step = None if None in steps else _exact(steps[0] / steps[1])  # type: ignore[operator]
-    lost = None
+    points_lost = None
     if baseline.accuracy is not None and optimized.accuracy is not None:
-        lost = 100 * (baseline.accuracy - optimized.accuracy)
+        points_lost = 100 * (baseline.accuracy - optimized.accuracy)
     return Speedup(
-        latency,
-        latency,
-        _exact(baseline.memory_bytes / optimized.memory_bytes),
-        _exact(baseline.file_bytes / optimized.file_bytes),
-        step,
-        lost,
-        ["measured one after the other, not in turns"],
+        latency=latency,
+        throughput=latency,
+        memory=_exact(baseline.memory_bytes / optimized.memory_bytes),
+        size=_exact(baseline.file_bytes / optimized.file_bytes),
+        training_step=step,
+        points_lost=points_lost,
+        notes=["measured one after the other, not interleaved"],
     )
 
 
@@ -320,7 +321,7 @@ def _exact(ratio: float) -> Gain:
 
 @dataclass(frozen=True)
 class Together:
-    """Several runners timed in turns: the comparison and each one's benchmark. The first is the baseline."""
+    """Several runners timed interleaved: the comparison and each one's benchmark. The first is the baseline."""
 
     comparison: Comparison
     benchmarks: Mapping[str, Benchmark]
@@ -329,13 +330,14 @@ class Together:
 
     def speedup(self, name: str) -> Speedup:
         first = next(iter(self.benchmarks))
-        found = self.comparison.ratios[name]
-        latency = Gain(1 / found.ratio, 1 / found.interval.high, 1 / found.interval.low)
+        relative_time = self.comparison.ratios[name]
+        interval = relative_time.interval
+        latency = Gain(1 / relative_time.ratio, 1 / interval.high, 1 / interval.low)
         plain = _from_benchmarks(self.benchmarks[first], self.benchmarks[name])
         return replace(plain, latency=latency, throughput=latency, notes=list(self.comparison.reasons))
 
     def check_noise(self, name: str, widest: float) -> None:
-        """Say that the machine is too restless instead of giving a figure nobody could repeat."""
+        """Raise TooNoisy where the interval of the speed-up is wider than `widest`."""
         gain = self.speedup(name).latency
         half = (gain.high - gain.low) / (2 * gain.ratio)
         if half > widest:
@@ -352,14 +354,14 @@ def measure_together(
     rng: np.random.Generator | None = None,
     memory: Mapping[str, int] | None = None,
 ) -> Together:
-    """Weigh runners of one event (unless `memory` says what they need), then time them in turns on drawn inputs."""
+    """Weigh runners of one event (unless `memory` says what they need), then time them interleaved on drawn inputs."""
     rng = rng or settings.rng()
     event = next(iter(runners.values())).event
     inputs = event.timed_inputs(rng, _TIMED_CALLS)
     memory = memory or weigh(runners, inputs[0])
     functions, answers = {}, {}
     for name, runner in runners.items():
-        functions[name], answers[name] = _timed(runner, inputs)
+        functions[name], answers[name] = _with_backend(runner, inputs)
     timer = Timer(time_limit=settings.time_limit, sample_seconds=5 * settings.sample_seconds)  # compare takes a fifth
     comparison = _steady(
         lambda: timer.compare(
@@ -371,13 +373,13 @@ def measure_together(
     )
     benchmarks = {
         name: Benchmark(
-            event.name,
-            comparison.measurements[name],
-            event.units_per_call / comparison.measurements[name].p50,
-            memory[name],
-            file_bytes(runner),
-            stored_dtypes(runner),
-            accuracy(runner),
+            event=event.name,
+            latency=comparison.measurements[name],
+            throughput=event.units_per_call / comparison.measurements[name].p50,
+            memory_bytes=memory[name],
+            file_bytes=file_bytes(runner),
+            dtypes=stored_dtypes(runner),
+            accuracy=accuracy(runner),
         )
         for name, runner in runners.items()
     }
@@ -385,30 +387,36 @@ def measure_together(
 
 
 def _steady(compare: Callable[[], Comparison]) -> Comparison:
-    """A comparison, taken once more where the clock frequency changed meanwhile; what it says then is a note."""
-    found = compare()
-    return compare() if any(reason.startswith("frequency") for reason in found.reasons) else found
+    """Run a comparison; repeat it once if the clock frequency changed during it."""
+    comparison = compare()
+    return compare() if any(reason.startswith("frequency") for reason in comparison.reasons) else comparison
 
 
 def weigh(runners: Mapping[str, Runner], inputs: Array) -> dict[str, int]:
-    """The memory of each, the last first: where several share a model, the entry itself is the one not yet called."""
+    """Measure the memory of each runner, the last one first.
+
+    Where several share a model, the entry itself must be measured before the model is first called.
+    """
     return {name: memory_bytes(runners[name], inputs) for name in reversed(list(runners))}
 
 
-def _timed(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], dict[int, Array]]:
-    """As `_cycling`, entering the runner's backend around every call: which costs about a microsecond."""
+def _with_backend(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], dict[int, Array]]:
+    """Return `_cycling` with the runner's backend entered around every call, which costs about a microsecond."""
     run, answers = _cycling(runner, inputs)
     active = runner.active
 
-    def timed() -> None:
+    def run_timed() -> None:
         with active():
             run()
 
-    return timed, answers
+    return run_timed, answers
 
 
 def log_score_differences(together: Together, one: str, other: str, constant: float) -> Array:
-    """Per block of the comparison, log score of `one` less that of `other`; `constant` is the part that cannot vary."""
+    """Return, per block of the comparison, the log score of `one` minus that of `other`.
+
+    `constant` is the part of it that does not vary: memory and size.
+    """
     a, b = (np.log(together.comparison.measurements[name].samples).reshape(-1, 2).mean(1) for name in (one, other))
     differences: Array = (b - a) / 3 + constant
     return differences

@@ -16,10 +16,10 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0)
-    if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):  # it ended before the kernel was told
+    if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):  # the parent ended before prctl was called
         sys.exit(0)
 
 
 def child_environment() -> dict[str, str]:
-    """What a child that calls `die_with_parent` needs in its environment."""
+    """Return the environment variables that a child needs in order to call `die_with_parent`."""
     return {_PARENT: str(os.getpid())}

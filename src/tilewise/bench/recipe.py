@@ -36,10 +36,10 @@ class Step:
     options: Mapping[str, Any]
 
     def __str__(self) -> str:
-        shown = ", ".join(
-            f"{key} {_shown(value)}" for key, value in self.options.items() if value not in (None, (), [])
+        options_text = ", ".join(
+            f"{key} {_option_text(value)}" for key, value in self.options.items() if value not in (None, (), [])
         )
-        return f"{self.name} ({shown})" if shown else self.name
+        return f"{self.name} ({options_text})" if options_text else self.name
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Recipe:
 
     @property
     def files(self) -> list[str]:
-        named = [step.options["file"] for step in self.steps if step.options.get("file")]
-        return [*named, self.predictions] if self.predictions else named
+        names = [step.options["file"] for step in self.steps if step.options.get("file")]
+        return [*names, self.predictions] if self.predictions else names
 
     def read_file(self, name: str) -> Path:
         """The path of a file the recipe names, which must lie in its folder."""
@@ -222,13 +222,14 @@ _TILE_SIZES = ("mr", "nr", "mc", "nc", "kc", "threads_m", "threads_n")
 
 
 def _tile(entry: Any, what: str) -> dict[str, Any]:
+    """Check one tile of a recipe: the shape and layout it is for, and its sizes."""
     if not isinstance(entry, Mapping) or entry.keys() != {"shape", "layout", "tile"}:
         raise Rejected("schema", f"{what}, has a shape, a layout and a tile")
     shape, tile = entry["shape"], entry["tile"]
     if not isinstance(shape, list | tuple) or len(shape) != 3 or not isinstance(tile, Mapping):
         raise Rejected("schema", f"{what}, has a shape of (m, n, k) and a tile of named sizes")
-    needed = {"mr", "nr", "mc", "nc", "kc"}
-    if not needed <= tile.keys() <= needed | {"pack_a", "pack_b", "threads_m", "threads_n"}:
+    required = {"mr", "nr", "mc", "nc", "kc"}
+    if not required <= tile.keys() <= required | {"pack_a", "pack_b", "threads_m", "threads_n"}:
         raise Rejected("schema", f"{what}: a tile has mr, nr, mc, nc, kc and may have pack_a, pack_b and threads")
     sizes = {k: _whole(1, 1 << 20)(v, f"{what}, {k}") for k, v in tile.items() if k in _TILE_SIZES}
     packs = {k: _yes_or_no(v, f"{what}, {k}") for k, v in tile.items() if k not in _TILE_SIZES}
@@ -269,15 +270,16 @@ _FOR_IMAGES, _FOR_TEXT = {"shrink", "prune"}, {"kv_cache"}
 
 
 def _step(entry: Any, at: int) -> Step:
+    """Check one step of a recipe and fill in its defaults."""
     where = f"step {at}"
     if not isinstance(entry, dict) or not isinstance(entry.get("step"), str) or entry["step"] not in _STEPS:
         raise Rejected("schema", f'{where} needs "step": one of {", ".join(_STEPS)}')
-    known = _STEPS[entry["step"]]
-    unknown = entry.keys() - known.keys() - {"step"}
+    options_schema = _STEPS[entry["step"]]
+    unknown = entry.keys() - options_schema.keys() - {"step"}
     if unknown:
         raise Rejected("schema", f"{where}, {entry['step']}, has no option {sorted(unknown)[0][:40]!r}")
     options = {}
-    for key, (check, default) in known.items():
+    for key, (check, default) in options_schema.items():
         if key not in entry and default is _REQUIRED:
             raise Rejected("schema", f"{where}, {entry['step']}, needs {key!r}")
         options[key] = check(entry[key], f"{where}, {key}") if key in entry else default
@@ -285,6 +287,7 @@ def _step(entry: Any, at: int) -> Step:
 
 
 def _check_order(recipe: Recipe) -> None:
+    """Reject steps that repeat, come in the wrong order, or do not apply to the event."""
     names = [step.name for step in recipe.steps]
     if len(set(names)) != len(names):
         raise Rejected("schema", "a recipe takes each step once")
@@ -307,7 +310,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
 
 
-def _shown(value: Any) -> str:
+def _option_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"of {len(value)}"
     return str(value).lower() if isinstance(value, bool) else str(value)

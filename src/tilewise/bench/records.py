@@ -1,7 +1,7 @@
-"""When is a record broken? When the new entry beats the old one in a run of both, at p < 0.01.
+"""Decides whether an entry breaks a record: it must beat the record in one run of both, at p < 0.01.
 
-Both are timed in turns. Every block of that run gives one difference of log scores; memory and size
-do not vary and enter as constants. A difference that chance could have made leaves the old record standing.
+Both are timed interleaved. Every block of that run gives one difference of log scores; memory and size do not vary and
+enter as constants. A difference that could be chance leaves the old record in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RUNS = 24  # twelve blocks; eight is the least with which a signed-rank test ca
 
 
 def duel(challenger: Recipe, record: Recipe, settings: Settings) -> dict[str, Any]:
-    """Measure both in turns: whether the challenger's score is higher at p < 0.01, that p, and by what factor."""
+    """Time both interleaved; return whether the challenger's score is higher at p < 0.01, that p, and the factor."""
     runs = max(settings.runs or challenger.event.runs, _RUNS)
     most = max(settings.most_runs or 4 * runs, runs)
     runners = {"record": build(record), "challenger": build(challenger)}

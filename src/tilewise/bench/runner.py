@@ -1,8 +1,8 @@
-"""A model in the form in which it is judged and timed: one `answer(inputs)` for accuracy and speed alike.
+"""Runs a model as it is validated and timed: one `answer(inputs)` for accuracy and speed alike.
 
-A runner holds the model, the backend its operations go through, and how text is generated. It also tells the truth
-about storage: the arrays that would go into its file, and the bytes it holds in memory, both read off what is really
-there rather than off what a layer says of itself.
+A runner holds the model, the backend its operations go through, and how text is generated. It also measures
+storage: the arrays that would go into its file, and the bytes it holds in memory. Both are read from the arrays
+themselves, not from what a layer reports.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Runner:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Everything inside runs through this runner's backend."""
+        """Run everything inside the block through this runner's backend, without gradients."""
         with use_backend(self.backend), no_grad():
             yield
 
@@ -62,14 +62,14 @@ class Runner:
         """`call` on any number of images or prompts."""
         with self.active():
             if self.event.kind == "images":
-                parts = [self.call(inputs[i : i + _CHUNK]) for i in range(0, len(inputs), _CHUNK)]
-                return np.concatenate(parts)
+                chunks = [self.call(inputs[i : i + _CHUNK]) for i in range(0, len(inputs), _CHUNK)]
+                return np.concatenate(chunks)
             return np.stack([self.call(prompt) for prompt in inputs])
 
-    # --- what is stored ---
+    # --- storage ---
 
     def stored_arrays(self) -> dict[str, Array]:
-        """What a file of this entry holds."""
+        """Return the arrays that a file of this entry holds, by name."""
         if self.decoder_weights == "int8":
             return _int8_decoder_arrays(self.model)
         return dict(_stored(self.model, ""))
@@ -77,10 +77,10 @@ class Runner:
     @property
     def bytes_held(self) -> int:
         """Bytes of all weights in memory; copies that a layer keeps beside its weights count."""
-        held = _held(self.model)
-        if self.decoder_weights == "int8":  # the decoder's int8 copies live beside the float model
-            held += sum(a.nbytes for name, a in self.stored_arrays().items() if name.endswith((".q", ".scale")))
-        return held
+        total = _bytes_in_memory(self.model)
+        if self.decoder_weights == "int8":  # the decoder keeps int8 copies in addition to the float model
+            total += sum(a.nbytes for name, a in self.stored_arrays().items() if name.endswith((".q", ".scale")))
+        return total
 
     def fingerprint(self) -> str:
         """A hash of every stored number: it may not change between the accuracy test and the end of timing."""
@@ -101,16 +101,17 @@ def runner_for(model: Module, event: Event) -> Runner:
     return Runner(event, model, current_backend(), use_cache=False)
 
 
-# --- reading storage off the layers ---
+# --- storage of each kind of layer ---
 
 
 def _stored(module: Module, prefix: str) -> Iterator[tuple[str, Array]]:
+    """Yield the name and array of everything a module stores, its children included."""
     if isinstance(module, QuantizedModel):
         yield from _quantized_model_arrays(module, prefix)
     elif isinstance(module, QuantizedLinear):
-        yield from _named(prefix, _quantized_linear_arrays(module))
+        yield from _with_prefix(prefix, _quantized_linear_arrays(module))
     elif isinstance(module, SparseLinear):
-        yield from _named(prefix, _sparse_arrays(module))
+        yield from _with_prefix(prefix, _sparse_arrays(module))
     else:
         for name, value in vars(module).items():
             if isinstance(value, Tensor):
@@ -119,7 +120,7 @@ def _stored(module: Module, prefix: str) -> Iterator[tuple[str, Array]]:
             yield from _stored(child, f"{prefix}{name}.")
 
 
-def _named(prefix: str, arrays: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+def _with_prefix(prefix: str, arrays: dict[str, Array]) -> Iterator[tuple[str, Array]]:
     return ((prefix + name, array) for name, array in arrays.items())
 
 
@@ -130,29 +131,29 @@ def _quantized_model_arrays(model: QuantizedModel, prefix: str) -> Iterator[tupl
         arrays = _arrays(step, layer)
         if layer is not None and "q" in arrays:
             check_int8(arrays["q"], f"{prefix}{step.name}")
-        yield from _named(f"{prefix}{index}.", arrays)
-        yield from _named(f"{prefix}{index}.", _held_by_node(step))
+        yield from _with_prefix(f"{prefix}{index}.", arrays)
+        yield from _with_prefix(f"{prefix}{index}.", _node_constants(step))
 
 
-def _held_by_node(step: Any) -> dict[str, Array]:
-    """The constants of a step that is an operation of its own."""
+def _node_constants(step: Any) -> dict[str, Array]:
+    """Return the constant inputs of a graph step that is a plain operation."""
     if step.node is None:
         return {}
-    given = dict(enumerate(step.node.inputs)) | step.node.params
-    return {str(name): value for name, value in given.items() if isinstance(value, np.ndarray)}
+    constants = dict(enumerate(step.node.inputs)) | step.node.params
+    return {str(name): value for name, value in constants.items() if isinstance(value, np.ndarray)}
 
 
 def _quantized_linear_arrays(layer: QuantizedLinear) -> dict[str, Array]:
     q = layer.kernel.weights()[:, 0, 0]
-    held = {"q": check_int8(q, "a quantized linear layer"), "scale": layer.weight_scale}
-    return held if layer.float_bias is None else held | {"bias": layer.float_bias}
+    arrays = {"q": check_int8(q, "a quantized linear layer"), "scale": layer.weight_scale}
+    return arrays if layer.float_bias is None else arrays | {"bias": layer.float_bias}
 
 
 def _sparse_arrays(layer: SparseLinear) -> dict[str, Array]:
     dense = layer.to_dense()
     weight = dense.weight.data
-    held = {"mask": np.packbits(weight != 0), "values": weight[weight != 0]}
-    return held if dense.bias is None else held | {"bias": dense.bias.data}
+    arrays = {"mask": np.packbits(weight != 0), "values": weight[weight != 0]}
+    return arrays if dense.bias is None else arrays | {"bias": dense.bias.data}
 
 
 def _int8_decoder_arrays(model: Module) -> dict[str, Array]:
@@ -178,13 +179,14 @@ def check_int8(array: Array, where: str) -> Array:
     return array
 
 
-def _held(module: Module) -> int:
+def _bytes_in_memory(module: Module) -> int:
+    """Count the bytes of a module's weights in memory; an array that is shared counts once."""
     if isinstance(module, QuantizedModel):
-        floats = {id(a): a.nbytes for s in module.graph.steps for a in _held_by_node(s).values()}
+        floats = {id(a): a.nbytes for s in module.graph.steps for a in _node_constants(s).values()}
         plain = sum(a.nbytes for s in module.graph.steps for a in (s.weight, s.bias) if a is not None)
         layers = sum(int(layer.nbytes) for layer in module.integer if hasattr(layer, "nbytes"))
         return layers + int(plain) + sum(floats.values())
     if isinstance(module, QuantizedLinear | SparseLinear):
         return int(module.nbytes)
     own = {id(v.data): v.data.nbytes for v in vars(module).values() if isinstance(v, Tensor)}
-    return sum(own.values()) + sum(_held(child) for child in module.children())
+    return sum(own.values()) + sum(_bytes_in_memory(child) for child in module.children())

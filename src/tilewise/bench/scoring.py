@@ -1,4 +1,4 @@
-"""From a recipe to a score, in one process: build, validate, time in turns with the baseline, weigh, and compute.
+"""Scores a recipe in one process: build, validate, time interleaved with the baseline, measure memory, and compute.
 
     score = (latency gain × memory gain × size gain) ^ (1/3),   if the accuracy rule holds; otherwise there is none
 
@@ -70,7 +70,7 @@ def validate_recipe(recipe: Recipe, settings: Settings | None = None) -> Validat
     settings = settings or Settings()
     if recipe.event.kind == "tiles":
         share = score_tiles(recipe, settings.truth).score
-        return Validation(share, 0.0, share, 0, 0, (), [f"tile score {share:.4f}"])
+        return _tiles_validation(share, [f"tile score {share:.4f}"])
     reference = baseline(recipe.event)
     check_numpy_backend(reference.backend)
     return validate(build_stages(recipe)[-1].runner, reference, settings)
@@ -109,17 +109,30 @@ def score_tiles(recipe: Recipe, truth: str | None) -> Score:
 
     where, split = (truth, "test") if truth else PRACTICE_SPLIT
     try:
-        found = score_predictions(recipe.read_file(recipe.predictions), load_dataset(where).split(split))
+        result = score_predictions(recipe.read_file(recipe.predictions), load_dataset(where).split(split))
     except FileFormatError as error:
         raise Rejected("wrong answer", str(error)) from None
-    figures = {"error_at": {str(k): v for k, v in found.error_at.items()}, "kernels": found.kernels}
+    figures = {"error_at": {str(k): v for k, v in result.error_at.items()}, "kernels": result.kernels}
     figures |= {"split": TRUTH_SPLIT if truth else "practice"}
-    checks = [f"{found.kernels} kernels, top-1 error {found.error_at[1]:.4f}, top-5 error {found.error_at[5]:.4f}"]
-    share = max(found.tile_score, 0.0)
-    validation = Validation(share, 0.0, share, 0, 0, (), checks)
+    checks = [f"{result.kernels} kernels, top-1 error {result.error_at[1]:.4f}, top-5 error {result.error_at[5]:.4f}"]
+    share = max(result.tile_score, 0.0)
     return Score(
-        recipe.event.name, share, 1.0, 1.0, 1.0, (share, share), figures, [], validation.as_dict(), machine_facts()
+        event=recipe.event.name,
+        score=share,
+        speedup=1.0,
+        memory_gain=1.0,
+        size_gain=1.0,
+        interval=(share, share),
+        figures=figures,
+        steps=[],
+        validation=_tiles_validation(share, checks).as_dict(),
+        machine=machine_facts(),
     )
+
+
+def _tiles_validation(share: float, checks: list[str]) -> Validation:
+    """Return the validation of a file of predictions, which has no inputs to draw."""
+    return Validation(accuracy=share, floor=0.0, agreement=share, drawn=0, left_out=0, dtypes=(), checks=checks)
 
 
 def check_same_model(before: tuple[str, str], after: tuple[str, str]) -> None:
@@ -143,30 +156,32 @@ def check_timed_answers(together: Together, entry: Runner, reference: Runner, na
 def _score(
     recipe: Recipe, stages: Any, names: list[str], together: Together, validation: Validation, more: dict[str, float]
 ) -> Score:
+    """Combine the gains of the last stage to a score, with the figures it follows from."""
     gains = together.speedup(names[-1])
     memory, size = gains.memory.ratio, gains.size.ratio
     low, high = (combined(edge, memory, size) for edge in (gains.latency.low, gains.latency.high))
     return Score(
-        recipe.event.name,
-        combined(gains.latency.ratio, memory, size),
-        gains.latency.ratio,
-        memory,
-        size,
-        (low, high),
-        {
+        event=recipe.event.name,
+        score=combined(gains.latency.ratio, memory, size),
+        speedup=gains.latency.ratio,
+        memory_gain=memory,
+        size_gain=size,
+        interval=(low, high),
+        figures={
             "baseline": together.benchmarks[names[0]].as_dict(),
             "entry": together.benchmarks[names[-1]].as_dict(),
             "speedup": gains.as_dict(),
         }
         | more,
-        [_step_facts(together, name, stage.label) for name, stage in zip(names, stages, strict=True)],
-        validation.as_dict(),
-        machine_facts(),
-        list(together.comparison.reasons),
+        steps=[_step_facts(together, name, stage.label) for name, stage in zip(names, stages, strict=True)],
+        validation=validation.as_dict(),
+        machine=machine_facts(),
+        notes=list(together.comparison.reasons),
     )
 
 
 def _step_facts(together: Together, name: str, label: str) -> dict[str, Any]:
+    """Return the figures of the entry after one step: latency, memory, size, and the score so far."""
     figures = together.benchmarks[name]
     facts: dict[str, Any] = {"label": label, "latency_s": figures.latency.p50, "accuracy": figures.accuracy}
     facts |= {"memory_bytes": figures.memory_bytes, "file_bytes": figures.file_bytes}
@@ -179,7 +194,7 @@ def _step_facts(together: Together, name: str, label: str) -> dict[str, Any]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What the figures were taken on, as far as it matters for them."""
+    """Return the versions, instruction set and threads that a measurement depends on."""
     return {
         "tilewise": tilewise.__version__,
         "python": platform.python_version(),

@@ -89,8 +89,8 @@ class CompetitionSubmission:
         if Path(board).suffix == SUFFIX:
             return LocalLeaderboard(board).add(self.team, self.recipe, self.compute_score())
         boards = require("tilewise_arena.board", "a board in a database")
-        with boards.open_board(board) as opened:
-            receipt: dict[str, Any] = opened.add_scored(self.team, self.recipe, self.compute_score())
+        with boards.open_board(board) as board_file:
+            receipt: dict[str, Any] = board_file.add_scored(self.team, self.recipe, self.compute_score())
         return receipt
 
 
@@ -170,8 +170,8 @@ def exchange(module: str, request: Mapping[str, Any], threads: int, limit: float
     try:
         answer = json.loads(lines[-1])
     except (IndexError, ValueError):
-        tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing was said"]
-        raise UnavailableError(f"the measuring process ended with code {done.returncode}: {tail[0][:300]}") from None
+        words = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing was said"]
+        raise UnavailableError(f"the measuring process ended with code {done.returncode}: {words[0][:300]}") from None
     if "error" in answer:
         raise _error(answer)
     facts: dict[str, Any] = answer["result"]
@@ -186,7 +186,10 @@ def _error(answer: Mapping[str, Any]) -> TilewiseError:
 
 def _environment(threads: int) -> dict[str, str]:
     """A clean environment: the path to this tilewise, one thread count for every library, nothing that preloads."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ}
+    inherited = {
+        name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ
+    }
     count = {name: str(threads) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     source = str(Path(tilewise.__file__).resolve().parents[1])
-    return kept | count | {"PYTHONPATH": source, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {name: os.environ[name] for name in inherited if name in os.environ}
+    return variables | count | {"PYTHONPATH": source, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,4 +1,4 @@
-"""Are an entry's answers right? On all public data, on inputs drawn this minute, and of honest numbers.
+"""Checks an entry's answers: on all public data, and on inputs drawn for this validation.
 
 For images: the accuracy floor on every held-out image and on images nobody has, and on drawn images the reference's
 class and much the same logits. For text: every token of every prompt equal to the reference's. A generated text is
@@ -34,7 +34,7 @@ _MOST_UNDECIDED = 0.25
 
 @dataclass(frozen=True)
 class Validation:
-    """What was checked, with its figures. `accuracy` of text is the share of equal tokens."""
+    """Result of a validation: what was checked, with its figures. `accuracy` of text is the share of equal tokens."""
 
     accuracy: float
     floor: float
@@ -61,6 +61,7 @@ def validate(
 def _validate_images(
     entry: Runner, reference: Runner, settings: Settings, rng: np.random.Generator, dtypes: tuple[str, ...]
 ) -> Validation:
+    """Check accuracy on held-out and fresh images, and agreement with the reference on drawn ones."""
     event = entry.event
     x, y = event.public_inputs(), event.public_labels()
     plain = float((reference.answer(x).argmax(1) == y).mean())
@@ -74,7 +75,15 @@ def _validate_images(
     checks = [f"{100 * share:.2f} % of {len(x)} held-out images, floor {100 * floor:.2f} %"]
     checks += [f"no worse than that on {len(fresh[1])} {described}"]
     checks += [f"the reference's class on {100 * agreement:.1f} % of {used} drawn images"]
-    return Validation(share, floor, agreement, len(drawn), len(drawn) - used, dtypes, checks)
+    return Validation(
+        accuracy=share,
+        floor=floor,
+        agreement=agreement,
+        drawn=len(drawn),
+        left_out=len(drawn) - used,
+        dtypes=dtypes,
+        checks=checks,
+    )
 
 
 def _fresh_images(event: Event, settings: Settings, rng: np.random.Generator) -> tuple[tuple[Array, Array], str]:
@@ -101,9 +110,9 @@ def check_fresh(answer: Array, plain: Array, labels: Array, event: Event, descri
     """The floor once more, on images nobody has; chance in which images those are is allowed for."""
     ours = check_logits(answer, len(labels)).argmax(1) == labels
     theirs = plain.argmax(1) == labels
-    lost = float(theirs.mean() - ours.mean())
+    accuracy_loss = float(theirs.mean() - ours.mean())
     chance = 3 * math.sqrt(float((ours != theirs).sum())) / len(labels)
-    if lost > event.points_to_lose / 100 + chance:
+    if accuracy_loss > event.points_to_lose / 100 + chance:
         raise Rejected(
             "below the floor",
             f"on {len(labels)} {described} the entry is right {100 * ours.mean():.1f} % of the time and the shipped "
@@ -169,25 +178,27 @@ def _validate_text(
     left_out = check_tokens(answers, prompts, reference)
     used = len(prompts) - left_out
     checks = [f"all {event.new_tokens} tokens equal on {used} prompts, {len(drawn)} of them drawn for this validation"]
-    return Validation(1.0, 1.0, 1.0, len(drawn), left_out, dtypes, checks)
+    return Validation(
+        accuracy=1.0, floor=1.0, agreement=1.0, drawn=len(drawn), left_out=left_out, dtypes=dtypes, checks=checks
+    )
 
 
 def check_tokens(answers: Array, prompts: Array, reference: Runner) -> int:
-    """Reject a token that is not the reference's; gives the number of prompts on which rounding decides."""
+    """Reject a token that is not the reference's; gives the number of prompts that are undecided."""
     event = reference.event
-    wanted = (len(prompts), event.new_tokens)
-    if not isinstance(answers, np.ndarray) or answers.shape != wanted or answers.dtype.kind not in "iu":
+    expected_shape = (len(prompts), event.new_tokens)
+    if not isinstance(answers, np.ndarray) or answers.shape != expected_shape or answers.dtype.kind not in "iu":
         raise Rejected("wrong answer", f"the entry does not answer each prompt with {event.new_tokens} tokens")
     left_out = 0
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        place, gap = worst_difference(prompt, answer, reference)
-        if place is None:
+        position, gap = worst_difference(prompt, answer, reference)
+        if position is None:
             continue
         if gap >= _NEAR_TIE:
             raise Rejected(
                 "wrong answer",
-                f"token {place + 1} after prompt {number + 1} is not the shipped model's: its logit is {gap:.3g} below "
-                "the best, and every token must be equal",
+                f"token {position + 1} after prompt {number + 1} is not the shipped model's: its logit is {gap:.3g} "
+                "below the best, and every token must be equal",
             )
         left_out += 1
     if left_out > _MOST_UNDECIDED * len(prompts):
@@ -196,7 +207,7 @@ def check_tokens(answers: Array, prompts: Array, reference: Runner) -> int:
 
 
 def worst_difference(prompt: Array, answer: Array, reference: Runner) -> tuple[int | None, float]:
-    """Where `answer` is farthest from the plain model's choice after the same text, and how much lower its logit is."""
+    """Return the position where `answer` deviates most from the plain model's choice, and the logit difference."""
     assert isinstance(reference.model, GPT)
     if answer.min(initial=0) < 0 or answer.max(initial=0) >= reference.model.vocab:
         return 0, float("inf")
@@ -204,6 +215,6 @@ def worst_difference(prompt: Array, answer: Array, reference: Runner) -> tuple[i
     with reference.active():
         logits: Array = reference.model(ids[None]).data[0, len(prompt) - 1 :]  # (new tokens, vocabulary)
     gaps = logits.max(1) - logits[np.arange(len(answer)), answer]
-    place = int(gaps.argmax())
-    same = bool((logits.argmax(1) == answer).all())
-    return (None, 0.0) if same else (place, float(gaps[place]))
+    position = int(gaps.argmax())
+    identical = bool((logits.argmax(1) == answer).all())
+    return (None, 0.0) if identical else (position, float(gaps[position]))
