@@ -13,7 +13,7 @@ from tilewise.costmodel.train import losses  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
 
 
-def _slates(seed: int = 0):
+def _random_scores(seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(3, 7, generator=generator, dtype=torch.float64, requires_grad=True)
     target = torch.rand(3, 7, generator=generator, dtype=torch.float64) + 0.5
@@ -37,7 +37,7 @@ def _list_mle(scores, target, mask, first):
 
 
 def test_list_mle_is_the_likelihood_of_slowest_first():
-    scores, target, mask = _slates()
+    scores, target, mask = _random_scores()
     assert float(_of(losses.list_mle)(scores.detach(), target, mask)) == pytest.approx(
         _list_mle(scores, target, mask, "slowest")
     )
@@ -45,7 +45,7 @@ def test_list_mle_is_the_likelihood_of_slowest_first():
 
 @pytest.mark.parametrize("name", sorted(losses.LOSSES))
 def test_gradients_are_right_and_padding_has_none(name):
-    scores, target, mask = _slates(1)
+    scores, target, mask = _random_scores(1)
     function = _of(losses.LOSSES[name])
     assert torch.autograd.gradcheck(lambda s: function(s, target, mask), (scores,), atol=1e-4)
     function(scores, target, mask).backward()
@@ -61,7 +61,7 @@ def test_a_right_order_costs_less_than_a_wrong_one(name):
 
 
 def test_pairwise_hinge_is_the_sum_over_pairs_by_the_number_of_slots():
-    scores, target, mask = _slates(2)
+    scores, target, mask = _random_scores(2)
     total = 0.0
     for s, t, m in zip(scores.tolist(), target.tolist(), mask.tolist(), strict=True):
         for i in range(7):
@@ -75,7 +75,7 @@ def test_pairwise_hinge_is_the_sum_over_pairs_by_the_number_of_slots():
 def test_weights_are_normalised_to_one():
     combined = losses.parse_losses("ListMLELoss:1,MSE:0.02")
     assert [round(w, 6) for _, w in combined.terms] == [round(1 / 1.02, 6), round(0.02 / 1.02, 6)]
-    scores, target, mask = _slates(3)
+    scores, target, mask = _random_scores(3)
     likelihood, squares = _of(losses.list_mle), _of(losses.mean_squared_error)
     by_hand = (likelihood(scores, target, mask) + 0.02 * squares(scores, target, mask)) / 1.02
     assert combined(scores, target, mask).item() == pytest.approx(by_hand.item(), rel=1e-5)

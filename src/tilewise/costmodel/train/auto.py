@@ -109,7 +109,9 @@ def _with_valid(dataset: Dataset) -> Dataset:
             [_subset(k, cut[side]) for k, cut in zip(kernels, cuts, strict=True)] for side in (0, 1)
         )
     if any(not kernel.n_configs for kernel in (*valid, *train_kernels)):
-        raise ConfigurationError(f"A kernel has fewer than {_MIN_KERNELS} configurations, and there is no valid split.")
+        raise ConfigurationError(
+            f"There is no valid split and a kernel has fewer than {_MIN_KERNELS} configurations; add a split."
+        )
     unit = "kernels" if len(kernels) >= _MIN_KERNELS else "configurations"
     print(f"There is no valid split: a fifth of the {unit} of train is used for it.", file=sys.stderr)
     return dataset_from_kernels(train_kernels, valid, list(dataset.test), dataset.schema)

@@ -77,7 +77,7 @@ class ProcessGroup:
         group.all_gather(gathered, rows.detach().contiguous())
         # `all_gather` gives copies without gradients; put the own scores back.
         gathered[self.rank] = rows
-        # Kernel k was scored by process k % world, as the k // world-th of its own.
+        # Kernel k was scored by process k % world, at index k // world of its share.
         return torch.stack(gathered, dim=1).flatten(0, 1)[:kernels]
 
     def sum_gradients(self, grads: torch.Tensor) -> None:
