@@ -1,8 +1,8 @@
-"""The tuner on a GPU, checked against exhaustive search: `python3 -m tilewise.tune.triton.check --out DIR`.
+"""The tuner on a GPU compared with exhaustive search: `python3 -m tilewise.tune.triton.check --out DIR`.
 
-Needs numpy, torch and triton alone. Two parts: shapes of the built-in families that are in no collection (first choice,
-five measurements, default, exhaustive best, tuning times from an empty cache), and `autotune` on kernels of no family,
-against measuring every configuration, shape after shape. Writes check.json as it goes; `--shapes` takes your own list.
+Needs NumPy, PyTorch and Triton only. It has two parts: shapes of the built-in families that are in no collection (first
+choice, five measurements, default, exhaustive best, tuning times from an empty cache), and `autotune` on kernels of no
+family compared with measuring every configuration. Writes check.json after each shape; `--shapes` takes your own list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import compiled
-from benchmarks.recorded import lines, read_recorded, table, worth, worth_lines
+from benchmarks.recorded import compare_methods, lines, method_lines, read_recorded, table
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.gpu.families.family import get_family
 from tilewise.gpu.measure.triton_device import TritonDevice
@@ -37,7 +37,7 @@ def _rows(family: str, dtype: str, rows: int, cols: int, **more: Any) -> Problem
     return Problem.of(family, dtype=dtype, rows=rows, cols=cols, **more)
 
 
-# In no program of the collections; alignments and layouts repeat, so that binaries are shared.
+# Problems that are in no collection; alignments and layouts repeat, so that binaries are shared.
 UNSEEN = (
     _matmul("bf16", 640, 3584, 1280), _matmul("bf16", 1920, 1920, 1920), _matmul("bf16", 24, 5120, 2560),
     _matmul("bf16", 5000, 2304, 768), _matmul("bf16", 320, 10240, 640), _matmul("bf16", 6144, 6144, 3072),
@@ -57,30 +57,30 @@ UNSEEN = (
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Check the tuner on this GPU against exhaustive search.")
     parser.add_argument("--out", type=Path, help="folder for check.json")
+    parser.add_argument("--recorded", type=Path, help="recorded products: print their table, without a GPU")
     parser.add_argument(
-        "--recorded", type=Path, help="products measured earlier: the table beside peers, without a GPU"
+        "--compiled", type=Path, help="recorded runs of torch.compile: print their table, without a GPU"
     )
-    parser.add_argument("--compiled", type=Path, help="torch.compile measured earlier: every way, without a GPU")
-    parser.add_argument("--minutes", type=float, default=7.0, help="no further shape is begun after so many")
+    parser.add_argument("--minutes", type=float, default=7.0, help="start no further shape after this time")
     parser.add_argument("--model", help="a cost model in place of the shipped one")
     parser.add_argument("--shapes", type=Path, help="a JSON list of your own problems")
     parser.add_argument("--processes", type=int, default=0, help="compiling processes")
-    parser.add_argument("--seed", type=int, help="other sizes for the kernels of no family, drawn with this seed")
+    parser.add_argument("--seed", type=int, help="seed of other random sizes for the kernels of no family")
     parser.add_argument("--no-families", action="store_true")
     parser.add_argument("--no-own", action="store_true", help="leave out the kernels of no family")
-    given = parser.parse_args(arguments)
-    replayed = given.recorded is not None or given.compiled is not None
-    if (given.out is None) == (not replayed):
+    options = parser.parse_args(arguments)
+    replayed = options.recorded is not None or options.compiled is not None
+    if (options.out is None) == (not replayed):
         parser.error("give --out, for a check on this GPU, or --recorded, --compiled or both")
     try:
-        if given.recorded is not None:
-            _replay(given.recorded)
-        if given.compiled is not None:
-            print("\n".join(compiled.lines(compiled.read_compiled(given.compiled))), flush=True)
+        if options.recorded is not None:
+            _replay(options.recorded)
+        if options.compiled is not None:
+            print("\n".join(compiled.lines(compiled.read_compiled(options.compiled))), flush=True)
         if replayed:
             return 0
-        given.out.mkdir(parents=True, exist_ok=True)
-        _run(given)
+        options.out.mkdir(parents=True, exist_ok=True)
+        _run(options)
     except TilewiseError as error:
         print(f"tilewise: {error}", flush=True)
         return 2
@@ -88,28 +88,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _replay(path: Path) -> None:
+    """Print the tables of recorded products."""
     model = shipped_runtime_model()
     if model is None:
-        raise UnavailableError("No model of runtimes is installed.")
+        raise UnavailableError("No model of runtimes is installed; reinstall tilewise.")
     products = read_recorded(path)
-    for line in (*lines(table(model, products)), *worth_lines(worth(products))):
+    for line in (*lines(table(model, products)), *method_lines(compare_methods(products))):
         print(line, flush=True)
 
 
-def _run(given: argparse.Namespace) -> None:
-    deadline = time.monotonic() + given.minutes * 60
+def _run(options: argparse.Namespace) -> None:
+    """Check both parts on this GPU and write check.json."""
+    deadline = time.monotonic() + options.minutes * 60
     report: dict[str, Any] = {}
-    target = given.out / "check.json"
-    if not given.no_own:
-        report["own"] = _own_kernels(deadline, given.seed)
+    target = options.out / "check.json"
+    if not options.no_own:
+        report["own"] = _own_kernels(deadline, options.seed)
         target.write_text(json.dumps(report, indent=1))
-    if given.no_families:
+    if options.no_families:
         return
     problems: Sequence[Problem] = UNSEEN
-    if given.shapes:
-        problems = [k.problem for k in read_shapes(given.shapes, lambda family, spec: get_family(family).problem(spec))]
-    bench = TritonDevice(processes=given.processes)
-    report["machine"] = dict(bench.machine.details)
+    if options.shapes:
+        problems = [
+            k.problem for k in read_shapes(options.shapes, lambda family, spec: get_family(family).problem(spec))
+        ]
+    device = TritonDevice(processes=options.processes)
+    report["machine"] = dict(device.machine.details)
     report["problems"] = rows = []
     folder = tempfile.mkdtemp(prefix="tilewise-check-")
     for number, problem in enumerate(problems):
@@ -117,7 +121,7 @@ def _run(given: argparse.Namespace) -> None:
             print("out of time", flush=True)
             break
         start = time.monotonic()
-        tuner = Tuner(bench, model=given.model, cache=f"{folder}/{number}")
+        tuner = Tuner(device, model=options.model, cache=f"{folder}/{number}")
         row = check_one(tuner, problem)
         wall_seconds = time.monotonic() - start
         rows.append({**row, "wall_seconds": wall_seconds})
@@ -132,7 +136,7 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Geometric means by family, and of all that are not matmul."""
+    """Compute geometric means by family, and over all families but matmul."""
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["problem"]["family"]].append(row)
@@ -153,17 +157,18 @@ def _geometric(values: Sequence[float]) -> float:
 
 
 def _own_kernels(deadline: float, seed: int | None) -> dict[str, Any]:
+    """Check `autotune` on kernels of no family."""
     from benchmarks.gpu_check_kernels import CASES, run_case
 
-    found = {}
+    results = {}
     for case in CASES:
         if time.monotonic() > deadline:
             break
-        case = case if seed is None else case.redrawn(seed)
-        found[case.name] = run_case(case, tempfile.mkdtemp(prefix="tilewise-own-"))
-        means = {name: value for name, value in found[case.name].items() if name != "shapes"}
+        case = case if seed is None else case.with_random_sizes(seed)
+        results[case.name] = run_case(case, tempfile.mkdtemp(prefix="tilewise-own-"))
+        means = {name: value for name, value in results[case.name].items() if name != "shapes"}
         print(f"{case.name}: {json.dumps(means)}", flush=True)
-    return found
+    return results
 
 
 __all__ = ["UNSEEN", "main"]

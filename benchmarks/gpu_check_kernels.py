@@ -1,6 +1,8 @@
-"""Kernels of no family, as a user might write them, for checking `autotune`: a 5 x 5 box filter, a table of sums of
-absolute differences, a transposition and a causal filter along time. None is a matrix product, a softmax, a norm or a
-reduction."""
+"""Kernels of no family, as a user might write them, to check `autotune`.
+
+They are a 5 x 5 box filter, a table of sums of absolute differences, a transposition and a causal filter along time.
+None is a matrix product, a softmax, a norm or a reduction.
+"""
 
 # The bodies are Triton's language, not Python's: its types are tl.tensor and tl.constexpr.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -21,7 +23,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["height", "width"])
 def box_filter(x, y, height, width, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
-    """y[i, j] = mean of the 5 x 5 values of x around (i, j), zeros outside."""
+    """Compute y[i, j] = mean of the 5 x 5 values of x around (i, j), zeros outside."""
     rows = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     columns = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     total = tl.zeros((BLOCK_H, BLOCK_W), dtype=tl.float32)
@@ -38,7 +40,7 @@ def box_filter(x, y, height, width, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr
 def absolute_differences(
     a, b, out, points, centres, depth, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """out[i, j] = sum over d of |a[i, d] - b[j, d]|."""
+    """Compute out[i, j] = sum over d of |a[i, d] - b[j, d]|."""
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
@@ -57,7 +59,7 @@ def absolute_differences(
 
 @triton.jit(do_not_specialize=["rows", "cols"])
 def transposition(x, y, rows, cols, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """y = x transposed."""
+    """Compute y = x transposed."""
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = (r[:, None] < rows) & (c[None, :] < cols)
@@ -67,20 +69,20 @@ def transposition(x, y, rows, cols, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 
 @triton.jit(do_not_specialize=["steps", "channels"])
 def causal_filter(x, taps, y, steps, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
-    """y[t, c] = sum over w < 4 of x[t - w, c] * taps[w, c], nothing before the start."""
+    """Compute y[t, c] = sum over w < 4 of x[t - w, c] * taps[w, c], with zeros before the start."""
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((BLOCK_T, BLOCK_C), dtype=tl.float32)
     for back in range(4):
         weight = tl.load(taps + back * channels + c, mask=c < channels, other=0.0)
-        seen = (t[:, None] >= back) & (t[:, None] < steps) & (c[None, :] < channels)
-        total += tl.load(x + (t[:, None] - back) * channels + c[None, :], mask=seen, other=0.0) * weight[None, :]
+        inside = (t[:, None] >= back) & (t[:, None] < steps) & (c[None, :] < channels)
+        total += tl.load(x + (t[:, None] - back) * channels + c[None, :], mask=inside, other=0.0) * weight[None, :]
     tl.store(y + t[:, None] * channels + c[None, :], total, mask=(t[:, None] < steps) & (c[None, :] < channels))
 
 
 @dataclass(frozen=True)
 class OwnCase:
-    """A kernel, its configurations, and shapes to meet one after the other."""
+    """A kernel, its configurations, and shapes to tune one after the other."""
 
     name: str
     kernel: Any
@@ -90,8 +92,8 @@ class OwnCase:
     arguments: Callable[[Any, tuple[int, ...]], tuple[Any, ...]]
     grid: Callable[[tuple[int, ...]], Callable[[Any], tuple[int, ...]]]
 
-    def redrawn(self, seed: int) -> OwnCase:
-        """With other sizes, from half to twice as large."""
+    def with_random_sizes(self, seed: int) -> OwnCase:
+        """Return the case with other sizes, from half to twice as large."""
         chance = random.Random(seed)
         shapes = tuple(tuple(round(n * 2.0 ** chance.uniform(-1, 1)) for n in shape) for shape in self.shapes)
         return dataclasses.replace(self, shapes=shapes)
@@ -186,12 +188,12 @@ CASES = (
 
 
 def _bench(call: Callable[[], Any], quantiles: Any = None) -> Any:
-    # Launches in a CUDA graph: these kernels take a few microseconds, less than two events can tell apart.
+    # Launches run in a CUDA graph: single launches take a few microseconds, too little for two events.
     return triton.testing.do_bench_cudagraph(call, rep=10, quantiles=quantiles)
 
 
 def run_case(case: OwnCase, cache: str) -> dict[str, Any]:
-    """Each shape first by `autotune`, then every configuration; ratio, measurements and seconds, shape by shape."""
+    """Tune each shape with `autotune`, then measure every configuration; report ratio, measurements and seconds."""
     import time
 
     import torch
@@ -206,16 +208,17 @@ def run_case(case: OwnCase, cache: str) -> dict[str, Any]:
         tuned[grid](*arguments)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        chosen = tuned.best_config
-        times = _every(case, grid, arguments)
-        again = {c: _time(case, grid, arguments, c) for c in (chosen, *sorted(times, key=times.__getitem__)[:3])}
-        found = tuned.session.last
+        chosen_config = tuned.best_config
+        times = _time_all(case, grid, arguments)
+        finalists = (chosen_config, *sorted(times, key=times.__getitem__)[:3])
+        again = {config: _time(case, grid, arguments, config) for config in finalists}
+        decision = tuned.session.last
         rows.append(
             {
                 "shape": shape,
-                "measured": found.measurements if found else 0,
+                "measured": decision.measurements if decision else 0,
                 "configs": len(case.configs),
-                "ratio": min(again.values()) / again[chosen],
+                "ratio": min(again.values()) / again[chosen_config],
                 "seconds": seconds,
                 "times_us": [round(1e3 * times[c], 4) if c in times else None for c in case.configs],
             }
@@ -228,16 +231,16 @@ def run_case(case: OwnCase, cache: str) -> dict[str, Any]:
     }
 
 
-def _every(case: OwnCase, grid: Any, arguments: tuple[Any, ...]) -> dict[Any, float]:
+def _time_all(case: OwnCase, grid: Any, arguments: tuple[Any, ...]) -> dict[Any, float]:
     times = {}
     for config in case.configs:
         try:
             times[config] = _time(case, grid, arguments, config)
-        except Exception as error:  # does not fit this GPU
+        except Exception as error:  # the configuration does not fit this GPU
             print(f"{case.name}: {config}: {type(error).__name__}", flush=True)
     return times
 
 
 def _time(case: OwnCase, grid: Any, arguments: tuple[Any, ...], config: Any) -> float:
-    taken = _bench(lambda: case.kernel[grid](*arguments, **config.all_kwargs()), quantiles=(0.5, 0.2, 0.8))
-    return float(taken[0])
+    quantiles = _bench(lambda: case.kernel[grid](*arguments, **config.all_kwargs()), quantiles=(0.5, 0.2, 0.8))
+    return float(quantiles[0])

@@ -1,9 +1,9 @@
-"""The tables of docs/gpu.md: unseen products beside the library and a peer, and inside `torch.compile`."""
+"""The tables of docs/gpu.md: products compared with cuBLAS and a peer, and products inside `torch.compile`."""
 
 from __future__ import annotations
 
-from benchmarks.compiled import OURS, WAYS, beside, read_compiled
-from benchmarks.recorded import NAMES, read_recorded, worth
+from benchmarks.compiled import OURS, WAYS, compare_ways, read_compiled
+from benchmarks.recorded import NAMES, compare_methods, read_recorded
 from benchmarks.recorded import table as compared
 from benchmarks.results_files import RESULTS, table
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
@@ -21,51 +21,52 @@ _SHOWN = {
 
 
 def products() -> str:
-    """Speed beside the library's, by kind: geometric mean, and the least in brackets."""
+    """Build the table of speeds relative to cuBLAS, by kind: geometric mean, and the minimum in brackets."""
     path, model = RESULTS / "products_h200.json", shipped_runtime_model()
     if not path.is_file() or model is None:
         return ""
     rows = compared(model, read_recorded(path))
     cells = [[f"{row[name]:.3f} ({row[name + '_least']:.2f})" for name in NAMES] for row in rows]
     return table(
-        _HEADINGS, [[row["kind"], str(row["products"]), *found] for row, found in zip(rows, cells, strict=True)]
+        _HEADINGS, [[row["kind"], str(row["products"]), *speeds] for row, speeds in zip(rows, cells, strict=True)]
     )
 
 
 def ways() -> str:
-    """Of each way to run a kernel: where it is the fastest, and what the others take there."""
+    """Build the table of schedules: where each is fastest, and how much longer the others take there."""
     paths = [RESULTS / f"products_{which}h200.json" for which in ("earlier_", "")]
-    found = [product for path in paths if path.is_file() for product in read_recorded(path)]
-    if not found:
+    recorded = [product for path in paths if path.is_file() for product in read_recorded(path)]
+    if not recorded:
         return ""
-    names = {"parts": "split-K", "tail": "stream-K"}
-    cells = [[names.get(row["way"], row["way"]), str(row["products"]), f"{row['mean']:.3f} ({row['most']:.2f})"]
-             for row in worth(found)]  # fmt: skip
+    cells = [[row["way"], str(row["products"]), f"{row['mean']:.3f} ({row['most']:.2f})"]
+             for row in compare_methods(recorded)]  # fmt: skip
     return table(("method", "fastest in", "time of the other methods there: geometric mean (most)"), cells)
 
 
 def compiled() -> str:
+    """Build the table of `torch.compile` with every way of choosing."""
     return _compiled("inductor_h200.json")
 
 
 def training() -> str:
-    """What settled that long rows stay in registers: blocks of other models than those measured, and single kernels."""
+    """Build the table that decided to keep long rows in registers: blocks of other models, and single kernels."""
     return _compiled("inductor_training_h200.json")
 
 
 def exhaustive() -> str:
+    """Build the table with PyTorch's exhaustive search."""
     return _compiled("inductor_exhaustive_h200.json")
 
 
 def _compiled(name: str) -> str:
-    """Microseconds a run and seconds of the first call in every way of compiling, and how they compare."""
+    """Build a table of microseconds per run and seconds of the first call for every way of compiling."""
     path = RESULTS / name
     if not path.is_file():
         return ""
     rows = read_compiled(path)
     ways = [way for way in (*WAYS, OURS) if any(way in row.us for row in rows)]
-    cells = [[row.name, *(_spent(row.us.get(way), row.seconds.get(way)) for way in ways)] for row in rows]
-    against = {one.way: one for one in beside(rows)}
+    cells = [[row.name, *(_cell(row.us.get(way), row.seconds.get(way)) for way in ways)] for row in rows]
+    against = {comparison.way: comparison for comparison in compare_ways(rows)}
     cells.append(["runs as long as tilewise's: geometric mean (least), problems", *(
         f"{against[way].runs:.3f} ({against[way].least:.2f}), {against[way].problems}" if way in against
         else "1" if way == OURS else ""
@@ -76,7 +77,7 @@ def _compiled(name: str) -> str:
     return table(("problem", *(_SHOWN.get(way, way) for way in ways)), cells)
 
 
-def _spent(microseconds: float | None, seconds: float | None) -> str:
+def _cell(microseconds: float | None, seconds: float | None) -> str:
     if microseconds is None:
         return ""
     return f"{microseconds:.1f} µs" + (f", {seconds:.1f} s" if seconds else "")

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recorded import Product as Recorded
-from benchmarks.recorded import as_json, lines, read_recorded, table
+from benchmarks.recorded import RecordedProduct, as_json, lines, read_recorded, table
 from tilewise.gpu.devices import H200
 from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, STREAM_K, TRANSPOSED, is_cublas
 from tilewise.gpu.products.family import ProductFamily
@@ -66,7 +65,7 @@ def answers(seed: int, count: int) -> list[list[Any]]:
     return rows
 
 
-def recorded(visit: str, peer_configs: dict[str, list[Config]], least: int) -> list[Recorded]:
+def recorded(visit: str, peer_configs: dict[str, list[Config]], least: int) -> list[RecordedProduct]:
     """Convert the products of a visit that have at least `least` timings to records."""
     records = []
     with open_measurements(visit) as store:
@@ -78,7 +77,9 @@ def recorded(visit: str, peer_configs: dict[str, list[Config]], least: int) -> l
                      if not is_cublas(t.config)}  # fmt: skip
             library = next(round(t.runtime_ns) for t in measurements.timings if is_cublas(t.config))
             peer = tuple(Config({STREAM_K: 0, **config}) for config in peer_configs.get(kernel.problem.key, []))
-            records.append(Recorded(kernel.program, kernel.problem, (CUBLAS, *times), (library, *times.values()), peer))
+            records.append(
+                RecordedProduct(kernel.program, kernel.problem, (CUBLAS, *times), (library, *times.values()), peer)
+            )
     return records
 
 

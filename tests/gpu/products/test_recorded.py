@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compiled import Compiled, beside, merged, read_compiled
+from benchmarks.compiled import CompiledProblem, compare_ways, merge_files, read_compiled
 from benchmarks.gpu_check import main
-from benchmarks.recorded import as_json, compare, lines, read_recorded, table, worth, worth_lines
+from benchmarks.recorded import as_json, compare, compare_methods, lines, method_lines, read_recorded, table
 from tilewise.errors import FileFormatError
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 
@@ -38,13 +38,13 @@ def test_the_check_prints_recorded_products_without_a_gpu(capsys: pytest.Capture
     model = shipped_runtime_model()
     assert model is not None and main(["--recorded", str(RECORDED)]) == 0
     products = read_recorded(RECORDED)
-    expected = [*lines(table(model, products)), *worth_lines(worth(products))]
+    expected = [*lines(table(model, products)), *method_lines(compare_methods(products))]
     assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_every_product_has_one_fastest_way_and_the_others_are_slower_there() -> None:
     products = read_recorded(RECORDED)
-    rows = worth(products)
+    rows = compare_methods(products)
     assert sum(row["products"] for row in rows) == len(products)
     assert all(row["most"] >= row["mean"] >= 1.0 for row in rows)
 
@@ -58,12 +58,12 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str) -> No
 
 def test_ways_of_compiling_are_compared_over_the_problems_that_both_ran() -> None:
     rows = [
-        Compiled(
+        CompiledProblem(
             "a", "mm", {"aten": 8.0, "max-autotune": 10.0, "tilewise": 10.0}, {"max-autotune": 8.0, "tilewise": 1.0}
         ),
-        Compiled("b", "mm", {"max-autotune": 40.0, "tilewise": 10.0}, {"max-autotune": 2.0, "tilewise": 1.0}),
+        CompiledProblem("b", "mm", {"max-autotune": 40.0, "tilewise": 10.0}, {"max-autotune": 2.0, "tilewise": 1.0}),
     ]
-    aten, autotuned = beside(rows)
+    aten, autotuned = compare_ways(rows)
     assert (aten.problems, aten.runs, aten.first_call) == (1, pytest.approx(0.8), None)
     assert (autotuned.runs, autotuned.least, autotuned.first_call) == (pytest.approx(2.0), 1.0, pytest.approx(4.0))
     assert autotuned.all_calls == 5.0
@@ -76,7 +76,7 @@ def test_files_of_compiled_problems_make_one(tmp_path: Path) -> None:
     files = {"one": [row("a", 1.0), row("b", 2.0)], "two": [row("b", 3.0), row("c", 4.0)]}
     for name, rows in files.items():
         (tmp_path / name).write_text(json.dumps({"device": "a GPU", "problems": rows}))
-    found = merged([tmp_path / name for name in files])
+    found = merge_files([tmp_path / name for name in files])
     assert found == {"device": "a GPU", "problems": [row("a", 1.0), row("b", 3.0), row("c", 4.0)]}
 
 
