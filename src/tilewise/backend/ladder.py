@@ -124,6 +124,7 @@ def _batched(rung: Callable[[Array, Array], Array], a: Array, b: Array) -> Array
         batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     except ValueError:
         raise ShapeError(f"matrices of shapes {a.shape} and {b.shape} cannot be multiplied") from None
+    # Every pair of matrices of the broadcast batch is multiplied separately.
     left, right = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right))
     products = [rung(left[i], right[i]) for i in np.ndindex(batch)]
     out = np.array(products, np.float32).reshape(*batch, left.shape[-2], right.shape[-1])

@@ -55,6 +55,7 @@ def erf(x: Array) -> Array:
     coefficients = _erf_polynomial(10 if x.dtype == np.float32 else 24)
     size = np.abs(x)
     s = 2 / (1 + size / 2) - 1
+    # Horner's scheme, highest power first.
     p = np.full_like(x, coefficients[-1])
     for c in coefficients[-2::-1]:
         p *= s
@@ -203,6 +204,7 @@ def _fold(patches: Array, x_shape: tuple[int, ...], stride: Pair, padding: Pair)
     (sh, sw), (ph, pw) = stride, padding
     ho, wo, kh, kw = patches.shape[2:]
     image = np.zeros((n, c, h + 2 * ph, w + 2 * pw), patches.dtype)
+    # One addition per filter tap: within a tap, patches do not overlap.
     for i in range(kh):
         for j in range(kw):
             image[:, :, i : i + sh * ho : sh, j : j + sw * wo : sw] += patches[..., i, j]
@@ -240,6 +242,7 @@ def max_pool2d(x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> tuple[
 def max_pool2d_grad(gy: Array, argmax: Array, x_shape: tuple[int, ...]) -> Array:
     n, c, h, w = x_shape
     gx = np.zeros(n * c * h * w, gy.dtype)
+    # `argmax` is an index within a plane; windows may overlap, so gradients are added.
     plane_start = np.arange(n * c).reshape(n, c, 1, 1) * (h * w)
     np.add.at(gx, (argmax + plane_start).ravel(), gy.ravel())
     return gx.reshape(x_shape)
@@ -269,6 +272,7 @@ def _row_max(x: Array) -> Array:
 
 def _logsumexp(x: Array) -> Array:
     row_max = _row_max(x)
+    # A row of only -inf would give -inf - -inf = NaN.
     row_max = np.where(np.isneginf(row_max), x.dtype.type(0), row_max)
     return np.asarray(row_max + np.log(np.exp(x - row_max).sum(axis=-1, keepdims=True)))
 
@@ -318,6 +322,7 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array,
 def layer_norm_grad(gy: Array, x: Array, weight: Array, mean: Array, rstd: Array) -> tuple[Array, Array, Array]:
     rows = tuple(range(x.ndim - 1))
     normed = (x - mean[..., None]) * rstd[..., None]
+    # The mean and the variance depend on x as well: subtract the components of g along 1 and along `normed`.
     g = gy * weight
     gx = g - g.mean(axis=-1, keepdims=True) - normed * (g * normed).mean(axis=-1, keepdims=True)
     return gx * rstd[..., None], (gy * normed).sum(axis=rows), gy.sum(axis=rows)
@@ -395,6 +400,7 @@ def attention_grad(
     """Compute the gradients of q, k and v by recomputing the attention weights (Dao et al. 2022, section 3.1)."""
     scale = _default_scale(q, scale)
     p = _weights(_scores(q, k, causal, mask, scale), logsumexp)
+    # Row sums of p * (gout @ vᵀ), computed from the output: sum_j p_j (gout · v_j) = gout · out.
     delta = (gout * out).sum(axis=-1, keepdims=True)
     gscores = p * (gout @ v.swapaxes(-1, -2) - delta) * q.dtype.type(scale)
     grads = gscores @ k, gscores.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ gout
@@ -436,6 +442,7 @@ def adam_step(
     m += (1 - beta1) * (grad - m)
     v *= beta2
     v += (1 - beta2) * grad * grad
+    # Both bias corrections, with PyTorch's order of operations.
     root = np.sqrt(v)
     root /= math.sqrt(1 - beta2**step)
     root += eps

@@ -37,6 +37,7 @@ def encode(string: str) -> Ids:
     """
     # Invalid UTF-8 from a terminal arrives as surrogates, which become unknown characters like any other.
     codes = np.frombuffer(string.translate(_TO_ASCII).encode("utf-32-le", "surrogatepass"), np.uint32)
+    # Entry 127 (DEL) of the table is the unknown character.
     return _code_table()[np.where(codes < 128, codes, 127)]
 
 

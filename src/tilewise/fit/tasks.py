@@ -50,6 +50,7 @@ class ImageTask:
         self.model: Module = (
             models.mlp(size * size, seed=recipe.seed) if self.flat else models.cnn(1, size, seed=recipe.seed)
         )
+        # The seed's second number is larger than any epoch, so that this draw differs from all shuffles.
         order = np.random.default_rng([recipe.seed, 2**32]).permutation(len(images.x_train))
         valid, train = np.split(order, [min(recipe.validation, len(order) // 2)])
         self.valid = images.x_train[valid], images.y_train[valid]

@@ -106,6 +106,7 @@ class NativeEngine:
         logits: Array = self._decoder.run(
             rows, cache.keys, cache.values, cache.key_scales, cache.value_scales, output_rows
         )
+        # Each row extends its sequence to at least position + 1, in all layers.
         np.maximum.at(cache.lengths.T, rows[:, 1], rows[:, 2:] + 1)
         return logits
 

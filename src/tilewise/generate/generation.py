@@ -96,7 +96,7 @@ def _generate(
     single: bool,
 ) -> Iterator[Any]:
     """Sample up to `count` tokens per sequence, until all sequences have produced a stop token."""
-    tokens = np.empty(0, np.int64)
+    tokens = np.empty(0, np.int64)  # empty: the first call computes the prompts
     running = np.ones(batch, bool)
     for _ in range(count):
         tokens = sampler.pick(next_logits(tokens), rng)
@@ -135,6 +135,7 @@ def _uncached(model: LanguageModel, prompts: list[Array]) -> NextLogits:
         for sequence, token in zip(sequences, tokens, strict=False):
             sequence.append(token)
         with no_grad():
+            # Sequences of equal length run as one batch; others run one by one, because the model has no padding.
             if len({len(s) for s in sequences}) == 1:
                 logits: Array = model(np.array(sequences)).data[:, -1]
                 return logits

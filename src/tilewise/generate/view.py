@@ -56,6 +56,7 @@ class LayerView:
             return None
         first = max(0, longest - steps - window) if longest > window else 0
         stored = np.arange(first, longest)
+        # A position attends to itself and earlier ones, but only within the sliding window.
         position = (lengths[:, None] - steps + np.arange(steps))[:, None, :, None]  # (B, 1, T, 1)
         allowed: Array = (stored <= position) & (stored > position - window)
         return allowed

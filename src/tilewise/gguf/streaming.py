@@ -39,6 +39,7 @@ class TextStream:
         if positions:
             released, self._pending, self.stopped = self._pending[: min(positions)], "", True
             return released
+        # Hold back the longest end that could still become a stop word.
         overlap = max(map(self._overlap, self._stops), default=0)
         end = len(self._pending) - overlap
         released, self._pending = self._pending[:end], self._pending[end:]

@@ -67,6 +67,7 @@ def _q6_k(raw: Array) -> Array:
     """Convert Q6_K: 128 bytes of low 4 bits, 64 bytes of high 2 bits, 16 group scales, one float16 scale."""
     low, high = raw[:, :128].reshape(-1, 2, 64), raw[:, 128:192].reshape(-1, 2, 32)
     scales = raw[:, 192:208].view(np.int8).astype(np.float32)  # (n, 16): one per group of 16 values
+    # Each half of a block stores four runs of 32 codes: low nibbles, then high nibbles, of two runs of bytes.
     quarters = [(low[:, :, :32] & 15), (low[:, :, 32:] & 15), (low[:, :, :32] >> 4), (low[:, :, 32:] >> 4)]
     codes = np.stack([q | (high >> 2 * i & 3) << 4 for i, q in enumerate(quarters)], 2)  # (n, 2, 4, 32)
     values = codes.reshape(-1, 16, 16).astype(np.float32) - 32

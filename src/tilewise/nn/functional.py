@@ -209,6 +209,7 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float 
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups or weight.shape != x.shape[1:2] or bias.shape != weight.shape:
         raise ShapeError(f"group norm with {groups} groups and a weight of {weight.shape} cannot take {x.shape}")
     rows = x.reshape(x.shape[0] * groups, math.prod(x.shape[1:]) // groups)
+    # Layer norm without scale and shift, because these differ within a group.
     ones, zeros = np.ones(rows.shape[1], x.dtype), np.zeros(rows.shape[1], x.dtype)
     normed = layer_norm(rows, Tensor(ones), Tensor(zeros), eps).reshape(x.shape)
     by_channel = (-1, *(1,) * (x.ndim - 2))

@@ -125,6 +125,7 @@ def fusable_activation(next_layers: list[Module]) -> str | None:
 
 def fold_batch_norm(conv: Conv2d, norm: BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Weight and bias of the convolution that equals `conv` followed by `norm` in eval mode."""
+    # norm(conv(x)) = scale · (w * x + b) + shift: scale the weight and the bias, and add the shift.
     scale = norm.weight.data / np.sqrt(norm.running_var.data + np.float32(norm.eps))
     shift = norm.bias.data - norm.running_mean.data * scale
     bias = shift if conv.bias is None else shift + conv.bias.data * scale

@@ -50,6 +50,7 @@ def rotate(x: Tensor, positions: Array, frequencies: Array, interleaved_rope: bo
     count = len(frequencies)
     angles = np.asarray(positions)[..., None] * frequencies.astype(np.float64)  # (T, pairs) or (B, T, pairs)
     angles = angles[:, None] if angles.ndim == 3 else angles
+    # Angles are computed in float64: at large positions float32 would lose the fraction of a turn.
     cosine, sine = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
     rotary = x[..., : 2 * count]
     if interleaved_rope:

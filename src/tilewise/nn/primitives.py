@@ -48,6 +48,7 @@ class Linear(Operation):
         self.weight, self.shape = weight, x.shape
         if residual is not None:
             residual = residual.reshape(self.x.shape[0], weight.shape[0])
+        # `weight.T` is a view; the kernel reads transposed operands without copying.
         y: Array = current_backend().dispatch(
             "matmul", self.x, weight.T, bias=bias, activation=activation, residual=residual
         )
@@ -289,6 +290,7 @@ class BatchNorm(Operation):
             raise ShapeError(f"batch norm needs more than one value per channel to train, not shape {x.shape}")
         y, self.mean, self.var = current_backend().dispatch("batch_norm", x, weight, bias, eps)
         self.x, self.weight, self.eps = x, weight, eps
+        # Exponential moving averages, with the unbiased variance as in PyTorch.
         if running_mean is not None and running_var is not None:
             running_mean += momentum * (self.mean - running_mean)
             running_var += momentum * (self.var * (count / (count - 1)) - running_var)
@@ -310,6 +312,7 @@ class FixedNorm(Operation):
         self.channels = (slice(None),) + (None,) * (x.ndim - 2)  # indexes (C,) to broadcast against x
         self.x, self.weight, self.mean = x, weight, mean
         self.rstd = np.asarray(1 / np.sqrt(var + x.dtype.type(eps)))
+        # weight · (x - mean) · rstd + bias as one multiplication and one addition.
         scale = self.rstd * weight
         return np.asarray(x * scale[self.channels] + (bias - mean * scale)[self.channels])
 
@@ -430,6 +433,7 @@ class PackedAttention(Operation):
     def backward(self, grad: Array) -> Grads:
         b, t, _, heads, d = self.packed
         g = grad.reshape(b, t, heads, d).transpose(0, 2, 1, 3)
+        # The kernel writes the three gradients into views of one packed array (B, T, 3·H·D).
         gqkv = np.empty((b, t, 3 * heads * d), grad.dtype)
         into = tuple(gqkv.reshape(self.packed).transpose(2, 0, 3, 1, 4))
         saved = (*self.qkv, self.out, self.logsumexp)

@@ -66,6 +66,7 @@ class Pow(Operation):
     def backward(self, grad: Array) -> Grads:
         a, b = self.a, self.b
         ga = gb = None
+        # Limits where the formulas give NaN: x⁰ is constant, and 0ᵇ is constant for b >= 0.
         if self.needs[0]:
             ga = np.where(b == 0, 0, grad * b * np.power(a, b - 1))
         if self.needs[1]:

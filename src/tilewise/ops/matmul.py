@@ -30,7 +30,8 @@ class MatMul(Operation):
             ga = matmul("matmul", grad, b.swapaxes(-1, -2))
             ga = ga.sum(axis=tuple(range(ga.ndim - 1))) if self.a.ndim == 1 else ga
         if self.needs[1]:
-            if b.ndim == 2 and a.ndim > 2:  # one product instead of a batch of them and a sum
+            # One matrix B for a whole batch: one product over all rows replaces a batch of products and a sum.
+            if b.ndim == 2 and a.ndim > 2:
                 a, grad = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
             gb = matmul("matmul", a.swapaxes(-1, -2), grad)
             gb = gb.sum(axis=tuple(range(gb.ndim - 2)))[:, 0] if self.b.ndim == 1 else gb

@@ -107,5 +107,6 @@ class Softmax(Operation):
         if self.axis == arrays[0].ndim - 1 or self.axis == -1:
             y: Array = current_backend().dispatch(name, *arrays)
             return y
+        # Kernels need the axis to be last and contiguous.
         y = current_backend().dispatch(name, *(np.ascontiguousarray(a.swapaxes(self.axis, -1)) for a in arrays))
         return np.ascontiguousarray(y.swapaxes(self.axis, -1))

@@ -231,6 +231,7 @@ def _elementwise(event: Event) -> int:
         return 0
     first = math.prod(event.inputs[0])
     result = math.prod(event.outputs[0]) if event.outputs else 0
+    # The multiply-adds of products are in `total`; only their fused epilogue counts here.
     if name in ("matmul", "conv2d"):
         return result * _fused_steps(event)
     if name in _PER_SCORE:

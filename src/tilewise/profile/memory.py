@@ -107,6 +107,7 @@ class _Usage:
 def _measure(func: Callable[[], Any]) -> _Usage:
     """Call `func` once and read the allocation counters."""
     gc.collect()
+    # Workspaces of earlier calls are still allocated; only what exceeds them belongs to this call.
     native_before = int(native.memory_in_use()) if native is not None else 0
     with watch_heap() as watch:
         result = func()

@@ -53,6 +53,7 @@ def n_of_m_mask(weights: Array, n: int, m: int) -> Mask:
     if rows.shape[1] % m:
         raise ShapeError(f"rows of {rows.shape[1]} weights cannot be divided into groups of {m}")
     groups = rows.reshape(-1, m)
+    # A stable sort breaks ties by position.
     order = np.argsort(-groups, axis=1, kind="stable")
     keep = np.zeros(groups.shape, bool)
     np.put_along_axis(keep, order[:, :n], True, axis=1)

@@ -128,6 +128,7 @@ def _levels(sparsity: float, schedule: Iterable[float] | int | None, train: Trai
     if isinstance(schedule, int):
         if schedule < 1:
             raise ConfigurationError(f"a schedule needs at least 1 round, not {schedule}")
+        # Cubic schedule: prune much while many weights are redundant, little near the end.
         return [sparsity * (1 - (1 - (i + 1) / schedule) ** 3) for i in range(schedule)]
     levels = [checked_sparsity(level) for level in schedule]
     if not levels or levels != sorted(levels) or levels[-1] != sparsity:

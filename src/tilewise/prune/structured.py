@@ -107,6 +107,7 @@ def smaller_linear(linear: nn.Linear, channels: Array, channel_count: int) -> nn
     per_channel, remainder = divmod(linear.in_features, channel_count)
     if remainder:
         raise ShapeError(f"{linear.in_features} inputs are not a multiple of {channel_count} channels")
+    # Input columns of the remaining channels.
     columns = (channels[:, None] * per_channel + np.arange(per_channel)).reshape(-1)
     small = nn.Linear(len(columns), linear.out_features, bias=linear.bias is not None, rng=0)
     small.weight = Parameter(np.array(linear.weight.data[:, columns], order="C"))

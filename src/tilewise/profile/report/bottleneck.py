@@ -126,6 +126,7 @@ _OUTSIDE = "(outside the layers)"
 def _attribute_unit(unit: Unit, times: _TimeByCause, fresh_memory: float) -> None:
     """Attribute the time of one unit: allocation first, then call overhead, the rest to its roofline limit."""
     remaining = unit.seconds
+    # A large copy is counted as allocation, because avoiding the copy is the remedy.
     if unit.name in MOVES_ONLY and unit.result_bytes > _MIN_EXCESS_BYTES:
         times.add(ALLOCATION, remaining, unit.layer, unit.name)
         return
@@ -133,6 +134,7 @@ def _attribute_unit(unit: Unit, times: _TimeByCause, fresh_memory: float) -> Non
     allocation = min(unexplained, _excess(unit.allocated, 4 * unit.result_bytes) / fresh_memory)
     times.add(ALLOCATION, allocation, unit.layer, unit.name)
     remaining -= allocation
+    # A kernel far above its roofline time is dominated by the call, up to the maximum cost of a call.
     if unit.roofline_seconds < 0.2 * unit.seconds:
         call_overhead = min(max(remaining - unit.roofline_seconds, 0.0), _MAX_CALL_SECONDS)
         times.add(PYTHON, call_overhead, unit.layer, unit.name)

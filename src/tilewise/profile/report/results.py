@@ -196,6 +196,7 @@ def build(
     for event in events:
         failed += event.failed and event.kind == "op"
         recording += event.recording_ns * NANO
+        # Nested events are inside their parents, so only the outermost ones add to the covered time.
         if event.parent is None:
             outermost += (event.duration_ns + event.recording_ns) * NANO
         cost = cost_of(event)
@@ -213,6 +214,7 @@ def build(
             layer.own_seconds += own
             own_times.setdefault((event.layer, event.kind, event.name, event.phase), []).append(own)
             layer.own_allocated += max(event.allocated - event.inner_allocated, 0)
+    # Interruptions are visible only in comparison with similar calls, so they are computed after all events are known.
     for (name, *_), times in own_times.items():
         layers[name].interrupted_seconds += _interrupted_seconds(times)
     outside = max(seconds - outermost, 0.0)

@@ -105,6 +105,7 @@ def _two_modes(samples: Floats) -> str:
     """Report two clusters: split where the between-group variance is largest (Otsu 1979) and compare the gap."""
     ordered = np.sort(samples)
     n = len(ordered)
+    # Between-group variance of every split into the first k and the remaining samples.
     sizes = np.arange(1, n)
     sums = np.cumsum(ordered)[:-1]
     low_mean, high_mean = sums / sizes, (ordered.sum() - sums) / (n - sizes)
