@@ -22,6 +22,9 @@ Array = npt.NDArray[Any]
 
 _SIZES = 8  # of input, whose plans are kept
 _AGREES = 1e-2  # of the change: above rounding, far below another network's
+# Shares of the largest result. Dynamic INT8 layers round to steps of 1/127 of a row: the last bits of a float operation
+# before them may move a value by a step.
+_FLOAT_ROUNDING, _INT8_ROUNDING = 1e-5, 2e-2
 
 
 class Plan:
@@ -166,6 +169,8 @@ class _Seen:
 
     def __init__(self, module: Module, examples: list[Array], result: Array) -> None:
         self._before = result
+        integers = any(getattr(m, "computes_in_int8", False) for m in module.modules())
+        self._rounding = _INT8_ROUNDING if integers else _FLOAT_ROUNDING
         self._others = [_other(x) for x in examples]
         self._tells = any(not np.array_equal(a, b) for a, b in zip(examples, self._others, strict=True))
         if self._tells:
@@ -182,7 +187,7 @@ class _Seen:
             got = planned([np.resize(self._others[0], (*images, *self._others[0].shape[1:]))])
             least = min(len(got), len(self._want))
             got, want, before = got[:least], self._want[:least], self._before[:least]
-        return want.shape == got.shape and _agree(want, got, before)
+        return want.shape == got.shape and _agree(want, got, before, self._rounding)
 
 
 def _other(x: Array) -> Array:
@@ -204,12 +209,12 @@ def _nothing_kept() -> Iterator[None]:
         native.set_least_pooled(pooled)
 
 
-def _agree(want: Array, got: Array, before: Array) -> bool:
+def _agree(want: Array, got: Array, before: Array, share: float) -> bool:
     """Within a share of what the other input changed: where that is little, a constant would come near too."""
     finite = np.isfinite(want) & np.isfinite(got) & np.isfinite(before)
     if not finite.all():
         return bool((np.isnan(want) == np.isnan(got)).all())
-    change, rounding = np.abs(want - before).max(initial=0), 1e-5 * np.abs(want).max(initial=0)
+    change, rounding = np.abs(want - before).max(initial=0), share * np.abs(want).max(initial=0)
     return bool(np.abs(want - got).max(initial=0) <= _AGREES * change + rounding + 1e-30)
 
 
