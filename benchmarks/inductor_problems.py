@@ -1,5 +1,4 @@
-"""What `benchmarks.inductor` compiles: drawn products, flexible attention, blocks of models, kernels along rows. For a
-GPU."""
+"""The problems of `benchmarks.inductor`: random products, flexible attention, blocks of models, row-wise kernels."""
 
 from __future__ import annotations
 
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 
 _WIDTHS = (512, 640, 768, 1024, 1152, 1536, 1920, 2048, 2560, 3072, 3840, 4096, 5120, 6144, 8192)
-_CACHE_BYTES = 128 << 20
-Drawn = tuple[str, tuple[int, ...], str]
-# Blocks of models: what is built, with which numbers, and the shape of its input.
+_CACHE_BYTES = 128 << 20  # over twice the L2 cache of an H200: operand sets rotate through it
+# Operation or mask, sizes, and dtype.
+RandomProblem = tuple[str, tuple[int, ...], str]
+# Blocks of models: the kind, the arguments of its class, and the shape of its input.
 Block = tuple[str, tuple[int, ...], tuple[int, int, int]]
 MODELS: dict[str, Block] = {
     "GPT block": ("causal", (1280, 20), (4, 768, 1280)),
@@ -21,7 +21,7 @@ MODELS: dict[str, Block] = {
     "MLP-Mixer": ("mixer", (196, 640), (32, 196, 640)),
     "ViT block": ("attention", (1024, 16), (16, 197, 1024)),
 }
-# Others, for settling how to choose: the four above are for judging it.
+# Blocks for development; the four above are for evaluation only.
 TRAINING_MODELS: dict[str, Block] = {
     "GPT block 1536": ("causal", (1536, 24), (6, 640, 1536)),
     "GPT block 2048": ("causal", (2048, 16), (2, 1024, 2048)),
@@ -32,7 +32,7 @@ TRAINING_MODELS: dict[str, Block] = {
     "GPT block 2560": ("causal", (2560, 20), (2, 1024, 2560)),
     "ViT block 1152": ("attention", (1152, 16), (16, 256, 1152)),
 }
-# Kernels along rows, for settling too: what is computed, of how many rows, how long.
+# Row-wise kernels for development: the operation, the number of rows, and their length.
 ROWS = (("layer norm", 3840, 1536), ("sum and layer norm", 3840, 1536), ("sum and layer norm", 2048, 2560),
         ("sum and layer norm", 4096, 1152), ("sum and layer norm", 2048, 4096), ("sum and RMS norm", 2048, 5120),
         ("sum and layer norm", 3072, 1792), ("softmax", 6000, 1500), ("sum and layer norm", 64, 3072),
@@ -41,7 +41,7 @@ ROWS = (("layer norm", 3840, 1536), ("sum and layer norm", 3840, 1536), ("sum an
 
 @dataclass(frozen=True)
 class Job:
-    """Something to compile: a call and sets of arguments, so that calls in a row do not find theirs in the cache."""
+    """A call to compile, and several sets of arguments, so that repeated calls do not find theirs in the cache."""
 
     name: str
     kind: str  # mm, addmm, bmm, flex, model or rows
@@ -49,10 +49,10 @@ class Job:
     sets: tuple[tuple[Any, ...], ...]
 
 
-def products(seed: int, count: int) -> list[Drawn]:
-    """Operation, sizes (batch first for bmm) and number type, drawn: what layers of models multiply."""
+def products(seed: int, count: int) -> list[RandomProblem]:
+    """Draw products like those of model layers: operation, sizes (batch first for bmm) and dtype."""
     chance = np.random.default_rng(seed)
-    found: list[Drawn] = []
+    problems: list[RandomProblem] = []
     for number in range(count):
         op = ("mm", "addmm", "mm", "bmm")[number % 4]
         dtype = "fp16" if number % 5 == 4 else "bf16"
@@ -60,26 +60,27 @@ def products(seed: int, count: int) -> list[Drawn]:
         m = int(2 ** chance.uniform(0, 13)) if number % 3 else int(chance.integers(1, 64)) * 128
         if op == "bmm":
             rows, depth = int(chance.choice((128, 197, 256, 384, 512, 1000))), int(chance.choice((64, 80, 128)))
-            found.append((op, (int(chance.integers(8, 128)), rows, rows, depth), dtype))
+            problems.append((op, (int(chance.integers(8, 128)), rows, rows, depth), dtype))
         else:
-            found.append((op, (m, n, k), dtype))
-    return found
+            problems.append((op, (m, n, k), dtype))
+    return problems
 
 
-def attentions(seed: int, count: int) -> list[Drawn]:
-    """Kinds of masks and scores, and sizes (batch, heads, key heads, length, head), drawn."""
+def attentions(seed: int, count: int) -> list[RandomProblem]:
+    """Draw attention problems: a mask or score function, and sizes (batch, heads, key heads, length, head size)."""
     chance = np.random.default_rng(seed)
-    found: list[Drawn] = []
+    problems: list[RandomProblem] = []
     for number in range(count):
         heads = int(chance.choice((8, 12, 16, 20, 32)))
         sizes = (int(chance.integers(1, 5)), heads, heads // (4 if number % 4 == 3 else 1),
                  int(chance.integers(4, 33)) * 128, (64, 128)[number % 2])  # fmt: skip
-        found.append((("causal", "window", "alibi", "causal")[number % 4], sizes, "bf16"))
-    return found
+        problems.append((("causal", "window", "alibi", "causal")[number % 4], sizes, "bf16"))
+    return problems
 
 
-def product_job(torch: Any, drawn: Drawn) -> Job:
-    op, sizes, dtype = drawn
+def product_job(torch: Any, problem: RandomProblem) -> Job:
+    """Create the call and the operands of a product."""
+    op, sizes, dtype = problem
     *batch, m, n, k = sizes
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
 
@@ -88,16 +89,17 @@ def product_job(torch: Any, drawn: Drawn) -> Job:
         b = torch.randn(*batch, n, k, device="cuda", dtype=kind).mT
         return (torch.randn(n, device="cuda", dtype=kind), a, b) if op == "addmm" else (a, b)
 
-    moved = 2 * math.prod(batch) * (m * k + k * n)
-    count = min(8, math.ceil(_CACHE_BYTES / moved))
+    operand_bytes = 2 * math.prod(batch) * (m * k + k * n)
+    count = min(8, math.ceil(_CACHE_BYTES / operand_bytes))
     calls = {"mm": torch.mm, "bmm": torch.bmm, "addmm": torch.addmm}
     return Job(f"{op} {sizes} {dtype}", op, calls[op], tuple(operands() for _ in range(count)))
 
 
-def attention_job(torch: Any, drawn: Drawn) -> Job:
+def attention_job(torch: Any, problem: RandomProblem) -> Job:
+    """Create the call and the operands of flexible attention."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    kind, (batch, heads, kv_heads, length, head), _ = drawn
+    kind, (batch, heads, kv_heads, length, head), _ = problem
     masks = {
         "causal": lambda b, h, q, k: q >= k,
         "window": lambda b, h, q, k: (q >= k) & (q - k <= 512),
@@ -118,7 +120,7 @@ def attention_job(torch: Any, drawn: Drawn) -> Job:
 
 
 def model_job(torch: Any, name: str) -> Job:
-    """One of the blocks, in bf16."""
+    """Create a block of a model in bf16, with random input."""
     nn = torch.nn
 
     class Attention(nn.Module):  # type: ignore[misc,name-defined]
@@ -149,25 +151,27 @@ def model_job(torch: Any, name: str) -> Job:
 
     kind, numbers, shape = (MODELS | TRAINING_MODELS)[name]
     module = Mixer(*numbers) if kind == "mixer" else Attention(*numbers, kind == "causal")
-    given = torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-    return Job(name, "model", module.to("cuda", torch.bfloat16).eval(), ((given,),))
+    inputs = torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+    return Job(name, "model", module.to("cuda", torch.bfloat16).eval(), ((inputs,),))
 
 
-def rows_job(torch: Any, what: str, rows: int, length: int) -> Job:
-    """A norm or a softmax in bf16; with a sum in front, that is a result too, as in a residual block."""
+def rows_job(torch: Any, operation: str, rows: int, length: int) -> Job:
+    """Create a norm or a softmax in bf16; a sum in front of it is a result as well, as in a residual block."""
     nn = torch.nn.functional
 
     def norm(x: Any, weight: Any, bias: Any) -> Any:
-        return nn.rms_norm(x, (length,), weight, 1e-6) if "RMS" in what else nn.layer_norm(x, (length,), weight, bias)
+        return (
+            nn.rms_norm(x, (length,), weight, 1e-6) if "RMS" in operation else nn.layer_norm(x, (length,), weight, bias)
+        )
 
-    def call(x: Any, more: Any, weight: Any, bias: Any) -> Any:
-        if what == "softmax":
+    def call(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
+        if operation == "softmax":
             return nn.softmax(x, -1)
-        if "sum" not in what:
+        if "sum" not in operation:
             return norm(x, weight, bias)
-        x = x + more
+        x = x + residual
         return x, norm(x, weight, bias)
 
     shapes = ((rows, length), (rows, length), (length,), (length,))
     sets = tuple(tuple(torch.randn(*s, device="cuda", dtype=torch.bfloat16) for s in shapes) for _ in range(2))
-    return Job(f"{what} {rows} x {length}", "rows", call, sets)
+    return Job(f"{operation} {rows} x {length}", "rows", call, sets)

@@ -135,8 +135,8 @@ def download_note(folder: Path) -> Target:
     from tilewise.costmodel.course import download
 
     remote = download.RemoteFile("npz.tar", "https://example.org/npz.tar", 100, "v1", "")
-    download._part(folder, remote.name).write_bytes(bytes(40))
-    note = download._note(folder, remote.name)
+    download._partial_path(folder, remote.name).write_bytes(bytes(40))
+    note = download._note_path(folder, remote.name)
     note.write_text(json.dumps({"validator": "v1", "size": 100}))
 
     def use(path: Path) -> None:
