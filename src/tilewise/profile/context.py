@@ -22,7 +22,7 @@ from tilewise._extension import native
 from tilewise._files import write_atomic
 from tilewise._threads import get_num_threads
 from tilewise.errors import ConfigurationError
-from tilewise.profile.events import Event, decode
+from tilewise.profile.events import ProfileEvent, decode
 from tilewise.profile.machine import Machine
 from tilewise.profile.machine import machine as machine_rates
 from tilewise.profile.report.results import NANO, ProfileResults, build
@@ -62,7 +62,7 @@ class ProfilerContext:
         self.models: list[Callable[[], Any]] = []
         self._labels: dict[str, str] = {}
         self.records: list[Any] = []  # the framework appends a record when an operation ends
-        self._events: list[Event] = []
+        self._events: list[ProfileEvent] = []
         self._machine = machine
         self._memory = memory
         self._open_since_ns: int | None = None
@@ -72,7 +72,7 @@ class ProfilerContext:
         self._results: tuple[int, float, ProfileResults] | None = None
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[ProfileEvent]:
         """The recorded events, in the order in which they ended."""
         if len(self._events) != len(self.records):
             self._events = decode(self.records)

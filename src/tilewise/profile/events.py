@@ -18,7 +18,7 @@ from tilewise._events import Arrays, Record
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class Event:
+class ProfileEvent:
     """One timed call: of a layer ("module"), an operation ("op"), or an operation's implementation ("kernel")."""
 
     def __init__(self, record: Record) -> None:
@@ -33,7 +33,7 @@ class Event:
         self.allocated, self.inner_allocated = record.allocated, 0  # bytes allocated in large blocks
         self.inputs, self.input_bytes = _sizes(record.inputs)
         self.outputs, self.output_bytes = _sizes(record.outputs)
-        self.parent: Event | None = None
+        self.parent: ProfileEvent | None = None
         self.has_kernels = False
         self.shares_memory = record.details is True  # the result is a view: no bytes were moved
         self.backend = ""
@@ -53,7 +53,7 @@ class Event:
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
 
-    def contain(self, inner: Event) -> None:
+    def contain(self, inner: ProfileEvent) -> None:
         """Make `inner` a child of this event."""
         inner.parent = self
         self.inner_ns += inner.duration_ns + inner.recording_ns
@@ -91,10 +91,10 @@ def _default_tile(implementation: Any, shapes: Shapes, strides: Shapes, options:
         return None
 
 
-def decode(records: Sequence[tuple[Any, ...]]) -> list[Event]:
+def decode(records: Sequence[tuple[Any, ...]]) -> list[ProfileEvent]:
     """Decode records into events, nest them and find their tiles; the order (by end time) stays."""
-    events = [Event(Record._make(record)) for record in records]
-    roots_by_thread: dict[int, list[Event]] = {}
+    events = [ProfileEvent(Record._make(record)) for record in records]
+    roots_by_thread: dict[int, list[ProfileEvent]] = {}
     tiles: dict[Any, Any] = {}
     for event in events:
         roots = roots_by_thread.setdefault(event.thread, [])

@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewise import _events
 from tilewise.errors import ConfigurationError
-from tilewise.profile.events import Event, decode
+from tilewise.profile.events import ProfileEvent, decode
 
 Shape = tuple[int, ...]
 
@@ -110,7 +110,7 @@ class Recording:
         self.models: list[Any] = []
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[ProfileEvent]:
         return decode(self.records)
 
     def __enter__(self) -> Recording:
@@ -121,7 +121,7 @@ class Recording:
         _events.recorders.detach(self)
 
 
-def summarise(events: Iterable[Event]) -> OpCounts:
+def summarise(events: Iterable[ProfileEvent]) -> OpCounts:
     """Add up the work of recorded events by layer, operation and phase."""
     layers: dict[str, Cost] = {}
     ops: dict[str, Cost] = {}
@@ -148,7 +148,7 @@ def summarise(events: Iterable[Event]) -> OpCounts:
     )
 
 
-def op_name(event: Event) -> str:
+def op_name(event: ProfileEvent) -> str:
     """Name an operation independently of how it ran (kernel or NumPy): snake case, `_grad` in the backward pass."""
     if event.kind == "kernel":
         return event.name
@@ -156,7 +156,7 @@ def op_name(event: Event) -> str:
     return f"{name}_grad" if event.phase == "backward" else name
 
 
-def cost_of(event: Event) -> Cost | None:
+def cost_of(event: ProfileEvent) -> Cost | None:
     """Compute the work of one event; None for events whose work is counted in the events they contain."""
     if event.kind == "module" or event.has_kernels or event.failed:
         return None
@@ -170,35 +170,35 @@ def cost_of(event: Event) -> Cost | None:
 # --- Products: 2 operations per multiply-add ---
 
 
-def _matmul(event: Event) -> int:
+def _matmul(event: ProfileEvent) -> int:
     """Count 2 · inner dimension for every element of the result; at most one operand may be a vector."""
     inner = event.inputs[0][-1]
     return 2 * inner * math.prod(event.outputs[0]) if event.outputs else 0
 
 
-def _conv2d(event: Event) -> int:
+def _conv2d(event: ProfileEvent) -> int:
     weight, (n, _, h, w) = event.inputs[1], event.outputs[0]
     return 2 * n * h * w * math.prod(weight)
 
 
-def _conv2d_grad_input(event: Event) -> int:
+def _conv2d_grad_input(event: ProfileEvent) -> int:
     (n, _, h, w), weight = event.inputs[0], event.inputs[1]
     return 2 * n * h * w * math.prod(weight)
 
 
-def _conv2d_grad_weight(event: Event) -> int:
+def _conv2d_grad_weight(event: ProfileEvent) -> int:
     """Count over all input channels like PyTorch, although grouped convolutions multiply only part of the pairs."""
     (n, outs, h, w), channels = event.inputs[0], event.inputs[1][1]
     filter_size = event.outputs[0][2:]
     return 2 * n * h * w * outs * channels * math.prod(filter_size)
 
 
-def _attention(event: Event) -> int:
+def _attention(event: ProfileEvent) -> int:
     (b, heads, t, d), s, dv = event.inputs[0], event.inputs[1][2], event.inputs[2][3]
     return 2 * b * heads * t * s * (d + dv)
 
 
-def _attention_grad(event: Event) -> int:
+def _attention_grad(event: ProfileEvent) -> int:
     """Count the four products of the gradient; recomputing the scores is an implementation detail."""
     (b, heads, t, d), s, dv = event.inputs[1], event.inputs[2][2], event.inputs[3][3]
     return 2 * b * heads * t * s * 2 * (d + dv)
@@ -224,7 +224,7 @@ _PER_INPUT = {"sum": 1, "mean": 1, "max": 1, "var": 4, "cum_sum": 1, "cross_entr
 _PER_SCORE = {"attention": 6, "attention_grad": 8}  # scale, mask and softmax of each score
 
 
-def _elementwise(event: Event) -> int:
+def _elementwise(event: ProfileEvent) -> int:
     """Count the arithmetic of an event that is not a product, including operations fused into a product."""
     name = op_name(event)
     if name in MOVES_ONLY or event.shares_memory or not event.inputs:
@@ -246,7 +246,7 @@ def _elementwise(event: Event) -> int:
     return _PER_RESULT.get(name, 1) * result
 
 
-def _fused_steps(event: Event) -> int:
+def _fused_steps(event: ProfileEvent) -> int:
     """Count the operations per output element of a fused epilogue: bias, residual, activation."""
     bias, residual, activation = event.fused or (False, False, None)
     bias = bias or (event.name == "conv2d" and len(event.inputs) > 2)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from tilewise.profile.events import Event
+from tilewise.profile.events import ProfileEvent
 from tilewise.profile.flops import cost_of
 from tilewise.profile.report.results import ProfileResults
 from tilewise.profile.units import bytes_, count, seconds
@@ -22,7 +22,7 @@ _WIDTH, _ROW = 1080, 22  # of the drawing and of one row of bars, in SVG units
 _MAX_BARS = 3000  # keeps the page below about 1 MB
 
 
-def timeline_svg(events: Sequence[Event]) -> tuple[str, int]:
+def timeline_svg(events: Sequence[ProfileEvent]) -> tuple[str, int]:
     """Draw one lane of nested bars per thread; return the SVG and the number of bars too short to draw."""
     if not events:
         return f'<svg viewBox="0 0 {_WIDTH} {_ROW}"></svg>', 0
@@ -39,14 +39,14 @@ def timeline_svg(events: Sequence[Event]) -> tuple[str, int]:
     return drawing, len(events) - len(visible)
 
 
-def _depth(event: Event) -> int:
+def _depth(event: ProfileEvent) -> int:
     depth, ancestor = 0, event.parent
     while ancestor is not None:
         depth, ancestor = depth + 1, ancestor.parent
     return depth
 
 
-def _lanes(events: Sequence[Event]) -> tuple[dict[int, int], int]:
+def _lanes(events: Sequence[ProfileEvent]) -> tuple[dict[int, int], int]:
     """Return the first row of each thread's lane, and the height of all lanes."""
     rows: dict[int, int] = {}
     for event in sorted(events, key=lambda e: e.start_ns):
@@ -58,7 +58,7 @@ def _lanes(events: Sequence[Event]) -> tuple[dict[int, int], int]:
     return tops, max(top, 1) * _ROW
 
 
-def _bar(event: Event, start: float, duration: float, row: int) -> str:
+def _bar(event: ProfileEvent, start: float, duration: float, row: int) -> str:
     """Draw an event as a bar; `start` and `duration` are fractions of the whole timeline."""
     x, width, y = start * _WIDTH, max(duration * _WIDTH, 0.3), row * _ROW
     name = (event.layer.rsplit(".", 1)[-1] or event.name) if event.kind == "module" else event.name
@@ -74,7 +74,7 @@ def _bar(event: Event, start: float, duration: float, row: int) -> str:
     )
 
 
-def _kind(event: Event) -> str:
+def _kind(event: ProfileEvent) -> str:
     if event.kind == "module":
         return "layer"
     if event.has_kernels:
@@ -85,7 +85,7 @@ def _kind(event: Event) -> str:
     return "compute" if cost is not None and cost.flops else "memory"
 
 
-def _tip(event: Event) -> str:
+def _tip(event: ProfileEvent) -> str:
     """Text of a bar's tooltip."""
     lines = [f"{event.name}, {seconds(event.duration_ns * 1e-9)}, {event.phase}", f"layer {event.layer or '(model)'}"]
     if event.inputs:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from tilewise.profile.events import Event
+from tilewise.profile.events import ProfileEvent
 from tilewise.profile.report.charts import KINDS, roofline_svg, timeline_svg
 from tilewise.profile.report.results import ProfileResults, ProfileRow
 from tilewise.profile.report.text import HEADINGS, ceilings, row_cells
@@ -30,7 +30,7 @@ def _asset(name: str) -> str:
     return (files("tilewise.profile.report") / name).read_text(encoding="utf-8")
 
 
-def html_page(results: ProfileResults, events: Sequence[Event], title: str = "tilewise profile") -> str:
+def html_page(results: ProfileResults, events: Sequence[ProfileEvent], title: str = "tilewise profile") -> str:
     """Render the page."""
     drawing, omitted = timeline_svg(events)
     sections = [

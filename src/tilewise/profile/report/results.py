@@ -15,7 +15,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tilewise.profile.events import Event
+from tilewise.profile.events import ProfileEvent
 from tilewise.profile.flops import Cost, cost_of, op_name
 from tilewise.profile.machine import Machine
 
@@ -173,7 +173,7 @@ def _row_data(row: ProfileRow) -> dict[str, Any]:
 
 
 def build(
-    events: Sequence[Event],
+    events: Sequence[ProfileEvent],
     seconds: float,
     machine: Machine,
     threads: int,
@@ -247,10 +247,10 @@ def _interrupted_seconds(times: list[float]) -> float:
     return sum(max(t - interruption_threshold(times), 0.0) for t in times)
 
 
-def _interrupted_outside(events: Sequence[Event], starts_ns: Sequence[int]) -> float:
+def _interrupted_outside(events: Sequence[ProfileEvent], starts_ns: Sequence[int]) -> float:
     """Time by which pauses between two outermost events exceed comparable pauses between the same two."""
     pauses: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    last: dict[int, Event] = {}
+    last: dict[int, ProfileEvent] = {}
     for event in events:
         if event.parent is not None:
             continue
@@ -262,7 +262,7 @@ def _interrupted_outside(events: Sequence[Event], starts_ns: Sequence[int]) -> f
     return sum(_interrupted_seconds(times) for times in pauses.values())
 
 
-def _unit(event: Event, cost: Cost, machine: Machine, threads: int) -> Unit:
+def _unit(event: ProfileEvent, cost: Cost, machine: Machine, threads: int) -> Unit:
     """Build the unit of an event, with the roofline time of its work."""
     compute, memory = machine.roofline_seconds(cost.flops + cost.elementwise, cost.bytes_moved, threads)
     return Unit(

@@ -10,11 +10,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tilewise.profile.events import Event
+from tilewise.profile.events import ProfileEvent
 from tilewise.profile.flops import cost_of
 
 
-def chrome_trace(events: Sequence[Event], start_ns: int) -> dict[str, Any]:
+def chrome_trace(events: Sequence[ProfileEvent], start_ns: int) -> dict[str, Any]:
     """Convert events to the trace, as plain data for JSON."""
     process = os.getpid()
     threads: dict[int, int] = {}
@@ -27,7 +27,7 @@ def chrome_trace(events: Sequence[Event], start_ns: int) -> dict[str, Any]:
     return {"traceEvents": entries, "displayTimeUnit": "ms"}
 
 
-def _entry(event: Event, process: int, thread: int, start_ns: int) -> dict[str, Any]:
+def _entry(event: ProfileEvent, process: int, thread: int, start_ns: int) -> dict[str, Any]:
     """Convert one event to a trace entry."""
     return {
         "name": event.layer or event.name if event.kind == "module" else event.name,
@@ -41,7 +41,7 @@ def _entry(event: Event, process: int, thread: int, start_ns: int) -> dict[str, 
     }
 
 
-def _details(event: Event) -> dict[str, Any]:
+def _details(event: ProfileEvent) -> dict[str, Any]:
     """Shapes, work, backend, tile and memory of an event, for the details pane of the viewer."""
     details: dict[str, Any] = {"layer": event.layer, "kind": event.name}
     if event.inputs:
