@@ -95,6 +95,7 @@ class TritonAttention:
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
         """Compute attention in float32, one item of the batch at a time, and the tolerance."""
         queries, keys = problem.size("queries"), problem.size("keys")
+        # One item at a time: the float32 scores of a whole batch may not fit into memory.
         sharing = problem.size("heads") // problem.size("kv_heads")
         values, norms = [], []
         for q, k, v in zip(*(operands.inputs[name] for name in ("q", "k", "v")), strict=True):  # (heads, length, head)

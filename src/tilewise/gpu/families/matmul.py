@@ -60,6 +60,7 @@ def _space(element_bytes: int) -> tuple[Config, ...]:
     default = Config({**DEFAULT, "block_k": default_block_k})
     configs = [default]
     for block_m, block_n, block_k, warps, stages in _tiles(element_bytes):
+        # Tiles alternate between odd and even stage counts, so that both are sampled evenly over the space.
         parity = (block_m.bit_length() + block_n.bit_length() + block_k.bit_length() + warps // 4) % 2
         if stages % 2 != parity and (block_m, block_n, block_k, warps, stages) != (128, 128, default_block_k, 8, 3):
             continue

@@ -232,6 +232,7 @@ class TritonReduction(_Rowwise):
         x, axis = operands.inputs["x"].float(), problem.size("axis")
         if problem.word("operation") == "max":
             return self._with_tolerance(problem, x.amax(axis))
+        # Sums in another order differ by an error that grows with the root of their length.
         expected = self._with_tolerance(problem, x.double().sum(axis).float())
         return Expected(expected.value, expected.bound + 3e-6 * x.shape[axis] ** 0.5)
 

@@ -86,6 +86,7 @@ class Advisor:
         if problem is None:
             return choices
         templates = [str(choice.template.uid) for choice in choices]
+        # PyTorch may list ATen by itself first and the templates afterwards; nothing is selected from ATen alone.
         if all(name.startswith("aten") for name in templates):
             self._aten_list = problem.key
             return choices
@@ -100,6 +101,7 @@ class Advisor:
         """Select templates, using what this machine or another one measured earlier."""
         fusible = has_fusible_epilogue(getattr(V.graph, "current_node", None))
         aten_elsewhere, self._aten_list = self._aten_list == problem.key, None
+        # This machine's own measurement comes before the service's.
         best = self.log.best(problem)
         elsewhere = self._best_elsewhere(problem) if best is None else None
         context = Context(best or elsewhere, epilogue_seconds(problem) if fusible else 0.0, aten_elsewhere)
@@ -170,6 +172,7 @@ class Advisor:
             autotunes = config.max_autotune or self.original_settings["max_autotune_gemm"]
             return configs if autotunes or "ATEN" not in config.max_autotune_conv_backends.upper() else []
         parameters = [{**c.kwargs, "num_warps": c.num_warps, "num_stages": c.num_stages} for c in configs]
+        # PyTorch adds ATen's convolution itself, so templates are only ranked and never rejected.
         context = Context(epilogue_seconds=math.inf, aten_elsewhere=True)
         choices = ["triton::conv"] * len(configs), parameters
         selection = select_templates(self.model, problem, choices, self.budget, context)
@@ -180,11 +183,13 @@ class Advisor:
     def on_feedback(self, timings: Any, op: str, nodes: Sequence[Any], *_: Any) -> None:
         """Receive PyTorch's milliseconds of each choice, replace them by rebenchmarked ones, and record those."""
         try:
+            # A template that failed may have corrupted the CUDA context of the test process.
             if self.isolated and not all(map(math.isfinite, timings.values())):
                 restart_test_process()
             problem, configs = self._configs(timings, op, nodes)
             if problem is None and op not in _REBENCHMARKED:
                 return
+            # PyTorch chooses by the values of this dictionary after the callback.
             if "cuda" in self.devices:
                 timings.update(rebenchmark(torch, timings))
             if problem is not None:
@@ -204,6 +209,7 @@ class Advisor:
 
     def _configs(self, timings: Any, op: str, nodes: Sequence[Any]) -> tuple[Problem | None, dict[Any, Config]]:
         """Describe the product that was benchmarked, and the configurations of its choices that the model knows."""
+        # `addmm` has the bias as its first operand; the matrices are the last two.
         left, right = nodes[-2:]
         sides = [([int(n) for n in node.get_size()], [int(n) for n in node.get_stride()]) for node in (left, right)]
         problem = problem_of(op, sides[0], sides[1], str(left.get_dtype()))

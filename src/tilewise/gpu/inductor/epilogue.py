@@ -15,6 +15,7 @@ _MAX_NODES = 24  # nodes to visit; an arbitrary bound on the search
 
 def has_fusible_epilogue(node: Any) -> bool:
     """Tell whether elementwise operations follow a node of an FX graph, with no reduction right behind them."""
+    # Breadth-first over the users; views are followed because they do not stop a fusion.
     queue, visits, any_elementwise = list(getattr(node, "users", ())), 0, False
     while queue and visits < _MAX_NODES:
         user, visits = queue.pop(0), visits + 1

@@ -158,6 +158,7 @@ def _install(
     enabled.on_undo(share_assembler())
     if "cuda" in devices:
         enabled.on_undo(patch_autotuner(advisor.note))
+    # PyTorch calls it with the benchmarked times of every choice.
     select_algorithm.add_feedback_saver(advisor.on_feedback)
     enabled.on_undo(lambda: _remove_feedback(select_algorithm, advisor.on_feedback))
 

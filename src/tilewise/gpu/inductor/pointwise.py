@@ -31,6 +31,7 @@ def fits_registers(features: Any, devices: Sequence[str]) -> bool:
     graph: Any = importlib.import_module("torch._inductor.virtualized").V.graph
     if not config.triton.persistent_reductions or graph.get_current_device_or_throw().type not in devices:
         return False
+    # Registers hold one row of every buffer that the kernel reads or writes.
     elements = features.reduction_numel * len(features.buf_accesses())
     return features.get_reduction_hint().name == "INNER" and all(
         graph.sizevars.statically_known_leq(count, limit)
@@ -71,6 +72,7 @@ def time_tilings(torch: Any, tuner: Any, args: Sequence[Any], kwargs: Mapping[st
     stream.wait_stream(torch.cuda.current_stream())
     with torch.no_grad(), torch.cuda.stream(stream):
         runs = [functools.partial(launcher, *args, **kwargs, stream=stream.cuda_stream) for launcher in launchers]
+        # One run outside of a graph loads each kernel, which a capture does not allow.
         for run in runs:
             run()
         stream.synchronize()

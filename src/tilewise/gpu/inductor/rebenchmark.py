@@ -46,6 +46,7 @@ def rebenchmark(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
     choices = [choice for choice, ms in timings.items() if 0 < ms < math.inf]
     if len(choices) < 2 or any(getattr(choice, "bmreq", None) is None for choice in choices):
         return {}
+    # Graphs cannot be captured on the default stream; the side stream waits for pending work on it.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.no_grad(), torch.cuda.stream(stream):
@@ -80,6 +81,7 @@ def _prefer_default(times: dict[Any, float], candidates: Sequence[RunnableChoice
 def is_close(torch: Any, result: Any, expected: Any) -> bool:
     """Tell whether two 16-bit results differ by no more than rounding, in every element."""
     result, expected = result.float(), expected.float()
+    # Relative to the element and to the root mean square, for elements that cancel to almost zero.
     bound = (expected.abs() + expected.square().mean().sqrt()) * _MAX_ROUNDING
     return bool(((result - expected).abs() <= bound).all())
 
@@ -133,6 +135,7 @@ def _random_storages(torch: Any, input_metas: Sequence[Sequence[Any]]) -> list[l
             return block_lists[i].to(device)
         return torch.randn(lengths[i], generator=generator, dtype=dtype, device=device)
 
+    # Activations are the previous kernel's output and may be cached; weights come from memory.
     first = [draw(i) for i in operands]
     weight_bytes = max(1, lengths[-1] * first[-1].element_size())
     sets = 1 if block_lists else min(_MAX_OPERAND_SETS, max(1, math.ceil(_CACHE_BYTES / weight_bytes)))
@@ -149,6 +152,7 @@ def _block_lists(torch: Any, metas: Sequence[Any]) -> dict[int, Any]:
     list_pairs = list(zip(integers[::2], integers[1::2], strict=False))
     if len(integers) not in (0, 2, 4) or any(len(metas[i].sizes) + 1 != len(metas[j].sizes) for i, j in list_pairs):
         raise ValueError("integer operands that are not lists of blocks")
+    # Share of the key blocks that each pair of lists contains.
     lists = {}
     shares = (0.0, 0.5) if len(list_pairs) > 1 else (1.0,)
     for (counts, indices), share in zip(list_pairs, shares, strict=False):
@@ -162,6 +166,7 @@ def _block_lists(torch: Any, metas: Sequence[Any]) -> dict[int, Any]:
 
 def time_interleaved(torch: Any, candidates: Sequence[RunnableChoice]) -> dict[Any, float]:
     """Measure the milliseconds of one launch of every choice: the median over interleaved rounds of CUDA graphs."""
+    # Launches per graph follow from the second reading of a short trial graph; the first one warms up.
     trial = _capture(torch, candidates[0], _MIN_LAUNCHES)
     estimates = [max(_elapsed_ms(torch, trial), 1e-3) / _MIN_LAUNCHES for _ in range(2)]
     launches = min(_MAX_LAUNCHES, max(_MIN_LAUNCHES, round(_GRAPH_MS / estimates[-1])))

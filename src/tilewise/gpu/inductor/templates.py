@@ -82,6 +82,7 @@ def problem_of(
     (*lead, m, k), (*_, n) = left[0], right[0]
     if min(m, n, k) < 1:
         return None
+    # An operand is row-major if its last dimension is contiguous or has a single element.
     layout = "".join("n" if strides[-1] == 1 or sizes[-1] == 1 else "t" for sizes, strides in (left, right))
     words = {"op": op, "dtype": _DTYPES[dtype], "layout": layout, "epilogue": "bias" if op == "addmm" else "none"}
     return Problem.of(FAMILY, batch=lead[0] if lead else 1, m=m, n=n, k=k, **words)
@@ -143,11 +144,13 @@ def select_templates(
     """Select at most `budget` templates, and ATen, from choices given as (template names, parameters)."""
     start = time.perf_counter()
     templates, parameters = choices
+    # Lists have up to two thousand choices, so that names are tested once each and parameters read as one array.
     aten_names = {name for name in set(templates) if name.startswith("aten")}
     aten = np.flatnonzero(np.fromiter(map(aten_names.__contains__, templates), np.bool_, len(templates))).tolist()
     of = template_columns(templates, _with_tiles(parameters, aten))
     best = _index_of(context.best, of, {_aten_config(templates[i]): i for i in aten})
     usable = _usable(problem, of)
+    # An earlier measurement decides alone; ATen may have won in a list that does not contain it.
     if best is not None:
         indices, reason = [best], Reason.EARLIER_WINNER
     elif context.aten_elsewhere and context.best is not None and is_cublas(context.best):
@@ -190,10 +193,13 @@ def _rank(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) 
     """
     batch = problem.size("batch")
     kernels, aten = model.predict_kernels(problem, of, batch, _MAX_SCREENED), model.predict_cublas(problem, batch)
+    # PyTorch's TMA templates pay for their descriptors, which the model's kernels do not.
     seconds = kernels.seconds + _TMA_SETUP_SECONDS * of["tma"]
     order = np.argsort(seconds, kind="stable")
+    # The errors of both predictions are independent, so their deviations add up in squares.
     deviation = math.hypot(kernels.deviation[order[0]], aten.deviation[0])
     gain = math.log((aten.seconds[0] + advantage) / seconds[order[0]])
+    # A short product is worth a benchmark even if it may lose a little; a long one only if it is expected to win.
     required = -max(_MAX_LOSS, deviation) if aten.seconds[0] < _LONG_SECONDS else _MAX_LOSS
     return order if batch > 1 or gain > required else order[:0]
 
@@ -202,6 +208,7 @@ def _index_of(config: Config | None, of: Columns, aten: Mapping[Config | None, i
     """Find a configuration in a list; None if the list does not contain it."""
     if config is None or is_cublas(config):
         return aten.get(config) if config is not None else None
+    # Compare all choices field by field; the columns hold every setting that distinguishes them.
     equal = np.ones(len(of["tma"]), np.bool_)
     for name in (*_PARAMETERS, "tma"):
         equal &= of[name] == config.get(name, 0)

@@ -171,6 +171,7 @@ class TritonCollector(Collector):
 
     def _submit_next(self) -> None:
         """Start the first kernel that is compiled, fits into the time left and is not claimed by another run."""
+        # The median of recent kernels predicts how long the next one takes.
         remaining = self.deadline - time.monotonic()
         if remaining < statistics.median(self._job_seconds):
             self.deadline = time.monotonic()
@@ -195,10 +196,12 @@ class TritonCollector(Collector):
                 misfits.append(Verdict(config, status, reason))
         if misfits:
             self.add_verdicts(pending.kernel, misfits)
+        # Runtimes are normalised by the default's, so a kernel without it is useless.
         if not fitting or fitting[0] != pending.default:
             self.give_up(pending.kernel, "the default configuration does not fit")
             return
         self.current, pending.recorder = pending, self.recorder(pending.kernel)
+        # Operands differ between kernels and are the same in every run with this seed.
         seed = self.options.seed * 1_000_003 + int(pending.kernel.problem.digest[:8], 16)
         earlier = tuple(self.store.batches(pending.kernel))
         job = measure.Job(
@@ -293,6 +296,7 @@ class TritonCollector(Collector):
         self.current = None
         next_step = "that configuration is left out" if pending.careful else "again, with care"
         self.say(f"{pending.kernel.name}: {reason}; {next_step}")
+        # Without a named configuration, or if it is the default, the kernel cannot be measured at all.
         if pending.careful:
             culprit = pending.last_tried
             if culprit is None or culprit == pending.configs[0] or self.gpu.deaths > _MAX_GPU_DEATHS:

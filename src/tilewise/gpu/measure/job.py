@@ -71,6 +71,7 @@ def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) 
     """Run every configuration once into an output filled with NaN and compare it; estimate the time of a second run."""
     family, torch = get_family(job.problem.family), device.torch
     expected = family.expected(job.problem, torch, sets[0])
+    # Comparisons stay on the GPU until the end, so that it never waits for the host.
     right = torch.zeros(len(job.configs), dtype=torch.bool, device=device.torch_device)
     verdicts: dict[Config, Verdict] = {}
     candidates: list[Candidate] = []
@@ -85,6 +86,7 @@ def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) 
             continue
         registers, spills = device.registers(binary)
         verdicts[config] = Verdict(config, "ok", details={"registers": registers, "spills": spills})
+        # NaN shows elements that the kernel does not write; behind the output it must stay.
         sets[0].guarded.fill_(math.nan)
         runs[0]()
         out, guard = sets[0].out, sets[0].guarded[sets[0].out.numel() :]

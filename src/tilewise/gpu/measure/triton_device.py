@@ -80,6 +80,7 @@ class TritonDevice(Device):
         self._sweep_cache = self._sweep_cache or tempfile.mkdtemp(prefix="tilewise-sweep-")
         use_cache(self._sweep_cache)
         family = get_family(problem.family)
+        # Several configurations may share a binary; each is compiled once.
         binaries = {family.binary(problem, config).key: family.binary(problem, config) for config in configs}
         self._compile([binary for key, binary in binaries.items() if key not in self._compile_results])
         trial, runtime = TritonTrial(self.device, problem), {}
@@ -179,6 +180,7 @@ class TritonTrial:
 
     def _is_right(self, run: Run) -> bool:
         first = self._sets[0]
+        # NaN shows elements that the kernel does not write; behind the output it must stay.
         first.guarded.fill_(math.nan)
         run()
         out, guard = first.out, first.guarded[first.out.numel() :]

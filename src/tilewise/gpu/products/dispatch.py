@@ -94,6 +94,7 @@ def rank_kernels(
 ) -> tuple[list[Config], Prediction]:
     """Return the `count` kernels that fit and are predicted fastest, in that order, with their predictions."""
     configs = ProductFamily().configs(problem)
+    # tf32 is predicted as the 16-bit product that moves as many bytes.
     problem_16_bit, k_factor = as_16_bit(problem)
     of = _kernel_columns(configs)
     of = {**of, "block_k": k_factor * of["block_k"]}
@@ -160,6 +161,7 @@ class ProductDispatcher:
             operands.scratch |= self._workspace(problem, config, stream)
         launch = self.family.launch(problem, config, operands)
         kernel = self._kernel(problem, config)
+        # Compile-time constants take no run-time argument; the others are consumed in order.
         values = iter(v.data_ptr() if hasattr(v, "data_ptr") else v for v in launch.arguments)
         constants = dict(kernel.binary.constants)
         arguments = [constants[name] if name in constants else next(values) for name in kernel.src.fn.arg_names]
@@ -260,6 +262,7 @@ class ProductDispatcher:
         for config in configs:
             if self._kernel(problem, config) is False:
                 continue
+            # NaN shows elements that a kernel does not write.
             first.out.fill_(math.nan)
             runs = [functools.partial(self.run, problem, operands, config, allocate=False) for operands in operand_sets]
             for run in runs:
@@ -341,6 +344,7 @@ def problem_of(a: Any, b: Any, bias: Any, residual: Any, epilogue: str) -> Probl
     layouts = [_layout(a), _layout(b)]
     extras = [x for x in (bias, residual) if x is not None]
     dense = all(x.is_contiguous() and x.dtype == a.dtype for x in extras)
+    # Binaries are compiled for 16-byte aligned pointers.
     aligned = all(x.data_ptr() % 16 == 0 for x in (a, b, *extras))
     if None in layouts or not dense or not aligned or min(m, n, k) < 1 or max(m * k, k * n, m * n) >= 2**31:
         return None

@@ -117,6 +117,7 @@ def _space(tma: bool, small_m: bool, small_n: bool, element_bytes: int) -> tuple
         for schedule in _schedules(tile, tma):
             if schedule.group > 1 and transposed:
                 continue
+            # Wider elements get a smaller block_k, so that a tile spans the same bytes.
             values = {**tile._asdict(), "block_k": 2 * tile.block_k // element_bytes, "group": schedule.group,
                       "tma": int(tma), "persistent": schedule.persistent, SPLIT_K: schedule.split_k,
                       TRANSPOSED: transposed, STREAM_K: schedule.stream_k}  # fmt: skip
@@ -248,6 +249,7 @@ def split_work(problem: Problem, config: Config) -> WorkSplit:
     tiles = math.ceil(m / config.size("block_m")) * math.ceil(n / config.size("block_n"))
     if not config.get(STREAM_K, 0):
         return WorkSplit(config.size(SPLIT_K), 0 if config.size(SPLIT_K) > 1 else tiles, tiles)
+    # Stream-K: tiles that fill whole waves keep K whole, the rest is sliced.
     split_k = _stream_k_split(tiles, math.ceil(k / config.size("block_k")))
     return WorkSplit(split_k, tiles // H200.multiprocessors * H200.multiprocessors, tiles)
 

@@ -59,10 +59,12 @@ def fits(
     steps = np.ceil(k / of["block_k"])
     # Pipelined tiles of both operands, barriers, and the output tile that a persistent kernel stages.
     shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + 1024 + of["persistent"] * area
+    # Stream-K splits the tiles of the last wave only, as many times as makes that wave shortest.
     stream_k, split_k = of["stream_k"] > 0, of["split_k"]
     last_wave_split = np.ones_like(tiles)
     last_wave_split[stream_k] = best_stream_k_split(tiles[stream_k], steps[stream_k], device)
     partial_sums = np.where(stream_k, tiles % device.multiprocessors * last_wave_split, tiles * split_k) * area
+    # Every slice gets the same number of steps, rounded up; the last one must still have some.
     no_empty_slice = (split_k == 1) | (np.ceil(steps / split_k) * (split_k - 1) < steps)
     keeps_k_whole = (split_k == 1) & ~stream_k
     registers = (of["tma"] > 0) | (area / (32 * of["warps"]) <= max_accumulators(problem))
@@ -124,9 +126,11 @@ def _costs(problem: Problem, of: Columns, batch: int, device: Device) -> dict[st
     # The tensor cores work on at least 64 rows, however few the tile has.
     work = 2 * np.maximum(block_m, 64) * block_n * block_k * steps
     arithmetic = per_sm * work / (rates.tensor_flops / sms)
+    # Split-K writes and reads a float32 per element and slice.
     partial_bytes = np.where(of["split_k"] > 1, 8.0 * m * n * of["split_k"], 0.0) * batch
     memory = batch * 2 * (m * k + k * n + m * n) / rates.memory_bandwidth
     latency = per_sm / resident * steps * _LOAD_LATENCY / np.maximum(of["stages"] - 1, 1)
+    # Every unit reads its tiles of both operands through the L2 cache.
     cache = (units * (block_m + block_n) * block_k * 2 * steps + partial_bytes) / rates.l2_bandwidth
     bound = np.maximum(np.maximum(arithmetic, memory), np.maximum(cache, latency))
     estimate = bound + rates.launch_seconds + _SPLIT_K_SECONDS * (of["split_k"] > 1)

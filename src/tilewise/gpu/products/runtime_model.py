@@ -70,6 +70,7 @@ class RuntimeModel:
         A kernel that a stage drops is predicted slower than every kernel that the next stage scores.
         """
         estimate = np.log(estimate_seconds(problem, of, batch, self.device))
+        # Kernels that are not screened keep ten times their estimate, behind all others.
         seconds, deviation = np.exp(estimate) * 10, np.ones(len(estimate))
         screened = _smallest(estimate, max_screened)
         rows = features(problem, {name: column[screened] for name, column in of.items()}, batch, self.device)
@@ -128,6 +129,7 @@ def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Callable
     mean, scale = (arrays[f"{name}.{statistic}"].astype(np.float64) for statistic in ("mean", "scale"))
     if len(layers) < 2 or mean.shape != scale.shape or mean.shape != weight.shape[1:2]:
         raise ValueError(f"layers of {name} that fit its features")
+    # Fold (x - mean) / scale into the first layer: weights / scale, and a bias reduced by mean @ weights / scale.
     all_members = weight.astype(np.float64).transpose(1, 0, 2).reshape(len(mean), -1) / scale[:, None]
     first = all_members.astype(np.float32)  # (features, members * width)
     first_bias = (bias.reshape(-1) - mean @ all_members).astype(np.float32)  # (members * width,)
