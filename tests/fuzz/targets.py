@@ -133,6 +133,18 @@ def quantized(folder: Path) -> Target:
 
 
 @target
+def dynamically_quantized(folder: Path) -> Target:
+    """A network with a norm between linear layers, which is saved as a traced graph."""
+    from tilewise import nn
+    from tilewise.quantize import load_quantized, quantize, save_quantized
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)).eval()
+    batch = np.random.default_rng(0).standard_normal((4, 5, 8)).astype(np.float32)
+    save_quantized(quantize(model, [batch]), folder / "x")
+    return Target(folder / "x", lambda path: run(load_quantized(path), 2, 5, 8), TENSORS)
+
+
+@target
 def pruned_quantized(folder: Path) -> Target:
     from tilewise import models
     from tilewise.prune import prune
