@@ -66,6 +66,31 @@ def test_layers_on_small_images_are_run_for_many_of_them_at_once(
                 np.testing.assert_array_equal(q.run(x[:count]), expected[:count], err_msg=f"{isa}, {threads} threads")
 
 
+class ReadAgain(nn.Module):
+    """A gated value, and a layer that reads the value from before the gate: the gate must not be applied in place."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        super().__init__()
+        self.first, self.gate, self.second, self.third = (
+            nn.Conv2d(channels, 32, 1, rng=rng) for channels in (3, 32, 32, 32)
+        )
+        self.relu, self.sigmoid = nn.ReLU(), nn.Sigmoid()
+
+    def forward(self, x: Any) -> Any:
+        x = self.relu(self.first(x))
+        gated = self.second(x * self.sigmoid(self.gate(x.mean((2, 3), keepdims=True))))
+        return self.third(x) + gated
+
+
+def test_a_value_that_is_read_again_is_not_replaced_in_place(settings_restored: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 3, 9, 7)).astype(np.float32)
+    q = quantized(ReadAgain(np.random.default_rng(1)), x, 1.0)
+    expected = q.run(x, lambda _, value: None)
+    for isa in native.supported_isas():
+        native.set_isa(isa)
+        np.testing.assert_array_equal(q.run(x), expected, err_msg=isa)
+
+
 class ScaledMean(nn.Module):
     """A scale, the mean of each channel, and a 1x1 convolution: the mean is a row that the convolution reads through a
     view, at the point where the plan is split into two batch stages."""
