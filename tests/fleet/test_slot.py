@@ -13,9 +13,9 @@ from tilewise.gpu.measure.collector import TritonCollector
 from tilewise.profile.timing.nvml import GpuWatch
 from tilewise.store.store import Store
 from tilewise.tune.measure.collector import Options
-from tilewise_fleet.alone import alone
 from tilewise_fleet.cluster import slots
-from tilewise_fleet.slot import MOST_ATTEMPTS, Campaign, Slot
+from tilewise_fleet.device_lock import exclusive_device
+from tilewise_fleet.slot import MAX_ATTEMPTS, Campaign, Slot
 
 
 class _Pretending(TritonCollector):
@@ -70,7 +70,7 @@ def test_kernels_that_fail_are_given_up_with_a_line_and_the_rest_goes_on(
     lines: list[str] = []
     while (told := slot.step())["state"] == "measured":
         lines += told["failures"]
-    assert any(f"given up after {MOST_ATTEMPTS} attempts" in line for line in lines)
+    assert any(f"given up after {MAX_ATTEMPTS} attempts" in line for line in lines)
     assert told["state"] == "done"
 
 
@@ -78,7 +78,7 @@ def test_a_device_that_others_time_on_is_busy(tmp_path: Path, monkeypatch: pytes
     slot = Slot(gpu_campaign(tmp_path / "s.sqlite", 1))
     slot.begin()
     monkeypatch.setattr("tilewise_fleet.slot._LOCK_SECONDS", 0.02)
-    with alone("cpu", 0, 1.0) as free:
+    with exclusive_device("cpu", 0, 1.0) as free:
         assert free and slot.step() == {"state": "busy"}
     assert slot.step()["state"] == "measured"
 

@@ -105,15 +105,15 @@ def candidates(folder: Path) -> Target:
 
 @target
 def sweep_result(folder: Path) -> Target:
-    from tilewise_fleet.sweep import _finished, best_of
+    from tilewise_fleet.sweep import best_of, read_result
 
     trial = {"trial": 0, "draw": 0, "fold": 0, "seed": 1, "learning_rate": 1e-3}
     (folder / "result.json").write_text(json.dumps({**trial, "value": 0.9, "epochs": 3, "seconds": 1.0}))
 
     def use(path: Path) -> None:
-        found = _finished(path, trial)
-        if found is not None:
-            best_of([found])
+        result = read_result(path, trial)
+        if result is not None:
+            best_of([result])
 
     return Target(folder / "result.json", use, (in_json,))
 

@@ -1,8 +1,8 @@
-"""`tilewise collect … --ray`: a campaign over the slots of a Ray cluster.
+"""`tilewise collect … --ray`: a measurement campaign over the slots of a Ray cluster.
 
-The plan and everything that is known lies in the store; the driver only keeps its actors busy and tells what happens.
-So it may be killed and started again, a second one may join, nodes may come and go: whoever is there takes the next
-kernel of the queue.
+The work queue and all results are in the store. The driver keeps one actor per slot busy and reports their progress,
+and has no other state. It can therefore be killed and restarted, several drivers can run at once, and nodes can come
+and go: every actor takes the next kernel of the queue.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tilewise.errors import TilewiseError
-from tilewise_fleet.cluster import SHARE, SlotPlace, join, no_slots, slots
+from tilewise_fleet.cluster import RESOURCE_FRACTION, SlotAddress, join, no_slots, slots
 from tilewise_fleet.slot import Campaign, Slot
 
-_LOOK_SECONDS = 2.0  # between two looks for nodes that came or went
-_GRACE_SECONDS = 20.0  # for kernels under way, when the campaign is stopped
-_MOST_RESTARTS = 20  # of the actors of one slot
+_NODE_POLL_SECONDS = 2.0  # between two checks for new and lost nodes; arbitrary
+_GRACE_SECONDS = 20.0  # for kernels in progress when the campaign is stopped; arbitrary
+_IDLE_SECONDS = 1.0  # before a slot that found no kernel asks again; arbitrary
+_MAX_RESTARTS = 20  # per slot; arbitrary, it stops a slot that always crashes
+_MAX_FAILURE_LINES = 20  # failures that the status keeps
 
 
 @dataclass
-class Line:
-    """What one slot has done so far."""
+class SlotStatus:
+    """Progress of one slot."""
 
-    place: str
+    slot: str
     machine: str = ""
     state: str = "starting"
     kernels: int = 0
@@ -36,146 +38,181 @@ class Line:
 
     @property
     def pairs_per_s(self) -> float:
+        """Measured pairs of a kernel and a configuration per second."""
         return self.pairs / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row that `--json` prints, where the slot's name has the key `place`."""
+        values = asdict(self)
+        return {"place": values.pop("slot"), **values, "pairs_per_s": round(self.pairs_per_s, 1)}
 
 
 @dataclass
-class Told:
-    """How a campaign stands: one line a slot, and the last failures."""
+class CampaignStatus:
+    """Progress of a campaign: the status of each slot, and the last failures."""
 
-    lines: dict[SlotPlace, Line] = field(default_factory=dict)
+    slots: dict[SlotAddress, SlotStatus] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    finished: bool = False  # nothing is left in the queue
+    finished: bool = False  # the queue is empty
+
+    @property
+    def kernels(self) -> int:
+        """Number of kernels measured on all slots."""
+        return sum(slot.kernels for slot in self.slots.values())
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of a kernel and a configuration measured on all slots."""
+        return sum(slot.pairs for slot in self.slots.values())
 
     def as_dict(self) -> dict[str, Any]:
-        rows = [{**asdict(line), "pairs_per_s": round(line.pairs_per_s, 1)} for line in self.lines.values()]
-        kernels, pairs = sum(line.kernels for line in self.lines.values()), sum(r["pairs"] for r in rows)
-        return {"slots": rows, "kernels": kernels, "pairs": pairs, "failures": self.failures, "finished": self.finished}
+        """Return the summary that `--json` prints at the end."""
+        rows = [slot.as_dict() for slot in self.slots.values()]
+        counts = {"kernels": self.kernels, "pairs": self.pairs}
+        return {"slots": rows, **counts, "failures": self.failures, "finished": self.finished}
 
 
-Report = Callable[[dict[str, Any], Told], None]
+Report = Callable[[dict[str, Any], CampaignStatus], None]
 
 
-def run_campaign(campaign: Campaign, address: str, report: Report = lambda event, told: None) -> Told:
-    """Measure until the queue is empty or the time is up; Ctrl-C lets the kernels under way finish."""
+def run_campaign(campaign: Campaign, address: str, report: Report = lambda event, status: None) -> CampaignStatus:
+    """Measure until the queue is empty or the time is up; Ctrl-C lets the kernels in progress finish."""
     driver = _Driver(join(address), campaign, report)
     try:
         driver.run()
     finally:
         driver.stop()
-    return driver.told
+    return driver.status
 
 
 class _Driver:
+    """Keeps one actor per slot busy, restarts lost actors, and reports events."""
+
     def __init__(self, ray: Any, campaign: Campaign, report: Report) -> None:
-        self.ray, self.campaign, self.report, self.told = ray, campaign, report, Told()
+        self.ray, self.campaign, self.report, self.status = ray, campaign, report, CampaignStatus()
         self._actor_class = ray.remote(num_cpus=0, max_restarts=0)(Slot)
-        self._actors: dict[SlotPlace, Any] = {}
-        self._under_way: dict[Any, SlotPlace] = {}
-        self._rest: dict[SlotPlace, float] = {}  # until when a slot without work is left alone
-        self._done: set[SlotPlace] = set()
-        self._looked = 0.0
+        self._actors: dict[SlotAddress, Any] = {}
+        self._in_progress: dict[Any, SlotAddress] = {}  # Ray object reference -> the slot that will answer
+        self._idle_until: dict[SlotAddress, float] = {}
+        self._idle: set[SlotAddress] = set()  # slots for which the queue is empty
+        self._last_node_poll = 0.0
 
     def run(self) -> None:
-        until = time.monotonic() + self.campaign.minutes * 60
-        while time.monotonic() < until and not self.told.finished:
-            self._look_for_nodes()
+        """Give kernels to all slots until the time is up or every slot reports an empty queue."""
+        deadline = time.monotonic() + self.campaign.minutes * 60
+        while time.monotonic() < deadline and not self.status.finished:
+            self._poll_nodes()
             self._keep_busy()
-            ready, _ = self.ray.wait(list(self._under_way), timeout=0.2) if self._under_way else ([], [])
-            if not self._under_way:
+            ready, _ = self.ray.wait(list(self._in_progress), timeout=0.2) if self._in_progress else ([], [])
+            if not self._in_progress:
                 time.sleep(0.2)
             for reference in ready:
-                self._hear(reference, self._under_way.pop(reference))
-            self.told.finished = bool(self._actors) and self._done >= set(self._actors)
+                self._on_result(reference, self._in_progress.pop(reference))
+            self.status.finished = bool(self._actors) and self._idle >= set(self._actors)
 
-    def _look_for_nodes(self) -> None:
-        if time.monotonic() - self._looked < _LOOK_SECONDS:
+    def _poll_nodes(self) -> None:
+        """Start actors on new nodes, and drop those of lost nodes; does nothing if called again too soon."""
+        if time.monotonic() - self._last_node_poll < _NODE_POLL_SECONDS:
             return
-        self._looked = time.monotonic()
-        here = slots(self.ray, self.campaign.kind)
-        if not here and not self.told.lines:
+        self._last_node_poll = time.monotonic()
+        current = slots(self.ray, self.campaign.kind)
+        if not current and not self.status.slots:
             raise no_slots(self.campaign.kind)
-        for place in set(self._actors) - set(here):
-            self._lose(place, "the node is gone")
-        for place in here:
-            if place not in self._actors:
-                self._start(place)
+        for slot in set(self._actors) - set(current):
+            self._mark_lost(slot, "the node is gone")
+        for slot in current:
+            if slot not in self._actors:
+                self._start(slot)
 
-    def _start(self, place: SlotPlace) -> None:
+    def _start(self, slot: SlotAddress) -> None:
+        """Start an actor on the slot's node, unless it was restarted too often."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        line = self.told.lines.setdefault(place, Line(place.label))
-        if line.restarts >= _MOST_RESTARTS:
+        status = self.status.slots.setdefault(slot, SlotStatus(slot.label))
+        if status.restarts >= _MAX_RESTARTS:
             return
-        where = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        actor = self._actor_class.options(resources={place.resource: SHARE}, scheduling_strategy=where).remote(
-            self.campaign, place.device, place.devices
+        strategy = NodeAffinitySchedulingStrategy(slot.node, soft=False)
+        resources = {slot.resource: RESOURCE_FRACTION}
+        actor = self._actor_class.options(resources=resources, scheduling_strategy=strategy).remote(
+            self.campaign, slot.device, slot.devices
         )
-        self._actors[place] = actor
-        self._under_way[actor.begin.remote()] = place
+        self._actors[slot] = actor
+        self._in_progress[actor.begin.remote()] = slot
 
     def _keep_busy(self) -> None:
-        busy, now = set(self._under_way.values()), time.monotonic()
-        for place, actor in self._actors.items():
-            if place not in busy and self._rest.get(place, 0.0) < now:
-                self._under_way[actor.step.remote()] = place
+        busy, now = set(self._in_progress.values()), time.monotonic()
+        for slot, actor in self._actors.items():
+            if slot not in busy and self._idle_until.get(slot, 0.0) < now:
+                self._in_progress[actor.step.remote()] = slot
 
-    def _hear(self, reference: Any, place: SlotPlace) -> None:
-        line = self.told.lines[place]
+    def _on_result(self, reference: Any, slot: SlotAddress) -> None:
+        """Handle what an actor returned: its start, measured kernels, an empty queue, or a failure.
+
+        A tilewise error while an actor starts is a mistake in the configuration, so it ends the campaign.
+        """
+        status = self.status.slots[slot]
         try:
-            said = self.ray.get(reference)
+            result = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
             cause = getattr(error, "cause", None)
-            if isinstance(cause, TilewiseError) and not line.kernels and line.state == "starting":
+            if isinstance(cause, TilewiseError) and not status.kernels and status.state == "starting":
                 raise cause from None
-            self._lose(place, str(cause or error).strip().splitlines()[-1][:200])
+            self._mark_lost(slot, str(cause or error).strip().splitlines()[-1][:200])
             return
         except self.ray.exceptions.RayError as error:
-            self._lose(place, f"{type(error).__name__}: the worker is gone")
+            self._mark_lost(slot, f"{type(error).__name__}: the worker is gone")
             return
-        if "machine" in said:
-            line.machine, line.state = said["machine"], "measuring"
-            self._tell({"event": "started", "slot": place.label, **said})
+        if "machine" in result:
+            status.machine, status.state = result["machine"], "measuring"
+            self._emit({"event": "started", "slot": slot.label, **result})
             return
-        line.state = said["state"]
-        if said["state"] == "measured":
-            self._done.clear()
-            line.seconds += said["seconds"]
-            for kernel in said["kernels"]:
-                line.kernels += kernel["finished"]
-                line.pairs += kernel["pairs"]
-            line.failures += len(said["failures"])
-            self.told.failures = [*self.told.failures, *said["failures"]][-20:]
-            self._tell({"event": "measured", "slot": place.label, **said})
+        status.state = result["state"]
+        if result["state"] == "measured":
+            self._on_measured(result, slot)
             return
-        if said["state"] == "done":
-            self._done.add(place)
-        self._rest[place] = time.monotonic() + (1.0 if said["state"] != "busy" else 0.0)
+        if result["state"] == "done":
+            self._idle.add(slot)
+        self._idle_until[slot] = time.monotonic() + (_IDLE_SECONDS if result["state"] != "busy" else 0.0)
 
-    def _lose(self, place: SlotPlace, why: str) -> None:
-        """A worker or its node is gone; what it held is free again after its lease, and another may start there."""
-        actor = self._actors.pop(place, None)
-        self._done.discard(place)
-        line = self.told.lines[place]
-        line.restarts, line.state = line.restarts + 1, "lost"
-        self._under_way = {ref: where for ref, where in self._under_way.items() if where != place}
+    def _on_measured(self, result: dict[str, Any], slot: SlotAddress) -> None:
+        """Add the kernels that a slot measured to its status."""
+        self._idle.clear()  # an unfinished kernel goes back to the queue, where other slots may take it
+        status = self.status.slots[slot]
+        status.seconds += result["seconds"]
+        for kernel in result["kernels"]:
+            status.kernels += kernel["finished"]
+            status.pairs += kernel["pairs"]
+        status.failures += len(result["failures"])
+        self.status.failures = [*self.status.failures, *result["failures"]][-_MAX_FAILURE_LINES:]
+        self._emit({"event": "measured", "slot": slot.label, **result})
+
+    def _mark_lost(self, slot: SlotAddress, reason: str) -> None:
+        """Forget the actor of a slot whose worker or node is gone.
+
+        Its claims expire with their leases, and the next check for nodes may start another actor there.
+        """
+        actor = self._actors.pop(slot, None)
+        self._idle.discard(slot)
+        status = self.status.slots[slot]
+        status.restarts, status.state = status.restarts + 1, "lost"
+        self._in_progress = {ref: other for ref, other in self._in_progress.items() if other != slot}
         if actor is not None:
             self.ray.kill(actor)
-        self._tell({"event": "lost", "slot": place.label, "why": why})
+        self._emit({"event": "lost", "slot": slot.label, "why": reason})
 
-    def _tell(self, event: dict[str, Any]) -> None:
-        self.report(event, self.told)
+    def _emit(self, event: dict[str, Any]) -> None:
+        self.report(event, self.status)
 
     def stop(self) -> None:
-        """Let what is under way finish, give back what is claimed, and end the actors."""
-        if self._under_way:
-            ready, late = self.ray.wait(list(self._under_way), num_returns=len(self._under_way), timeout=_GRACE_SECONDS)
+        """Let kernels in progress finish, release claims, and end the actors."""
+        if self._in_progress:
+            references = list(self._in_progress)
+            ready, _ = self.ray.wait(references, num_returns=len(references), timeout=_GRACE_SECONDS)
             for reference in ready:
                 try:
-                    self._hear(reference, self._under_way[reference])
-                except Exception as error:  # said, and not in the way of the end
-                    self.told.failures.append(str(error)[:200])
-            del late
+                    self._on_result(reference, self._in_progress[reference])
+                except Exception as error:  # recorded; the other actors must still be stopped
+                    self.status.failures.append(str(error)[:200])
         closing = [actor.close.remote() for actor in self._actors.values()]
         if closing:
             self.ray.wait(closing, num_returns=len(closing), timeout=5)

@@ -1,6 +1,6 @@
-"""Ray as tilewise uses it: found if it is installed, joined quietly, and its nodes as slots to measure in.
+"""The connection to a Ray cluster, and the cluster's slots: the devices on which kernels can be measured.
 
-A node says what it offers by custom resources when it is started: `ray start --resources '{"gpu:H200": 1}'`, or
+A node declares its devices with custom resources when it is started: `ray start --resources '{"gpu:H200": 1}'`, or
 `cpu:avx2` and so on. Each such resource of a node is one slot.
 """
 
@@ -13,31 +13,35 @@ from typing import Any
 
 from tilewise.errors import ConfigurationError, UnavailableError
 
-_KNOCK_SECONDS = 5.0
+_PROBE_SECONDS = 5.0  # arbitrary; a reachable host accepts a connection much faster
 _PREFIX = {"cpu": "cpu:", "triton": "gpu:"}
-SHARE = 0.01  # of a slot's resource that a driver's actor holds: others may join; what is timed is kept apart by a lock
+# Fraction of a slot's resource that one actor reserves. It is small so that several drivers can share a slot; a lock
+# (see `device_lock.py`) keeps their timings apart.
+RESOURCE_FRACTION = 0.01
 
 
 @dataclass(frozen=True)
-class SlotPlace:
+class SlotAddress:
     """One device of one node."""
 
-    node: str  # Ray's id of it
+    node: str  # the node's id in Ray
     address: str
     resource: str
-    device: int = 0  # of `devices`, where a node has several GPUs
+    device: int = 0  # index among `devices`, on a node with several GPUs
     devices: int = 1
 
     @property
     def label(self) -> str:
-        which = f" {self.device}" if self.devices > 1 else ""
-        return f"{self.address} {self.resource}{which}"
+        """The slot's name in tables and events."""
+        index = f" {self.device}" if self.devices > 1 else ""
+        return f"{self.address} {self.resource}{index}"
 
 
 def require_ray() -> Any:
-    """Ray, or a sentence that says how to get it."""
+    """Import and return Ray, or raise an error that says how to install it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # actors without GPUs of Ray's keep the machine's
+    # Without this, Ray hides the machine's GPUs from actors that reserve none of its GPU resources.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError:
@@ -46,47 +50,51 @@ def require_ray() -> Any:
 
 
 def join(address: str, namespace: str = "tilewise") -> Any:
-    """Connect this process to the cluster at `address`; gives Ray."""
+    """Connect this process to the cluster at `address`, and return Ray."""
     import logging
 
     ray = require_ray()
     if not ray.is_initialized():
         try:
-            _knock(address)
+            _probe(address)
             ray.init(
                 address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR,
                 configure_logging=False,
             )  # fmt: skip
         except (ConnectionError, ValueError, RuntimeError, OSError, OverflowError) as error:
-            said = str(error).strip().splitlines()[0][:200]
+            reason = str(error).strip().splitlines()[0][:200]
             raise ConfigurationError(
-                f"There is no Ray cluster at {address!r} ({said}); `tilewise fleet up` starts one on this machine, and "
-                f"docs/fleet.md says how to start others."
+                f"There is no Ray cluster at {address!r} ({reason}); `tilewise fleet up` starts one on this machine, "
+                f"and docs/fleet.md says how to start others."
             ) from None
     return ray
 
 
-def _knock(address: str) -> None:
-    """Ray tries for minutes to reach an address where nobody is; this takes a moment."""
+def _probe(address: str) -> None:
+    """Fail fast if nothing listens at the address: `ray.init` would keep trying for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "://" not in address:
-        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
 
 
-def slots(ray: Any, kind: str) -> list[SlotPlace]:
-    """The slots of living nodes for devices of `kind`: a GPU resource of 4 as four, while a machine's CPU is one."""
-    found = []
+def slots(ray: Any, kind: str) -> list[SlotAddress]:
+    """List the slots of living nodes for devices of `kind`.
+
+    A GPU resource of 4 is four slots. A machine's CPU is always one slot.
+    """
+    addresses = []
     for node in ray.nodes():
         if node.get("Alive"):
-            for name, amount in sorted(node.get("Resources", {}).items()):
-                if name.startswith(_PREFIX[kind]) and amount > 0:
+            for resource, amount in sorted(node.get("Resources", {}).items()):
+                if resource.startswith(_PREFIX[kind]) and amount > 0:
                     count = max(1, int(amount)) if kind == "triton" else 1
-                    where = (node["NodeID"], node["NodeManagerAddress"], name)
-                    found += [SlotPlace(*where, device, count) for device in range(count)]
-    return found
+                    fields = (node["NodeID"], node["NodeManagerAddress"], resource)
+                    addresses += [SlotAddress(*fields, device, count) for device in range(count)]
+    return addresses
 
 
 def no_slots(kind: str) -> ConfigurationError:
+    """Build the error for a cluster without a slot for devices of `kind`."""
     example = "cpu:avx2" if kind == "cpu" else "gpu:H200"
     return ConfigurationError(
         f"No node of this cluster offers a slot for {kind}; start nodes with "

@@ -1,7 +1,7 @@
-"""One device of a cluster at work: an actor that takes kernels from the store's queue and measures them.
+"""The actor that measures on one device of a cluster: it claims kernels from the store's queue and times them.
 
-What is timed is timed alone on its machine (see `alone.py`), whichever driver, node or cluster an actor belongs to. The
-lock is taken before a kernel is claimed, so that a claim never waits.
+A device lock (see `device_lock.py`) keeps the timings of all actors of a machine apart, whichever driver or cluster
+they belong to. An actor takes the lock before it claims a kernel, so that it never holds a claim while it waits.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import Any
 from tilewise.errors import UnavailableError
 from tilewise.store.problem import Kernel, Problem, Value
 from tilewise.store.store import Store
-from tilewise_fleet.alone import alone
+from tilewise_fleet.device_lock import exclusive_device
 
-MOST_ATTEMPTS, MOST_DISTURBED = 3, 20  # of a kernel that fails, and of one while something else kept the machine busy
-_LOCK_SECONDS = 2.0  # before the driver hears that the device is busy
-_START_SECONDS = 300.0  # a machine's ceilings are measured at the start, alone as well: the others are waited for
-_CHUNK = 16  # kernels whose binaries a GPU's collector compiles in one go
+# Attempts before a kernel leaves the queue: if it fails, and if other work on the machine disturbed its timings.
+MAX_ATTEMPTS, MAX_DISTURBED_ATTEMPTS = 3, 20
+_LOCK_SECONDS = 2.0  # before `step` reports that the device is busy; arbitrary
+_START_SECONDS = 300.0  # `begin` measures the machine's peak rates under the lock; other actors may do so first
+_GPU_CHUNK = 16  # kernels per step on a GPU, whose collector compiles them together
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """What every slot is told; plain values, which travel."""
+    """The settings of a campaign, as plain values that Ray can send to its actors."""
 
     store: str
     kind: str
@@ -37,19 +38,21 @@ class Campaign:
     plugins: tuple[str, ...] = ()
     minutes: float = 60.0
 
-    def planned(self) -> list[Kernel]:
+    def build_kernels(self) -> list[Kernel]:
+        """Return the kernels of the campaign as objects."""
         return [Kernel(program, Problem(problem)) for program, problem in self.kernels]
 
 
 class Slot:
-    """The work of an actor: `begin`, then `step` again and again."""
+    """An actor that measures on one device. The driver calls `begin` once, and then `step` repeatedly."""
 
     def __init__(self, campaign: Campaign, device: int = 0, devices: int = 1) -> None:
+        """Open the store; on a node with several GPUs, make only this actor's GPU visible."""
         from tilewise.tune.measure.collect import load_plugins
 
-        if devices > 1:  # of a node with several GPUs, one is this actor's
-            named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-            os.environ["CUDA_VISIBLE_DEVICES"] = named[device] if len(named) >= devices else str(device)
+        if devices > 1:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible[device] if len(visible) >= devices else str(device)
         load_plugins(campaign.plugins)
         self.campaign, self.device = campaign, device
         self.store = Store(campaign.store)
@@ -59,88 +62,95 @@ class Slot:
         self.run = 0
 
     def begin(self) -> dict[str, Any]:
-        """Open a run, and queue what this machine's part of the store lacks."""
-        with alone(self.campaign.kind, self.device, _START_SECONDS) as free:
-            if not free:
-                raise UnavailableError(f"Something else has been timed on this machine for {_START_SECONDS:g} s.")
+        """Open a run, and queue the kernels that the store lacks for this machine."""
+        with exclusive_device(self.campaign.kind, self.device, _START_SECONDS) as locked:
+            if not locked:
+                raise UnavailableError(f"Another process has timed kernels on this machine for {_START_SECONDS:g} s.")
             return self._begin()
 
     def _begin(self) -> dict[str, Any]:
-        collector = self._make(self.campaign.planned(), self.campaign.minutes) if self.campaign.kind == "cpu" else None
-        if collector is not None:
-            self._collector = collector
-            machine = collector.begin()
-            self.run, wanted = collector.run_number, collector.wanted
-        else:
-            machine, wanted = self._gpu_machine(), self.campaign.planned()
-            self.run = self.store.begin(machine, self.campaign.seed, {"campaign": True})
+        """Open a run under the device lock; see `begin`."""
         from tilewise.tune.measure.schedule import balanced
 
-        added = self.store.plan(balanced(wanted, self.campaign.seed))
-        return {"machine": machine.partition, "run": self.run, "queued": added, "process": os.getpid()}
+        if self.campaign.kind == "cpu":
+            self._collector = self._make_collector(self.campaign.build_kernels(), self.campaign.minutes)
+            machine = self._collector.begin()
+            self.run, kernels = self._collector.run_number, self._collector.wanted
+        else:
+            machine, kernels = self._gpu_machine(), self.campaign.build_kernels()
+            self.run = self.store.begin(machine, self.campaign.seed, {"campaign": True})
+        queued = self.store.plan(balanced(kernels, self.campaign.seed))
+        return {"machine": machine.partition, "run": self.run, "queued": queued, "process": os.getpid()}
 
     def step(self) -> dict[str, Any]:
-        """Measure the next kernel (a GPU: the next few); says what came of it, or that nothing is left or free."""
+        """Measure the next kernel, or the next chunk of kernels on a GPU, and return what was measured.
+
+        The state is `measured`; `busy` if another process uses the device; `waiting` if other actors hold all
+        remaining kernels; or `done` if the queue is empty.
+        """
         start = time.monotonic()
-        with alone(self.campaign.kind, self.device, _LOCK_SECONDS) as free:
-            if not free:
+        with exclusive_device(self.campaign.kind, self.device, _LOCK_SECONDS) as locked:
+            if not locked:
                 return {"state": "busy"}
-            taken = self._take()
-            if not taken:
+            kernels = self._claim_kernels()
+            if not kernels:
                 return {"state": "waiting" if self.store.queue_length() else "done"}
-            self._measure(taken)
-        done = [self._after(kernel) for kernel in taken]
+            self._measure(kernels)
+        results = [self._finish_or_requeue(kernel) for kernel in kernels]
         seconds = time.monotonic() - start
         failures, self._failures = self._failures, []
-        return {"state": "measured", "kernels": done, "seconds": seconds, "failures": failures[:5]}
+        return {"state": "measured", "kernels": results, "seconds": seconds, "failures": failures[:5]}
 
     def close(self) -> None:
+        """Release the claims of this actor, and close the store."""
         self.store.release_run(self.run)
         self.store.close()
 
-    def _take(self) -> list[Kernel]:
-        """Claim the next kernel, or, for a GPU, the next few."""
-        found: list[Kernel] = []
-        while len(found) < (1 if self.campaign.kind == "cpu" else _CHUNK):
+    def _claim_kernels(self) -> list[Kernel]:
+        """Claim the next kernel, or the next chunk of kernels on a GPU."""
+        kernels: list[Kernel] = []
+        while len(kernels) < (1 if self.campaign.kind == "cpu" else _GPU_CHUNK):
             kernel = self.store.claim_next(self.run)
             if kernel is None:
                 break
-            found.append(kernel)
-        return found
+            kernels.append(kernel)
+        return kernels
 
     def _measure(self, kernels: Sequence[Kernel]) -> None:
+        """Time kernels with the collector, and keep the descriptions of those that failed."""
         if self._collector is not None:
             self._collector.deadline = time.monotonic() + 600
             self._collector.measure(kernels[0])
             tallies = self._collector.tallies
         else:
-            tallies = self._make(kernels, 60.0).run()
+            tallies = self._make_collector(kernels, 60.0).run()
         for tally in tallies.values():
             self._failures += tally.failures
             tally.failures = []
 
-    def _after(self, kernel: Kernel) -> dict[str, Any]:
-        """Whether it is finished; what is not comes again later, and after a few times no more."""
+    def _finish_or_requeue(self, kernel: Kernel) -> dict[str, Any]:
+        """Report a kernel that is finished; postpone an unfinished one, or drop it after too many attempts."""
         counts = {"name": kernel.name, "family": kernel.problem.family}
         if self.store.default_config(kernel) is not None:
             pairs = {key for batch in self.store.batches(kernel) for key in batch.runtime_ns}
             return {**counts, "finished": True, "pairs": len(pairs)}
         self._attempts[kernel.problem.key] += 1
+        attempts = self._attempts[kernel.problem.key]
         self.store.release(kernel)
         failed = any(kernel.name in failure for failure in self._failures)
-        if self._attempts[kernel.problem.key] >= (MOST_ATTEMPTS if failed else MOST_DISTURBED):
-            self._failures.append(f"{kernel.name}: given up after {self._attempts[kernel.problem.key]} attempts")
+        if attempts >= (MAX_ATTEMPTS if failed else MAX_DISTURBED_ATTEMPTS):
+            self._failures.append(f"{kernel.name}: given up after {attempts} attempts")
             self.store.dequeue(kernel)
         else:
             self.store.postpone(kernel)
         return {**counts, "finished": False, "pairs": 0}
 
-    def _make(self, kernels: Sequence[Kernel], minutes: float) -> Any:
+    def _make_collector(self, kernels: Sequence[Kernel], minutes: float) -> Any:
         from tilewise.tune.measure.collect import make_collector
 
         plan = self.campaign
         options = {"minutes": minutes, "seed": plan.seed, "device": plan.device, "plugins": tuple(plan.plugins)}
-        return make_collector(plan.kind, kernels, self.store, plan.configs, self._note, **options)
+        return make_collector(plan.kind, kernels, self.store, plan.configs, self._ignore_progress, **options)
 
     def _gpu_machine(self) -> Any:
         from tilewise.profile.timing.nvml import GpuWatch
@@ -151,5 +161,5 @@ class Slot:
         name = GpuWatch().name()
         return Machine("triton", name, {"name": name})
 
-    def _note(self, line: str) -> None:
-        """What a collector says belongs to a terminal that an actor does not have."""
+    def _ignore_progress(self, line: str) -> None:
+        """Drop a collector's progress line: an actor has no terminal."""

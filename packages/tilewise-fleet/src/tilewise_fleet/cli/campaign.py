@@ -1,4 +1,4 @@
-"""`tilewise collect … --ray`: a live table of the slots at work, or a line of JSON for everything that happens."""
+"""`tilewise collect … --ray`: runs a campaign, with a live table of the slots or one line of JSON per event."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tilewise.cli.tables import table
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tilewise_fleet.campaign import Told
+    from tilewise_fleet.campaign import CampaignStatus
 
-Report = Callable[[dict[str, Any], "Told"], None]
+Report = Callable[[dict[str, Any], "CampaignStatus"], None]
 
 
 def on_ray(
@@ -36,7 +36,7 @@ def on_ray(
     plugins: Sequence[str],
     device: str = "cuda",
 ) -> None:
-    """Measure on a cluster, and tell how it goes."""
+    """Measure on a cluster, and print the progress."""
     from tilewise.store.store import Store
     from tilewise.tune.measure.collect import load_plugins, read_kernels, store_place
     from tilewise_fleet.campaign import run_campaign
@@ -48,48 +48,49 @@ def on_ray(
         raise ConfigurationError("--finals are timed on one machine: leave out --ray, or --finals.")
     load_plugins(plugins)
     kernels = tuple((kernel.program, dict(kernel.problem)) for kernel in read_kernels(kind, shapes))
-    place = store_place(out, kind)
-    where = place if isinstance(place, str) else str(Path(os.path.abspath(place)))  # noqa: PTH100 - need not exist yet
-    Store(where).close()  # made, or refused with a sentence, before anything is started
-    campaign = Campaign(where, kind, kernels, seed, configs, device, tuple(plugins), minutes)
+    location = store_place(out, kind)
+    if not isinstance(location, str):
+        location = str(Path(os.path.abspath(location)))  # noqa: PTH100 - the file need not exist yet
+    Store(location).close()  # creates the store, or raises an error before anything is started
+    campaign = Campaign(
+        store=location, kind=kind, kernels=kernels, seed=seed, configs=configs, device=device,
+        plugins=tuple(plugins), minutes=minutes,
+    )  # fmt: skip
     with _reporting(as_json) as report:
         try:
-            told = run_campaign(campaign, address, report)
+            status = run_campaign(campaign, address, report)
         except KeyboardInterrupt:
-            typer.echo("Stopped; what was measured is in the store, and the same command goes on.", err=True)
+            typer.echo("Stopped. The store has all measurements so far; the same command continues.", err=True)
             raise typer.Exit(130) from None
-    facts = told.as_dict()
+    summary = status.as_dict()
     if as_json:
-        typer.echo(json.dumps({"event": "end", **facts}))
+        typer.echo(json.dumps({"event": "end", **summary}))
         return
-    for failure in facts["failures"][:10]:
+    for failure in summary["failures"][:10]:
         typer.echo(failure, err=True)
-    typer.echo(f"{facts['kernels']} kernels with {facts['pairs']:,} pairs measured on {len(facts['slots'])} slots.")
-    if not told.finished:
-        typer.echo("Time was up before everything was measured; the same command goes on.")
+    typer.echo(f"{status.kernels} kernels with {status.pairs:,} pairs measured on {len(status.slots)} slots.")
+    if not status.finished:
+        typer.echo("The time was up before everything was measured; the same command continues.")
 
 
 @contextlib.contextmanager
 def _reporting(as_json: bool) -> Iterator[Report]:
+    """Choose how events are printed: as JSON, as plain lines, or as a live table on a terminal."""
     if as_json:
-        yield lambda event, told: typer.echo(json.dumps(event))
+        yield lambda event, status: typer.echo(json.dumps(event))
     elif not sys.stderr.isatty():
-        yield _plainly
+        yield _print_event
     else:
         with _live() as report:
             yield report
 
 
-def _plainly(event: dict[str, Any], told: Told) -> None:
-    """A line for each start and loss, and for every tenth kernel."""
-    kernels = sum(line.kernels for line in told.lines.values())
+def _print_event(event: dict[str, Any], status: CampaignStatus) -> None:
+    """Print a line for each started and lost slot, and for every tenth kernel."""
     if event["event"] != "measured":
         typer.echo(f"{event['slot']}: {event['event']} {event.get('machine', event.get('why', ''))}", err=True)
-    elif kernels % 10 == 0:
-        typer.echo(
-            f"{pluralize(kernels, 'kernel')}, {pluralize(sum(line.pairs for line in told.lines.values()), 'pair')}",
-            err=True,
-        )
+    elif status.kernels % 10 == 0:
+        typer.echo(f"{pluralize(status.kernels, 'kernel')}, {pluralize(status.pairs, 'pair')}", err=True)
 
 
 @contextlib.contextmanager
@@ -98,13 +99,14 @@ def _live() -> Iterator[Report]:
     from rich.live import Live
 
     with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
-        yield lambda event, told: live.update(_table(told))
+        yield lambda event, status: live.update(_table(status))
 
 
-def _table(told: Told) -> Any:
+def _table(status: CampaignStatus) -> Any:
+    """Build the live table, one row per slot."""
     headings = ("slot", "machine", "state", "kernels", "pairs", "pairs/s", "failures", "restarts")
     rows = [
-        (n.place, n.machine, n.state, n.kernels, f"{n.pairs:,}", f"{n.pairs_per_s:.0f}", n.failures, n.restarts)
-        for n in told.lines.values()
+        (s.slot, s.machine, s.state, s.kernels, f"{s.pairs:,}", f"{s.pairs_per_s:.0f}", s.failures, s.restarts)
+        for s in status.slots.values()
     ]
     return table(headings, rows, left=headings[:3])

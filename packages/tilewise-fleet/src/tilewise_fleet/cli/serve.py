@@ -1,4 +1,4 @@
-"""`tilewise serve`: choices and measurements over HTTP, in front of one store."""
+"""`tilewise serve`: an HTTP service that answers from one store and adds measurements to it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tilewise.web.listening import listen, require_uvicorn, settle, shown_addres
 def serve(
     store: Annotated[str, typer.Option(help="The store: a file, or a postgresql:// URL.")] = "measurements.sqlite",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free one.")] = 8100,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8100,
     rate: Annotated[
-        float, typer.Option(min=0, help="Most requests a second that bring measurements with one token; 0: no limit.")
+        float, typer.Option(min=0, help="Requests per second that may add measurements with one token; 0: no limit.")
     ] = 50.0,
     open_to_all: Annotated[
-        bool, typer.Option("--no-tokens", help="Take measurements from anybody; only on 127.0.0.1.")
+        bool, typer.Option("--no-tokens", help="Accept measurements without a token; only on 127.0.0.1.")
     ] = False,
 ) -> None:
-    """Answer which configuration a kernel should use, from measurements or the model, and take in measurements.
+    """Serve tuned configurations, from measurements or the cost model, and accept measurements.
 
     Example: tilewise serve --store postgresql://tilewise@db/measurements --port 8100
     """
@@ -37,7 +37,7 @@ def serve(
             f"There is no store at {store[:200]}; `tilewise collect` or `tilewise store token` creates one."
         )
     if open_to_all and host not in ("127.0.0.1", "localhost", "::1"):
-        raise ConfigurationError("--no-tokens is for trying things on one machine: leave --host at 127.0.0.1.")
+        raise ConfigurationError("--no-tokens works on one machine only; leave --host at 127.0.0.1.")
     app = create_app(store, rate=rate, tokens=not open_to_all)
     config = uvicorn.Config(
         app, host=host, port=port, log_level="error", access_log=False, ws="none", timeout_keep_alive=30,
@@ -46,8 +46,8 @@ def serve(
     listening = listen(host, port)
     settle()
     server = uvicorn.Server(config)
-    # Heard at any moment: an exception raised from here could meet code that drops it. uvicorn sets handlers of its own
-    # while it runs, and raises what it heard once more when it has ended in order.
+    # The handlers only set a flag: an exception raised at an arbitrary moment could be swallowed by the code it
+    # interrupts. uvicorn installs its own handlers while it runs, and raises the signal again after a clean shutdown.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     typer.echo(f"the service is at http://{shown_address(listening)}; its page is /docs")

@@ -1,4 +1,4 @@
-"""`tilewise store token`: tokens with which machines send measurements to `tilewise serve`."""
+"""`tilewise store token`: creates and revokes the tokens that `tilewise serve` requires for measurements."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ def token(
     where: Where,
     machine: Annotated[
         str | None,
-        typer.Option("--machine", help="The machine it is for, as `store info` names it (default: any)."),
+        typer.Option("--machine", help="The machine that may use it, as `store info` names it (default: any)."),
     ] = None,
     revoke: Annotated[
-        str | None, typer.Option(help="Revoke this token, or the one with this short name, instead.")
+        str | None, typer.Option(help="Revoke this token, or the token with this short name, instead.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token with which a machine may send measurements to `tilewise serve`. It is shown once.
+    """Create a token with which a machine may send measurements to `tilewise serve`. It is printed only once.
 
     Example: tilewise store token measurements.sqlite --machine "triton NVIDIA H200"
     """
     from tilewise.store.store import Store
     from tilewise_fleet.service.tokens import ANY, create_token, revoke_token
 
-    with Store(where) as opened:
+    with Store(where) as store:
         if revoke is not None:
-            revoke_token(opened, revoke)
-            return answer(as_json, {"revoked": revoke}, "It opens nothing any longer.")
-        made = create_token(opened, machine or ANY)
-    answer(as_json, {"token": made}, made)
+            revoke_token(store, revoke)
+            return answer(as_json, {"revoked": revoke}, "The token is revoked.")
+        secret = create_token(store, machine or ANY)
+    answer(as_json, {"token": secret}, secret)

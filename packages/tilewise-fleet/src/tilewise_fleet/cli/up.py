@@ -1,4 +1,4 @@
-"""`tilewise fleet`: a fleet on one machine, for trying."""
+"""`tilewise fleet`: a fleet on one machine, to try it out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def up(
             typer.echo(f"Ray is at {running.address}, the service at {running.url}. Now, in another terminal:")
             typer.echo(f"  tilewise collect cpu --ray {running.address} --store {store} --minutes 5")
             typer.echo(f"  tilewise tiles train cpu --ray {running.address} --draws 4 --out sweep")
-            typer.echo("Ctrl-C ends it all; what was measured stays in the store.")
+            typer.echo("Ctrl-C stops everything; the measurements stay in the store.")
             sys.stdout.flush()
             running.wait()
     except (KeyboardInterrupt, SystemExit):

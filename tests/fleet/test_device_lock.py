@@ -1,4 +1,4 @@
-"""Alone while timing: one at a time on a CPU, one at a time on each GPU, and a killed process gives it back."""
+"""Device locks: one timing at a time on a CPU and on each GPU, and a killed process releases its lock."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tilewise.errors import UnavailableError
-from tilewise_fleet.alone import alone
+from tilewise_fleet.device_lock import exclusive_device
 
 HOLD = """
-from tilewise_fleet.alone import alone
+from tilewise_fleet.device_lock import exclusive_device
 import time
-with alone({!r}, {}, 5) as free:
+with exclusive_device({!r}, {}, 5) as free:
     print(free, flush=True)
     time.sleep(600)
 """
@@ -49,22 +49,22 @@ def holder(kind: str, device: int = 0) -> subprocess.Popen[bytes]:
 def test_who_keeps_whom_waiting(held: tuple[str, int], wanted: tuple[str, int], free: bool) -> None:
     process = holder(*held)
     try:
-        with alone(*wanted, 0.05) as found:
+        with exclusive_device(*wanted, 0.05) as found:
             assert found is free
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with alone(*wanted, 5.0) as found:
+    with exclusive_device(*wanted, 5.0) as found:
         assert found, "a killed process holds nothing"
 
 
 def test_another_users_lock_is_shared_and_a_link_is_not_followed(tmp_path: Path) -> None:
     lock = tmp_path / "tilewise-timing-machine.lock"
     lock.touch(0o444)
-    with alone("cpu", 0, 0.05) as found:
+    with exclusive_device("cpu", 0, 0.05) as found:
         assert found
     lock.unlink()
     lock.symlink_to(tmp_path / "elsewhere")
     os.close(os.open(tmp_path / "elsewhere", os.O_CREAT))
-    with pytest.raises(UnavailableError, match="keeps timings apart"), alone("cpu", 0, 0.05):
+    with pytest.raises(UnavailableError, match=r"lock file .* for timings"), exclusive_device("cpu", 0, 0.05):
         pass
