@@ -134,7 +134,7 @@ def test_merging_twice_changes_nothing(new_store: NewStore, tmp_path: Path) -> N
         fill(journal)
     with Store(source) as journal, Store(target) as into:
         first, second = merge(journal, into), merge(journal, into)
-    assert first == {"kernels": 2, "runs": 1, "batches": 6, "timings": 10, "verdicts": 6}
+    assert first == {"kernels": 2, "runs": 1, "batches": 6, "timings": 10, "verdicts": 6, "conflicts": 0}
     assert set(second.values()) == {0}
     assert content(target) == content(source)
 
@@ -170,6 +170,41 @@ def test_a_batch_judged_after_it_was_merged_is_judged_there_too(tmp_path: Path) 
         merge(journal, into)
         (found,) = into.batches(kernel(1))
         assert not found.open and not found.disturbed and found.default_ns == 101.0
+
+
+@pytest.mark.parametrize("other", [{"default": 101.0}, {"time": 91.0}, {"turn": 1}, {"m": 2}])
+def test_a_batch_with_the_name_of_another_is_reported_and_not_copied(
+    new_store: NewStore, tmp_path: Path, capsys: pytest.CaptureFixture, other: dict[str, Any]
+) -> None:
+    from tilewise.cli.store import merge as merge_command
+
+    def add(where: str, m: int = 1, turn: int = 0, default: float = 100.0, time: float = 90.0) -> None:
+        with Store(where) as store:
+            run = store.begin(HERE, 0, {}, uid="run")
+            store.add_batch(run, kernel(m), turn, default, [(config(1), time)], uid="batch")
+
+    source, target = str(tmp_path / "source.sqlite"), new_store()
+    add(source, **other)
+    add(target)
+    before = content(target)
+    with Store(source) as journal, Store(target) as into:
+        assert merge(journal, into) == dict.fromkeys(("kernels", "runs", "batches", "timings", "verdicts"), 0) | {
+            "conflicts": 1
+        }
+    assert content(target) == before
+    merge_command([source], into=target)
+    assert "1 batch was not copied" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_second_merge_writes_nothing(new_store: NewStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = str(tmp_path / "journal.sqlite"), new_store()
+    with Store(source) as journal, Store(target) as into:
+        fill(journal)
+        merge(journal, into)
+        monkeypatch.setattr(into, "add_timings", lambda *_: pytest.fail("it was there already"))
+        monkeypatch.setattr(into, "add_verdict", lambda *_: pytest.fail("it was there already"))
+        monkeypatch.setattr(into, "add_finished", lambda *_: pytest.fail("it was there already"))
+        assert set(merge(journal, into).values()) == {0}
 
 
 def test_a_file_takes_over_no_other_machines_measurements(tmp_path: Path) -> None:
@@ -414,6 +449,27 @@ def test_info_of_an_empty_database_says_that_it_is_empty(database: NewStore, cap
     info(where)
     assert "holds no measurements yet" in capsys.readouterr().out
     Store(where, create=False).close()
+
+
+def test_a_server_that_recovers_is_waited_for_while_a_store_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewise.store.postgres import PostgresDatabase
+
+    class OperationalError(Exception):
+        pass
+
+    store = PostgresDatabase.__new__(PostgresDatabase)
+    store.name, store._retry_seconds, store._error = "x", -1.0, OperationalError
+    answers = iter(["connection failed: the database system is not yet accepting connections", "starting up", ""])
+
+    def attempt() -> bool:
+        if message := next(answers):
+            raise OperationalError(message)
+        return True
+
+    assert store._retry(attempt)
+    answers = iter(["connection refused"])
+    with pytest.raises(UnavailableError, match="connection refused"):
+        store._retry(attempt)
 
 
 def test_what_is_no_store_is_refused_with_a_sentence(database: NewStore) -> None:

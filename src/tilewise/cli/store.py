@@ -56,11 +56,18 @@ def merge(
 
     results = {}
     with Store(into) as target:
+        into_name = target.name
         for source in sources:
             with Store(source, create=False) as opened:
                 results[opened.name] = take_over(opened, target)
-    added = {name: ", ".join(f"{n:,} {what}" for what, n in counts.items()) for name, counts in results.items()}
-    answer(as_json, results, *(f"{name}: added {parts}." for name, parts in added.items()))
+    lines = []
+    for name, counts in results.items():
+        added = ", ".join(f"{n:,} {what}" for what, n in counts.items() if what != "conflicts")
+        lines.append(f"{name}: added {added}.")
+        if counts["conflicts"]:
+            batches = "1 batch was" if counts["conflicts"] == 1 else f"{counts['conflicts']:,} batches were"
+            lines.append(f"{name}: {batches} not copied, because {into_name} has other timings under the same name.")
+    answer(as_json, results, *lines)
 
 
 @store.command()

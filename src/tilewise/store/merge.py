@@ -3,6 +3,10 @@
 Runs and batches have unique names (`uid`), so that merging the same ones twice changes nothing. Files of older versions
 have no such names. There, a run's name is a digest of its machine, start time, seed and settings, and a batch's name is
 that of its run and its number.
+
+The rows of a kernel are compared with those of the target before anything is written: reading is far faster than
+inserting rows that exist. A batch that has the name of one in the target but other contents is a conflict; it is
+counted and not copied.
 """
 
 from __future__ import annotations
@@ -21,26 +25,29 @@ from tilewise.store.store import OPEN, Machine, Store
 _BATCH = """INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed, watch, uid)
     VALUES (:run, :kernel, :round, :taken, :default_ns, :disturbed, :watch, :uid) ON CONFLICT (uid)
     DO UPDATE SET default_ns = excluded.default_ns, disturbed = excluded.disturbed, watch = excluded.watch
-    WHERE batch.disturbed = :open AND excluded.disturbed <> :open"""
+    WHERE batch.disturbed = :open AND excluded.disturbed <> :open AND batch.kernel = excluded.kernel"""
+Runs = Mapping[int, tuple[Machine, dict[str, Any]]]  # machine and row of a run, by its number
 
 
 def merge(source: Store, target: Store) -> dict[str, int]:
-    """Copy every run, batch, timing, verdict and finished kernel of `source` to `target`; return how many were new.
+    """Copy every run, batch, timing, verdict and finished kernel of `source` to `target`.
 
-    Each kernel is one transaction: an interrupted merge is completed by the next.
+    Each kernel is one transaction: an interrupted merge is completed by the next. The result has the number of new rows
+    of each kind, and the number of batches that were not copied because they conflict with the target's.
     """
     runs = _read_runs(source)
     identities = {(machine.kind, machine.identity) for machine, _ in runs.values()}
     if not target.shared:
         _check_machines(target, identities)
     before = _count_rows(target)
+    conflicts = 0
     for partition, kernels in _kernels_by_partition(source, identities).items():
         source.choose_partition(partition)
         target.choose_partition(partition)
         for kernel, number in kernels:
-            _merge_kernel(source, target, kernel, number, runs)
+            conflicts += _merge_kernel(source, target, kernel, number, runs)
     after = _count_rows(target)
-    return {name: after[name] - before[name] for name in after}
+    return {**{name: after[name] - before[name] for name in after}, "conflicts": conflicts}
 
 
 def _check_machines(target: Store, identities: set[tuple[str, str]]) -> None:
@@ -97,71 +104,126 @@ def _kernels_by_partition(source: Store, identities: set[tuple[str, str]]) -> Ma
     return kernels
 
 
-def _merge_kernel(
-    source: Store, target: Store, kernel: Kernel, number: int, runs: Mapping[int, tuple[Machine, dict[str, Any]]]
-) -> None:
-    """Copy everything about one kernel as one transaction."""
-    reader = _KernelRows(source, number)
-    batches, timings, verdicts, finished = reader.batches(), reader.timings(), reader.verdicts(), reader.finished()
-    used_runs = {row["run"] for row in (*batches, *verdicts, *finished)}
-    if not used_runs:
-        return
-    if not used_runs <= runs.keys():
+def _merge_kernel(source: Store, target: Store, kernel: Kernel, number: int, runs: Runs) -> int:
+    """Copy everything about one kernel as one transaction; return the number of conflicting batches."""
+    rows = _KernelRows(source, number)
+    all_rows = (*rows.batches, *rows.verdicts, *rows.finished)
+    if not {row["run"] for row in all_rows} <= runs.keys():
         raise FileFormatError(f"{source.name} is damaged: it has measurements of a run that it does not list.")
+    for row in all_rows:
+        row["run_uid"] = runs[row["run"]][1]["uid"]
+    for batch in rows.batches:
+        batch["uid"] = batch["uid"] or f"{batch['run_uid']}/{batch['id']}"
+    query = "SELECT id FROM kernel WHERE problem = :problem AND part = :part"
+    numbers = target.database.read(query, {"problem": kernel.problem.key, "part": target.partition})
+    target_rows = _KernelRows(target, int(numbers[0][0]) if numbers else -1)
+    batches, conflicts = _new_batches(rows, target_rows)
+    verdicts = _new_rows(rows.verdicts, target_rows.verdicts, ("run_uid", "key", "status", "reason"))
+    finished = _new_rows(rows.finished, target_rows.finished, ("run_uid", "key", "seconds"))
+    new_rows = (*(batch for batch, _ in batches), *verdicts, *finished)
+    if not new_rows:
+        return conflicts
 
-    def work(transaction: Transaction) -> None:
+    def work(transaction: Transaction) -> int:
         """Insert the rows with the numbers that kernels, runs and batches have in the target."""
+        name_conflicts = 0
         kernel_number = target.add_kernel(transaction, kernel)
-        run_numbers = {run: target.add_run(transaction, *runs[run]) for run in used_runs}
-        for batch in batches:
-            uid = batch["uid"] or f"{runs[batch['run']][1]['uid']}/{batch['id']}"
-            values = {**batch, "run": run_numbers[batch["run"]], "kernel": kernel_number, "uid": uid, "open": OPEN}
-            values.pop("id")
+        run_numbers = {run: target.add_run(transaction, *runs[run]) for run in {row["run"] for row in new_rows}}
+        for batch, timings in batches:
+            values = {name: value for name, value in batch.items() if name not in ("id", "run_uid")}
+            values |= {"run": run_numbers[batch["run"]], "kernel": kernel_number, "open": OPEN}
             transaction.execute(_BATCH, values)
-            batch_number = transaction.fetch("SELECT id FROM batch WHERE uid = :uid", {"uid": uid})[0][0]
-            target.add_timings(transaction, int(batch_number), timings.get(batch["id"], []))
+            query = "SELECT id, kernel FROM batch WHERE uid = :uid"
+            batch_number, batch_kernel = transaction.fetch(query, {"uid": batch["uid"]})[0]
+            if batch_kernel != kernel_number:  # the name belongs to a batch of another kernel
+                name_conflicts += 1
+                continue
+            target.add_timings(transaction, int(batch_number), timings)
         for row in verdicts:
             values = {**row, "run": run_numbers[row["run"]], "kernel": kernel_number}
             target.add_verdict(transaction, values, source.config_of(row["key"]))
         for row in finished:
             default = source.config_of(row["key"])
             target.add_finished(transaction, run_numbers[row["run"]], kernel_number, default, row["seconds"])
+        return name_conflicts
 
-    target.database.write(work)
+    return conflicts + target.database.write(work)
+
+
+def _new_batches(
+    source: _KernelRows, target: _KernelRows
+) -> tuple[list[tuple[dict[str, Any], list[tuple[Config, int]]]], int]:
+    """Return the batches that are new or have new timings, with these timings, and the number of conflicts."""
+    by_uid = {batch["uid"]: batch for batch in target.batches if batch["uid"]}
+    source_timings = source.timings()
+    target_timings = target.timings() if by_uid else {}
+    changes, conflicts = [], 0
+    for batch in source.batches:
+        timings = source_timings.get(batch["id"], [])
+        twin = by_uid.get(batch["uid"])
+        if twin is None:
+            changes.append((batch, timings))
+            continue
+        twin_timings = dict(target_timings.get(twin["id"], []))
+        both_closed = OPEN not in (batch["disturbed"], twin["disturbed"])
+        fields = ("round", "default_ns", "disturbed") if both_closed else ("round",)
+        if any(batch[name] != twin[name] for name in fields) or any(
+            twin_timings.get(config, runtime_ps) != runtime_ps for config, runtime_ps in timings
+        ):
+            conflicts += 1
+            continue
+        new_timings = [(config, runtime_ps) for config, runtime_ps in timings if config not in twin_timings]
+        is_closed_now = twin["disturbed"] == OPEN != batch["disturbed"]
+        if new_timings or is_closed_now:
+            changes.append((batch, new_timings))
+    return changes, conflicts
+
+
+def _new_rows(
+    source: list[dict[str, Any]], target: list[dict[str, Any]], names: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """Return the rows of `source` that have no equal row in `target`, compared by the columns `names`."""
+    existing = {tuple(row[name] for name in names) for row in target}
+    return [row for row in source if tuple(row[name] for name in names) not in existing]
 
 
 class _KernelRows:
-    """Reads the rows about one kernel as dictionaries."""
+    """Rows about one kernel as dictionaries; those of a target have the uid of their run as `run_uid`."""
 
     def __init__(self, store: Store, kernel: int) -> None:
         self._store, self._kernel = store, {"kernel": kernel}
+        self.batches, self.verdicts, self.finished = self._batches(), self._verdicts(), self._finished()
 
     def _read(self, columns: str, clauses: str) -> list[dict[str, Any]]:
-        names = [column.split(".")[-1] for column in columns.split(", ")]
+        names = [column.split(".")[-1].split(" ")[-1] for column in columns.split(", ")]
         rows = self._store.database.read(f"SELECT {columns} {clauses}", self._kernel)
         return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def batches(self) -> list[dict[str, Any]]:
+    def _batches(self) -> list[dict[str, Any]]:
         columns = "id, run, round, taken, default_ns, disturbed, watch, uid"
         return self._read(columns, "FROM batch WHERE kernel = :kernel ORDER BY id")
 
     def timings(self) -> dict[int, list[tuple[Config, int]]]:
         """Return configurations and picoseconds by the batch's number."""
-        rows = self._read(
-            "timing.batch, config.key, timing.runtime_ps",
-            "FROM timing JOIN batch ON batch.id = timing.batch JOIN config ON config.id = timing.config "
-            "WHERE batch.kernel = :kernel",
-        )
+        if not self.batches:
+            return {}
+        # The range of batches lets a planner without statistics use the primary key instead of reading all timings.
+        query = """SELECT timing.batch, config.key, timing.runtime_ps FROM timing
+            JOIN batch ON batch.id = timing.batch JOIN config ON config.id = timing.config
+            WHERE batch.kernel = :kernel AND timing.batch BETWEEN :first AND :last"""
+        values = {**self._kernel, "first": self.batches[0]["id"], "last": self.batches[-1]["id"]}
         timings: dict[int, list[tuple[Config, int]]] = defaultdict(list)
-        for row in rows:
-            timings[row["batch"]].append((self._store.config_of(row["key"]), row["runtime_ps"]))
+        for batch, key, runtime_ps in self._store.database.read(query, values):
+            timings[batch].append((self._store.config_of(key), runtime_ps))
         return timings
 
-    def verdicts(self) -> list[dict[str, Any]]:
-        clauses = f"""FROM verdict JOIN config ON config.id = verdict.config WHERE verdict.kernel = :kernel
-            ORDER BY verdict.{self._store.database.row_order_sql}"""
-        return self._read("verdict.run, config.key, verdict.status, verdict.reason, verdict.details", clauses)
+    def _verdicts(self) -> list[dict[str, Any]]:
+        clauses = f"""FROM verdict JOIN config ON config.id = verdict.config LEFT JOIN run ON run.id = verdict.run
+            WHERE verdict.kernel = :kernel ORDER BY verdict.{self._store.database.row_order_sql}"""
+        columns = "verdict.run, run.uid AS run_uid, config.key, verdict.status, verdict.reason, verdict.details"
+        return self._read(columns, clauses)
 
-    def finished(self) -> list[dict[str, Any]]:
-        clauses = "FROM finished JOIN config ON config.id = finished.default_config WHERE finished.kernel = :kernel"
-        return self._read("finished.run, config.key, finished.seconds", clauses)
+    def _finished(self) -> list[dict[str, Any]]:
+        clauses = """FROM finished JOIN config ON config.id = finished.default_config
+            LEFT JOIN run ON run.id = finished.run WHERE finished.kernel = :kernel"""
+        return self._read("finished.run, run.uid AS run_uid, config.key, finished.seconds", clauses)

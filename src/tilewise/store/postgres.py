@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LEASE_SECONDS = 30.0  # heartbeats come every 6 s; a machine that missed five has lost its claims
 _OPEN_TIMEOUT_S = 5.0  # how long opening is retried: a wrong address should fail soon
 _MIGRATION_LOCK = 0x74776D73  # number of the advisory lock for creating tables, arbitrary
+_RECOVERY_MESSAGES = ("starting up", "recovery", "not yet accepting")
 # Parts of messages of failures that may be over a moment later.
 _TRANSIENT_MESSAGES = (
     "deadlock detected",
@@ -108,12 +109,15 @@ class PostgresDatabase:
 
     def _retry(self, attempt: Callable[[], T]) -> T:
         """Call `attempt`; repeat it with growing pauses while it fails for a transient reason."""
-        deadline, pause = time.monotonic() + self._retry_seconds, 0.05
+        start, pause = time.monotonic(), 0.05
         while True:
             try:
                 return attempt()
             except self._error as error:
-                if not _is_transient(error) or time.monotonic() > deadline:
+                # A server that is recovering exists, so it is waited for even while the store is being opened.
+                recovers = any(text in reason(error).lower() for text in _RECOVERY_MESSAGES)
+                seconds = LOCK_TIMEOUT_S if recovers else self._retry_seconds
+                if not _is_transient(error) or time.monotonic() > start + seconds:
                     raise self._to_tilewise_error(error) from None
                 time.sleep(pause)
                 pause = min(1.0, 2 * pause)
