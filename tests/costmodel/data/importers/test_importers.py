@@ -280,6 +280,14 @@ def test_unknown_formats_are_named_with_those_there_are(tmp_path):
         import_logs("nothing", [tmp_path / "x"], tmp_path / "out")
 
 
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_log_that_is_cut_short_while_compressed_is_one_sentence(tmp_path, format_name):
+    content = gzip.compress(b'{"a": "' + bytes(range(32, 127)) * 400 + b'"}\n' * 50)
+    (tmp_path / "log.csv.gz").write_bytes(content[: len(content) // 2])
+    with pytest.raises(FileFormatError, match=r"log\.csv\.gz is damaged or cut short"):
+        import_logs(format_name, [tmp_path / "log.csv.gz"], tmp_path / "out")
+
+
 def test_the_gpu_in_a_file_name_is_the_device_of_its_records(tmp_path):
     assert gpu_name_in("NVIDIA A100-PCIE-40GB") == "A100" == gpu_name_in("convolution_a100.T4.json.gz")
     assert gpu_name_in("RTX A4000") == "A4000" and gpu_name_in("GA1000") == "" == gpu_name_in("")

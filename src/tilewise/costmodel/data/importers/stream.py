@@ -81,18 +81,23 @@ def _members(stream: IO[bytes], path: Path) -> Iterator[Source]:
 
 
 class _LimitedStream:
-    """Stream that raises `FileFormatError` once it has returned more bytes than any log needs."""
+    """Stream that raises `FileFormatError` if the compressed data is damaged, or unpacks to more than any log needs."""
 
     def __init__(self, stream: Readable, path: Path) -> None:
         self._stream, self._path, self._remaining = stream, path, MAX_UNPACKED_BYTES
 
     def read(self, size: int = -1) -> bytes:
-        return self._count(self._stream.read(size))
+        return self._unpack(self._stream.read, size)
 
     def readline(self, size: int = -1) -> bytes:
-        return self._count(self._stream.readline(size))
+        return self._unpack(self._stream.readline, size)
 
-    def _count(self, chunk: bytes) -> bytes:
+    def _unpack(self, method: Callable[[int], bytes], size: int) -> bytes:
+        """Read from the compressed stream; its exceptions arise in the reader, not in `open_sources`."""
+        try:
+            chunk = method(size)
+        except _DAMAGE_ERRORS as error:
+            raise FileFormatError(f"{self._path} is damaged or cut short ({type(error).__name__}).") from error
         self._remaining -= len(chunk)
         if self._remaining < 0:
             raise FileFormatError(f"{self._path} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB.")
