@@ -62,7 +62,11 @@ class LocalLeaderboard:
         entries = [self._entry(number, line) for number, line in enumerate(lines, 1)]
         previous = _FIRST
         for number, entry in enumerate(entries, 1):
-            if entry["previous"] != previous or entry["hash"] != _hash(entry):
+            try:
+                intact = entry["previous"] == previous and entry["hash"] == _hash(entry)
+            except ValueError:  # NaN, which canonical JSON does not have
+                intact = False
+            if not intact:
                 raise FileFormatError(f"{self.path}, line {number}: the entry was edited after it was written.")
             previous = entry["hash"]
         return entries

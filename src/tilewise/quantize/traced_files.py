@@ -9,6 +9,7 @@ reshape) are found by tracing twice with different batches.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -196,6 +197,8 @@ class TracedModel(Module):
         for number, node in enumerate(nodes, count):
             if any(not 0 <= v.number < number for v in node.reads()):
                 raise ValueError
+            # A damaged file may give an operation too few arguments, or some it does not take: a TypeError.
+            inspect.signature(_forward_of(node.operation)).bind(None, *node.inputs, **node.params)
         if not 0 <= result < count + len(nodes):
             raise ValueError
 
@@ -236,6 +239,11 @@ class TracedModel(Module):
         """Bytes of all weights."""
         held = [v for node in self.nodes for v in (*node.inputs, *node.params.values())]
         return sum(int(v.nbytes) for v in held if isinstance(v, np.ndarray | QuantizedLinear))
+
+
+def _forward_of(operation: Any) -> Callable[..., Any]:
+    forward: Callable[..., Any] = operation.forward
+    return forward
 
 
 def _constant(value: Any) -> Any:
