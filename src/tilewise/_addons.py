@@ -21,7 +21,7 @@ PROVIDED_BY = {
         "compete serve", "compete verify", "compete work", "compete rerun", "compete event", "compete disqualify",
         "compete reinstate", "compete roster", "compete grades", "compete backup", "compete restore", "compete token",
     ),
-    "tilewise-fleet": ("serve", "fleet", "store token"),
+    "tilewise-fleet": ("fleet", "store token"),
 }  # fmt: skip
 
 

@@ -26,7 +26,8 @@ def leaves(command, path=()):
 
 
 COMMANDS = dict(leaves(TREE))
-WITHOUT_JSON = {"serve", "fleet up", "compete serve", "compete work", "compete grades"}  # logs of their own; a CSV
+# These print logs or CSV.
+WITHOUT_JSON = {"fleet serve", "fleet up", "compete serve", "compete work", "compete grades"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -52,6 +53,24 @@ def test_quiet_prints_nothing_but_errors_and_json(typed):
     assert (code, out) == (2, "") and err.startswith("tilewise: There is no lesson")
 
 
+def test_quiet_may_precede_the_command_and_is_shown_once(typed):
+    assert typed(["--quiet", "check", "pruning", "--start", "--file", "p.py"]) == (0, "", "")
+    assert "--quiet" in typed(["--help"])[1] and "--quiet" not in typed(["check", "--help"])[1]
+
+
+def test_help_has_at_most_twenty_entries(typed):
+    assert len(TREE.commands) <= 20 and not {"serve", "layout"} & set(TREE.commands)
+
+
+def test_a_former_name_works_and_says_the_new_one_on_stderr(typed):
+    code, out, err = typed(["layout", "score", "--help"])
+    assert code == 0 and out.startswith("Usage: tilewise layout score")
+    assert err == "tilewise: `tilewise layout` is now `tilewise tiles layout`; the old name works until 0.2\n"
+    _, _, err = typed(["serve", "--store", "nowhere.sqlite"])
+    assert err.startswith("tilewise: `tilewise serve` is now `tilewise fleet serve`; the old name works until 0.2\n")
+    assert typed(["--quiet", "layout", "score", "--help"])[2] == ""
+
+
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory):
     """A few simulated kernels: what is printed about them looks as it does for many."""
@@ -68,7 +87,7 @@ def test_a_log_file_gets_no_colours_and_no_cursor_movements(collection):
 def test_help_is_a_tour_in_sections(typed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     _, text, _ = typed(["--help"])
-    panels = ["Start here", "Measure", "Make models fast", "Learn tiles", "Compete"]
+    panels = ["Learn and measure", "Make models fast", "Choose tiles", "Compete and share"]
     places = [text.index(f"\n{panel}:\n") for panel in panels]
     assert places == sorted(places)
 

@@ -1,4 +1,4 @@
-"""`tilewise layout` and `tilewise tiles kaggle` as a user types them, from synthetic graphs to the file to upload."""
+"""`tilewise tiles layout` and `tiles kaggle` as a user types them, from synthetic graphs to the file to upload."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ ELSEWHERE = {
     "tilewise collect embed": "writes into the package; tests/cli/test_collect.py gives it another folder",
     "tilewise collect compare": "needs a second day's store; tests/tune/test_compare_collections.py",
     "tilewise compete serve": "runs until it is stopped; tests/bench/site.py starts it",
-    "tilewise serve": "runs until it is stopped; tests/fleet/served.py starts it",
+    "tilewise fleet serve": "runs until it is stopped; tests/fleet/served.py starts it",
     "tilewise fleet up": "runs until it is stopped; tests/fleet/test_up.py starts it",
     "--ray 127.0.0.1": "needs a Ray cluster; tests/fleet starts some",
     "tilewise store merge h200.sqlite": "needs a PostgreSQL; tests/store/test_shared_store.py starts one",

@@ -1,4 +1,4 @@
-"""`tilewise serve` in a process of its own, for tests that need a real one: to ask, to kill, to fuzz."""
+"""`tilewise fleet serve` in a process of its own, for tests that need a real one: to ask, to kill, to fuzz."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ServedStore:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         options = ["--store", store, "--port", str(self.port), *words]
-        self._command = [sys.executable, "-m", "tilewise.cli.app", "serve", *options]
+        self._command = [sys.executable, "-m", "tilewise.cli.app", "fleet", "serve", *options]
         self.start()
 
     def start(self) -> None:

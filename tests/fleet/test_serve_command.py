@@ -1,4 +1,4 @@
-"""`tilewise serve` as a command: addresses that cannot be, and an end that is in order whenever it is asked for."""
+"""`tilewise fleet serve` as a command: invalid addresses, and an orderly end whenever it is interrupted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_mistyped_store_is_refused_and_not_created(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_in_order_from_its_first_moment_on(number: signal.Signals, tmp_path: Path) -> None:
     Store(tmp_path / "s.sqlite").close()
-    words = ["serve", "--store", str(tmp_path / "s.sqlite"), "--port", "0"]
+    words = ["fleet", "serve", "--store", str(tmp_path / "s.sqlite"), "--port", "0"]
     command = [sys.executable, "-m", "tilewise.cli.app", *words]
     with interruptible():
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

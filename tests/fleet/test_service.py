@@ -1,4 +1,4 @@
-"""`tilewise serve`: choices from measurements and models, measurements from known machines, sentences for the rest."""
+"""`tilewise fleet serve`: choices from measurements and models, reported measurements, and error messages."""
 
 from __future__ import annotations
 

@@ -100,12 +100,14 @@ def _end_like_an_interrupt() -> None:
 
 @functools.cache
 def command_line() -> Any:
-    """The whole tree of commands, ready to run."""
+    """Build the tree of all commands, sorted as `tilewise --help` lists them."""
     from tilewise.cli import commands
 
     if not app.registered_commands:
         commands.register(app)
-    return typer.main.get_command(app)
+    tree = typer.main.get_command(app)
+    commands.arrange(tree)
+    return tree
 
 
 def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:

@@ -1,8 +1,18 @@
-"""The list of commands, in the order and the panels that `tilewise --help` shows."""
+"""The list of commands, in the order and the groups that `tilewise --help` shows."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
+
+# Headings of `tilewise --help` with their commands; those of an add-on appear when it is installed.
+HEADINGS = {
+    "Learn and measure": ("tour", "check", "machine", "profile", "ladder"),
+    "Make models fast": ("run", "fit", "quantize", "prune", "generate", "kv"),
+    "Choose tiles": ("tiles", "collect", "tune", "calibrate", "replay", "inductor", "store"),
+    "Compete and share": ("compete", "fleet"),
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -26,26 +36,30 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.run import run
     from tilewise.cli.store import store
     from tilewise.cli.tiles.app import tiles
-    from tilewise.cli.tiles.layout import layout
     from tilewise.cli.tour import tour
     from tilewise.cli.tune import tune
     from tilewise.cli.version import options
 
     app.callback()(options)
-    panels = {
-        "Start here": (tour, check),
-        "Measure": (machine, profile, ladder),
-        "Make models fast": (run, fit, quantize, prune, generate, kv),
-        "Learn tiles": (calibrate, tune, replay),
-    }
-    for panel, commands in panels.items():
-        for command in commands:
-            app.command(rich_help_panel=panel)(command)
-    app.add_typer(tiles, name="tiles", cls=Sections, rich_help_panel="Learn tiles")
-    app.add_typer(layout, name="layout", cls=Sections, rich_help_panel="Learn tiles")
-    app.add_typer(collect, name="collect", cls=Sections, rich_help_panel="Learn tiles")
-    app.add_typer(store, name="store", cls=Sections, rich_help_panel="Learn tiles")
-    app.add_typer(inductor, name="inductor", cls=Sections, rich_help_panel="Learn tiles")
-    app.add_typer(compete, name="compete", cls=Sections, rich_help_panel="Compete")
+    functions = (
+        tour, check, machine, profile, ladder, run, fit, quantize, prune, generate, kv, tune, calibrate, replay,
+    )  # fmt: skip
+    for function in functions:
+        app.command()(function)
+    groups = {"tiles": tiles, "collect": collect, "inductor": inductor, "store": store, "compete": compete}
+    for name, group in groups.items():
+        app.add_typer(group, name=name, cls=Sections)
     register_commands(app)
     prepare_all(app)
+
+
+def arrange(tree: Any) -> None:
+    """Sort the top-level commands as in HEADINGS; commands of unknown add-ons follow under their own headings."""
+    headings = {name: heading for heading, names in HEADINGS.items() for name in names}
+    for name in headings.keys() & tree.commands.keys():
+        tree.commands[name].rich_help_panel = headings[name]
+    order = [
+        *(name for name in headings if name in tree.commands),
+        *(name for name in tree.commands if name not in headings),
+    ]
+    tree.commands = {name: tree.commands[name] for name in order}

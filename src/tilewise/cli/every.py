@@ -22,6 +22,7 @@ import typer
 from tilewise.errors import ConfigurationError, UnavailableError
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors, and JSON if --json is given.")]
+_HiddenQuiet = Annotated[bool, typer.Option("--quiet", hidden=True, help="As `tilewise --quiet`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the native kernels.")]
 _WORDS = {int: "<number>", float: "<number>", Path: "<path>"}
@@ -42,14 +43,15 @@ def prepare_all(app: typer.Typer) -> None:
 
 
 def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with its arguments checked, and with one more option."""
+    """Wrap a command: check its arguments, and obey `--quiet` before or after the command's name."""
     signature = inspect.signature(command, eval_str=True)
     for parameter in signature.parameters.values():
         _complete(_declared(parameter))
         _name_value(parameter)
 
     @functools.wraps(command)
-    def run(*args: Any, quiet: bool = False, **options: Any) -> Any:
+    def run(*args: Any, quiet: bool = False, command_context: typer.Context | None = None, **options: Any) -> Any:
+        quiet = quiet or (command_context is not None and bool(command_context.find_root().params.get("quiet")))
         check_arguments(signature, options)
         if options.get("threads") is not None and signature.parameters["threads"].annotation == Threads:
             from tilewise import set_num_threads
@@ -64,8 +66,10 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
                 stack.enter_context(contextlib.redirect_stdout(nowhere))
             return command(*args, **options)
 
-    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    parameters = [*signature.parameters.values(), option]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    quiet_option = inspect.Parameter("quiet", keyword, default=False, annotation=_HiddenQuiet)
+    context = inspect.Parameter("command_context", keyword, default=None, annotation=typer.Context)
+    parameters = [*signature.parameters.values(), quiet_option, context]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}  # evaluated once
     run.is_prepared = True  # type: ignore[attr-defined]

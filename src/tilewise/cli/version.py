@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tilewise.cli.every import Quiet
+
 
 def build() -> str:
     """The tag of the wheel that was installed, which names the Python and the systems it was built for."""
@@ -50,5 +52,6 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show, is_eager=True, help="Version, kernels and machine.")
     ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure tensor programs, learn which tile is fastest, and make a small tensor framework fast for real."""

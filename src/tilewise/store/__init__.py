@@ -5,5 +5,5 @@ store.py       writing and claiming; reader.py reading; claims.py claims of coll
 database.py    the SQLite file; postgres.py the shared PostgreSQL database
 merge.py       copying one store into another
 aggregate.py   from timings to one runtime per configuration; frame.py the same as a data frame
-service.py     client of the tuning service, `tilewise serve`
+service.py     client of the tuning service, `tilewise fleet serve`
 """

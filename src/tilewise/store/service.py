@@ -1,4 +1,4 @@
-"""Client of the tuning service (`tilewise serve`): requests choices and reports measurements.
+"""Client of the tuning service (`tilewise fleet serve`): requests choices and reports measurements.
 
 A request runs in a background thread; the caller waits 50 ms for it. A service that is unreachable, slow or wrong is
 reported once and not asked for half a minute; choices are then made on this machine as without a service. Measurements

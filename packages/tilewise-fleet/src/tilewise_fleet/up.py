@@ -46,7 +46,7 @@ class LocalFleet:
     def start(self) -> None:
         """Start Ray and the service, and wait until the service answers."""
         self._start_ray()
-        serve = ["serve", "--store", self.store, "--port", str(self.port), "--no-tokens"]
+        serve = ["fleet", "serve", "--store", self.store, "--port", str(self.port), "--no-tokens"]
         self._service = subprocess.Popen([sys.executable, "-m", "tilewise.cli.app", *serve], stdout=subprocess.DEVNULL)
         self._await_service()
 

@@ -1,4 +1,4 @@
-"""`tilewise layout toy|train|evaluate|predict|score`: TpuGraphs' layout collections, from files to a Kaggle row."""
+"""Commands of `tilewise tiles layout`: TpuGraphs' layout collections, from files to a Kaggle row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def toy(
 
     Time goes into operations, into passes over padded tensors, and into a transpose wherever neighbours disagree.
 
-    Example: tilewise layout toy --out toy --graphs 16
+    Example: tilewise tiles layout toy --out toy --graphs 16
     """
     from tilewise.cli.every import check_memory
     from tilewise.costmodel.layout import write_synthetic
@@ -83,7 +83,7 @@ def train(
     A step takes some configurations of a few graphs and sends gradients through one segment of each. Ctrl-C loses the
     epoch in progress; the same command goes on.
 
-    Example: tilewise layout train toy/npz/layout/xla/random --out runs/layout --epochs 2
+    Example: tilewise tiles layout train toy/npz/layout/xla/random --out runs/layout --epochs 2
     """
     from tilewise.costmodel.layout import open_layouts, train_layouts
     from tilewise.costmodel.train.config import parse_kwargs
@@ -117,7 +117,7 @@ def evaluate(
 ) -> None:
     """Compare layout models with chance: Kendall's tau, the competition's metric, with its 95 % interval over graphs.
 
-    Example: tilewise layout evaluate toy/npz/layout/xla/random runs/layout
+    Example: tilewise tiles layout evaluate toy/npz/layout/xla/random runs/layout
     """
     from tilewise.costmodel.layout import open_layouts
     from tilewise.costmodel.layout.evaluate import evaluate_layouts
@@ -153,7 +153,7 @@ def predict(
     The rows are named after the collection, which its folders tell, or --name. `tilewise tiles kaggle` puts the files
     of several collections together.
 
-    Example: tilewise layout predict runs/layout toy/npz/layout/xla/random --out xla_random.csv
+    Example: tilewise tiles layout predict runs/layout toy/npz/layout/xla/random --out xla_random.csv
     """
     from tilewise.costmodel.course.predictions import write_layout_predictions
     from tilewise.costmodel.layout import open_layouts
@@ -178,7 +178,7 @@ def score(
 ) -> None:
     """Score a file of layout predictions against measured runtimes: the mean of Kendall's tau over graphs.
 
-    Example: tilewise layout score xla_random.csv --truth toy/npz/layout/xla/random/test
+    Example: tilewise tiles layout score xla_random.csv --truth toy/npz/layout/xla/random/test
     """
     from tilewise.costmodel.layout import open_layouts
     from tilewise.costmodel.layout.evaluate import score_rankings

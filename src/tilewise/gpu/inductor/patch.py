@@ -79,7 +79,7 @@ def enable(
 
     If that is not possible (an older PyTorch, a GPU without a model), a warning says so in one sentence, PyTorch
     chooses by itself, and `.reason` repeats the sentence. Products that were measured before are not measured again;
-    `records` is the folder of the measurements. `service` is the address of a `tilewise serve`: measurements of other
+    `records` is the folder of the measurements. `service` is the address of a tuning service: measurements of other
     machines with the same PyTorch are taken over, and those made here are sent there. A service that does not answer
     within 50 ms is ignored from then on, with one warning. With `isolated`, a separate process runs every template
     first, so that a template that crashes or hangs ends that process alone.

@@ -37,8 +37,8 @@ class Tuner:
     `cache` is the folder of choices and measurements (default: the user's cache folder); `model` a model file in place
     of the shipped one; `budget` the configurations measured a problem; `limit_s` measures in a process of its own
     that a configuration may crash, or hang for so many seconds. With `learn` the model is fine-tuned on what was
-    measured here (needs PyTorch). `service` is the address of a `tilewise serve` that is asked first, and told what was
-    measured; without an answer within 50 ms everything goes on as without it.
+    measured here (needs PyTorch). `service` is the address of a `tilewise fleet serve`, which is asked first and
+    receives the measurements; without an answer within 50 ms everything goes on as without it.
 
     >>> Tuner().tune({"family": "matmul", "m": 512, "n": 4096, "k": 1024}).config  # doctest: +SKIP
     """

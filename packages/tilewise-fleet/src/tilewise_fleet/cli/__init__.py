@@ -1,4 +1,4 @@
-"""The add-on's commands: `tilewise serve`, `tilewise fleet` and `tilewise store token`."""
+"""The add-on's commands: `tilewise fleet` and `tilewise store token`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def register(app: typer.Typer) -> None:
     from tilewise_fleet.cli.token import token
     from tilewise_fleet.cli.up import fleet
 
-    app.command(rich_help_panel="Fleet")(serve)
-    app.add_typer(fleet, name="fleet", cls=Sections, rich_help_panel="Fleet")
+    fleet.command()(serve)
+    app.add_typer(fleet, name="fleet", cls=Sections)
     store.command()(token)

@@ -1,4 +1,4 @@
-"""`tilewise serve`: an HTTP service that answers from one store and adds measurements to it."""
+"""`tilewise fleet serve`: an HTTP service that answers from one store and adds measurements to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def serve(
 ) -> None:
     """Serve tuned configurations, from measurements or the cost model, and accept measurements.
 
-    Example: tilewise serve --store postgresql://tilewise@db/measurements --port 8100
+    Example: tilewise fleet serve --store postgresql://tilewise@db/measurements --port 8100
     """
     uvicorn = require_uvicorn()
     from tilewise_fleet.service.app import create_app

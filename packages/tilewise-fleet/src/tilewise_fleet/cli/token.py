@@ -1,4 +1,4 @@
-"""`tilewise store token`: creates and revokes the tokens that `tilewise serve` requires for measurements."""
+"""`tilewise store token`: creates and revokes the tokens that `tilewise fleet serve` requires for measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def token(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a token with which a machine may send measurements to `tilewise serve`. It is printed only once.
+    """Create a token with which a machine may send measurements to `tilewise fleet serve`. It is printed only once.
 
     Example: tilewise store token measurements.sqlite --machine "triton NVIDIA H200"
     """

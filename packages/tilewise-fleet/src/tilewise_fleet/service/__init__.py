@@ -1,1 +1,1 @@
-"""`tilewise serve`: choices and measurements over HTTP."""
+"""`tilewise fleet serve`: choices and measurements over HTTP."""
