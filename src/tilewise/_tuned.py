@@ -28,10 +28,10 @@ def tuned_chooser() -> TileChooser | None:
     folder = cache_folder() / "tune"
     if not any((source / "choices.jsonl").exists() for source in (folder, folder / "calibration")):
         return None
-    from tilewise.tune.choose.kept import read_kept
+    from tilewise.tune.choose.tuned_table import load_tuned_table
 
     try:
-        table, _ = read_kept(native)
+        table, _ = load_tuned_table(native)
     except (OSError, TilewiseError):  # an unreadable table is ignored here; `tilewise tune` reports the error
         return None
     return table if table.tiles else None

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are
 if native is not None:
     from tilewise.store.problem import Problem
     from tilewise.tune.choose import calibrate as module
-    from tilewise.tune.choose.cache import Choices, Decision
+    from tilewise.tune.choose.cache import ChoiceCache, Decision
     from tilewise.tune.choose.calibrate import built_in_problems, calibrate
-    from tilewise.tune.choose.kept import CALIBRATED, machine_name, read_kept
+    from tilewise.tune.choose.tuned_table import CALIBRATED, load_tuned_table, machine_name
     from tilewise.tune.choose.tuner import Tuner
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.near import near_products
@@ -45,7 +45,7 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(CpuTrial, "measure", measure)
     monkeypatch.setattr(CpuTrial, "remeasure", lambda self, configs: [measure(self, c).runtime_ns for c in configs])
-    monkeypatch.setattr(Tuner, "_holds_elsewhere", lambda self, problem, config: True)
+    monkeypatch.setattr(Tuner, "_is_safe_elsewhere", lambda self, problem, config: True)
     return found
 
 
@@ -80,7 +80,7 @@ def test_what_wins_twice_is_kept_and_said(tmp_path: Path, measured, liked):
     report = calibrate(problems, folder=tmp_path)
     assert report["kernels"] == report["replaced"] == 3 and report["left"] == 0
     assert [line["speedup"] for line in report["lines"]] == [pytest.approx(1 / 0.9)]
-    assert read_kept(native, tmp_path)[0].tiles and json.dumps(report)
+    assert load_tuned_table(native, tmp_path)[0].tiles and json.dumps(report)
 
 
 def test_a_tile_that_does_not_win_again_is_not_kept(tmp_path: Path, measured, liked, monkeypatch):
@@ -96,7 +96,7 @@ def test_a_tile_that_does_not_win_again_is_not_kept(tmp_path: Path, measured, li
     monkeypatch.setattr(module, "CpuTrial", Slower)
     report = calibrate([problem], folder=tmp_path)
     assert report["replaced"] == 0 and report["lines"][0]["speedup"] == 1.0
-    assert set(read_kept(native, tmp_path)[0].tiles.values()) == {None}
+    assert set(load_tuned_table(native, tmp_path)[0].tiles.values()) == {None}
 
 
 def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path, measured):
@@ -126,8 +126,8 @@ def test_what_was_tuned_goes_before_what_was_calibrated(tmp_path: Path):
     problem = product(60, 80, 150)
     tiles = near_products(native, problem)
     for folder, tile in ((tmp_path / CALIBRATED, tiles[1]), (tmp_path, tiles[2])):
-        Choices(folder, machine_name(native)).put(Decision(problem, tile, "measured", 1.0, None, 5, False))
-        kept = read_kept(native, tmp_path)[0].tiles
+        ChoiceCache(folder, machine_name(native)).put(Decision(problem, tile, "measured", 1.0, None, 5, False))
+        kept = load_tuned_table(native, tmp_path)[0].tiles
         assert [tile for (threads, _), tile in kept.items() if threads == 1] == [product_tile(tile)]
 
 
@@ -160,7 +160,7 @@ def test_show_and_reset(tmp_path: Path, measured):
 def test_the_next_process_uses_what_was_calibrated(tmp_path: Path):
     problem = product(60, 80, 150)
     tile = near_products(native, problem)[1]
-    Choices(tmp_path / "tune" / CALIBRATED, machine_name(native)).put(
+    ChoiceCache(tmp_path / "tune" / CALIBRATED, machine_name(native)).put(
         Decision(problem, tile, "measured", 1.0, None, 5, False)
     )
     code = """

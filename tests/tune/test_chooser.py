@@ -11,14 +11,14 @@ from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiled import check_tile, tile_space, tiled_op
 from tilewise.store.problem import Problem
-from tilewise.tune.choose.cache import Choices, Decision
+from tilewise.tune.choose.cache import ChoiceCache, Decision
 from tilewise.tune.choose.scores import ModelScores, as_kernel
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
     from tilewise.tune.choose.chooser import ModelChooser, disable, enable, make_chooser, problem_of, tuned
-    from tilewise.tune.choose.kept import key_of
+    from tilewise.tune.choose.tuned_table import key_of
     from tilewise.tune.choose.tuner import Tuner
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.matmul import config_of
@@ -62,7 +62,7 @@ def test_a_new_shape_gets_the_models_choice_and_is_asked_once():
     assert tile.mr == model.mr
     check_tile("matmul", (200, 200, 200), tile)
     assert chooser("matmul", (200, 200, 200), "float32", "nn") is tile and model.asked == 1
-    assert (chooser.asked, chooser.chosen) == (1, 1)
+    assert (chooser.ranked_shapes, chooser.replaced_defaults) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_a_tuned_choice_comes_before_the_model(tmp_path: Path):
     threads, bench = native.num_threads(), CpuDevice()
     problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70, "threads": threads})
     tile = tile_space("matmul", (90, 80, 70))[-1]
-    Choices(tmp_path, bench.machine.identity, bench.version).put(
+    ChoiceCache(tmp_path, bench.machine.identity, bench.version).put(
         Decision(problem, config_of(tile), "measured", 1.0, None, 3, True)
     )
     model = Likes(1)
-    chooser = ModelChooser(scores(model), Choices(tmp_path, bench.machine.identity, bench.version))
+    chooser = ModelChooser(scores(model), ChoiceCache(tmp_path, bench.machine.identity, bench.version))
     assert chooser("matmul", (90, 80, 70), "float32", "nn") == tile and model.asked == 0
 
 
@@ -106,10 +106,10 @@ def test_a_choice_that_is_not_feasible_any_more_is_not_used(tmp_path: Path):
     bench = CpuDevice()
     problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70})
     nonsense = Config({**config_of(tile_space("matmul", (90, 80, 70), threads=1)[0]), "register_m": 99})
-    Choices(tmp_path, bench.machine.identity, bench.version).put(
+    ChoiceCache(tmp_path, bench.machine.identity, bench.version).put(
         Decision(problem, nonsense, "measured", 1.0, None, 3, True)
     )
-    chooser = ModelChooser(scores(Likes(1, 0.0)), Choices(tmp_path, bench.machine.identity, bench.version))
+    chooser = ModelChooser(scores(Likes(1, 0.0)), ChoiceCache(tmp_path, bench.machine.identity, bench.version))
     assert chooser("matmul", (90, 80, 70), "float32", "nn") is None
 
 

@@ -18,14 +18,14 @@ from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.store.problem import Config
-from tilewise.tune.choose.cache import Choices, Decision
+from tilewise.tune.choose.cache import ChoiceCache, Decision
 from tilewise.tune.choose.scores import ModelScores
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
     from tilewise.tune.choose.chooser import ModelChooser
-    from tilewise.tune.choose.kept import key_of
+    from tilewise.tune.choose.tuned_table import key_of
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.int8_matmul import config_of
     from tilewise.tune.measure.cpu.device import CpuDevice
@@ -172,12 +172,12 @@ def chooser_that_knows(folder: Path, config: Config) -> ModelChooser:
     bench = CpuDevice()
     spec = {"family": "int8_matmul", "m": 90, "n": 80, "k": 70, "threads": 1, "epilogue": "bias"}
     problem = get_family("int8_matmul").problem(spec)
-    Choices(folder, bench.machine.identity, bench.version).put(
+    ChoiceCache(folder, bench.machine.identity, bench.version).put(
         Decision(problem, config, "measured", 1.0, None, 3, True)
     )
     assert key_of(problem, 1) == ("int8_matmul", (90, 80, 70), "int8", "packed")
     model = ModelScores(Unasked(), Hyperparameters(), "test", TILE_FEATURES)
-    return ModelChooser(model, Choices(folder, bench.machine.identity, bench.version))
+    return ModelChooser(model, ChoiceCache(folder, bench.machine.identity, bench.version))
 
 
 def test_a_tuned_choice_is_in_the_table_from_the_start(tmp_path, settings_restored):

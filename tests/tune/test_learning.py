@@ -42,8 +42,8 @@ def test_measurements_of_this_machine_improve_the_order_on_problems_held_out(tmp
     assert len(kernels) == 8 and all(np.all(kernel.runtime > 0) for kernel in kernels)
     learned = learn(own)
     assert learned.after >= learned.before
-    assert learned.kept == own.learned_file.is_file()
-    if learned.kept:
+    assert learned.improved == own.learned_file.is_file()
+    if learned.improved:
         again = Tuner(WrongWay(), cache=tmp_path, learn=True)
         assert again.model.name == own.learned_file.stem
         assert again.choose({**SPEC, "m": 200}).config in CONFIGS

@@ -102,9 +102,9 @@ def _print(report: Mapping[str, Any]) -> None:
 def _kept(cache: Path | None, reset: bool, as_json: bool) -> None:
     """Say what is kept, or forget it."""
     from tilewise.errors import UnavailableError
-    from tilewise.tune.choose.cache import Choices, cache_folder
+    from tilewise.tune.choose.cache import ChoiceCache, cache_folder
     from tilewise.tune.choose.calibrate import forget
-    from tilewise.tune.choose.kept import CALIBRATED, machine_name, read_kept
+    from tilewise.tune.choose.tuned_table import CALIBRATED, load_tuned_table, machine_name
     from tilewise.tune.measure.cpu.clock import require_native
 
     module, path = require_native(), (cache or cache_folder()) / CALIBRATED
@@ -116,8 +116,8 @@ def _kept(cache: Path | None, reset: bool, as_json: bool) -> None:
         said = f"Removed {path}." if existed else "There is no calibration of this machine to forget."
         typer.echo(json.dumps({"removed": existed, "path": str(path)}) if as_json else said)
         return
-    own = Choices(path, machine_name(module)).all()
-    kept, notes = read_kept(module, cache)
+    own = ChoiceCache(path, machine_name(module)).all()
+    kept, notes = load_tuned_table(module, cache)
     families = sorted({choice.problem.family for choice in own})
     if as_json:
         told = {"path": str(path), "calibrated": bool(own), "families": families}

@@ -243,7 +243,7 @@ def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_
                     "model": name,
                     "before_ns": result.before_ns,
                     "after_ns": result.after_ns,
-                    "kept": [dict(problem) for problem in result.kept],
+                    "kept": [dict(problem) for problem in result.useful],
                     "dropped": [dict(problem) for problem in result.dropped],
                     "layers": layers,
                 }
@@ -268,7 +268,7 @@ def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_
 
 
 def _kept_of_model(result: TunedModel) -> str:
-    found, kept = len(result.kept) + len(result.dropped), len(result.kept)
+    found, kept = len(result.useful) + len(result.dropped), len(result.useful)
     if not found:
         return "nothing is kept: the default tiles are the fastest that were found"
     if not kept:

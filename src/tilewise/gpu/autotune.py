@@ -196,7 +196,7 @@ class Session:
         budget, min_saving = self.budget, 0.0
         if model is None:
             # Without a model the first keys of a kernel are measured more thoroughly: they teach the later ones.
-            is_first = len(memory.measured(problem.family)) < FIRST_PROBLEMS
+            is_first = len(memory.runtimes(problem.family)) < FIRST_PROBLEMS
             budget, min_saving = (4 if is_first else 2) * self.budget, _MIN_EXPECTED_SAVING
         decision = decide(problem, candidates, model, memory, launches, budget=budget, worth=min_saving, least=0)
         self.last = decision
@@ -212,7 +212,7 @@ class Session:
 
     def _best_elsewhere(self, memory: Memory, problem: Problem, candidates: Sequence[Config]) -> Config | None:
         """Ask the service for another machine's measurement, unless this machine has a stored choice."""
-        if self._service is None or memory.kept(problem, candidates) is not None:
+        if self._service is None or memory.cached_choice(problem, candidates) is not None:
             return None
         answer = self._service.choose(problem, candidates)
         if answer is None or answer.source != "measured":

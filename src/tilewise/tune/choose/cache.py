@@ -1,9 +1,9 @@
-"""The tuner's persistent memory of its choices: one line of JSON each, appended, never rewritten.
+"""The tuner's persistent cache of choices: an append-only file with one line of JSON per choice.
 
-A line says for which machine, version and problem which configuration was best. It is written by a single call on a
-file opened for appending, so two processes do not mix their lines; the last line about a problem counts. A line that
-cannot be read costs one choice, not the file. Configurations are kept by their values, not by their place in a list, so
-editing the list of configurations loses nothing but the choices that are no longer in it.
+A line names a machine, a version, a problem and the configuration that was fastest. Each line is written by a single
+call on a file opened for appending, so two processes never interleave their lines. If a problem has several lines, the
+last one counts. A damaged line loses one choice, not the file. Configurations are stored by their values, not by their
+index in a list, so editing the list of configurations only invalidates the choices that are no longer in it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 FILE = "choices.jsonl"
-ELSEWHERE = "TILEWISE_CACHE names another folder"  # what to do where this one cannot be written
-_MOST_BYTES = 256 << 20
+ELSEWHERE = "TILEWISE_CACHE names another folder"  # the advice in errors about a folder that cannot be written
+_MAX_BYTES = 256 << 20  # of the file; arbitrary, about a million choices
 
 
 def cache_folder() -> Path:
-    """Where the tuner keeps what it learned: ``$TILEWISE_CACHE``, else the user's cache folder."""
+    """Folder of choices and measurements, in ``$TILEWISE_CACHE`` or else in the user's cache folder."""
     return system_cache() / "tune"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A choice and where it came from: "cache", "measured", "service" (another machine's), "model" (not
-    measured), or "default"."""
+    """The configuration chosen for a problem and the source of that choice.
+
+    `source` is "cache", "measured", "service" (measured by another machine), "model" (ranked, not measured) or
+    "default".
+    """
 
     problem: Problem
     config: Config
@@ -52,7 +55,7 @@ class Decision:
     default_ns: float | None = None
     measurements: int = 0
     sure: bool = False  # every configuration was measured
-    within5: bool | None = None  # "sure within five per cent" of the fastest; None where nothing is known of that
+    within5: bool | None = None  # within 5 % of the fastest (calibrated); None without a calibration
     seconds: float = 0.0
     reason: str = ""
     steps: list[Step] = field(default_factory=list)
@@ -60,27 +63,27 @@ class Decision:
 
     @property
     def speedup(self) -> float | None:
-        """Over the default configuration, where both were measured."""
+        """Runtime of the default divided by that of the choice; None unless both were measured."""
         return self.default_ns / self.runtime_ns if self.runtime_ns and self.default_ns else None
 
 
-class Choices:
-    """The choices of one machine and version; `notes` says what was left alone and why."""
+class ChoiceCache:
+    """The choices of one machine and version. `notes` lists the lines that were ignored and why."""
 
     def __init__(self, folder: str | os.PathLike[str] | None, machine: str, version: str = __version__) -> None:
         self.path = (Path(folder).expanduser() if folder is not None else cache_folder()) / FILE
         self.machine, self.version = machine, version
         self.notes: list[str] = []
-        self._known: dict[str, Decision] = {}
+        self._choices: dict[str, Decision] = {}
         self._read_bytes = 0
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in what was appended since, by this process or another."""
+        """Read the lines that any process has appended since the last call."""
         try:
-            with open_input(self.path, _MOST_BYTES) as stream, convert_read_errors(self.path):
+            with open_input(self.path, _MAX_BYTES) as stream, convert_read_errors(self.path):
                 stream.seek(self._read_bytes)
-                content = stream.read(_MOST_BYTES)
+                content = stream.read(_MAX_BYTES)
         except MissingFileError:
             return
         except TilewiseError as error:
@@ -93,7 +96,7 @@ class Choices:
         for line in whole.split(b"\n"):
             if line.strip():
                 try:
-                    reason = self._take(json.loads(line))
+                    reason = self._add_line(json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                     damaged += 1
                     continue
@@ -105,10 +108,10 @@ class Choices:
         if damaged:
             self.notes.append(f"{damaged} damaged lines in {self.path} are skipped; those shapes are tuned again")
 
-    def _take(self, line: Any) -> str | None:
-        """Keep one line; a reason if it is another's."""
+    def _add_line(self, line: Any) -> str | None:
+        """Add the choice of one line; return the reason if it belongs to another machine or version."""
         if not isinstance(line, dict):
-            raise ValueError("the line is no object")
+            raise ValueError("the line is not an object")
         if zlib.crc32(_body(line)) != line["check"]:
             raise ValueError("the line was changed")
         if line["format"] != FORMAT or line["version"] != self.version:
@@ -117,25 +120,25 @@ class Choices:
             return "another machine"
         runtime_ns = float(line["runtime_ns"])
         if not 0 < runtime_ns < math.inf or not all(isinstance(v, int) for v in line["config"].values()):
-            raise ValueError("the numbers mean nothing")
+            raise ValueError("a number is out of range")
         problem = Problem(line["problem"])
         if not isinstance(problem["family"], str) or not all(type(v) in (int, str) for v in problem.values()):
-            raise ValueError("the problem is none")
-        self._known.pop(problem.key, None)  # the last line comes last in `all`
+            raise ValueError("the problem is malformed")
+        self._choices.pop(problem.key, None)  # the last line comes last in `all`
         measurements, sure = int(line["measurements"]), bool(line["sure"])
-        self._known[problem.key] = _kept(problem, Config(line["config"]), runtime_ns, measurements, sure)
+        self._choices[problem.key] = _from_file(problem, Config(line["config"]), runtime_ns, measurements, sure)
         return None
 
     def get(self, problem: Problem, allowed: Callable[[Config], bool] = lambda config: True) -> Decision | None:
         """The choice for a problem, unless its configuration is no longer `allowed`."""
-        found = self._known.get(problem.key)
-        if found is not None and not allowed(found.config):
-            self.notes.append(f"the choice kept for {problem.key} is no longer in the list of configurations")
+        choice = self._choices.get(problem.key)
+        if choice is not None and not allowed(choice.config):
+            self.notes.append(f"the cached choice for {problem.key} is no longer in the list of configurations")
             return None
-        return found
+        return choice
 
     def put(self, choice: Decision) -> None:
-        """Append a choice; it is in the file, whole, when this returns."""
+        """Append a choice to the file. The whole line is on disk when this returns."""
         line: dict[str, Any] = {
             "format": FORMAT,
             "version": self.version,
@@ -149,15 +152,15 @@ class Choices:
         }
         line["check"] = zlib.crc32(_body(line))
         content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        self._known.pop(choice.problem.key, None)
-        kept = _kept(choice.problem, choice.config, choice.runtime_ns, choice.measurements, choice.sure)
-        self._known[choice.problem.key] = kept
+        self._choices.pop(choice.problem.key, None)
+        stored = _from_file(choice.problem, choice.config, choice.runtime_ns, choice.measurements, choice.sure)
+        self._choices[choice.problem.key] = stored
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
                 content = self._after_half_a_line() + content
-                if os.write(descriptor, content) < len(content):  # half a line costs that line alone
+                if os.write(descriptor, content) < len(content):  # a partial line only damages itself
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(descriptor)
             finally:
@@ -168,7 +171,7 @@ class Choices:
             ) from error
 
     def _after_half_a_line(self) -> bytes:
-        """A line break, where a process died in the middle of its line."""
+        """Return a line break if the file ends in a partial line, which a killed process may leave."""
         with contextlib.suppress(OSError), self.path.open("rb") as stream:
             if stream.seek(0, os.SEEK_END):
                 stream.seek(-1, os.SEEK_END)
@@ -176,13 +179,23 @@ class Choices:
         return b""
 
     def all(self) -> list[Decision]:
-        return list(self._known.values())
+        """Every choice of this machine and version, oldest first."""
+        return list(self._choices.values())
 
 
 def _body(line: Mapping[str, Any]) -> bytes:
+    """Serialize the part of a line that its checksum covers."""
     return json.dumps({k: v for k, v in line.items() if k != "check"}, sort_keys=True).encode()
 
 
-def _kept(problem: Problem, config: Config, runtime_ns: float | None, measurements: int, sure: bool) -> Decision:
-    """A choice as it comes out of the file."""
-    return Decision(problem, config, "cache", runtime_ns, None, measurements, sure, reason="it was tuned before")
+def _from_file(problem: Problem, config: Config, runtime_ns: float | None, measurements: int, sure: bool) -> Decision:
+    """Build a decision as it is read from the file."""
+    return Decision(
+        problem=problem,
+        config=config,
+        source="cache",
+        runtime_ns=runtime_ns,
+        measurements=measurements,
+        sure=sure,
+        reason="it was tuned before",
+    )

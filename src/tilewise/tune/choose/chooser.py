@@ -1,11 +1,11 @@
-"""The framework's tile chooser: a cached choice, else the model's first choice without measuring, else the default.
+"""The framework's tile chooser: a tuned tile, else the model's first choice without measuring, else the default.
 
-`enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that
-was met before costs one look into a table inside the compiled call. A new one costs about a millisecond, once, when
-several were spent computing in it (`CpuDevice.candidates` says what it is chosen among, decide.py how). Products of
-integers use what the tuner measured, else their default.
+`enable()` sets it on the current backend; the backend does not know where tiles come from. A shape with a known tile
+costs one table lookup inside the compiled call. A new shape costs about a millisecond, once, after several milliseconds
+were spent computing it (`CpuDevice.candidates` lists the candidates, `decide` selects). Integer products use a tuned
+tile or their default; the model does not rank them.
 
-It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
+The chooser is opt-in: a program that does not enable it loads no model and pays for no lookup.
 """
 
 from __future__ import annotations
@@ -21,55 +21,60 @@ from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.store.problem import Problem
-from tilewise.tune.choose.cache import Choices
+from tilewise.tune.choose.cache import ChoiceCache
 from tilewise.tune.choose.decide import decide
-from tilewise.tune.choose.kept import KeptTiles, Key
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
+from tilewise.tune.choose.tuned_table import Key, TunedTable
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.tiles import tile_for
 from tilewise.tune.measure.cpu.device import LEAST_WORK, CpuDevice
 
-# Multiplications, about five milliseconds of them: deciding takes half of one to one, so a program whose shapes hardly
-# repeat spends at most a fifth of its time more. Where threads share the work it is done sooner, and deciding takes up
-# to three milliseconds between calls that keep them busy.
-_PATIENCE, _PATIENCE_SHARED = 250_000_000, 2_000_000_000
-_MOST_KNOWN = 4096
+# Multiplications before a shape is ranked: about 5 ms of work. Ranking takes 0.5 to 1 ms, so a program whose
+# shapes hardly repeat becomes at most a fifth slower. With several threads the same work takes less time, and ranking
+# up to 3 ms between calls that keep them busy, so the limit is higher.
+_WARM_UP, _WARM_UP_THREADED = 250_000_000, 2_000_000_000
+_MAX_RANKED_SHAPES = 4096  # entries of the table of ranked shapes; arbitrary
 Situation = tuple[int, str, Key]  # threads, instruction set, key
 
 
-class ModelChooser(KeptTiles):
-    """A `TileChooser` of what was kept and what the model says. `asked` and `chosen` count new shapes, and those whose
-    default was replaced."""
+class ModelChooser(TunedTable):
+    """A tuned table whose fallback ranks new shapes with a cost model.
+
+    `ranked_shapes` counts the shapes that were ranked, `replaced_defaults` those whose default tile was replaced.
+    """
 
     min_work = LEAST_WORK
 
-    def __init__(self, model: ModelScores | None, choices: Choices | None = None) -> None:
+    def __init__(self, model: ModelScores | None, choices: ChoiceCache | None = None) -> None:
         if native is None:
             raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-        super().__init__(native, choices.all() if choices is not None else [], self._asked_for)
+        super().__init__(native, choices.all() if choices is not None else [], self._ranked_tile)
         self._device, self.model = CpuDevice(), model
-        self.asked = self.chosen = 0
-        self._lock = threading.Lock()  # of the counts and of what is known; ranking goes on outside it
+        self.ranked_shapes = self.replaced_defaults = 0
+        self._lock = threading.Lock()  # guards the counts and the ranked tiles; ranking runs outside it
         self._ranked: dict[Situation, Any] = {}
 
     @property
     def warm_up(self) -> int:  # type: ignore[override]
-        return _PATIENCE if self._native.num_threads() == 1 else _PATIENCE_SHARED
+        """Multiplications a shape must have computed before it is ranked."""
+        return _WARM_UP if self._native.num_threads() == 1 else _WARM_UP_THREADED
 
-    def _asked_for(self, key: Key) -> Any:
-        here = (self._native.num_threads(), self._native.isa(), key)
-        if here in self._ranked:
-            return self._ranked[here]
-        tile = self._choose(key, here[0])
+    def _ranked_tile(self, key: Key) -> Any:
+        """Rank a shape once per thread count and instruction set; later calls return the stored tile."""
+        situation = (self._native.num_threads(), self._native.isa(), key)
+        if situation in self._ranked:
+            return self._ranked[situation]
+        tile = self._choose(key, situation[0])
         with self._lock:
-            self.asked += 1
-            self.chosen += tile is not None
-            if len(self._ranked) >= _MOST_KNOWN:
+            self.ranked_shapes += 1
+            self.replaced_defaults += tile is not None
+            if len(self._ranked) >= _MAX_RANKED_SHAPES:
                 self._ranked.pop(next(iter(self._ranked)))
-            self._ranked[here] = tile
+            self._ranked[situation] = tile
         return tile
 
     def _choose(self, key: Key, threads: int) -> Any:
+        """Choose a tile with the model; None for the default."""
         if self.model is None or (key[0] == "conv2d" and "winograd" not in self.model.columns):
             return None
         problem = problem_of(key, threads)
@@ -83,14 +88,14 @@ class ModelChooser(KeptTiles):
 
 
 def problem_of(key: Key, threads: int) -> Problem | None:
-    """The problem behind a shape the backend asks for; None where no family covers it."""
+    """The tuning problem of a backend key; None if no family covers it."""
     op, shape, dtype, layout = key
     spec = tiled_op(op).spec(shape, layout) if dtype == "float32" and op in TILED else None
     return None if spec is None else measurable(op, {"threads": threads, **spec})
 
 
 def measurable(family: str, spec: Mapping[str, Any]) -> Problem | None:
-    """The problem of a family; None where it cannot be measured: too large, or on more threads than the tuner knows."""
+    """The problem of a family; None if it cannot be measured (too large, or too many threads)."""
     try:
         return get_family(family).problem({"family": family, **spec})
     except ConfigurationError:
@@ -100,11 +105,11 @@ def measurable(family: str, spec: Mapping[str, Any]) -> Problem | None:
 def make_chooser(
     cache: str | os.PathLike[str] | None = None, model: str | os.PathLike[str] | None = None
 ) -> ModelChooser:
-    """A chooser from the tuner's cache and the shipped model (or the one in a file)."""
+    """Make a chooser from the tuner's cache and the shipped model (or a model file)."""
     device = CpuDevice()
     identity = device.machine.identity
-    found = file_scores(os.fspath(model)) if model is not None else shipped_scores(device.collection, identity)[0]
-    return ModelChooser(found, Choices(cache, identity, device.version))
+    scores = file_scores(os.fspath(model)) if model is not None else shipped_scores(device.collection, identity)[0]
+    return ModelChooser(scores, ChoiceCache(cache, identity, device.version))
 
 
 def enable(
@@ -112,7 +117,7 @@ def enable(
     model: str | os.PathLike[str] | None = None,
     backend: OptimizedBackend | None = None,
 ) -> ModelChooser:
-    """From now on the backend in force asks the tuner's cache and the model for tiles.
+    """Let the current backend use tuned tiles and the model's choices from now on.
 
     >>> tilewise.tune.enable()  # doctest: +SKIP
     """
@@ -122,7 +127,7 @@ def enable(
 
 
 def disable(backend: OptimizedBackend | None = None) -> None:
-    """Back to the analytical default."""
+    """Return the backend to the analytical default tiles."""
     (backend or current_backend()).tile_chooser = None
 
 
@@ -130,10 +135,10 @@ def disable(backend: OptimizedBackend | None = None) -> None:
 def tuned(
     cache: str | os.PathLike[str] | None = None, model: str | os.PathLike[str] | None = None
 ) -> Iterator[ModelChooser]:
-    """`enable` inside a `with`."""
+    """Apply `enable` inside a `with` statement."""
     backend = current_backend()
-    before = backend.tile_chooser
+    previous = backend.tile_chooser
     try:
         yield enable(cache, model, backend)
     finally:
-        backend.tile_chooser = before
+        backend.tile_chooser = previous

@@ -1,16 +1,19 @@
-"""One decision for the tuner, the framework's chooser, `autotune`, GPU products and the tuning service.
+"""The decision procedure shared by the tuner, the framework's chooser, `autotune`, GPU products and the tuning service.
 
-`decide` is given a problem, its configurations (the default first), and up to three things to go by:
+`decide` receives a problem, its configurations (the default first), and up to three sources of information:
 
-    memory    what was chosen and measured before on this machine
-    model     scores for the configurations, and how far to trust them
-    measure   a way to time one configuration, and a few against each other
+    memory    choices and measurements of earlier runs on this machine
+    model     scores of the configurations, with their reliability
+    measure   a trial that times one configuration, or a few interleaved
 
-A choice that was kept is taken. Where nothing may be measured, the best score is taken if it promises more than the
-model's margin over the default. Else configurations are measured one by one: in the order of the scores on a GPU, else
-by expected improvement of a Gaussian process (`search/gaussian_process.py` has its page of maths) around the scores or,
-without any, around what other problems of the same kernel took. The closest few are timed again, and their fastest is
-the choice unless the default is as good.
+1. A cached choice is returned as it is.
+2. Without a trial, the configuration with the best score is chosen if it promises more than the model's margin over the
+   default.
+3. Otherwise configurations are measured one by one: on a GPU in the order of the scores, on a CPU by expected
+   improvement of a Gaussian process (`search/gaussian_process.py`). Its prior mean is the scores or, without a model,
+   the runtimes of other problems of the same kernel.
+4. The configurations within noise of the fastest are timed again, interleaved. The fastest of them is chosen unless the
+   default is as fast.
 """
 
 from __future__ import annotations
@@ -32,26 +35,26 @@ from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparamete
 from tilewise.tune.search.loop import BUDGET, Step, search
 from tilewise.tune.search.surety import Claim
 
-# Without a model everything must come from neighbours: other configurations, and other problems of the same kernel.
+# The prior without a model: information comes only from other configurations and other problems of the same kernel.
 WITHOUT_MODEL = Hyperparameters()
-FIRST_PROBLEMS = 3  # of a kernel that nothing is known of; only after them may one go unmeasured
-_DEFAULT_LEAD = 0.05  # of the default over what is as good by all that is known, in log runtime
-_CLOSE, _MOST_CLOSE = 0.04, 4  # log runtimes that one reading each does not tell apart, and how many are timed again
-_WORTH = 0.005  # less than this over the default is not told from noise
-_CERTAIN = 0.01  # expected loss below which a problem is not measured at all
+FIRST_PROBLEMS = 3  # problems of a kernel that are always measured; arbitrary
+_DEFAULT_LEAD = 0.05  # log runtime; prior advantage of the default over configurations nothing is known about
+_NOISE, _MAX_FINALISTS = 0.04, 4  # log runtime; single readings this close are timed again, at most so many
+_MIN_GAIN = 0.005  # log runtime; smaller gains over the default cannot be told from noise
+_NEGLIGIBLE_LOSS = 0.01  # expected loss in log runtime below which a problem is not measured at all
 
 
 class Scores(Protocol):
-    """What is expected of configurations before any is measured."""
+    """Scores of configurations before any of them is measured."""
 
     @property
     def hyper(self) -> Hyperparameters: ...
     @property
     def margin(self) -> float:
-        """What a choice must promise over the default, in log runtime, to be taken unmeasured."""
+        """Predicted gain over the default, in log runtime, that an unmeasured choice must exceed."""
 
     def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
-        """One a configuration, lower is faster."""
+        """Return one score per configuration; lower is faster."""
 
 
 def decide(
@@ -68,26 +71,30 @@ def decide(
     usable: Callable[[Config], bool] = lambda config: True,
     report: Callable[[Step, Config], None] = lambda step, config: None,
 ) -> Decision:
-    """The configuration to use. At most `budget` are measured, fewer where the rest is expected to save less than
-    `worth`; none where `least` is 0 and what is remembered leaves no doubt. `fresh` ignores an earlier choice; only a
-    `usable` one is taken."""
-    kept = None if memory is None or fresh else memory.kept(problem, configs)
-    if kept is not None:
-        return kept
+    """Choose a configuration for a problem.
+
+    At most `budget` configurations are measured, fewer if the remaining ones are expected to save less than `worth`.
+    If `least` is 0 and the readings of other problems leave no doubt, none is measured. `fresh` ignores a cached
+    choice. Only a configuration for which `usable` returns True is chosen.
+    """
+    cached = None if memory is None or fresh else memory.cached_choice(problem, configs)
+    if cached is not None:
+        return cached
     start = time.perf_counter()
     if measure is None:
         return _unmeasured(problem, configs, model, usable, start)
-    process = _process(problem, configs, model, memory)
-    if not least and process.tasks >= FIRST_PROBLEMS and process.value_of_information() < _CERTAIN:
+    process = _make_process(problem, configs, model, memory)
+    if not least and process.tasks >= FIRST_PROBLEMS and process.value_of_information() < _NEGLIGIBLE_LOSS:
         first = process.first() or 0
         reason = f"known well enough from {process.tasks} other problems"
         return Decision(problem, configs[first], "model", seconds=time.perf_counter() - start, reason=reason)
-    return _Measuring(problem, configs, process, measure, report).run(budget, worth, usable, start)
+    return _MeasuredSearch(problem, configs, process, measure, report).run(budget, worth, usable, start)
 
 
 def _unmeasured(
     problem: Problem, configs: Sequence[Config], model: Scores | None, usable: Callable[[Config], bool], start: float
 ) -> Decision:
+    """Choose by the scores alone; the default if no usable configuration exceeds the margin."""
     reason = ""
     if model is not None and len(configs) > 1:
         scores = model.scores(problem, configs)
@@ -101,17 +108,20 @@ def _unmeasured(
 
 
 def _best_first(scores: Numbers) -> Iterator[int]:
-    """The best score; only if that one is refused are the others sorted, which takes a tenth of a choice."""
+    """Yield indices from the best score on. The others are sorted only on demand: sorting takes a tenth of a choice."""
     best = int(np.argmin(scores))
     yield best
     yield from (int(index) for index in np.argsort(scores, kind="stable") if index != best)
 
 
-def _process(
+def _make_process(
     problem: Problem, configs: Sequence[Config], model: Scores | None, memory: Memory | None
 ) -> GaussianProcess:
-    """What is expected before measuring. Of a model that was taught on thousands of shapes, the errors on one tell
-    nothing about another (`near` is 0 there); without one, earlier problems are all there is."""
+    """Build the Gaussian process over the configurations, before any measurement.
+
+    A model trained on thousands of shapes makes errors that do not correlate between shapes (its `near` is 0), so the
+    readings of other problems are used only without such a model.
+    """
     space, hyper = space_of(configs), WITHOUT_MODEL if model is None else model.hyper
     earlier = None if memory is None or not hyper.near else memory.earlier(problem, space.names)
     if model is not None:
@@ -122,8 +132,8 @@ def _process(
     return GaussianProcess(scores, space.scaled(hyper.ard), hyper, earlier, sizes_of(problem))
 
 
-class _Measuring:
-    """One problem being measured."""
+class _MeasuredSearch:
+    """The search of one problem with measurements."""
 
     def __init__(
         self,
@@ -136,65 +146,79 @@ class _Measuring:
         self.problem, self.configs, self.process, self.measure, self.report = problem, configs, process, measure, report
         self.default_ns: float | None = None
         self.notes: list[str] = []
-        self.left_out: list[str] = []  # why, once for each that could not be measured
+        self.failure_reasons: list[str] = []  # one entry per configuration that could not be measured
 
     def run(self, budget: int, worth: float, usable: Callable[[Config], bool], start: float) -> Decision:
+        """Search, time the finalists again, and return the decision."""
         claim = Claim(self.process)
         within5 = claim.after(0)
-        timed = 0
+        readings = 0
 
-        def reported(step: Step) -> None:
-            nonlocal within5, timed
-            timed += step.runtime_ns is not None
-            within5 = claim.after(timed)
+        def on_step(step: Step) -> None:
+            nonlocal within5, readings
+            readings += step.runtime_ns is not None
+            within5 = claim.after(readings)
             self.report(step, self.configs[step.index])
 
-        steps, reason = search(self.process, self._take, budget, worth, reported)
+        steps, reason = search(self.process, self._measure_one, budget, worth, on_step)
         best, runtime_ns = self._best(usable)
         source = "measured" if self.process.measured else "default"
         return Decision(
-            self.problem, self.configs[best], source, runtime_ns, self.default_ns, len(steps), self.process.exhausted,
-            self.process.exhausted or within5, time.perf_counter() - start, reason, steps,
-            [*self._omissions(), *self.notes],
-        )  # fmt: skip
+            problem=self.problem,
+            config=self.configs[best],
+            source=source,
+            runtime_ns=runtime_ns,
+            default_ns=self.default_ns,
+            measurements=len(steps),
+            sure=self.process.exhausted,
+            within5=self.process.exhausted or within5,
+            seconds=time.perf_counter() - start,
+            reason=reason,
+            steps=steps,
+            notes=[*self._omissions(), *self.notes],
+        )
 
     def _omissions(self) -> list[str]:
-        """A line for each reason why configurations could not be measured."""
-        counted = Counter(self.left_out).items()
-        return [f"{n} {'configurations are' if n > 1 else 'configuration is'} left out: {why}" for why, n in counted]
+        """Describe each reason why configurations could not be measured in one line."""
+        counts = Counter(self.failure_reasons).items()
+        return [f"{n} {'configurations are' if n > 1 else 'configuration is'} left out: {why}" for why, n in counts]
 
-    def _take(self, index: int) -> float | None:
-        timed = self.measure.measure(self.configs[index])
-        if timed.default_ns is not None:
-            self.default_ns = timed.default_ns
-            if index and 0 not in self.process.measured:  # it was timed beside; what it took is known for nothing
-                self.process.observe(0, math.log(timed.default_ns))
-        if timed.runtime_ns is None:
-            self.left_out.append(timed.reason)
-        return timed.runtime_ns
+    def _measure_one(self, index: int) -> float | None:
+        """Time a configuration; None if it fails. The default was timed with it, so its reading is observed too."""
+        trial = self.measure.measure(self.configs[index])
+        if trial.default_ns is not None:
+            self.default_ns = trial.default_ns
+            if index and 0 not in self.process.measured:
+                self.process.observe(0, math.log(trial.default_ns))
+        if trial.runtime_ns is None:
+            self.failure_reasons.append(trial.reason)
+        return trial.runtime_ns
 
     def _best(self, usable: Callable[[Config], bool]) -> tuple[int, float | None]:
-        """The fastest usable one and what it takes; the default where it is as fast, or where nothing was measured."""
-        taken = {index: math.exp(logs) for index, logs in self.process.measured.items()} | self._remeasured()
-        if not taken:
+        """Index and runtime of the fastest usable configuration; the default if it is as fast or none was measured."""
+        runtimes = {index: math.exp(logs) for index, logs in self.process.measured.items()} | self._repeated_runtimes()
+        if not runtimes:
             return 0, self.default_ns
-        default_ns = taken.get(0, self.default_ns)
-        for index in sorted(taken, key=lambda index: (taken[index], index)):
-            if default_ns is not None and taken[index] > default_ns * (1 - _WORTH):
-                return 0, default_ns  # within noise; the default's path through the code is the shortest
+        default_ns = runtimes.get(0, self.default_ns)
+        for index in sorted(runtimes, key=lambda index: (runtimes[index], index)):
+            if default_ns is not None and runtimes[index] > default_ns * (1 - _MIN_GAIN):
+                return 0, default_ns  # within noise; the default has the shortest code path
             if not index or usable(self.configs[index]):
-                return index, taken[index]
+                return index, runtimes[index]
             self.notes.append("the fastest loses at another thread count, where it would be used as well")
         return 0, default_ns
 
-    def _remeasured(self) -> dict[int, float]:
-        """Those within noise of the fastest, timed again: of several noisy readings the shortest is a lucky one."""
-        measured, best = self.process.measured, self.process.best
+    def _repeated_runtimes(self) -> dict[int, float]:
+        """Time the configurations within noise of the fastest again.
+
+        The minimum of several noisy readings is biased: it is often a lucky one.
+        """
+        log_runtimes, best = self.process.measured, self.process.best
         if best is None:
             return {}
-        near = [index for index, logs in measured.items() if logs - measured[best] < _CLOSE]
-        near = sorted(near, key=measured.__getitem__)[:_MOST_CLOSE]
-        if len(near) < 2:
+        close = [index for index, logs in log_runtimes.items() if logs - log_runtimes[best] < _NOISE]
+        close = sorted(close, key=log_runtimes.__getitem__)[:_MAX_FINALISTS]
+        if len(close) < 2:
             return {}
-        again = self.measure.remeasure([self.configs[index] for index in near])
-        return {i: ns for i, ns in zip(near, again, strict=True) if ns is not None and 0 < ns < math.inf}
+        again = self.measure.remeasure([self.configs[index] for index in close])
+        return {i: ns for i, ns in zip(close, again, strict=True) if ns is not None and 0 < ns < math.inf}

@@ -1,8 +1,9 @@
-"""`--learn`: the cost model fine-tuned on what the tuner measured on this machine.
+"""`--learn`: fine-tune the cost model on the tuner's measurements of this machine.
 
-Few measurements must not undo what many taught, so a network gets a correction beside it, as `tilewise tiles adapt`
-makes one, and the CPU's model is fitted to its collection and the new measurements together. The result is kept only
-if it orders measurements it was not trained on (every fourth problem) better than before.
+A few measurements must not outweigh the large collection that a model was trained on. A neural network therefore is
+unchanged and gets an additive correction, as by `tilewise tiles adapt`; the CPU's ridge model is fitted to its
+collection and the new measurements together. The result is saved only if it orders held-out measurements (every fourth
+problem) better than the current model.
 """
 
 from __future__ import annotations
@@ -31,54 +32,63 @@ from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.registry import find_family
 from tilewise.tune.search.calibration import load_calibration, save_calibration
 
-LEAST_CONFIGS, LEAST_PROBLEMS = 3, 8
-_OWN_COUNT = 8  # a kernel of this machine counts for so many of the collection's
+MIN_CONFIGS, MIN_PROBLEMS = 3, 8  # per problem, and in all; arbitrary
+_OWN_WEIGHT = 8  # copies of each kernel of this machine in the training set; arbitrary
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What became of fine-tuning: the share of pairs ordered rightly, before and after, on problems held out."""
+    """Result of fine-tuning: the share of correctly ordered pairs of held-out problems, before and after."""
 
     problems: int
     measurements: int
     before: float
     after: float
-    kept: bool
+    improved: bool
     path: Path
 
     def __str__(self) -> str:
         what = f"{self.measurements} measurements of {self.problems} problems"
-        change = f"{self.before:.3f} of the held-out pairs in the right order before, {self.after:.3f} after"
-        return f"learned from {what}: {change}; " + (f"kept as {self.path}" if self.kept else "not kept")
+        accuracy = f"{self.before:.3f} of the held-out pairs in the right order before, {self.after:.3f} after"
+        return f"learned from {what}: {accuracy}; " + (f"kept as {self.path}" if self.improved else "not kept")
 
 
 def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learned:
-    """Fine-tune the model of a tuner's machine on everything its store holds."""
+    """Fine-tune the model of a tuner's machine on all measurements in its store."""
     source = _source(tuner)
     current = tuner.learned_file if tuner.learned_file.is_file() else source
     kernels = measured_kernels(tuner)
-    if len(kernels) < LEAST_PROBLEMS:
+    if len(kernels) < MIN_PROBLEMS:
         raise ConfigurationError(
-            f"There are {len(kernels)} problems with at least {LEAST_CONFIGS} measured configurations; learning needs "
-            f"{LEAST_PROBLEMS}. Tune more shapes first."
+            f"There are {len(kernels)} problems with at least {MIN_CONFIGS} measured configurations; learning needs "
+            f"{MIN_PROBLEMS}. Tune more shapes first."
         )
-    held = kernels[3::4]
+    held_out = kernels[3::4]
     own = [kernel for index, kernel in enumerate(kernels) if index % 4 != 3]
-    say(f"learning from {len(own)} problems, checking on {len(held)}")
-    trained = _refit(source, own) if read_model_file(source).record["model"] == NAME else _adapted(source, own)
-    before, after = (_right_pairs(model, held) for model in (file_scores(current, tuner.device.kind).model, trained))
-    kept = after > before
-    if kept:
+    say(f"learning from {len(own)} problems, checking on {len(held_out)}")
+    trained = _refit(source, own) if read_model_file(source).record["model"] == NAME else _adapt(source, own)
+    before, after = (
+        _pair_accuracy(model, held_out) for model in (file_scores(current, tuner.device.kind).model, trained)
+    )
+    improved = after > before
+    if improved:
         trained.save(tuner.learned_file)
         hyper = load_calibration(source)
         if hyper is not None:
             save_calibration(tuner.learned_file, hyper)
     total = sum(kernel.n_configs for kernel in kernels)
-    return Learned(len(kernels), total, before, after, kept, tuner.learned_file)
+    return Learned(
+        problems=len(kernels),
+        measurements=total,
+        before=before,
+        after=after,
+        improved=improved,
+        path=tuner.learned_file,
+    )
 
 
 def _source(tuner: Tuner) -> Path:
-    """The shipped model: what is learned of all measurements starts from it every time."""
+    """Path of the shipped model, from which every fine-tuning starts."""
     if tuner.device.collection is None:
         raise UnavailableError(
             f"No model is shipped for {tuner.device.machine.identity}, so there is none to fine-tune; "
@@ -88,7 +98,7 @@ def _source(tuner: Tuner) -> Path:
 
 
 def measured_kernels(tuner: Tuner) -> list[Kernel]:
-    """Every problem in the tuner's store with enough configurations, as a kernel with runtimes."""
+    """Problems in the tuner's store with enough configurations, as labeled kernels of the cost model."""
     if tuner.model is None or not tuner.store_file.is_file():
         return []
     kernels = []
@@ -96,7 +106,7 @@ def measured_kernels(tuner: Tuner) -> list[Kernel]:
     with Store(tuner.store_file) as store:
         for family in sorted({kernel.problem.family for kernel in store.kernels()}):
             for problem, times in measurements(store, family).items():
-                if len(times) >= LEAST_CONFIGS:
+                if len(times) >= MIN_CONFIGS:
                     default, machine = tuner.device.default(problem), tuner.model.machine
                     kernel = as_kernel(
                         find_family(tuner.device.kind, family), problem, list(times), own, machine, default
@@ -107,21 +117,25 @@ def measured_kernels(tuner: Tuner) -> list[Kernel]:
     return kernels
 
 
-def _right_pairs(model: Any, kernels: Sequence[Kernel]) -> float:
+def _pair_accuracy(model: Any, kernels: Sequence[Kernel]) -> float:
+    """Mean ordered-pair accuracy of a model's scores."""
     values = [opa(kernel.runtime.astype(np.float64), model.score(kernel)) for kernel in kernels]
     return float(np.nanmean(values)) if values else float("nan")
 
 
 def _refit(source: Path, kernels: Sequence[Kernel]) -> Any:
-    """The CPU's model fitted anew to what it was taught on and to these, each of which counts several times."""
+    """Fit the CPU's model to its collection and to `kernels`, each weighted `_OWN_WEIGHT` times."""
     record, collection = read_model_file(source).record, read_collection(find_collection("cpu"))
-    taught = [measured.kernel for split in ("train", "valid") for measured in collection.splits[split]]
-    model = ridge_scorer([*taught, *list(kernels) * _OWN_COUNT], collection.schema, int(record.get("seed", 0)))
+    collection_kernels = [labeled.kernel for split in ("train", "valid") for labeled in collection.splits[split]]
+    model = ridge_scorer(
+        [*collection_kernels, *list(kernels) * _OWN_WEIGHT], collection.schema, int(record.get("seed", 0))
+    )
     model.record = {**record, "learned": len(kernels)}
     return model
 
 
-def _adapted(source: Path, kernels: Sequence[Kernel]) -> Any:
+def _adapt(source: Path, kernels: Sequence[Kernel]) -> Any:
+    """Fit an additive correction to a neural network."""
     from tilewise.costmodel.models.adapted import adapt
 
     return adapt(source, kernels)

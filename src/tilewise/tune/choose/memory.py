@@ -1,7 +1,7 @@
-"""What earlier runs left on this machine: the choices, and every measurement, in one folder.
+"""Choices and measurements of earlier runs on this machine, stored in one folder.
 
-Both are files that other processes read and append to. What cannot be read is said and put aside; what was measured for
-other problems of a kernel is handed to the search as readings of other tasks: the nearest few.
+Both are files that other processes read and append to. A damaged store is reported, renamed and replaced by a new one.
+The search receives the measurements of the nearest few other problems of a kernel as readings of other tasks.
 """
 
 from __future__ import annotations
@@ -16,58 +16,60 @@ import numpy as np
 from tilewise.errors import FileFormatError, TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.tune.choose.cache import ELSEWHERE, Choices, Decision
+from tilewise.tune.choose.cache import ELSEWHERE, ChoiceCache, Decision
 from tilewise.tune.families.space import doublings
 from tilewise.tune.search.gaussian_process import Earlier, Numbers
 
-_PROBLEMS, _READINGS = 12, 20  # the nearest so many, and so many readings of each
+_MAX_PROBLEMS, _MAX_READINGS = 12, 20  # nearest problems, and readings of each; bound the cost of the Gaussian process
 Say = Callable[[str], None]
 Times = Mapping[Problem, Mapping[Config, float]]
 
 
 class Memory:
-    """The choices of a machine and a version, and the machine's store."""
+    """Choices of one machine and version, and the store of the machine's measurements."""
 
     def __init__(
         self, folder: Path, machine: Machine, version: str, store_file: Path, say: Say = lambda line: None
     ) -> None:
         self.folder, self.store_file, self._say = folder, store_file, say
-        self.choices = Choices(folder, machine.identity, version)
-        self._measured: dict[str, tuple[list[int], dict[Problem, dict[Config, float]]]] = {}  # by family; as of when
+        self.choices = ChoiceCache(folder, machine.identity, version)
+        # By family: the stamp of the store when it was read, and its runtimes.
+        self._runtimes: dict[str, tuple[list[int], dict[Problem, dict[Config, float]]]] = {}
 
-    def kept(self, problem: Problem, configs: Sequence[Config]) -> Decision | None:
-        """The choice for a problem, if the list of configurations still has it."""
+    def cached_choice(self, problem: Problem, configs: Sequence[Config]) -> Decision | None:
+        """Cached choice for a problem; None if there is none or its configuration is no longer listed."""
         self.choices.refresh()
         return self.choices.get(problem, configs.__contains__)
 
     def earlier(self, problem: Problem, names: Sequence[str]) -> Earlier | None:
-        """Readings of other problems of the same kernel, settings in the order of `names`; None without any."""
-        measured = self.measured(problem.family)
-        others = [p for p in measured if p != problem and set(p) == set(problem) and len(measured[p]) > 1]
-        return earlier_of(problem, {p: measured[p] for p in others}, names)
+        """Readings of other problems of the same kernel, settings in the order of `names`; None if there are none."""
+        runtimes = self.runtimes(problem.family)
+        others = [p for p in runtimes if p != problem and set(p) == set(problem) and len(runtimes[p]) > 1]
+        return nearest_readings(problem, {p: runtimes[p] for p in others}, names)
 
-    def measured(self, family: str) -> Times:
-        """Every runtime in the store; read again when the store was written to, by whomever."""
+    def runtimes(self, family: str) -> Times:
+        """Runtimes of a family in the store, read again only if any process has written to the store."""
         if not self.store_file.is_file():
             return {}
-        stamp, known = self._stamp(), self._measured.get(family)
-        if known is None or known[0] != stamp:
+        stamp, cached = self._stamp(), self._runtimes.get(family)
+        if cached is None or cached[0] != stamp:
             try:
                 with self.open_store() as store:
-                    known = self._measured[family] = stamp, measurements(store, family)
-            except (TilewiseError, OSError) as error:  # it costs what was learned, not the decision
+                    cached = self._runtimes[family] = stamp, measurements(store, family)
+            except (TilewiseError, OSError) as error:  # a decision is possible without earlier measurements
                 self._say(str(error))
                 return {}
-        return known[1]
+        return cached[1]
 
     def _stamp(self) -> list[int]:
+        """Modification times and sizes of the database and its write-ahead log."""
         files = (self.store_file, self.store_file.with_name(f"{self.store_file.name}-wal"))
         stats = [file.stat() for file in files if file.is_file()]
         return [number for stat in stats for number in (stat.st_mtime_ns, stat.st_size)]
 
     @contextlib.contextmanager
     def open_store(self) -> Iterator[Store]:
-        """The machine's store; a damaged one is put aside, said, and begun anew."""
+        """Open the machine's store; rename a damaged one, report it, and create a new one."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -77,32 +79,32 @@ class Memory:
         try:
             store = Store(self.store_file)
         except FileFormatError as error:
-            aside = self.store_file.with_suffix(f".damaged-{int(time.time())}")
-            self.store_file.replace(aside)
-            self._say(f"{error} It was put aside as {aside.name}, and a new one begun.")
+            backup = self.store_file.with_suffix(f".damaged-{int(time.time())}")
+            self.store_file.replace(backup)
+            self._say(f"{error} It was put aside as {backup.name}, and a new one begun.")
             store = Store(self.store_file)
         with store:
             yield store
 
 
 def measurements(store: Store, family: str) -> dict[Problem, dict[Config, float]]:
-    """Every runtime in a store, by problem; where one was measured twice, the faster."""
-    found: dict[Problem, dict[Config, float]] = {}
+    """Runtimes of a family by problem and configuration; the minimum if measured several times."""
+    runtimes: dict[Problem, dict[Config, float]] = {}
     for kernel in store.kernels():
         if kernel.problem.family == family:
-            times = found.setdefault(kernel.problem, {})
+            times = runtimes.setdefault(kernel.problem, {})
             for batch in store.batches(kernel):
                 for key, runtime_ns in batch.runtime_ns.items():
                     config = Config.parse(key)
                     times[config] = min(runtime_ns, times.get(config, runtime_ns))
-    return found
+    return runtimes
 
 
-def earlier_of(problem: Problem, measured: Times, names: Sequence[str]) -> Earlier | None:
-    """The readings of the problems nearest in their sizes."""
-    here = sizes_of(problem)
-    nearest = sorted(measured, key=lambda p: (float(np.square(sizes_of(p) - here).sum()), p.key))[:_PROBLEMS]
-    rows = [(number, p, config, ns) for number, p in enumerate(nearest) for config, ns in _some(measured[p])]
+def nearest_readings(problem: Problem, runtimes: Times, names: Sequence[str]) -> Earlier | None:
+    """Readings of the problems with the nearest sizes (Euclidean distance in doublings)."""
+    sizes = sizes_of(problem)
+    nearest = sorted(runtimes, key=lambda p: (float(np.square(sizes_of(p) - sizes).sum()), p.key))[:_MAX_PROBLEMS]
+    rows = [(number, p, config, ns) for number, p in enumerate(nearest) for config, ns in _first_readings(runtimes[p])]
     if not rows:
         return None
     return Earlier(
@@ -114,16 +116,16 @@ def earlier_of(problem: Problem, measured: Times, names: Sequence[str]) -> Earli
     )
 
 
-def _some(times: Mapping[Config, float]) -> list[tuple[Config, float]]:
-    return list(times.items())[:_READINGS]
+def _first_readings(times: Mapping[Config, float]) -> list[tuple[Config, float]]:
+    return list(times.items())[:_MAX_READINGS]
 
 
 def sizes_of(problem: Problem) -> Numbers:
-    """A problem's sizes in doublings; words as numbers that differ."""
+    """Sizes of a problem in doublings; a string becomes an arbitrary but fixed number."""
     return np.array([_size(value) for name, value in problem.items() if name != "family"])
 
 
 def _size(value: int | str) -> float:
     if isinstance(value, int):
         return float(np.log2(1 + abs(value)))
-    return float(sum(ord(letter) * (place + 1) for place, letter in enumerate(value)) % 97) / 24.0
+    return float(sum(ord(letter) * (position + 1) for position, letter in enumerate(value)) % 97) / 24.0

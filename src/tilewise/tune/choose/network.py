@@ -1,4 +1,4 @@
-"""Tuning a whole model: which tiled kernels its layers run, each tuned once, and the model before and after."""
+"""Tune a whole model: list the tiled kernels of its layers, tune each once, and time the model before and after."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ from tilewise.quantize.layers import QuantizedConv2d
 from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.chooser import measurable, problem_of
-from tilewise.tune.choose.kept import KeptTiles, Key
+from tilewise.tune.choose.tuned_table import Key, TunedTable
 from tilewise.tune.choose.tuner import Tuned, Tuner
 
-_CALLS = 21
-_WORTH = 0.003  # less than this over the default tiles is not told from noise
+_CALLS = 21  # timed calls per variant; odd, so that the faster half has a middle
+_MIN_GAIN = 0.003  # relative; smaller gains over the default tiles cannot be told from noise
 
 
 @dataclass(frozen=True)
 class TunedModel:
-    """A model's kernels, and the time of one call with the default tiles and with the tuned ones."""
+    """Kernels of a model, and the time of one call with the default tiles and with the tuned ones."""
 
     name: str
-    # A kernel each: `layer` (where it runs), `op`, `shape`, `problem` (None: nothing to tune), `tuned` (what was found)
+    # One dict per kernel: `layer` (its name), `op`, `shape`, `problem` (None: nothing to tune), `tuned` (the decision)
     layers: list[dict[str, Any]]
     before_ns: float
     after_ns: float
     seconds: float
-    kept: list[Problem]  # whose tiles make the whole faster
-    dropped: list[Problem]  # whose tiles were faster alone, and are not used
+    useful: list[Problem]  # problems whose tiles make the whole model faster
+    dropped: list[Problem]  # problems whose tiles are faster in isolation but not in the model; not used
 
     @property
     def speedup(self) -> float:
+        """Time before divided by time after."""
         return self.before_ns / self.after_ns
 
 
@@ -74,36 +75,47 @@ def tune_model(
             done[problem] = tuner.tune(problem)
         layers.append({**layer, "tuned": None if problem is None else done[problem]})
     faster = [problem for problem, tuned in done.items() if tuned.config != tuner.device.default(problem)]
-    kept, (before_ns, after_ns) = _that_help(target.call, tuner, faster)
-    dropped = [problem for problem in faster if problem not in kept]
+    useful, (before_ns, after_ns) = _useful_tiles(target.call, tuner, faster)
+    dropped = [problem for problem in faster if problem not in useful]
     for problem in dropped:
         tuned = done[problem]
-        took = tuned.default_ns or tuned.runtime_ns or 1.0
-        tuner.choices.put(replace(tuned, config=tuner.device.default(problem), runtime_ns=took, sure=False))
-    return TunedModel(name, layers, before_ns, after_ns, time.perf_counter() - start, kept, dropped)
+        runtime_ns = tuned.default_ns or tuned.runtime_ns or 1.0
+        tuner.choices.put(replace(tuned, config=tuner.device.default(problem), runtime_ns=runtime_ns, sure=False))
+    return TunedModel(
+        name=name,
+        layers=layers,
+        before_ns=before_ns,
+        after_ns=after_ns,
+        seconds=time.perf_counter() - start,
+        useful=useful,
+        dropped=dropped,
+    )
 
 
-def _that_help(
+def _useful_tiles(
     call: Callable[[], Any], tuner: Tuner, faster: list[Problem]
 ) -> tuple[list[Problem], tuple[float, float]]:
-    """Of the problems whose tiles are faster alone, those that make the whole faster; and its time before and after."""
+    """Drop tiles that do not make the whole model faster, one by one.
+
+    Returns the remaining problems and the time of the model in nanoseconds with the default tiles and with these.
+    """
     choices = {problem: choice for choice in tuner.choices.all() if (problem := choice.problem) in faster}
-    kept = list(faster)
+    useful = list(faster)
     for problem in faster if len(faster) > 1 else []:
-        without = [other for other in kept if other != problem]
-        with_ns, without_ns = _in_turns(call, [[choices[p] for p in some] for some in (kept, without)])
+        without = [other for other in useful if other != problem]
+        with_ns, without_ns = _interleaved_times(call, [[choices[p] for p in some] for some in (useful, without)])
         if without_ns < with_ns:
-            kept = without
-    before_ns, after_ns = _in_turns(call, [[], [choices[p] for p in kept]])
-    if not kept or after_ns > before_ns * (1 - _WORTH):
+            useful = without
+    before_ns, after_ns = _interleaved_times(call, [[], [choices[p] for p in useful]])
+    if not useful or after_ns > before_ns * (1 - _MIN_GAIN):
         return [], (before_ns, before_ns)
-    return kept, (before_ns, after_ns)
+    return useful, (before_ns, after_ns)
 
 
 def _target(name: str, batch: int, tokens: int, seed: int) -> Target:
-    """A reference model or a saved one, as it is profiled; or a quantized one, which only runs forward."""
-    named = name.partition(":")[0] in MODELS  # whatever files there are
-    if named or name.endswith(".onnx") or not (Path(name).is_file() and holds_quantized(name)):
+    """Load a reference model, a saved model or a quantized model with an input batch."""
+    is_reference_model = name.partition(":")[0] in MODELS  # takes precedence over a file of that name
+    if is_reference_model or name.endswith(".onnx") or not (Path(name).is_file() and holds_quantized(name)):
         return model_target(name, batch, False, tokens, seed)
     if batch < 1:
         raise ConfigurationError(f"batch must be at least 1, not {batch}")
@@ -113,11 +125,13 @@ def _target(name: str, batch: int, tokens: int, seed: int) -> Target:
 
 
 def _layers(target: Target, threads: int) -> list[dict[str, Any]]:
-    """The kernels that a model runs, yet untuned: in float, then in integers."""
+    """List the kernels that a model runs: first the float kernels, then the integer ones."""
     labels = layer_names(target.model) if isinstance(target.model, Module) else {}
-    kernels = [(labels.get(name, name), key) for name, key in kernels_of(target.call)]
-    found = [_layer(label, key[0], key[1], problem_of(key, threads)) for label, key in kernels]
-    return found + (_integer_layers(target.model, target.input) if isinstance(target.model, QuantizedModel) else [])
+    kernels = [
+        _layer(labels.get(name, name), key[0], key[1], problem_of(key, threads))
+        for name, key in kernels_of(target.call)
+    ]
+    return kernels + (_integer_layers(target.model, target.input) if isinstance(target.model, QuantizedModel) else [])
 
 
 def _layer(name: str, op: str, shape: tuple[int, ...], problem: Problem | None) -> dict[str, Any]:
@@ -125,9 +139,9 @@ def _layer(name: str, op: str, shape: tuple[int, ...], problem: Problem | None) 
 
 
 def _integer_layers(model: QuantizedModel, x: Any) -> list[dict[str, Any]]:
-    """The integer layers of a quantized model; of a batch that is cut into unequal chunks, a product for each size."""
+    """List the integer layers of a quantized model; unequal chunks of a batch give one product per chunk size."""
     products = model.products(x)
-    found = []
+    kernels = []
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
         if isinstance(layer, QuantizedConv2d):
             sizes = (
@@ -136,35 +150,35 @@ def _integer_layers(model: QuantizedModel, x: Any) -> list[dict[str, Any]]:
                 layer.out_channels,
                 *layer.kernel.weights().shape[1:3],
             )
-            found.append(_layer(step.name, "int8_conv2d", sizes, None))
+            kernels.append(_layer(step.name, "int8_conv2d", sizes, None))
         for p in products:
             if p.step != index:
                 continue
             epilogue = "requantize" if layer.output is not None else "bias_relu" if layer.relu else "bias"
             spec = {"m": p.m, "n": p.n, "k": p.k, "epilogue": epilogue, "threads": p.threads}
-            found.append(_layer(step.name, "int8_matmul", (p.m, p.n, p.k), measurable("int8_matmul", spec)))
-    return found
+            kernels.append(_layer(step.name, "int8_matmul", (p.m, p.n, p.k), measurable("int8_matmul", spec)))
+    return kernels
 
 
 def kernels_of(call: Callable[[], Any]) -> list[tuple[str, Key]]:
-    """Every tiled kernel in float that a call runs, with its layer (outside any: the operation), in order."""
-    found: list[tuple[str, Key]] = []
+    """List the tiled float kernels that a call runs, in order, each with its layer (or else its operation)."""
+    kernels: list[tuple[str, Key]] = []
 
     def listen(op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> None:
-        found.append((running_layer() or op, (op, shape, dtype, layout)))
+        kernels.append((running_layer() or op, (op, shape, dtype, layout)))
 
     with use_backend(OptimizedBackend(tile_chooser=listen)), ProfilerContext(memory=False):
         call()
-    return found
+    return kernels
 
 
-def _in_turns(call: Callable[[], Any], choices: Sequence[Sequence[Decision]]) -> list[float]:
-    """Time of a call with each of several sets of choices; in turns; the median of the faster half counts."""
+def _interleaved_times(call: Callable[[], Any], choices: Sequence[Sequence[Decision]]) -> list[float]:
+    """Nanoseconds of a call with each set of choices: interleaved calls, the median of the faster half."""
 
     def run_with(backend: OptimizedBackend) -> None:
         with use_backend(backend):
             call()
 
-    backends = [OptimizedBackend(tile_chooser=KeptTiles(native, some)) for some in choices]
+    backends = [OptimizedBackend(tile_chooser=TunedTable(native, some)) for some in choices]
     times = time_interleaved([functools.partial(run_with, backend) for backend in backends], _CALLS, warmup=2)
     return [1e9 * statistics.median(sorted(own)[: _CALLS // 2 + 1]) for own in times]

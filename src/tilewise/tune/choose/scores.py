@@ -1,8 +1,8 @@
-"""A cost model's scores for the configurations of a problem, and how far to trust them.
+"""A cost model's scores for the configurations of a problem, and their reliability.
 
 `ModelScores` turns a problem and its configurations into the kernel that a cost model reads (its graph, its columns).
-Beside the scores it holds the hyperparameters of the process that corrects them while measuring, and the margin that a
-promise over the default has to exceed to be taken unmeasured.
+It also has the hyperparameters of the Gaussian process that corrects the scores during measurement, and the margin: the
+predicted gain over the default that an unmeasured choice must exceed.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from tilewise.tune.families.space import space_of
 from tilewise.tune.search.calibration import load_calibration
 from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
-# In logarithms of runtime, for a CPU's model that says nothing else: promises below it are as often broken as kept.
+# Log runtime. Default for CPU models without a margin of their own: smaller predicted gains are wrong half of the time.
 MARGIN = 0.045
 _UNCALIBRATED = Hyperparameters(0.5, 0.25, 0.15, 2.0, 0.05, 0.01, far=0.0, near=0.0)
 
 
 @dataclass(eq=False)
 class ModelScores:
-    """A model and what it reads; `notes` is what the user should hear once."""
+    """A cost model and its inputs; `notes` are messages for the user."""
 
     model: Model
     hyper: Hyperparameters
-    name: str  # of the model, for choices' sake
+    name: str  # of the model; recorded with each run
     columns: tuple[str, ...] = ()
-    kind: str = "cpu"  # whose families it scores
-    margin: float = MARGIN  # what a choice must promise over the default, in log runtime, to be taken unmeasured
+    kind: str = "cpu"  # device whose families it scores
+    margin: float = MARGIN  # log runtime; predicted gain that an unmeasured choice must exceed
     notes: list[str] = field(default_factory=list)
-    machine: Mapping[str, int] = field(default_factory=dict)  # the columns that tell a model of the machine
+    machine: Mapping[str, int] = field(default_factory=dict)  # values of the columns that describe the machine
 
     def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
-        """One score a configuration, lower is faster; the first configuration is the default."""
-        family, own = find_family(self.kind, problem.family), self.columns[len(TILE_FEATURES) :]
-        kernel = as_kernel(family, problem, configs, own, self.machine)
+        """Return one score per configuration, lower is faster; the first configuration is the default."""
+        family, extra_columns = find_family(self.kind, problem.family), self.columns[len(TILE_FEATURES) :]
+        kernel = as_kernel(family, problem, configs, extra_columns, self.machine)
         return np.asarray(self.model.score(kernel), dtype=np.float64)
 
 
@@ -71,34 +71,36 @@ def as_kernel(
     family: Family,
     problem: Problem,
     configs: Sequence[Config],
-    own: Sequence[str],
+    extra_columns: Sequence[str],
     machine: Mapping[str, int] | None = None,
     default: Config | None = None,
 ) -> Kernel:
-    """The kernel a cost model reads; its runtimes are withheld. The default is the first unless it is named."""
-    rows = space_of(configs).rows(family, problem, own)
+    """Build the input of a cost model, without runtimes. The first configuration is the default unless given."""
+    rows = space_of(configs).rows(family, problem, extra_columns)
     if machine:
         first = 0 if default is None else configs.index(default) if default in configs else None
-        rows = with_machine(rows, own, problem, machine, first)
-    nothing = np.zeros(len(configs), np.int64)
-    # Not copied, as `make_kernel` would: a model knows the list by its array.
-    return Kernel(problem.family, problem.family, *family.graph(problem), rows, nothing, nothing)
+        rows = with_machine(rows, extra_columns, problem, machine, first)
+    no_runtimes = np.zeros(len(configs), np.int64)
+    # `make_kernel` would copy the rows, but models cache their features by the identity of this array.
+    return Kernel(problem.family, problem.family, *family.graph(problem), rows, no_runtimes, no_runtimes)
 
 
 def shipped_scores(
     collection: str | None, hardware: str, kind: str = "cpu", margin: float = MARGIN, *, own: bool = True
 ) -> tuple[ModelScores | None, str]:
-    """The model shipped for a collection; or none, and a line that says so. `own`: the collection was measured on such
-    hardware."""
+    """Load the model shipped for a collection; or return None and a message that says so.
+
+    `own` is True if the collection was measured on this kind of hardware.
+    """
     try:
         if collection is not None:
-            found = file_scores(shipped_file(collection), kind, margin)
+            scores = file_scores(shipped_file(collection), kind, margin)
             if not own:
-                found.notes.append(
+                scores.notes.append(
                     f"no model was trained on {hardware}: starting from that of {collection}, the nearest there is; "
                     "what is measured here corrects it, and `tilewise tiles adapt` keeps that."
                 )
-            return found, ""
+            return scores, ""
         reason = f"no trained model is shipped for {hardware}"
     except UnavailableError as error:
         reason = str(error).rstrip(".")
@@ -106,25 +108,34 @@ def shipped_scores(
 
 
 def file_scores(path: str | Path, kind: str = "cpu", margin: float = MARGIN) -> ModelScores:
-    """A model file and the calibration beside it, for families of `kind`; `margin` where the model names none."""
-    found = model_path(path)
-    model: Any = load_scorer(found)
-    hyper, notes = load_calibration(found), []
+    """Load a model file and its calibration for families of `kind`. `margin` applies if the model has none."""
+    file = model_path(path)
+    model: Any = load_scorer(file)
+    hyper, notes = load_calibration(file), []
     if hyper is None:
         hyper = dataclasses.replace(_UNCALIBRATED, by_score=kind != "cpu")
         notes.append(
-            f"{found.name} comes without a calibration: the tuner uses a general one. "
-            f"`tilewise replay COLLECTION --model {found} --calibrate` makes one of the collection it learned from."
+            f"{file.name} comes without a calibration: the tuner uses a general one. "
+            f"`tilewise replay COLLECTION --model {file} --calibrate` makes one from the collection it learned from."
         )
     columns = tuple(model.schema.config_features)
     if columns[: len(TILE_FEATURES)] != TILE_FEATURES:
-        raise TilewiseError(f"{found.name} was trained on other configuration columns than the tuner has.")
+        raise TilewiseError(f"{file.name} was trained on other configuration columns than the tuner has.")
     margin = float(getattr(model, "record", {}).get("margin", margin))
-    return ModelScores(model, hyper, found.stem, columns, kind, margin, notes, _machine(columns))
+    return ModelScores(
+        model=model,
+        hyper=hyper,
+        name=file.stem,
+        columns=columns,
+        kind=kind,
+        margin=margin,
+        notes=notes,
+        machine=_machine(columns),
+    )
 
 
 def _machine(columns: Sequence[str]) -> Mapping[str, int]:
-    """This machine's columns, for a model that was trained with such."""
+    """Features of this machine, for a model that was trained with machine columns."""
     if not any(name.startswith("machine_") for name in columns):
         return {}
     from tilewise.costmodel.features.machine import machine_features

@@ -1,8 +1,8 @@
-"""`Tuner`: the best configuration of a problem on this machine, with a few measurements.
+"""`Tuner`: find the best configuration of a problem on this machine with a few measurements.
 
-It opens what a decision needs (`decide.py`): the machine's cache of choices and its store, the cost model, and a trial
-to measure with. Every measurement is kept in the store and teaches the shapes that come after; every choice is kept in
-a file that other processes read.
+The tuner opens the inputs of a decision (`decide.py`): the machine's cache of choices and its store, the cost model,
+and a trial that measures. Every measurement goes to the store, where later searches use it; every choice goes to a file
+that other processes read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Kernel, Problem, Value
 from tilewise.store.service import ServiceClient
 from tilewise.store.store import Store, Verdict
-from tilewise.tune.choose.cache import Choices, Decision, cache_folder
+from tilewise.tune.choose.cache import ChoiceCache, Decision, cache_folder
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
@@ -26,19 +26,20 @@ from tilewise.tune.measure.trial import Timed, Trial
 from tilewise.tune.search.loop import BUDGET, Step
 
 PROGRAM = "tuned"
-_LUCK = 0.01  # as much may be between two readings on a CPU
-_WAIT_SECONDS = 120.0  # for another process that tunes the same problem
+_NOISE = 0.01  # relative difference of two readings on a CPU
+_WAIT_SECONDS = 120.0  # limit of waiting for another process that tunes the same problem; arbitrary
 Tuned = Decision
 
 
 class Tuner:
     """Tunes problems of one machine, "cpu" or "triton".
 
-    `cache` is the folder of choices and measurements (default: the user's cache folder); `model` a model file in place
-    of the shipped one; `budget` the configurations measured a problem; `limit_s` measures in a process of its own
-    that a configuration may crash, or hang for so many seconds. With `learn` the model is fine-tuned on what was
-    measured here (needs PyTorch). `service` is the address of a `tilewise fleet serve`, which is asked first and
-    receives the measurements; without an answer within 50 ms everything goes on as without it.
+    `cache` is the folder of choices and measurements (default: the user's cache folder), `model` a model file that
+    replaces the shipped one, `budget` the number of configurations measured per problem. With `limit_s`, they run in
+    a separate process, so a configuration may crash or hang; it is given up after that many seconds. With `learn`, the
+    model that was fine-tuned on this machine's measurements is used (needs PyTorch). `service` is the address of a
+    `tilewise fleet serve`, which is asked first and receives the measurements; if it does not answer within 50 ms, the
+    tuner continues without it.
 
     >>> Tuner().tune({"family": "matmul", "m": 512, "n": 4096, "k": 1024}).config  # doctest: +SKIP
     """
@@ -55,33 +56,35 @@ class Tuner:
         service: str | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
+        """Open the device, the model and the memory; report notes about them through `say`."""
         if budget is not None and budget < 1:
             raise ConfigurationError(f"budget must be at least 1 measurement, not {budget}.")
         self.device = open_device(device, limit_s) if isinstance(device, str) else device
         self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
-        self.budget, self.learn, self._said = budget or BUDGET, learn, say
+        self.budget, self.learn, self._say = budget or BUDGET, learn, say
         self._notes: set[str] = set()
         self.model = self._model(model)
         identity = self.device.machine
         self.memory = Memory(
-            self.folder, identity, self.device.version, self.store_file, lambda line: self._tell([line])
+            self.folder, identity, self.device.version, self.store_file, lambda line: self._note([line])
         )
-        self.service = None if service is None else ServiceClient(service, identity, lambda line: self._tell([line]))
-        self._tell(self.choices.notes)
+        self.service = None if service is None else ServiceClient(service, identity, lambda line: self._note([line]))
+        self._note(self.choices.notes)
 
     def _model(self, model: str | os.PathLike[str] | None) -> ModelScores | None:
+        """Load the given, the fine-tuned or the shipped model; None if there is none for this hardware."""
         device, note = self.device, ""
         if model is not None or (self.learn and self.learned_file.is_file()):
-            chosen = self.learned_file if model is None else Path(model)
-            found: ModelScores | None = file_scores(chosen, device.kind, device.margin)
+            path = self.learned_file if model is None else Path(model)
+            scores: ModelScores | None = file_scores(path, device.kind, device.margin)
         else:
             identity, own = device.machine.identity, device.own_model
-            found, note = shipped_scores(device.collection, identity, device.kind, device.margin, own=own)
-        self._tell([note] if found is None else found.notes)
-        return found
+            scores, note = shipped_scores(device.collection, identity, device.kind, device.margin, own=own)
+        self._note([note] if scores is None else scores.notes)
+        return scores
 
     @property
-    def choices(self) -> Choices:
+    def choices(self) -> ChoiceCache:
         return self.memory.choices
 
     @property
@@ -91,53 +94,61 @@ class Tuner:
 
     @property
     def store_file(self) -> Path:
-        """Every measurement ever made on this machine by the tuner."""
+        """Database of all measurements of the tuner on this machine."""
         return self.folder / f"{self._stem}.sqlite"
 
     @property
     def learned_file(self) -> Path:
-        """The model that `learn` made of them."""
+        """Model file that `learn` writes."""
         return self.folder / f"{self._stem}.safetensors"
 
-    def _tell(self, lines: Sequence[str]) -> None:
+    def _note(self, lines: Sequence[str]) -> None:
+        """Report each line once."""
         for line in lines:
             if line not in self._notes:
                 self._notes.add(line)
-                self._said(line)
+                self._say(line)
 
     # Choosing
 
     def problem(self, spec: Problem | Mapping[str, Value]) -> Problem:
+        """Complete and check the sizes of a problem."""
         return spec if isinstance(spec, Problem) else self.device.problem(spec)
 
     def choose(self, spec: Problem | Mapping[str, Value]) -> Decision:
-        """The choice without measuring anything: kept, else the model's, else the default."""
+        """Choose without measuring: a cached choice, else the service's, else the model's, else the default."""
         problem, start = self.problem(spec), time.perf_counter()
-        kept = self.choices.get(problem, lambda config: config in self.device.configs(problem))
-        if kept is not None:
-            return kept
+        cached = self.choices.get(problem, lambda config: config in self.device.configs(problem))
+        if cached is not None:
+            return cached
         if self.service is not None:
-            # What others measured may be none of the few that an unmeasured choice is made among.
-            measured = self._asked(problem, None, start)
-            asked = measured or self._asked(problem, self.device.candidates(problem), start)
-            if asked is not None:
-                return asked
+            # Ask for measured configurations first: they need not be among the candidates of an unmeasured choice.
+            choice = self._service_choice(problem, None, start)
+            choice = choice or self._service_choice(problem, self.device.candidates(problem), start)
+            if choice is not None:
+                return choice
         if self.model is None:
             return decide(problem, [self.device.default(problem)])
         candidates = self.device.candidates(problem)
         return decide(problem, candidates, self.model, usable=lambda config: self.device.runs(problem, config))
 
-    def _asked(self, problem: Problem, configs: Sequence[Config] | None, start: float) -> Decision | None:
-        """The service's choice among `configs`, or, of None, among what others measured; None where it has none."""
-        found = None if self.service is None else self.service.choose(problem, configs and list(configs))
-        if found is None or found.source not in ("measured", "model"):
+    def _service_choice(self, problem: Problem, configs: Sequence[Config] | None, start: float) -> Decision | None:
+        """Ask the service to choose among `configs` (None: among measured ones); None if it has no valid choice."""
+        answer = None if self.service is None else self.service.choose(problem, configs and list(configs))
+        if answer is None or answer.source not in ("measured", "model"):
             return None
-        if found.config not in (configs or self.device.configs(problem)) or not self.device.runs(problem, found.config):
+        valid = configs or self.device.configs(problem)
+        if answer.config not in valid or not self.device.runs(problem, answer.config):
             return None
         return Decision(
-            problem, found.config, "service", found.runtime_ns, measurements=found.measurements,
-            seconds=time.perf_counter() - start, reason=found.reason,
-        )  # fmt: skip
+            problem,
+            answer.config,
+            "service",
+            answer.runtime_ns,
+            measurements=answer.measurements,
+            seconds=time.perf_counter() - start,
+            reason=answer.reason,
+        )
 
     # Tuning
 
@@ -149,27 +160,27 @@ class Tuner:
         fresh: bool = False,
         report: Callable[[Step, Config], None] = lambda step, config: None,
     ) -> Decision:
-        """Measure as many as the budget says. `fresh` ignores an earlier choice."""
+        """Choose with at most `budget` measurements and store the choice. `fresh` ignores a cached choice."""
         problem, start = self.problem(spec), time.perf_counter()
         configs = self.device.configs(problem)
-        kept = None if fresh else self.memory.kept(problem, configs)
-        if kept is not None:
-            return kept
-        asked = None if fresh else self._asked(problem, None, start)
-        if asked is not None and asked.measurements and asked.config in configs:
-            return asked
+        cached = None if fresh else self.memory.cached_choice(problem, configs)
+        if cached is not None:
+            return cached
+        choice = None if fresh else self._service_choice(problem, None, start)
+        if choice is not None and choice.measurements and choice.config in configs:
+            return choice
         with self.memory.open_store() as store:
             run = store.begin(self.device.machine, 0, {"tuner": True, "model": self.model.name if self.model else ""})
             kernel = Kernel(PROGRAM, problem)
             if not store.claim(run, kernel):
-                found = self._await(problem, configs)
-                if found is not None:
-                    return found
+                choice = self._wait_for_other(problem, configs)
+                if choice is not None:
+                    return choice
             decision = self._decide(problem, configs, store, run, budget or self.budget, report)
             store.release(kernel)
         if decision.source == "measured" and decision.runtime_ns is not None:
             self.choices.put(decision)
-        self._tell([*decision.notes, *self.choices.notes])
+        self._note([*decision.notes, *self.choices.notes])
         return decision
 
     def _decide(
@@ -181,44 +192,45 @@ class Tuner:
         budget: int,
         report: Callable[[Step, Config], None],
     ) -> Decision:
+        """Run the search with a trial that records every reading in the store."""
         with self.device.trial(problem, configs[0]) as trial:
             return decide(
                 problem,
                 configs,
                 self.model,
                 self.memory,
-                _Kept(trial, store, run, Kernel(PROGRAM, problem), self.service),
+                _RecordingTrial(trial, store, run, Kernel(PROGRAM, problem), self.service),
                 budget=budget,
                 fresh=True,
-                usable=lambda config: self._holds_elsewhere(problem, config),
+                usable=lambda config: self._is_safe_elsewhere(problem, config),
                 report=report,
             )
 
-    def _holds_elsewhere(self, problem: Problem, config: Config) -> bool:
-        """Whether a choice is not slower than the default wherever else it would be used."""
+    def _is_safe_elsewhere(self, problem: Problem, config: Config) -> bool:
+        """True if a choice is not slower than the default for the other problems that would use it too."""
         for there, tile in self.device.elsewhere(problem, config):
             with self.device.trial(there, self.device.default(there)) as trial:
-                timed = trial.measure(tile)
-            if timed.runtime_ns is None or timed.default_ns is None:
+                trial_result = trial.measure(tile)
+            if trial_result.runtime_ns is None or trial_result.default_ns is None:
                 return False
-            if timed.runtime_ns > timed.default_ns * (1 + _LUCK):
+            if trial_result.runtime_ns > trial_result.default_ns * (1 + _NOISE):
                 return False
         return True
 
-    def _await(self, problem: Problem, configs: Sequence[Config]) -> Decision | None:
-        """Another process tunes this problem now: take its choice when it comes."""
-        self._tell([f"another process is tuning {problem.key}; waiting for its choice"])
+    def _wait_for_other(self, problem: Problem, configs: Sequence[Config]) -> Decision | None:
+        """Wait for the choice of another process that is tuning this problem; None after the time limit."""
+        self._note([f"another process is tuning {problem.key}; waiting for its choice"])
         until = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < until:
             time.sleep(0.1)
-            found = self.memory.kept(problem, configs)
-            if found is not None:
-                return found
+            choice = self.memory.cached_choice(problem, configs)
+            if choice is not None:
+                return choice
         return None
 
 
-class _Kept:
-    """A trial whose every reading and verdict goes to the store."""
+class _RecordingTrial:
+    """A trial that writes every reading and verdict to the store and reports it to the service."""
 
     def __init__(
         self, trial: Trial, store: Store, run: int, kernel: Kernel, service: ServiceClient | None = None
@@ -226,21 +238,21 @@ class _Kept:
         self._trial, self._store, self._run, self._kernel, self._service = trial, store, run, kernel, service
 
     def measure(self, config: Config) -> Timed:
-        timed = self._trial.measure(config)
-        self._store.add_verdicts(self._run, self._kernel, [Verdict(config, timed.status, timed.reason)])
-        if timed.runtime_ns is not None:
-            default_ns = timed.default_ns or timed.runtime_ns
-            self._store.add_batch(self._run, self._kernel, 0, default_ns, [(config, timed.runtime_ns)])
+        trial_result = self._trial.measure(config)
+        self._store.add_verdicts(self._run, self._kernel, [Verdict(config, trial_result.status, trial_result.reason)])
+        if trial_result.runtime_ns is not None:
+            default_ns = trial_result.default_ns or trial_result.runtime_ns
+            self._store.add_batch(self._run, self._kernel, 0, default_ns, [(config, trial_result.runtime_ns)])
             if self._service is not None:
-                self._service.report(self._kernel.problem, default_ns, [(config, timed.runtime_ns)])
-        return timed
+                self._service.report(self._kernel.problem, default_ns, [(config, trial_result.runtime_ns)])
+        return trial_result
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
         return self._trial.remeasure(configs)
 
 
 def open_device(device: str, limit_s: float | None = None) -> Device:
-    """The device called "cpu" or "triton"."""
+    """Open the device called "cpu" or "triton"."""
     if device == "cpu":
         from tilewise.tune.measure.cpu.device import CpuDevice
 

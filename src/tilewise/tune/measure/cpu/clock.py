@@ -19,7 +19,7 @@ from tilewise import _system
 from tilewise._extension import native
 from tilewise.errors import UnavailableError
 from tilewise.profile.timing.clock import timed_calls
-from tilewise.tune.choose.kept import machine_name
+from tilewise.tune.choose.tuned_table import machine_name
 from tilewise.tune.measure.sampling import Clock, Run
 
 

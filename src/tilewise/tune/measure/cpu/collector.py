@@ -23,7 +23,7 @@ from tilewise.profile.timing.limits import TimeIsUp, time_limit
 from tilewise.store.aggregate import FIRST_FINAL_ROUND, MIN_FINAL_TIMINGS, contenders
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import Machine, Store, Verdict
-from tilewise.tune.choose.kept import machine_name
+from tilewise.tune.choose.tuned_table import machine_name
 from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family, is_right
 from tilewise.tune.measure.collector import Collector, Options, Say
 from tilewise.tune.measure.cpu.clock import CpuClock, describe, in_pieces, one_run, require_native, running_on

@@ -14,8 +14,8 @@ from tilewise._system import real_cores
 from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.choose.cache import Decision
-from tilewise.tune.choose.kept import KeptTiles
 from tilewise.tune.choose.scores import MARGIN
+from tilewise.tune.choose.tuned_table import TunedTable
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul
 from tilewise.tune.families.cpu.near import near_products
@@ -52,7 +52,7 @@ class CpuDevice(Device):
         """A product's tile that is used at other thread counts too, as it will be used at the least and the most."""
         if problem.family != "matmul":
             return []
-        kept, found = KeptTiles(require_native(), [Decision(problem, config, "cache")]), []
+        kept, found = TunedTable(require_native(), [Decision(problem, config, "cache")]), []
         for (threads, _), tile in kept.tiles.items():
             there = Problem({**problem, "threads": threads})
             unshared = not _shared(self.default(there)) and not _shared(self.default(problem))  # runs there as here

@@ -17,11 +17,11 @@ from tilewise._tuned import tuned_chooser
 from tilewise.backend.registry import OptimizedBackend
 from tilewise.backend.tiled.matmul import TileConfig, operand_views
 from tilewise.store.problem import Problem
-from tilewise.tune.choose.cache import FILE, Choices, Decision
+from tilewise.tune.choose.cache import FILE, ChoiceCache, Decision
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
-    from tilewise.tune.choose.kept import KeptTiles, machine_name
+    from tilewise.tune.choose.tuned_table import TunedTable, machine_name
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.tiles import product_config
 
@@ -57,7 +57,7 @@ def python(code: str, cache: Path, **environment: str) -> dict:
 
 def keep(cache: Path, *choices: Decision, machine: str | None = None, version: str | None = None) -> Path:
     words = (version,) if version else ()
-    kept = Choices(cache / "tune", machine or machine_name(native), *words)
+    kept = ChoiceCache(cache / "tune", machine or machine_name(native), *words)
     for one in choices:
         kept.put(one)
     return kept.path
@@ -88,7 +88,7 @@ def test_choices_of_another_machine_or_version_are_left_alone_and_said(tmp_path:
     threads = native.num_threads()
     path = keep(tmp_path, choice(threads, replace(default_tile(threads), mr=2)), **{other: "elsewhere"})
     assert not python(SAYS_TILE, tmp_path)["chooser"]
-    notes = Choices(path.parent, machine_name(native)).notes
+    notes = ChoiceCache(path.parent, machine_name(native)).notes
     assert len(notes) == 1 and f"another {other}" in notes[0]
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_line_costs_that_line_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TILEWISE_TUNED", "1")
     kept = tuned_chooser()
     assert kept is not None and kept("matmul", SHAPE, "float32", "nn") == tile
-    assert "1 damaged line" in Choices(path.parent, machine_name(native)).notes[0]
+    assert "1 damaged line" in ChoiceCache(path.parent, machine_name(native)).notes[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"half a line", b"\xff\xfe\n", b"null"])
@@ -138,7 +138,7 @@ def test_a_product_too_small_to_share_has_one_key(settings_restored):
     assert default_tile(2, shape).threads_m * default_tile(2, shape).threads_n == 1
     tile = replace(default_tile(1, shape), mr=2)
     native.set_num_threads(2)  # also where there is one core
-    kept = KeptTiles(native, [choice(1, tile, shape)])
+    kept = TunedTable(native, [choice(1, tile, shape)])
     for threads in (1, 2):
         native.set_num_threads(threads)
         assert kept("matmul", shape, "float32", "nn") == tile
@@ -155,7 +155,7 @@ def test_tuned_tiles_keep_the_promise_that_threads_change_no_bit(settings_restor
     other = replace(default_tile(tuned_on, shape, layout), kc=64, pack_b=True)
     kept = Decision(product(tuned_on, shape, layout), product_config(other), "measured", 1.0, None, 1, False)
     native.set_num_threads(2)
-    backend = OptimizedBackend(tile_chooser=KeptTiles(native, [kept]))
+    backend = OptimizedBackend(tile_chooser=TunedTable(native, [kept]))
     found = []
     for threads in (1, 2):
         native.set_num_threads(threads)
@@ -168,11 +168,11 @@ def test_of_two_choices_that_sum_in_another_order_the_later_one_holds(settings_r
     shape = (130, 150, 700)
     native.set_num_threads(2)
     first, second = (replace(default_tile(t, shape), kc=kc) for t, kc in ((1, 64), (2, 128)))
-    kept = KeptTiles(native, [choice(1, first, shape), choice(2, second, shape)])
+    kept = TunedTable(native, [choice(1, first, shape), choice(2, second, shape)])
     assert {tile.kc for tile in kept.tiles.values()} == {128}
 
 
 def test_a_tile_that_sums_as_the_default_does_holds_at_its_own_thread_count(settings_restored):
     native.set_num_threads(2)
-    kept = KeptTiles(native, [choice(2, replace(default_tile(2), mr=2))])
+    kept = TunedTable(native, [choice(2, replace(default_tile(2), mr=2))])
     assert [threads for threads, _ in kept.tiles] == [2]

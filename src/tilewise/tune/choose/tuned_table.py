@@ -1,0 +1,149 @@
+"""The table of tiles tuned on this machine, in the form in which the framework's kernels look them up.
+
+`tilewise tune` writes its choices to a file. The first operation of a later process reads that file, if it exists, and
+preloads the tiles into the lookup table of the compiled kernels. No model is loaded and the tuner is not imported.
+
+A choice applies to the thread count at which it was measured. Products have an additional constraint: their result must
+be bitwise the same for every number of threads, and it depends on the block size of the sum over k (`kc`). A tile with
+another `kc` than the default therefore applies to every thread count, with the default's split of the work over
+threads. If two choices have different `kc`, the later one wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tilewise import __version__
+from tilewise._system import cores, cpu_name, machine_override_text
+from tilewise.backend.tiled import TILED, tiled_op
+from tilewise.backend.tiled.matmul import TileConfig, product_plan
+from tilewise.store.problem import Problem
+from tilewise.tune.choose.cache import ChoiceCache, Decision, cache_folder
+from tilewise.tune.families.cpu.tiles import tile_for
+
+Key = tuple[str, tuple[int, ...], str, str]  # of a backend lookup: operation, shape, dtype, layout
+Situation = tuple[int, Key]  # threads and key
+CALIBRATED = "calibration"  # subfolder for the choices of `tilewise calibrate`
+_NEVER = 1 << 62  # multiplications; more than any program computes
+
+
+class TunedTable:
+    """A `TileChooser` that looks up tuned tiles; None is the default tile.
+
+    A shape without an entry is passed to `fallback` after it has computed `warm_up` multiplications.
+    """
+
+    min_work, warm_up = 0, _NEVER
+
+    def __init__(
+        self, module: Any, choices: Sequence[Decision], fallback: Callable[[Key], Any] = lambda key: None
+    ) -> None:
+        self._native, self._isa, self.choose = module, module.isa(), fallback
+        self.tiles = self._tiles_by_situation(choices)  # None: the default is the fastest that was measured
+
+    def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
+        is_tuned, tile = self.find((op, shape, dtype, layout))
+        return tile if is_tuned else self.choose((op, shape, dtype, layout))
+
+    def find(self, key: Key) -> tuple[bool, Any]:
+        """Look up a shape at the current thread count: whether it has an entry, and its tile."""
+        situation = (self._native.num_threads(), key)
+        if situation not in self.tiles or self._native.isa() != self._isa:
+            return False, None
+        return True, self.tiles[situation]
+
+    def preload(self, table: Any) -> None:
+        """Add the tiles to the table of the compiled kernels, which use them from the first call on."""
+        if self._native.isa() != self._isa:
+            return
+        for (threads, (op, shape, _, layout)), tile in self.tiles.items():
+            tiled_op(op).add_to_table(table, shape, layout, threads, tile)
+
+    def _tiles_by_situation(self, choices: Sequence[Decision]) -> dict[Situation, Any]:
+        """Convert choices to tiles; skip those that the current kernels do not support."""
+        tiles: dict[Situation, Any] = {}
+        products: dict[Key, dict[int, TileConfig]] = {}
+        for choice in choices:
+            try:
+                threads = choice.problem.size("threads")
+                key = key_of(choice.problem, threads)
+                tile = None if key is None else tile_for(key[0], choice.config)
+                if key is None or threads < 1 or tile_problem(self._native, key, tile) is not None:
+                    continue
+            except (KeyError, ValueError, TypeError, IndexError, OverflowError):
+                continue  # a choice of a version with other families or fields
+            if isinstance(tile, TileConfig):
+                by_threads = products.setdefault(key, {})
+                by_threads.pop(threads, None)
+                by_threads[threads] = tile
+            else:
+                tiles[threads, key] = tile
+        for key, by_threads in products.items():
+            tiles |= {(threads, key): tile for threads, tile in self._product_tiles(key, by_threads).items()}
+        return tiles
+
+    def _product_tiles(self, key: Key, by_threads: dict[int, TileConfig]) -> dict[int, TileConfig | None]:
+        """Tiles of one product for every thread count. The last entry of `by_threads` is the latest choice."""
+        last = next(reversed(by_threads.values()))
+        depth = _depth(last, key)
+        plans = {t: product_plan(self._native, key[1], key[3], t) for t in self._thread_counts(by_threads)}
+        algorithm, default_one = plans[1]
+        # A tile changes the result if it sums over k in other blocks than the default does.
+        changes_sums = last != default_one and (algorithm != "tiled" or depth != _depth(default_one, key))
+        tiles: dict[int, TileConfig | None] = {}
+        for threads, (_, default) in plans.items():
+            tile = by_threads.get(threads)
+            if tile is not None and _depth(tile, key) != depth:
+                tile = None
+            if tile is None and changes_sums:
+                tile = replace(last, threads_m=default.threads_m, threads_n=default.threads_n)
+            if tile is None and default.threads_m * default.threads_n == 1:
+                tile = by_threads.get(1)  # too small to split: one thread computes it at every thread count
+            if tile is not None:
+                tiles[threads] = None if tile == default else tile
+        return tiles
+
+    def _thread_counts(self, by_threads: dict[int, TileConfig]) -> list[int]:
+        """Thread counts that get an entry: up to the number of cores (at most 64), and those that were tuned."""
+        max_threads = max(cores(), self._native.num_threads())
+        return sorted({*range(1, min(max_threads, 64) + 1), *by_threads})
+
+
+def _depth(tile: TileConfig, key: Key) -> int:
+    """Effective block size of the sum over k."""
+    return min(tile.kc, key[1][2])
+
+
+def tile_problem(module: Any, key: Key, tile: Any) -> str | None:
+    """Reason why the current kernels reject a tile for a shape; None if they accept it."""
+    op, shape, _, layout = key
+    return tiled_op(op).infeasible_reason(module, tile, shape, layout)
+
+
+def key_of(problem: Problem, threads: int) -> Key | None:
+    """Backend key of a tuned problem; None if the backend never looks it up.
+
+    Keys do not contain the epilogue, so the problem of a shape that was tuned last applies to all epilogues.
+    """
+    if problem.get("threads") != threads or problem.family not in TILED:
+        return None
+    key = tiled_op(problem.family).key(problem)
+    return None if key is None else (problem.family, *key)
+
+
+def machine_name(module: Any) -> str:
+    """Name of this machine in choices and stores: its processor and the current instruction set."""
+    override = machine_override_text()
+    return f"{cpu_name()} ({module.isa()}{f', playing {override}' if override else ''})"
+
+
+def load_tuned_table(module: Any, folder: str | os.PathLike[str] | None = None) -> tuple[TunedTable, list[str]]:
+    """Load the calibrated and tuned tiles of this machine; return the table and notes about ignored lines."""
+    path = Path(folder).expanduser() if folder is not None else cache_folder()
+    # Calibrated choices come first: for the same shape, the tuner's own choice replaces them.
+    calibrated, tuned = (ChoiceCache(source, machine_name(module), __version__) for source in (path / CALIBRATED, path))
+    return TunedTable(module, calibrated.all() + tuned.all()), calibrated.notes + tuned.notes
