@@ -18,9 +18,7 @@ from tilewise_fleet.slot import Campaign, Slot
 
 _NODE_POLL_SECONDS = 2.0  # between two checks for new and lost nodes; arbitrary
 _GRACE_SECONDS = 20.0  # for kernels in progress when the campaign is stopped; arbitrary
-_IDLE_SECONDS = 1.0  # before a slot that found no kernel asks again; arbitrary
 _MAX_RESTARTS = 20  # per slot; arbitrary, it stops a slot that always crashes
-_MAX_FAILURE_LINES = 20  # failures that the status keeps
 
 
 @dataclass
@@ -172,7 +170,8 @@ class _Driver:
             return
         if result["state"] == "done":
             self._idle.add(slot)
-        self._idle_until[slot] = time.monotonic() + (_IDLE_SECONDS if result["state"] != "busy" else 0.0)
+        # A slot that found no kernel asks again after a second; one that waits for the device lock asks at once.
+        self._idle_until[slot] = time.monotonic() + (1.0 if result["state"] != "busy" else 0.0)
 
     def _on_measured(self, result: dict[str, Any], slot: SlotAddress) -> None:
         """Add the kernels that a slot measured to its status."""
@@ -183,7 +182,7 @@ class _Driver:
             status.kernels += kernel["finished"]
             status.pairs += kernel["pairs"]
         status.failures += len(result["failures"])
-        self.status.failures = [*self.status.failures, *result["failures"]][-_MAX_FAILURE_LINES:]
+        self.status.failures = [*self.status.failures, *result["failures"]][-20:]
         self._emit({"event": "measured", "slot": slot.label, **result})
 
     def _mark_lost(self, slot: SlotAddress, reason: str) -> None:

@@ -26,11 +26,11 @@ def token(
     Example: tilewise store token measurements.sqlite --machine "triton NVIDIA H200"
     """
     from tilewise.store.store import Store
-    from tilewise_fleet.service.tokens import ANY, create_token, revoke_token
+    from tilewise_fleet.service.tokens import ANY_MACHINE, create_token, revoke_token
 
     with Store(where) as store:
         if revoke is not None:
             revoke_token(store, revoke)
             return answer(as_json, {"revoked": revoke}, "The token is revoked.")
-        secret = create_token(store, machine or ANY)
+        secret = create_token(store, machine or ANY_MACHINE)
     answer(as_json, {"token": secret}, secret)

@@ -1,7 +1,7 @@
-"""The application: choices and measurements over one store.
+"""The FastAPI application: choices and measurements over one store.
 
-Every route is here with its page of OpenAPI. Questions for choices are met at the door: the framework's way to a route
-takes longer than an answer that is known.
+All routes and their OpenAPI documentation are here. A middleware answers requests for choices before FastAPI routes
+them, because routing takes longer than a cached choice.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ try:
     from starlette.exceptions import HTTPException
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from tilewise_fleet.service.service import Service
+    from tilewise_fleet.service.service import ChoiceService
 except ImportError as error:
     raise UnavailableError(f"a service needs {error.name}: pip install tilewise-fleet") from None
 
 from tilewise_fleet.service import models
 
 _STATUS = {"token": 401, "machine": 403, "too large": 413, "rate": 429}
-_ABOUT = "Which configuration a kernel should use: from what the fleet has measured, else from the cost model."
-_SPELLED = {
-    400: "not understood",
-    401: "no token, or one that is not known",
-    403: "another machine's token",
+_ABOUT = "The configuration that a kernel should use, from the fleet's measurements or the cost model."
+_DESCRIPTIONS = {
+    400: "invalid request",
+    401: "missing or unknown token",
+    403: "token of another machine",
     413: "too large",
-    429: "too much at once",
-    503: "the store does not answer now",
+    429: "too many requests",
+    503: "the store is not available",
 }
 
 
 def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> FastAPI:
-    """The service over the store at `where`. `rate` is how many requests a second one token may send measurements
-    with; without `tokens` anybody may send them, which is for trying things on one machine."""
-    service = Service(where, rate, tokens)
+    """Create the application over the store at `where`.
+
+    `rate` limits the requests per second that may add measurements with one token. If `tokens` is false, no token is
+    needed, which is meant for experiments on one machine.
+    """
+    service = ChoiceService(where, rate, tokens)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -49,11 +52,11 @@ def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> FastAP
         service.close()
 
     app = FastAPI(title="tilewise service", description=_ABOUT, version="1", lifespan=lifespan, redoc_url=None)
-    _route(app, service)
-    app.add_middleware(_Door, service=service)
+    _add_routes(app, service)
+    app.add_middleware(_ChooseMiddleware, service=service)
 
     async def on_error(_: Request, error: Exception) -> Response:
-        return _refusal(service, error)
+        return _error_response(service, error)
 
     app.add_exception_handler(TilewiseError, on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -61,65 +64,68 @@ def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> FastAP
     return app
 
 
-def _refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
-    return {code: {"model": models.Refusal, "description": _SPELLED[code]} for code in codes}
+def _error_models(*codes: int) -> dict[int | str, dict[str, Any]]:
+    return {code: {"model": models.Refusal, "description": _DESCRIPTIONS[code]} for code in codes}
 
 
-def _takes(model: type[Any], secured: bool = False) -> dict[str, Any]:
+def _request_body(model: type[Any], secured: bool = False) -> dict[str, Any]:
+    """Describe a request body for OpenAPI; the routes parse their bodies themselves."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {"requestBody": body} | ({"security": [{"token": []}]} if secured else {})
 
 
-def _route(app: FastAPI, service: Service) -> None:
-    @app.post("/choose", response_model=models.Choices, responses=_refusals(400, 413, 503),
-              openapi_extra=_takes(models.ChooseRequest))  # fmt: skip
-    async def choose(request: Request) -> Response:
-        """The configuration to use, at once: measured, or what the model expects; and how sure that is."""
-        return await _chosen(service, request)
+def _add_routes(app: FastAPI, service: ChoiceService) -> None:
+    """Add the routes, and the schemas of request bodies to the OpenAPI document."""
 
-    @app.post("/measurements", response_model=models.Taken, status_code=201,
-              responses=_refusals(400, 401, 403, 413, 429, 503),
-              openapi_extra=_takes(models.Measurements, secured=True))  # fmt: skip
+    @app.post("/choose", response_model=models.Choices, responses=_error_models(400, 413, 503),
+              openapi_extra=_request_body(models.ChooseRequest))  # fmt: skip
+    async def choose(request: Request) -> Response:
+        """Return the configuration to use, measured or from the cost model, and its confidence."""
+        return await _choose_response(service, request)
+
+    @app.post("/measurements", response_model=models.MeasurementCounts, status_code=201,
+              responses=_error_models(400, 401, 403, 413, 429, 503),
+              openapi_extra=_request_body(models.Measurements, secured=True))  # fmt: skip
     async def measurements(request: Request) -> Response:
-        """Add what was measured. Answered when it is in the store."""
+        """Add measurements; the response is sent after they are committed to the store."""
         return await service.measurements(request)
 
-    @app.get("/health", response_model=models.Health, responses=_refusals(503))
+    @app.get("/health", response_model=models.Health, responses=_error_models(503))
     async def health() -> models.Health:
-        """Whether the store answers, and how much waits for it."""
+        """Report whether the store answers, and how many requests wait for it."""
         await service.from_store(lambda store: store.database.read("SELECT 1"))
-        return models.Health(status="ok", store=service.desk.name, waiting=service.desk.backlog)
+        return models.Health(status="ok", store=service.store_thread.name, waiting=service.store_thread.backlog)
 
     @app.get("/metrics", response_class=Response, include_in_schema=False)
     async def metrics() -> Response:
-        """For Prometheus."""
-        service.meters.waiting.set(service.desk.backlog)
+        """Return the metrics for Prometheus."""
+        service.meters.waiting.set(service.store_thread.backlog)
         return Response(generate_latest(service.meters.registry), media_type=CONTENT_TYPE_LATEST)
 
-    made = app.openapi
+    build_openapi = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = made()
-        parts = document.setdefault("components", {})
-        parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document = build_openapi()
+        components = document.setdefault("components", {})
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         for model in (models.ChooseRequest, models.Measurements):
             for name, schema in model.model_json_schema(ref_template="#/components/schemas/{model}")["$defs"].items():
-                parts.setdefault("schemas", {}).setdefault(name, schema)
+                components.setdefault("schemas", {}).setdefault(name, schema)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-async def _chosen(service: Service, request: Request) -> Response:
+async def _choose_response(service: ChoiceService, request: Request) -> Response:
     return Response(await service.choose(request), media_type="application/json")
 
 
-class _Door:
-    """Answers questions for choices itself, and hands on everything else."""
+class _ChooseMiddleware:
+    """Answers requests for choices itself, and passes all others on to the application."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: ChoiceService) -> None:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,15 +133,16 @@ class _Door:
             await self._app(scope, receive, send)
             return
         try:
-            answer = await _chosen(self._service, Request(scope, receive))
+            response = await _choose_response(self._service, Request(scope, receive))
         except TilewiseError as error:
-            answer = _refusal(self._service, error)
-        await answer(scope, receive, send)
+            response = _error_response(self._service, error)
+        await response(scope, receive, send)
 
 
-def _refusal(service: Service, error: Exception) -> Response:
+def _error_response(service: ChoiceService, error: Exception) -> Response:
+    """Translate an error into a response with its message and code, and count it."""
     code = getattr(error, "code", "")
-    service.meters.refused.labels(code or "refused").inc()
+    service.meters.rejections.labels(code or "refused").inc()
     status = 503 if isinstance(error, UnavailableError) else _STATUS.get(code, 400)
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status in (429, 503):
@@ -146,7 +153,7 @@ def _refusal(service: Service, error: Exception) -> Response:
 
 
 async def _on_invalid(_: Request, error: Exception) -> Response:
-    return JSONResponse({"detail": "the request is not understood", "code": "schema"}, 400)
+    return JSONResponse({"detail": "the request is invalid", "code": "schema"}, 400)
 
 
 async def _on_http_error(_: Request, error: Exception) -> Response:

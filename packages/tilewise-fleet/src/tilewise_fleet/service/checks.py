@@ -1,7 +1,7 @@
-"""What strangers may say: devices, problems, configurations and runtimes, each looked at before it is believed.
+"""Validation of requests: devices, problems, configurations and runtimes.
 
-Names become rows of a database and keys of tables, so they are of a few letters only; numbers are whole and exact; a
-runtime that no machine could have is refused, since one lie would become everybody's choice.
+Names become database rows and dictionary keys, so they are short and in a restricted alphabet. Integers must be exact
+in JSON. A runtime that no device could reach is rejected, because it would be served to everybody as the best choice.
 """
 
 from __future__ import annotations
@@ -15,118 +15,127 @@ from tilewise.errors import Rejected
 from tilewise.store.problem import Config, Problem
 from tilewise.store.store import Machine
 
-MOST_PROBLEMS, MOST_CONFIGS, MOST_TIMINGS, MOST_FIELDS = 64, 5000, 1000, 32
+# Limits per request; arbitrary, well above what tilewise itself sends.
+MAX_PROBLEMS, MAX_CONFIGS, MAX_TIMINGS, MAX_FIELDS = 64, 5000, 1000, 32
 KINDS = ("cpu", "triton")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_.=+-]{0,99}", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9_.:+=-]{1,120}", re.ASCII)
 _UID = re.compile(r"[A-Za-z0-9_/.-]{8,80}", re.ASCII)
-_LARGEST = 1 << 53
-_LEAST_NS, _MOST_NS = 10.0, 3.6e12  # an hour
-_MOST_RATIO = 1e4  # of a configuration over the default
-_MOST_FLOPS = 2e16  # a second; no single device comes near it
+_MAX_INTEGER = 1 << 53  # larger integers are not exact in the doubles of JSON
+_MIN_NS, _MAX_NS = 10.0, 3.6e12  # a few clock cycles, one hour
+_MAX_RATIO = 1e4  # of a configuration's runtime to the default's, or the inverse; arbitrary
+_MAX_FLOPS = 2e16  # per second, about ten times the peak of an H200 with FP8
 
 
-def device_of(given: Any) -> tuple[Machine, Mapping[str, Any]]:
-    """Who asks or measured, and what it says of itself."""
-    facts = _object(given, "device")
+def parse_device(content: Any) -> tuple[Machine, Mapping[str, Any]]:
+    """Parse the device of a request; returns the machine, and the whole object for optional fields."""
+    facts = _object(content, "device")
     kind, identity = facts.get("kind"), facts.get("identity")
     if kind not in KINDS:
         raise Rejected("schema", f"device.kind is one of {', '.join(KINDS)}")
     if not isinstance(identity, str) or not 0 < len(identity) <= 120 or not identity.isprintable():
         raise Rejected("schema", "device.identity is the machine's name, a text of at most 120 printable characters")
     details = facts.get("details", {})
-    known = {name: value for name, value in _object(details, "device.details").items() if _is_detail(name, value)}
-    if len(known) != len(details):
+    valid = {name: value for name, value in _object(details, "device.details").items() if _is_detail(name, value)}
+    if len(valid) != len(details):
         raise Rejected("schema", "device.details holds at most 64 short texts and numbers")
-    return Machine(str(kind), identity, {"name": identity, **known}), facts
+    return Machine(str(kind), identity, {"name": identity, **valid}), facts
 
 
-def features_of(facts: Mapping[str, Any]) -> dict[str, int]:
-    """The machine's columns for the model, where it sends them."""
-    given = _object(facts.get("features", {}), "device.features")
-    if len(given) > MOST_FIELDS or not all(_is_whole(value) and _NAME.fullmatch(name) for name, value in given.items()):
+def parse_features(facts: Mapping[str, Any]) -> dict[str, int]:
+    """Parse the machine's feature columns for the cost model; a device may leave them out."""
+    features = _object(facts.get("features", {}), "device.features")
+    valid = all(_is_integer(value) and _NAME.fullmatch(name) for name, value in features.items())
+    if len(features) > MAX_FIELDS or not valid:
         raise Rejected("schema", "device.features is a table of whole numbers")
-    return {name: int(value) for name, value in given.items()}
+    return {name: int(value) for name, value in features.items()}
 
 
-def problem_of(given: Any) -> Problem:
-    values = _object(given, "a problem")
+def parse_problem(content: Any) -> Problem:
+    """Parse a problem: a family, and sizes and short words."""
+    values = _object(content, "a problem")
     if not isinstance(values.get("family"), str):
         raise Rejected("schema", 'a problem is an object with a "family"')
-    if len(values) > MOST_FIELDS:
-        raise Rejected("schema", f"a problem has at most {MOST_FIELDS} values")
+    if len(values) > MAX_FIELDS:
+        raise Rejected("schema", f"a problem has at most {MAX_FIELDS} values")
     for name, value in values.items():
         word = isinstance(value, str) and _WORD.fullmatch(value)
-        if not _NAME.fullmatch(name) or not (word or _is_whole(value)):
+        if not _NAME.fullmatch(name) or not (word or _is_integer(value)):
             raise Rejected("schema", f"a problem holds whole numbers and short words; {name[:40]!r} is neither")
     return Problem(values)
 
 
-def configs_of(given: Any) -> tuple[Config, ...]:
-    if not isinstance(given, list) or not 0 < len(given) <= MOST_CONFIGS:
-        raise Rejected("schema", f"configs is a list of one to {MOST_CONFIGS:,} configurations, the default first")
-    return tuple(config_of(item) for item in given)
+def parse_configs(content: Any) -> tuple[Config, ...]:
+    """Parse a list of configurations."""
+    if not isinstance(content, list) or not 0 < len(content) <= MAX_CONFIGS:
+        raise Rejected("schema", f"configs is a list of one to {MAX_CONFIGS:,} configurations, the default first")
+    return tuple(parse_config(item) for item in content)
 
 
-def config_of(given: Any) -> Config:
-    values = _object(given, "a configuration")
-    if not 0 < len(values) <= MOST_FIELDS:
-        raise Rejected("schema", f"a configuration has one to {MOST_FIELDS} settings")
+def parse_config(content: Any) -> Config:
+    """Parse a configuration: names with integers."""
+    values = _object(content, "a configuration")
+    if not 0 < len(values) <= MAX_FIELDS:
+        raise Rejected("schema", f"a configuration has one to {MAX_FIELDS} settings")
     for name, value in values.items():
-        if not _SETTING.fullmatch(name) or not _is_whole(value):
+        if not _SETTING.fullmatch(name) or not _is_integer(value):
             raise Rejected("schema", f"a configuration's settings are whole numbers; {name[:40]!r} is not one")
     return Config(values)
 
 
-def uid_of(given: Any) -> str:
-    if not isinstance(given, str) or not _UID.fullmatch(given):
-        raise Rejected("schema", "uid names a batch for good: 8 to 80 letters and digits, chosen by whoever measured")
-    return given
+def parse_uid(content: Any) -> str:
+    """Parse the unique name of a batch."""
+    if not isinstance(content, str) or not _UID.fullmatch(content):
+        raise Rejected("schema", "uid is the unique name of a batch: 8 to 80 letters and digits, chosen by the sender")
+    return content
 
 
-def runtime_of(given: Any, problem: Problem, what: str) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-        raise Rejected("runtime", f"{what} is a number of nanoseconds")
-    if not _LEAST_NS <= given <= _MOST_NS:
-        raise Rejected("runtime", f"{what} of {given:g} ns is no runtime of a kernel: {_LEAST_NS:g} ns to an hour are")
+def parse_runtime(content: Any, problem: Problem, name: str) -> float:
+    """Parse a runtime in ns; rejects one that is impossible for the amount of work in the problem."""
+    if isinstance(content, bool) or not isinstance(content, int | float) or not math.isfinite(content):
+        raise Rejected("runtime", f"{name} is a number of nanoseconds")
+    if not _MIN_NS <= content <= _MAX_NS:
+        raise Rejected("runtime", f"{name} of {content:g} ns is outside the range of {_MIN_NS:g} ns to one hour")
     work = _operations(problem)
-    if work / (given * 1e-9) > _MOST_FLOPS:
+    if work / (content * 1e-9) > _MAX_FLOPS:
         raise Rejected(
-            "runtime", f"{what} of {given:g} ns would be {work / given / 1e3:.3g} TFLOP/s, faster than any device"
+            "runtime", f"{name} of {content:g} ns would be {work / content / 1e3:.3g} TFLOP/s, faster than any device"
         )
-    return float(given)
+    return float(content)
 
 
-def ratio_checked(runtime_ns: float, default_ns: float) -> None:
-    if not 1 / _MOST_RATIO < runtime_ns / default_ns < _MOST_RATIO:
-        raise Rejected("runtime", f"a runtime {runtime_ns / default_ns:.3g} times the default's is not believed")
+def check_ratio(runtime_ns: float, default_ns: float) -> None:
+    """Reject a runtime that is implausible compared with that of the default configuration."""
+    if not 1 / _MAX_RATIO < runtime_ns / default_ns < _MAX_RATIO:
+        raise Rejected("runtime", f"a runtime {runtime_ns / default_ns:.3g} times the default's is implausible")
 
 
-def items_of(given: Any, name: str, most: int) -> Sequence[Any]:
-    if not isinstance(given, list) or not 0 < len(given) <= most:
-        raise Rejected("schema", f"{name} is a list of one to {most}")
-    return given
+def parse_list(content: Any, name: str, limit: int) -> Sequence[Any]:
+    """Check that a value is a list of one to `limit` items."""
+    if not isinstance(content, list) or not 0 < len(content) <= limit:
+        raise Rejected("schema", f"{name} is a list of one to {limit}")
+    return content
 
 
 def _operations(problem: Problem) -> float:
-    """Multiplications and additions of a product; 0 where the sizes do not say."""
+    """Return the multiplications and additions of a matrix product; 0 for a problem without sizes m, n and k."""
     if not all(isinstance(problem.get(name), int) for name in ("m", "n", "k")):
         return 0.0
     batch = problem.get("batch", 1)
     return 2.0 * problem.size("m") * problem.size("n") * problem.size("k") * (batch if isinstance(batch, int) else 1)
 
 
-def _object(given: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(given, dict):
+def _object(content: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(content, dict):
         raise Rejected("schema", f"{name} is an object")
-    return given
+    return content
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < _LARGEST
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and abs(value) < _MAX_INTEGER
 
 
 def _is_detail(name: str, value: Any) -> bool:
     short = isinstance(value, str) and len(value) <= 200 and value.isprintable()
-    return bool(_NAME.fullmatch(name)) and (short or isinstance(value, bool) or _is_whole(value))
+    return bool(_NAME.fullmatch(name)) and (short or isinstance(value, bool) or _is_integer(value))

@@ -1,5 +1,7 @@
-"""What the service hears and says, for its OpenAPI page. Requests are checked by `checks.py`, whose refusals are
-sentences; these say the same to programs."""
+"""Schemas of requests and responses for the OpenAPI page.
+
+`checks.py` validates requests, with error messages for people; these models describe the same rules to programs.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,29 @@ _TILE: dict[str, JsonValue] = {"block_m": 64, "block_n": 64, "block_k": 32, "war
 
 
 class Closed(BaseModel):
+    """A model without additional fields."""
+
     model_config = ConfigDict(extra="forbid")
 
 
 class Device(Closed):
-    """Whose choice: the kind of device, and the name that its measurements are kept under."""
+    """The kind of a device, and the name under which its measurements are stored."""
 
     kind: Literal["cpu", "triton"]
     identity: Annotated[str, StringConstraints(pattern=r"^[ -~]{1,120}$")] = Field(examples=["NVIDIA H200"])
-    details: dict[str, Any] = Field(default_factory=dict, description="Versions and sizes, kept with measurements.")
-    features: dict[str, _WHOLE] = Field(default_factory=dict, description="A CPU's machine_ columns for the model.")
+    details: dict[str, Any] = Field(default_factory=dict, description="Versions and sizes, stored with measurements.")
+    features: dict[str, _WHOLE] = Field(
+        default_factory=dict, description="The machine_ columns of a CPU, for the cost model."
+    )
     shared_bytes: int = Field(
-        default=H200.shared_bytes_per_block, ge=1, description="Shared memory of a block; for a family."
+        default=H200.shared_bytes_per_block,
+        ge=1,
+        description="Shared memory per block; limits the configurations of a family.",
     )
 
 
 class ChooseRequest(Closed):
-    """One problem, or several of the same device and configurations."""
+    """One problem, or several problems with the same device and configurations."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -49,12 +57,15 @@ class ChooseRequest(Closed):
     problem: dict[str, _WHOLE | _WORD] | None = None
     problems: list[dict[str, _WHOLE | _WORD]] | None = Field(default=None, min_length=1, max_length=64)
     configs: list[dict[str, _WHOLE]] | None = Field(
-        default=None, min_length=1, max_length=5000, description="The default first; left out, those of the family."
+        default=None,
+        min_length=1,
+        max_length=5000,
+        description="The default first; if left out, the configurations of the family.",
     )
 
 
 class Choice(BaseModel):
-    """A configuration, where it comes from, and the probability that it is within one per cent of the best."""
+    """A configuration, its source, and the probability that it is within one per cent of the best."""
 
     config: dict[str, int]
     source: Literal["measured", "model", "default"]
@@ -77,7 +88,7 @@ class Batch(Closed):
     """Configurations that were timed together with the default."""
 
     uid: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_/.-]{8,80}$")] = Field(
-        description="Chosen by whoever measured. Sent again, after an answer that was lost, it is not counted twice."
+        description="Chosen by the sender. A batch that is sent again, after a lost response, is not counted twice."
     )
     problem: dict[str, _WHOLE | _WORD]
     default_ns: float
@@ -89,8 +100,8 @@ class Measurements(Closed):
     batches: list[Batch] = Field(min_length=1, max_length=64)
 
 
-class Taken(BaseModel):
-    """What is in the store now, for good."""
+class MeasurementCounts(BaseModel):
+    """The number of batches and timings that were committed to the store."""
 
     batches: int
     timings: int
@@ -103,7 +114,7 @@ class Health(BaseModel):
 
 
 class Refusal(BaseModel):
-    """Why a request was refused: a sentence for people, a code for programs."""
+    """The reason why a request was rejected: a sentence for people, a code for programs."""
 
     detail: str
     code: str = ""

@@ -1,7 +1,7 @@
-"""What the service does: answers questions, and takes in measurements.
+"""The work of the service: it answers with configurations, and stores measurements.
 
-A choice that is known is answered from memory by the event loop; everything that needs the store goes through the desk.
-A measurement is acknowledged when it is in the store, and not before.
+The event loop answers from the cache. Everything that needs the store runs on the store's thread. A measurement is
+acknowledged only after it is committed to the store.
 """
 
 from __future__ import annotations
@@ -24,23 +24,34 @@ from tilewise.store.store import Machine, Store
 from tilewise.web.bodies import Lists, parse, read_body
 from tilewise.web.rates import Rates
 from tilewise_fleet.service import checks
-from tilewise_fleet.service.answers import PROGRAM, Answer, Answers, Known, Question, can_be_measured, look_up
-from tilewise_fleet.service.desk import Desk
-from tilewise_fleet.service.tokens import Holder, holder_of
+from tilewise_fleet.service.choices import (
+    PROGRAM,
+    CachedProblem,
+    ChoiceCache,
+    ChoiceQuery,
+    EncodedChoice,
+    measurable_problems,
+    read_runtimes,
+)
+from tilewise_fleet.service.store_thread import StoreThread
+from tilewise_fleet.service.tokens import ANY_MACHINE, TokenOwner, find_owner
 
-_SECONDS_FOR_STORE, _SECONDS_TOKEN, _SECONDS_TO_QUEUE = 10.0, 10.0, 0.2
-_MOST_TO_QUEUE = 2000
+# All arbitrary: the longest wait for the store, how long a token stays cached, and how long problems are gathered
+# before they are queued in one transaction.
+_STORE_SECONDS, _TOKEN_SECONDS, _QUEUE_SECONDS = 10.0, 10.0, 0.2
+_MAX_TO_QUEUE = 2000  # problems per transaction; arbitrary
 
 
 class Meters:
-    """What Prometheus is told."""
+    """Metrics for Prometheus."""
 
     def __init__(self) -> None:
+        """Create the metrics in their own registry."""
         self.registry = CollectorRegistry()
         count = Counter("tilewise_choices", "Choices given", ["source"], registry=self.registry)
         self.choices = {source: count.labels(source) for source in ("measured", "model", "default")}
         self.timings = Counter("tilewise_timings", "Timings taken", registry=self.registry)
-        self.refused = Counter("tilewise_refused", "Requests refused", ["code"], registry=self.registry)
+        self.rejections = Counter("tilewise_refused", "Requests refused", ["code"], registry=self.registry)
         self.queued = Counter("tilewise_queued", "Problems queued for the fleet", ["why"], registry=self.registry)
         self.seconds = Histogram(
             "tilewise_choose_seconds", "Seconds of a request for choices", registry=self.registry,
@@ -49,182 +60,192 @@ class Meters:
         self.waiting = Gauge("tilewise_store_backlog", "Requests that wait for the store", registry=self.registry)
 
 
-class Service:
-    """What the routes do."""
+class ChoiceService:
+    """The functions behind the routes."""
 
     def __init__(self, where: str, rate: float, tokens: bool) -> None:
-        self.desk, self.answers, self.meters = Desk(where), Answers(), Meters()
+        self.store_thread, self.cache, self.meters = StoreThread(where), ChoiceCache(), Meters()
         self._rates, self._tokens = Rates(rate, 4 * rate), tokens
-        self._holders: dict[str, tuple[float, Holder | None]] = {}
-        self._runs: dict[tuple[str, str], int] = {}  # of the desk's thread
+        self._owners: dict[str, tuple[float, TokenOwner | None]] = {}  # token -> expiry, owner
+        self._runs: dict[tuple[str, str], int] = {}  # used by the store's thread only
         self._lists = Lists()
-        self._to_queue: list[_Wanted] = []
+        self._to_queue: list[_QueueItem] = []
 
     async def from_store(self, work: Any) -> Any:
+        """Run a function on the store's thread, and wait for its result."""
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self.desk.put(work)), _SECONDS_FOR_STORE)
+            return await asyncio.wait_for(asyncio.wrap_future(self.store_thread.submit(work)), _STORE_SECONDS)
         except TimeoutError:
             raise UnavailableError("the store does not answer; try again in a moment") from None
 
-    # Choosing
-
     async def choose(self, request: Request) -> bytes:
-        """The answers to the questions in a body, as JSON."""
+        """Return the choices for the problems of a request, as JSON."""
         start = time.perf_counter()
-        questions = self._questions(self._lists.parse(await read_body(request)))
-        known = await self._known(questions)
+        queries = self._parse_queries(self._lists.parse(await read_body(request)))
+        entries = await self._cached_problems(queries)
         choices: list[bytes] = []
-        for question, of in zip(questions, known, strict=True):
-            if choices and question.number not in of.answers:
-                await asyncio.sleep(0)  # working out a choice takes a millisecond: others want theirs
-            choices.append(self._choice(question, of).text)
+        for query, entry in zip(queries, entries, strict=True):
+            if choices and query.number not in entry.choices:
+                await asyncio.sleep(0)  # a choice that is not cached takes a millisecond: let other requests run
+            choices.append(self._choose_one(query, entry).text)
         self.meters.seconds.observe(time.perf_counter() - start)
         return b'{"choices": [%s]}' % b", ".join(choices)
 
-    def _questions(self, content: Mapping[str, Any]) -> list[Question]:
+    def _parse_queries(self, content: Mapping[str, Any]) -> list[ChoiceQuery]:
+        """Validate the body of a request for choices."""
         unknown = content.keys() - {"device", "problem", "problems", "configs"}
         if unknown:
             raise Rejected(
-                "schema", f"a question has a device, problem or problems, and configs; not {min(unknown)[:40]!r}"
+                "schema", f"a request has a device, problem or problems, and configs; not {min(unknown)[:40]!r}"
             )
-        machine, facts = checks.device_of(content.get("device"))
+        machine, facts = checks.parse_device(content.get("device"))
         one, several = content.get("problem"), content.get("problems")
         if (one is None) == (several is None):
             raise Rejected("schema", "give a problem, or a list of problems")
-        given = [one] if several is None else checks.items_of(several, "problems", checks.MOST_PROBLEMS)
-        features, found = checks.features_of(facts), []
-        for item in given:
-            problem = checks.problem_of(item)
-            number, configs = self.answers.configs(content.get("configs"), machine, problem, facts)
-            found.append(Question(machine, problem, configs, number, features))
-        return found
+        items = [one] if several is None else checks.parse_list(several, "problems", checks.MAX_PROBLEMS)
+        features, queries = checks.parse_features(facts), []
+        for item in items:
+            problem = checks.parse_problem(item)
+            number, configs = self.cache.configs(content.get("configs"), machine, problem, facts)
+            queries.append(ChoiceQuery(machine, problem, configs, number, features))
+        return queries
 
-    async def _known(self, questions: Sequence[Question]) -> list[Known]:
-        """What is known of each problem; the store is asked once for all that nobody asked about before."""
-        found = {question: self.answers.remembered(question) for question in questions}
-        new = [question for question, known in found.items() if known is None or known.until < 0]
-        if new:
-            looked = await self.from_store(lambda store: [look_up(store, q.machine, q.problem) for q in new])
-            for question, measured in zip(new, looked, strict=True):
-                found[question] = self.answers.remember(question, measured)
+    async def _cached_problems(self, queries: Sequence[ChoiceQuery]) -> list[CachedProblem]:
+        """Return the cache entry of each query; all entries that are missing are read from the store at once."""
+        entries = {query: self.cache.lookup(query) for query in queries}
+        missing = [query for query, entry in entries.items() if entry is None or entry.expires < 0]
+        if missing:
+            rows = await self.from_store(lambda store: [read_runtimes(store, q.machine, q.problem) for q in missing])
+            for query, runtimes in zip(missing, rows, strict=True):
+                entries[query] = self.cache.update(query, runtimes)
         now = time.monotonic()
-        for question, known in found.items():
-            if known is not None and 0 < known.until < now:
-                self._look_again(question, known)
-        return [known for known in found.values() if known is not None]
+        for query, entry in entries.items():
+            if entry is not None and 0 < entry.expires < now:
+                self._refresh(query, entry)
+        return [entry for entry in entries.values() if entry is not None]
 
-    def _choice(self, question: Question, known: Known) -> Answer:
-        answer = self.answers.answer(question, known)
-        self.meters.choices[answer.source].inc()
-        why = self.answers.wants_measuring(question, known, answer)
+    def _choose_one(self, query: ChoiceQuery, entry: CachedProblem) -> EncodedChoice:
+        """Choose a configuration, and queue the problem for the fleet if it should be measured."""
+        choice = self.cache.choose(query, entry)
+        self.meters.choices[choice.source].inc()
+        why = self.cache.reason_to_measure(query, entry, choice)
         if why is not None:
-            self._queue(question, known, why)
-        return answer
+            self._queue(query, entry, why)
+        return choice
 
-    def _look_again(self, question: Question, known: Known) -> None:
-        """Ask the store behind whoever asks now; the next one is told."""
-        known.until = time.monotonic() + _SECONDS_FOR_STORE
+    def _refresh(self, query: ChoiceQuery, entry: CachedProblem) -> None:
+        """Read an expired entry from the store in the background; the current request uses the old one."""
+        entry.expires = time.monotonic() + _STORE_SECONDS
         loop = asyncio.get_running_loop()
 
-        def take(future: Future[Any]) -> None:
+        def on_done(future: Future[Any]) -> None:
             if future.exception() is None:
-                loop.call_soon_threadsafe(self.answers.remember, question, future.result())
+                loop.call_soon_threadsafe(self.cache.update, query, future.result())
 
         with contextlib.suppress(UnavailableError):
-            self.desk.put(lambda store: look_up(store, question.machine, question.problem)).add_done_callback(take)
+            future = self.store_thread.submit(lambda store: read_runtimes(store, query.machine, query.problem))
+            future.add_done_callback(on_done)
 
-    def _queue(self, question: Question, known: Known, why: str) -> None:
-        """Have a problem measured. Those of a moment are written together: each by itself would wait for the disk."""
-        known.queued = True
-        if len(self._to_queue) >= _MOST_TO_QUEUE or not can_be_measured(question.machine.kind, [question.problem]):
+    def _queue(self, query: ChoiceQuery, entry: CachedProblem, why: str) -> None:
+        """Queue a problem for the fleet.
+
+        Problems are gathered for a moment and written in one transaction, because each transaction waits for the disk.
+        """
+        entry.queued = True
+        if len(self._to_queue) >= _MAX_TO_QUEUE or not measurable_problems(query.machine.kind, [query.problem]):
             return
         self.meters.queued.labels(why).inc()
         if not self._to_queue:
-            asyncio.get_running_loop().call_later(_SECONDS_TO_QUEUE, self._write_queue)
-        self._to_queue.append((question.machine, question.problem, 1.0 + known.asked, why))
+            asyncio.get_running_loop().call_later(_QUEUE_SECONDS, self._write_queue)
+        self._to_queue.append((query.machine, query.problem, 1.0 + entry.requests, why))
 
     def _write_queue(self) -> None:
-        wanted, self._to_queue = self._to_queue, []
-        if wanted:
+        items, self._to_queue = self._to_queue, []
+        if items:
             with contextlib.suppress(UnavailableError):
-                self.desk.put(lambda store: _plan(store, wanted))
+                self.store_thread.submit(lambda store: _plan(store, items))
 
     def close(self) -> None:
-        """Finish what was begun."""
+        """Write the problems that wait to be queued, and close the store."""
         self._write_queue()
-        self.desk.close()
-
-    # Measurements
+        self.store_thread.close()
 
     async def measurements(self, request: Request) -> Response:
-        holder = await self._holder(request)
-        if not self._rates.take(holder.id):
-            raise Rejected("rate", "these are too many requests in a short time; try again in a moment")
+        """Validate the measurements of a request, store them, and return their number."""
+        owner = await self._authenticate(request)
+        if not self._rates.take(owner.id):
+            raise Rejected("rate", "too many requests in a short time; try again in a moment")
         content = parse(await read_body(request))
         if content.keys() - {"device", "batches"}:
-            raise Rejected("schema", "measurements are a device and batches")
-        machine, _ = checks.device_of(content.get("device"))
-        if not holder.may_write(machine.partition):
-            raise Rejected("machine", f"this token is for {holder.machine}, and these are of {machine.partition}")
-        batches = [_batch(item) for item in checks.items_of(content.get("batches"), "batches", checks.MOST_PROBLEMS)]
-        await self.from_store(lambda store: self._add(store, machine, holder, batches))
+            raise Rejected("schema", "a request with measurements has a device and batches")
+        machine, _ = checks.parse_device(content.get("device"))
+        if not owner.may_write(machine.partition):
+            raise Rejected(
+                "machine", f"this token is for {owner.machine}, and these measurements are of {machine.partition}"
+            )
+        batches = [
+            _parse_batch(item) for item in checks.parse_list(content.get("batches"), "batches", checks.MAX_PROBLEMS)
+        ]
+        await self.from_store(lambda store: self._add(store, machine, owner, batches))
         for batch in batches:
-            self.answers.forget(machine, batch[1])
+            self.cache.invalidate(machine, batch[1])
         timings = sum(len(batch[3]) for batch in batches)
         self.meters.timings.inc(timings)
         return JSONResponse({"batches": len(batches), "timings": timings}, 201)
 
-    def _add(self, store: Store, machine: Machine, holder: Holder, batches: list[_Batch]) -> None:
-        """On the desk: a run of this token and machine, and the batches in it."""
-        key = (holder.id, json.dumps([machine.kind, machine.identity, dict(machine.details)], sort_keys=True))
+    def _add(self, store: Store, machine: Machine, owner: TokenOwner, batches: list[_Batch]) -> None:
+        """Add batches to the run of this token and machine; called on the store's thread."""
+        key = (owner.id, json.dumps([machine.kind, machine.identity, dict(machine.details)], sort_keys=True))
         if key not in self._runs:
-            self._runs[key] = store.begin(machine, 0, {"service": True, "token": holder.id})
+            self._runs[key] = store.begin(machine, 0, {"service": True, "token": owner.id})
         store.choose_partition(machine)
         for uid, problem, default_ns, timings in batches:
-            store.add_batch(self._runs[key], Kernel(PROGRAM, problem), 0, default_ns, timings, uid=f"{holder.id}/{uid}")
+            store.add_batch(self._runs[key], Kernel(PROGRAM, problem), 0, default_ns, timings, uid=f"{owner.id}/{uid}")
 
-    async def _holder(self, request: Request) -> Holder:
+    async def _authenticate(self, request: Request) -> TokenOwner:
+        """Return the owner of the request's bearer token; raises an error if the token is missing or unknown."""
         if not self._tokens:
-            return Holder("local", "*")
+            return TokenOwner("local", ANY_MACHINE)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not 0 < len(token) <= 200:
-            raise Rejected("token", "this needs a token of the store: Authorization: Bearer tw_…")
-        until, holder = self._holders.get(token, (0.0, None))
-        if until < time.monotonic():
-            holder = await self.from_store(lambda store: holder_of(store, token))
-            if len(self._holders) > 4096:
-                self._holders.clear()
-            self._holders[token] = (time.monotonic() + _SECONDS_TOKEN, holder)
-        if holder is None:
-            raise Rejected("token", "the store does not know this token, or it was revoked")
-        return holder
+            raise Rejected("token", "this request needs a token of the store: Authorization: Bearer tw_…")
+        expires, owner = self._owners.get(token, (0.0, None))
+        if expires < time.monotonic():
+            owner = await self.from_store(lambda store: find_owner(store, token))
+            if len(self._owners) > 4096:  # bounds the memory that invalid tokens can take
+                self._owners.clear()
+            self._owners[token] = (time.monotonic() + _TOKEN_SECONDS, owner)
+        if owner is None:
+            raise Rejected("token", "the token is unknown or was revoked")
+        return owner
 
 
-_Wanted = tuple[Machine, Problem, float, str]
-_Batch = tuple[str, Problem, float, list[tuple[Config, float]]]
+_QueueItem = tuple[Machine, Problem, float, str]  # machine, problem, priority, reason
+_Batch = tuple[str, Problem, float, list[tuple[Config, float]]]  # uid, problem, default ns, timings
 
 
-def _batch(given: Any) -> _Batch:
-    if not isinstance(given, dict) or given.keys() - {"uid", "problem", "default_ns", "timings"}:
+def _parse_batch(content: Any) -> _Batch:
+    """Validate one batch of measurements."""
+    if not isinstance(content, dict) or content.keys() - {"uid", "problem", "default_ns", "timings"}:
         raise Rejected("schema", "a batch has a uid, a problem, default_ns and timings")
-    uid, problem = checks.uid_of(given.get("uid")), checks.problem_of(given.get("problem"))
-    default_ns = checks.runtime_of(given.get("default_ns"), problem, "default_ns")
+    uid, problem = checks.parse_uid(content.get("uid")), checks.parse_problem(content.get("problem"))
+    default_ns = checks.parse_runtime(content.get("default_ns"), problem, "default_ns")
     timings = []
-    for item in checks.items_of(given.get("timings"), "timings", checks.MOST_TIMINGS):
+    for item in checks.parse_list(content.get("timings"), "timings", checks.MAX_TIMINGS):
         if not isinstance(item, dict) or item.keys() - {"config", "runtime_ns"}:
             raise Rejected("schema", "a timing has a config and runtime_ns")
-        runtime_ns = checks.runtime_of(item.get("runtime_ns"), problem, "runtime_ns")
-        checks.ratio_checked(runtime_ns, default_ns)
-        timings.append((checks.config_of(item.get("config")), runtime_ns))
+        runtime_ns = checks.parse_runtime(item.get("runtime_ns"), problem, "runtime_ns")
+        checks.check_ratio(runtime_ns, default_ns)
+        timings.append((checks.parse_config(item.get("config")), runtime_ns))
     return uid, problem, default_ns, timings
 
 
-def _plan(store: Store, wanted: Sequence[_Wanted]) -> None:
-    """On the desk: queue problems for the fleet. A file has one machine's kernels alone."""
-    parts = None if store.shared else store.partitions()
+def _plan(store: Store, items: Sequence[_QueueItem]) -> None:
+    """Queue problems for the fleet; called on the store's thread. A SQLite file holds one kind of machine only."""
+    partitions = None if store.shared else store.partitions()
     groups: dict[tuple[str, float, str], tuple[Machine, list[Kernel]]] = {}
-    for machine, problem, priority, why in wanted:
-        if parts is None or machine.partition in parts:
+    for machine, problem, priority, why in items:
+        if partitions is None or machine.partition in partitions:
             group = groups.setdefault((machine.partition, priority, why), (machine, []))
             group[1].append(Kernel(PROGRAM, problem))
     for (_, priority, why), (machine, kernels) in groups.items():

@@ -1,4 +1,4 @@
-"""Tokens of a store: who may add measurements to it, and of which machine. The store keeps hashes only."""
+"""Tokens of a store: who may add measurements to it, and for which machine. The store has only their hashes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from tilewise.store.store import Store
 from tilewise.tune.measure.collect import KINDS
 from tilewise.web.tokens import hash_token, new_token, public_name
 
-ANY = "*"
+ANY_MACHINE = "*"
 
 
 @dataclass(frozen=True)
-class Holder:
-    """Whom a token belongs to: a machine, as `store info` names it, or any."""
+class TokenOwner:
+    """The machine that may use a token, as `store info` names it, or `*` for every machine."""
 
     id: str
     machine: str
 
-    def may_write(self, part: str) -> bool:
-        return self.machine in (ANY, part)
+    def may_write(self, partition: str) -> bool:
+        """Return whether the token may add measurements of a machine (a partition of the store)."""
+        return self.machine in (ANY_MACHINE, partition)
 
 
-def create_token(store: Store, machine: str = ANY) -> str:
-    """A new token, shown once and never stored."""
-    named = machine == ANY or machine.partition(" ")[0] in KINDS
-    if not named or len(machine) > 160 or not machine.isprintable():
+def create_token(store: Store, machine: str = ANY_MACHINE) -> str:
+    """Create a token and return it; the store has only its hash, so it cannot be shown again."""
+    known_kind = machine == ANY_MACHINE or machine.partition(" ")[0] in KINDS
+    if not known_kind or len(machine) > 160 or not machine.isprintable():
         raise ConfigurationError(
             "A token is for a machine as `tilewise store info` names it (cpu or triton, then its name), or for any."
         )
@@ -39,18 +40,18 @@ def create_token(store: Store, machine: str = ANY) -> str:
 
 
 def revoke_token(store: Store, identifier: str) -> None:
-    """Make a token useless, by its public name (the part between the first two underscores) or by itself."""
+    """Revoke a token, named by itself or by its public name (the part between the first two underscores)."""
     values = {"id": public_name(identifier), "now": time.time()}
     query = "UPDATE token SET revoked = :now WHERE id = :id AND revoked IS NULL"
     if not store.database.write(lambda transaction: transaction.execute(query, values)):
         raise ConfigurationError(f"There is no token {values['id']!r} to revoke.")
 
 
-def holder_of(store: Store, token: str) -> Holder | None:
-    """Whose token this is; None for an unknown or revoked one."""
+def find_owner(store: Store, token: str) -> TokenOwner | None:
+    """Return the owner of a token; None if it is unknown or revoked."""
     if not token or len(token) > 200:
         return None
-    found = store.database.read(
+    rows = store.database.read(
         "SELECT id, name FROM token WHERE hash = :hash AND revoked IS NULL", {"hash": hash_token(token)}
     )
-    return Holder(str(found[0][0]), str(found[0][1])) if found else None
+    return TokenOwner(str(rows[0][0]), str(rows[0][1])) if rows else None
