@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tilewise.backend.ladder import RUNGS
-from tilewise.cli.ladder import _WHY, slower_rungs
+from tilewise.cli.ladder import _SLOWER_REASONS, slower_rungs
 
 
 def test_a_slower_rung_is_explained_and_a_faster_one_is_not():
@@ -13,7 +13,7 @@ def test_a_slower_rung_is_explained_and_a_faster_one_is_not():
     assert slower_rungs(rates) == []
     (sentence,) = slower_rungs([*rates[:3], (RUNGS[3], 1.0), *rates[4:]])
     assert sentence.startswith("“blocked” is slower than the rung before it here: ")
-    assert {rung.name for rung in RUNGS[1:]} == set(_WHY)
+    assert {rung.name for rung in RUNGS[1:]} == set(_SLOWER_REASONS)
 
 
 def test_the_ladder_draws_a_picture_and_prints_json(typed, tmp_path):

@@ -69,7 +69,7 @@ def test_a_collection_that_was_cut_off_says_what_is_missing(tmp_path: Path):
     (tmp_path / "mine.json").write_text(json.dumps([{"family": "matmul", "m": m, "n": 64, "k": 64} for m in (8, 9)]))
     command = ["cpu", "--shapes", str(tmp_path / "mine.json"), "--out", str(tmp_path / "mine.sqlite")]
     said = CliRunner().invoke(collect, [*command, "--minutes", "0.00001"], catch_exceptions=False)
-    assert "2 kernels are still to be measured" in said.stdout and "the same command goes on" in said.stdout
+    assert "2 kernels are still to be measured" in said.stdout and "the same command continues" in said.stdout
 
 
 def test_a_calibration_of_a_shipped_model_goes_to_the_cache_folder_and_is_used(tmp_path: Path, monkeypatch):

@@ -1,8 +1,8 @@
 """The `tilewise` command: one Typer application, one module per command.
 
-A command imports its work only when it is run, so `tilewise --help` stays quick. What was typed wrong, what a
-TilewiseError says, and what the system refuses (a file, memory) is one sentence on stderr and exit code 2; nothing else
-is caught.
+A command imports the code that it needs only when it runs, so that `tilewise --help` stays quick. Usage errors,
+TilewiseErrors and errors of the operating system (a file, memory) end in one sentence on stderr and exit code 2; other
+exceptions are not caught.
 """
 
 from __future__ import annotations
@@ -40,57 +40,57 @@ def main() -> None:
     """Entry point of the console script."""
     _open_standard_streams()
     if not sys.stdout.isatty():
-        os.environ.setdefault("COLUMNS", "120")  # a log has no width, and tables need some
-    warnings.formatwarning = _one_line
+        os.environ.setdefault("COLUMNS", "120")  # a log has no width; tables need one
+    warnings.formatwarning = _format_warning
     substitute_unencodable(sys.stdout)
     substitute_unencodable(sys.stderr)
-    _end_like_an_interrupt()
+    _treat_sigterm_as_interrupt()
     try:
         command = command_line()
         code = command.main(prog_name="tilewise", standalone_mode=False, default_map=defaults(command))
         sys.stdout.flush()
     except TilewiseError as error:
-        _leave(str(error), 2)
+        _exit_with_message(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        _leave("interrupted", 130)
-    except BrokenPipeError:  # `tilewise ... | head`: whoever read has read enough
+        _exit_with_message("interrupted", 130)
+    except BrokenPipeError:  # `tilewise ... | head`: the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        _leave(_refused(error), 2)
+        _exit_with_message(_describe_os_error(error), 2)
     except MemoryError:
-        _leave("this needs more memory than the machine has to give; try smaller sizes.", 2)
+        _exit_with_message("this needs more memory than the machine has to give; try smaller sizes.", 2)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        if type(error).__name__ == "NoArgsIsHelpError":  # nothing typed after a group: its help
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
             typer.echo(error.format_message())
             sys.exit(2)
-        _leave(_typed_wrong(error), int(getattr(error, "exit_code", 2)))
+        _exit_with_message(_describe_usage_error(error), int(getattr(error, "exit_code", 2)))
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _open_standard_streams() -> None:
-    """Replace streams that whoever started us has closed (`<&-`, `>&-`, some daemons).
+    """Replace standard streams that the parent process has closed (`<&-`, `>&-`, some daemons).
 
-    Descriptors 0 to 2 go to the null device: otherwise the next file that is opened gets such a number, and what is
-    printed, or what a child process prints, is written into it.
+    Closed descriptors 0 to 2 are opened on the null device. Otherwise the next file that is opened would get such a
+    number, and output of this process or of a child would be written into that file.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # os.open returns the lowest free number: this one
     sys.stdin, sys.stdout, sys.stderr = (s or io.StringIO() for s in (sys.stdin, sys.stdout, sys.stderr))
 
 
-def _end_like_an_interrupt() -> None:
-    """SIGTERM is Ctrl-C: what was begun is cleaned up or kept for the next run. Forked children end at once."""
-    here = os.getpid()
+def _treat_sigterm_as_interrupt() -> None:
+    """Raise KeyboardInterrupt on SIGTERM, so that commands clean up as after Ctrl-C. Forked children end at once."""
+    main_pid = os.getpid()
 
     def end(number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN if os.getpid() == here else signal.SIG_DFL)  # once is enough
-        if os.getpid() == here:
+        signal.signal(number, signal.SIG_IGN if os.getpid() == main_pid else signal.SIG_DFL)  # ignore repeats
+        if os.getpid() == main_pid:
             raise KeyboardInterrupt
         os.kill(os.getpid(), number)
 
@@ -110,24 +110,26 @@ def command_line() -> Any:
     return tree
 
 
-def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:
-    """A warning as a reader wants it: what it says, not where in the code it was raised."""
+def _format_warning(message: Warning | str, *_: Any, **__: Any) -> str:
+    """Format a warning as its message alone, without the line of code that raised it."""
     return f"tilewise: {message}\n"
 
 
-def _refused(error: OSError) -> str:
-    what = error.strerror or str(error)
-    return f"{error.filename}: {what}." if error.filename else f"the system refused: {what}."
+def _describe_os_error(error: OSError) -> str:
+    """Format an error of the operating system, with the file's name if there is one."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}." if error.filename else f"the system refused: {reason}."
 
 
-def _typed_wrong(error: Any) -> str:
-    """The parser's complaint and where to look."""
-    said, context = str(error.format_message()).strip().rstrip("."), getattr(error, "ctx", None)
+def _describe_usage_error(error: Any) -> str:
+    """Format a usage error with a hint at the command's help."""
+    complaint, context = str(error.format_message()).strip().rstrip("."), getattr(error, "ctx", None)
     where = f"`{context.command_path} --help`" if context is not None else "`tilewise --help`"
-    return f"{said} ({where} lists what there is.)" if said.endswith("?") else f"{said}; {where} lists what there is."
+    hint = f"{where} lists what there is."
+    return f"{complaint} ({hint})" if complaint.endswith("?") else f"{complaint}; {hint}"
 
 
-def _leave(sentence: str, code: int) -> None:
+def _exit_with_message(sentence: str, code: int) -> None:
     if sentence:
         typer.echo(f"tilewise: {sentence}", err=True)
     sys.exit(code)

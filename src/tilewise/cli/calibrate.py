@@ -1,4 +1,4 @@
-"""`tilewise calibrate`: a minute of tuning on this machine, after which its tiles are used by every process."""
+"""`tilewise calibrate`: tune common kernels for a minute; every later process uses the tiles that won."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def calibrate(
 
     require_native()
     if show or reset:
-        _kept(cache, reset, as_json)
+        _show_or_reset(cache, reset, as_json)
         return
     report = _run(shapes, minutes, threads, cache, seed)
     if as_json:
@@ -52,24 +52,26 @@ def _run(shapes: Path | None, minutes: float, threads: int | None, cache: Path |
     from tilewise.tune.choose.calibrate import calibrate
 
     problems = None if shapes is None else _problems(shapes)
-    reached = (1, 1)
-    with progress_bar(_say_some) as progress:
+    last_progress = (1, 1)
+    with progress_bar(_log_every_twentieth) as progress:
 
-        def told(done: int, total: int, text: str) -> None:
-            nonlocal reached
-            reached = done, total
+        def report_progress(done: int, total: int, text: str) -> None:
+            nonlocal last_progress
+            last_progress = done, total
             progress(done, total, text)
 
         try:
-            return calibrate(problems, folder=cache, minutes=minutes, threads=threads, seed=seed, progress=told)
+            return calibrate(
+                problems, folder=cache, minutes=minutes, threads=threads, seed=seed, progress=report_progress
+            )
         except KeyboardInterrupt:
-            done, every = reached
-            typer.echo(f"Stopped; {done - 1} of {every} kernels are tuned, and the same command goes on.", err=True)
+            done, total = last_progress
+            typer.echo(f"Stopped; {done - 1} of {total} kernels are tuned; the same command continues.", err=True)
             raise typer.Exit(130) from None
 
 
 def _problems(shapes: Path) -> list[Any]:
-    """The problems of a file, as the framework would run them: on the threads in force, if they do not say."""
+    """Read the problems of a file; those without a thread count get the current one."""
     from tilewise.store.problem import read_shapes
     from tilewise.tune.measure.cpu.device import CpuDevice
 
@@ -77,7 +79,7 @@ def _problems(shapes: Path) -> list[Any]:
     return [kernel.problem for kernel in read_shapes(shapes, lambda family, spec: device.problem(spec))]
 
 
-def _say_some(done: int, total: int | None, text: str) -> None:
+def _log_every_twentieth(done: int, total: int | None, text: str) -> None:
     if done % 20 == 1 or total == 1:
         typer.echo(f"{done}/{total} {text}", err=True)
 
@@ -89,18 +91,20 @@ def _print(report: Mapping[str, Any]) -> None:
         (*(line[name] for name in counts), "1.000x", *(f"{line[name]:.3f}x" for name in ratios))
         for line in report["lines"]
     ]
-    show(table(headings, rows, "The chosen tiles in turns with the default"))
+    show(table(headings, rows, "The chosen tiles, interleaved with the default"))
     typer.echo(f"{pluralize(report['kernels'], 'kernel')} in {report['seconds']:.0f} s on {report['machine']}.")
     if report["left"]:
-        typer.echo(f"{pluralize(report['left'], 'kernel')} not tuned for want of time; the same command goes on.")
+        typer.echo(
+            f"{pluralize(report['left'], 'kernel')} not tuned because the time was up; the same command continues."
+        )
     if report["replaced"]:
-        typer.echo(f"Kept in {report['path']} and used from now on; TILEWISE_TUNED=0 switches that off.")
+        typer.echo(f"Stored in {report['path']} and used from now on; TILEWISE_TUNED=0 switches that off.")
     else:
-        typer.echo("Nothing beats the defaults for certain, so they stay.")
+        typer.echo("No tile is reliably faster than the defaults, so they stay in use.")
 
 
-def _kept(cache: Path | None, reset: bool, as_json: bool) -> None:
-    """Say what is kept, or forget it."""
+def _show_or_reset(cache: Path | None, reset: bool, as_json: bool) -> None:
+    """Print what is stored for this machine, or delete it."""
     from tilewise.errors import UnavailableError
     from tilewise.tune.choose.cache import ChoiceCache, cache_folder
     from tilewise.tune.choose.calibrate import forget
@@ -113,20 +117,20 @@ def _kept(cache: Path | None, reset: bool, as_json: bool) -> None:
             existed = forget(cache)
         except OSError as error:
             raise UnavailableError(f"{path} cannot be removed ({error.strerror or error}).") from error
-        said = f"Removed {path}." if existed else "There is no calibration of this machine to forget."
-        typer.echo(json.dumps({"removed": existed, "path": str(path)}) if as_json else said)
+        sentence = f"Removed {path}." if existed else "There is no calibration of this machine to forget."
+        typer.echo(json.dumps({"removed": existed, "path": str(path)}) if as_json else sentence)
         return
     own = ChoiceCache(path, machine_name(module)).all()
-    kept, notes = load_tuned_table(module, cache)
+    tuned_table, notes = load_tuned_table(module, cache)
     families = sorted({choice.problem.family for choice in own})
     if as_json:
-        told = {"path": str(path), "calibrated": bool(own), "families": families}
-        typer.echo(json.dumps({**told, "tiles": len(kept.tiles), "notes": notes}))
+        facts = {"path": str(path), "calibrated": bool(own), "families": families}
+        typer.echo(json.dumps({**facts, "tiles": len(tuned_table.tiles), "notes": notes}))
         return
     if own:
         typer.echo(f"{path}: {pluralize(len(own), 'kernel')} of {', '.join(families)}.")
     else:
         typer.echo("This machine is not calibrated; `tilewise calibrate` takes about a minute.")
-    typer.echo(f"{len(kept.tiles)} tuned tiles are kept for this machine.")
+    typer.echo(f"{len(tuned_table.tiles)} tuned tiles are stored for this machine.")
     for note in notes:
         typer.echo(note)

@@ -1,4 +1,4 @@
-"""`tilewise check`: the exercises of a lesson, judged with a sentence for each wrong answer."""
+"""`tilewise check`: check the exercises of a lesson and explain each wrong answer in one sentence."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def check(
         return
     path = file if file is not None else Path(f"{lesson}.py")
     if start:
-        told = "" if file is None else f" --file {shlex.quote(str(file))}"
-        print(f"Write your answers into {learn.start(lesson, path)}, then run: tilewise check {lesson}{told}")
+        file_option = "" if file is None else f" --file {shlex.quote(str(file))}"
+        print(f"Write your answers into {learn.start(lesson, path)}, then run: tilewise check {lesson}{file_option}")
         return
     if file is None and not path.exists():
         raise MissingFileError(f"{path} does not exist; `tilewise check {lesson} --start` writes it to fill in.")
@@ -71,14 +71,15 @@ def check(
         print(json.dumps([vars(result) for result in results], indent=1))
     else:
         print("\n".join(verdict_lines(results)))
-    unkept = remember(lesson, results)
-    if unkept:
-        print(unkept, file=sys.stderr)
+    storage_error = remember(lesson, results)
+    if storage_error:
+        print(storage_error, file=sys.stderr)
     if not all(result.solved for result in results):
         raise typer.Exit(1)
 
 
 def _show_progress(as_json: bool) -> None:
+    """Print the solved exercises of every lesson, and the command for the next lesson."""
     from tilewise.learn import progress
     from tilewise.learn.checking import exercise_names
     from tilewise.learn.solved import lines
@@ -96,7 +97,7 @@ def _show_progress(as_json: bool) -> None:
 
 
 def _hand_out(lesson: str | None, otter: Path | None, nbgrader: Path | None) -> None:
-    """Assignments of one lesson or of all."""
+    """Write assignments for otter-grader or nbgrader, of one lesson or of all."""
     from tilewise.learn.checking import LESSONS, known
 
     grading = require("tilewise_arena.grading", "writing assignments for a grader")

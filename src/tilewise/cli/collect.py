@@ -60,17 +60,19 @@ def cpu(
     configs: Configs = None,
     plugin: Plugin = None,
     finals: Finals = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be measured, and for how long.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only print what would be measured, and how long it takes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the native kernels of this CPU: every tile checked against NumPy, then timed beside the default.
+    """Measure the native kernels of this CPU: check every tile against NumPy, then time it against the default.
 
     Example: tilewise collect cpu --minutes 10 --out measurements.sqlite
     """
     if plan:
         return _plan(shapes, configs, plugin or (), as_json)
     options = {"seed": seed, "configs": configs, "finals": finals, "plugins": tuple(plugin or ())}
-    _measure("cpu", ray, as_json, shapes=shapes, minutes=minutes, out=_place(out, store), **options)
+    _measure("cpu", ray, as_json, shapes=shapes, minutes=minutes, out=_store_location(out, store), **options)
 
 
 @collect.command()
@@ -87,7 +89,7 @@ def triton(
     device: Annotated[str, typer.Option(help="cuda, or interpreter for a dry run without a GPU.")] = "cuda",
     as_json: AsJson = False,
 ) -> None:
-    """Measure Triton kernels on this GPU: compiled in parallel, checked against PyTorch, timed beside the default.
+    """Measure Triton kernels on this GPU: compile in parallel, check against PyTorch, time against the default.
 
     Example: tilewise collect triton --shapes shapes.json --minutes 5 --out measurements.sqlite
     """
@@ -98,18 +100,19 @@ def triton(
 
         check_gpu()
     options = {"seed": seed, "configs": configs, "finals": finals, "plugins": tuple(plugin or ()), "device": device}
-    _measure("triton", ray, as_json, shapes=shapes, minutes=minutes, out=_place(out, store), **options)
+    _measure("triton", ray, as_json, shapes=shapes, minutes=minutes, out=_store_location(out, store), **options)
 
 
 def _measure(kind: str, ray: str | None, as_json: bool, **options: Any) -> None:
-    """Here, or on the nodes of a cluster."""
+    """Measure on this machine, or with `ray` on the nodes of a cluster."""
     if ray is not None:
         require("tilewise_fleet.cli.campaign", "a campaign on Ray").on_ray(kind, ray, as_json, **options)
     else:
         _collect(kind, as_json, **options)
 
 
-def _place(out: Path | None, store: str | None) -> Path | str | None:
+def _store_location(out: Path | None, store: str | None) -> Path | str | None:
+    """Return the store named by --out or --store; both together are an error."""
     if out is not None and store is not None:
         raise typer.BadParameter("--out and --store both name the store; give one of them.")
     return store if store is not None else out
@@ -126,8 +129,8 @@ def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_j
     show(table(("family", "threads", "kernels", "configurations", "minutes"), rows))
     kernels, pairs = (sum(line[name] for line in lines) for name in ("kernels", "configs"))
     minutes = sum(line["seconds"] for line in lines) / 60
-    planned = f"{pluralize(kernels, 'kernel')}, {pluralize(pairs, 'configuration')}"
-    typer.echo(f"{planned}, about {pluralize(round(minutes), 'minute')} on an idle machine.")
+    summary = f"{pluralize(kernels, 'kernel')}, {pluralize(pairs, 'configuration')}"
+    typer.echo(f"{summary}, about {pluralize(round(minutes), 'minute')} on an idle machine.")
 
 
 def _collect(kind: str, as_json: bool, **options: Any) -> None:
@@ -137,7 +140,7 @@ def _collect(kind: str, as_json: bool, **options: Any) -> None:
         try:
             result = measure(kind, say=lambda line: typer.echo(line, err=True), progress=progress, **options)
         except KeyboardInterrupt:
-            typer.echo("Stopped; what was measured is in the store, and the same command goes on.", err=True)
+            typer.echo("Stopped. The measurements so far are in the store; the same command continues.", err=True)
             raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps({**dataclasses.asdict(result), "store": str(result.store)}))
@@ -145,13 +148,13 @@ def _collect(kind: str, as_json: bool, **options: Any) -> None:
     for failure in result.failures[:10]:
         typer.echo(failure, err=True)
     noise = f", scatter {result.scatter:.2%}" if result.scatter is not None else ""
-    measured = pluralize(result.in_store["kernels"], "measured kernel")
-    typer.echo(f"{result.store} holds {measured}, {result.kernels} of them new{noise}.")
+    kernels_text = pluralize(result.in_store["kernels"], "measured kernel")
+    typer.echo(f"{result.store} holds {kernels_text}, {result.kernels} of them new{noise}.")
     if result.left:
-        left = "1 kernel is" if result.left == 1 else f"{result.left} kernels are"
+        kernels_left = "1 kernel is" if result.left == 1 else f"{result.left} kernels are"
         typer.echo(
-            f"{left} still to be measured (the time was up, the machine too busy, or a kernel failed); "
-            "the same command goes on from here."
+            f"{kernels_left} still to be measured (the time was up, the machine was busy, or a kernel failed); "
+            "the same command continues."
         )
 
 
@@ -164,7 +167,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="A file to write the JSON to as well.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two measurements of the same kernels: rank correlation, and what the first one's choice loses.
+    """Compare two measurements of the same kernels: rank correlation, and the loss of the first one's choice.
 
     Example: tilewise collect compare h200 second_visit
     """
@@ -173,11 +176,11 @@ def compare(
     from tilewise.tune.measure.compare import open_collection
 
     result = agreement(open_collection(first), open_collection(second))
-    told = json.dumps(result)
+    result_json = json.dumps(result)
     if out is not None:
-        write_atomic(out, f"{told}\n")
+        write_atomic(out, f"{result_json}\n")
     if as_json:
-        typer.echo(told)
+        typer.echo(result_json)
         return
     headings = ("kernel", "configurations", "rank correlation", "best of first, in second", "second / first")
     rows = [
@@ -195,7 +198,7 @@ def compare(
     loss = f"{result['mean_choice_loss']:.2%} in the mean, {result['largest_choice_loss']:.2%} at most"
     compared = f"{pluralize(len(result['kernels']), 'kernel')}, {pluralize(result['configs'], 'configuration')}"
     typer.echo(f"{compared}. Rank correlation: {correlation}.")
-    typer.echo(f"What the first's best loses in the second: {loss}.")
+    typer.echo(f"The first one's best configuration is slower in the second by {loss}.")
     typer.echo(f"Runtimes relative to the default differ by {result['median_deviation']:.2%} in the median.")
 
 
@@ -226,7 +229,7 @@ def export(
     with open_measurements(store, machine) as measurements:
         collection = make_collection(measurements, name, split=split)
     export_folder(collection, out)
-    _tell(collection, out, as_json)
+    _report_collection(collection, out, as_json)
 
 
 @collect.command()
@@ -252,19 +255,19 @@ def embed(
     from tilewise.tune.measure.export import make_collection, merged
 
     load_plugins(plugin or ())
-    parts = []
+    collections = []
     for store in stores:
         with open_measurements(store) as measurements:
-            parts.append(make_collection(measurements, name, telling))
-    collection = parts[0] if len(parts) == 1 else merged(parts, name)
+            collections.append(make_collection(measurements, name, telling))
+    collection = collections[0] if len(collections) == 1 else merged(collections, name)
     target = out or Path(f"{name}.npz")
     write(collection, target)
-    _tell(collection, target, as_json)
+    _report_collection(collection, target, as_json)
 
 
-def _tell(collection: Collection, target: Path, as_json: bool) -> None:
+def _report_collection(collection: Collection, target: Path, as_json: bool) -> None:
     kernels = {split: len(members) for split, members in collection.splits.items()}
     pairs = sum(m.kernel.n_configs for members in collection.splits.values() for m in members)
-    parts = ", ".join(f"{count} {split}" for split, count in kernels.items())
-    held = f"{pluralize(sum(kernels.values()), 'kernel')} ({parts}) with {pairs} measured configurations"
-    answer(as_json, {"out": str(target), "kernels": kernels, "pairs": pairs}, f"{target} holds {held}.")
+    splits = ", ".join(f"{count} {split}" for split, count in kernels.items())
+    contents = f"{pluralize(sum(kernels.values()), 'kernel')} ({splits}) with {pairs} measured configurations"
+    answer(as_json, {"out": str(target), "kernels": kernels, "pairs": pairs}, f"{target} holds {contents}.")

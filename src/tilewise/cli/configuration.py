@@ -1,5 +1,7 @@
-"""`tilewise.toml`: what every command should know without being told. Read from the folder one is in, else from
-`~/.config/tilewise`; an option or an environment variable that is given comes first.
+"""`tilewise.toml`: defaults for options of all commands.
+
+The file is read from the current folder, else from `~/.config/tilewise`. Options on the command line and environment
+variables take precedence.
 """
 
 from __future__ import annotations
@@ -13,22 +15,22 @@ from tilewise._files import read_text_input
 from tilewise.errors import ConfigurationError, TilewiseError
 
 _KINDS: dict[str, type] = {"cache": str, "threads": int, "board": str}
-_PARAMETERS = {"threads": "threads", "board": "where"}  # key to the parameter it is the default of
-_MOST_BYTES = 1 << 16
+_PARAMETERS = {"threads": "threads", "board": "where"}  # setting: parameter whose default it sets
+_MAX_FILE_BYTES = 1 << 16  # arbitrary: rejects files that are not a short list of settings
 
 
 def configuration_file() -> Path | None:
-    """The file that counts here."""
+    """Return the configuration file that applies in the current folder, if any."""
     base = os.environ.get("XDG_CONFIG_HOME")
     config = Path(base) if base else Path("~/.config").expanduser()
-    places = (Path("tilewise.toml"), config / "tilewise" / "tilewise.toml")
-    return next((place for place in places if place.is_file()), None)
+    candidates = (Path("tilewise.toml"), config / "tilewise" / "tilewise.toml")
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
-    """The settings of a file, checked; a mistake is one sentence with the file's name."""
+    """Read and check the settings of a file; errors name the file."""
     try:
-        settings = tomllib.loads(read_text_input(path, _MOST_BYTES))
+        settings = tomllib.loads(read_text_input(path, _MAX_FILE_BYTES))
     except TilewiseError:
         raise
     except (ValueError, RecursionError) as error:
@@ -43,16 +45,18 @@ def read_configuration(path: Path) -> dict[str, Any]:
 
 
 def defaults(command: Any) -> dict[str, Any]:
-    """What the configuration says, as the defaults of every command that has the option; sets the cache's folder."""
+    """Return the configured defaults of every command as a click `default_map`, and set the cache folder."""
     path = configuration_file()
     settings = read_configuration(path) if path is not None else {}
     if "cache" in settings:
         os.environ.setdefault("TILEWISE_CACHE", str(Path(settings["cache"]).expanduser()))
-    chosen = {_PARAMETERS[key]: value for key, value in settings.items() if key in _PARAMETERS}
-    return _for(command, chosen) if chosen else {}
+    settings_by_parameter = {_PARAMETERS[key]: value for key, value in settings.items() if key in _PARAMETERS}
+    return _defaults_for(command, settings_by_parameter) if settings_by_parameter else {}
 
 
-def _for(command: Any, chosen: dict[str, Any]) -> dict[str, Any]:
+def _defaults_for(command: Any, settings_by_parameter: dict[str, Any]) -> dict[str, Any]:
+    """Select the settings that a command, or each command of a group, has as parameters."""
     if hasattr(command, "commands"):
-        return {name: _for(child, chosen) for name, child in command.commands.items()}
-    return {parameter.name: chosen[parameter.name] for parameter in command.params if parameter.name in chosen}
+        return {name: _defaults_for(child, settings_by_parameter) for name, child in command.commands.items()}
+    names = [parameter.name for parameter in command.params if parameter.name in settings_by_parameter]
+    return {name: settings_by_parameter[name] for name in names}

@@ -46,8 +46,8 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a command: check its arguments, and obey `--quiet` before or after the command's name."""
     signature = inspect.signature(command, eval_str=True)
     for parameter in signature.parameters.values():
-        _complete(_declared(parameter))
-        _name_value(parameter)
+        _add_completion(_typer_info(parameter))
+        _add_metavar(parameter)
 
     @functools.wraps(command)
     def run(*args: Any, quiet: bool = False, command_context: typer.Context | None = None, **options: Any) -> Any:
@@ -82,17 +82,17 @@ def answer(as_json: bool, facts: Any, *lines: str) -> None:
         typer.echo(line)
 
 
-def _complete(declared: Any) -> None:
+def _add_completion(declared: Any) -> None:
     """Let the shell complete a value whose help is nothing but a list of words, as in "minmax, mse or entropy."."""
-    found = _LIST_OF_WORDS.fullmatch(getattr(declared, "help", None) or "")
-    if found and declared.autocompletion is None:
-        words = re.split(r", | or ", found.group(1))
+    match = _LIST_OF_WORDS.fullmatch(getattr(declared, "help", None) or "")
+    if match and declared.autocompletion is None:
+        words = re.split(r", | or ", match.group(1))
         declared.autocompletion = lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
-def _name_value(parameter: inspect.Parameter) -> None:
+def _add_metavar(parameter: inspect.Parameter) -> None:
     """What help calls an option's value: a word of English, not the name of its type."""
-    declared = _declared(parameter)
+    declared = _typer_info(parameter)
     if declared is None or declared.metavar is not None or isinstance(declared, typer.models.ArgumentInfo):
         return
     kinds = {parameter.annotation.__origin__, *get_args(parameter.annotation.__origin__)}
@@ -103,7 +103,7 @@ def _name_value(parameter: inspect.Parameter) -> None:
 def check_arguments(signature: inspect.Signature, options: Mapping[str, Any]) -> None:
     """Raise one sentence about the first argument that cannot be meant."""
     for name, value in options.items():
-        declared = _declared(signature.parameters.get(name))
+        declared = _typer_info(signature.parameters.get(name))
         label = _label(name, declared)
         if isinstance(value, int | float) and not isinstance(value, bool):
             _check_number(label, value)
@@ -117,7 +117,7 @@ def check_arguments(signature: inspect.Signature, options: Mapping[str, Any]) ->
                     raise ConfigurationError(f"{label} and --{other.replace('_', '-')} name the same file, {value}")
 
 
-def _declared(parameter: inspect.Parameter | None) -> Any:
+def _typer_info(parameter: inspect.Parameter | None) -> Any:
     """Typer's description of a parameter, from its annotation."""
     notes = getattr(parameter.annotation, "__metadata__", ()) if parameter is not None else ()
     return next((note for note in notes if hasattr(note, "param_decls")), None)
@@ -126,8 +126,8 @@ def _declared(parameter: inspect.Parameter | None) -> Any:
 def _label(name: str, declared: Any) -> str:
     if isinstance(declared, typer.models.ArgumentInfo):
         return name.upper()
-    given = [text for text in getattr(declared, "param_decls", None) or () if text.startswith("--")]
-    return given[0].split("/")[0] if given else f"--{name.replace('_', '-')}"
+    spellings = [text for text in getattr(declared, "param_decls", None) or () if text.startswith("--")]
+    return spellings[0].split("/")[0] if spellings else f"--{name.replace('_', '-')}"
 
 
 def _check_number(label: str, value: float) -> None:
@@ -147,31 +147,31 @@ def check_output(path: Path, label: str = "the output", folder: bool = False) ->
             raise UnavailableError(f"{label} {path} is a folder; name a file in it")
         if folder and path.exists() and not path.is_dir():
             raise UnavailableError(f"{label} {path} is a file; name a folder")
-        place = path if path.exists() else _nearest(path)
+        existing = path if path.exists() else _nearest_existing_parent(path)
     except OSError as error:  # a name too long, a loop of links
         raise UnavailableError(f"{label} {path} cannot be written ({error.strerror or error})") from None
-    if path != place and not place.is_dir():
-        raise UnavailableError(f"{label} {path} cannot be written: {place} is a file, not a folder")
-    if not os.access(place, os.W_OK | (os.X_OK if place.is_dir() else 0)) or _is_virtual(place):
-        raise UnavailableError(f"{label} {path} cannot be written: no permission to write in {place}")
+    if path != existing and not existing.is_dir():
+        raise UnavailableError(f"{label} {path} cannot be written: {existing} is a file, not a folder")
+    if not os.access(existing, os.W_OK | (os.X_OK if existing.is_dir() else 0)) or _is_virtual(existing):
+        raise UnavailableError(f"{label} {path} cannot be written: no permission to write in {existing}")
 
 
-def check_memory(needed: float, what: str) -> None:
+def check_memory(required_bytes: float, what: str) -> None:
     """Raise one sentence where this many bytes are more than the machine has."""
     from tilewise.profile.machine import memory_bytes
 
-    if needed > memory_bytes():
+    if required_bytes > memory_bytes():
         has = memory_bytes() / 2**30
         raise ConfigurationError(
-            f"{what} would take {needed / 2**30:,.0f} GiB of memory, and this machine has {has:,.0f}"
+            f"{what} would take {required_bytes / 2**30:,.0f} GiB of memory, and this machine has {has:,.0f}"
         )
 
 
-def _nearest(path: Path) -> Path:
+def _nearest_existing_parent(path: Path) -> Path:
     """The closest folder above a path that exists."""
     return next(parent for parent in path.absolute().parents if parent.exists())
 
 
-def _is_virtual(place: Path) -> bool:
+def _is_virtual(existing: Path) -> bool:
     """Whether this is in /proc or /sys, where even root, whom no permission stops, makes no files."""
-    return place.absolute().parts[1:2] in (("proc",), ("sys",))
+    return existing.absolute().parts[1:2] in (("proc",), ("sys",))

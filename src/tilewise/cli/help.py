@@ -1,6 +1,6 @@
-"""How help looks: plain text in sections, one for each kind of command.
+"""Help as plain text with a heading for each group of commands.
 
-Typer's own panels are prettier, but loading what draws them takes longer than everything else that help needs.
+Typer's own panels need Rich, whose import takes longer than the rest of `tilewise --help`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RENAMED = {"layout": ("tiles", "layout"), "serve": ("fleet", "serve")}
 
 
 class Sections(TyperGroup):
-    """A group whose help lists its commands under the headings that they were registered with."""
+    """A group of commands whose help lists them under their headings."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Find a command; for one of an add-on that is not installed, say what to install."""
@@ -41,6 +41,7 @@ class Sections(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per heading, with the first sentence of each command's help."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.commands.items():
             heading = getattr(command, "rich_help_panel", None)
@@ -53,7 +54,7 @@ class Sections(TyperGroup):
 
 
 def _typed(ctx: Any, name: str) -> str:
-    """The command as typed after `tilewise`: `compete serve`."""
+    """Return a command as typed after `tilewise`, such as `compete serve`."""
     return f"{ctx.command_path} {name}".partition(" ")[2]
 
 

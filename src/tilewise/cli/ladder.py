@@ -1,4 +1,4 @@
-"""`tilewise ladder`: one matrix product, rung by rung, as a table and a picture."""
+"""`tilewise ladder`: time a matrix product with one optimization after another, as a table and a picture."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from tilewise.backend.ladder import Rung
 
 
+# Candidate cache blocks (m, n, k); the fastest on this machine is used.
 _BLOCKS = ((64, 64, 64), (32, 256, 64), (64, 512, 128))
-_WHY = {
+# Reasons why a rung may be slower than the one before it.
+_SLOWER_REASONS = {
     "compiled": "the product is so small that calling the compiled code takes as long as the loops",
     "reordered": "the matrices are so small that they are in the fastest cache in any order",
     "blocked": "the matrices fit into this machine's caches whole, so blocks save no trips to memory and cost loops",
@@ -72,7 +74,7 @@ def ladder(
         return
     _table(rates, ceiling, size)
     if left_out:
-        print(f"Left out, for want of the compiled kernels: {', '.join(left_out)}.")
+        print(f"Left out, because the kernels are not compiled: {', '.join(left_out)}.")
     for sentence in (*slower_rungs(rates), *(f"The ceilings are doubtful: {why}." for why in figures.doubts[:1])):
         print(sentence)
     _draw(rates, ceiling, size, out)
@@ -80,7 +82,7 @@ def ladder(
 
 
 def _seconds(rung: Rung, a: Any, b: Any, budget: float) -> float:
-    """The median of as many calls as fit the budget, three at least (one for what takes longer than it)."""
+    """Return the median time of the calls that fit the budget: at least three, or one that exceeds it alone."""
     times: list[float] = []
     begin = time.perf_counter()
     while True:
@@ -116,8 +118,9 @@ def _draw(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int,
         for threads, peak in ceiling.items():
             axes.axhline(peak, color=RED, linestyle="--", linewidth=1)
             label = f"this machine's ceiling, {threads} thread{'s' * (threads > 1)}: {peak:.0f}"
-            place = (0, 3 if peak == highest else -13)  # above its line, or below, so that two near ones can be read
-            axes.annotate(label, (-0.4, peak), xytext=place, textcoords="offset points", color=RED, fontsize=9)
+            # The highest ceiling is labelled above its line, others below, so that labels do not overlap.
+            offset = (0, 3 if peak == highest else -13)
+            axes.annotate(label, (-0.4, peak), xytext=offset, textcoords="offset points", color=RED, fontsize=9)
         axes.set(yscale="log", ylabel="GFLOP/s (logarithmic)", title=f"Matrix product {size}×{size}, float32")
         axes.set_ylim(top=max(highest, *(rate for _, rate in rates)) * 3)
         axes.yaxis.set_major_formatter("{x:g}")
@@ -125,17 +128,17 @@ def _draw(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int,
 
 
 def slower_rungs(rates: list[tuple[Rung, float]]) -> list[str]:
-    """A sentence for each rung that is below the one before it: an idea helps only where its reason holds."""
+    """Explain each rung that is slower than the one before it by more than 3 % (timing noise)."""
     steps = [(rung.name, rate, before) for (_, before), (rung, rate) in itertools.pairwise(rates)]
     return [
-        f"“{name}” is slower than the rung before it here: {_WHY[name]}."
+        f"“{name}” is slower than the rung before it here: {_SLOWER_REASONS[name]}."
         for name, rate, before in steps
-        if name in _WHY and rate < 0.97 * before
+        if name in _SLOWER_REASONS and rate < 0.97 * before
     ]
 
 
 def _best_block(a: Any, b: Any) -> tuple[int, int, int]:
-    """The block (rows, columns, depth) that is fastest here: how much of a cache is free is known by trying."""
+    """Return the fastest block (m, n, k) by measuring: how much of a cache is free cannot be queried."""
     from tilewise.backend import matmul_blocked
     from tilewise.profile.timing.interleave import time_interleaved
 

@@ -1,4 +1,4 @@
-"""`tilewise machine`: what this machine can do at most, measured once and kept for every later report."""
+"""`tilewise machine`: peak compute and bandwidth of this machine, measured once and stored."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _print(figures: Machine) -> None:
         rows.append((bytes_(b.bytes), b.threads, f"{count(b.read)}B/s", f"{count(b.copy)}B/s", bar))
     headings = ("working set", "threads", "read", "copy", "copy, drawn")
     show(table(headings, rows, title, left=headings[-1:]), console)
-    console.print(f"Fresh memory (taken, filled, given back): {count(figures.fresh_memory)}B/s")
+    console.print(f"Fresh memory (allocate, fill, free): {count(figures.fresh_memory)}B/s")
 
 
 def _threads(n: int) -> str:
@@ -77,7 +77,7 @@ def _threads(n: int) -> str:
 
 
 def draw(figures: Machine, path: Path) -> None:
-    """Rooflines from main memory and from the smallest cache, for one thread and for all."""
+    """Draw the rooflines of main memory and of the smallest cache, for one thread and for all."""
     import numpy as np
 
     from tilewise.cli.pictures import picture

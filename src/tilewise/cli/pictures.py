@@ -1,4 +1,4 @@
-"""Pictures in one style, that of the tour's report: its colours, no frame, readable at the width of a page."""
+"""Matplotlib pictures in the style of the tour's report."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ _STYLE: Any = {
 
 @contextmanager
 def picture(path: Path, width: float = 9.0, height: float = 4.8, columns: int = 1) -> Iterator[Any]:
-    """Axes to draw on, or as many side by side; when the block ends, the picture is written to `path`, whole or not at
-    all."""
+    """Yield axes, or a row of `columns` axes; when the block ends, write the picture to `path` atomically."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""`tilewise profile`: where a model's or a script's time and memory go, against what this machine can do."""
+"""`tilewise profile`: time and memory of a model or a script, compared with this machine's peaks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def profile(
     from tilewise.errors import ConfigurationError
 
     if (model is None) == (script is None):
-        raise ConfigurationError("say what to profile: a model (tilewise profile cnn) or --script my.py")
+        raise ConfigurationError("name what to profile: a model (tilewise profile cnn) or --script my.py")
     with use_backend(backend) if backend else nullcontext():
         if script is not None:
             with redirect_stdout(sys.stderr) if as_json else nullcontext():  # only the JSON goes to standard output
@@ -75,7 +75,7 @@ def profile(
 
 
 def _check_batch(model: str, batch: int, backward: bool, tokens: int, seed: int) -> None:
-    """A large batch is refused where one input's memory, times the batch, is more than there is."""
+    """Reject a large batch if the memory of one input times the batch exceeds the machine's."""
     from tilewise.cli.every import check_memory
     from tilewise.profile import MemoryProfiler
     from tilewise.profile.targets import model_target
@@ -89,7 +89,7 @@ def _check_batch(model: str, batch: int, backward: bool, tokens: int, seed: int)
 def _profile_model(target: Target, repeat: int) -> tuple[ProfilerContext, dict[str, Any]]:
     from tilewise.profile import MemoryProfiler, ProfilerContext, Timer
 
-    target.call()  # starts our own threads and packs the weights
+    target.call()  # warm up: start the threads and pack the weights
     timing = Timer(time_limit=20.0).measure(target.call, warmup=2, runs=max(repeat, 10))
     profiler = ProfilerContext()
     with profiler:

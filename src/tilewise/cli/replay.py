@@ -1,4 +1,4 @@
-"""`tilewise replay`: how fast each way of tuning finds a good configuration, from recorded runtimes alone."""
+"""`tilewise replay`: compare tuning strategies on recorded runtimes, without measuring anything."""
 
 from __future__ import annotations
 
@@ -69,24 +69,24 @@ def replay(
 def _without_model(collection: str, seed: int, as_json: bool) -> None:
     from tilewise.tune.search.without_model import replay_without_model
 
-    found = replay_without_model(collection, seed=seed)
+    result = replay_without_model(collection, seed=seed)
     if as_json:
-        typer.echo(json.dumps(found, default=asdict))
+        typer.echo(json.dumps(result, default=asdict))
         return
-    about = f"{found['problems']} problems of {found['collection']}, its model withheld"
-    shown = range(1, len(found["strategies"][0].regret) + 1)
-    typer.echo("\n".join([*_regrets(about, found["strategies"], shown), *_comparisons(found["comparisons"])]))
+    about = f"{result['problems']} problems of {result['collection']}, its model withheld"
+    budgets = range(1, len(result["strategies"][0].regret) + 1)
+    typer.echo("\n".join([*_regrets(about, result["strategies"], budgets), *_comparisons(result["comparisons"])]))
 
 
 def table(result: Replay) -> list[str]:
-    """The comparison as lines of text."""
+    """Format the comparison as lines of text."""
     from tilewise.tune.search.replay import COMPARED
     from tilewise.tune.search.surety import told
 
     configs = pluralize(result.configs, "configuration")
     about = f"{result.kernels} {result.split} kernels of {result.collection}, {configs}"
-    shown = [k for k in COMPARED if k <= len(result.strategies[0].regret)]
-    lines = _regrets(about, result.strategies, shown)
+    budgets = [k for k in COMPARED if k <= len(result.strategies[0].regret)]
+    lines = _regrets(about, result.strategies, budgets)
     lines.append(f"{'default':{_width(result.strategies)}}{100 * result.default:9.2f}   without measuring")
     lines.append(f"first choice without measuring: {result.first_choice:.3f} of the best (geometric mean)")
     if result.sure:
@@ -98,21 +98,21 @@ def _width(strategies: Sequence[Strategy]) -> int:
     return max(len(strategy.name) for strategy in strategies) + 2
 
 
-def _regrets(about: str, strategies: Sequence[Strategy], shown: Sequence[int]) -> list[str]:
-    """A line a strategy, a column for each of `shown` measurements."""
+def _regrets(about: str, strategies: Sequence[Strategy], budgets: Sequence[int]) -> list[str]:
+    """Format the mean regret: one line per strategy, one column per number of measurements in `budgets`."""
     width = _width(strategies)
     lines = [
-        f"{about}: mean % slower than the best, after so many measurements",
-        f"{'':{width}}" + "".join(f"{k:>9d}" for k in shown),
+        f"{about}: mean % slower than the best, by number of measurements",
+        f"{'':{width}}" + "".join(f"{k:>9d}" for k in budgets),
     ]
     return lines + [
-        f"{strategy.name:{width}}" + "".join(f"{100 * strategy.regret[k - 1]:9.2f}" for k in shown)
+        f"{strategy.name:{width}}" + "".join(f"{100 * strategy.regret[k - 1]:9.2f}" for k in budgets)
         for strategy in strategies
     ]
 
 
 def _comparisons(comparisons: Sequence[Comparison]) -> list[str]:
-    """What each mechanism saves, in per cent of the best's runtime, and the 95 % interval."""
+    """Format the saving of each mechanism in per cent of the best runtime, with its 95 % interval."""
     lines = []
     for mechanism, simpler in dict.fromkeys((c.mechanism, c.simpler) for c in comparisons):
         lines.append(f"{mechanism} saves over {simpler}, % of the best's runtime (95 % interval):")
@@ -123,8 +123,8 @@ def _comparisons(comparisons: Sequence[Comparison]) -> list[str]:
 def _comparison(c: Comparison) -> str:
     if c.saving == c.low == c.high == 0:
         return f"  after {c.measurements:2d}: the same choice for every kernel"
-    shown = with_interval(*(f"{100 * value:.2f}" for value in (c.saving, c.low, c.high)))
-    return f"  after {c.measurements:2d}: {shown}"
+    saving_text = with_interval(*(f"{100 * value:.2f}" for value in (c.saving, c.low, c.high)))
+    return f"  after {c.measurements:2d}: {saving_text}"
 
 
 _STYLES: Mapping[str, tuple[str, str]] = {
@@ -135,7 +135,7 @@ _STYLES: Mapping[str, tuple[str, str]] = {
 
 
 def draw(result: Replay, path: Path) -> None:
-    """Regret against measurements, one line a strategy."""
+    """Plot regret against the number of measurements, one line per strategy."""
     from matplotlib.ticker import MaxNLocator
 
     from tilewise.cli.pictures import picture

@@ -1,4 +1,4 @@
-"""`tilewise run`: a network in an ONNX file or of the zoo, in float or in INT8, with its results and its time."""
+"""`tilewise run`: run a network from an ONNX file or the zoo, in float or INT8, and time it."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def run(
     network = _network(model, seed)
     inputs = _inputs(network, data, batch, seed, size)
     with no_grad():
-        timer, planned = Timer(time_limit=20.0), _planned(network, inputs)
-        written, fastest = network, planned
-        timing = timer.measure(lambda: planned(*inputs), warmup=2, runs=max(runs, 1))
+        timer, plan_or_network = Timer(time_limit=20.0), _compile_plan(network, inputs)
+        written, fastest = network, plan_or_network
+        timing = timer.measure(lambda: plan_or_network(*inputs), warmup=2, runs=max(runs, 1))
         if int8:
-            quantized, exact = _quantized(network, inputs), _named(network, network(*inputs))
-            integers = _planned(quantized, inputs) if not hasattr(quantized, "report") else quantized
-            cost = _cost_of_int8(quantized, inputs, exact, _named(network, integers(*map(Tensor, inputs))))
+            quantized, exact = _quantized(network, inputs), _results_by_name(network, network(*inputs))
+            integers = _compile_plan(quantized, inputs) if not hasattr(quantized, "report") else quantized
+            cost = _cost_of_int8(quantized, inputs, exact, _results_by_name(network, integers(*map(Tensor, inputs))))
             int8_timing = timer.measure(lambda: integers(*inputs), warmup=2, runs=max(runs, 1))
             cost |= {"p50_s": int8_timing.p50, "float_p50_s": timing.p50}
             cost["kept_float"] = _reason_for_float(cost, hasattr(quantized, "report"))
             if not cost["kept_float"]:
                 written, fastest, timing = quantized, integers, int8_timing
-        results = _named(network, fastest(*map(Tensor, inputs)))
+        results = _results_by_name(network, fastest(*map(Tensor, inputs)))
     facts: dict[str, Any] = {
         "model": model,
         "opset": network.opset,
@@ -74,7 +74,7 @@ def run(
 
 
 def _network(name: str, seed: int) -> Network:
-    """The network of a file; one of the zoo is written to a file and read from there."""
+    """Load a network from a file; one of the zoo is exported to ONNX and loaded from there."""
     import tempfile
 
     from tilewise import onnx
@@ -103,13 +103,13 @@ def _inputs(network: Network, data: Path | None, batch: int, seed: int, size: in
     return [read_npy(data, 1 << 33)]
 
 
-def _named(network: Network, result: Any) -> dict[str, Any]:
-    """The results by the names of the outputs."""
+def _results_by_name(network: Network, result: Any) -> dict[str, Any]:
+    """Return the results as a dictionary with the names of the outputs."""
     return result if isinstance(result, dict) else {network.outputs[0].name: result}
 
 
-def _planned(network: Network, inputs: list[Any]) -> Any:
-    """The network as a plan, one native call where its operations allow it; as it is where they do not."""
+def _compile_plan(network: Network, inputs: list[Any]) -> Any:
+    """Compile the network into a plan; return the network itself if it cannot be planned."""
     from tilewise import plan
     from tilewise.errors import ConfigurationError
 
@@ -144,19 +144,21 @@ def _summary(value: Any) -> dict[str, Any]:
     }
 
 
-_LARGEST_ERROR = 0.01  # share of the largest result: what quantize() promises by default
+_MAX_INT8_ERROR = 0.01  # share of the largest result: the default max_error of quantize()
 
 
 def _reason_for_float(cost: dict[str, Any], is_bounded: bool) -> str:
-    """Why the float network is kept instead of the INT8 one; "" if it is not. The error of a dynamically quantized
-    network (`is_bounded` false) is not bounded by quantize() itself."""
-    if not is_bounded and cost["error_of_largest"] > _LARGEST_ERROR:
-        return f"off by more than {_LARGEST_ERROR:.0%}: kept float"
+    """Return why the float network is used instead of the INT8 one, or "" if INT8 is used.
+
+    quantize() itself does not bound the error of a dynamically quantized network (`is_bounded` false).
+    """
+    if not is_bounded and cost["error_of_largest"] > _MAX_INT8_ERROR:
+        return f"off by more than {_MAX_INT8_ERROR:.0%}: kept float"
     return "slower than float: kept float" if cost["p50_s"] > cost["float_p50_s"] else ""
 
 
 def _cost_of_int8(model: Any, inputs: list[Any], exact: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """How far the results are from the float network's, and how many layers run in integers."""
+    """Return the largest error against the float network and the number of layers that run in INT8."""
     import numpy as np
 
     from tilewise.quantize.convert import dynamic_layer_counts
@@ -182,8 +184,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines = [f"{facts['model']} (version {facts['opset']} of the operations)"]
     lines += [f"  in   {name} {tuple(shape)}" for name, shape in facts["inputs"].items()]
     for name, value in facts["outputs"].items():
-        spread = f", {value['smallest']:.4g} to {value['largest']:.4g}" if "largest" in value else ""
-        lines.append(f"  out  {name} {tuple(value['shape'])} {value['dtype']}{spread}")
+        value_range = f", {value['smallest']:.4g} to {value['largest']:.4g}" if "largest" in value else ""
+        lines.append(f"  out  {name} {tuple(value['shape'])} {value['dtype']}{value_range}")
     if "int8" in facts:
         cost = facts["int8"]
         lines.append(

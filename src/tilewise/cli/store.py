@@ -1,4 +1,4 @@
-"""`tilewise store`: what a measurement store holds, and taking one over into another."""
+"""`tilewise store`: summarize, merge and export measurement stores."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ def info(where: Where, as_json: AsJson = False) -> None:
     from tilewise.store.database import is_url
     from tilewise.store.store import Store
 
-    found = {}
+    counts_by_machine = {}
     # The first command that opens an empty database creates the tables; a file that does not exist is a typing error.
-    with Store(where, create=is_url(where)) as opened:
-        name = opened.name
-        for part in opened.partitions():
-            opened.choose_partition(part)
-            found[part] = {**opened.counts(), "waiting": len(opened.queue()), "runs": len(opened.runs())}
-    if as_json or not found:
-        return answer(as_json, {"store": name, "machines": found}, f"{name} holds no measurements yet.")
+    with Store(where, create=is_url(where)) as source:
+        name = source.name
+        for part in source.partitions():
+            source.choose_partition(part)
+            counts_by_machine[part] = {**source.counts(), "waiting": len(source.queue()), "runs": len(source.runs())}
+    if as_json or not counts_by_machine:
+        return answer(as_json, {"store": name, "machines": counts_by_machine}, f"{name} holds no measurements yet.")
     headings = ("machine", "kernels", "pairs", "timings", "batches", "disturbed", "waiting", "runs")
-    show(table(headings, [(part, *(f"{n:,}" for n in counts.values())) for part, counts in found.items()], name))
+    rows = [(part, *(f"{n:,}" for n in counts.values())) for part, counts in counts_by_machine.items()]
+    show(table(headings, rows, name))
 
 
 @store.command()
@@ -51,15 +52,15 @@ def merge(
 
     Example: tilewise store merge journal.sqlite --into postgresql://tilewise@db/measurements
     """
-    from tilewise.store.merge import merge as take_over
+    from tilewise.store.merge import merge as merge_stores
     from tilewise.store.store import Store
 
     results = {}
     with Store(into) as target:
         into_name = target.name
-        for source in sources:
-            with Store(source, create=False) as opened:
-                results[opened.name] = take_over(opened, target)
+        for location in sources:
+            with Store(location, create=False) as source:
+                results[source.name] = merge_stores(source, target)
     lines = []
     for name, counts in results.items():
         added = ", ".join(f"{n:,} {what}" for what, n in counts.items() if what != "conflicts")
@@ -82,7 +83,7 @@ def export(
     Example: tilewise store export postgresql://tilewise@db/measurements --machine "triton NVIDIA H200" --out h.sqlite
     """
     from tilewise.errors import ConfigurationError
-    from tilewise.store.merge import merge as take_over
+    from tilewise.store.merge import merge as merge_stores
     from tilewise.store.store import Store
 
     with Store(where, create=False, partition=machine) as source:
@@ -90,6 +91,6 @@ def export(
             raise ConfigurationError(f"{source.name} has nothing of {machine!r}; `tilewise store info` lists it all.")
         part = source.partition  # refuses, with a list, where there are several
         with Store(out) as target:
-            merged = take_over(source, target)
+            merged = merge_stores(source, target)
     received = f"{pluralize(merged['kernels'], 'finished kernel')} with {pluralize(merged['timings'], 'timing')}"
     answer(as_json, {"out": str(out), "machine": part, **merged}, f"{out} received {received}.")

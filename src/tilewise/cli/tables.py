@@ -1,5 +1,8 @@
-"""Tables on a terminal of any width, drawn where every word fits, else listed row by row, so that nothing is cut; and
-what shows that work goes on: a bar where it says how far it is, else a spinner."""
+"""Tables and progress displays for a terminal of any width.
+
+A table that is too wide is listed row by row, so that no cell is truncated. Progress is a bar or a spinner on a
+terminal, and plain lines in a log.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Progress = Callable[[int, int | None, str], None]  # done, total where it is known, what is being done
-Otherwise = TypeVar("Otherwise", Progress, None)
+Fallback = TypeVar("Fallback", Progress, None)
 
 
 def table(
@@ -23,34 +26,35 @@ def table(
     left: Container[str] | None = None,
     **look: Any,
 ) -> Table:
-    """A table whose first column, or those named in `left`, is on the left and the others on the right."""
+    """Build a table; the first column, or those named in `left`, is left-aligned and the others right-aligned."""
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title, title_justify="left", **look)
+    result = Table(title=title, title_justify="left", **look)
     for heading in headings:
         is_left = heading in (headings[:1] if left is None else left)
-        made.add_column(heading, justify="left" if is_left else "right")
+        result.add_column(heading, justify="left" if is_left else "right")
     for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))  # what people call things is text, not markup
-    return made
+        result.add_row(*(Text(str(cell)) for cell in row))  # names may contain brackets, which are not markup
+    return result
 
 
 def show(table: Table, console: Console | None = None) -> None:
+    """Print a table, or a list of its rows if the console is too narrow for it."""
     from rich.console import Console
     from rich.measure import Measurement
 
     console = console or Console()
-    wide = console.options.update(width=10_000)
-    if Measurement.get(console, wide, table).minimum <= console.width:
+    unlimited_width = console.options.update(width=10_000)
+    if Measurement.get(console, unlimited_width, table).minimum <= console.width:
         console.print(table)
         return
-    for line in _listed(table):
+    for line in _list_rows(table):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _listed(table: Table) -> list[str]:
-    """The title, then each row: its first cell, and under it a line for each of the others that is not empty."""
+def _list_rows(table: Table) -> list[str]:
+    """Format the title, then each row: its first cell, followed by one line per other cell that is not empty."""
     headings = [str(column.header) for column in table.columns]
     rows = zip(*(map(str, column.cells) for column in table.columns), strict=True)
     lines = [str(table.title)] if table.title else []
@@ -61,10 +65,10 @@ def _listed(table: Table) -> list[str]:
 
 
 @contextmanager
-def progress_bar(otherwise: Otherwise) -> Iterator[Progress | Otherwise]:
-    """Moves a bar on a terminal, and is `otherwise` where there is none."""
+def progress_bar(fallback: Fallback) -> Iterator[Progress | Fallback]:
+    """Yield a function that moves a progress bar; without a terminal, yield `fallback`."""
     if not sys.stderr.isatty():
-        yield otherwise
+        yield fallback
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -77,7 +81,7 @@ def progress_bar(otherwise: Otherwise) -> Iterator[Progress | Otherwise]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Say `what` is going on until the block ends, and more as it is told: a spinner on a terminal, lines in a log."""
+    """Show `what` until the block ends: a spinner on a terminal, lines in a log. The yielded function updates it."""
     if not sys.stderr.isatty():
         print(f"{what} …", file=sys.stderr, flush=True)
         yield lambda more: print(more, file=sys.stderr, flush=True)

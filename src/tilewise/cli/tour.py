@@ -1,4 +1,4 @@
-"""`tilewise tour`: what the package does, shown on this machine with the data that came with it."""
+"""`tilewise tour`: demonstrate the package on this machine with the data that ships with it."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def _print(console: object, number: int, stop: Stop) -> None:
     console.print(f"\n[bold]{number}. {stop.title}[/bold]", highlight=False)
     for line in (*filter(None, [stop.meaning]), *stop.lines):
         console.print(Padding(Text(line), (0, 0, 0, 3), expand=False))
-    for shown in stop.tables:
-        show(table(shown.headings, shown.rows, box=None, pad_edge=False, padding=(0, 2)), console)
+    for stop_table in stop.tables:
+        show(table(stop_table.headings, stop_table.rows, box=None, pad_edge=False, padding=(0, 2)), console)

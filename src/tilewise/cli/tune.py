@@ -74,14 +74,15 @@ def tune(
         _check(check, device, model, as_json)
         return
     if what is None:
-        raise ConfigurationError("say what to tune: a family and its sizes, a model, or --check shapes.json")
+        raise ConfigurationError("name what to tune: a family and its sizes, a model, or --check shapes.json")
     tuner = Tuner(device, model=model, cache=cache, budget=budget, limit_s=limit, learn=learn, say=say)
     if shape is None and what not in _families(device) and not _SHAPE.match(what):
-        _refuse_misspelt(what, device)
+        _check_spelling(what, device)
         _tune_model(what, tuner, batch, tokens, seed, as_json)
     else:
         tuned = _tune_shape(tuner, _spec(what, shape, option or [], device), fresh)
-        typer.echo(json.dumps(_as_dict(tuned)) if as_json else "\n".join([*_lines(tuned), _used(tuner, tuned)]))
+        lines = [*_lines(tuned), _describe_usage(tuner, tuned)]
+        typer.echo(json.dumps(_as_dict(tuned)) if as_json else "\n".join(lines))
         _offer(tuner)
     if learn:
         from tilewise.tune.choose.finetune import learn as fine_tune
@@ -101,8 +102,8 @@ def _families(device: str) -> list[str]:
     return family_names()
 
 
-def _refuse_misspelt(what: str, device: str) -> None:
-    """A sentence for a word that is no model and no file, but nearly a family."""
+def _check_spelling(what: str, device: str) -> None:
+    """Raise an error for a word that is neither a model nor a file, but almost the name of a family."""
     import difflib
 
     from tilewise.errors import ConfigurationError
@@ -114,16 +115,17 @@ def _refuse_misspelt(what: str, device: str) -> None:
 
 
 def _spec(family: str, shape: str | None, options: list[str], device: str) -> dict[str, Any]:
+    """Parse a problem from its family, its sizes such as 512x4096x1024, and `--set` options."""
     from tilewise.errors import ConfigurationError, did_you_mean
     from tilewise.profile.targets import MODELS
 
     shape = shape.lower().replace("×", "x") if shape else shape  # × is how our own tables write it
-    if family not in (known := _families(device)):
+    if family not in (families := _families(device)):
         if _SHAPE.match(family):
             raise ConfigurationError(f"the family comes before its sizes: tilewise tune {shape or 'matmul'} {family}")
         if family in MODELS:
             raise ConfigurationError(f"{family} is a model and takes no sizes: tilewise tune {family} --batch 8")
-        raise ConfigurationError(f"there is no family {family!r} on this device; {did_you_mean(family, known)}")
+        raise ConfigurationError(f"there is no family {family!r} on this device; {did_you_mean(family, families)}")
     names = _SIZES.get(family, ("rows", "cols"))
     sizes = [int(size) for size in shape.split("x")] if shape and _SHAPE.match(shape) else []
     if len(sizes) != len(names) and (shape is not None or not options):
@@ -146,7 +148,7 @@ def _tune_shape(tuner: Tuner, spec: dict[str, Any], fresh: bool) -> Tuned:
 
 
 def _tile(family: str, config: Mapping[str, Any]) -> Any:
-    """A configuration as Python takes it: the native tile to copy into a call, or the fields of another kernel."""
+    """Return a configuration as Python code takes it: a native tile, or the fields of another kernel as text."""
     from tilewise.store.problem import Config
     from tilewise.tune.families.cpu.tiles import tile_for
 
@@ -155,14 +157,14 @@ def _tile(family: str, config: Mapping[str, Any]) -> Any:
     return tile_for(op, Config(config)) if native else " ".join(f"{name}={value}" for name, value in config.items())
 
 
-def _fields(tuned: Tuned) -> dict[str, Any]:
+def _config_fields(tuned: Tuned) -> dict[str, Any]:
     tile = _tile(tuned.problem.family, tuned.config)
     return dict(tuned.config) if isinstance(tile, str) else asdict(tile)
 
 
 @contextmanager
 def _measuring(family: str) -> Iterator[Callable[[Any, Any], None]]:
-    """A line a measurement: replaced on a terminal, one under the other in a log."""
+    """Yield a function that prints one line per measurement: replaced on a terminal, appended in a log."""
 
     def line(step: Any, config: Any) -> str:
         took = "failed" if step.runtime_ns is None else f"{step.runtime_ns / 1e3:.1f} us"
@@ -176,7 +178,7 @@ def _as_dict(tuned: Tuned) -> dict[str, Any]:
     return {
         **asdict(replace(tuned, problem=None, config=None)),  # type: ignore[arg-type]
         "problem": dict(tuned.problem),
-        "config": _fields(tuned),
+        "config": _config_fields(tuned),
         "speedup": tuned.speedup,
     }
 
@@ -185,21 +187,21 @@ def _lines(tuned: Tuned) -> list[str]:
     lines = [str(_tile(tuned.problem.family, tuned.config))]
     if tuned.runtime_ns is not None:
         took = f"{tuned.runtime_ns / 1e3:.1f} us"
-        beside = f", the default {tuned.default_ns / 1e3:.1f} us" if tuned.default_ns is not None else ""
+        comparison = f", the default {tuned.default_ns / 1e3:.1f} us" if tuned.default_ns is not None else ""
         if tuned.source == "cache":
             return [*lines, f"{took} when it was tuned; --fresh measures again"]
-        lines.append(f"{took}{beside}; {tuned.measurements} measured in {tuned.seconds:.2f} s")
-    return [*lines, _why(tuned)]
+        lines.append(f"{took}{comparison}; {tuned.measurements} measured in {tuned.seconds:.2f} s")
+    return [*lines, _describe_source(tuned)]
 
 
-def _why(tuned: Tuned) -> str:
-    """Where the choice comes from, in words."""
+def _describe_source(tuned: Tuned) -> str:
+    """Describe where the choice comes from."""
     if tuned.source == "measured":
         again = "; those within noise of the fastest were timed again before one was chosen"
         claim = "; sure within 5 % of the fastest" * bool(tuned.within5)
         return tuned.reason + again * (tuned.measurements > 1) + claim
-    came = {"model": "the model's choice", "default": "the default", "service": "the service's choice"}
-    return f"{came.get(tuned.source, tuned.source)}: {tuned.reason or 'chosen without measuring'}"
+    origin = {"model": "the model's choice", "default": "the default", "service": "the service's choice"}
+    return f"{origin.get(tuned.source, tuned.source)}: {tuned.reason or 'chosen without measuring'}"
 
 
 def _offer(tuner: Tuner) -> None:
@@ -210,12 +212,12 @@ def _offer(tuner: Tuner) -> None:
         _say(offer)
 
 
-def _used(tuner: Tuner, tuned: Tuned) -> str:
-    """Who uses the choice from now on."""
+def _describe_usage(tuner: Tuner, tuned: Tuned) -> str:
+    """Describe which processes use the choice from now on."""
     if tuned.source == "default" and tuned.runtime_ns is None:
-        return "nothing is kept, and the default stays in use"
+        return "nothing is stored, and the default stays in use"
     if tuned.config == tuner.device.default(tuned.problem):
-        return "the default is the fastest that was found; nothing changes"
+        return "the default is the fastest configuration; nothing changes"
     if tuner.device.kind != "cpu":
         return f"kept in {tuner.choices.path}"
     from tilewise.tune.choose.cache import cache_folder
@@ -255,8 +257,8 @@ def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_
         name, kernel = layer["layer"], f"{layer['op']} {'x'.join(map(str, layer['shape']))}"
         tuned = layer["tuned"]
         if tuned is None or tuned.default_ns is None or tuned.runtime_ns is None:
-            came = "cached" if tuned is not None else "no tiles to tune"
-            typer.echo(f"{name:32} {kernel:36} {came:>10}")
+            origin = "cached" if tuned is not None else "no tiles to tune"
+            typer.echo(f"{name:32} {kernel:36} {origin:>10}")
             continue
         numbers = f"{tuned.default_ns / 1e3:10.1f} {tuned.runtime_ns / 1e3:10.1f} {tuned.speedup:6.2f}x"
         typer.echo(f"{name:32} {kernel:36} {numbers}")
@@ -264,17 +266,17 @@ def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_
         f"one call: {result.before_ns / 1e6:.3f} ms before, {result.after_ns / 1e6:.3f} ms after "
         f"({result.speedup:.3f}x); tuned in {result.seconds:.1f} s"
     )
-    typer.echo(_kept_of_model(result))
+    typer.echo(_describe_kept_tiles(result))
 
 
-def _kept_of_model(result: TunedModel) -> str:
-    found, kept = len(result.useful) + len(result.dropped), len(result.useful)
-    if not found:
+def _describe_kept_tiles(result: TunedModel) -> str:
+    faster, kept_count = len(result.useful) + len(result.dropped), len(result.useful)
+    if not faster:
         return "nothing is kept: the default tiles are the fastest that were found"
-    if not kept:
-        alone = "one tile is" if found == 1 else f"{found} tiles are"
-        return f"nothing is kept: {alone} faster alone, but the whole model is not"
-    return f"kept: {kept} of {found} tiles, which the next process uses; TILEWISE_TUNED=0 switches that off"
+    if not kept_count:
+        subject = "one tile is" if faster == 1 else f"{faster} tiles are"
+        return f"nothing is kept: {subject} faster alone, but the whole model is not"
+    return f"kept: {kept_count} of {faster} tiles, which the next process uses; TILEWISE_TUNED=0 switches that off"
 
 
 def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
@@ -289,9 +291,9 @@ def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
 
 
 def _check_table(result: Mapping[str, Any]) -> list[str]:
-    """The comparison as lines of text."""
+    """Format the comparison as lines of text."""
     lines = [
-        f"{result['machine']}: fastest / chosen, in turns; tuning times from an empty cache",
+        f"{result['machine']}: fastest / chosen, interleaved; tuning times from an empty cache",
         f"{'problem':58} {'configs':>7} {'default':>8} {'first':>7} {'five':>7} {'five s':>8} {'all s':>8}",
     ]
     for row in result["problems"]:

@@ -1,4 +1,4 @@
-"""`tilewise --version`: version, kernels and machine, which is what a report of a fault needs."""
+"""Options of `tilewise` itself: --quiet, and --version with all that a bug report needs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 from tilewise.cli.every import Quiet
 
 
-def build() -> str:
-    """The tag of the wheel that was installed, which names the Python and the systems it was built for."""
+def wheel_tag() -> str:
+    """Return the tag of the installed wheel: the Python and the systems that it was built for."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -23,7 +23,7 @@ def build() -> str:
 
 
 def describe_version() -> str:
-    """Three lines: tilewise and its build, its kernels, the machine."""
+    """Describe version and build, kernels, and machine in three lines."""
     import numpy as np
 
     from tilewise import __version__
@@ -35,22 +35,22 @@ def describe_version() -> str:
     else:
         kernels = f"{native.isa()} in use, of {', '.join(native.supported_isas())}"
     return (
-        f"tilewise {__version__}, {build()}\n"
+        f"tilewise {__version__}, {wheel_tag()}\n"
         f"kernels: {kernels}\n"
         f"machine: {cpu_name()}, {cores()} core{'s' * (cores() != 1)}, {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}, NumPy {np.__version__}"
     )
 
 
-def _show(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(describe_version())
         raise typer.Exit
 
 
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show, is_eager=True, help="Version, kernels and machine.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Version, kernels and machine.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:

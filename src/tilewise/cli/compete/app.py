@@ -1,4 +1,4 @@
-"""`tilewise compete`: take part in the competition, look at its board, and run one for a class."""
+"""`tilewise compete`: score and validate entries of the TinyMLPerf competition."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def run(
     """
     from tilewise._files import write_atomic
 
-    scored = (
+    compute_score = (
         _plugin(plugin, event, threads) if plugin else _submission(event, entry, team, threads, truth).compute_score
     )
-    with waiting("measuring the entry and plain tilewise in turns"):
-        score = scored()
+    with waiting("measuring the entry and plain tilewise, interleaved"):
+        score = compute_score()
     facts = score.as_dict()
     if out is not None:
         write_atomic(out, json.dumps(facts, indent=1, default=float) + "\n")
@@ -72,8 +72,8 @@ def validate(
 
     Example: tilewise compete validate --event MLP_SPRINT --entry my-recipe.json
     """
-    found = _submission(event, entry, "me", threads, truth).validate()
-    answer(as_json, found.as_dict(), f"{event}: the entry is valid", *(f"  {line}" for line in found.checks))
+    validation = _submission(event, entry, "me", threads, truth).validate()
+    answer(as_json, validation.as_dict(), f"{event}: the entry is valid", *(f"  {line}" for line in validation.checks))
 
 
 def _submission(event: str, entry: str, team: str, threads: int, truth: str | None = None) -> CompetitionSubmission:
@@ -83,14 +83,14 @@ def _submission(event: str, entry: str, team: str, threads: int, truth: str | No
 
 
 def load_entry(event: str, entry: str) -> Recipe:
-    """The recipe meant by a path or by the word reference."""
+    """Load a recipe from a file; the word `reference` is the entry that ships with tilewise."""
     from tilewise.bench import read_recipe, reference_recipe
 
     return reference_recipe(event) if entry == "reference" else read_recipe(entry)
 
 
 def _plugin(plugin: Path, event: str, threads: int) -> Callable[[], Score]:
-    """Return a function that scores a plugin, whose file was checked."""
+    """Check a plugin's file and return a function that scores it."""
     from tilewise.bench import TinyMLPerf
 
     sandbox = require("tilewise_arena.sandbox", "the Open division")
@@ -103,7 +103,7 @@ def _plugin(plugin: Path, event: str, threads: int) -> Callable[[], Score]:
 
 
 def print_score(score: Any) -> None:
-    """The score, the cumulative gain step by step, and what was checked."""
+    """Print the score, the gain after each step of the recipe, and the checks that passed."""
     from rich.console import Console
 
     console = Console()

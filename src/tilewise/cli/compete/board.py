@@ -42,8 +42,8 @@ def submit(
     else:
         receipt = submission.submit_to_leaderboard(to, token)
     score = f", score {receipt['score']:.3f}" if "score" in receipt else ""
-    told = f"entry {receipt['entry']}: {receipt['status']}{score}"
-    answer(as_json, receipt, told, f"receipt {receipt['hash']}")
+    summary = f"entry {receipt['entry']}: {receipt['status']}{score}"
+    answer(as_json, receipt, summary, f"receipt {receipt['hash']}")
 
 
 def board(
@@ -71,28 +71,28 @@ def board(
         rows = {name: LocalLeaderboard(where).standings(name, limit) if division == "closed" else [] for name in names}
     else:
         boards = require("tilewise_arena.board", "a board in a database")
-        with boards.open_board(where, create=False) as opened:
-            rows = {name: opened.standings(name, division, limit=limit) for name in names}
+        with boards.open_board(where, create=False) as database:
+            rows = {name: database.standings(name, division, limit=limit) for name in names}
     if as_json:
         print(json.dumps(rows))
         return
     if not any(rows.values()):
         print(f"{where} has no entries in the {division} division yet")
-    for name, found in rows.items():
-        if found or event:
-            _print_board(name, division, found)
+    for name, entries in rows.items():
+        if entries or event:
+            _print_board(name, division, entries)
 
 
 def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
-    shown = []
+    cells = []
     for row in rows:
         gains = ["–" if row[n] is None else f"{row[n]:.2f}×" for n in ("speedup", "memory_gain", "size_gain")]
         score = "–" if row["score"] is None else f"{row['score']:.3f}"
         status = row["status"] + (" (record)" if row["record"] else "")
         entry = f"{row['id']} {row['name']}".strip()
-        shown.append((row["rank"] or "", row["team"], entry, score, *gains, status))
+        cells.append((row["rank"] or "", row["team"], entry, score, *gains, status))
     headings = ("", "team", "entry", "score", "speed", "memory", "size", "status")
-    show(table(headings, shown, f"{name}, {division} division", left=("team", "entry", "status")))
+    show(table(headings, cells, f"{name}, {division} division", left=("team", "entry", "status")))
 
 
 def register(compete: typer.Typer) -> None:

@@ -1,7 +1,7 @@
-"""Before and after: two models on the same images and the same clock; for `tilewise quantize` and `tilewise prune`.
+"""Comparison of two models on the same images, for `tilewise quantize` and `tilewise prune`.
 
-Accuracy differences are paired: each image is answered by both models, so the interval is over the images on which they
-differ, and much narrower than that of two separate accuracies.
+Accuracy differences are paired: both models classify each image. The interval of the difference depends only on images
+on which they disagree, so it is much narrower than the intervals of two separate accuracies.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tilewise.profile import Timer
 from tilewise.profile.timing.statistics import resampled_means
 
 Array = npt.NDArray[Any]
-_CHUNK = 500
+_CHUNK = 500  # images per call; arbitrary, bounds the memory of a pass
 
 
 @dataclass(frozen=True)
 class Task:
-    """A trained model with the images to judge it on."""
+    """A trained model with the images to evaluate it on."""
 
     name: str
     model: Module
@@ -38,7 +38,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One model on one task."""
+    """Accuracy, size and latency of one model on one task."""
 
     name: str
     correct: npt.NDArray[np.bool_]
@@ -59,12 +59,12 @@ class Outcome:
 
 
 def image_task(name: str, folder: str | None, weights: Path | None) -> Task:
-    """ "cnn", "mlp" or an ONNX file on the digits that came with the package, or on MNIST files."""
+    """Load `cnn`, `mlp` or an ONNX file with the digits that ship with the package, or with MNIST files."""
     images = data.digits() if folder is None else data.mnist(folder)
     if name.endswith(".onnx"):
         return _onnx_task(name, images)
     if name not in ("cnn", "mlp"):
-        raise ConfigurationError(f"this command knows the models cnn and mlp and ONNX files, not {name!r}")
+        raise ConfigurationError(f"this command takes cnn, mlp or an ONNX file, not {name!r}")
     if folder is None and weights is None:
         model = models.pretrained(name)
     elif weights is None:
@@ -78,27 +78,27 @@ def image_task(name: str, folder: str | None, weights: Path | None) -> Task:
 
 
 def _onnx_task(name: str, images: data.ImageData) -> Task:
-    """A network for these images in an ONNX file."""
+    """Load an ONNX file and check that it classifies these images."""
     from tilewise import onnx
 
     network = onnx.load(name)
     shape = network.inputs[0].shape if len(network.inputs) == 1 else None
     flat = shape is not None and len(shape) == 2
-    chosen = images.flat() if flat else images
+    inputs = images.flat() if flat else images
     try:
         with no_grad():
-            found = network(chosen.x_test[:2])
+            scores = network(inputs.x_test[:2])
     except TilewiseError as error:
         raise ConfigurationError(f"{name} does not take these images: {error}") from None
-    if isinstance(found, dict) or found.ndim != 2:
+    if isinstance(scores, dict) or scores.ndim != 2:
         raise ConfigurationError(f"{name} does not give one row of scores for each image")
-    return Task(Path(name).stem, network, chosen)
+    return Task(Path(name).stem, network, inputs)
 
 
 def answers(model: Module, x: Array) -> Array:
     with no_grad():
-        parts = [np.asarray(model(Tensor(x[i : i + _CHUNK]))).argmax(1) for i in range(0, len(x), _CHUNK)]
-    return np.concatenate(parts)
+        labels = [np.asarray(model(Tensor(x[i : i + _CHUNK]))).argmax(1) for i in range(0, len(x), _CHUNK)]
+    return np.concatenate(labels)
 
 
 def accuracy(model: Module, images: data.ImageData) -> float:
@@ -106,31 +106,31 @@ def accuracy(model: Module, images: data.ImageData) -> float:
 
 
 def outcomes(task: Task, candidates: dict[str, tuple[Module, int]], batch: int, runs: int, seed: int) -> list[Outcome]:
-    """Each model with its bytes, the first one being the baseline, timed in turns on one batch."""
+    """Evaluate models, given with their bytes, against the first one; timings on one batch are interleaved."""
     x, batch_x = task.data.x_test, Tensor(task.data.x_test[:batch])
 
     @no_grad()
     def run(model: Module) -> Any:
         return model(batch_x)
 
-    timed = Timer().compare({name: partial(run, model) for name, (model, _) in candidates.items()}, runs=runs)
-    right = {name: answers(model, x) == task.data.y_test for name, (model, _) in candidates.items()}
+    timing = Timer().compare({name: partial(run, model) for name, (model, _) in candidates.items()}, runs=runs)
+    correct = {name: answers(model, x) == task.data.y_test for name, (model, _) in candidates.items()}
     first = next(iter(candidates))
     return [
         Outcome(
             name,
-            right[name],
+            correct[name],
             size,
-            timed.measurements[name].p50,
-            timed.measurements[first].p50 / timed.measurements[name].p50,
-            *paired_drop(right[first], right[name], seed),
+            timing.measurements[name].p50,
+            timing.measurements[first].p50 / timing.measurements[name].p50,
+            *paired_drop(correct[first], correct[name], seed),
         )
         for name, (_, size) in candidates.items()
     ]
 
 
 def paired_drop(before: Array, after: Array, seed: int) -> tuple[float, tuple[float, float]]:
-    """The loss of accuracy in points, and its 95 % interval by resampling images."""
+    """Return the loss of accuracy in percentage points and its 95 % bootstrap interval over images."""
     difference = before.astype(np.int8) - after.astype(np.int8)
     low, high = np.quantile(resampled_means(difference, 1000, seed), [0.025, 0.975])
     return 100 * float(difference.mean()), (100 * float(low), 100 * float(high))
@@ -147,6 +147,6 @@ def print_table(title: str, rows: list[Outcome], batch: int) -> None:
 
 def _cells(row: Outcome) -> tuple[str, ...]:
     low, high = row.drop_interval
-    lost = "none" if low == high == 0 else with_interval(*(f"{v:+.2f}" for v in (row.drop_points, low, high)))
-    size, took = f"{row.bytes_in_memory / 1024:,.1f} KiB", f"{row.latency_s * 1e3:.3f} ms"
-    return row.name, f"{100 * row.accuracy:.2f} %", lost, size, took, f"{row.speedup:.2f}×"
+    accuracy_loss = "none" if low == high == 0 else with_interval(*(f"{v:+.2f}" for v in (row.drop_points, low, high)))
+    size, latency = f"{row.bytes_in_memory / 1024:,.1f} KiB", f"{row.latency_s * 1e3:.3f} ms"
+    return row.name, f"{100 * row.accuracy:.2f} %", accuracy_loss, size, latency, f"{row.speedup:.2f}×"

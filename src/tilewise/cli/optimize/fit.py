@@ -1,4 +1,4 @@
-"""`tilewise fit`: train a reference model, with a bar on a terminal and plain lines in a log."""
+"""`tilewise fit`: train a reference model, with a progress bar on a terminal and plain lines in a log."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def fit(
 
 
 def _watcher(move: Move | None, logs: list[Progress]) -> Progress:
-    """Tells of a line per epoch, moves the bar where there is one, and keeps the logs."""
+    """Return an observer that prints a line per epoch, moves the progress bar and writes the logs."""
     from tilewise.fit.logs import ProgressGroup
 
-    class Shown(ProgressGroup):
+    class ConsoleProgress(ProgressGroup):
         def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
             super().start(epochs, steps_per_epoch, done)
             self.total = epochs * steps_per_epoch
@@ -80,10 +80,10 @@ def _watcher(move: Move | None, logs: list[Progress]) -> Progress:
 
         def epoch(self, epoch: Epoch) -> None:
             super().epoch(epoch)
-            said = f"training loss {epoch.train_loss:.4f}, validation {epoch.score:.4f}{' *' * epoch.best}"
-            print(f"epoch {epoch.epoch}: {said}", file=sys.stderr, flush=True)
+            summary = f"training loss {epoch.train_loss:.4f}, validation {epoch.score:.4f}{' *' * epoch.best}"
+            print(f"epoch {epoch.epoch}: {summary}", file=sys.stderr, flush=True)
 
-    return Shown(logs)
+    return ConsoleProgress(logs)
 
 
 def _as_json(result: FitResult) -> str:
@@ -93,7 +93,7 @@ def _as_json(result: FitResult) -> str:
 
 def _as_text(result: FitResult) -> str:
     if not result.finished:
-        return f"Interrupted after {result.steps} steps; run the same command to go on from {result.checkpoint_path}."
+        return f"Interrupted after {result.steps} steps; the same command continues from {result.checkpoint_path}."
     scores = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.scores.items())
     why = ", stopped early" if result.stopped_early else ""
     return (

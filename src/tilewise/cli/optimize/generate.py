@@ -1,4 +1,4 @@
-"""`tilewise generate` and `tilewise kv`: text as it comes, and what the cache saves."""
+"""`tilewise generate` streams text from a language model; `tilewise kv` plots the effect of the KV cache."""
 
 from __future__ import annotations
 
@@ -53,57 +53,66 @@ def generate(
     from tilewise.generate import generate as run
 
     if int8 and int4:
-        raise ConfigurationError("weights have eight bits or four: choose one of --int8 and --int4")
-    talker = _model(model)
+        raise ConfigurationError("choose one of --int8 and --int4")
+    text_model = _model(model)
     prompt = sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
     if not prompt:
-        raise ConfigurationError("the prompt is empty; give it at least one character to go on from")
-    ids = talker.encode(prompt)
+        raise ConfigurationError("the prompt is empty; give at least one character to continue from")
+    ids = text_model.encode(prompt)
     if not as_json:
-        _say_what_is_read(talker, ids, prompt)
-    weights = "int8" if int8 else "int4" if int4 else talker.weights if cache else "float32"
+        _report_prompt(text_model, ids, prompt)
+    weights = "int8" if int8 else "int4" if int4 else text_model.weights if cache else "float32"
     stream = run(
-        talker.network, ids, tokens, cache, temperature, top_k, top_p, seed, talker.stops or None, weights=weights
+        text_model.network,
+        ids,
+        tokens,
+        use_cache=cache,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=text_model.stops or None,
+        weights=weights,
     )
-    written = _written(stream, talker, stop or [], prompt, as_json)
-    rate = len(written.tokens) / written.seconds if written.seconds > 0 else 0.0
+    generated = _stream_text(stream, text_model, stop or [], prompt, as_json)
+    rate = len(generated.tokens) / generated.seconds if generated.seconds > 0 else 0.0
     if as_json:
-        facts = {"prompt": prompt, "text": written.text, "tokens": written.tokens, "tokens_per_second": rate}
-        print(json.dumps(facts | {"cache": cache, "interrupted": written.interrupted}))
+        facts = {"prompt": prompt, "text": generated.text, "tokens": generated.tokens, "tokens_per_second": rate}
+        print(json.dumps(facts | {"cache": cache, "interrupted": generated.interrupted}))
     else:
-        count = len(written.tokens)
+        count = len(generated.tokens)
         print(
             f"\n\n{pluralize(count, 'token')}, {rate:,.0f} a second, "
-            f"{'with' if cache else 'without'} a cache, {talker.kind or weights} weights"
-            f"{', interrupted' * written.interrupted}"
+            f"{'with' if cache else 'without'} a cache, {text_model.kind or weights} weights"
+            f"{', interrupted' * generated.interrupted}"
         )
-    if written.interrupted:
+    if generated.interrupted:
         raise typer.Exit(130)
 
 
 @dataclass(frozen=True)
-class _Talker:
-    """A model, how text becomes its tokens, and what a token adds to the text."""
+class _TextModel:
+    """A language model with its tokenizer: text to token ids, and a token id to bytes."""
 
     network: LanguageModel
     encode: Callable[[str], Any]
     token_bytes: Callable[[int], bytes]
     weights: str = "float32"
-    kind: str = ""  # of weights that are neither float32 nor copies
+    kind: str = ""  # name of the weight format for the report, if it differs from `weights`
     stops: frozenset[int] = frozenset()
     ascii_only: bool = False
 
 
 @dataclass
-class _Written:
+class _GeneratedText:
     text: str
     tokens: list[int]
     seconds: float
     interrupted: bool
 
 
-def _written(stream: Any, talker: _Talker, stop: list[str], prompt: str, silent: bool) -> _Written:
-    """The text as it comes, until its end, a stop word or Ctrl-C."""
+def _stream_text(stream: Any, text_model: _TextModel, stop: list[str], prompt: str, silent: bool) -> _GeneratedText:
+    """Collect and print text until the stream ends, a stop word occurs or Ctrl-C is pressed."""
     from tilewise.gguf import TextStream
 
     out, text, new, interrupted = TextStream(stop), [], list[int](), False
@@ -120,20 +129,24 @@ def _written(stream: Any, talker: _Talker, stop: list[str], prompt: str, silent:
     try:
         for token in stream:
             new.append(int(token))
-            write(out.add(talker.token_bytes(int(token))))
+            write(out.add(text_model.token_bytes(int(token))))
             if out.stopped:
                 break
     except KeyboardInterrupt:
         interrupted = True
     seconds = time.perf_counter() - start
     write(out.end())
-    return _Written("".join(text), new, seconds, interrupted)
+    return _GeneratedText("".join(text), new, seconds, interrupted)
 
 
-def _say_what_is_read(talker: _Talker, ids: Any, prompt: str) -> None:
-    known = b"".join(talker.token_bytes(int(i)) for i in ids).decode() if talker.ascii_only else prompt
-    if known != prompt:
-        typer.echo(f"The model knows the characters of ASCII only, so it reads the prompt as {known!r}.", err=True)
+def _report_prompt(text_model: _TextModel, ids: Any, prompt: str) -> None:
+    """Warn if the model's vocabulary changes the prompt."""
+    if not text_model.ascii_only:
+        return
+    readable_prompt = b"".join(text_model.token_bytes(int(i)) for i in ids).decode()
+    if readable_prompt != prompt:
+        note = f"The model knows the characters of ASCII only, so it reads the prompt as {readable_prompt!r}."
+        typer.echo(note, err=True)
 
 
 def kv(
@@ -156,38 +169,38 @@ def kv(
     if as_json:
         print(json.dumps({"cached_s": cached, "uncached_s": uncached, "speedup": ratio, "picture": str(out)}))
     else:
-        took = f"{sum(cached):.3f} s with the cache, {sum(uncached):.3f} s without ({ratio:.1f}×)"
-        print(f"{pluralize(tokens, 'token')}: {took}")
+        summary = f"{sum(cached):.3f} s with the cache, {sum(uncached):.3f} s without ({ratio:.1f}×)"
+        print(f"{pluralize(tokens, 'token')}: {summary}")
         print(f"last token: {cached[-1] * 1e3:.2f} ms with, {uncached[-1] * 1e3:.2f} ms without; picture in {out}")
 
 
-def _model(name: str) -> _Talker:
+def _model(name: str) -> _TextModel:
     from tilewise import data, models
     from tilewise.generate import load_gpt
 
     if name == "gpt":
-        return _by_characters(models.pretrained("gpt"))
+        return _character_model(models.pretrained("gpt"))
     if name.startswith("gpt:"):
-        return _by_characters(models.gpt(name[4:], vocab=len(data.VOCABULARY)))
+        return _character_model(models.gpt(name[4:], vocab=len(data.VOCABULARY)))
     if not Path(name).exists():
         raise ConfigurationError(f"there is no model {name!r}; use {_MODEL_HELP.rstrip('.')}")
     if name.endswith(".gguf"):
         return _from_gguf(name)
     network = load_gpt(name)
-    return _by_characters(network) if network.vocab == len(data.VOCABULARY) else _by_numbers(network)
+    return _character_model(network) if network.vocab == len(data.VOCABULARY) else _token_id_model(network)
 
 
-def _by_characters(network: LanguageModel) -> _Talker:
+def _character_model(network: LanguageModel) -> _TextModel:
     from tilewise import data
 
-    return _Talker(network, data.encode, lambda token: data.decode([token]).encode(), ascii_only=True)
+    return _TextModel(network, data.encode, lambda token: data.decode([token]).encode(), ascii_only=True)
 
 
-def _by_numbers(network: LanguageModel, **more: Any) -> _Talker:
-    return _Talker(network, _ids, lambda token: f" {token}".encode(), **more)
+def _token_id_model(network: LanguageModel, **more: Any) -> _TextModel:
+    return _TextModel(network, _parse_token_ids, lambda token: f" {token}".encode(), **more)
 
 
-def _from_gguf(path: str) -> _Talker:
+def _from_gguf(path: str) -> _TextModel:
     from tilewise.gguf import load_gguf
     from tilewise.quantize import FourBitLinear
 
@@ -195,12 +208,12 @@ def _from_gguf(path: str) -> _Talker:
     four = any(isinstance(m, FourBitLinear) for m in loaded.model.modules())
     facts: dict[str, Any] = {"weights": loaded.weights, "kind": "four-bit" if four else ""}
     if loaded.tokenizer is None:
-        return _by_numbers(loaded.model, **facts)
+        return _token_id_model(loaded.model, **facts)
     words = loaded.tokenizer
-    return _Talker(loaded.model, words.encode, words.token_bytes, stops=words.stops, **facts)
+    return _TextModel(loaded.model, words.encode, words.token_bytes, stops=words.stops, **facts)
 
 
-def _ids(prompt: str) -> list[int]:
+def _parse_token_ids(prompt: str) -> list[int]:
     try:
         return [int(part) for part in prompt.replace(",", " ").split()]
     except ValueError:
@@ -208,11 +221,11 @@ def _ids(prompt: str) -> list[int]:
 
 
 def _seconds_per_token(network: LanguageModel, tokens: int, cache: bool, rounds: int = 3) -> list[float]:
-    """The shortest time of each position, so that what else the machine does stays out of the picture."""
-    return [min(times) for times in zip(*(_one_run(network, tokens, cache) for _ in range(rounds)), strict=True)]
+    """Return the shortest of three times per position, which filters out interference by other programs."""
+    return [min(times) for times in zip(*(_times_of_run(network, tokens, cache) for _ in range(rounds)), strict=True)]
 
 
-def _one_run(network: LanguageModel, tokens: int, cache: bool) -> list[float]:
+def _times_of_run(network: LanguageModel, tokens: int, cache: bool) -> list[float]:
     from tilewise.generate import generate as run
 
     stream, times = run(network, [0], tokens, use_cache=cache), []

@@ -1,4 +1,4 @@
-"""`tilewise prune`: a model with most of its weights gone, with what that cost and what it gained."""
+"""`tilewise prune`: remove weights or filters of a model, and compare accuracy, size and latency."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def prune(
         smaller: Any = shrink(task.model, sparsity)
         if sparsity and float_bytes(smaller) == float_bytes(task.model):
             raise ConfigurationError(f"{task.name} has no filters that could be removed; leave --structured out")
-        reached: list[Any] = []
+        layers: list[Any] = []
     else:
         smaller = run(task.model, sparsity, scope, pattern=pattern)
-        reached = smaller.pruning.layers
+        layers = smaller.pruning.layers
     if epochs:
         fine_tune(smaller, task.data, epochs, seed)
     smaller.eval()
@@ -63,24 +63,24 @@ def prune(
     rows = outcomes(task, candidates, batch, runs, seed)
     names = layer_names(task.model)
     notes = _choices(fast, names) + (_int8_notes(rows, out / task.name) if int8 else [])
-    found = sensitivity(task.model, lambda m: accuracy(m, task.data)) if scan else []
-    if found:
-        _draw(found, out / "sensitivity.png")
+    sensitivities = sensitivity(task.model, lambda m: accuracy(m, task.data)) if scan else []
+    if sensitivities:
+        _draw(sensitivities, out / "sensitivity.png")
     if as_json:
-        facts: dict[str, Any] = {"models": [r.as_dict() for r in rows], "layers": [vars(layer) for layer in reached]}
-        facts |= {"sensitivity": [vars(s) for s in found], "notes": notes}
+        facts: dict[str, Any] = {"models": [r.as_dict() for r in rows], "layers": [vars(layer) for layer in layers]}
+        facts |= {"sensitivity": [vars(s) for s in sensitivities], "notes": notes}
         print(json.dumps(facts, default=float))
         return
     print_table(f"{task.name}, {sparsity:.0%} of its {'filters' if structured else 'weights'} removed", rows, batch)
-    for layer in reached:
-        shown = names.get(layer.name.removesuffix(".weight"), layer.name)
-        print(f"  {shown}: {layer.zeros:,} of {layer.weights:,} weights are zero ({layer.sparsity:.1%})")
+    for layer in layers:
+        layer_name = names.get(layer.name.removesuffix(".weight"), layer.name)
+        print(f"  {layer_name}: {layer.zeros:,} of {layer.weights:,} weights are zero ({layer.sparsity:.1%})")
     for note in notes:
         print(f"  {note}")
-    for entry in found:
-        shown = names.get(entry.name.removesuffix(".weight"), entry.name)
+    for entry in sensitivities:
+        layer_name = names.get(entry.name.removesuffix(".weight"), entry.name)
         curve = ", ".join(f"{level:.0%}: {100 * value:.1f} %" for level, value in entry.accuracy.items())
-        print(f"  {shown} alone: {curve}{'  <- leave this one alone' if entry.fragile else ''}")
+        print(f"  {layer_name} alone: {curve}{'  <- leave this one alone' if entry.fragile else ''}")
 
 
 def _bytes(model: Any) -> int:
@@ -91,12 +91,12 @@ def _bytes(model: Any) -> int:
 
 
 def _choices(model: Any, names: Mapping[str, str]) -> list[str]:
-    """What each pruned layer uses, and the times that decided it."""
+    """Describe the kernel of each pruned layer and the times that decided it."""
     return [f"{names.get(name, name)} runs {why}" for name, why in getattr(model, "sparse_report", {}).items()]
 
 
 def _quantized(task: Any, pruned: Any, stem: Path) -> dict[str, tuple[Any, int]]:
-    """The model in int8, and pruned in int8, with the bytes of their files."""
+    """Quantize the dense and the pruned model, save both, and return them with their sizes in bytes."""
     import numpy as np
 
     from tilewise.prune import save_pruned
@@ -123,7 +123,7 @@ def _int8_notes(rows: list[Any], stem: Path) -> list[str]:
 
 
 def fine_tune(model: Any, images: Any, epochs: int, seed: int) -> None:
-    """Train on; the masks of a pruned model hold."""
+    """Train further; weights that were pruned stay zero."""
     import numpy as np
 
     from tilewise import Tensor, optim
@@ -145,13 +145,13 @@ def fine_tune(model: Any, images: Any, epochs: int, seed: int) -> None:
             optimizer.step()
 
 
-def _draw(found: list[Any], path: Path) -> None:
+def _draw(sensitivities: list[Any], path: Path) -> None:
     from tilewise.cli.pictures import picture
 
     with picture(path, 8, 4.5) as axes:
-        for entry in found:
-            levels, reached = ([100 * value for value in pair] for pair in zip(*entry.accuracy.items(), strict=True))
-            axes.plot(levels, reached, "--" if entry.fragile else "-", marker="o", label=entry.name)
+        for entry in sensitivities:
+            levels, accuracies = ([100 * value for value in pair] for pair in zip(*entry.accuracy.items(), strict=True))
+            axes.plot(levels, accuracies, "--" if entry.fragile else "-", marker="o", label=entry.name)
         axes.set(xlabel="sparsity of this layer alone, %", ylabel="accuracy, %", title="When pruning fails")
         axes.grid()
         axes.legend(title="layer (dashed: leave alone)")

@@ -1,4 +1,4 @@
-"""`tilewise quantize`: a model in int8, with what that cost and what it gained."""
+"""`tilewise quantize`: quantize a model to int8, and compare accuracy, size and latency."""
 
 from __future__ import annotations
 
@@ -84,19 +84,19 @@ def _layers(layers: list[Any], names: dict[str, str]) -> None:
 
 
 def _draw(calibration: Any, labels: dict[str, str], out: Path) -> None:
-    """A bar per step that sets a range of its own, from the smallest to the largest value, with the size of a step."""
+    """Draw a bar per op that has its own range, from the smallest to the largest value, labelled with the scale."""
     from tilewise.cli.pictures import BLUE, GREY, picture
 
-    kept = ("(max_pool)", "(avg_pool)", "(flatten)")  # these keep the range of what they read
-    steps = zip(calibration.names, calibration.parameters, calibration.ranges, strict=True)
-    shown = [(labels[name], p.scale, r) for name, p, r in steps if not labels[name].endswith(kept)]
-    with picture(out / "ranges.png", 8, 0.4 * len(shown) + 1.5) as axes:
-        for place, (_, scale, (low, high)) in enumerate(shown):
-            axes.plot([low, high], [place, place], color=BLUE, linewidth=6, solid_capstyle="butt")
+    range_preserving = ("(max_pool)", "(avg_pool)", "(flatten)")  # these ops keep the range of their input
+    ops = zip(calibration.names, calibration.parameters, calibration.ranges, strict=True)
+    bars = [(labels[name], p.scale, r) for name, p, r in ops if not labels[name].endswith(range_preserving)]
+    with picture(out / "ranges.png", 8, 0.4 * len(bars) + 1.5) as axes:
+        for row, (_, scale, (low, high)) in enumerate(bars):
+            axes.plot([low, high], [row, row], color=BLUE, linewidth=6, solid_capstyle="butt")
             where: Any = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(f"step {scale:.3g}", (max(high, 0), place), fontsize=8, color=GREY, **where)
+            axes.annotate(f"step {scale:.3g}", (max(high, 0), row), fontsize=8, color=GREY, **where)
         axes.axvline(0, color=GREY, linewidth=1)
-        axes.set_yticks(range(len(shown)), [label for label, _, _ in shown])
+        axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
         axes.invert_yaxis()
         axes.margins(x=0.14)
         title = f"Range of each step's result ({calibration.observer}, {calibration.samples} images)"

@@ -1,4 +1,4 @@
-"""`tilewise tiles`: the learned cost model's commands, in the order of a working day."""
+"""`tilewise tiles`: commands of the learned cost model."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def board(
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate models on several collections, beside what they must beat; a run that was cut off goes on.
+    """Evaluate models and baselines on several collections; the same command continues an interrupted run.
 
     Example: tilewise tiles board h200 cpu --models shipped,GBDT --out board.json
     """

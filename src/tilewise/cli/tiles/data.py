@@ -1,7 +1,4 @@
-"""`tilewise tiles download | from-pb | from-jax | import | kaggle | score`: data in, predictions out.
-
-Thin functions: each reads its options, calls the cost model's own code, and prints a line or JSON.
-"""
+"""`tilewise tiles download|from-pb|from-jax|import|kaggle|score`: read datasets, and write or score predictions."""
 
 from __future__ import annotations
 
@@ -48,34 +45,35 @@ def download(
     from tilewise.costmodel.course.unpack import unpack_tar
 
     root = out.expanduser()
-    found: dict[str, int] = {}
+    kernel_counts: dict[str, int] = {}
     if archives:
         for archive in archives:
-            found |= unpack_tar(archive.expanduser(), root).kernels
+            kernel_counts |= unpack_tar(archive.expanduser(), root).kernels
     else:
         splits = split or list(downloads.SPLITS)
         plan = downloads.plan_download(root, splits, url or downloads.BASE_URL)
         _announce(plan, root, yes or as_json)
         for name in splits:
-            found |= downloads.download_split(name, plan, root, _report()).kernels
-    place = root / "npz" / "tile" / "xla"
-    listed = ", ".join(f"{count} {name}" for name, count in found.items())
-    answer(as_json, {"data_root": str(place), "kernels": found}, f"{place} holds the kernels now: {listed}.")
+            kernel_counts |= downloads.download_split(name, plan, root, _report()).kernels
+    data_root = root / "npz" / "tile" / "xla"
+    counts_text = ", ".join(f"{count} {name}" for name, count in kernel_counts.items())
+    facts = {"data_root": str(data_root), "kernels": kernel_counts}
+    answer(as_json, facts, f"{data_root} holds the kernels now: {counts_text}.")
 
 
 def _announce(plan: DownloadPlan, root: Path, agreed: bool) -> None:
-    """Size and time first; then, on a terminal, the question."""
+    """Print the size and the expected time; on a terminal, ask before a download."""
     from tilewise.costmodel.course.download import estimate_seconds
 
     seconds = estimate_seconds(plan, root)
-    todo = f"{plan.bytes_to_fetch / 1e6:,.0f} of {plan.total_bytes / 1e6:,.0f} MB to fetch into {root}"
-    typer.echo(f"{todo}, about {max(1, round(seconds))} s at the speed measured just now.", err=True)
+    remaining = f"{plan.bytes_to_fetch / 1e6:,.0f} of {plan.total_bytes / 1e6:,.0f} MB to fetch into {root}"
+    typer.echo(f"{remaining}, about {max(1, round(seconds))} s at the speed measured just now.", err=True)
     if plan.bytes_to_fetch and not agreed and sys.stdin.isatty():
         typer.confirm("Go on?", abort=True)
 
 
 def _report() -> Report:
-    """Where the download is, at most once a second on a terminal and every fifteen in a log."""
+    """Return a function that prints progress at most once a second on a terminal, every 15 s in a log."""
     interval, state = (1.0 if sys.stderr.isatty() else 15.0), {"last": 0.0}
 
     def show(name: str, done: int, total: int) -> None:
@@ -171,16 +169,16 @@ def import_(
         typer.echo(sentence, err=True)
     for reason, count in result.skipped.items():
         typer.echo(f"{count:,} left out: {reason}.", err=True)
-    listed = ", ".join(f"{count} {name}" for name, count in sorted(result.splits.items()))
+    counts_text = ", ".join(f"{count} {name}" for name, count in sorted(result.splits.items()))
     typer.echo(
-        f"{out} holds {pluralize(result.kernels, 'kernel')} ({listed}) with "
+        f"{out} holds {pluralize(result.kernels, 'kernel')} ({counts_text}) with "
         f"{pluralize(result.configurations, 'configuration')}, "
         f"{pluralize(result.timings, 'timing')} and {pluralize(result.failures, 'failure')}."
     )
 
 
 def _silent(done: int, total: int | None, text: str) -> None:
-    """A log is told of the result alone."""
+    """Print nothing: a log only gets the result."""
 
 
 def kaggle(
@@ -194,15 +192,15 @@ def kaggle(
 ) -> None:
     """Make the Kaggle file of all five collections: 844 tile rows and 50 layout rows, matched by ID.
 
-    What no file predicts is said and gets the placeholder of the competition.
+    Rows that no file predicts are reported and get the placeholder of the competition.
 
     Example: tilewise tiles kaggle predictions_model_output.csv xla_random.csv nlp_random.csv
     """
     from tilewise.costmodel.course.predictions import find_predictions, write_kaggle
 
-    given: list[Path | None] = list(predictions) if predictions else [None]
-    chosen = [find_predictions(str(path) if path else None, Path.cwd()) for path in given]
-    result = write_kaggle(out, chosen, sample)
+    paths: list[Path | None] = list(predictions) if predictions else [None]
+    files = [find_predictions(str(path) if path else None, Path.cwd()) for path in paths]
+    result = write_kaggle(out, files, sample)
     if as_json:
         return typer.echo(json.dumps({"file": str(out), **dataclasses.asdict(result)}))
     for note in result.notes:

@@ -1,4 +1,4 @@
-"""`tilewise tiles describe`: what is in a collection of measured kernels, as a table, JSON or a picture."""
+"""`tilewise tiles describe`: summarize a collection of measured kernels as a table, JSON or a picture."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def describe(
     figures = measure(collection, progress=not as_json)
     if as_json:
         plain = {f.name: getattr(figures, f.name) for f in dataclasses.fields(figures)}
-        kept = {name: value for name, value in plain.items() if name not in _PICTURE_FIELDS}
-        typer.echo(json.dumps(kept, default=dataclasses.asdict))
+        facts = {name: value for name, value in plain.items() if name not in _PICTURE_FIELDS}
+        typer.echo(json.dumps(facts, default=dataclasses.asdict))
     else:
         _print(figures, programs)
     if plot is not None:
@@ -84,7 +84,7 @@ def _table(what: str, groups: dict[str, GroupFigures]) -> Table:
 
 
 def draw(figures: CollectionSummary, path: Path) -> None:
-    """Left: which share of configurations is within a factor of the best; right: the scatter of the repeats."""
+    """Draw the share of configurations within a factor of the best (left) and the noise of repeats (right)."""
     import numpy as np
 
     from tilewise.cli.pictures import picture
@@ -93,7 +93,7 @@ def draw(figures: CollectionSummary, path: Path) -> None:
         for family, values in figures.slowdowns.items():
             left.plot(np.sort(values), np.linspace(0, 1, len(values)), label=family)
         left.set(xscale="log", xlabel="runtime over the kernel's best", ylabel="share of configurations")
-        left.set_title(f"{figures.name}: how far configurations lie apart")
+        left.set_title(f"{figures.name}: spread of the configurations")
         for family, values in figures.deviations.items():
             if len(values):
                 right.plot(np.sort(values) * 100, np.linspace(0, 1, len(values)), label=family)

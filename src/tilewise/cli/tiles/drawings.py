@@ -1,4 +1,4 @@
-"""Pictures of a cost model: how it learned, and how it compares with what it must beat."""
+"""Pictures of a cost model: its learning curve, and its errors compared with baselines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PANELS = {
 
 
 def draw_curve(record: Mapping[str, Any], path: Path) -> None:
-    """The learning curve in a model's record: loss and metrics over epochs, the kept epoch marked."""
+    """Draw the learning curve in a model's record: loss and metrics over epochs, the best epoch marked."""
     with picture(path, 9, 3.2, columns=len(_PANELS)) as panels:
         for axes, (title, keys) in zip(panels, _PANELS.items(), strict=True):
             for key in keys:
@@ -32,13 +32,13 @@ def draw_curve(record: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_evaluation(evaluation: Evaluation, path: Path) -> None:
-    """Top-1 and top-5 error of every row with intervals, the noise ceiling as a line."""
+    """Draw the top-1 and top-5 error of every row with intervals, and the noise ceiling as a line."""
     with picture(path, 9, 0.5 * len(evaluation.rows) + 1.6, columns=2) as panels:
         for axes, metric in zip(panels, ("top1", "top5"), strict=True):
             rows = [(row.name, row.metrics[metric]) for row in reversed(evaluation.rows) if metric in row.metrics]
-            means = [100 * found.mean for _, found in rows]
-            spans = zip(*((100 * abs(f.mean - f.low), 100 * abs(f.high - f.mean)) for _, f in rows), strict=True)
-            axes.barh([name for name, _ in rows], means, xerr=list(spans), color=BLUE)
+            means = [100 * interval.mean for _, interval in rows]
+            error_bars = zip(*((100 * abs(f.mean - f.low), 100 * abs(f.high - f.mean)) for _, f in rows), strict=True)
+            axes.barh([name for name, _ in rows], means, xerr=list(error_bars), color=BLUE)
             axes.set_xscale("symlog", linthresh=1.0)
             axes.set_xlabel(f"top-{metric[3:]} error, % slower than the best")
             if metric in evaluation.ceiling:

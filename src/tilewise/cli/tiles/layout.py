@@ -35,7 +35,7 @@ def toy(
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write synthetic graphs in the dataset's very format; their runtimes come from a formula, not from a TPU.
+    """Write synthetic graphs in the dataset's format; their runtimes come from a formula, not from a TPU.
 
     Time goes into operations, into passes over padded tensors, and into a transpose wherever neighbours disagree.
 
@@ -47,12 +47,12 @@ def toy(
 
     check_name(collection)
     check_memory(float(nodes) * configs * 100, "A graph of that size")
-    few = max(1, graphs // 4)
-    counts = {"train": graphs, "valid": few, "test": few}
+    held_out_graphs = max(1, graphs // 4)
+    counts = {"train": graphs, "valid": held_out_graphs, "test": held_out_graphs}
     paths = write_synthetic(out.expanduser(), collection, counts, seed=seed, nodes=nodes, configs=configs)
     folder = paths[0].parents[1]
-    held = f"{pluralize(len(paths), 'graph')}: {', '.join(f'{n} {s}' for s, n in counts.items())}"
-    answer(as_json, {"folder": str(folder), "graphs": counts}, f"{folder} holds {held}.")
+    contents = f"{pluralize(len(paths), 'graph')}: {', '.join(f'{n} {s}' for s, n in counts.items())}"
+    answer(as_json, {"folder": str(folder), "graphs": counts}, f"{folder} holds {contents}.")
 
 
 @layout.command()
@@ -93,12 +93,12 @@ def train(
         "max_seconds": max_seconds, "seed": seed, "model_kwargs": parse_kwargs(model_kwargs),
     }  # fmt: skip
     data = open_layouts(collection, splits=("train", "valid"), cache_dir=cache_dir, limit=limit)
-    cutting: dict[str, Any] = {"segment_nodes": segment_nodes, "hops": hops}
-    trained = train_layouts(data, model, out_dir=out, resume=resume, device=device, **cutting, **settings)
+    segmentation: dict[str, Any] = {"segment_nodes": segment_nodes, "hops": hops}
+    trained = train_layouts(data, model, out_dir=out, resume=resume, device=device, **segmentation, **settings)
     best = next(row for row in trained.record["curve"] if row["epoch"] == trained.record["best_epoch"])
     if as_json:
-        told = {"out": str(out), "valid_tau": best["val_tau"], "best_epoch": best["epoch"]}
-        return typer.echo(json.dumps(told | {"seconds": trained.record["seconds"]}))
+        facts = {"out": str(out), "valid_tau": best["val_tau"], "best_epoch": best["epoch"]}
+        return typer.echo(json.dumps(facts | {"seconds": trained.record["seconds"]}))
     typer.echo(f"{out} holds a {model}; Kendall's tau on valid is {best['val_tau']:.3f} (epoch {best['epoch'] + 1}).")
 
 
@@ -123,15 +123,15 @@ def evaluate(
     from tilewise.costmodel.layout.evaluate import evaluate_layouts
     from tilewise.costmodel.models.files import without_nans
 
-    named = {str(path): _model(path) for path in models}
+    trained_models = {str(path): _model(path) for path in models}
     data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
-    found = evaluate_layouts(named, data.split(split), max_configs=configs, seed=seed)
+    evaluation = evaluate_layouts(trained_models, data.split(split), max_configs=configs, seed=seed)
     if as_json:
-        plain = {name: {key: vars(interval) for key, interval in row.items()} for name, row in found.items()}
+        plain = {name: {key: vars(interval) for key, interval in row.items()} for name, row in evaluation.items()}
         return typer.echo(json.dumps(without_nans({"split": split, "rows": plain}), indent=1))
     title = f"{split}: {pluralize(len(data.split(split)), 'graph')} (mean, 95 % interval)"
     rows = []
-    for name, row in found.items():
+    for name, row in evaluation.items():
         tau = with_interval(*(f"{v:.3f}" for v in (row["tau"].mean, row["tau"].low, row["tau"].high)))
         rows.append((name, tau, *(f"{row[key].mean:.2%}" for key in ("opa", "top1", "top5"))))
     show(table(("model", "Kendall tau", "ordered pairs", "top-1 error", "top-5 error"), rows, title))
@@ -150,7 +150,7 @@ def predict(
 ) -> None:
     """Rank all configurations of every graph and write them in the competition's rows, fastest first.
 
-    The rows are named after the collection, which its folders tell, or --name. `tilewise tiles kaggle` puts the files
+    The rows are named after the collection: by its folders, or by --name. `tilewise tiles kaggle` puts the files
     of several collections together.
 
     Example: tilewise tiles layout predict runs/layout toy/npz/layout/xla/random --out xla_random.csv
@@ -160,12 +160,12 @@ def predict(
     from tilewise.costmodel.layout.evaluate import rank_layouts
 
     trained = _model(model)
-    called = _called(name, collection)
+    full_name = _collection_name(name, collection)
     data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
     rankings = rank_layouts(trained, data.split(split))
-    write_layout_predictions(out.expanduser(), called, rankings)
-    facts = {"out": str(out), "collection": called, "graphs": len(rankings)}
-    answer(as_json, facts, f"{pluralize(len(rankings), 'graph')} of layout:{called} ranked into {out}.")
+    write_layout_predictions(out.expanduser(), full_name, rankings)
+    facts = {"out": str(out), "collection": full_name, "graphs": len(rankings)}
+    answer(as_json, facts, f"{pluralize(len(rankings), 'graph')} of layout:{full_name} ranked into {out}.")
 
 
 @layout.command()
@@ -185,13 +185,13 @@ def score(
     from tilewise.costmodel.metrics import bootstrap
     from tilewise.costmodel.models.files import without_nans
 
-    called = _called(name, str(truth.parent))
+    full_name = _collection_name(name, str(truth.parent))
     graphs = open_layouts(truth.parent, splits=(truth.name,), cache_dir=cache_dir).split(truth.name)
-    taus = score_rankings(predictions.expanduser(), called, graphs)
+    taus = score_rankings(predictions.expanduser(), full_name, graphs)
     mean = bootstrap(list(taus.values()))
     if as_json:
         return typer.echo(json.dumps(without_nans({"tau": mean.mean, "graphs": taus})))
-    typer.echo(f"Kendall's tau {mean.mean:.4f} over {pluralize(len(taus), 'graph')} of layout:{called}")
+    typer.echo(f"Kendall's tau {mean.mean:.4f} over {pluralize(len(taus), 'graph')} of layout:{full_name}")
 
 
 def _model(path: Path) -> TrainedLayoutModel:
@@ -200,10 +200,13 @@ def _model(path: Path) -> TrainedLayoutModel:
     return load_layout_model(path)
 
 
-def _called(name: str | None, folder: str) -> str:
+def _collection_name(name: str | None, folder: str) -> str:
+    """Return the name given with --name, or the one that the folder's path ends in, such as `xla:random`."""
     from tilewise.costmodel.layout.collection import check_name, collection_name
 
-    found = check_name(name) if name is not None else collection_name(Path(folder).expanduser())
-    if not found:
-        raise ConfigurationError(f"The folders of {folder} do not tell which collection it is; say so with --name.")
-    return found
+    full_name = check_name(name) if name is not None else collection_name(Path(folder).expanduser())
+    if not full_name:
+        raise ConfigurationError(
+            f"The folders of {folder} do not name a collection of the competition; name it with --name."
+        )
+    return full_name

@@ -1,4 +1,4 @@
-"""`tilewise tiles train|evaluate|predict|export`: from measured kernels to a model, its report card, its answers."""
+"""`tilewise tiles train|evaluate|predict|adapt|export`: train cost models on measured kernels and use them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def train(
     from tilewise.costmodel.data.dataset import load_dataset
 
     if not re.fullmatch(r"[\w.]+(:\w+)?", model):  # before anything heavy is imported
-        raise ConfigurationError(f"{model[:80]!r} is no model's name; yours is given as package.module:Class.")
+        raise ConfigurationError(f"{model[:80]!r} is not a model's name; give your own as package.module:Class.")
     settings = {
         "epochs": epochs, "early_stop": early_stop, "losses": losses, "learning_rate": learning_rate,
         "configs": configs, "batch": batch, "select": select, "max_seconds": max_seconds,
@@ -107,19 +107,29 @@ def train(
     results = []
     for number in range(seed, seed + seeds):
         folder = out if seeds == 1 else out / f"seed_{number}"
-        results.append(_train_one(data, model, model_kwargs, settings, number, folder, device, resume))
-    if _speaks():
+        options: dict[str, Any] = {"folder": folder, "device": device, "resume": resume}
+        results.append(_train_one(data, model, model_kwargs, settings, seed=number, **options))
+    if _is_main_process():
         _report_training(results, out, as_json)
 
 
-def _speaks() -> bool:
-    """Of the processes that torchrun starts, the first."""
+def _is_main_process() -> bool:
+    """Return whether this is the first of the processes that torchrun starts, which alone prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _train_one(
-    data: Dataset, model: str, kwargs: str, settings: dict[str, Any], seed: int, folder: Path, device: str, resume: bool
+    data: Dataset,
+    model: str,
+    kwargs: str,
+    settings: dict[str, Any],
+    *,
+    seed: int,
+    folder: Path,
+    device: str,
+    resume: bool,
 ) -> dict[str, Any]:
+    """Train one model, draw its learning curve, and return its metrics on the splits with runtimes."""
     from tilewise.costmodel.evaluate import evaluate as evaluate_model
     from tilewise.costmodel.train.loop import train as train_model
 
@@ -134,14 +144,14 @@ def _train_one(
         trained = train_model(
             data, model, out_dir=folder, device=device, resume=resume, seed=seed, model_kwargs=arguments, **settings
         )
-    if trained.record.get("curve") and _speaks():
+    if trained.record.get("curve") and _is_main_process():
         draw_curve(trained.record, folder / "curve.png")
-    found: dict[str, Any] = {"seed": seed, "folder": str(folder), "seconds": trained.record.get("seconds")}
+    report: dict[str, Any] = {"seed": seed, "folder": str(folder), "seconds": trained.record.get("seconds")}
     for split in ("valid", "test"):
         if data.split(split).labelled:
             metrics = evaluate_model(trained, data, split, baselines=False).rows[0].metrics
-            found[split] = {name: interval.mean for name, interval in metrics.items()}
-    return found
+            report[split] = {name: interval.mean for name, interval in metrics.items()}
+    return report
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -166,11 +176,14 @@ def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) ->
 
 
 def _show_metrics(
-    first: str, found: Iterable[tuple[str, dict[str, Any]]], title: str, ceiling: dict[str, float] | None = None
+    first: str,
+    metrics_by_name: Iterable[tuple[str, dict[str, Any]]],
+    title: str,
+    ceiling: dict[str, float] | None = None,
 ) -> None:
-    """A row for each split or model, and one for what noise alone leaves."""
+    """Print one row per split or model, and one for the noise ceiling."""
     rows = []
-    for name, metrics in found:
+    for name, metrics in metrics_by_name:
         cells = [_percent(metrics[key]) if key in metrics else "" for key in _METRICS]
         rows.append([name, *cells, f"{metrics['tau'].mean:.3f}" if "tau" in metrics else ""])
     if ceiling:
@@ -207,33 +220,36 @@ def evaluate(
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.evaluate import evaluate as evaluate_models
     from tilewise.costmodel.evaluate import leave_one_program_out
-    from tilewise.tune.search.surety import claims, told
+    from tilewise.tune.search.surety import claims
+    from tilewise.tune.search.surety import told as describe_claims
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
-    named = {str(path): _model(path, model_class) for path in models}
+    trained_models = {str(path): _model(path, model_class) for path in models}
     if gbdt and data.train.labelled:
         trees = _trees(data, seed)
-        named |= {"GBDT": trees} if trees else {}
-    evaluation = evaluate_models(named, data, split, seed=seed)
-    left_out = leave_one_program_out(data, leave_one_out, seed=seed) if leave_one_out else None
+        trained_models |= {"GBDT": trees} if trees else {}
+    evaluation = evaluate_models(trained_models, data, split, seed=seed)
+    by_left_out_program = leave_one_program_out(data, leave_one_out, seed=seed) if leave_one_out else None
     if plot:
         draw_evaluation(evaluation, plot)
     if as_json:
         from tilewise.costmodel.models.files import without_nans
 
-        typer.echo(json.dumps(without_nans(evaluation.as_dict() | {"leave_one_program_out": left_out}), indent=1))
+        typer.echo(
+            json.dumps(without_nans(evaluation.as_dict() | {"leave_one_program_out": by_left_out_program}), indent=1)
+        )
         return
     _print_evaluation(evaluation, by_program)
     for path in models:
-        cases, hyper = _as_tuned(path, named[str(path)], data, split)
+        cases, hyper = _tuner_cases(path, trained_models[str(path)], data, split)
         if hyper is not None:
-            typer.echo(f"{path}: {told(claims(cases, hyper))}.")
-    if left_out:
-        _print_programs("left out in training", left_out)
+            typer.echo(f"{path}: {describe_claims(claims(cases, hyper))}.")
+    if by_left_out_program:
+        _print_programs("left out in training", by_left_out_program)
 
 
 def _model(path: Path, model_class: str | None) -> Any:
-    """A trained model, one that was adapted, or a shipped one by name."""
+    """Load a trained model, an adapted one, or a shipped one by name."""
     from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
     from tilewise.costmodel.models.trained import load_model, read_model_file
@@ -244,8 +260,8 @@ def _model(path: Path, model_class: str | None) -> Any:
     return load_scorer(path) if adapted else load_model(path, model_class=model_class)
 
 
-def _as_tuned(path: Path, model: Any, data: Dataset, split: str) -> tuple[list[Case], Hyperparameters | None]:
-    """A split's kernels as the tuner meets them, where the model has a calibration that says how sure to be."""
+def _tuner_cases(path: Path, model: Any, data: Dataset, split: str) -> tuple[list[Case], Hyperparameters | None]:
+    """Return a split's kernels as tuning cases and the calibration of the model; ([], None) if it has none."""
     from tilewise.costmodel.models.shipped import shipped_file, shipped_names
     from tilewise.costmodel.models.trained import model_path
     from tilewise.tune.search.calibration import load_calibration, make_case
@@ -285,7 +301,7 @@ def _print_programs(title: str, programs: dict[str, dict[str, float]]) -> None:
 
 
 def _percent(interval: Any) -> str:
-    """With an en dash between the bounds, so that a cell is not broken in two."""
+    """Format a mean with its interval; an en dash between the bounds keeps the cell on one line."""
     mean, low, high = (f"{value:.2%}" for value in (interval.mean, interval.low, interval.high))
     return mean if low == high else f"{mean} ({low}–{high})"
 
@@ -319,19 +335,22 @@ def predict(
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
     kernels = data.split(split)
     rankings = {k.name: rank(scorer, k) for k in track(kernels, "ranking", len(kernels))}
-    short = write_predictions(out, {name: found.top(top) for name, found in rankings.items()}, top)
-    sure = {name: found.confidence_top5 for name, found in rankings.items() if found.confidence_top5 is not None}
-    cases, hyper = _as_tuned(model, scorer, data, split)
+    padded_kernels = write_predictions(out, {name: ranking.top(top) for name, ranking in rankings.items()}, top)
+    confidences = {
+        name: ranking.confidence_top5 for name, ranking in rankings.items() if ranking.confidence_top5 is not None
+    }
+    cases, hyper = _tuner_cases(model, scorer, data, split)
     within = [case.name for case in cases if hyper is not None and Claim(case.process(hyper)).after(0)]
     if as_json:
-        told = {"out": str(out), "kernels": len(rankings), "padded": short, "sure_top5": sure, "within5_top1": within}
-        return typer.echo(json.dumps(told, indent=1))
+        facts = {"out": str(out), "kernels": len(rankings), "padded": padded_kernels}
+        facts |= {"sure_top5": confidences, "within5_top1": within}
+        return typer.echo(json.dumps(facts, indent=1))
     typer.echo(f"{pluralize(len(rankings), 'kernel')} ranked into {out}.")
-    if short:
-        typer.echo(padding_note(short, top))
-    if sure:
-        unsure = sum(p < 0.5 for p in sure.values())
-        mean = sum(sure.values()) / len(sure)
+    if padded_kernels:
+        typer.echo(padding_note(padded_kernels, top))
+    if confidences:
+        unsure = sum(p < 0.5 for p in confidences.values())
+        mean = sum(confidences.values()) / len(confidences)
         typer.echo(
             f"Expected share with a top-5 configuration within 1 % of the best: {mean:.0%}; {unsure} look unsure. "
             f"The first choice is surely within 5 % for {pluralize(len(within), 'kernel')}."
@@ -348,7 +367,7 @@ def adapt(
 ) -> None:
     """Correct a trained model by measurements of another device, best of a hundred kernels. Needs LightGBM, no PyTorch.
 
-    Measurements that teach nothing leave the model as it is: that is tried on kernels that are left out.
+    If cross-validation shows no gain, the original model is written.
     Example: tilewise tiles adapt h200 --on mine.sqlite --out mine.safetensors
     """
     from tilewise.cli.tiles.measured import measured_kernels
@@ -360,15 +379,15 @@ def adapt(
     kernels = measured_kernels(on.expanduser(), load_scorer(path).schema)
     model = adapt_to(path, kernels)
     model.save(out.expanduser())
-    found = model.record["adapted"]
+    summary = model.record["adapted"]
     if as_json:
-        return typer.echo(json.dumps({"out": str(out), **found}))
-    error = found["left_out"]
+        return typer.echo(json.dumps({"out": str(out), **summary}))
+    error = summary["left_out"]
     typer.echo(
-        f"{found['measurements']} measurements of {found['kernels']} kernels. On those left out in turn the first "
-        f"choices take {error['base']:.1%} longer than the fastest by the model as it was, {error['adapted']:.1%} "
-        "once adapted: "
-        + ("the adapted model" if found["kept"] else "no gain, so the model as it was")
+        f"{summary['measurements']} measurements of {summary['kernels']} kernels. In cross-validation the first "
+        f"choices take {error['base']:.1%} longer than the fastest with the original model, {error['adapted']:.1%} "
+        "with the adapted one: "
+        + ("the adapted model" if summary["kept"] else "no gain, so the original model")
         + f" is in {out}."
     )
 
