@@ -117,7 +117,7 @@ def test_a_stranger_gets_no_place_for_a_large_body(site: Site) -> None:
 
 
 def test_one_client_may_ask_so_often_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_SECONDS_REFUSED", 0.0)
+    monkeypatch.setattr(limits, "_REJECTION_DELAY_SECONDS", 0.0)
     path = tmp_path / "b.sqlite"
     with open_board(path) as board, TestClient(create_app(path, rate=2)) as client:
         site = Site(client, board)
@@ -419,7 +419,7 @@ def test_nobody_works_for_those_who_did_not_wait() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         worked.append(1)
         await asyncio.sleep(0.01)
-        await limits._say(send, 200, {})
+        await limits._send_json(send, 200, {})
 
     async def nobody(_: str) -> None:
         return None
@@ -434,7 +434,7 @@ def test_nobody_works_for_those_who_did_not_wait() -> None:
         guard = limits.Limits(app, nobody, 0.0)
         scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": ("10.0.0.1", 1)}
         await asyncio.gather(*(guard(dict(scope), gone, quiet) for _ in range(600)))
-        assert guard._places == {}
+        assert guard._queues == {}
 
     asyncio.run(crowd())
     assert worked == []
@@ -448,7 +448,7 @@ def test_one_client_has_a_few_requests_worked_on_at_once() -> None:
         most[0] = max(most[0], working[0])
         await asyncio.sleep(0.01)
         working[0] -= 1
-        await limits._say(send, 200, {})
+        await limits._send_json(send, 200, {})
 
     async def nobody(_: str) -> None:
         return None
@@ -463,10 +463,10 @@ def test_one_client_has_a_few_requests_worked_on_at_once() -> None:
         guard = limits.Limits(app, nobody, 0.0)
         scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": ("10.0.0.1", 1)}
         await asyncio.gather(*(guard(dict(scope), asked, quiet) for _ in range(20)))
-        assert guard._places == {}
+        assert guard._queues == {}
 
     asyncio.run(crowd())
-    assert most[0] == limits._OF_ONE_CLIENT
+    assert most[0] == limits._MAX_ACTIVE_PER_CLIENT
 
 
 def test_headers_without_end_are_cut_off(served: tuple[Served, str]) -> None:
@@ -544,7 +544,7 @@ def test_what_tells_a_server_to_end_before_it_runs_is_not_lost(tmp_path: Path) -
         listening = socket.create_server(("127.0.0.1", 0))
         server = GuardedServer(uvicorn.Config(app, log_level="error"), listening, app.health)
         try:
-            server.end_when_told()
+            server.stop_on_signals()
             signal.raise_signal(number)
             server.run(sockets=[])
         finally:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("fastapi")
 
 from tilewise.bench.errors import Rejected
-from tilewise.web.bodies import Lists, parse
+from tilewise.web.bodies import ListCache, parse
 
 LIST = [{"block": 2**i, "stages": 3} for i in range(20)]
 TEXT = json.dumps(LIST)
@@ -33,14 +33,14 @@ def meant(read: Any, body: bytes) -> Any:
 
 
 def test_a_list_that_came_before_is_the_same_object() -> None:
-    lists = Lists()
+    lists = ListCache()
     first, second = (lists.parse(b'{"problem": %d, "configs": %s}' % (n, TEXT.encode())) for n in (1, 2))
     assert first["configs"] is second["configs"] and (first["problem"], second["problem"]) == (1, 2)
 
 
 @given(before=FIELDS, after=FIELDS)
 def test_what_stands_around_a_known_list_is_read_as_json_reads_it(before: Any, after: Any) -> None:
-    lists = Lists()
+    lists = ListCache()
     lists.parse(b'{"configs": %s}' % TEXT.encode())
     around = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in before.items()]
     behind = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in after.items()]
@@ -54,7 +54,7 @@ def test_what_stands_around_a_known_list_is_read_as_json_reads_it(before: Any, a
     cut=st.booleans(),
 )
 def test_a_damaged_body_is_refused_as_ever(at: int, put: bytes, cut: bool) -> None:
-    lists = Lists()
+    lists = ListCache()
     whole = b'{"device": {"kind": "cpu"}, "configs": %s, "problem": {"m": 8}}' % TEXT.encode()
     lists.parse(whole)
     body = whole[:at] + put + whole[at + cut :]
@@ -63,7 +63,7 @@ def test_a_damaged_body_is_refused_as_ever(at: int, put: bytes, cut: bool) -> No
 
 @pytest.mark.parametrize("tail", ["]", '], "x": 1}', ']"}]}', ']zzz"}]}'])
 def test_a_bracket_inside_a_word_is_no_end(tail: str) -> None:
-    lists = Lists()
+    lists = ListCache()
     start = '{"configs": [' + "1, " * 200 + '{"a": "'
     lists.parse((start + ']"}]}').encode())
     body = (start + tail).encode()

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from tests.waiting import until
 from tilewise.gpu.families.family import get_family
 from tilewise.store.store import Store
-from tilewise.web.bodies import MOST_BODY
+from tilewise.web.bodies import MAX_BODY_BYTES
 from tilewise_fleet.service.app import create_app
 from tilewise_fleet.service.tokens import create_token, find_owner, revoke_token
 
@@ -121,7 +121,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("/choose", {"device": GPU, "problem": spec(), "configs": [{"a; b": 1}]}, 400, "whole numbers"),
     ("/choose", {"device": GPU, "problem": spec(), "more": 1}, 400, "not 'more'"),
     ("/choose", b"[" * 100_000, 400, "JSON object"),
-    ("/choose", b" " * (MOST_BODY + 1), 413, "at most"),
+    ("/choose", b" " * (MAX_BODY_BYTES + 1), 413, "at most"),
     ("/measurements", {"device": {**GPU, "identity": "Other GPU"}, "batches": [batch()]}, 403, "this token is for"),
     ("/measurements", {"device": GPU, "batches": [{**batch(), "default_ns": 1e-3}]}, 400, "outside the range"),
     ("/measurements", {"device": GPU, "batches": [{**batch(), "default_ns": 1e300}]}, 400, "outside the range"),

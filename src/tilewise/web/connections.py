@@ -1,12 +1,15 @@
-"""Connections of strangers: at most so many, and none that keeps the board waiting.
+"""Limits on connections: their number, and the time that each may keep the server waiting.
 
-uvicorn waits for ever for the first byte of a request and for a client that does not read its answer. Here a connection
-has some seconds to send the head of its request and to take what is written to it. When there are more connections than
-the board holds, those that have kept it waiting longest are closed to make room: a thousand idle ones push out each
-other, not those that ask for something. That is looked at a moment later, so that whoever has just come is heard. A
-connection costs little until something is asked on it, and few are taken at a time, so that a flood of them does not
-hold up requests that are here already. A head is looked at before it is parsed: so many lines, and no body in chunks,
-which can be made of single bytes. One request at a time is heard on a connection.
+uvicorn waits without limit for the first byte of a request and for a client that does not read its response. Here a
+connection has some seconds to send the head of its request, and to read the response.
+
+- If there are too many connections, the server closes those that it has waited for longest. A thousand idle connections
+  therefore push out each other, and not clients that send requests. This happens with a short delay, so that a new
+  client has time to send its request.
+- A connection is only a socket until its request head has arrived, and few connections are accepted per turn of the
+  event loop, so that a flood of them does not delay requests that are already being processed.
+- A request head is checked before it is parsed: the number of lines is limited, and chunked bodies are rejected,
+  because a client can send them in chunks of one byte. Pipelined requests are not accepted.
 """
 
 from __future__ import annotations
@@ -26,99 +29,102 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST_CONNECTIONS = 512
-MOST_FOR_A_MOMENT = 1024
-MOST_AT_THE_DOOR = 1024  # connections that have not asked for anything yet
-AT_A_TIME = 64  # connections taken between two looks at what is asked on others
-LET_IN_AT_A_TIME = 8  # of those that have asked; each costs as much as a hundred that have not
-SECONDS_TO_BE_HEARD, SECONDS_BETWEEN = 0.25, 0.01
+# The limits below are arbitrary; the tests with hostile clients pass with them.
+MAX_CONNECTIONS = 512  # with a request; more are closed after a short delay
+MAX_CONNECTIONS_BURST = 1024  # with a request; more are closed at once
+MAX_PENDING = 1024  # connections without a complete request head
+ACCEPTS_PER_TURN = 64  # connections accepted per turn of the event loop
+ADMISSIONS_PER_TURN = 8  # connections handed to uvicorn per turn; each costs as much as a hundred accepts
+CLOSE_DELAY_SECONDS, CLOSE_INTERVAL_SECONDS = 0.25, 0.01
 HEADER_BYTES, HEADER_LINES, HEADER_PARTS = 16 << 10, 100, 300
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
-SECONDS_FOR_HEAD = 10.0
-SECONDS_TO_TAKE = 30.0
+HEAD_SECONDS = 10.0  # for sending a request head
+READ_SECONDS = 30.0  # for reading a response
 
 
 class GuardedProtocol(H11Protocol):
-    """HTTP/1.1 with a limit on connections and on their patience."""
+    """uvicorn's HTTP/1.1 protocol with limits on the number of connections, on request heads and on time."""
 
-    _timer: asyncio.TimerHandle | None = None
-    _stuck: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
     _since: float = 0.0
-    heard: bytes = b""  # what came before this protocol was there
+    initial_data: bytes = b""  # received before the connection was handed to this protocol
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._head = bytearray()
-        self._early = False  # whether something came while nothing was to be said
+        self._pipelined = False  # whether data arrived before the response was complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timer for the request head, and close old connections if there are too many."""
         super().connection_made(transport)
         self._since = time.monotonic()
-        self._expect_head()
-        if len(self.connections) > MOST_FOR_A_MOMENT:
+        self._start_head_timer()
+        if len(self.connections) > MAX_CONNECTIONS_BURST:
             _close_some(self.connections)
-        elif len(self.connections) == MOST_CONNECTIONS + 1:
-            self.loop.call_later(SECONDS_TO_BE_HEARD, _make_room, self.loop, self.connections)
-        if self.heard:
-            self.data_received(self.heard)
+        elif len(self.connections) == MAX_CONNECTIONS + 1:
+            self.loop.call_later(CLOSE_DELAY_SECONDS, _make_room, self.loop, self.connections)
+        if self.initial_data:
+            self.data_received(self.initial_data)
 
     def data_received(self, data: bytes) -> None:
+        """Check a request head before h11 parses it; ignore data that arrives before the response is complete."""
         fresh = self._waits_for_head()
-        if not fresh and not self.cycle.more_body:  # asked before the answer was out: it is not looked at
-            self._early = True
+        if not fresh and not self.cycle.more_body:
+            self._pipelined = True
             self.flow.pause_reading()
             return
         if fresh and not self._may_be_parsed(data):
             return
         super().data_received(data)
         if fresh and not self._waits_for_head():
-            self._forget_head()
+            self._cancel_head_timer()
 
     def _may_be_parsed(self, data: bytes) -> bool:
-        """Whether what was sent of a head so far is one that costs little; the others are answered here."""
-        before = max(len(self._head) - 2, 0)
+        """Return whether the head so far is cheap to parse; otherwise answer with an error and close the connection."""
+        start = max(len(self._head) - 2, 0)  # the end of the head may be split over two packets
         self._head += data
-        found = _END_OF_HEAD.search(self._head, before)
-        if found is None and len(self._head) <= HEADER_BYTES:
+        end = _END_OF_HEAD.search(self._head, start)
+        if end is None and len(self._head) <= HEADER_BYTES:
             return True
-        head = bytes(self._head[: found.start()] if found else self._head).lower()
+        head = bytes(self._head[: end.start()] if end else self._head).lower()
         self._head.clear()
         if head.count(b"\n") >= HEADER_LINES:
-            self._turn_away(b"431 Request Header Fields Too Large", b"a head has %d lines at most" % HEADER_LINES)
-        elif head.count(b";") > HEADER_PARTS:  # cookies, which are taken apart one by one
-            self._turn_away(b"431 Request Header Fields Too Large", b"a head has %d cookies at most" % HEADER_PARTS)
+            self._reject(b"431 Request Header Fields Too Large", b"a head may have %d lines at most" % HEADER_LINES)
+        elif head.count(b";") > HEADER_PARTS:  # parsing cookies takes time for each of them
+            self._reject(b"431 Request Header Fields Too Large", b"a head may have %d cookies at most" % HEADER_PARTS)
         elif b"\ntransfer-encoding" in head:
-            self._turn_away(b"411 Length Required", b"a body comes whole and with its length, not in chunks")
+            self._reject(b"411 Length Required", b"a request body needs a Content-Length; chunks are not accepted")
         return not self.transport.is_closing()
 
-    def _turn_away(self, status: bytes, sentence: bytes) -> None:
+    def _reject(self, status: bytes, sentence: bytes) -> None:
         kind = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d" % len(sentence)
         self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, kind, sentence))
         self.transport.close()
 
     def on_response_complete(self) -> None:
         self._since = time.monotonic()
-        if self._early or self.conn.trailing_data[0]:
+        if self._pipelined or self.conn.trailing_data[0]:
             self.transport.close()
         super().on_response_complete()
         if self._waits_for_head():
-            self._expect_head()
+            self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_head()
-        self._end_stuck()
+        self._cancel_head_timer()
+        self._cancel_write_timer()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stuck = self._stuck or self.loop.call_later(SECONDS_TO_TAKE, self.transport.abort)
+        self._write_timer = self._write_timer or self.loop.call_later(READ_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._end_stuck()
+        self._cancel_write_timer()
 
     def waits_for_client(self) -> bool:
-        """Whether it is the client's turn: nothing asked, or a request whose body is not here yet."""
+        """Return whether the server waits for the client: for a request, or for the remainder of its body."""
         return self._waits_for_head() or bool(self.cycle.more_body)
 
     @property
@@ -128,78 +134,82 @@ class GuardedProtocol(H11Protocol):
     def _waits_for_head(self) -> bool:
         return self.cycle is None or bool(self.cycle.response_complete)
 
-    def _expect_head(self) -> None:
-        self._forget_head()
-        self._timer = self.loop.call_later(SECONDS_FOR_HEAD, self._too_late)
+    def _start_head_timer(self) -> None:
+        self._cancel_head_timer()
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_head_timeout)
 
-    def _too_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         if self._waits_for_head():
             self.transport.close()
 
-    def _forget_head(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
-    def _end_stuck(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
 
-class Door:
-    """Connections on which nothing whole has been asked yet: a socket each, and what was heard so far.
+class PendingConnections:
+    """Accepts connections, and keeps them as plain sockets until a complete request head has arrived.
 
-    Whoever asks for the board's health is answered here. The oldest are closed when there are too many.
+    Health checks are answered here. The oldest connections are closed if there are too many.
     """
 
     def __init__(
         self, listening: socket.socket, make: Callable[[], asyncio.Protocol], health: Callable[[], bytes | None]
     ) -> None:
         self._listening, self._make, self._health = listening, make, health
-        self._waiting: dict[socket.socket, float] = {}  # since when; the oldest first
-        self._heard: dict[socket.socket, bytes] = {}  # the beginning of a head
-        self._asking: deque[tuple[socket.socket, bytes]] = deque()  # in the order they are let in
-        self._admitted: set[asyncio.Task[None]] = set()
+        self._waiting: dict[socket.socket, float] = {}  # time of the last event; the oldest first
+        self._partial_heads: dict[socket.socket, bytes] = {}
+        self._ready: deque[tuple[socket.socket, bytes]] = deque()  # with a complete head, in order of arrival
+        self._admissions: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
+        """Start to accept connections in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._listening.setblocking(False)
-        self._loop.add_reader(self._listening, self._take_some)
+        self._loop.add_reader(self._listening, self._accept_some)
 
     def close(self) -> None:
+        """Stop accepting, and close all pending connections."""
         self._loop.remove_reader(self._listening)
         self._listening.close()
         for connection in list(self._waiting):
-            self._send_away(connection)
-        while self._asking:
-            self._asking.popleft()[0].close()
+            self._drop(connection)
+        while self._ready:
+            self._ready.popleft()[0].close()
 
-    def _take_some(self) -> None:
-        """A few of those who stand in the kernel's queue; the loop comes back while there are more."""
-        for _ in range(AT_A_TIME):
+    def _accept_some(self) -> None:
+        """Accept a few connections; the event loop calls this again while there are more."""
+        for _ in range(ACCEPTS_PER_TURN):
             try:
                 connection, _ = self._listening.accept()
             except (BlockingIOError, ConnectionAbortedError, InterruptedError):
                 return
-            except OSError:  # no descriptor is left: the oldest makes room
-                self._send_away(next(iter(self._waiting), None))
+            except OSError:  # too many open files: close the oldest connection
+                self._drop(next(iter(self._waiting), None))
                 return
             connection.setblocking(False)
-            self._loop.add_reader(connection, self._hear, connection)
+            self._loop.add_reader(connection, self._on_data, connection)
             self._wait_for(connection)
 
     def _wait_for(self, connection: socket.socket) -> None:
+        """Wait for a request on a connection, and drop connections that are too many or too old."""
         now = time.monotonic()
         self._waiting[connection] = now
-        if len(self._waiting) > MOST_AT_THE_DOOR:
-            self._send_away(next(iter(self._waiting)))
-        for _ in range(2):  # two go for one that comes, so nobody stays long beyond their time
+        if len(self._waiting) > MAX_PENDING:
+            self._drop(next(iter(self._waiting)))
+        for _ in range(2):  # checks two for each new one, so that expired ones cannot accumulate
             oldest = next(iter(self._waiting))
-            if now - self._waiting[oldest] > SECONDS_FOR_HEAD:
-                self._send_away(oldest)
+            if now - self._waiting[oldest] > HEAD_SECONDS:
+                self._drop(oldest)
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _on_data(self, connection: socket.socket) -> None:
+        """Collect a request head; answer a health check, or queue the connection for uvicorn."""
         try:
             data = connection.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
@@ -207,67 +217,68 @@ class Door:
         except OSError:
             data = b""
         if not data:
-            self._send_away(connection)
+            self._drop(connection)
             return
-        data = self._heard.pop(connection, b"") + data
+        data = self._partial_heads.pop(connection, b"") + data
         if b"\r\n\r\n" not in data and len(data) <= HEADER_BYTES:
-            self._heard[connection] = data
+            self._partial_heads[connection] = data
             return
-        answer = self._health() if _asks_for_health(data) else None
-        if answer is not None and self._tell(connection, answer):
+        response = self._health() if _asks_for_health(data) else None
+        if response is not None and self._send(connection, response):
             self._waiting.pop(connection, None)
             if b"\nconnection: close" in data.lower():
-                self._send_away(connection)
+                self._drop(connection)
             else:
                 self._wait_for(connection)
             return
         self._loop.remove_reader(connection)
         self._waiting.pop(connection, None)
-        if not self._asking:
-            self._loop.call_soon(self._let_some_in)
-        self._asking.append((connection, data))
-        if len(self._asking) > MOST_AT_THE_DOOR:
-            self._asking.popleft()[0].close()
+        if not self._ready:
+            self._loop.call_soon(self._admit_some)
+        self._ready.append((connection, data))
+        if len(self._ready) > MAX_PENDING:
+            self._ready.popleft()[0].close()
 
-    def _let_some_in(self) -> None:
-        """A few of those who have asked, between two looks at who else has come."""
-        for _ in range(min(LET_IN_AT_A_TIME, len(self._asking))):
-            connection, data = self._asking.popleft()
+    def _admit_some(self) -> None:
+        """Hand a few connections to uvicorn, and the others in later turns of the event loop."""
+        for _ in range(min(ADMISSIONS_PER_TURN, len(self._ready))):
+            connection, data = self._ready.popleft()
             if _is_gone(connection):
                 connection.close()
                 continue
             task = self._loop.create_task(self._admit(connection, data))
-            self._admitted.add(task)
-            task.add_done_callback(self._admitted.discard)
-        if self._asking:
-            self._loop.call_soon(self._let_some_in)
+            self._admissions.add(task)
+            task.add_done_callback(self._admissions.discard)
+        if self._ready:
+            self._loop.call_soon(self._admit_some)
 
     @staticmethod
-    def _tell(connection: socket.socket, answer: bytes) -> bool:
-        with contextlib.suppress(OSError):  # a client that does not take so little has its answer elsewhere, or none
-            return connection.send(answer) == len(answer)
+    def _send(connection: socket.socket, response: bytes) -> bool:
+        """Send a short response; returns False if the socket does not accept all of it at once."""
+        with contextlib.suppress(OSError):
+            return connection.send(response) == len(response)
         return False
 
     async def _admit(self, connection: socket.socket, data: bytes) -> None:
-        """Hand a connection and what came on it to the server."""
+        """Hand a connection and the data received so far to uvicorn."""
         protocol = self._make()
         if isinstance(protocol, GuardedProtocol):
-            protocol.heard = data
+            protocol.initial_data = data
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, connection)
         except OSError:
             connection.close()
 
-    def _send_away(self, connection: socket.socket | None) -> None:
+    def _drop(self, connection: socket.socket | None) -> None:
         if connection is not None:
             self._loop.remove_reader(connection)
             self._waiting.pop(connection, None)
-            self._heard.pop(connection, None)
+            self._partial_heads.pop(connection, None)
             connection.close()
 
 
 def _is_gone(connection: socket.socket) -> bool:
-    """Whether nobody is there any more to take an answer; who has only stopped sending still is."""
+    """Return whether the client has closed the connection; one that only finished sending has not."""
     try:
         connection.recv(1, socket.MSG_PEEK)
     except (BlockingIOError, InterruptedError):
@@ -277,32 +288,32 @@ def _is_gone(connection: socket.socket) -> bool:
     return False
 
 
-_MORE_TO_COME = (b"\ncontent-length:", b"\ntransfer-encoding:", b"\nexpect:", b"\nupgrade:")
+_HEADERS_WITH_BODY = (b"\ncontent-length:", b"\ntransfer-encoding:", b"\nexpect:", b"\nupgrade:")
 
 
 def _asks_for_health(data: bytes) -> bool:
-    """Whether this is one whole request for /health, without a body."""
+    """Return whether the data is exactly one request for /health, without a body."""
     head = data.startswith(b"GET /health HTTP/1.1\r\n") and data.endswith(b"\r\n\r\n")
-    rest = data.lower()
-    return head and rest.count(b"\r\n\r\n") == 1 and not any(name in rest for name in _MORE_TO_COME)
+    lower = data.lower()
+    return head and lower.count(b"\r\n\r\n") == 1 and not any(name in lower for name in _HEADERS_WITH_BODY)
 
 
 class GuardedServer(uvicorn.Server):
-    """uvicorn behind a door of its own: it hears of a connection when something is asked on it."""
+    """A uvicorn server that receives a connection only after its request head has arrived."""
 
     def __init__(self, config: uvicorn.Config, listening: socket.socket, health: Callable[[], bytes | None]) -> None:
         super().__init__(config)
-        self._door = Door(listening, self._protocol, health)
+        self._pending = PendingConnections(listening, self._protocol, health)
 
-    def end_when_told(self) -> None:
-        """Let SIGTERM and Ctrl-C end it from now on, before it runs too.
+    def stop_on_signals(self) -> None:
+        """Let SIGTERM and Ctrl-C stop the server from now on, even before it runs.
 
-        Nothing is raised: what a signal raises while Python clears up an object is dropped, and the server would stay.
+        The handler only sets a flag: Python drops an exception that a signal raises inside a finalizer.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._told)
+            signal.signal(number, self._on_signal)
 
-    def _told(self, *_: object) -> None:
+    def _on_signal(self, *_: object) -> None:
         self.should_exit = True
 
     def _protocol(self) -> asyncio.Protocol:
@@ -311,32 +322,32 @@ class GuardedServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._door.open()
+        self._pending.open()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._door.close()
+        self._pending.close()
         await super().shutdown(sockets)
 
 
 def _make_room(loop: asyncio.AbstractEventLoop, connections: Any) -> None:
-    """Close some connections now, and more a moment later while there are too many."""
-    if len(connections) > MOST_CONNECTIONS:
+    """Close some connections, and repeat a moment later while there are too many."""
+    if len(connections) > MAX_CONNECTIONS:
         _close_some(connections)
-        loop.call_later(SECONDS_BETWEEN, _make_room, loop, connections)
+        loop.call_later(CLOSE_INTERVAL_SECONDS, _make_room, loop, connections)
 
 
 def _close_some(connections: Any) -> None:
-    """Close a few of the connections that have been waited for longest; each costs a little when it ends."""
+    """Close the 32 connections that the server has waited for longest; closing takes time, so not all at once."""
     waiting = [c for c in connections if isinstance(c, GuardedProtocol) and c.waits_for_client()]
     for oldest in heapq.nsmallest(32, waiting, key=lambda c: c.waiting_since):
         connections.discard(oldest)
         oldest.transport.abort()
 
 
-def allow_files(count: int = 8 * MOST_CONNECTIONS) -> None:
-    """Let this process hold as many connections as it says it does."""
+def allow_files(count: int = 8 * MAX_CONNECTIONS) -> None:
+    """Raise the limit on open files, so that this process can hold the connections that it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft < wanted:
+    limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft < limit:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

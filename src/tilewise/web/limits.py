@@ -1,10 +1,10 @@
-"""What strangers may send, and how often: looked at before a body is read and before a route is found.
+"""Limits on the size, rate and concurrency of requests, applied before a body is read and a route is looked up.
 
-A plain ASGI layer around the application. Whoever brings a token is known by it here already: only known teams send
-large bodies, one at a time each, and only a few such bodies are held in memory at once. A declared length beyond the
-limit is refused before a byte is read; a body without a length is cut off at the small limit. A client has a few
-requests worked on at once; the others wait. Every answer is one line in the access log, but for what is said about the
-board's health at the door (see connections).
+This is an ASGI layer around the application. It identifies clients by their tokens. Only clients with a valid token may
+send large bodies, one at a time each, and only a few such bodies are in memory at once. A declared length over the
+limit is rejected before a byte is read; a body without a length is cut off at the small limit. Each client has a few
+requests processed at once, and its other requests wait. Every response is one line in the access log, except for the
+health checks that `connections.PendingConnections` answers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
-class Holder(Protocol):
-    """The owner of an access token, as far as limits need to know them."""
+class TokenHolder(Protocol):
+    """The owner of an access token; limits need only the token's name."""
 
     @property
     def id(self) -> str:
@@ -39,19 +39,19 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Receive, Send], Awaitable[None]]
-Lookup = Callable[[str], Awaitable[Holder | None]]
+Lookup = Callable[[str], Awaitable[TokenHolder | None]]
 Pulse = Callable[[], Awaitable[dict[str, Any]]]
 
 access = logging.getLogger("tilewise.access")
-MOST_BODY = 12 << 20
-SMALL_BODY = 256 << 10
-HOLDER = "tilewise.holder"  # where a request's scope says whose token it brought
-_LARGE_AT_A_TIME = 8
-_OF_ONE_CLIENT = 2  # requests that are worked on at once; what else a client sends waits for these
-_WAITING_OF_ONE_CLIENT = 512  # as many as there are connections: a class behind one address may come at once
-_SECONDS_REFUSED = 1.0  # how long somebody who asks too often waits for the refusal
-_SECONDS_TO_SEND = 30.0
-_CHANGING = ("POST", "PUT", "PATCH", "DELETE")
+MAX_BODY_BYTES = 12 << 20  # with a valid token; arbitrary
+SMALL_BODY_BYTES = 256 << 10  # without a token; arbitrary
+HOLDER = "tilewise.holder"  # key of the token's owner in the scope of a request
+_MAX_LARGE_BODIES = 8  # at once; arbitrary, at most 96 MiB of memory
+_MAX_ACTIVE_PER_CLIENT = 2  # requests that are processed at once; arbitrary
+_MAX_WAITING_PER_CLIENT = 512  # equal to the number of connections: a class may share one address
+_REJECTION_DELAY_SECONDS = 1.0  # slows down clients over their rate; arbitrary
+_BODY_SECONDS = 30.0  # for sending a body; arbitrary
+_METHODS_WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 HEADERS = {
     b"content-security-policy": b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
     b"form-action 'self'; object-src 'none'",
@@ -59,11 +59,11 @@ HEADERS = {
     b"referrer-policy": b"same-origin",
     b"cross-origin-opener-policy": b"same-origin",
 }
-_NOT_KEPT = {b"cache-control": b"no-store"}  # a teacher's page holds new tokens, and a shared browser keeps what it may
+_NO_STORE = {b"cache-control": b"no-store"}  # pages of the teacher show new tokens, which no browser may cache
 
 
-class Refused(Exception):
-    """A request that goes no further: its status, a code for programs and a sentence for people."""
+class HttpRejection(Exception):
+    """A rejected request: its status, a code for programs and a sentence for people."""
 
     def __init__(self, status: int, code: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -71,7 +71,11 @@ class Refused(Exception):
 
 
 class Limits:
-    """Wraps an application; `lookup` finds the holder of a token, `rate` is what one client may ask in a second."""
+    """Wraps an application.
+
+    `lookup` finds the owner of a token, and `rate` is the number of requests per second and client. `pulse` measures
+    the health of the service, and `last_pulse` returns the latest result without waiting.
+    """
 
     def __init__(
         self,
@@ -79,17 +83,17 @@ class Limits:
         lookup: Lookup,
         rate: float = 40.0,
         pulse: Pulse | None = None,
-        known: Callable[[], dict[str, Any] | None] | None = None,
+        last_pulse: Callable[[], dict[str, Any] | None] | None = None,
     ) -> None:
-        self.app, self._lookup, self._pulse, self._known = app, lookup, pulse, known
-        self._places: dict[str, _Places] = {}
+        self.app, self._lookup, self._pulse, self._last_pulse = app, lookup, pulse, last_pulse
+        self._queues: dict[str, _ClientQueue] = {}
         self._rates = Rates(rate, 5 * rate)
-        self._slots = asyncio.Semaphore(_LARGE_AT_A_TIME)
-        self._sending: set[str] = set()  # holders whose large body is on its way
+        self._large_bodies = asyncio.Semaphore(_MAX_LARGE_BODIES)
+        self._sending: set[str] = set()  # owners that are sending a large body
 
     def health(self) -> bytes | None:
-        """The whole answer to GET /health where it is known already, for a connection that asks nothing else."""
-        facts = None if self._known is None else self._known()
+        """Return the complete response to GET /health from the last pulse; None if there is none."""
+        facts = None if self._last_pulse is None else self._last_pulse()
         if facts is None:
             return None
         body = json.dumps(facts).encode()
@@ -97,124 +101,132 @@ class Limits:
         return b"\r\n".join([*lines, *(name + b": " + value for name, value in HEADERS.items()), b"", body])
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Answer a health check, or apply the limits and pass the request on; writes the access log."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        answer = _Answer(send, _NOT_KEPT if scope["path"].startswith("/teacher") else {})
-        started = time.monotonic()
+        response = _ResponseSender(send, _NO_STORE if scope["path"].startswith("/teacher") else {})
+        start = time.monotonic()
         try:
             if self._pulse is not None and scope["path"] == "/health" and scope["method"] == "GET":
-                await _say(answer, 200, await self._pulse())
+                await _send_json(response, 200, await self._pulse())
             else:
-                await self._pass_on(scope, receive, answer)
-        except Refused as refused:
-            await _refuse(answer, refused)
+                await self._pass_on(scope, receive, response)
+        except HttpRejection as rejection:
+            await _send_rejection(response, rejection)
         except UnavailableError as error:
-            await _refuse(answer, Refused(503, "refused", str(error)))
-        except asyncio.CancelledError:  # the server has waited for this long enough
-            if not answer.status:
-                await _refuse(answer, Refused(503, "refused", "the board is being stopped; try again in a moment"))
+            await _send_rejection(response, HttpRejection(503, "refused", str(error)))
+        except asyncio.CancelledError:  # the server is shutting down
+            if not response.status:
+                await _send_rejection(
+                    response, HttpRejection(503, "refused", "the board is being stopped; try again in a moment")
+                )
         finally:
-            _log(scope, answer, time.monotonic() - started)
+            _log(scope, response, time.monotonic() - start)
 
     async def _pass_on(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Apply the limits on size, rate and concurrency, and run the application."""
         length = _declared_length(scope)
-        if length is not None and (length < 0 or length > MOST_BODY):
-            raise Refused(413, "too large", f"a request may bring {MOST_BODY:,} bytes at most")
-        async with self._place(_client(scope, None)):
-            holder = scope[HOLDER] = await self._holder(scope)
+        if length is not None and (length < 0 or length > MAX_BODY_BYTES):
+            raise HttpRejection(413, "too large", f"a request body may have {MAX_BODY_BYTES:,} bytes at most")
+        async with self._client_slot(_client(scope, None)):
+            holder = scope[HOLDER] = await self._find_holder(scope)
         client = _client(scope, holder)
         if not self._rates.take(client):
-            await asyncio.sleep(_SECONDS_REFUSED)
-            raise Refused(429, "rate", "these are too many requests in a short time; try again in a moment")
-        if length is not None and length > SMALL_BODY:
-            async with self._large(holder):
+            await asyncio.sleep(_REJECTION_DELAY_SECONDS)
+            raise HttpRejection(429, "rate", "too many requests in a short time; try again in a moment")
+        if length is not None and length > SMALL_BODY_BYTES:
+            async with self._large_body(holder):
                 await self._read_then_run(scope, receive, send, length, client)
-        elif scope["method"] in _CHANGING:
-            await self._read_then_run(scope, receive, send, SMALL_BODY if length is None else length, client)
+        elif scope["method"] in _METHODS_WITH_BODY:
+            await self._read_then_run(scope, receive, send, SMALL_BODY_BYTES if length is None else length, client)
         else:
-            async with self._place(client):
+            async with self._client_slot(client):
                 first = await receive()
-                if first["type"] == "http.request":  # else whoever asked has not waited for the answer
-                    await self.app(scope, _after(first, receive), send)
+                if first["type"] == "http.request":  # otherwise the client has disconnected
+                    await self.app(scope, _replay(first, receive), send)
 
     @asynccontextmanager
-    async def _place(self, client: str) -> AsyncIterator[None]:
-        """One of a client's few places; what is forgotten is a client that holds none."""
-        places = self._places.setdefault(client, _Places())
-        if places.wanted >= _WAITING_OF_ONE_CLIENT:
-            raise Refused(429, "rate", "too many requests of this client wait already; try again in a moment")
-        places.wanted += 1
+    async def _client_slot(self, client: str) -> AsyncIterator[None]:
+        """Wait for one of the client's slots; a client without requests is removed."""
+        requests = self._queues.setdefault(client, _ClientQueue())
+        if requests.count >= _MAX_WAITING_PER_CLIENT:
+            raise HttpRejection(429, "rate", "too many requests of this client are waiting; try again in a moment")
+        requests.count += 1
         try:
-            async with places.free:
+            async with requests.slots:
                 yield
         finally:
-            places.wanted -= 1
-            if not places.wanted:
-                self._places.pop(client, None)
+            requests.count -= 1
+            if not requests.count:
+                self._queues.pop(client, None)
 
-    async def _holder(self, scope: Any) -> Holder | None:
-        """Whose token came with the request, if any did."""
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, token = given.decode("latin-1").partition(" ")
+    async def _find_holder(self, scope: Any) -> TokenHolder | None:
+        """Return the owner of the request's bearer token; None without a valid token."""
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, token = header.decode("latin-1").partition(" ")
         return await self._lookup(token) if scheme.lower() == "bearer" and 0 < len(token) <= 200 else None
 
     @asynccontextmanager
-    async def _large(self, holder: Holder | None) -> AsyncIterator[None]:
-        """One of the few places for a large body, for someone who is known and holds no other."""
+    async def _large_body(self, holder: TokenHolder | None) -> AsyncIterator[None]:
+        """Wait for one of the slots for large bodies; each owner of a token may use one at a time."""
         if holder is None:
-            raise Refused(401, "token", f"without a token that the board knows {SMALL_BODY:,} bytes are the most")
+            raise HttpRejection(
+                401, "token", f"a request body without a valid token may have {SMALL_BODY_BYTES:,} bytes at most"
+            )
         if holder.id in self._sending:
-            raise Refused(429, "rate", "one large request of a token is taken at a time")
+            raise HttpRejection(429, "rate", "a token may send one large request at a time")
         self._sending.add(holder.id)
         try:
-            async with self._slots:
+            async with self._large_bodies:
                 yield
         finally:
             self._sending.discard(holder.id)
 
-    async def _read_then_run(self, scope: Any, receive: Receive, send: Send, most: int, client: str) -> None:
+    async def _read_then_run(self, scope: Any, receive: Receive, send: Send, limit: int, client: str) -> None:
+        """Read the whole body, at most `limit` bytes, before the request takes a slot of its client."""
         try:
-            body = await asyncio.wait_for(_read(receive, most), _SECONDS_TO_SEND)
+            body = await asyncio.wait_for(_read(receive, limit), _BODY_SECONDS)
         except TimeoutError:
             body = None
         if body is None:
-            sentence = f"this request brings more than the {most:,} bytes it may, or takes too long to send them"
-            raise Refused(413, "too large", sentence)
-        whole = {"type": "http.request", "body": body, "more_body": False}
-        async with self._place(client):
-            await self.app(scope, _after(whole, receive), send)
+            sentence = f"the request body is longer than {limit:,} bytes, or was sent too slowly"
+            raise HttpRejection(413, "too large", sentence)
+        message = {"type": "http.request", "body": body, "more_body": False}
+        async with self._client_slot(client):
+            await self.app(scope, _replay(message, receive), send)
 
 
 @dataclass
-class _Places:
-    """What one client may have worked on at once, and how many of its requests there are."""
+class _ClientQueue:
+    """The requests of one client: slots for those that are processed, and the number of all."""
 
-    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_OF_ONE_CLIENT))
-    wanted: int = 0
-
-
-def _after(first: Message, receive: Receive) -> Receive:
-    """A `receive` that gives `first` once more, and then what comes."""
-    given = [first]
-
-    async def replay() -> Message:
-        return given.pop() if given else await receive()
-
-    return replay
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_ACTIVE_PER_CLIENT))
+    count: int = 0
 
 
-async def _read(receive: Receive, most: int) -> bytes | None:
-    parts = bytearray()
+def _replay(first: Message, receive: Receive) -> Receive:
+    """Return a `receive` function that returns `first`, and then the messages of `receive`."""
+    messages = [first]
+
+    async def receive_next() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_next
+
+
+async def _read(receive: Receive, limit: int) -> bytes | None:
+    """Read a body; None if it is longer than `limit` bytes or the client disconnects."""
+    body = bytearray()
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return None
-        parts += message.get("body", b"")
-        if len(parts) > most:
+        body += message.get("body", b"")
+        if len(body) > limit:
             return None
         if not message.get("more_body", False):
-            return bytes(parts)
+            return bytes(body)
 
 
 def _declared_length(scope: Any) -> int | None:
@@ -224,8 +236,11 @@ def _declared_length(scope: Any) -> int | None:
     return None
 
 
-def _client(scope: Any, holder: Holder | None) -> str:
-    """Who asks: the holder of a token, or an address; of IPv6 the half that one customer of a provider is given."""
+def _client(scope: Any, holder: TokenHolder | None) -> str:
+    """Name the client of a request: the token, or else the address.
+
+    Of an IPv6 address only the first 64 bits count, because a provider assigns such a network to each customer.
+    """
     if holder is not None:
         return f"token {holder.id}"
     address = str(scope["client"][0]) if scope.get("client") else "-"
@@ -234,8 +249,8 @@ def _client(scope: Any, holder: Holder | None) -> str:
     return f"address {address}"
 
 
-class _Answer:
-    """Sends on what the application sends, with the site's headers, and remembers what the log wants to know."""
+class _ResponseSender:
+    """Sends the application's messages with the site's headers, and records the status and length for the log."""
 
     def __init__(self, send: Send, more: Mapping[bytes, bytes]) -> None:
         self._send, self._headers = send, HEADERS | dict(more)
@@ -252,23 +267,24 @@ class _Answer:
         await self._send(message)
 
 
-def _log(scope: Any, answer: _Answer, seconds: float) -> None:
+def _log(scope: Any, response: _ResponseSender, seconds: float) -> None:
+    """Write the line of the access log; control characters in the path are escaped."""
     holder = scope.get(HOLDER)
     who = "-" if holder is None else holder.id
     address = scope["client"][0] if scope.get("client") else "-"
     path = scope.get("raw_path") or scope["path"].encode("ascii", "replace")
-    shown = path[:200].decode("ascii", "backslashreplace").encode("unicode_escape").decode()
-    line = (address, who, scope["method"], shown, answer.status, answer.length, 1e3 * seconds)
+    printable = path[:200].decode("ascii", "backslashreplace").encode("unicode_escape").decode()
+    line = (address, who, scope["method"], printable, response.status, response.length, 1e3 * seconds)
     access.info("%s %s %s %s %d %d %.1f ms", *line)
 
 
-async def _refuse(send: _Answer, refused: Refused) -> None:
-    # apart from a rate, what was announced is not read, so nothing more is understood on this connection
-    more = (b"retry-after", b"2") if refused.status == 429 else (b"connection", b"close")
-    await _say(send, refused.status, {"detail": str(refused), "code": refused.code}, more)
+async def _send_rejection(send: _ResponseSender, rejection: HttpRejection) -> None:
+    # Except after a rate limit, the body was not read, so the connection cannot be used again.
+    more = (b"retry-after", b"2") if rejection.status == 429 else (b"connection", b"close")
+    await _send_json(send, rejection.status, {"detail": str(rejection), "code": rejection.code}, more)
 
 
-async def _say(send: _Answer, status: int, content: dict[str, Any], *more: tuple[bytes, bytes]) -> None:
+async def _send_json(send: _ResponseSender, status: int, content: dict[str, Any], *more: tuple[bytes, bytes]) -> None:
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,4 +1,4 @@
-"""What the commands that serve share: the server's library, and a socket to listen on."""
+"""Helpers for commands that start a server: the import of uvicorn, and a listening socket."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tilewise.errors import ConfigurationError, UnavailableError
 
 
 def require_uvicorn() -> Any:
+    """Import and return uvicorn, or raise an error that says how to install it."""
     try:
         import uvicorn
     except ImportError:
@@ -19,25 +20,27 @@ def require_uvicorn() -> Any:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket on this address, or a sentence that says why there is none."""
+    """Return a socket that listens on an address, or raise an error that says why it cannot."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.create_server(address[:2], family=family, backlog=2048)
-        # inherited by what is accepted; asyncio does not see that these are TCP, and an answer's body would wait 40 ms
+        # Accepted connections inherit this option. asyncio sets it only on sockets that it knows to be TCP; without it,
+        # the body of a response waits 40 ms for a delayed acknowledgement (Nagle's algorithm).
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except (OSError, UnicodeError) as error:
-        why = (getattr(error, "strerror", None) or "that is no address").partition(" (while")[0]  # where, once more
+        why = (getattr(error, "strerror", None) or "this is not an address").partition(" (while")[0]
         hint = "; --port 0 takes a free one" if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
         raise ConfigurationError(f"nothing can listen on {host[:80]}, port {port}: {why}{hint}") from None
 
 
-def shown_address(listening: socket.socket) -> str:
+def format_address(listening: socket.socket) -> str:
+    """Return the host and port of a listening socket as they are written in a URL."""
     host, port = listening.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def settle() -> None:
-    """What was imported stays: looking through all of it again would hold up everybody for 0.2 s."""
+def freeze_imports() -> None:
+    """Exclude all current objects from garbage collection: traversing the imported modules would take 0.2 s."""
     gc.collect()
     gc.freeze()

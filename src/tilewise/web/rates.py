@@ -1,4 +1,4 @@
-"""How often one client may ask: a bucket of requests that fills up again with time, one per token or address."""
+"""Rate limits: one token bucket per client (an access token or an address)."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-_MOST_CLIENTS = 4096
+_MAX_CLIENTS = 4096  # buckets in memory; arbitrary
 
 
 class Rates:
-    """`take(client)` says whether the client may ask now: `burst` at once, `per_second` in the long run."""
+    """Allows each client `burst` requests at once, and `per_second` on average; 0 means no limit."""
 
     def __init__(self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second, self._burst, self._clock = per_second, burst, clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client: (requests left, when)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client: (tokens, time)
 
     def take(self, client: str) -> bool:
+        """Take a token from the client's bucket; returns False if it is empty."""
         if not self._per_second:
             return True
         now = self._clock()
-        left, when = self._buckets.pop(client, (self._burst, now))
-        left = min(self._burst, left + (now - when) * self._per_second)
-        granted = left >= 1
-        self._buckets[client] = (left - granted, now)
-        if len(self._buckets) > _MOST_CLIENTS:  # whoever asked longest ago has a full bucket again anyway
+        tokens, last = self._buckets.pop(client, (self._burst, now))
+        tokens = min(self._burst, tokens + (now - last) * self._per_second)
+        allowed = tokens >= 1
+        self._buckets[client] = (tokens - allowed, now)
+        if len(self._buckets) > _MAX_CLIENTS:  # the least recent client has probably a full bucket again
             self._buckets.popitem(last=False)
-        return granted
+        return allowed

@@ -12,7 +12,7 @@ import typer
 
 from tilewise.cli.compete.options import ThreadsOption
 from tilewise.cli.every import AsJson, answer
-from tilewise.web.listening import listen, require_uvicorn, settle, shown_address
+from tilewise.web.listening import format_address, freeze_imports, listen, require_uvicorn
 from tilewise_arena.cli.options import DEFAULT_BOARD, BoardOption, ImagesOption, KeyOption, opened_board
 
 
@@ -61,7 +61,7 @@ def serve(
             has_truth=truth is not None,
             workers=counted,
         )
-        settle()
+        freeze_imports()
         config = uvicorn.Config(
             app,
             http=GuardedProtocol,
@@ -74,8 +74,8 @@ def serve(
             h11_max_incomplete_event_size=HEADER_BYTES,
         )
         server = GuardedServer(config, listening, app.health)
-        server.end_when_told()
-        print(f"the board is at http://{shown_address(listening)}", flush=True)
+        server.stop_on_signals()
+        print(f"the board is at http://{format_address(listening)}", flush=True)
         sys.setswitchinterval(1e-3)  # requests are short: a thread that reads the board gives way sooner
         server.run(sockets=[])
     except (KeyboardInterrupt, SystemExit):

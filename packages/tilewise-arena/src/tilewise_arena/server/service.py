@@ -21,7 +21,7 @@ from tilewise.bench.jsontext import parse_json
 from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe, parse_recipe
 from tilewise.bench.scoring import NO_TRUTH
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
-from tilewise.web.limits import HOLDER, MOST_BODY
+from tilewise.web.limits import HOLDER, MAX_BODY_BYTES
 from tilewise_arena.board import Board, Transaction
 from tilewise_arena.board.tokens import Holder, holder_of
 from tilewise_arena.board.transactions import Replayed
@@ -140,9 +140,9 @@ class Service:
         """The request's JSON, bounded in depth, as `model`."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise Rejected("schema", "this takes application/json")
+            raise Rejected("schema", "the body must be application/json")
         async with self._parsing:
-            content = await self.read(parse_json, await request.body(), MOST_BODY)
+            content = await self.read(parse_json, await request.body(), MAX_BODY_BYTES)
         try:
             return model.model_validate(content)
         except ValidationError as error:

@@ -11,7 +11,7 @@ import typer
 
 from tilewise.errors import ConfigurationError
 from tilewise.store.database import is_url
-from tilewise.web.listening import listen, require_uvicorn, settle, shown_address
+from tilewise.web.listening import format_address, freeze_imports, listen, require_uvicorn
 
 
 def serve(
@@ -44,12 +44,12 @@ def serve(
         timeout_graceful_shutdown=5, limit_concurrency=2000, backlog=2048, h11_max_incomplete_event_size=16 << 10,
     )  # fmt: skip
     listening = listen(host, port)
-    settle()
+    freeze_imports()
     server = uvicorn.Server(config)
     # The handlers only set a flag: an exception raised at an arbitrary moment could be swallowed by the code it
     # interrupts. uvicorn installs its own handlers while it runs, and raises the signal again after a clean shutdown.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
-    typer.echo(f"the service is at http://{shown_address(listening)}; its page is /docs")
+    typer.echo(f"the service is at http://{format_address(listening)}; its page is /docs")
     sys.stdout.flush()
     server.run(sockets=[listening])

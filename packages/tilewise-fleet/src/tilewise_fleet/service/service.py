@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tilewise.errors import Rejected, UnavailableError
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.web.bodies import Lists, parse, read_body
+from tilewise.web.bodies import ListCache, parse, read_body
 from tilewise.web.rates import Rates
 from tilewise_fleet.service import checks
 from tilewise_fleet.service.choices import (
@@ -68,7 +68,7 @@ class ChoiceService:
         self._rates, self._tokens = Rates(rate, 4 * rate), tokens
         self._owners: dict[str, tuple[float, TokenOwner | None]] = {}  # token -> expiry, owner
         self._runs: dict[tuple[str, str], int] = {}  # used by the store's thread only
-        self._lists = Lists()
+        self._lists = ListCache()
         self._to_queue: list[_QueueItem] = []
 
     async def from_store(self, work: Any) -> Any:
