@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tilewise import Tensor, nn, no_grad, plan
 from tilewise.errors import AccuracyError
 from tilewise.models import zoo
-from tilewise.quantize import QuantizedModel, load_quantized, pooling, quantize, save_quantized
+from tilewise.quantize import QuantizedModel, convert, load_quantized, pooling, quantize, save_quantized
 from tilewise.quantize import graph as graphs
 from tilewise.quantize.calibration import calibrated_with_holdout
 from tilewise.quantize.convert import dynamic_layer_counts
@@ -83,6 +84,29 @@ def test_a_bound_that_16_bits_cannot_keep_is_an_exception() -> None:
         quantize(zoo.ZOO["mobilenet_v2"]().eval(), [inputs(8, 3, 32, 32)], max_error=1e-5)
 
 
+def test_an_error_above_the_bound_is_a_warning_then_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, bound = small(), inputs(16, 3, 8, 8), 1.5e-4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        q: Any = quantize(model, [x], max_error=bound)
+    assert q.measured_error <= bound <= q.stated_error
+    assert any("by it alone, in 16 bits" in reason for reason in q.kept.values())
+    monkeypatch.setattr(convert, "_FLOAT_LAYERS", ())
+    with pytest.warns(UserWarning, match="more than max_error=0.00015, although"):
+        q = quantize(model, [x], max_error=bound)
+    assert bound < q.measured_error < 3 * bound
+    with pytest.raises(AccuracyError, match="more than max_error=5e-05 allows; the first layer beyond it is"):
+        quantize(model, [x], max_error=5e-5)
+
+
+def test_a_small_sample_widens_the_stated_error_and_is_not_refused(tmp_path: Path) -> None:
+    q: Any = quantize(small(), [inputs(1, 3, 8, 8)], max_error=2e-4)
+    assert q.measured_error <= 2e-4 < q.stated_error
+    save_quantized(q, tmp_path / "model")
+    again = load_quantized(tmp_path / "model")
+    assert (again.measured_error, again.stated_error) == (q.measured_error, q.stated_error)
+
+
 # --- images that calibration did not see ---
 
 
@@ -116,7 +140,8 @@ def test_unseen_images_keep_the_bound(name: str) -> None:
         exact = model(Tensor(fresh)).data
     q: Any = quantize(model, [x], max_error=0.02)
     errors = np.abs(q.run(fresh) - exact).max(1) / np.abs(exact).max(1)
-    assert (errors <= 0.02).mean() >= 0.95
+    assert q.measured_error <= 0.02 <= q.stated_error
+    assert (errors <= q.stated_error).mean() >= 0.95
 
 
 def test_16_bits_reach_beyond_the_observed_values() -> None:

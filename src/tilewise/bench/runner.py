@@ -125,10 +125,10 @@ def _with_prefix(prefix: str, arrays: dict[str, Array]) -> Iterator[tuple[str, A
 
 
 def _quantized_model_arrays(model: QuantizedModel, prefix: str) -> Iterator[tuple[str, Array]]:
-    from tilewise.quantize.files import _arrays
+    from tilewise.quantize.files import model_arrays
 
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
-        arrays = _arrays(step, layer)
+        arrays = model_arrays(step, layer)
         if layer is not None and "q" in arrays:
             check_int8(arrays["q"], f"{prefix}{step.name}")
         yield from _with_prefix(f"{prefix}{index}.", arrays)

@@ -168,7 +168,8 @@ def _cost_of_int8(model: Any, inputs: list[Any], exact: dict[str, Any], results:
         scale = float(np.abs(want.data).max()) or 1.0
         worst = max(worst, float(np.abs(results[name].data - want.data).max()) / scale)
     counts = model.layer_counts() if hasattr(model, "layer_counts") else dynamic_layer_counts(model, *inputs)
-    return {"error_of_largest": worst, "layers_in_int8": counts[0], "layers": counts[1]}
+    stated = getattr(model, "stated_error", None)
+    return {"error_of_largest": worst, "stated_error": stated, "layers_in_int8": counts[0], "layers": counts[1]}
 
 
 def _write(results: dict[str, Any], path: Path) -> None:
@@ -191,6 +192,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         lines.append(
             f"  {cost['layers_in_int8']} of {cost['layers']} convolutions and linear layers in INT8; "
             f"off by {cost['error_of_largest']:.2%} of the largest result"
+            + (f", at most {cost['stated_error']:.2%} expected on other inputs" if cost["stated_error"] else "")
         )
         times = f"INT8 {cost['p50_s'] * 1e3:.3f} ms, float {cost['float_p50_s'] * 1e3:.3f} ms"
         lines.append(f"  {cost['kept_float']} ({times})" if cost["kept_float"] else f"  {times}")

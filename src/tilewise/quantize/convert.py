@@ -32,13 +32,25 @@ from tilewise.quantize.parameters import AffineParameters, QuantizedWeights
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
 from tilewise.quantize.pooling import Flatten
 from tilewise.quantize.rounding import Rounding
-from tilewise.quantize.wide import HOLDOUT_IMAGES, choose_wide, wide_parameters
+from tilewise.quantize.wide import (
+    HOLDOUT_IMAGES,
+    choose_wide,
+    images_at_hand,
+    measured_error,
+    predicted_error,
+    wide_parameters,
+)
 from tilewise.tensor import Tensor, no_grad
 
 Array = npt.NDArray[Any]
 Value = QuantizedArray | Array
 Evaluate = Callable[[Module], float]
 _ONE = np.ones(1, np.float32)
+# Ratios of the measured error to max_error, with 16 bits. Up to the first, layers are kept in float to reach max_error:
+# beyond it there is a fault, which float layers would hide. Up to the second, a model is returned with a warning.
+_LARGEST_FLOAT_EXCESS, _LARGEST_EXCESS = 10.0, 3.0
+_FLOAT_LAYERS = (1, 2, 4, 8, 16)  # layers that are kept in float, one attempt after the other
+_HARM_IMAGES = 4  # images that layers are compared on
 _ATTENTION = ("Softmax", "LayerNormalization", "LayerNorm", "RMSNorm")
 
 
@@ -84,6 +96,10 @@ class QuantizedModel(Module):
             for p, family in zip(shared_parameters(graph, calibration), families(graph), strict=True)
         ]
         self.training = False
+        # Share of the largest result, set by quantize(max_error=...): the worst held-out image, and what is promised on
+        # other images, at least max_error.
+        self.measured_error: float | None = None
+        self.stated_error: float | None = None
         self.integer: list[Any] = []
         self.factors: Factors | None = None  # what channels are magnified by
         if stored is None and calibration.spans:
@@ -384,8 +400,10 @@ def quantize(
     `calibration_dataset` is any iterable of input batches, or a `Calibration` made before. Transformers need no data:
     their linear layers are quantized dynamically. With `accuracy_drop` (0.005 is half a point) and `evaluate`, a
     function from a model to its accuracy, layers go back to float32, the noisiest first, until the loss is within it.
-    Without, activations get 16 bits, those first that do most harm for their time, until results on the first batch are
-    off by at most `max_error` of the largest one; None leaves all in bytes.
+    Without, activations get 16 bits, those first that do most harm for their time, and at last a few layers stay in
+    float32, until results on held-out images are off by at most `max_error` of the largest one. If that cannot be
+    reached, up to three times as much is a warning, and more is an AccuracyError. The model's `stated_error` is what it
+    promises on other images. None leaves all in bytes.
 
     With `bits=4` every linear layer gets four-bit weights in blocks of 32, `symmetric` around zero or with a minimum
     for each block; calibration data, if there is any, decides how they are rounded. Other layers stay float32.
@@ -461,8 +479,12 @@ def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Modu
 def _within_error(
     graph: Graph, calibration: Calibration, kept: dict[str, str], first: Seen, holdout: Seen | None, bound: float
 ) -> QuantizedModel:
-    """A model that keeps the bound on held-out images. AccuracyError where 16 bits do not suffice; a warning where they
-    do for the images at hand, and other images may exceed it."""
+    """A model whose measured error on held-out images is at most `bound`.
+
+    Activations get 16 bits first; then the layers that harm the result most stay in float. If the error is still above
+    the bound, a warning states it up to `_LARGEST_EXCESS` times the bound, and beyond that AccuracyError is raised.
+    """
+    images = images_at_hand(calibration, first, holdout)
 
     def build(reach_scale: float, wide: Mapping[int, str], rounding: Rounding | None) -> QuantizedModel:
         copy = Graph([replace(step) for step in graph.steps], graph.batch)  # whose weights it lets go of
@@ -478,20 +500,72 @@ def _within_error(
         found.append((measured, predicted, chosen))
         if predicted <= bound:
             break
-    measured, predicted, model = found[-1] if predicted <= bound else min(found, key=lambda entry: entry[0])
-    if measured > bound:
-        layer = first_deviating_layer(model, graph, (holdout or first).x[:1], bound)
+    within = [entry for entry in found if entry[0] <= bound]
+    measured, predicted, model = min(within, key=lambda e: e[1]) if within else min(found, key=lambda e: e[0])
+    if bound < measured <= _LARGEST_FLOAT_EXCESS * bound:
+        measured, predicted, model = _with_float_layers(model, graph, images, bound)
+    if not np.isfinite(images.result).all():  # nothing can be promised about infinities
+        return model
+    if not measured <= _LARGEST_EXCESS * bound:
+        layer = first_deviating_layer(model, graph, images.x[:1], bound)
         raise AccuracyError(
             f"INT8 is off by {measured:.2%} of the largest result, more than max_error={bound:g} allows; {layer}; "
             "pass more calibration images, a larger max_error, or max_error=None for no bound"
         )
-    if predicted > bound:
+    if measured > bound:
         warnings.warn(
-            f"on other images INT8 may be off by {predicted:.2%} of the largest result, more than max_error={bound:g}:"
-            " calibrate on more images",
+            f"INT8 is off by {measured:.2%} of the largest result on held-out images, more than max_error={bound:g}, "
+            "although activations have 16 bits and the most sensitive layers stay in float",
             stacklevel=3,
         )
+    model.measured_error, model.stated_error = measured, max(measured, predicted, bound)
     return model
+
+
+def _with_float_layers(
+    model: QuantizedModel, graph: Graph, images: Seen, bound: float
+) -> tuple[float, float, QuantizedModel]:
+    """Keep the layers that harm the result most in float, as few as reach the bound. Return the measured error, the
+    predicted error and the model; the given model if float layers do not help."""
+    harms, rounding = _layer_harms(model, graph, images), Rounding(graph, images.x)
+    results = model.run(images.x)
+    best = (measured_error(results, images.result), predicted_error(results, images.result), model)
+    for count in _FLOAT_LAYERS:
+        reasons = {name: f"results are off by {harm:.2%} by it alone, in 16 bits" for name, harm in harms[:count]}
+        copy = Graph([replace(step) for step in graph.steps], graph.batch)
+        candidate = QuantizedModel(
+            copy, model.calibration, model.kept | reasons, wide=model.wide, rounding=rounding, numbers=model.numbers
+        )
+        results = candidate.run(images.x)
+        error = measured_error(results, images.result)
+        if error < best[0]:
+            best = error, predicted_error(results, images.result), candidate
+        if error <= bound or count >= len(harms):
+            break
+    return best
+
+
+def _layer_harms(model: QuantizedModel, graph: Graph, images: Seen) -> list[tuple[str, float]]:
+    """Convolutions and linear layers in integers, and the error of the result if only that layer computed in integers;
+    the largest error first."""
+    x, exact, rounded = images.x[:_HARM_IMAGES], list[Array](), list[Array]()
+    graph.run(x, lambda _, value: exact.append(value))
+    model.run(x, lambda index, value: rounded.append(model._unscaled(index, model._as_float(value))))
+    harms = []
+    for index, step in enumerate(graph.steps):
+        if model.integer[index] is None or step.kind not in ("conv", "linear"):
+            continue
+        # The layer's own rounding error: its integer result less the float result for the same inputs.
+        with no_grad():
+            noise = rounded[index] - graph.run_float(step, [rounded[i] for i in step.inputs])
+            moved = {index: exact[index] + noise}
+            for later in range(index + 1, len(graph.steps)):
+                reads = graph.steps[later].inputs
+                if any(i in moved for i in reads):
+                    moved[later] = graph.run_float(graph.steps[later], [moved.get(i, exact[i]) for i in reads])
+        result = moved.get(len(graph.steps) - 1, exact[-1])
+        harms.append((step.name, measured_error(result, exact[-1])))
+    return sorted(harms, key=lambda entry: -entry[1])
 
 
 def _within_drop(

@@ -37,7 +37,8 @@ HOLDOUT_IMAGES = 32  # most images that are held out of calibration for the chec
 _BATCH = 32  # images whose results are to stay within the bound, also where fewer were given
 # So many activations are run to search, to check what was found, and to look at every one of them; at least one image
 _RUN, _CHECKED, _LOOKED_AT = 1 << 25, 1 << 28, 1 << 22
-# Standard deviation of the logarithm of the error between images, in networks of tests/quantize: 0.1 to 0.3.
+# Standard deviation of the logarithm of the error between images. It is 0.22 to 0.66 in the networks of tests/quantize;
+# the prior is the low end, so that it only keeps a few equal images from showing no spread at all.
 _SPREAD_PRIOR, _PRIOR_IMAGES = 0.2, 8
 _TRIES = 6  # models with fewer, after the search
 _NEARER = 0.97  # than what a search found must the next one come, where the check failed
@@ -152,18 +153,19 @@ def choose_wide(
     holdout: Seen | None = None,
 ) -> tuple[Any, float, float]:
     """The model, by `build`, with the fewest activations in 16 bits whose results on images that calibration did not
-    see, and on other images as far as these tell, are off by `bound` at most; and the error that it has, measured and
-    predicted for unseen images. The first is at most the second.
+    see, and on other images as far as these tell, are off by `bound` at most; its error measured on the images at hand;
+    and the error predicted for other images. If no choice keeps the prediction within `bound`, all have 16 bits.
 
     `batch` was observed; `holdout` was not. Without held-out images, mirror images of `batch` stand in for them.
     `graph` is left as it is; `build` is given the activations to widen.
     """
     check = _images_to_check(graph, batch, holdout, _count(calibration, _CHECKED))
+    at_hand = images_at_hand(calibration, batch, holdout)
     search, look = (check.first(_count(calibration, most)) for most in (_RUN, _LOOKED_AT))
     model = build({}, None)
     error = _error(model, check)
     if error <= bound or not np.isfinite(error):
-        return model, error, error
+        return model, _measured(model, at_hand), error
     rounding = Rounding(graph, batch.first(_count(calibration, _RUN)).x)
     harms = sorted(_harms(graph, calibration, kept, look), key=lambda h: -h.error / h.cost)
     least, most, target = -1, len(harms), bound  # too little, and enough where anything is
@@ -178,11 +180,11 @@ def choose_wide(
             smaller = _fewer(
                 model, most, lambda count: build(_reasons(graph, harms[:count], error), rounding), check, bound
             )
-            return smaller, bound, bound
+            return smaller, _measured(smaller, at_hand), _error(smaller, check)
         if most == len(harms):
-            return model, _measured(model, batch, holdout), found
+            return model, _measured(model, at_hand), found
         least, most, target = most, len(harms), target * _NEARER * bound / found
-    return model, _measured(model, batch, holdout), error
+    return model, _measured(model, at_hand), error
 
 
 def _fewer(model: Any, most: int, build: Callable[[int], Any], check: Seen, bound: float) -> Any:
@@ -202,21 +204,37 @@ def _error(model: Any, seen: Seen) -> float:
     return max(off_by(result, seen.result, _BATCH), predicted_error(result[:new], seen.result[:new]))
 
 
-def _measured(model: Any, *parts: Seen | None) -> float:
-    """The error on these images as they are, without mirror images and prediction."""
-    return max(off_by(model.run(part.x), part.result) for part in parts if part is not None)
+def images_at_hand(calibration: Calibration, batch: Seen, holdout: Seen | None) -> Seen:
+    """The held-out images, or the first observed ones if none were held out: what `max_error` is judged on."""
+    return (batch if holdout is None else holdout).first(_count(calibration, _CHECKED))
+
+
+def _measured(model: Any, images: Seen) -> float:
+    return measured_error(model.run(images.x), images.result)
+
+
+def measured_error(result: Array, exact: Array) -> float:
+    """The error of the worst of these images, without any prediction."""
+    return float(_image_errors(result, exact).max(initial=0.0))
+
+
+def _image_errors(result: Array, exact: Array) -> Array:
+    """The error of every image: its largest deviation divided by its largest result. Images whose results are all close
+    to zero are compared with a hundredth of the largest result of all images."""
+    axes = tuple(range(1, result.ndim))
+    deviation, largest = np.abs(result - exact).max(axes), np.abs(exact).max(axes)
+    errors: Array = deviation / np.maximum(largest, max(0.01 * float(largest.max(initial=0.0)), 1e-30))
+    return errors
 
 
 def predicted_error(result: Array, exact: Array) -> float:
     """The error that one more image exceeds with a probability of 1 %.
 
-    The error of an image is its largest deviation divided by its largest result. Its logarithm is taken as normal over
-    images, which gives Student's prediction interval: few images widen it. The spread that few images show is shrunk
-    towards `_SPREAD_PRIOR`, which counts as `_PRIOR_IMAGES` more of them.
+    The logarithm of an image's error is taken as normal over images, which gives Student's prediction interval: few
+    images widen it. The spread that few images show is shrunk towards `_SPREAD_PRIOR`, which counts as `_PRIOR_IMAGES`
+    more of them.
     """
-    axes = tuple(range(1, result.ndim))
-    deviation, largest = np.abs(result - exact).max(axes), np.abs(exact).max(axes)
-    logs = np.log(np.maximum(deviation / np.maximum(largest, 1e-30), 1e-12))
+    logs = np.log(np.maximum(_image_errors(result, exact), 1e-12))
     count = len(logs)
     if not count:
         return 0.0

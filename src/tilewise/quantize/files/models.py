@@ -16,12 +16,12 @@ from tilewise.plan.steps import Step
 from tilewise.quantize.between import Affine
 from tilewise.quantize.calibration import Calibration, is_quantized
 from tilewise.quantize.convert import QuantizedModel
+from tilewise.quantize.files.traced import NodeReader, NodeWriter, TracedModel, decoded_trace, encoded_trace
 from tilewise.quantize.forms import MOVES
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.parameters import WIDEST, AffineParameters
 from tilewise.quantize.reference import BENT
-from tilewise.quantize.traced_files import NodeReader, NodeWriter, TracedModel, decoded_trace, encoded_trace
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -66,7 +66,7 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
             assert step.node is not None
             nodes[index] = NodeWriter(arrays, f"{index}.n").node(step.node)
             continue
-        for name, array in _arrays(step, layer).items():
+        for name, array in model_arrays(step, layer).items():
             arrays[f"{index}.{name}"] = array
         if model.factors is not None and model.factors[index].max(initial=1.0) > 1:
             arrays[f"{index}.by"] = model.factors[index].astype(np.float32)
@@ -84,6 +84,8 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
         "flatten_layout": _FLATTEN_LAYOUT,
         "batch": model.graph.batch,
         "nodes": nodes,
+        "measured_error": model.measured_error,
+        "stated_error": model.stated_error,
     }
     save(arrays, path, {"format": _WITH_WIDE if model.wide else _FORMAT, "model": json.dumps(facts)})
 
@@ -152,11 +154,25 @@ def load_quantized(path: str | os.PathLike[str]) -> Any:
         for step, layer in zip(steps, model.integer, strict=True):
             if layer is None and step.kind in ("conv", "linear", "group_norm") and step.weight is None:
                 raise ValueError  # left in float, and no float weight came with it
+        model.measured_error, model.stated_error = (
+            _error_of(facts, f"{name}_error") for name in ("measured", "stated")
+        )
         return model
     except FileFormatError:
         raise
     except _MISFITS:
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
+
+
+def _error_of(facts: dict[str, Any], name: str) -> float | None:
+    """An error that was stored with the model; None in files from before it was, or if there was no `max_error`."""
+    value = facts.get(name)
+    if value is None:
+        return None
+    error = float(value)
+    if not 0 <= error < np.inf:
+        raise ValueError
+    return error
 
 
 def _load_traced(path: str | os.PathLike[str], arrays: dict[str, Array], metadata: dict[str, str]) -> TracedModel:
@@ -180,7 +196,7 @@ def _numbers(facts: dict[str, Any], wide: dict[int, str]) -> dict[int, AffinePar
     return found
 
 
-def _arrays(step: Step, layer: Any) -> dict[str, Array]:
+def model_arrays(step: Step, layer: Any) -> dict[str, Array]:
     if isinstance(layer, QuantizedConv2d):
         return {"q": layer.kernel.weights(), "scale": layer.weight_scale, "offset": layer.offset}
     if isinstance(layer, QuantizedLinear):
