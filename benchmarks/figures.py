@@ -172,7 +172,7 @@ def sure() -> str:
         (f"`{name}`, the recorded fastest, all read once more", "", "", f"{found[name]['read_again']:.0%}")
         for name in sorted(found, reverse=True)
     ]
-    return table(("sure within 5 %", "said of", "right", "of all choices, so close"), cells)
+    return table(("within 5 % (calibrated)", "claimed for", "right", "of all choices, so close"), cells)
 
 
 def board() -> str:

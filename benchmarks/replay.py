@@ -22,9 +22,9 @@ from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection, load_dataset
 from tilewise.costmodel.evaluate import evaluate
 from tilewise.costmodel.models.shipped import shipped_file, shipped_names, shipped_scorer
+from tilewise.tune.search.confidence import WITHIN
 from tilewise.tune.search.replay import replay
-from tilewise.tune.search.surety import WITHIN
-from tilewise.tune.search.without_model import replay_without_model
+from tilewise.tune.search.replay_without_model import replay_without_model
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
 

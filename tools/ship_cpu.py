@@ -191,7 +191,7 @@ def ship(collection: Collection, seed: int, path: Path = FOLDER / "cpu.safetenso
     model.record |= {"margin": margin, "error": figures["error"]}
     model.save(path)
     names = {m.kernel.name for m in training}
-    recalibrate("cpu", path, calibration_path(path), kept=lambda kernel: kernel.name in names)
+    recalibrate("cpu", path, calibration_path(path), keep=lambda kernel: kernel.name in names)
 
 
 def main() -> None:

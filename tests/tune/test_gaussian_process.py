@@ -24,9 +24,18 @@ from tilewise.tune.search.calibration import (
     load_calibration,
     save_calibration,
 )
+from tilewise.tune.search.confidence import (
+    NEVER,
+    STAGES,
+    Claim,
+    claims_text,
+    error_groups,
+    evaluate_claims,
+    fit_confidence_bounds,
+    replay_stages,
+)
 from tilewise.tune.search.gaussian_process import Earlier, GaussianProcess, Hyperparameters
 from tilewise.tune.search.loop import Step, search
-from tilewise.tune.search.surety import NEVER, STAGES, Claim, claims, fit_sure, groups_of, played, told
 
 NARROW = Hyperparameters(1.0, 0.3, 0.15, 2.0, 0.05, 0.01)
 
@@ -200,7 +209,7 @@ def test_a_task_of_nearly_the_same_size_counts_and_a_distant_one_need_not():
 def test_a_calibration_is_kept_beside_its_model_and_refused_for_another(tmp_path: Path):
     model = tmp_path / "m.safetensors"
     model.write_bytes(b"weights")
-    saved = dataclasses.replace(fit([twins(seed) for seed in range(3)], 0.01), sure={0: 2.0, 5: 0.25})
+    saved = dataclasses.replace(fit([twins(seed) for seed in range(3)], 0.01), confidence_bounds={0: 2.0, 5: 0.25})
     for by_score in (False, True):
         saved = dataclasses.replace(saved, by_score=by_score)
         save_calibration(model, saved)
@@ -235,23 +244,23 @@ def test_too_few_validation_kernels_are_one_sentence():
 
 def test_sure_within_five_per_cent_is_mostly_right_and_said_more_often_after_measuring():
     fitted, held = ([made_up(seed, error=0.06) for seed in seeds] for seeds in (range(80), range(100, 160)))
-    sure = fit_sure(fitted, NARROW, [case.name for case in fitted])
+    sure = fit_confidence_bounds(fitted, NARROW, [case.name for case in fitted])
     assert set(sure) == set(STAGES) and min(sure.values()) < NEVER
-    found = claims(held, dataclasses.replace(NARROW, sure=sure))
+    found = evaluate_claims(held, dataclasses.replace(NARROW, confidence_bounds=sure))
     assert (
         found[8]["said"] > max(0, found[0]["said"] - 0.05)
         and found[8]["right"] > 0.85
         and found[8]["close"] > found[0]["close"]
     )
-    assert "after 8 said of" in told(found)
+    assert "after 8 claimed for" in claims_text(found)
 
 
 def test_a_guesser_is_never_sure_and_a_model_without_bounds_says_nothing():
     chance = np.random.default_rng(0)
     guesses = [dataclasses.replace(made_up(s), scores=chance.standard_normal(80), default=3) for s in range(40)]
-    assert fit_sure(guesses, NARROW, [case.name for case in guesses])[0] == NEVER
-    assert set(fit_sure(guesses, NARROW, ["one"] * 40).values()) == {NEVER}  # nothing to judge it by
-    process = guesses[0].process(dataclasses.replace(NARROW, sure={0: NEVER, 3: 0.0}))
+    assert fit_confidence_bounds(guesses, NARROW, [case.name for case in guesses])[0] == NEVER
+    assert set(fit_confidence_bounds(guesses, NARROW, ["one"] * 40).values()) == {NEVER}  # nothing to judge it by
+    process = guesses[0].process(dataclasses.replace(NARROW, confidence_bounds={0: NEVER, 3: 0.0}))
     claim = Claim(process)
     assert claim.after(0) is False and claim.after(2) is False and claim.after(4) is True
     assert Claim(guesses[0].process(NARROW)).after(5) is None
@@ -262,7 +271,7 @@ def test_a_guesser_is_never_sure_and_a_model_without_bounds_says_nothing():
 
 
 def test_a_claim_stands_until_something_much_faster_is_found():
-    hyper = dataclasses.replace(NARROW, sure={0: 0.0, 1: NEVER})
+    hyper = dataclasses.replace(NARROW, confidence_bounds={0: 0.0, 1: NEVER})
     for second, stands in ((-0.03, True), (-0.2, False)):
         process = made_up(3).process(hyper)
         claim = Claim(process)
@@ -282,7 +291,7 @@ def test_a_claim_stands_until_something_much_faster_is_found():
 
 def test_claims_counted_over_kernels_are_those_made_of_each():
     cases = [made_up(seed, error=0.06) for seed in range(30)]
-    hyper = dataclasses.replace(NARROW, sure={0: 0.7, 1: 0.8, 3: 0.9, 5: 0.6, 8: 0.95})
+    hyper = dataclasses.replace(NARROW, confidence_bounds={0: 0.7, 1: 0.8, 3: 0.9, 5: 0.6, 8: 0.95})
     said = dict.fromkeys(STAGES, 0)
     for case in cases:
         process, logs = case.process(hyper), np.log(case.runtime)
@@ -294,10 +303,12 @@ def test_claims_counted_over_kernels_are_those_made_of_each():
                 process.observe(index, float(logs[index]))
             if count in STAGES:
                 said[count] += claim.after(count) is True
-    assert {count: row["said"] * len(cases) for count, row in claims(cases, hyper).items()} == pytest.approx(said)
-    assert len(played(cases[0], hyper)[0]) == len(STAGES)
+    assert {count: row["said"] * len(cases) for count, row in evaluate_claims(cases, hyper).items()} == pytest.approx(
+        said
+    )
+    assert len(replay_stages(cases[0], hyper)[0]) == len(STAGES)
 
 
 def test_kernels_that_err_together_are_programs_or_shapes():
-    assert groups_of(["a_1", "a_2", "b_1"], ["c_9"]) == ["a", "a", "b"]
-    assert groups_of(["a.x_1", "a.y_1", "b_2"], ["b_9"]) == ["1", "1", "2"]
+    assert error_groups(["a_1", "a_2", "b_1"], ["c_9"]) == ["a", "a", "b"]
+    assert error_groups(["a.x_1", "a.y_1", "b_2"], ["b_9"]) == ["1", "1", "2"]

@@ -14,8 +14,8 @@ from tilewise.cli.replay import draw, table
 from tilewise.cli.replay import replay as command
 from tilewise.errors import ConfigurationError
 from tilewise.tune import replay
-from tilewise.tune.search.replay import OURS, SIMPLE, Replay, compared
-from tilewise.tune.search.without_model import replay_without_model
+from tilewise.tune.search.replay import OURS, SIMPLE, Replay, compare_curves
+from tilewise.tune.search.replay_without_model import replay_without_model
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_what_the_search_saves_over_the_models_order_comes_with_an_interval(h200
 
 def test_an_interval_excludes_zero_where_one_way_is_always_better():
     better = np.full((20, 1), 0.01) + 0.001 * np.arange(20)[:, None]
-    (found,) = compared({"new": better, "old": better + 0.02}, "new", "old")
+    (found,) = compare_curves({"new": better, "old": better + 0.02}, "new", "old")
     assert found.low > 0 and found.saving == pytest.approx(0.02)
 
 

@@ -67,7 +67,7 @@ def replay(
 
 
 def _without_model(collection: str, seed: int, as_json: bool) -> None:
-    from tilewise.tune.search.without_model import replay_without_model
+    from tilewise.tune.search.replay_without_model import replay_without_model
 
     result = replay_without_model(collection, seed=seed)
     if as_json:
@@ -80,8 +80,8 @@ def _without_model(collection: str, seed: int, as_json: bool) -> None:
 
 def table(result: Replay) -> list[str]:
     """Format the comparison as lines of text."""
+    from tilewise.tune.search.confidence import claims_text
     from tilewise.tune.search.replay import COMPARED
-    from tilewise.tune.search.surety import told
 
     configs = pluralize(result.configs, "configuration")
     about = f"{result.kernels} {result.split} kernels of {result.collection}, {configs}"
@@ -90,7 +90,7 @@ def table(result: Replay) -> list[str]:
     lines.append(f"{'default':{_width(result.strategies)}}{100 * result.default:9.2f}   without measuring")
     lines.append(f"first choice without measuring: {result.first_choice:.3f} of the best (geometric mean)")
     if result.sure:
-        lines.append(f"the tuner is {told(result.sure)}")
+        lines.append(f"the tuner's choice is {claims_text(result.sure)}")
     return [*lines, *_comparisons(result.comparisons), *result.notes]
 
 

@@ -198,7 +198,7 @@ def _describe_source(tuned: Tuned) -> str:
     """Describe where the choice comes from."""
     if tuned.source == "measured":
         again = "; those within noise of the fastest were timed again before one was chosen"
-        claim = "; sure within 5 % of the fastest" * bool(tuned.within5)
+        claim = "; within 5 % of the fastest (calibrated)" * bool(tuned.within5)
         return tuned.reason + again * (tuned.measurements > 1) + claim
     origin = {"model": "the model's choice", "default": "the default", "service": "the service's choice"}
     return f"{origin.get(tuned.source, tuned.source)}: {tuned.reason or 'chosen without measuring'}"

@@ -220,8 +220,7 @@ def evaluate(
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.evaluate import evaluate as evaluate_models
     from tilewise.costmodel.evaluate import leave_one_program_out
-    from tilewise.tune.search.surety import claims
-    from tilewise.tune.search.surety import told as describe_claims
+    from tilewise.tune.search.confidence import claims_text, evaluate_claims
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
     trained_models = {str(path): _model(path, model_class) for path in models}
@@ -243,7 +242,7 @@ def evaluate(
     for path in models:
         cases, hyper = _tuner_cases(path, trained_models[str(path)], data, split)
         if hyper is not None:
-            typer.echo(f"{path}: {describe_claims(claims(cases, hyper))}.")
+            typer.echo(f"{path}: {claims_text(evaluate_claims(cases, hyper))}.")
     if by_left_out_program:
         _print_programs("left out in training", by_left_out_program)
 
@@ -268,7 +267,7 @@ def _tuner_cases(path: Path, model: Any, data: Dataset, split: str) -> tuple[lis
 
     shipped = str(path) in shipped_names() and not path.exists()
     hyper = load_calibration(shipped_file(str(path)) if shipped else model_path(path))
-    if hyper is None or not hyper.sure:
+    if hyper is None or not hyper.confidence_bounds:
         return [], None
     return [make_case(model, kernel, data.schema.config_features) for kernel in data.split(split)], hyper
 
@@ -328,7 +327,7 @@ def predict(
     from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
     from tilewise.costmodel.rank import rank
-    from tilewise.tune.search.surety import Claim
+    from tilewise.tune.search.confidence import Claim
 
     shipped = str(model) in shipped_names() and not model.exists()
     scorer = shipped_scorer(str(model)) if shipped else load_scorer(model)

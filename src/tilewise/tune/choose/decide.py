@@ -31,9 +31,9 @@ from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.memory import Memory, sizes_of
 from tilewise.tune.families.space import space_of
 from tilewise.tune.measure.trial import Trial
+from tilewise.tune.search.confidence import Claim
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
 from tilewise.tune.search.loop import BUDGET, Step, search
-from tilewise.tune.search.surety import Claim
 
 # The prior without a model: information comes only from other configurations and other problems of the same kernel.
 WITHOUT_MODEL = Hyperparameters()
@@ -162,7 +162,7 @@ class _MeasuredSearch:
 
         steps, reason = search(self.process, self._measure_one, budget, worth, on_step)
         best, runtime_ns = self._best(usable)
-        source = "measured" if self.process.measured else "default"
+        source = "measured" if self.process.log_runtimes else "default"
         return Decision(
             problem=self.problem,
             config=self.configs[best],
@@ -188,7 +188,7 @@ class _MeasuredSearch:
         trial = self.measure.measure(self.configs[index])
         if trial.default_ns is not None:
             self.default_ns = trial.default_ns
-            if index and 0 not in self.process.measured:
+            if index and 0 not in self.process.log_runtimes:
                 self.process.observe(0, math.log(trial.default_ns))
         if trial.runtime_ns is None:
             self.failure_reasons.append(trial.reason)
@@ -196,7 +196,9 @@ class _MeasuredSearch:
 
     def _best(self, usable: Callable[[Config], bool]) -> tuple[int, float | None]:
         """Index and runtime of the fastest usable configuration; the default if it is as fast or none was measured."""
-        runtimes = {index: math.exp(logs) for index, logs in self.process.measured.items()} | self._repeated_runtimes()
+        runtimes = {
+            index: math.exp(logs) for index, logs in self.process.log_runtimes.items()
+        } | self._repeated_runtimes()
         if not runtimes:
             return 0, self.default_ns
         default_ns = runtimes.get(0, self.default_ns)
@@ -213,7 +215,7 @@ class _MeasuredSearch:
 
         The minimum of several noisy readings is biased: it is often a lucky one.
         """
-        log_runtimes, best = self.process.measured, self.process.best
+        log_runtimes, best = self.process.log_runtimes, self.process.best
         if best is None:
             return {}
         close = [index for index, logs in log_runtimes.items() if logs - log_runtimes[best] < _NOISE]

@@ -31,7 +31,17 @@ from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
 # Log runtime. Default for CPU models without a margin of their own: smaller predicted gains are wrong half of the time.
 MARGIN = 0.045
-_UNCALIBRATED = Hyperparameters(0.5, 0.25, 0.15, 2.0, 0.05, 0.01, far=0.0, near=0.0)
+# Prior for models without a calibration; arbitrary, more cautious than the fitted ones.
+_UNCALIBRATED = Hyperparameters(
+    coefficient=0.5,
+    coefficient_deviation=0.25,
+    signal=0.15,
+    length_scale=2.0,
+    nugget=0.05,
+    noise=0.01,
+    far=0.0,
+    near=0.0,
+)
 
 
 @dataclass(eq=False)

@@ -51,7 +51,7 @@ H = TypeVar("H")
 _FOLLOWED, _FOLLOWED_WITHOUT_SCORES = 64, 400
 _DRAWS = 256
 _LEVEL = 1.0  # deviation of c
-_DEGREES_OF_FREEDOM = 2.0  # nu, chosen on the kernels that the claims of `surety` are fitted on
+_DEGREES_OF_FREEDOM = 2.0  # nu, chosen on the kernels that the claims of `confidence.py` are fitted on
 _OTHER_LEVEL = 5.0  # of the level of an earlier task, which nothing is to be learned from
 
 
@@ -70,17 +70,18 @@ class Hyperparameters:
     near: float = 1.0
     task_length_scale: float = 4.0
     ard: Mapping[str, float] = field(default_factory=dict)
-    sure: Mapping[int, float] = field(default_factory=dict)  # see `surety`: the least chance, by measurements
+    # Lowest `chance_within` for the claim "within 5 %", by number of measurements (see confidence.py).
+    confidence_bounds: Mapping[int, float] = field(default_factory=dict)
     by_score: bool = False  # measure in the order of the scores, not by expected improvement
 
     def coregionalization(self, these: Numbers, those: Numbers) -> Numbers:
-        """How much of f and b tasks have in common: a row each of these, a column of those."""
+        """Correlation of f and b between tasks: a row for each of `these`, a column for each of `those`."""
         return self.far + (self.near - self.far) * similarity(these, those, self.task_length_scale)
 
 
 @dataclass(frozen=True, eq=False)
 class Earlier:
-    """Readings of other problems of the same kernel, one a row."""
+    """Readings of other problems of the same kernel, one per row."""
 
     task: npt.NDArray[np.int64]  # which problem, by number
     sizes: Numbers  # (rows, dz) its sizes in doublings
@@ -103,11 +104,12 @@ class GaussianProcess:
         earlier: Earlier | None = None,
         sizes: Numbers | None = None,
     ) -> None:
+        """Build the prior; condition it on readings of `earlier` problems, given this problem's `sizes`."""
         every = np.asarray(scores, dtype=np.float64)
         self.count = len(every)
         informed = bool((every[1:] != every[-1:]).any())  # the default, which comes first, may lead without a model
         self.followed = np.argsort(every, kind="stable")[: _FOLLOWED if informed else _FOLLOWED_WITHOUT_SCORES]
-        self._place = {int(index): place for place, index in enumerate(self.followed)}
+        self._position = {int(index): position for position, index in enumerate(self.followed)}
         self.hyper = h = hyper
         self._x = np.asarray(features, dtype=np.float64)[self.followed]  # (n, dx)
         self._score = every[self.followed] - every[self.followed[0]]  # (n,)
@@ -121,65 +123,72 @@ class GaussianProcess:
         self.tasks = 0 if earlier is None else len(np.unique(earlier.task))
         if earlier is not None and len(earlier):
             self._condition(earlier, np.zeros(0) if sizes is None else sizes)
-        self._errors, self._foreseen = 0.0, 0  # q and n
-        self.measured: dict[int, float] = {}  # configuration: log runtime
+        # q and n: squared standardized errors of the predictions so far, and their number.
+        self._errors, self._predictions = 0.0, 0
+        self.log_runtimes: dict[int, float] = {}  # configuration: log runtime
         self.failed: set[int] = set()
 
     def _condition(self, earlier: Earlier, sizes: Numbers) -> None:
-        """The posterior given readings of other tasks."""
+        """Condition the prior on readings of other tasks."""
         h, x, s = self.hyper, earlier.features, earlier.score
         same_task = earlier.task[:, None] == earlier.task[None, :]  # (N, N)
-        between = np.where(same_task, 1.0, h.coregionalization(earlier.sizes, earlier.sizes))
-        own = (h.signal**2 * similarity(x, x, h.length_scale) + h.coefficient_deviation**2 * np.outer(s, s)) * between
+        task_covariance = np.where(same_task, 1.0, h.coregionalization(earlier.sizes, earlier.sizes))
+        own = h.signal**2 * similarity(x, x, h.length_scale) + h.coefficient_deviation**2 * np.outer(s, s)  # (N, N)
+        own *= task_covariance
         own += _OTHER_LEVEL**2 * same_task
         own[np.diag_indices(len(s))] += h.nugget**2 + h.noise**2
         near = h.coregionalization(sizes[None, :], earlier.sizes)  # (1, N)
         across = h.signal**2 * similarity(self._x, x, h.length_scale)
         across = (across + h.coefficient_deviation**2 * np.outer(self._score, s)) * near  # (n, N)
+        # Posterior mean and covariance, with one solve for both.
         residual = earlier.log_runtime - h.coefficient * s
         solved = np.linalg.solve(own, np.column_stack([residual, across.T]))
         self.mean = self.mean + across @ solved[:, 0]
         self.covariance = self.covariance - across @ solved[:, 1:]
 
     def observe(self, index: int, log_runtime: float) -> None:
-        """One configuration was measured."""
-        place = self._place.get(index)
-        if not self.measured:  # until now the level was unknown, and the mean's zero stood for it
-            self.mean = self.mean + log_runtime - (self.mean[place] if place is not None else self.mean.mean())
-        elif place is not None:
-            variance = self.covariance[place, place] + self.hyper.noise**2
-            self._errors += float((log_runtime - self.mean[place]) ** 2 / max(variance, 1e-12))
-            self._foreseen += 1
-        self.measured[index] = min(log_runtime, self.measured.get(index, math.inf))
-        if place is not None:
-            column = self.covariance[:, place].copy()
-            gain = column / (column[place] + self.hyper.noise**2)
-            self.mean = self.mean + gain * (log_runtime - self.mean[place])
+        """Update the posterior with the log runtime of one configuration."""
+        position = self._position.get(index)
+        if not self.log_runtimes:  # the first reading sets the level; before it, the mean is relative
+            self.mean = self.mean + log_runtime - (self.mean[position] if position is not None else self.mean.mean())
+        elif position is not None:
+            variance = self.covariance[position, position] + self.hyper.noise**2
+            self._errors += float((log_runtime - self.mean[position]) ** 2 / max(variance, 1e-12))
+            self._predictions += 1
+        self.log_runtimes[index] = min(log_runtime, self.log_runtimes.get(index, math.inf))
+        # Rank-one update of the posterior (a Kalman filter step).
+        if position is not None:
+            column = self.covariance[:, position].copy()
+            gain = column / (column[position] + self.hyper.noise**2)
+            self.mean = self.mean + gain * (log_runtime - self.mean[position])
             self.covariance = self.covariance - np.outer(gain, column)
 
     def refuse(self, index: int) -> None:
-        """A configuration failed; it is not asked for again."""
+        """Mark a configuration as failed; it is not proposed again."""
         self.failed.add(index)
 
     @property
     def best(self) -> int | None:
         """The fastest measured configuration."""
-        return min(self.measured, key=lambda index: (self.measured[index], index)) if self.measured else None
+        return (
+            min(self.log_runtimes, key=lambda index: (self.log_runtimes[index], index)) if self.log_runtimes else None
+        )
 
     @property
     def exhausted(self) -> bool:
-        """Whether every configuration was tried."""
-        return len(self.measured) + len(self.failed) >= self.count
+        """True if every configuration was tried."""
+        return len(self.log_runtimes) + len(self.failed) >= self.count
 
     def open(self) -> npt.NDArray[np.int64]:
-        """Places of those that are neither measured nor failed."""
-        gone = [self._place[index] for index in (*self.measured, *self.failed) if index in self._place]
-        return np.setdiff1d(np.arange(len(self.followed)), gone)
+        """Positions of the configurations that are neither measured nor failed."""
+        done = (*self.log_runtimes, *self.failed)
+        tried_positions = [self._position[index] for index in done if index in self._position]
+        return np.setdiff1d(np.arange(len(self.followed)), tried_positions)
 
     def first(self) -> int | None:
         """The choice without measuring this problem: the lowest mean."""
-        places = self.open()
-        return int(self.followed[places[int(np.argmin(self.mean[places]))]]) if len(places) else None
+        positions = self.open()
+        return int(self.followed[positions[int(np.argmin(self.mean[positions]))]]) if len(positions) else None
 
     def next(self) -> int | None:
         """Return the configuration to measure next, or None if all are measured.
@@ -187,46 +196,47 @@ class GaussianProcess:
         The first one has the lowest mean. The next ones follow the order of the scores, with `by_score`, or have the
         largest expected improvement.
         """
-        places = self.open()
-        if not len(places) or self.best is None:
+        positions = self.open()
+        if not len(positions) or self.best is None:
             return self.first()
         if self.hyper.by_score:
-            return int(self.followed[places[0]])  # `followed` is sorted by score
-        return int(self.followed[places[int(np.argmax(self.expected_improvement(places)))]])
+            return int(self.followed[positions[0]])  # `followed` is sorted by score
+        return int(self.followed[positions[int(np.argmax(self.expected_improvement(positions)))]])
 
-    def expected_improvement(self, places: npt.NDArray[np.int64]) -> Numbers:
-        """Over the best reading, in logarithms of runtime."""
+    def expected_improvement(self, positions: npt.NDArray[np.int64]) -> Numbers:
+        """Expected improvement over the best reading, in log runtime (Jones et al., 1998)."""
         assert self.best is not None
-        deviation = np.sqrt(np.maximum(self.covariance[places, places], 1e-12))
-        ahead = self.measured[self.best] - self.mean[places]
+        deviation = np.sqrt(np.maximum(self.covariance[positions, positions], 1e-12))
+        # Closed form for a normal distribution.
+        ahead = self.log_runtimes[self.best] - self.mean[positions]
         z = ahead / deviation
         improvement: Numbers = ahead * _normal(z) + deviation * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
         return improvement
 
     def value_of_information(self) -> float:
-        """What knowing every runtime would save over the best so far, in expectation."""
+        """Expected saving over the best so far, in log runtime, if every runtime were known."""
         return float(np.maximum(self._behind(), 0.0).mean())
 
     def chance_within(self, share: float) -> float:
-        """That the best so far, or the first choice, takes at most that share longer than the fastest of all."""
-        scale = math.sqrt((_DEGREES_OF_FREEDOM + self._errors) / (_DEGREES_OF_FREEDOM + self._foreseen))
+        """Probability that the best so far, or the first choice, is at most `share` slower than the fastest of all."""
+        scale = math.sqrt((_DEGREES_OF_FREEDOM + self._errors) / (_DEGREES_OF_FREEDOM + self._predictions))
         return float((self._behind(scale) <= math.log1p(share)).mean())
 
     def _behind(self, scale: float = 1.0) -> Numbers:
-        """By joint draws: how far the best so far, or the first choice, is behind the fastest of the others."""
-        places = self.open()
-        if not len(places):
+        """Joint draws of the log slowdown of the best so far, or first choice, against the fastest of the others."""
+        positions = self.open()
+        if not len(positions):
             return np.zeros(1)
-        root = _root(self.covariance[np.ix_(places, places)])
-        draws = self.mean[places][:, None] + scale * (root @ _standard_normal(len(places)))  # (n, draws)
+        root = _root(self.covariance[np.ix_(positions, positions)])
+        draws = self.mean[positions][:, None] + scale * (root @ _standard_normal(len(positions)))  # (n, draws)
         best = self.best
-        known = draws[int(np.argmin(self.mean[places]))] if best is None else self.measured[best]
-        return np.asarray(known - draws.min(axis=0))
+        reference = draws[int(np.argmin(self.mean[positions]))] if best is None else self.log_runtimes[best]
+        return np.asarray(reference - draws.min(axis=0))
 
 
 @functools.lru_cache(maxsize=8)
 def _standard_normal(count: int) -> Numbers:
-    """So many numbers a draw, the same every time; each draw's mirror image is among them."""
+    """Fixed standard normal draws, `count` numbers each, with their mirror images (antithetic variates)."""
     draws = np.random.default_rng(count).standard_normal((count, _DRAWS // 2))
     return np.hstack([draws, -draws])
 
@@ -245,27 +255,31 @@ def climb(
     names: Sequence[str],
     changed: Callable[[H, str, float], H],
     surprise: Callable[[H], float],
-    least_step: float,
+    min_step: float,
 ) -> tuple[float, H]:
-    """Hyperparameters of the least negative log likelihood: each number is tried larger and smaller (`changed` gives
-    the numbers with one of them so many times as large) until nothing helps, then again in smaller steps."""
-    least, step = surprise(best), 0.7
-    while step > least_step:
-        moved = False
+    """Minimize the negative log likelihood (`surprise`) by coordinate search.
+
+    Each hyperparameter is tried larger and smaller (`changed` multiplies one of them by a factor) until nothing
+    improves, then again with half the step, down to `min_step`.
+    """
+    lowest, step = surprise(best), 0.7
+    while step > min_step:
+        improved = False
         for name in names:
             for factor in (math.exp(step), math.exp(-step)):
-                tried = changed(best, name, factor)
-                value = surprise(tried)
-                if value < least - 1e-6:
-                    best, least, moved = tried, value, True
+                candidate = changed(best, name, factor)
+                value = surprise(candidate)
+                if value < lowest - 1e-6:
+                    best, lowest, improved = candidate, value, True
                     break
-        if not moved:
+        if not improved:
             step /= 2
-    return least, best
+    return lowest, best
 
 
 def _root(covariance: Numbers) -> Numbers:
-    """A factor of a covariance that rounding may have left slightly indefinite."""
+    """Cholesky factor of a covariance that rounding may have made slightly indefinite."""
+    # Add the smallest multiple of the identity that makes the matrix positive definite.
     jitter = 1e-10 + 1e-9 * float(np.trace(covariance)) / len(covariance)
     for _ in range(6):
         try:

@@ -1,7 +1,8 @@
-"""The search itself: ask the process what to measure, measure it, stop when the budget is spent or the rest cannot pay.
+"""The search loop: ask the process what to measure, measure it, and stop when the budget is spent or further
+measurements cannot pay.
 
-It does not know what it measures: replay hands it recorded runtimes, the tuners real ones. Given the same readings it
-takes the same steps.
+The loop is independent of the source of runtimes: replay passes recorded ones, the tuners measure. The same readings
+always lead to the same steps.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dataclasses import dataclass
 from tilewise.tune.search.gaussian_process import GaussianProcess
 
 Measure = Callable[[int], float | None]
-BUDGET = 5  # measurements of a problem, unless told otherwise
+BUDGET = 5  # default number of measurements per problem
 
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement; `runtime_ns` is None where the configuration failed."""
+    """One measurement; `runtime_ns` is None if the configuration failed."""
 
     index: int
     runtime_ns: float | None
@@ -31,8 +32,10 @@ def search(
     worth: float = 0.0,
     report: Callable[[Step], None] = lambda step: None,
 ) -> tuple[list[Step], str]:
-    """Measure at most `budget` configurations; fewer where knowing all the rest would save less than `worth`. Gives
-    what was measured, in order, and why it ended; the process knows the fastest."""
+    """Measure at most `budget` configurations, fewer if knowing all others would save less than `worth`.
+
+    Returns the measurements in order and the reason for stopping. The process has the fastest one (`process.best`).
+    """
     steps: list[Step] = []
     reason = f"the budget of {budget} is spent"
     while len(steps) < budget:
@@ -41,6 +44,7 @@ def search(
             reason = "every promising configuration is measured"
             break
         runtime_ns = measure(index)
+        # A failed configuration or an impossible time only removes the candidate.
         if runtime_ns is not None and 0 < runtime_ns < math.inf:
             process.observe(index, math.log(runtime_ns))
         else:
@@ -48,6 +52,7 @@ def search(
             process.refuse(index)
         steps.append(Step(index, runtime_ns))
         report(steps[-1])
+        # Stop early if even perfect information would save less than `worth`.
         if worth and process.best is not None and process.value_of_information() < worth:
             reason = "the rest cannot pay"
             break

@@ -1,12 +1,11 @@
-"""`replay`: how fast each way of tuning gets to a good configuration, told from recorded runtimes alone.
+"""`replay`: compare how fast search strategies reach a good configuration, using recorded runtimes only.
 
-Every held-out kernel is tuned again by each strategy; a measurement is a look into the collection, so the whole
-comparison takes seconds, needs no hardware and comes out the same every time. Regret is how much slower the best
-configuration measured so far is than the best in the collection.
+Each strategy tunes every held-out kernel again; a measurement is a lookup in the collection. The comparison takes
+seconds, needs no hardware and is deterministic. Regret is the relative slowdown of the best configuration measured so
+far against the best in the collection.
 
-Every mechanism of the search stands beside the simpler one that it must beat: the paired difference of their regrets,
-and its 95 % interval over kernels drawn with replacement (bootstrap). `without_model.py` does the same for kernels that
-no model knows.
+Every mechanism of the search is compared with the simpler one it must beat: the paired difference of their regrets,
+with a 95 % bootstrap interval over kernels. `replay_without_model.py` does the same for kernels without a cost model.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 from tilewise.tune.search.calibration import Case, calibrate, load_calibration, make_case, save_calibration
+from tilewise.tune.search.confidence import error_groups, evaluate_claims, fit_confidence_bounds
 from tilewise.tune.search.gaussian_process import Hyperparameters
 from tilewise.tune.search.loop import search
-from tilewise.tune.search.surety import claims, fit_sure, groups_of
 
-MOST = 20
+MOST = 20  # measurements per kernel
 SIMPLE, OURS = "the model's order, first k", "ours, by expected improvement"
 Curves = npt.NDArray[np.float64]  # (kernels, measurements)
-_ORDERS = 20  # random orders a kernel
-_MOST_NOISE = 0.01  # of a reading
-COMPARED = (1, 2, 3, 5, 10, 20)  # measurements
-_RESAMPLES = 4000
+_RANDOM_ORDERS = 20  # per kernel, averaged; arbitrary
+_MAX_NOISE = 0.01  # relative, of a reading; more is the noise of a shared machine
+COMPARED = (1, 2, 3, 5, 10, 20)  # numbers of measurements in the comparison tables
+_RESAMPLES = 4000  # of the bootstrap; arbitrary
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way of tuning: mean regret after 1, 2, ... measurements."""
+    """A search strategy and its mean regret after 1, 2, ... measurements."""
 
     name: str
     regret: list[float]
@@ -57,7 +56,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a mechanism saves over the simpler one after so many measurements, with its 95 % interval."""
+    """Regret that a mechanism saves over a simpler one after some measurements, with its 95 % interval."""
 
     mechanism: str
     simpler: str
@@ -69,7 +68,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Replay:
-    """The whole comparison."""
+    """Result of `replay`."""
 
     collection: str
     split: str
@@ -80,12 +79,14 @@ class Replay:
     first_choice: float  # geometric mean of best / chosen, without any measurement
     default: float  # mean regret of the default configuration, which needs no measurement
     notes: list[str] = field(default_factory=list)
-    sure: dict[int, dict[str, float]] = field(default_factory=dict)  # the tuner's claims, see `surety.claims`
+    sure: dict[int, dict[str, float]] = field(default_factory=dict)  # the tuner's claims by stage
 
     def strategy(self, name: str) -> Strategy:
+        """Return the strategy of that name."""
         return next(strategy for strategy in self.strategies if strategy.name == name)
 
     def as_dict(self) -> dict[str, Any]:
+        """Convert to the dictionary that `tilewise replay --json` prints."""
         return asdict(self)
 
 
@@ -103,9 +104,8 @@ def replay(
 ) -> Replay:
     """Replay tuning on the kernels of a split that the model has not seen.
 
-    `model` is a model or its file; by default the one shipped for the collection. Where it comes without a calibration
-    one is fitted on the validation kernels. `trees` trains gradient-boosted trees for comparison, where LightGBM is
-    installed.
+    `model` is a model or its file; by default the one shipped for the collection. If it has no calibration, one is
+    fitted on the validation kernels. `trees` trains gradient-boosted trees for comparison, if LightGBM is installed.
 
     >>> replay("h200").strategy("the model's order, first k").regret[4]  # doctest: +SKIP
     0.002
@@ -118,53 +118,69 @@ def replay(
         raise ConfigurationError(f"The {split} split has no runtimes to replay.")
     name = "own" if isinstance(collection, Dataset) else str(collection)
     notes: list[str] = []
-    scorer, found = _model(name, model)
-    calibration = calibration or found
+    scorer, stored_calibration = _model(name, model)
+    calibration = calibration or stored_calibration
     names = data.schema.config_features
     if calibration is None:
         notes.append("the model comes without a calibration of its own; one was fitted on the validation kernels")
         say(notes[-1])
         calibration = calibrate(scorer, list(data.valid), names)
+    # Score every kernel once; all strategies share the scores.
     cases = [make_case(scorer, kernel, names) for kernel in track(kernels, "ranking", len(kernels), progress)]
     say(f"{pluralize(len(cases), 'kernel')}; replaying the tuner")
+    # Baselines without the model.
     curves: dict[str, Curves] = {
         "random": _random(cases, most, seed),
         "exhaustive": np.array([regrets(case.runtime, range(len(case.runtime)), most) for case in cases]),
         "analytical": _ranked(cases, _analytical(data, kernels), most),
     }
-    curves |= _trees(data, kernels, cases, most, seed, trees, notes, say)
+    if trees:
+        curves |= _trees(data, kernels, cases, most=most, seed=seed, notes=notes, say=say)
+    # The model's ranking alone, then with the Gaussian process.
     curves[SIMPLE] = _ranked(cases, [case.scores for case in cases], most)
-    curves[OURS] = _improving(cases, calibration, most, progress)
+    curves[OURS] = _by_expected_improvement(cases, calibration, most, progress)
+    # Quality of the first choice: fastest / chosen.
     best = [case.best / float(case.runtime[int(np.argmin(case.scores))]) for case in cases]
     return Replay(
-        name,
-        split,
-        len(cases),
-        sum(len(case.runtime) for case in cases),
-        [Strategy(each, [float(value) for value in found.mean(axis=0)]) for each, found in curves.items()],
-        compared(curves, OURS, SIMPLE),
-        float(np.exp(np.mean(np.log(best)))),
-        float(np.mean([max(0.0, 1.0 / case.best - 1.0) for case in cases])),
-        notes,
-        claims(cases, calibration) if calibration.sure else {},
+        collection=name,
+        split=split,
+        kernels=len(cases),
+        configs=sum(len(case.runtime) for case in cases),
+        strategies=[Strategy(label, [float(value) for value in rows.mean(axis=0)]) for label, rows in curves.items()],
+        comparisons=compare_curves(curves, OURS, SIMPLE),
+        first_choice=float(np.exp(np.mean(np.log(best)))),
+        default=float(np.mean([max(0.0, 1.0 / case.best - 1.0) for case in cases])),
+        notes=notes,
+        sure=evaluate_claims(cases, calibration) if calibration.confidence_bounds else {},
     )
 
 
-def compared(curves: Mapping[str, Curves], mechanism: str, simpler: str) -> list[Comparison]:
-    """The paired savings of a mechanism, each with a bootstrap interval."""
-    found = []
+def compare_curves(curves: Mapping[str, Curves], mechanism: str, simpler: str) -> list[Comparison]:
+    """Paired savings of a mechanism over a simpler one, each with a bootstrap interval."""
+    comparisons = []
     for count in COMPARED:
         if count <= curves[mechanism].shape[1]:
+            # Paired by kernel, so that differences between kernels cancel.
             saved = curves[simpler][:, count - 1] - curves[mechanism][:, count - 1]
             gain = bootstrap(saved, draws=_RESAMPLES)
-            found.append(Comparison(mechanism, simpler, count, gain.mean, gain.low, gain.high))
-    return found
+            comparison = Comparison(
+                mechanism=mechanism,
+                simpler=simpler,
+                measurements=count,
+                saving=gain.mean,
+                low=gain.low,
+                high=gain.high,
+            )
+            comparisons.append(comparison)
+    return comparisons
 
 
 def _model(name: str, model: str | Path | Model | None) -> tuple[Model, Hyperparameters | None]:
+    """Load a model and its calibration, if it has one."""
     if model is None:
         path = shipped_file(Path(name).stem if name.endswith(".npz") else name)
         return load_scorer(path), load_calibration(path)
+    # A model object has no file and hence no stored calibration.
     if isinstance(model, str | Path):
         path = model_path(model)
         return load_scorer(path), load_calibration(path)
@@ -176,55 +192,65 @@ def recalibrate(
     model: Path | None = None,
     out: Path | None = None,
     *,
-    kept: Callable[[Kernel], bool] = lambda kernel: True,
+    keep: Callable[[Kernel], bool] = lambda kernel: True,
 ) -> Path:
-    """Fit a model's calibration anew, on its collection's validation kernels (those that are `kept`), and store it:
-    beside a file of one's own, in the cache folder for a shipped model, or in `out`."""
+    """Fit the calibration of a model to its collection's validation kernels and save it.
+
+    Only kernels for which `keep` returns True are used. The file is saved next to a user's model, in the cache folder
+    for a shipped model, or as `out`.
+    """
     path = shipped_file(collection) if model is None else model_path(model)
     data = load_dataset(collection)
-    valid = [kernel for kernel in data.valid if kept(kernel)]
+    valid = [kernel for kernel in data.valid if keep(kernel)]
     scorer, names = load_scorer(path), data.schema.config_features
-    fitted = calibrate(scorer, valid, names, _noise(collection))
+    hyper = calibrate(scorer, valid, names, _noise(collection))
     cases = [make_case(scorer, kernel, names) for kernel in valid if kernel.labelled]
-    sure = fit_sure(cases, fitted, groups_of([case.name for case in cases], data.train.names))
-    return save_calibration(path, dataclasses.replace(fitted, sure=sure), out)
+    # The bounds of "within 5 %" depend on the fitted process, so they come second.
+    bounds = fit_confidence_bounds(cases, hyper, error_groups([case.name for case in cases], data.train.names))
+    return save_calibration(path, dataclasses.replace(hyper, confidence_bounds=bounds), out)
 
 
 def _noise(collection: str) -> float:
-    """What a reading is off by: the collection's own scatter, as far as it is not the noise of a shared machine."""
+    """Relative noise of a reading: the median deviation in the collection, within plausible limits."""
     try:
-        found = read_collection(find_collection(collection))
-    except (TilewiseError, OSError):  # a folder of somebody's own has no scatter
-        return _MOST_NOISE
-    deviations = np.concatenate([kernel.deviation for kernels in found.splits.values() for kernel in kernels])
-    return (
-        float(np.clip(np.nanmedian(deviations), 0.001, _MOST_NOISE)) if np.isfinite(deviations).any() else _MOST_NOISE
+        measured_collection = read_collection(find_collection(collection))
+    except (TilewiseError, OSError):  # a user's folder has no deviations
+        return _MAX_NOISE
+    deviations = np.concatenate(
+        [kernel.deviation for kernels in measured_collection.splits.values() for kernel in kernels]
     )
+    return float(np.clip(np.nanmedian(deviations), 0.001, _MAX_NOISE)) if np.isfinite(deviations).any() else _MAX_NOISE
 
 
 def regrets(runtime: npt.NDArray[Any], order: Sequence[int] | npt.NDArray[Any], most: int) -> npt.NDArray[np.float64]:
-    """After each measurement of an order; the last value stays when the order ends."""
+    """Regret after each of `most` measurements; the last value is repeated if the order is shorter."""
+    # Best runtime so far, relative to the best of all.
     reached = np.minimum.accumulate(runtime[np.asarray(order[:most], dtype=np.int64)]) / runtime.min() - 1
     return np.pad(reached, (0, max(0, most - len(reached))), mode="edge")
 
 
 def _random(cases: Sequence[Case], most: int, seed: int) -> Curves:
-    chance = np.random.default_rng(seed)
+    """Regrets of random orders, averaged over several per kernel."""
+    rng = np.random.default_rng(seed)
 
     def mean_curve(runtime: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        curves = [regrets(runtime, chance.permutation(len(runtime)), most) for _ in range(_ORDERS)]
+        curves = [regrets(runtime, rng.permutation(len(runtime)), most) for _ in range(_RANDOM_ORDERS)]
         return np.asarray(np.mean(curves, axis=0))
 
     return np.array([mean_curve(case.runtime) for case in cases])
 
 
 def _ranked(cases: Sequence[Case], scores: Sequence[npt.NDArray[Any]], most: int) -> Curves:
+    """Regrets when the configurations are measured in the order of scores."""
     orders = [np.argsort(score, kind="stable") for score in scores]
     return np.array([regrets(case.runtime, order, most) for case, order in zip(cases, orders, strict=True)])
 
 
-def _improving(cases: Sequence[Case], hyper: Hyperparameters, most: int, progress: bool) -> Curves:
+def _by_expected_improvement(cases: Sequence[Case], hyper: Hyperparameters, most: int, progress: bool) -> Curves:
+    """Regrets of the Gaussian process with expected improvement."""
+
     def order(case: Case) -> list[int]:
+        # Expected improvement also for GPU models, whose calibration measures in the order of scores.
         process = case.process(dataclasses.replace(hyper, by_score=False))
         return [step.index for step in search(process, lambda i: float(case.runtime[i]), most)[0]]
 
@@ -233,6 +259,7 @@ def _improving(cases: Sequence[Case], hyper: Hyperparameters, most: int, progres
 
 
 def _analytical(data: Dataset, kernels: Sequence[Kernel]) -> list[npt.NDArray[Any]]:
+    """Scores of the analytical baseline."""
     formula = Analytical(data.train if len(data.train) else data.valid)
     return [formula.score(kernel) for kernel in kernels]
 
@@ -241,14 +268,13 @@ def _trees(
     data: Dataset,
     kernels: Sequence[Kernel],
     cases: Sequence[Case],
+    *,
     most: int,
     seed: int,
-    wanted: bool,
     notes: list[str],
     say: Callable[[str], None],
 ) -> dict[str, Curves]:
-    if not wanted:
-        return {}
+    """Regrets of gradient-boosted trees trained on the collection; empty without LightGBM."""
     from tilewise.costmodel.models.gbdt import train_gbdt
 
     say("training the trees")

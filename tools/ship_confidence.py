@@ -1,6 +1,6 @@
-"""Fit when the shipped models are "sure within five per cent", on kernels that they were not trained on.
+"""Fit the confidence bounds of the shipped models ("within 5 %") on kernels that they were not trained on.
 
-    python -m tools.ship_surety [--test]
+    python -m tools.ship_confidence [--test]
 
 The GPU's model was trained on the train split, so the valid split can be used as it is. The CPU's was trained on both:
 for it, each fifth of the programs is scored by a model of the other four fifths. The bounds are written into the
@@ -22,7 +22,7 @@ from tilewise.costmodel.models.ridge import NAME
 from tilewise.costmodel.models.scorer import ridge_scorer
 from tilewise.costmodel.models.shipped import shipped_file, shipped_names, shipped_scorer
 from tilewise.tune.search.calibration import calibration_path, load_calibration, make_case, save_calibration
-from tilewise.tune.search.surety import claims, fit_sure, groups_of, told
+from tilewise.tune.search.confidence import claims_text, error_groups, evaluate_claims, fit_confidence_bounds
 
 FOLDS = 5
 
@@ -65,12 +65,16 @@ def ship(name: str) -> None:
     if model.name == NAME:
         unseen = out_of_fold(data, int(model.record.get("seed", 0)))
     cases = [make_case(unseen[0], kernel, names) for kernel in unseen[1]]
-    groups = groups_of([case.name for case in cases], data.train.names)
-    hyper = dataclasses.replace(hyper, sure=fit_sure(cases, hyper, groups))
+    groups = error_groups([case.name for case in cases], data.train.names)
+    hyper = dataclasses.replace(hyper, confidence_bounds=fit_confidence_bounds(cases, hyper, groups))
     save_calibration(path, hyper, calibration_path(path))
-    print(name, hyper.sure, "fitted:", told(claims(cases, hyper)))
+    print(name, hyper.confidence_bounds, "fitted:", claims_text(evaluate_claims(cases, hyper)))
     if "--test" in sys.argv:
-        print(name, "test:", told(claims([make_case(model, kernel, names) for kernel in data.test], hyper)))
+        print(
+            name,
+            "test:",
+            claims_text(evaluate_claims([make_case(model, kernel, names) for kernel in data.test], hyper)),
+        )
 
 
 if __name__ == "__main__":
