@@ -17,7 +17,6 @@ import pytest
 
 from tilewise._extension import native
 from tilewise.cli import app as module
-from tilewise.cli.every import OUTPUTS
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
@@ -27,6 +26,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
 
 
 COMMANDS = dict(leaves(module.command_line()))
+OUTPUTS = frozenset({"out", "plot", "html", "trace", "cache", "cache_dir", "otter", "nbgrader", "csv", "tensorboard"})
 
 
 def example(name: str) -> list[str]:

@@ -114,15 +114,13 @@ ENDLESS = ("compete serve", "compete work")
 
 def places(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
     """(command, parameter) for every parameter that is read from: a path, or a word that may be one."""
-    from tilewise.cli.every import OUTPUTS
-
     if hasattr(command, "commands"):
         return [found for name, child in command.commands.items() for found in places(child, (*path, name))]
     name = " ".join(path)
     if name in ENDLESS:
         return []
     read = [p for p in command.params if "Path" in str(p.type_descriptor.annotation) or p.name in WORDS]
-    return [(name, p) for p in read if p.name not in OUTPUTS and (name, p.name) not in WRITTEN]
+    return [(name, p) for p in read if p.name not in _sweep().OUTPUTS and (name, p.name) not in WRITTEN]
 
 
 def attempts() -> list[tuple[str, Any, str]]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, output_folder
 from tilewise.cli.tables import progress_bar, show, table
 
 
@@ -24,7 +24,7 @@ def calibrate(
         typer.Option(help="Measure with one thread and with this many (default: one per core).", min=1, max=64),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder of calibrations and choices (default: your cache folder).")
+        Path | None, output_folder(help="Folder of calibrations and choices (default: your cache folder).")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what is stored for this machine.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Forget what was calibrated.")] = False,
@@ -49,6 +49,7 @@ def calibrate(
 
 
 def _run(shapes: Path | None, minutes: float, threads: int | None, cache: Path | None, seed: int) -> dict[str, Any]:
+    """Calibrate with a progress display; after Ctrl-C, report how far it came and exit with code 130."""
     from tilewise.tune.choose.calibrate import calibrate
 
     problems = None if shapes is None else _problems(shapes)
@@ -85,6 +86,7 @@ def _log_every_twentieth(done: int, total: int | None, text: str) -> None:
 
 
 def _print(report: Mapping[str, Any]) -> None:
+    """Print the report as a table of families and a summary."""
     headings = ("kernels", "threads", "tuned", "replaced", "default", "chosen", "worst", "best")
     counts, ratios = ("family", "threads", "kernels", "replaced"), ("speedup", "worst", "best")
     rows = [

@@ -11,13 +11,22 @@ from typing import Annotated
 import typer
 
 from tilewise._addons import require
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, one_of, output_folder
 
 
 def check(
     lesson: Annotated[
         str | None,
-        typer.Argument(help="profiling, acceleration, quantization, pruning, caching, benchmarking or costmodel."),
+        one_of(
+            "profiling",
+            "acceleration",
+            "quantization",
+            "pruning",
+            "caching",
+            "benchmarking",
+            "costmodel",
+            declare=typer.Argument,
+        ),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Your answers (default: LESSON.py in this folder).")] = None,
     start: Annotated[
@@ -29,9 +38,9 @@ def check(
     progress: Annotated[bool, typer.Option("--progress", help="Show what you have solved so far, and stop.")] = False,
     otter: Annotated[
         Path | None,
-        typer.Option(help="Folder for otter-grader assignments with a Gradescope zip: write them, and stop."),
+        output_folder(help="Folder for otter-grader assignments with a Gradescope zip: write them, and stop."),
     ] = None,
-    nbgrader: Annotated[Path | None, typer.Option(help="Folder for an nbgrader course: write it, and stop.")] = None,
+    nbgrader: Annotated[Path | None, output_folder(help="Folder for an nbgrader course: write it, and stop.")] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds an exercise may take.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:

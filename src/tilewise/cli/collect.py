@@ -12,7 +12,7 @@ import typer
 
 from tilewise._addons import require
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, answer
+from tilewise.cli.every import AsJson, answer, output_file, output_folder
 from tilewise.cli.tables import progress_bar, show, table
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MachineName = Annotated[str | None, typer.Option("--machine", help="Which machin
 
 Shapes = Annotated[Path | None, typer.Option(help="A JSON list of your own problems (default: built-in programs).")]
 Minutes = Annotated[float, typer.Option(help="Stop after this many minutes; the same command continues later.")]
-Out = Annotated[Path | None, typer.Option(help="The store, created if missing (default: cpu.sqlite or triton.sqlite).")]
+Out = Annotated[Path | None, output_file(help="The store, created if missing (default: cpu.sqlite or triton.sqlite).")]
 StoreUrl = Annotated[
     str | None,
     typer.Option(help="In place of --out: a postgresql:// URL that several machines measure into, or a file."),
@@ -119,6 +119,7 @@ def _store_location(out: Path | None, store: str | None) -> Path | str | None:
 
 
 def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_json: bool) -> None:
+    """Print the kernels that would be measured and the expected time, family by family."""
     from tilewise.tune.measure.collect import plan_cpu
 
     lines = plan_cpu(shapes=shapes, configs=configs, plugins=plugins)
@@ -134,6 +135,7 @@ def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_j
 
 
 def _collect(kind: str, as_json: bool, **options: Any) -> None:
+    """Measure on this machine and print what the store holds afterwards."""
     from tilewise.tune import collect as measure
 
     with progress_bar(None) as progress:
@@ -164,7 +166,7 @@ def compare(
         str, typer.Argument(help="A store, the folder of a GPU run, or a collection by name, file or folder.")
     ],
     second: Annotated[str, typer.Argument(help="The same kernels measured again.")],
-    out: Annotated[Path | None, typer.Option(help="A file to write the JSON to as well.")] = None,
+    out: Annotated[Path | None, output_file(help="A file to write the JSON to as well.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two measurements of the same kernels: rank correlation, and the loss of the first one's choice.
@@ -205,7 +207,7 @@ def compare(
 @collect.command()
 def export(
     store: StorePath,
-    out: Annotated[Path, typer.Option(help="Folder for train, valid, test and schema.json.")],
+    out: Annotated[Path, output_folder(help="Folder for train, valid, test and schema.json.")],
     name: Annotated[str, typer.Option(help="What to call the collection.")] = "own",
     split: Annotated[
         str,
@@ -238,7 +240,7 @@ def embed(
         list[Path], typer.Argument(help="One or more stores; those of several machines become one collection.")
     ],
     name: Annotated[str, typer.Option(help="The name that load_dataset will know it by, such as cpu or h200.")],
-    out: Annotated[Path | None, typer.Option(help="The file to write (default: NAME.npz in this folder).")] = None,
+    out: Annotated[Path | None, output_file(help="The file to write (default: NAME.npz in this folder).")] = None,
     telling: Annotated[
         float, typer.Option(min=0, help="Leave out kernels whose tiles differ by less than this many times the noise.")
     ] = 5.0,

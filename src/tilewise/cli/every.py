@@ -1,7 +1,7 @@
-"""What every command gets in one place: `--quiet`, completed values, and arguments checked before any work begins.
+"""Options and checks that all commands share: `--quiet`, outputs, choices, and arguments checked before work begins.
 
-Numbers are finite, not negative and not absurd; what is to be written can be written. An option named as in OUTPUTS is
-a file to be written, or a folder where its help starts with that word; so a new command is checked like the others.
+Numbers must be finite, not negative and below 2**31. A path declared with `output_file`, `output_folder` or
+`output_picture` must be writable.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import inspect
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -25,11 +25,49 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors, and JSO
 _HiddenQuiet = Annotated[bool, typer.Option("--quiet", hidden=True, help="As `tilewise --quiet`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the native kernels.")]
-_WORDS = {int: "<number>", float: "<number>", Path: "<path>"}
-LARGEST = 2**31 - 1
-_LIST_OF_WORDS = re.compile(r"([\w:-]+(?:, [\w:-]+)* or [\w:-]+)\.")
-PICTURES = (".png", ".svg", ".pdf", ".jpg")
-OUTPUTS = frozenset({"out", "plot", "html", "trace", "cache", "cache_dir", "otter", "nbgrader", "csv", "tensorboard"})
+_METAVARS = {int: "<number>", float: "<number>", Path: "<path>"}
+_MAX_NUMBER = 2**31 - 1  # the largest 32-bit integer, which the native kernels take as a size
+_PICTURE_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
+
+
+class OutputKind(Enum):
+    """The kinds of paths that commands write."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    PICTURE = "picture"
+
+
+def output_file(*names: str, declare: Callable[..., Any] = typer.Option, **settings: Any) -> Any:
+    """Declare an option, or an argument, that names a file to write."""
+    return _output(OutputKind.FILE, declare(*names, **settings))
+
+
+def output_folder(*names: str, **settings: Any) -> Any:
+    """Declare an option that names a folder to write into."""
+    return _output(OutputKind.FOLDER, typer.Option(*names, **settings))
+
+
+def output_picture(*names: str, **settings: Any) -> Any:
+    """Declare an option that names a picture to write."""
+    return _output(OutputKind.PICTURE, typer.Option(*names, **settings))
+
+
+def _output(kind: OutputKind, declaration: Any) -> Any:
+    declaration.output_kind = kind
+    return declaration
+
+
+def one_of(*words: str, declare: Callable[..., Any] = typer.Option, **settings: Any) -> Any:
+    """Declare an option, or an argument, that takes one of these words: help lists them, the shell completes them.
+
+    The command itself rejects other words, with a message that suggests the nearest one.
+    """
+    return declare(
+        help=f"{', '.join(words[:-1])} or {words[-1]}.",
+        autocompletion=lambda incomplete: [word for word in words if word.startswith(incomplete)],
+        **settings,
+    )
 
 
 def prepare_all(app: typer.Typer) -> None:
@@ -46,7 +84,6 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a command: check its arguments, and obey `--quiet` before or after the command's name."""
     signature = inspect.signature(command, eval_str=True)
     for parameter in signature.parameters.values():
-        _add_completion(_typer_info(parameter))
         _add_metavar(parameter)
 
     @functools.wraps(command)
@@ -77,48 +114,40 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answer(as_json: bool, facts: Any, *lines: str) -> None:
-    """What a command has to say: its facts as JSON, or the same in sentences."""
+    """Print the result of a command: its facts as JSON, or sentences."""
     for line in [json.dumps(facts, default=float)] if as_json else lines:
         typer.echo(line)
 
 
-def _add_completion(declared: Any) -> None:
-    """Let the shell complete a value whose help is nothing but a list of words, as in "minmax, mse or entropy."."""
-    match = _LIST_OF_WORDS.fullmatch(getattr(declared, "help", None) or "")
-    if match and declared.autocompletion is None:
-        words = re.split(r", | or ", match.group(1))
-        declared.autocompletion = lambda incomplete: [word for word in words if word.startswith(incomplete)]
-
-
 def _add_metavar(parameter: inspect.Parameter) -> None:
-    """What help calls an option's value: a word of English, not the name of its type."""
+    """Set the placeholder that help prints for an option's value, such as <number>."""
     declared = _typer_info(parameter)
     if declared is None or declared.metavar is not None or isinstance(declared, typer.models.ArgumentInfo):
         return
     kinds = {parameter.annotation.__origin__, *get_args(parameter.annotation.__origin__)}
     if bool not in kinds:
-        declared.metavar = next((word for kind, word in _WORDS.items() if kind in kinds), "<text>")
+        declared.metavar = next((word for kind, word in _METAVARS.items() if kind in kinds), "<text>")
 
 
 def check_arguments(signature: inspect.Signature, options: Mapping[str, Any]) -> None:
-    """Raise one sentence about the first argument that cannot be meant."""
+    """Raise an error for the first argument that is out of range or cannot be written."""
+    declarations = {name: _typer_info(parameter) for name, parameter in signature.parameters.items()}
+    kinds = {name: info.output_kind for name, info in declarations.items() if hasattr(info, "output_kind")}
     for name, value in options.items():
-        declared = _typer_info(signature.parameters.get(name))
-        label = _label(name, declared)
+        label = _label(name, declarations.get(name))
         if isinstance(value, int | float) and not isinstance(value, bool):
             _check_number(label, value)
-        elif isinstance(value, Path) and name in OUTPUTS:
-            told = str(getattr(declared, "help", ""))
-            if (name == "plot" or told.startswith("Where the picture")) and value.suffix.lower() not in PICTURES:
-                raise ConfigurationError(f"{label} {value}: a picture's name ends in {', '.join(PICTURES)}")
-            check_output(value, label, folder=told.startswith("Folder"))
-            for other in OUTPUTS - {name}:
+        elif isinstance(value, Path) and name in kinds:
+            if kinds[name] is OutputKind.PICTURE and value.suffix.lower() not in _PICTURE_SUFFIXES:
+                raise ConfigurationError(f"{label} {value}: a picture's name ends in {', '.join(_PICTURE_SUFFIXES)}")
+            check_output(value, label, folder=kinds[name] is OutputKind.FOLDER)
+            for other in kinds.keys() - {name}:
                 if options.get(other) == value and not value.is_dir():
                     raise ConfigurationError(f"{label} and --{other.replace('_', '-')} name the same file, {value}")
 
 
 def _typer_info(parameter: inspect.Parameter | None) -> Any:
-    """Typer's description of a parameter, from its annotation."""
+    """Return the typer.Option or typer.Argument in a parameter's annotation, if there is one."""
     notes = getattr(parameter.annotation, "__metadata__", ()) if parameter is not None else ()
     return next((note for note in notes if hasattr(note, "param_decls")), None)
 
@@ -135,12 +164,12 @@ def _check_number(label: str, value: float) -> None:
         raise ConfigurationError(f"{label} must be a finite number, not {value}")
     if value < 0:
         raise ConfigurationError(f"{label} must not be negative, but is {value}")
-    if value > LARGEST:
-        raise ConfigurationError(f"{label} {value} is too large: the largest number a command takes is {LARGEST}")
+    if value > _MAX_NUMBER:
+        raise ConfigurationError(f"{label} {value} is too large: the largest number a command takes is {_MAX_NUMBER}")
 
 
 def check_output(path: Path, label: str = "the output", folder: bool = False) -> None:
-    """Raise one sentence unless `path` is, or could be made, a file (or a folder) that this user can write."""
+    """Raise an error unless `path` is, or can become, a file (or a folder) that this user can write."""
     path = path.expanduser()
     try:
         if path.is_dir() and not folder:
@@ -157,7 +186,7 @@ def check_output(path: Path, label: str = "the output", folder: bool = False) ->
 
 
 def check_memory(required_bytes: float, what: str) -> None:
-    """Raise one sentence where this many bytes are more than the machine has."""
+    """Raise an error if this many bytes exceed the memory of the machine."""
     from tilewise.profile.machine import memory_bytes
 
     if required_bytes > memory_bytes():
@@ -168,10 +197,10 @@ def check_memory(required_bytes: float, what: str) -> None:
 
 
 def _nearest_existing_parent(path: Path) -> Path:
-    """The closest folder above a path that exists."""
+    """Return the closest parent of a path that exists."""
     return next(parent for parent in path.absolute().parents if parent.exists())
 
 
 def _is_virtual(existing: Path) -> bool:
-    """Whether this is in /proc or /sys, where even root, whom no permission stops, makes no files."""
+    """Return whether a path is in /proc or /sys, where even root cannot create files."""
     return existing.absolute().parts[1:2] in (("proc",), ("sys",))

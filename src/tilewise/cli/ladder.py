@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, output_picture
 from tilewise.cli.tables import show, table
 from tilewise.errors import UnavailableError
 
@@ -37,7 +37,7 @@ def ladder(
     size: Annotated[int, typer.Option(min=1, max=8192, help="Side of the square matrices.")] = 512,
     python_size: Annotated[int, typer.Option(min=1, max=1024, help="Side for the Python loops, which are slow.")] = 128,
     seconds: Annotated[float, typer.Option(help="Seconds to spend on each rung.")] = 0.5,
-    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("out/ladder.png"),
+    out: Annotated[Path, output_picture(help="Where the picture goes.")] = Path("out/ladder.png"),
     seed: Annotated[int, typer.Option(help="Seed of the matrices.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -95,6 +95,7 @@ def _seconds(rung: Rung, a: Any, b: Any, budget: float) -> float:
 
 
 def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int) -> None:
+    """Print the rungs with their speed-ups, and the measured ceilings."""
     first = rates[0][1]
     befores = [first, *(rate for _, rate in rates)]
     rows = [
@@ -108,6 +109,7 @@ def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int
 
 
 def _draw(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int, out: Path) -> None:
+    """Draw the rungs as bars on a logarithmic scale, and the ceilings as lines."""
     from tilewise.cli.pictures import BLUE, GREY, RED, picture
 
     with picture(out) as axes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, output_picture
 from tilewise.cli.tables import show, table
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def machine(
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even if results are stored.")] = False,
     as_json: AsJson = False,
-    plot: Annotated[Path | None, typer.Option(help="Also draw the rooflines into this picture (.png or .svg).")] = None,
+    plot: Annotated[
+        Path | None, output_picture(help="Also draw the rooflines into this picture (.png or .svg).")
+    ] = None,
 ) -> None:
     """Measure the ceilings: multiply-adds by instruction set and threads, bandwidth by working-set size, caches.
 
@@ -44,6 +46,7 @@ def machine(
 
 
 def _print(figures: Machine) -> None:
+    """Print the machine's caches, peaks and bandwidths as tables."""
     from rich.console import Console
 
     from tilewise.profile.units import bytes_, count

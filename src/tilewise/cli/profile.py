@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson, Threads
+from tilewise.cli.every import AsJson, Threads, output_file
 
 if TYPE_CHECKING:
     from tilewise.profile import ProfilerContext
@@ -33,8 +33,8 @@ def profile(
     backend: Annotated[str | None, typer.Option(help="Route operations through this backend, such as numpy.")] = None,
     threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
-    html: Annotated[Path | None, typer.Option(help="Write a page with a timeline and a roofline plot.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
+    html: Annotated[Path | None, output_file(help="Write a page with a timeline and a roofline plot.")] = None,
+    trace: Annotated[Path | None, output_file(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where time and memory go, by layer and by operation, and what limits the program.
@@ -87,6 +87,7 @@ def _check_batch(model: str, batch: int, backward: bool, tokens: int, seed: int)
 
 
 def _profile_model(target: Target, repeat: int) -> tuple[ProfilerContext, dict[str, Any]]:
+    """Time a model, profile `repeat` calls of it, and measure its memory."""
     from tilewise.profile import MemoryProfiler, ProfilerContext, Timer
 
     target.call()  # warm up: start the threads and pack the weights
@@ -110,6 +111,7 @@ def _profile_script(script: Path, arguments: list[str]) -> tuple[ProfilerContext
 
 
 def _print(profiler: ProfilerContext, extra: dict[str, Any], as_json: bool) -> None:
+    """Print the profile as JSON or as text."""
     timing, memory = extra.get("timing"), extra.get("memory")
     if as_json:
         data = profiler.get_results().as_dict() | {"title": extra["title"], "note": extra.get("note", "")}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewise._wording import pluralize, with_interval
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, output_picture
 
 if TYPE_CHECKING:
     from tilewise.tune.search.replay import Comparison, Replay, Strategy
@@ -23,7 +23,7 @@ def replay(
     model: Annotated[
         Path | None, typer.Option(help="A model file (default: the one shipped for the collection).")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the curves to this picture.")] = None,
+    plot: Annotated[Path | None, output_picture(help="Write the curves to this picture.")] = None,
     most: Annotated[int, typer.Option(help="Follow up to this many measurements.", min=1)] = 20,
     trees: Annotated[bool, typer.Option(help="Compare with gradient-boosted trees, trained now.")] = True,
     calibrate: Annotated[
@@ -67,6 +67,7 @@ def replay(
 
 
 def _without_model(collection: str, seed: int, as_json: bool) -> None:
+    """Replay tuning with the model withheld, and print the comparison."""
     from tilewise.tune.search.replay_without_model import replay_without_model
 
     result = replay_without_model(collection, seed=seed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson, Threads
+from tilewise.cli.every import AsJson, Threads, output_file
 
 if TYPE_CHECKING:
     from tilewise.onnx import Network
@@ -21,8 +21,8 @@ def run(
     size: Annotated[int, typer.Option(min=1, help="Value of every other dimension that the file leaves open.")] = 8,
     int8: Annotated[bool, typer.Option("--int8", help="Quantize first, calibrating on the input.")] = False,
     runs: Annotated[int, typer.Option(min=1, help="Timed calls.")] = 20,
-    out: Annotated[Path | None, typer.Option(help="Write the results to this .npz file.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the network, as it ran, to this ONNX file.")] = None,
+    out: Annotated[Path | None, output_file(help="Write the results to this .npz file.")] = None,
+    save: Annotated[Path | None, output_file(help="Write the network, as it ran, to this ONNX file.")] = None,
     threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Seed of the random input.")] = 0,
     as_json: AsJson = False,
@@ -32,12 +32,8 @@ def run(
     Example: tilewise run resnet18.onnx --batch 8 --int8
     """
     from tilewise import Tensor, no_grad, onnx
-    from tilewise.cli.every import check_output
     from tilewise.profile import Timer
 
-    for path, label in ((out, "--out"), (save, "--save")):
-        if path is not None:
-            check_output(path, label)
     network = _network(model, seed)
     inputs = _inputs(network, data, batch, seed, size)
     with no_grad():
@@ -133,6 +129,7 @@ def _quantized(network: Network, inputs: list[Any]) -> Any:
 
 
 def _summary(value: Any) -> dict[str, Any]:
+    """Return shape and dtype of a result, and its range if it is floating point."""
     array = value.data
     real = array.dtype.kind == "f" and array.size
     return {
@@ -182,6 +179,7 @@ def _write(results: dict[str, Any], path: Path) -> None:
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
+    """Format the facts about a run as lines of text."""
     lines = [f"{facts['model']} (version {facts['opset']} of the operations)"]
     lines += [f"  in   {name} {tuple(shape)}" for name, shape in facts["inputs"].items()]
     for name, value in facts["outputs"].items():

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, answer
+from tilewise.cli.every import AsJson, answer, output_file
 from tilewise.cli.tables import show, table
 
 store = typer.Typer(
@@ -74,7 +74,7 @@ def merge(
 @store.command()
 def export(
     where: Where,
-    out: Annotated[Path, typer.Option(help="The file to write: a store of its own, made or added to.")],
+    out: Annotated[Path, output_file(help="The file to write: a store of its own, made or added to.")],
     machine: MachineName = None,
     as_json: AsJson = False,
 ) -> None:

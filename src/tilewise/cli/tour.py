@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, output_folder
 from tilewise.cli.tables import show, table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def tour(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, for a quicker and rougher look.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for report.html, tour.json and the predictions.")] = Path(
+    out: Annotated[Path, output_folder(help="Folder for report.html, tour.json and the predictions.")] = Path(
         "out/tour"
     ),
     browser: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
@@ -59,6 +59,7 @@ def tour(
 
 
 def _print(console: object, number: int, stop: Stop) -> None:
+    """Print a stop: its title, its sentences and its tables."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text

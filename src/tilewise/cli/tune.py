@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, one_of, output_folder
 from tilewise.cli.tables import waiting
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def tune(
     ] = None,
     shape: Annotated[str | None, typer.Argument(help="Its sizes, such as 512x4096x1024 (m x n x k).")] = None,
     check: Annotated[Path | None, typer.Option(help="A JSON list of problems to check the tuner on.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or triton.")] = "cpu",
+    device: Annotated[str, one_of("cpu", "triton")] = "cpu",
     option: Annotated[
         list[str] | None,
         typer.Option("--set", help="Another property of the problem, such as layout=nt; may be repeated."),
@@ -49,7 +49,7 @@ def tune(
     tokens: Annotated[int, typer.Option(help="Tokens in a sequence (gpt).", min=1)] = 128,
     model: Annotated[Path | None, typer.Option(help="A cost model in place of the shipped one.")] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder of choices and measurements (default: your cache folder).")
+        Path | None, output_folder(help="Folder of choices and measurements (default: your cache folder).")
     ] = None,
     learn: Annotated[
         bool, typer.Option("--learn", help="Fine-tune the cost model on everything measured here (needs PyTorch).")
@@ -230,6 +230,7 @@ def _describe_usage(tuner: Tuner, tuned: Tuned) -> str:
 
 
 def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_json: bool) -> None:
+    """Tune every layer of a model and print the time of each before and after."""
     from tilewise.tune.choose.network import tune_model
 
     result = tune_model(name, tuner, batch=batch, tokens=tokens, seed=seed, report=_say)

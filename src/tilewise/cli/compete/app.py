@@ -11,7 +11,7 @@ import typer
 
 from tilewise._addons import require
 from tilewise.cli.compete.options import ThreadsOption
-from tilewise.cli.every import AsJson, answer
+from tilewise.cli.every import AsJson, answer, output_file
 from tilewise.cli.tables import show, table, waiting
 from tilewise.errors import UnavailableError
 
@@ -37,7 +37,7 @@ def run(
     ] = None,
     threads: ThreadsOption = 1,
     truth: TruthOption = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the result to this file as JSON.")] = None,
+    out: Annotated[Path | None, output_file(help="Also write the result to this file as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Validate and score an entry on this machine, against plain tilewise in the same run.

@@ -10,7 +10,7 @@ import typer
 
 from tilewise._addons import require
 from tilewise.cli.compete.options import LOCAL_BOARD, ThreadsOption
-from tilewise.cli.every import AsJson, answer
+from tilewise.cli.every import AsJson, answer, one_of
 from tilewise.cli.tables import show, table
 from tilewise.errors import ConfigurationError
 
@@ -49,7 +49,7 @@ def submit(
 def board(
     where: Annotated[str, typer.Option("--board", help="A file, a database URL, or a server's address.")] = LOCAL_BOARD,
     event: Annotated[str | None, typer.Option(help="One event only.")] = None,
-    division: Annotated[str, typer.Option(help="closed or open.")] = "closed",
+    division: Annotated[str, one_of("closed", "open")] = "closed",
     limit: Annotated[int, typer.Option(min=1, max=500, help="Rows shown.")] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -84,6 +84,7 @@ def board(
 
 
 def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
+    """Print the entries of one event as a table."""
     cells = []
     for row in rows:
         gains = ["–" if row[n] is None else f"{row[n]:.2f}×" for n in ("speedup", "memory_gain", "size_gain")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson, Threads, check_output
+from tilewise.cli.every import AsJson, Threads, check_output, one_of, output_file, output_folder
 from tilewise.cli.tables import progress_bar
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def fit(
-    model: Annotated[str, typer.Argument(help="mlp, cnn or gpt.")],
+    model: Annotated[str, one_of("mlp", "cnn", "gpt", declare=typer.Argument)],
     data: Annotated[
         str | None,
         typer.Option(
@@ -28,7 +28,7 @@ def fit(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the checkpoint and the model.", show_default="out/fit-MODEL")
+        Path | None, output_folder(help="Folder for the checkpoint and the model.", show_default="out/fit-MODEL")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="At most this many passes over the data.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
@@ -38,9 +38,9 @@ def fit(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start again instead of continuing from the folder's checkpoint.")
     ] = False,
-    csv: Annotated[Path | None, typer.Option(help="File for the losses and scores as CSV, a line per epoch.")] = None,
+    csv: Annotated[Path | None, output_file(help="File for the losses and scores as CSV, a line per epoch.")] = None,
     tensorboard: Annotated[
-        Path | None, typer.Option(help="Folder for the losses and scores as TensorBoard reads them.")
+        Path | None, output_folder(help="Folder for the losses and scores as TensorBoard reads them.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, Threads
+from tilewise.cli.every import AsJson, Threads, output_picture
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _report_prompt(text_model: _TextModel, ids: Any, prompt: str) -> None:
 def kv(
     model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "gpt:6x384",
     tokens: Annotated[int, typer.Option(min=8, help="Positions to measure.")] = 200,
-    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("out/kv.png"),
+    out: Annotated[Path, output_picture(help="Where the picture goes.")] = Path("out/kv.png"),
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -175,6 +175,7 @@ def kv(
 
 
 def _model(name: str) -> _TextModel:
+    """Load a language model by name or from a file, with the tokenizer that belongs to it."""
     from tilewise import data, models
     from tilewise.generate import load_gpt
 
@@ -201,6 +202,7 @@ def _token_id_model(network: LanguageModel, **more: Any) -> _TextModel:
 
 
 def _from_gguf(path: str) -> _TextModel:
+    """Load a GGUF file; without a tokenizer in it, prompts are token ids."""
     from tilewise.gguf import load_gguf
     from tilewise.quantize import FourBitLinear
 
@@ -226,6 +228,7 @@ def _seconds_per_token(network: LanguageModel, tokens: int, cache: bool, rounds:
 
 
 def _times_of_run(network: LanguageModel, tokens: int, cache: bool) -> list[float]:
+    """Return the seconds that each token of one run takes."""
     from tilewise.generate import generate as run
 
     stream, times = run(network, [0], tokens, use_cache=cache), []
@@ -238,6 +241,7 @@ def _times_of_run(network: LanguageModel, tokens: int, cache: bool) -> list[floa
 
 
 def _draw(cached: list[float], uncached: list[float], model: str, out: Path) -> None:
+    """Draw the time per token with and without the KV cache."""
     from tilewise.cli.pictures import BLUE, RED, picture
 
     with picture(out) as axes:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, one_of, output_folder
 from tilewise.errors import ConfigurationError
 
 
@@ -17,7 +17,7 @@ def prune(
     model: Annotated[str, typer.Argument(help="cnn, mlp, or an ONNX file of a network for the same images.")] = "cnn",
     sparsity: Annotated[float, typer.Option(help="Share of weights (or filters) to remove.")] = 0.7,
     structured: Annotated[bool, typer.Option("--structured", help="Remove whole filters instead of weights.")] = False,
-    scope: Annotated[str, typer.Option(help="global or layer.")] = "global",
+    scope: Annotated[str, one_of("global", "layer")] = "global",
     pattern: Annotated[str, typer.Option(help="unstructured, N:M such as 2:4, or block:HxW.")] = "unstructured",
     epochs: Annotated[int, typer.Option(min=0, help="Epochs of fine-tuning after pruning.")] = 0,
     data: Annotated[str | None, typer.Option(help="A folder with the MNIST files instead of the digits.")] = None,
@@ -28,7 +28,7 @@ def prune(
     int8: Annotated[bool, typer.Option("--int8", help="Also quantize the model, before and after pruning.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
     runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
-    out: Annotated[Path, typer.Option(help="Folder for the pruned model and the picture.")] = Path("out/prune"),
+    out: Annotated[Path, output_folder(help="Folder for the pruned model and the picture.")] = Path("out/prune"),
     seed: Annotated[int, typer.Option(help="Seed of the fine-tuning and the interval.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -111,6 +111,7 @@ def _quantized(task: Any, pruned: Any, stem: Path) -> dict[str, tuple[Any, int]]
 
 
 def _int8_notes(rows: list[Any], stem: Path) -> list[str]:
+    """Describe the sizes of the int8 files and the speed-up of pruning on top of int8."""
     by_name = {row.name: row for row in rows}
     before = by_name["dense"].bytes_in_memory
     files = {name: Path(f"{stem}-{name}.safetensors").stat().st_size for name in ("int8", "pruned-int8")}
@@ -146,6 +147,7 @@ def fine_tune(model: Any, images: Any, epochs: int, seed: int) -> None:
 
 
 def _draw(sensitivities: list[Any], path: Path) -> None:
+    """Draw accuracy against sparsity, one line per layer."""
     from tilewise.cli.pictures import picture
 
     with picture(path, 8, 4.5) as axes:

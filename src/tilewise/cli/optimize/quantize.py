@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson, Threads
+from tilewise.cli.every import AsJson, Threads, one_of, output_folder
 from tilewise.cli.tables import show, table
 
 
@@ -17,7 +17,7 @@ def quantize(
     model: Annotated[str, typer.Argument(help="cnn, mlp, or an ONNX file of a network for the same images.")] = "cnn",
     data: Annotated[str | None, typer.Option(help="A folder with the MNIST files instead of the digits.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A model written by `tilewise fit`.")] = None,
-    observer: Annotated[str, typer.Option(help="minmax, percentile, mse or entropy.")] = "minmax",
+    observer: Annotated[str, one_of("minmax", "percentile", "mse", "entropy")] = "minmax",
     samples: Annotated[int, typer.Option(min=1, help="Training images to calibrate on.")] = 256,
     accuracy_drop: Annotated[
         float | None,
@@ -31,7 +31,7 @@ def quantize(
     ] = 0.01,
     batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
     runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
-    out: Annotated[Path, typer.Option(help="Folder for the int8 model and the picture.")] = Path("out/quantize"),
+    out: Annotated[Path, output_folder(help="Folder for the int8 model and the picture.")] = Path("out/quantize"),
     threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Seed of the interval's bootstrap.")] = 0,
     as_json: AsJson = False,

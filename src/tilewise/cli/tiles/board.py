@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, one_of, output_file
 from tilewise.cli.tiles.options import CacheDir, Limit
 
 
@@ -17,10 +17,10 @@ def board(
     models: Annotated[
         str, typer.Option(help="Separated by commas: names to train, model files, or shipped.")
     ] = "shipped",
-    out: Annotated[Path, typer.Option(help="The file of results; pairs that are in it are not done again.")] = Path(
+    out: Annotated[Path, output_file(help="The file of results; pairs that are in it are not done again.")] = Path(
         "board.json"
     ),
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    split: Annotated[str, one_of("train", "valid", "test")] = "test",
     epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
     max_seconds: Annotated[
         float | None, typer.Option(help="Stop training a model after this many seconds.", min=0.1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, answer
+from tilewise.cli.every import AsJson, answer, one_of, output_file, output_folder
 from tilewise.cli.tables import progress_bar, show, table
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def attach(app: typer.Typer) -> None:
 
 
 def download(
-    out: Annotated[Path, typer.Option(help="Folder for npz/tile/xla/…")] = Path("~/data/tpugraphs"),
+    out: Annotated[Path, output_folder(help="Folder for npz/tile/xla/…")] = Path("~/data/tpugraphs"),
     split: Annotated[list[str] | None, typer.Option(help="train, valid or test; all three when not given.")] = None,
     archives: Annotated[list[Path] | None, typer.Option("--from", help="Unpack these local archives instead.")] = None,
     url: Annotated[str | None, typer.Option(help="Another server that holds npz_tile_xla_<split>.tar.")] = None,
@@ -88,7 +88,7 @@ def _report() -> Report:
 
 def from_pb(
     file: Annotated[Path, typer.Argument(help="A serialized TuningData, such as op_tuning_data.pb.")],
-    out: Annotated[Path, typer.Option(help="Folder for the npz files.")],
+    out: Annotated[Path, output_folder(help="Folder for the npz files.")],
     as_json: AsJson = False,
 ) -> None:
     """Turn an autotuner's measurements of HLO modules into kernel files.
@@ -108,7 +108,7 @@ def from_pb(
 
 def from_jax(
     target: Annotated[str, typer.Argument(help="package.module:function; its example arguments: function_args.")],
-    out: Annotated[Path, typer.Option(help="The npz file to write.")],
+    out: Annotated[Path, output_file(help="The npz file to write.")],
     as_json: AsJson = False,
 ) -> None:
     """Turn a JAX function into a kernel file with its graph and one empty, unmeasured configuration.
@@ -133,10 +133,20 @@ def from_jax(
 
 def import_(
     format_name: Annotated[
-        str, typer.Argument(metavar="FORMAT", help="kernel-tuner, autotvm, metaschedule, inductor, triton or helion.")
+        str,
+        one_of(
+            "kernel-tuner",
+            "autotvm",
+            "metaschedule",
+            "inductor",
+            "triton",
+            "helion",
+            metavar="FORMAT",
+            declare=typer.Argument,
+        ),
     ],
     files: Annotated[list[Path], typer.Argument(help="The logs; gzipped ones and zip archives are read as they are.")],
-    out: Annotated[Path, typer.Option(help="Folder for the new collection.")],
+    out: Annotated[Path, output_folder(help="Folder for the new collection.")],
     describe: Annotated[
         Path | None, typer.Option(help="JSON file that says what the kernels compute: loops, operands, tile.")
     ] = None,
@@ -186,7 +196,7 @@ def kaggle(
         list[Path] | None,
         typer.Argument(help="Predictions CSVs, of tiles and of layouts (default: the tiles' in this folder)."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The file to upload.")] = Path("predictions_kaggle.csv"),
+    out: Annotated[Path, output_file(help="The file to upload.")] = Path("predictions_kaggle.csv"),
     sample: Annotated[Path | None, typer.Option(help="A sample_submission.csv that decides the rows.")] = None,
     as_json: AsJson = False,
 ) -> None:

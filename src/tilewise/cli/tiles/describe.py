@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, output_picture
 from tilewise.cli.tables import show, table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def describe(
     collection: Annotated[str, typer.Argument(help="A folder, a file, or an embedded collection: h200, cpu.")],
     programs: Annotated[bool, typer.Option("--programs", help="Also print one line per program.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw spread and noise into this picture (.png, .svg).")
+        Path | None, output_picture(help="Also draw spread and noise into this picture (.png, .svg).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,6 +47,7 @@ def describe(
 
 
 def _print(figures: CollectionSummary, programs: bool) -> None:
+    """Print the summary of a collection as tables."""
     from rich.console import Console
 
     console = Console()
@@ -69,6 +70,7 @@ def _print(figures: CollectionSummary, programs: bool) -> None:
 
 
 def _table(what: str, groups: dict[str, GroupFigures]) -> Table:
+    """Build the table of runtimes and losses, one row per family or program."""
     title = "Slower than the best by: a fixed choice, the default, the fifth best; worst and median over best"
     headings = (what, "kernels", "configs", "best, us", "worst", "median", "fifth", "fixed", "default", "noise")
     rows = [

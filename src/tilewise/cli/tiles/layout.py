@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import pluralize, with_interval
-from tilewise.cli.every import AsJson, answer
+from tilewise.cli.every import AsJson, answer, one_of, output_file, output_folder
 from tilewise.cli.tables import show, table
 from tilewise.cli.tiles.options import CacheDir
 from tilewise.errors import ConfigurationError
@@ -22,13 +22,13 @@ layout = typer.Typer(
 )
 Collection = Annotated[str, typer.Argument(help="A folder with train, valid and test, such as npz/layout/xla/random.")]
 Limit = Annotated[int | None, typer.Option(help="Read at most this many graphs of each split.", min=1)]
-Name = Annotated[str | None, typer.Option(help="xla:random, xla:default, nlp:random or nlp:default.")]
+Name = Annotated[str | None, one_of("xla:random", "xla:default", "nlp:random", "nlp:default")]
 
 
 @layout.command()
 def toy(
-    out: Annotated[Path, typer.Option(help="Folder to make npz/layout/… in.")],
-    collection: Annotated[str, typer.Option(help="xla:random, xla:default, nlp:random or nlp:default.")] = "xla:random",
+    out: Annotated[Path, output_folder(help="Folder to make npz/layout/… in.")],
+    collection: Annotated[str, one_of("xla:random", "xla:default", "nlp:random", "nlp:default")] = "xla:random",
     graphs: Annotated[int, typer.Option(help="Graphs to train on; valid and test get a quarter each.", min=1)] = 32,
     nodes: Annotated[int, typer.Option(help="Nodes of a graph, about.", min=8, max=100_000)] = 64,
     configs: Annotated[int, typer.Option(help="Configurations of a graph.", min=2, max=1_000_000)] = 200,
@@ -58,8 +58,8 @@ def toy(
 @layout.command()
 def train(
     collection: Collection,
-    out: Annotated[Path, typer.Option(help="Folder for the model and its checkpoint.")],
-    model: Annotated[str, typer.Option(help="LayoutAttention or LayoutSAGE.")] = "LayoutAttention",
+    out: Annotated[Path, output_folder(help="Folder for the model and its checkpoint.")],
+    model: Annotated[str, one_of("LayoutAttention", "LayoutSAGE")] = "LayoutAttention",
     model_kwargs: Annotated[str, typer.Option(help='Arguments of the model as JSON, as in {"hidden": 64}.')] = "{}",
     segment_nodes: Annotated[
         int, typer.Option(help="Nodes of a segment: fewer take less memory and cut more edges.", min=1)
@@ -106,7 +106,7 @@ def train(
 def evaluate(
     collection: Collection,
     models: Annotated[list[Path], typer.Argument(help="Model files, or folders of training runs.")],
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
+    split: Annotated[str, one_of("train", "valid", "test")] = "valid",
     configs: Annotated[
         int | None, typer.Option(help="Score at most this many of a graph's configurations.", min=2)
     ] = None,
@@ -141,8 +141,8 @@ def evaluate(
 def predict(
     model: Annotated[Path, typer.Argument(help="A model file, or the folder of a training run.")],
     collection: Collection,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    out: Annotated[Path, typer.Option(help="The CSV to write.")] = Path("layout_predictions.csv"),
+    split: Annotated[str, one_of("train", "valid", "test")] = "test",
+    out: Annotated[Path, output_file(help="The CSV to write.")] = Path("layout_predictions.csv"),
     name: Name = None,
     limit: Limit = None,
     cache_dir: CacheDir = None,

@@ -14,7 +14,7 @@ import typer
 
 from tilewise._addons import require
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, answer
+from tilewise.cli.every import AsJson, answer, one_of, output_file, output_folder, output_picture
 from tilewise.cli.tables import show, table
 from tilewise.cli.tiles.drawings import draw_curve, draw_evaluation
 from tilewise.cli.tiles.options import CacheDir, Collection, Limit
@@ -46,7 +46,7 @@ def attach(app: typer.Typer) -> None:
 
 def train(
     collection: Collection,
-    out: Annotated[Path, typer.Option(help="Folder for the model, its learning curve and its checkpoint.")],
+    out: Annotated[Path, output_folder(help="Folder for the model, its learning curve and its checkpoint.")],
     model: Annotated[
         str,
         typer.Option(
@@ -161,6 +161,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) -> None:
+    """Print the metrics of the trained models, averaged over seeds."""
     from tilewise.costmodel.metrics import over_seeds
 
     summary = {
@@ -196,7 +197,7 @@ def evaluate(
     models: Annotated[
         list[Path], typer.Argument(help="Model files, folders of training runs, or shipped models: h200, cpu.")
     ],
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
+    split: Annotated[str, one_of("train", "valid", "test")] = "valid",
     gbdt: Annotated[
         bool, typer.Option(help="Also train gradient-boosted trees on the train split, as a baseline.")
     ] = True,
@@ -207,7 +208,7 @@ def evaluate(
     model_class: Annotated[
         str | None, typer.Option(help="Your own class, as package.module:Class, for models trained with it.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the table into this picture.")] = None,
+    plot: Annotated[Path | None, output_picture(help="Draw the table into this picture.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random baseline and the bootstrap.")] = 0,
     limit: Limit = None,
     cache_dir: CacheDir = None,
@@ -310,8 +311,8 @@ def predict(
         Path, typer.Argument(help="A model file, the folder of a training run, or a shipped model: h200, cpu.")
     ],
     collection: Collection,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    out: Annotated[Path, typer.Option(help="The CSV to write.")] = Path("predictions_model_output.csv"),
+    split: Annotated[str, one_of("train", "valid", "test")] = "test",
+    out: Annotated[Path, output_file(help="The CSV to write.")] = Path("predictions_model_output.csv"),
     top: Annotated[int, typer.Option(help="Configurations per kernel.", min=1, max=1000)] = 5,
     limit: Limit = None,
     cache_dir: CacheDir = None,
@@ -361,7 +362,7 @@ def adapt(
         Path, typer.Argument(help="A model file, the folder of a training run, or a shipped model: h200, cpu.")
     ],
     on: Annotated[Path, typer.Option(help="What was measured: a store (.sqlite), a collection, or its folder.")],
-    out: Annotated[Path, typer.Option(help="The model file to write.")],
+    out: Annotated[Path, output_file(help="The model file to write.")],
     as_json: AsJson = False,
 ) -> None:
     """Correct a trained model by measurements of another device, best of a hundred kernels. Needs LightGBM, no PyTorch.
@@ -393,7 +394,7 @@ def adapt(
 
 def export(
     model: Annotated[Path, typer.Argument(help="The folder of a training run, or a model file.")],
-    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    out: Annotated[Path, output_file(help="The file to write.", declare=typer.Argument)],
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model to one file that the NumPy scorer reads, checked by reading it back.

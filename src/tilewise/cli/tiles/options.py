@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from tilewise.cli.every import output_folder
+
 Collection = Annotated[
     str, typer.Argument(help="A folder with train, valid and test, or an embedded collection's name.")
 ]
-CacheDir = Annotated[Path | None, typer.Option(help="Folder for the converted data (default: your cache folder).")]
+CacheDir = Annotated[Path | None, output_folder(help="Folder for the converted data (default: your cache folder).")]
 Limit = Annotated[int | None, typer.Option(help="Read at most this many kernels of each split.", min=1)]

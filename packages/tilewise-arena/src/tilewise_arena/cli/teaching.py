@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, answer
+from tilewise.cli.every import AsJson, answer, one_of, output_file
 from tilewise.errors import ConfigurationError
 from tilewise_arena.cli.options import BY, DEFAULT_BOARD, BoardOption, KeyOption, opened_board
 
@@ -73,7 +73,7 @@ def token_list(where: BoardOption = DEFAULT_BOARD, as_json: AsJson = False) -> N
 
 def event(
     name: Annotated[str, typer.Argument(help="The event.")],
-    state: Annotated[str, typer.Argument(help="open or close.")],
+    state: Annotated[str, one_of("open", "close", declare=typer.Argument)],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
     as_json: AsJson = False,
@@ -125,7 +125,7 @@ def roster(
     path: Annotated[
         Path, typer.Argument(help="The class as CSV: a column `name`, and `team` where they work together.")
     ],
-    out: Annotated[Path, typer.Option(help="The file for the new tokens; they are shown nowhere else.")],
+    out: Annotated[Path, output_file(help="The file for the new tokens; they are shown nowhere else.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
     as_json: AsJson = False,
@@ -152,7 +152,7 @@ def roster(
 
 def grades(
     where: BoardOption = DEFAULT_BOARD,
-    out: Annotated[Path | None, typer.Option(help="A file instead of the screen.")] = None,
+    out: Annotated[Path | None, output_file(help="A file instead of the screen.")] = None,
     roster: Annotated[Path | None, typer.Option(help="The class as CSV: one line for each student.")] = None,
 ) -> None:
     """The best verified entry of every team in every event, as CSV; with a roster, a line for every student.
