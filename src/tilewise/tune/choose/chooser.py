@@ -81,6 +81,7 @@ class ModelChooser(TunedTable):
         if problem is None:
             return None
         device = self._device
+        problem = device.problem(problem)  # on one thread if it is too small to share, as the tuner chooses for it
         decision = decide(
             problem, device.candidates(problem), self.model, usable=lambda config: device.runs(problem, config)
         )
