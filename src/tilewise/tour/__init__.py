@@ -1,4 +1,4 @@
-"""The tour: what the package does, measured on this machine with the data that came with it."""
+"""The tour: a demonstration of the package, measured on this machine with the data that ships with it."""
 
 from tilewise.tour.guide import Tour, take_tour
 from tilewise.tour.stops import Bars, Stop, Table

@@ -1,6 +1,6 @@
-"""The guide: goes from stop to stop, tells what it finds, and leaves a report behind.
+"""Run the stops of the tour one after another and write a report.
 
-A stop whose part is not installed says so, and the tour goes on.
+A stop that needs something that is not installed reports that, and the tour continues.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Show = Callable[[int, Stop], None]
 
 @dataclass(frozen=True)
 class Tour:
-    """What was seen, and where the report is."""
+    """The results of all stops, and the path of the report."""
 
     stops: list[Stop]
     report: Path
@@ -33,6 +33,7 @@ class Tour:
 
 
 def _stops() -> list[tuple[str, str, Callable[[Visit], Stop]]]:
+    """Return key, title and function of every stop, in order."""
     from tilewise.tour.machine import machine_stop
     from tilewise.tour.ranking import ranking_stop
     from tilewise.tour.walks import cnn_stop, gpt_stop
@@ -40,13 +41,13 @@ def _stops() -> list[tuple[str, str, Callable[[Visit], Stop]]]:
     return [
         ("machine", "This machine", machine_stop),
         ("ranking", "Which tile is fastest? Ranked without running", ranking_stop),
-        ("tuning", "Three products tuned here", _tuning),
+        ("tuning", "Three products tuned here", _tuning_stop),
         ("cnn", "A CNN, step by step", cnn_stop),
         ("gpt", "A GPT, step by step", gpt_stop),
     ]
 
 
-def _tuning(visit: Visit) -> Stop:
+def _tuning_stop(visit: Visit) -> Stop:
     if native is None:
         raise UnavailableError("tiles belong to the compiled kernels, which are not installed")
     from tilewise.tour.tuning import tuning_stop
@@ -54,8 +55,8 @@ def _tuning(visit: Visit) -> Stop:
     return tuning_stop(visit)
 
 
-def _about(when: str) -> str:
-    """What was measured where: version, machine, day."""
+def _describe_environment(when: str) -> str:
+    """Describe version, machine and time of the measurements."""
     kernels = f"{native.isa()} kernels" if native is not None else "NumPy only"
     machine = f"{cpu_name()}, {cores()} core{'s' * (cores() > 1)}, {kernels}"
     return f"tilewise {__version__} on {machine}. Measured here, {when}."
@@ -64,22 +65,22 @@ def _about(when: str) -> str:
 def take_tour(
     folder: Path, quick: bool = False, show: Show = lambda *_: None, say: Callable[[str], None] = lambda _: None
 ) -> Tour:
-    """Go to every stop, `show` each as it is done, and write report.html and tour.json into `folder`."""
+    """Run every stop, call `show` after each, and write report.html and tour.json into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     visit = Visit(quick, folder, say)
-    seen: list[Stop] = []
+    stops: list[Stop] = []
     facts: dict[str, Any] = {}
-    for number, (key, title, stop) in enumerate(_stops(), 1):
+    for number, (key, title, make_stop) in enumerate(_stops(), 1):
         say(title)
         try:
-            found = stop(visit)
+            stop = make_stop(visit)
         except TilewiseError as error:
-            found = Stop(title, {"skipped": str(error)}, [f"Not shown: {error}"])
-        seen.append(found)
-        facts[key] = found.facts
-        show(number, found)
+            stop = Stop(title, {"skipped": str(error)}, [f"Not shown: {error}"])
+        stops.append(stop)
+        facts[key] = stop.facts
+        show(number, stop)
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = folder / "report.html"
-    write_atomic(report, page(seen, _about(when)))
+    write_atomic(report, page(stops, _describe_environment(when)))
     write_atomic(folder / "tour.json", json.dumps({"when": when, **facts}, indent=1) + "\n")
-    return Tour(seen, report, facts)
+    return Tour(stops, report, facts)

@@ -1,4 +1,4 @@
-"""First stop: what this machine can do at best, since every speed after it is limited by that."""
+"""First stop: peak arithmetic and bandwidth of this machine, which bound every later result."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from tilewise._extension import native
 from tilewise.tour.stops import Bars, Stop, Table, Visit
 
 
-def _busy_with_others(seconds: float = 0.3) -> float:
-    """How many cores other processes use while this one sleeps; 0 where the system does not tell."""
+def _cores_used_by_others(seconds: float = 0.3) -> float:
+    """Return how many cores other processes use while this one sleeps; 0 if /proc/stat is missing."""
     before = _busy_ticks()
     time.sleep(seconds)
     return max(0, _busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
 
 
 def _busy_ticks() -> int:
+    """Return the CPU time used by all processes since boot, in clock ticks."""
     try:
         user, nice, system = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:4]
     except (OSError, ValueError):
@@ -26,31 +27,37 @@ def _busy_ticks() -> int:
 
 
 def machine_stop(visit: Visit) -> Stop:
+    """Measure the ceilings of this machine and warn if other programs are using it."""
     from tilewise.profile.machine import active_isa, machine
 
-    visit.say("measuring arithmetic and memory (kept for the next time)")
+    visit.say("measuring arithmetic and memory (stored for the next time)")
     ceilings = machine()
     threads = max(peak.threads for peak in ceilings.peaks)
-    one, every = ceilings.peak(1), ceilings.peak(threads)
+    one_thread, all_threads = ceilings.peak(1), ceilings.peak(threads)
     bandwidth = ceilings.memory_bandwidth()
     peaks = {
         f"{peak.isa}, {peak.threads} thread{'s'[: peak.threads > 1]}": peak.flops_per_second / 1e9
         for peak in ceilings.peaks
     }
-    facts = {"isa": active_isa(), "gflops": one / 1e9, "gflops_all": every / 1e9, "copy_gb_per_s": bandwidth / 1e9}
+    facts = {
+        "isa": active_isa(),
+        "gflops": one_thread / 1e9,
+        "gflops_all": all_threads / 1e9,
+        "copy_gb_per_s": bandwidth / 1e9,
+    }
     if native is None:
         lines = [
             "The compiled kernels are not installed, so everything below runs on NumPy. Its library multiplies at "
-            f"{every / 1e9:.0f} GFLOP/s with {threads} thread{'s'[: threads > 1]}; memory gives "
+            f"{all_threads / 1e9:.0f} GFLOP/s with {threads} thread{'s'[: threads > 1]}; memory gives "
             f"{bandwidth / 1e9:.0f} GB/s."
         ]
     else:
         lines = [
-            f"One thread does {one / 1e9:.0f} GFLOP/s with {active_isa()} instructions"
-            + (f", {threads} threads do {every / 1e9:.0f}" if threads > 1 else "")
+            f"One thread does {one_thread / 1e9:.0f} GFLOP/s with {active_isa()} instructions"
+            + (f", {threads} threads do {all_threads / 1e9:.0f}" if threads > 1 else "")
             + f"; memory gives {bandwidth / 1e9:.0f} GB/s."
         ]
-    busy = _busy_with_others()
+    busy = _cores_used_by_others()
     facts["load"] = busy
     if busy > 0.3:
         lines.append(

@@ -1,4 +1,4 @@
-"""The tour's report: one HTML page with its styles and drawings inside, which loads nothing and opens from disk."""
+"""The tour's report: one self-contained HTML page that opens from disk and loads nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewise.tour.stops import Bars, Stop, Table
 
 
 def page(stops: Sequence[Stop], about: str) -> str:
-    """The whole page as text; `about` is the line under its title."""
+    """Format the whole page; `about` is the line under its title."""
     style = (files("tilewise.tour") / "page.css").read_text(encoding="utf-8")
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -21,37 +21,39 @@ def page(stops: Sequence[Stop], about: str) -> str:
     hint = f'<p class="hint">{escape(about)}</p>'
     intro = f"<h1>tilewise on this machine</h1>{hint}<nav><ol>{links}</ol></nav>"
     body = "\n".join(_section(number, stop) for number, stop in enumerate(stops, 1))
-    steps = "".join(f"<li>{_code(line)}</li>" for line in NEXT)
+    steps = "".join(f"<li>{_format_code(line)}</li>" for line in NEXT)
     body += f'\n<section id="next"><h2>What next</h2><ul>{steps}</ul></section>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{intro}\n{body}\n</main></body></html>\n'
 
 
 NEXT = (
     "`tilewise check` lists seven lessons with exercises: how each of these steps works inside.",
-    "`tilewise profile cnn` says where a model's time goes; `--html` draws it. It takes scripts of your own, too.",
-    "`tilewise calibrate` takes a minute and tunes a few dozen kernels on this machine, or shapes of yours.",
-    "`tilewise tune matmul 512x512x512` finds the best tile for a shape of yours and keeps it.",
+    "`tilewise profile cnn` shows where a model's time goes; `--html` draws it. It also profiles your own scripts.",
+    "`tilewise calibrate` takes a minute and tunes a few dozen kernels on this machine, or your own shapes.",
+    "`tilewise tune matmul 512x512x512` finds the best tile for one shape and stores it.",
     "`tilewise compete run --event MLP_SPRINT --entry reference` scores an entry of the competition.",
     "`tilewise --help` lists the rest.",
 )
 
 
-def _code(line: str) -> str:
-    """Escaped, with `marked` parts as code."""
-    parts = escape(line).split("`")
-    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
+def _format_code(line: str) -> str:
+    """Escape a line for HTML; text between backticks becomes code."""
+    pieces = escape(line).split("`")
+    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(pieces))
 
 
 def _section(number: int, stop: Stop) -> str:
     lead = f'<p class="meaning">{escape(stop.meaning)}</p>' if stop.meaning else ""
-    lines = lead + "".join(f"<p>{_code(line)}</p>" for line in stop.lines)
+    lines = lead + "".join(f"<p>{_format_code(line)}</p>" for line in stop.lines)
     charts = "".join(f"<figure><figcaption>{escape(c.title)}</figcaption>{bars(c)}</figure>" for c in stop.charts)
-    tables = "".join(_table(table) for table in stop.tables if not any(_same(table, chart) for chart in stop.charts))
+    tables = "".join(
+        _table(table) for table in stop.tables if not any(_repeats_chart(table, chart) for chart in stop.charts)
+    )
     return f'<section id="stop{number}"><h2>{number}. {escape(stop.title)}</h2>{lines}{charts}{tables}</section>'
 
 
-def _same(table: Table, chart: Bars) -> bool:
-    """Whether a table only repeats what the bars say."""
+def _repeats_chart(table: Table, chart: Bars) -> bool:
+    """Return whether a table only repeats the values of a chart."""
     return len(table.headings) == 2 and [row[0] for row in table.rows] == list(chart.values)
 
 
@@ -62,7 +64,7 @@ def _table(table: Table) -> str:
 
 
 def bars(chart: Bars) -> str:
-    """Horizontal bars with their values written at the end; on a narrow screen the names stand above them."""
+    """Format horizontal bars with their values at the end; on a narrow screen the names are above them."""
     largest = max(chart.values.values(), default=0.0)
     rows = "".join(
         f'<div><span>{escape(name)}</span><p><i style="--share:{_share(value, largest, chart.log):.4f}"></i>'

@@ -1,4 +1,4 @@
-"""Second stop: the shipped model ranks the tiles of kernels it has not seen, and the predictions are written down."""
+"""Second stop: the shipped models rank the tiles of held-out kernels and write their predictions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tilewise.tour.stops import Bars, Stop, Table, Visit
 
 
 def ranking_stop(visit: Visit) -> Stop:
+    """Compare each shipped model with baselines on its test kernels, and write predictions_NAME.csv."""
     facts: dict[str, Any] = {}
     rows, charts, lines = [], [], []
     for name in shipped_names():

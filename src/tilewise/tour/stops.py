@@ -1,4 +1,4 @@
-"""What a stop of the tour has to show: sentences, tables and bar charts, the same for the terminal and the page."""
+"""Results of a stop of the tour: sentences, tables and bar charts, for the terminal and the page alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text; the first column is on the left, the others on the right."""
+    """A table of text; the first column is left-aligned, the others right-aligned."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -17,7 +17,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Bars:
-    """Named values to be drawn as bars; on a logarithmic scale where they differ by orders of magnitude."""
+    """Named values to draw as bars; `log` selects a logarithmic scale."""
 
     title: str
     unit: str
@@ -27,7 +27,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Stop:
-    """One stop: `meaning` says in a sentence or two what to see, `facts` is what was measured, as plain data."""
+    """One stop: `meaning` explains it in a sentence or two, `facts` holds the measurements as plain data."""
 
     title: str
     facts: dict[str, Any]
@@ -39,7 +39,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Visit:
-    """How a stop should go: with fewer repetitions, where to leave files, and a way to tell what it is doing."""
+    """Settings of a stop: fewer repetitions, the folder for files, and a function that reports progress."""
 
     quick: bool
     folder: Any  # pathlib.Path
