@@ -1,4 +1,4 @@
-"""Honest entries, drawn at random by number: recipes of every event and step, plugins in their jail, tile predictions.
+"""Honest entries, drawn at random by number: recipes of every event and step, sandboxed plugins, tile predictions.
 
     python -m tests.bench.honest --first 0 --count 200
 

@@ -1,4 +1,4 @@
-"""The red team's corpus: every cheat in `cheats/` is run in the jail and gets the sentence that its first line says.
+"""The red team's corpus: every cheat in `cheats/` is run in the sandbox and gets the sentence that its first line says.
 
 `# refused: words` must be rejected with one of these words; `refused with weights.bin` is handed in with a file of one
 byte; `harmless` is scored, and gains nothing by it. `# honest` stands for the honest plugin's text.
@@ -15,10 +15,13 @@ import pytest
 from tests.bench.test_plugins import HONEST
 from tilewise.bench import Rejected, Settings
 from tilewise.bench.scoring import combined
-from tilewise_arena.sandbox import jail, score_plugin
+from tilewise_arena.sandbox import bubblewrap, score_plugin
 
 CHEATS = sorted((Path(__file__).parent / "cheats").glob("*.py"))
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(bubblewrap.unavailable_reason()), reason=bubblewrap.unavailable_reason()),
+]
 
 
 def test_the_corpus_is_large() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.honest import KINDS, drawn, scored
-from tilewise_arena.sandbox import jail
+from tilewise_arena.sandbox import bubblewrap
 
 COUNT, SLICE = 200, 20
 CHEAP = (1, 2)  # recipes of the MLP, a second each
@@ -29,7 +29,7 @@ def test_an_honest_entry_is_scored(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())
+@pytest.mark.skipif(bool(bubblewrap.unavailable_reason()), reason=bubblewrap.unavailable_reason())
 @pytest.mark.parametrize("first", range(0, COUNT, SLICE))
 def test_no_honest_entry_is_refused(first: int) -> None:
     outcomes = [scored(number) for number in range(first, first + SLICE)]

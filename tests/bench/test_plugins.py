@@ -14,11 +14,11 @@ from tilewise.bench import Rejected, Settings
 from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.runner import baseline
 from tilewise.errors import UnavailableError
-from tilewise_arena.sandbox import host, jail, score_plugin
+from tilewise_arena.sandbox import bubblewrap, host, score_plugin
 from tilewise_arena.sandbox.host import Submitted
 from tilewise_arena.sandbox.score import Answers, _check_baseline, _check_floor, questions_for
 
-pytestmark = pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())
+pytestmark = pytest.mark.skipif(bool(bubblewrap.unavailable_reason()), reason=bubblewrap.unavailable_reason())
 
 HONEST = """
 import numpy as np
@@ -165,8 +165,8 @@ def test_a_folder_that_is_not_what_was_handed_in_is_noticed(tmp_path: Path) -> N
         submitted.check_unchanged(tmp_path)
 
 
-def test_without_a_jail_the_open_division_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jail, "why_not", lambda: "the open division is off: no jail")
+def test_without_a_sandbox_the_open_division_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bubblewrap, "unavailable_reason", lambda: "the open division is off: no sandbox")
     with pytest.raises(UnavailableError, match="is off"):
         score_plugin(plugin(tmp_path, HONEST), "MLP_SPRINT")
 
@@ -179,10 +179,10 @@ def test_an_answer_faster_than_an_empty_one_is_refused(tmp_path: Path) -> None:
         _check_floor(event, Submitted({"plugin.py": b""}), questions, too_fast, 1)
 
 
-def test_a_baseline_slowed_down_in_its_jail_is_noticed() -> None:
+def test_a_baseline_slowed_down_in_its_sandbox_is_noticed() -> None:
     event = TinyMLPerf.MLP_SPRINT
     questions = questions_for(event, np.random.default_rng(0), 4)
-    with pytest.raises(Rejected, match="in its jail"):
+    with pytest.raises(Rejected, match="in its sandbox"):
         _check_baseline(event, baseline(event), questions, 10.0)
 
 
@@ -196,13 +196,13 @@ def test_a_plugin_that_never_answers_is_ended(
 ) -> None:
     monkeypatch.setattr(host, "_ANSWER_SECONDS", 1.0)
     pids: list[int] = []
-    real = jail._ended
+    real = bubblewrap._kill_at_exit
 
     def noted(pid: int) -> AbstractContextManager[None]:
         pids.append(pid)
         return real(pid)
 
-    monkeypatch.setattr(jail, "_ended", noted)
+    monkeypatch.setattr(bubblewrap, "_kill_at_exit", noted)
     code = "def load(e, f):\n    def answer(x):\n        while True: pass\n    return answer"
     assert "no answer within" in str(rejection(tmp_path, code, settings))
     assert pids and all(_has_ended(pid) for pid in pids)

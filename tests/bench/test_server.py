@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from tests.bench.test_board import made_up_score, recipe
 from tilewise_arena.board import Board, open_board, verify
 from tilewise_arena.board.tokens import create_token
-from tilewise_arena.sandbox import jail
+from tilewise_arena.sandbox import bubblewrap
 from tilewise_arena.server import create_app
 
 
@@ -155,7 +155,7 @@ def test_a_team_has_so_much_room_for_its_files_and_no_more(tmp_path: Path) -> No
         assert verify(board).good
 
 
-@pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())
+@pytest.mark.skipif(bool(bubblewrap.unavailable_reason()), reason=bubblewrap.unavailable_reason())
 def test_a_plugin_stays_unverified_and_is_not_queued(site: Site) -> None:
     body = {"recipe": recipe(), "division": "open", "plugin": "def load(event, folder): ..."}
     answer = site.post("/api/entries", body)
@@ -171,15 +171,15 @@ def test_a_team_may_not_fill_the_queue(tmp_path: Path) -> None:
         codes = [site.post("/api/entries", {"recipe": recipe(f"r{i}")}).status_code for i in range(3)]
         assert codes == [201, 201, 429]
         opened = {"recipe": recipe("p"), "division": "open", "plugin": "def load(event, folder): ..."}
-        if not jail.why_not():
+        if not bubblewrap.unavailable_reason():
             assert site.post("/api/entries", opened).status_code == 429  # what waits for the teacher's hand waits too
             assert site.post("/api/entries", opened, "rooks").status_code == 201
 
 
-def test_without_a_jail_the_open_division_takes_no_entries(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jail, "why_not", lambda: "the open division is off: no jail")
+def test_without_a_sandbox_the_open_division_takes_no_entries(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bubblewrap, "unavailable_reason", lambda: "the open division is off: no sandbox")
     answer = site.post("/api/entries", {"recipe": recipe(), "division": "open", "plugin": "pass"})
-    assert (answer.status_code, answer.json()["detail"]) == (409, "the open division is off: no jail")
+    assert (answer.status_code, answer.json()["detail"]) == (409, "the open division is off: no sandbox")
 
 
 def test_only_the_teacher_does_what_the_teacher_does(site: Site) -> None:

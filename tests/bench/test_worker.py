@@ -21,7 +21,7 @@ from tilewise.cli.app import command_line
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise_arena.board import open_board, verify
 from tilewise_arena.board.backup import back_up, restore
-from tilewise_arena.sandbox import jail
+from tilewise_arena.sandbox import bubblewrap
 from tilewise_arena.worker import consider_record, rerun_plugin, run_one
 
 
@@ -70,7 +70,7 @@ def test_a_duel_of_an_entry_with_itself_is_not_won(quick: Settings) -> None:
     assert won["beaten"] and won["p_value"] < 0.01
 
 
-@pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())
+@pytest.mark.skipif(bool(bubblewrap.unavailable_reason()), reason=bubblewrap.unavailable_reason())
 def test_an_open_entry_is_verified_by_a_run_of_the_owner(tmp_path: Path, quick: Settings) -> None:
     plugin = b"import numpy as np\ndef load(event, folder):\n    return lambda x: np.zeros((len(x), 10), np.float32)\n"
     with open_board(tmp_path / "b.sqlite") as board:

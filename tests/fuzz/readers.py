@@ -40,7 +40,7 @@ APART = {
     "bench/client.py:submit": _PROGRAM,
     "bench/isolated.py:main": _OWN,
     "tilewise_arena/sandbox/host.py:Submitted.read": _PROGRAM,
-    "tilewise_arena/sandbox/jail.py:started": _OWN,
+    "tilewise_arena/sandbox/bubblewrap.py:start_process": _OWN,
     "bench/leaderboard.py:_hash": _OWN,
     "bench/submission.py:exchange": _OWN,
     "tilewise_arena/worker.py:main": _WORDS,

@@ -1,5 +1,5 @@
 """Judging what was handed in: a student's cells are taken out of a notebook, and hostile ones get nothing, in or out of
-a jail."""
+a sandbox."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tilewise_arena.grading.judging import ANSWERS, keep_answers, taken_apart
 from tilewise_arena.grading.nbgrader import source
 from tilewise_arena.grading.notebooks import unfinished
 from tilewise_arena.grading.otter import master
-from tilewise_arena.sandbox import jail
+from tilewise_arena.sandbox import bubblewrap
 
 TRICKS = sorted(set(HOSTILE) - {"is a notebook's magic"})
-needs_jail = pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())
-DANGEROUS = ("starts processes", "takes all memory", "removes files")  # only in the jail
+needs_sandbox = pytest.mark.skipif(bool(bubblewrap.unavailable_reason()), reason=bubblewrap.unavailable_reason())
+DANGEROUS = ("starts processes", "takes all memory", "removes files")  # only in the sandbox
 
 
 def answers(tmp_path: Path, text: str) -> Path:
@@ -34,14 +34,14 @@ def test_right_answers_are_solved_and_wrong_ones_are_told_why(tmp_path: Path) ->
         must_be_solved("profiling", "percentile", tmp_path)
 
 
-@needs_jail
+@needs_sandbox
 @pytest.mark.parametrize("trick", TRICKS)
-def test_in_the_jail_a_hostile_answer_gets_nothing(trick: str, tmp_path: Path) -> None:
+def test_in_the_sandbox_a_hostile_answer_gets_nothing(trick: str, tmp_path: Path) -> None:
     assert not any(result.solved for result in judge("profiling", answers(tmp_path, HOSTILE[trick]), 2.0))
 
 
 @pytest.mark.parametrize("trick", sorted(set(TRICKS) - set(DANGEROUS)))
-def test_without_a_jail_it_gets_nothing_either(trick: str, tmp_path: Path) -> None:
+def test_without_a_sandbox_it_gets_nothing_either(trick: str, tmp_path: Path) -> None:
     assert not any(result.solved for result in check("profiling", answers(tmp_path, HOSTILE[trick]), 2.0))
 
 

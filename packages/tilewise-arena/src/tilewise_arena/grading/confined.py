@@ -1,4 +1,4 @@
-"""The first process in the jail of an answer: limits and the list of system calls, then `tilewise.learn.answering`."""
+"""The process of an answer in its sandbox: sets limits and the seccomp filter, and runs `tilewise.learn.answering`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 
 from tilewise.learn.answering import serve
 from tilewise.learn.remote import Line
-from tilewise_arena.sandbox.process import become_nobody, limit_resources, take_rules
+from tilewise_arena.sandbox.process import drop_root, install_seccomp_filter, limit_resources
 
 
 def main() -> None:
+    """Set the limits of the process, and answer the calls of the checker."""
     name, user = sys.argv[1:3]
     line = Line(os.dup(0), os.dup(1))
     with Path(os.devnull).open("r+b") as nothing:
         for descriptor in (0, 1):
             os.dup2(nothing.fileno(), descriptor)
-    become_nobody(int(user))
+    drop_root(int(user))
     limit_resources()
-    take_rules(bytes.fromhex(line.receive()["rules"]))
+    install_seccomp_filter(bytes.fromhex(line.receive()["rules"]))
     serve(line, "/plugin/answers.py", name)
 
 

@@ -2,8 +2,8 @@
 
 Graders run a student's cells and the tests in one kernel, where the first can change the second. So the student's cells
 are taken out before anything runs: their text goes to a file, stubs stand in their place, and the tests ask for a
-verdict on the file. It comes from `checking`, whose process never runs an answer; the answer's own runs in the jail
-of the competition's plugins where the system gives one, and under its limits everywhere.
+verdict on the file. It comes from `checking`, whose process never runs an answer; the answer's own process runs in the
+sandbox of the competition's plugins if the system supports it, and with resource limits everywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SECONDS = 10.0  # of an exercise; a right answer takes a fraction of one
 
 
 def judge(lesson: str, path: Path, seconds: float = _SECONDS) -> list[Result]:
-    """The verdicts on a file of answers, each answer in a jail where there is one."""
+    """Check a file of answers, each answer in a sandbox if the system has one."""
     return check(lesson, path, seconds, confined)
 
 
@@ -34,16 +34,16 @@ def must_be_solved(lesson: str, name: str, folder: Path | None = None) -> None:
     exercise = next(e for e in exercises(lesson) if e.name == name)
     path = (folder or Path()) / ANSWERS
     read_input(path, _MOST_TEXT)
-    said = feedback(exercise, path, _SECONDS, confined)
-    assert not said, f"{name}: {said}"
+    message = feedback(exercise, path, _SECONDS, confined)
+    assert not message, f"{name}: {message}"
 
 
 @contextmanager
 def confined(path: Path, name: str, deadline: float) -> Iterator[Line]:
-    """As `checking.answering`, with the answer in the plugins' jail where this system gives one."""
-    from tilewise_arena.sandbox import jail
+    """Start the process of an answer like `checking.answering`, but in the sandbox if this system has one."""
+    from tilewise_arena.sandbox import bubblewrap
 
-    if jail.why_not():
+    if bubblewrap.unavailable_reason():
         with answering(path, name, deadline) as line:
             yield line
         return
@@ -52,28 +52,28 @@ def confined(path: Path, name: str, deadline: float) -> Iterator[Line]:
         shutil.copyfile(path, copied)
         copied.chmod(0o644)
         Path(folder).chmod(0o755)
-        words = ("-m", "tilewise_arena.grading.confined", name, str(jail.fresh_user()))
-        with jail.started(Path(folder), words, 1, hide_weights=False) as prisoner:
-            process = prisoner.process
+        arguments = ("-m", "tilewise_arena.grading.confined", name, str(bubblewrap.fresh_user()))
+        with bubblewrap.start_process(Path(folder), arguments, 1, hide_weights=False) as sandboxed:
+            process = sandboxed.process
             assert process.stdin is not None and process.stdout is not None
             line = Line(process.stdout.fileno(), process.stdin.fileno(), deadline)
-            line.send({"rules": jail.allowed_calls().hex()})
+            line.send({"rules": bubblewrap.seccomp_filter().hex()})
             yield line
 
 
 def taken_apart(notebook: dict[str, Any], lesson: str, is_test: Callable[[dict[str, Any]], bool]) -> str:
     """Take a student's code out of a notebook, in place: stubs instead of it, tests as they are. Gives the code."""
-    taken: list[str] = []
+    sources: list[str] = []
     for cell in notebook.get("cells", []):
         if cell.get("cell_type") != "code" or is_test(cell):
             continue
-        taken.append(plain_code(_source(cell)))
+        sources.append(plain_code(_source(cell)))
         cell["source"] = ""
     stubs = "\n".join(f"def {exercise.name}(*_, **__): ..." for exercise in exercises(lesson))
     first = next((c for c in notebook.get("cells", []) if c.get("cell_type") == "code" and not is_test(c)), None)
     if first is not None:
         first["source"] = stubs
-    return "\n\n".join(text for text in taken if text.strip())
+    return "\n\n".join(text for text in sources if text.strip())
 
 
 def plain_code(text: str) -> str:

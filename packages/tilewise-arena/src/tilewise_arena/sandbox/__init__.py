@@ -1,4 +1,4 @@
-"""The sandbox: strangers' programs in bubblewrap with seccomp rules and limits, asked and timed from outside."""
+"""The sandbox: untrusted programs run in bubblewrap with a seccomp filter and limits, and are timed from outside."""
 
 from tilewise_arena.sandbox.host import Submitted
 from tilewise_arena.sandbox.score import score_plugin

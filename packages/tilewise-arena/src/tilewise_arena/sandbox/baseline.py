@@ -1,6 +1,6 @@
-"""Plain tilewise as a plugin, so that the open division's baseline goes through the same pipe as its entries.
+"""The baseline of the open division as a plugin, so that it uses the same pipe as the entries.
 
-It is also the shortest example of a plugin: a file with a function `load(event, folder)` that gives back a function
+It is also the shortest example of a plugin: a file with a function `load(event, folder)` that returns a function
 from inputs to answers. Images come as (32, …) float32 and are answered with logits (32, 10); a prompt comes as (32,)
 int64 and is answered with the 200 tokens after it.
 """
@@ -16,7 +16,7 @@ from tilewise.bench.runner import baseline
 
 
 def load(event: str, folder: Path) -> Callable[[Any], Any]:
-    """The shipped model, NumPy backend, float32, no cache."""
+    """Load the shipped model in float32 with the NumPy backend, without a cache."""
     runner = baseline(TinyMLPerf.event(event))
 
     def answer(inputs: Any) -> Any:

@@ -1,9 +1,9 @@
-"""A plugin in its jail, seen from outside: what was handed in, the pipe to it, and what it takes of the machine.
+"""The harness's side of a plugin in its sandbox: its files, the pipe to it, and measurements of its resources.
 
-Processor time that the plugin spends while no question is open is counted apart from that on questions; memory is the
-kernel's own count of the process, its scratch folder included: the larger of what it grew by and what it has changed or
-added since a twin of it was left behind (see process.leave_a_twin). Nothing that the process says of itself is
-believed.
+CPU time that the plugin uses while no question is open is counted apart from its time on questions. Its memory is the
+larger of the growth of its resident set and the pages that it changed or added since a reference process was forked
+(see `process.fork_memory_reference`), plus its scratch folder. Both come from the kernel; nothing that the process
+reports about itself is trusted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tilewise.bench.events import Event
 from tilewise.bench.integrity import waiting_ns
 from tilewise.bench.recipe import MOST_FILE_BYTES
 from tilewise.errors import UnavailableError
-from tilewise_arena.sandbox import jail, wire
+from tilewise_arena.sandbox import bubblewrap, wire
 
 Array = npt.NDArray[Any]
 _LOAD_SECONDS = 60.0
@@ -46,31 +46,31 @@ _IDLE_SECONDS, _IDLE_SHARE = 0.005, 0.01  # processor time allowed between quest
 
 @dataclass
 class Host:
-    """A plugin in its jail and the harness's end of its pipe."""
+    """A plugin in its sandbox, the pipe to it, and its resource usage so far."""
 
-    prisoner: jail.Prisoner
+    child: bubblewrap.SandboxedProcess
     event: Event
     rss_before: int = 0
-    busy: float = 0.0  # processor seconds while a question was open
-    idle: float = 0.0  # and while none was
-    scratch: int = 0  # the most it kept in its scratch folder
-    own: int = 0  # the most it had in memory for itself
-    quickest: float = math.inf  # the shortest answer, without what it waited for a core
+    busy: float = 0.0  # CPU seconds while a question was open
+    idle: float = 0.0  # CPU seconds while none was open
+    scratch: int = 0  # peak bytes in the scratch folder
+    own: int = 0  # peak bytes of private memory
+    quickest: float = math.inf  # seconds of the fastest answer, without waiting for a CPU core
     _cpu: float = 0.0
 
     def ask(self, question: Array, watched: bool = False) -> tuple[Array, float]:
-        """The answer, and how long it took by this process's clock.
+        """Return the answer to a question, and the seconds that it took by the clock of this process.
 
-        While a question is `watched` its memory is looked at, which takes time: this is for those that are not timed.
+        If `watched`, the memory of the plugin is sampled, which takes time; use this for questions that are not timed.
         """
         message = np.ascontiguousarray(question, wire.question_of(self.event)[1])
         layout = wire.answer_of(self.event)
         length = math.prod(layout[0]) * np.dtype(layout[1]).itemsize
         asking, answering = self._pipes()
         if select.select([answering], [], [], 0)[0]:
-            what = "wrote" if _bytes_waiting(answering) else "ended"
-            raise Rejected("plugin failed", f"the plugin {what} while no question was open{self.last_words()}")
-        waited = waiting_ns(self.prisoner.pid)
+            action = "wrote" if _bytes_waiting(answering) else "ended"
+            raise Rejected("plugin failed", f"the plugin {action} while no question was open{self.last_error_line()}")
+        waited = waiting_ns(self.child.pid)
         before = self._cpu_time()
         self.idle += before - self._cpu
         start = time.perf_counter()
@@ -80,65 +80,65 @@ class Host:
                 self._watch(_ANSWER_SECONDS)
             content = wire.receive(answering, length, _ANSWER_SECONDS)
         except wire.Ended as error:
-            raise Rejected("plugin failed", f"the plugin gave no answer: {error}{self.last_words()}") from None
+            raise Rejected("plugin failed", f"the plugin gave no answer: {error}{self.last_error_line()}") from None
         seconds = time.perf_counter() - start
         self._cpu = self._cpu_time()
         self.busy += self._cpu - before
-        self.quickest = min(self.quickest, seconds - 1e-9 * (waiting_ns(self.prisoner.pid) - waited))
+        self.quickest = min(self.quickest, seconds - 1e-9 * (waiting_ns(self.child.pid) - waited))
         if watched:
-            self._look_at_memory()
+            self._sample_memory()
         return wire.decode(content, layout), seconds
 
     def load(self) -> None:
-        """Let the plugin load, within its time."""
+        """Send the seccomp filter, and wait until the plugin is loaded."""
         asking, answering = self._pipes()
-        rules = jail.allowed_calls()
+        program = bubblewrap.seccomp_filter()
         try:
             wire.receive(answering, 1, _LOAD_SECONDS)
-            self.rss_before = _status_bytes(self.prisoner.pid, "status", "VmRSS")
-            wire.send(asking, struct.pack("<I", len(rules)) + rules)
+            self.rss_before = _status_bytes(self.child.pid, "status", "VmRSS")
+            wire.send(asking, struct.pack("<I", len(program)) + program)
             self._watch(_LOAD_SECONDS)
             wire.receive(answering, 1, 0.0)
         except wire.Ended as error:
-            raise Rejected("plugin failed", f"the plugin did not load: {error}{self.last_words()}") from None
+            raise Rejected("plugin failed", f"the plugin did not load: {error}{self.last_error_line()}") from None
         self._cpu = self._cpu_time()
 
     def _pipes(self) -> tuple[int, int]:
-        process = self.prisoner.process
+        process = self.child.process
         assert process.stdin is not None and process.stdout is not None
         return process.stdin.fileno(), process.stdout.fileno()
 
-    def last_words(self) -> str:
-        """The last line the process wrote about its end, if it has ended."""
+    def last_error_line(self) -> str:
+        """Return the last line of standard error in parentheses, if the process has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.prisoner.process.wait(1.0)
-            shown = self.prisoner.last_words()
-            return f" ({shown})" if shown else ""
+            self.child.process.wait(1.0)
+            line = self.child.last_error_line()
+            return f" ({line})" if line else ""
         return ""
 
     def memory_bytes(self, least: int) -> int:
-        """The most it held for the plugin, its files in memory included.
+        """Return the peak memory of the plugin, with its files in the scratch folder.
 
-        `least` is what any program must hold: its weights, a question and an answer.
+        `least` is what any program needs at least: its weights, a question and an answer.
         """
-        grown = _status_bytes(self.prisoner.pid, "status", "VmHWM") - self.rss_before
-        return max(grown, self.own, least) + self.scratch
+        growth = _status_bytes(self.child.pid, "status", "VmHWM") - self.rss_before
+        return max(growth, self.own, least) + self.scratch
 
     def _watch(self, seconds: float) -> None:
-        """Look at its memory until it says something, or for so long."""
-        until = time.monotonic() + seconds
+        """Sample the memory until the plugin writes something; raises Ended after `seconds`."""
+        deadline = time.monotonic() + seconds
         while not select.select([self._pipes()[1]], [], [], 5e-4)[0]:
-            self._look_at_memory()
-            if time.monotonic() > until:
+            self._sample_memory()
+            if time.monotonic() > deadline:
                 raise wire.Ended(f"it gave no answer within {seconds:g} s")
 
-    def _look_at_memory(self) -> None:
-        """What the plugin has changed or added, and what lies in its scratch folder, at this moment."""
-        self.own = max(self.own, _status_bytes(self.prisoner.pid, "smaps_rollup", "Private_Dirty"))
+    def _sample_memory(self) -> None:
+        """Update the peaks of private memory and of the scratch folder."""
+        self.own = max(self.own, _status_bytes(self.child.pid, "smaps_rollup", "Private_Dirty"))
         self.scratch = max(self.scratch, self._scratch_bytes())
 
     def check_idle(self) -> None:
-        """Work outside of the timed calls shows as processor time between them."""
+        """Reject a plugin that used CPU time between the questions, where nothing is timed."""
         if self.idle > _IDLE_SECONDS + _IDLE_SHARE * self.busy:
             raise Rejected(
                 "work outside timing",
@@ -147,23 +147,23 @@ class Host:
             )
 
     def _cpu_time(self) -> float:
+        """Return the CPU seconds of the plugin so far."""
         try:
-            return (
-                time.clock_gettime_ns((~self.prisoner.pid << 3) | 2) * 1e-9
-            )  # Linux: the clock of that process, all threads
+            # Linux encodes the CPU clock of a process (all its threads) in the clock id like this.
+            return time.clock_gettime_ns((~self.child.pid << 3) | 2) * 1e-9
         except OSError:
             return self._cpu
 
     def _scratch_bytes(self) -> int:
-        """What lies in the scratch folder, files without a name included; names take the kernel's memory too."""
+        """Return the bytes in the scratch folder, with unlinked files, and an estimate for the names of files."""
         try:
-            found = os.statvfs(f"/proc/{self.prisoner.pid}/root{jail.SCRATCH}")
+            usage = os.statvfs(f"/proc/{self.child.pid}/root{bubblewrap.SCRATCH}")
         except OSError:
             return 0
-        names = found.f_files - found.f_ffree
+        names = usage.f_files - usage.f_ffree
         if names > _MOST_NAMES:
             raise Rejected("plugin failed", f"the plugin made more than the {_MOST_NAMES:,} files and folders it may")
-        return (found.f_blocks - found.f_bfree) * found.f_frsize + max(names - 1, 0) * _NAME_BYTES
+        return (usage.f_blocks - usage.f_bfree) * usage.f_frsize + max(names - 1, 0) * _NAME_BYTES
 
 
 def _bytes_waiting(descriptor: int) -> int:
@@ -172,6 +172,7 @@ def _bytes_waiting(descriptor: int) -> int:
 
 
 def _status_bytes(pid: int, file: str, name: str) -> int:
+    """Read a size from a file of /proc; 0 if it is not there."""
     try:
         for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
             if line.startswith(name + ":"):
@@ -183,13 +184,13 @@ def _status_bytes(pid: int, file: str, name: str) -> int:
 
 @dataclass(frozen=True)
 class Submitted:
-    """What a plugin consists of: files by name, as they were handed in."""
+    """The files of a submitted plugin, by name."""
 
     files: dict[str, bytes]
 
     @classmethod
     def read(cls, path: Path) -> Submitted:
-        """The plugin at `path` and the files beside it; what is called otherwise becomes plugin.py."""
+        """Read the plugin at `path`, which becomes plugin.py, and the other files in its folder that are not Python."""
         if not path.is_file():
             raise UnavailableError(f"there is no plugin at {path}")
         beside = [f for f in sorted(path.parent.iterdir()) if f.is_file() and not f.is_symlink() and f != path]
@@ -205,36 +206,37 @@ class Submitted:
 
     @property
     def size(self) -> int:
-        """Bytes of everything handed in: weights in the program's text are weights too, and so are those in names."""
+        """Total bytes of all files and their names, because a program's text or a name could contain weights."""
         beside = sum(len(name.encode()) for name in self.files if name != "plugin.py")
         return beside + sum(len(content) for content in self.files.values())
 
     def write(self, folder: Path) -> None:
+        """Write the files to a folder that the sandbox can read."""
         folder.chmod(0o755)
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
             (folder / name).chmod(0o644)
 
     def check_unchanged(self, folder: Path) -> None:
-        """The folder holds what was handed in, byte for byte."""
-        found = {f.name: hashlib.sha256(f.read_bytes()).digest() for f in folder.iterdir()}
-        if found != {name: hashlib.sha256(content).digest() for name, content in self.files.items()}:
+        """Reject a plugin whose folder has changed."""
+        hashes = {f.name: hashlib.sha256(f.read_bytes()).digest() for f in folder.iterdir()}
+        if hashes != {name: hashlib.sha256(content).digest() for name, content in self.files.items()}:
             raise Rejected("changed files", "the plugin's folder is not what was handed in")
 
 
 @contextmanager
 def hosted(role: str, submitted: Submitted, event: Event, threads: int = 1) -> Iterator[Host]:
-    """A plugin (or the baseline, or an empty answer) in a jail of its own, ended with the block."""
-    jail.check()
-    words = ("-m", "tilewise_arena.sandbox.process", role, event.name, str(jail.fresh_user()))
+    """Run a plugin (or the baseline, or an empty plugin) in its own sandbox until the `with` block ends."""
+    bubblewrap.require_sandbox()
+    arguments = ("-m", "tilewise_arena.sandbox.process", role, event.name, str(bubblewrap.fresh_user()))
     hides = role == "plugin" and submitted.brings_weights
     with tempfile.TemporaryDirectory(prefix="tilewise-plugin-") as folder:
-        shown = submitted if role == "plugin" else Submitted({})
-        shown.write(Path(folder))
-        with jail.started(Path(folder), words, threads, hides) as prisoner:
+        files = submitted if role == "plugin" else Submitted({})
+        files.write(Path(folder))
+        with bubblewrap.start_process(Path(folder), arguments, threads, hides) as child:
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(prisoner.pid, jail.cores_for(threads))
-            host = Host(prisoner, event)
+                os.sched_setaffinity(child.pid, bubblewrap.cores_for(threads))
+            host = Host(child, event)
             host.load()
             yield host
-        shown.check_unchanged(Path(folder))
+        files.check_unchanged(Path(folder))

@@ -1,8 +1,8 @@
-"""The plugin's process: limits first, then the plugin, then one answer per question until the pipe closes.
+"""The process of a plugin: it sets its limits, loads the plugin, and answers questions until the pipe closes.
 
-Run inside the jail as ``python -m tilewise_arena.sandbox.process ROLE EVENT USER``; see `jail`, which builds it, and
-`plugins`, which trusts nothing it says. Questions and answers are bare numbers of agreed shape, so that there is as
-little as possible between the pipe and the plugin, for the baseline and for entries alike.
+It runs inside the sandbox (see `bubblewrap`) as ``python -m tilewise_arena.sandbox.process ROLE EVENT USER``. `host`
+trusts nothing that it reports. Questions and answers are raw arrays of fixed shapes, so that there is little overhead
+between the pipe and the plugin, for the baseline and for entries.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tilewise_arena.sandbox import baseline, wire
 MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 600
 OPEN_FILES = 64
-FILE_BYTES = 16 << 20  # of one file; what it says on standard error is one
-PROCESSES = 64  # threads, in fact: the jail knows no other processes
+FILE_BYTES = 16 << 20  # per file, standard error included; arbitrary
+PROCESSES = 64  # threads, because the sandbox has no other processes; arbitrary
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 
 
 def limit_resources() -> None:
-    """Time, memory, open files and threads: set for this process, and not to be raised again."""
+    """Limit the time, memory, open files and threads of this process; it cannot raise these limits again."""
     limits = {
         resource.RLIMIT_CPU: CPU_SECONDS,
         resource.RLIMIT_AS: MEMORY_BYTES,
@@ -50,44 +50,44 @@ def limit_resources() -> None:
             resource.setrlimit(name, (value, value))
 
 
-def become_nobody(user: int) -> None:
-    """Leave root behind: another user, no groups, and so no capabilities."""
+def drop_root(user: int) -> None:
+    """Change from root to another user without groups, and so without capabilities."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
 
 
-def leave_a_twin() -> None:
-    """Fork a process that does nothing but share what is in memory so far.
+def fork_memory_reference() -> None:
+    """Fork a sleeping process that shares all current memory pages.
 
-    Pages that the plugin changes or adds are its own from then on, and the kernel counts them so: what was there before
-    can neither be given back for credit nor be filled with something else unseen.
+    The kernel then counts the pages that the plugin changes or adds as private to it. The plugin can neither free
+    earlier memory to lower its count, nor reuse that memory uncounted.
     """
     gc.collect()
-    gc.freeze()  # looking for cycles would write to every object, and so to every page
+    gc.freeze()  # a collection would write to every object, and so to every page
     if os.fork() == 0:
         os.closerange(0, OPEN_FILES)
         while True:
             signal.pause()
 
 
-def take_rules(program: bytes) -> None:
-    """Give up every system call that the compiled list does not name, for good."""
+def install_seccomp_filter(program: bytes) -> None:
+    """Install a compiled seccomp filter; all system calls that it does not allow fail from then on."""
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.create_string_buffer(header, len(header)), 0, 0):
-        raise OSError(ctypes.get_errno(), "the list of system calls was not taken")
+        raise OSError(ctypes.get_errno(), "the seccomp filter could not be installed")
 
 
 def load_plugin(role: str, event: str) -> Callable[[Any], Any]:
-    """The plugin's `load(event, folder)`, called: a function from inputs to answers."""
+    """Load a plugin (or the baseline, or an empty one) and return its function from inputs to answers."""
     folder = Path("/plugin")
     if role == "baseline":
         return baseline.load(event, folder)
-    if role == "empty":  # the pipe itself: what no answer can be faster than
+    if role == "empty":  # measures the pipe, which no plugin can be faster than
         nothing = np.zeros(*wire.answer_of(TinyMLPerf.event(event)))
         return lambda _: nothing
     spec = importlib.util.spec_from_file_location("plugin", folder / "plugin.py")
@@ -99,42 +99,43 @@ def load_plugin(role: str, event: str) -> Callable[[Any], Any]:
 
 
 def serve(answer: Callable[[Any], Any], event: str, questions: int, answers: int) -> None:
-    """Answer until nobody asks.
+    """Answer questions until the pipe closes.
 
-    There is nothing here that a plugin which spoke on the pipe itself could leave out.
+    This loop is minimal: a plugin that used the pipe directly could not be faster.
     """
-    known = TinyMLPerf.event(event)
-    (shape, dtype), (wanted, kind) = wire.question_of(known), wire.answer_of(known)
+    task = TinyMLPerf.event(event)
+    (shape, dtype), (answer_shape, answer_dtype) = wire.question_of(task), wire.answer_of(task)
     question = np.empty(shape, dtype)
-    whole = question.data.cast("B")
+    buffer = question.data.cast("B")
     while True:
-        count = os.readv(questions, [whole])
-        while count < len(whole):
-            more = os.readv(questions, [whole[count:]])
+        count = os.readv(questions, [buffer])
+        while count < len(buffer):
+            more = os.readv(questions, [buffer[count:]])
             if not more:
                 return
             count += more
-        given = np.ascontiguousarray(answer(question), kind)
-        if given.shape != wanted:
-            raise ValueError(f"an answer has the shape {given.shape}, and {wanted} is asked for")
-        if os.write(answers, given.data) != given.nbytes:
-            raise OSError("an answer did not fit the pipe")
+        result = np.ascontiguousarray(answer(question), answer_dtype)
+        if result.shape != answer_shape:
+            raise ValueError(f"an answer has the shape {result.shape}, but {answer_shape} is expected")
+        if os.write(answers, result.data) != result.nbytes:
+            raise OSError("an answer did not fit into the pipe")
 
 
 def main() -> None:
+    """Set the limits of the process, load the plugin, and answer questions."""
     role, event, user = sys.argv[1:4]
     tilewise.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     questions, answers = os.dup(0), os.dup(1)
     with Path(os.devnull).open("r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
-        os.dup2(nothing.fileno(), 1)  # what the plugin prints is not an answer
+        os.dup2(nothing.fileno(), 1)  # so that output of the plugin is not taken for an answer
     TinyMLPerf.event(event)
-    become_nobody(int(user))
+    drop_root(int(user))
     limit_resources()
-    leave_a_twin()
-    wire.send(answers, b"r")  # the plugin's memory is counted from here on
+    fork_memory_reference()
+    wire.send(answers, b"r")  # the plugin's memory is measured from here on
     (length,) = struct.unpack("<I", wire.receive(questions, 4))
-    take_rules(wire.receive(questions, length))
+    install_seccomp_filter(wire.receive(questions, length))
     answer = load_plugin(role, event)
     wire.send(answers, b"l")
     with contextlib.suppress(wire.Ended):

@@ -1,10 +1,9 @@
-"""The open division: a Python file answers from its jail, and this process holds the clock, the inputs and the truth.
+"""Scoring in the open division: a plugin answers from its sandbox; this process has the clock, inputs and labels.
 
-Every question looks alike and comes once for accuracy (public inputs), once for speed (inputs drawn now), some twice
-(an answer may depend on nothing but its question), in random order; every answer is checked, so there is no other time
-at which to be right. Only drawn questions asked for the first time count for speed. Processor time that the plugin
-spends while no question is open is counted too, and so is whatever it writes then. The baseline answers from a jail of
-its own, of the same kind; a third one answers nothing at all, which is the floor: nobody is faster than the pipe.
+Questions of all kinds look alike and come in random order: public inputs for accuracy, inputs drawn now for speed, and
+some inputs twice, because an answer may depend on its question only. Every answer is checked. Only the first occurrence
+of a drawn input counts for speed. CPU time and output while no question is open are detected. The baseline answers from
+its own sandbox of the same kind. A third sandbox returns zeros, which gives the floor: no plugin is faster than that.
 """
 
 from __future__ import annotations
@@ -26,21 +25,19 @@ from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.scoring import Score, combined, machine_facts
 from tilewise.bench.validation import check_accuracy, check_agreement, check_fresh, check_logits, check_tokens
 from tilewise.profile.timing.statistics import signed_rank_test
-from tilewise_arena.sandbox import jail, wire
+from tilewise_arena.sandbox import bubblewrap, wire
 from tilewise_arena.sandbox.host import Host, Submitted, hosted
 
 Array = npt.NDArray[Any]
-_FRESH = 8  # batches of images that nobody has, to judge accuracy on
-_SLOWED, _PIPE_SECONDS = 3.0, 2e-3  # the baseline's distance to itself outside of the jail
-_FLOOR_SHARE = 0.7  # of an empty answer's time
-
-
-# --- questions ---
+_FRESH_BATCHES = 8  # batches of newly disturbed images for the accuracy check
+# The baseline in its sandbox may be this much slower than outside: a factor, and the time of the pipe.
+_MAX_SLOWDOWN, _PIPE_SECONDS = 3.0, 2e-3
+_FLOOR_FRACTION = 0.7  # a plugin must take at least this fraction of the time of an empty answer
 
 
 @dataclass
 class Question:
-    """One call: what is asked, whether its time counts, and which question it repeats."""
+    """One call of the plugin: the inputs, the kind of question, and the question that it repeats."""
 
     inputs: Array
     kind: str  # "public", "drawn", "fresh" (held-out images disturbed anew) or "repeat"
@@ -50,14 +47,14 @@ class Question:
 
 @dataclass
 class Answers:
-    """Answers in the order of the questions, and the seconds of those that count."""
+    """Answers by the index of the question, and the seconds of those that count for speed."""
 
-    given: dict[int, Array] = field(default_factory=dict)
+    outputs: dict[int, Array] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
 
 def questions_for(event: Event, rng: np.random.Generator, drawn: int) -> list[Question]:
-    """Public inputs, inputs drawn now, and some of these a second time; images in batches of the event's size."""
+    """Make the questions: public inputs, `drawn` new inputs, disturbed images, and every fourth new input again."""
     if event.kind == "images":
         public = event.public_inputs()
         padded = np.concatenate([public, public[: -len(public) % event.batch]])
@@ -65,20 +62,22 @@ def questions_for(event: Event, rng: np.random.Generator, drawn: int) -> list[Qu
     else:
         batches = list(event.public_inputs()[:4])
     new = event.timed_inputs(rng, drawn)
-    asked = [Question(b, "public") for b in batches] + [Question(b, "drawn") for b in new]
+    questions = [Question(b, "public") for b in batches] + [Question(b, "drawn") for b in new]
     if event.kind == "images":
-        x, y = event.draw_labelled(rng, _FRESH * event.batch)
-        parts = zip(x.reshape(_FRESH, event.batch, *event.input_shape), y.reshape(_FRESH, -1), strict=True)
-        asked += [Question(images, "fresh", labels=labels) for images, labels in parts]
+        x, y = event.draw_labelled(rng, _FRESH_BATCHES * event.batch)
+        batches_with_labels = zip(
+            x.reshape(_FRESH_BATCHES, event.batch, *event.input_shape), y.reshape(_FRESH_BATCHES, -1), strict=True
+        )
+        questions += [Question(images, "fresh", labels=labels) for images, labels in batches_with_labels]
     first = len(batches)
-    return asked + [Question(new[i], "repeat", first + i) for i in range(0, drawn, 4)]
+    return questions + [Question(new[i], "repeat", first + i) for i in range(0, drawn, 4)]
 
 
 def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | None = None, threads: int = 1) -> Score:
-    """Validate and score a plugin on this machine; Rejected and TooNoisy say why there is no score."""
+    """Validate and score a plugin on this machine; raises Rejected or TooNoisy if there is no score."""
     settings, event = settings or Settings(), TinyMLPerf.event(event)
     event.check_timed()
-    jail.check()
+    bubblewrap.require_sandbox()
     submitted = Submitted.read(Path(plugin).absolute())
     rng, clock = settings.rng(), ClockWatch()
     drawn = (settings.runs or event.runs) * (4 if event.kind == "images" else 1)
@@ -86,72 +85,75 @@ def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | No
     reference = baseline(event)
     size, bytes_ = _size_gain(submitted, reference)
     with hosted("plugin", submitted, event, threads) as entry, hosted("baseline", submitted, event, threads) as plain:
-        base, ours = _interrogate(plain, entry, questions, rng)
+        base, ours = _ask_interleaved(plain, entry, questions, rng)
         entry.check_idle()
-        held = plain.memory_bytes(_least_memory(event, file_bytes(reference)))
-        memory = held / entry.memory_bytes(_least_memory(event, bytes_))
+        baseline_bytes = plain.memory_bytes(_least_memory(event, file_bytes(reference)))
+        memory = baseline_bytes / entry.memory_bytes(_least_memory(event, bytes_))
     clock.check()
     validation = _check_answers(event, questions, ours, reference, rng)
     _check_baseline(event, reference, questions, plain.quickest)
     _check_floor(event, submitted, questions, ours, threads)
-    return _score(event, base.seconds, ours.seconds, memory, size, bytes_, validation, settings)
+    return _score(
+        event=event, base=base.seconds, ours=ours.seconds, memory=memory, size=size, file_size=bytes_,
+        validation=validation, settings=settings,
+    )  # fmt: skip
 
 
 def _least_memory(event: Event, stored: int) -> int:
-    """Bytes that a program for this event holds at the least."""
+    """Return the bytes that any program for this event needs: weights, a question and an answer."""
     layouts = (wire.question_of(event), wire.answer_of(event))
     return stored + sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in layouts)
 
 
 def _check_baseline(event: Event, reference: Runner, questions: list[Question], quickest: float) -> None:
-    """The baseline in its jail keeps the distance that it has outside of it, and its answers are right."""
+    """Check that the baseline in its sandbox is not much slower than outside, and that its answers are right."""
     inputs = [q.inputs for q in questions if q.kind == "drawn"]
     check_baseline_speed(event, reference, inputs[0], under_load=True)
-    here = []
+    outside = []
     with reference.active():
         for x in inputs[: 2 if event.kind == "text" else 20]:
             start = time.perf_counter()
             reference.call(x)
-            here.append(time.perf_counter() - start)
-    if quickest > _SLOWED * min(here) + _PIPE_SECONDS:
+            outside.append(time.perf_counter() - start)
+    if quickest > _MAX_SLOWDOWN * min(outside) + _PIPE_SECONDS:
         raise Rejected(
             "slowed baseline",
-            f"the baseline took {1e3 * quickest:.2f} ms at best in its jail and {1e3 * min(here):.2f} ms here",
+            f"the baseline took {1e3 * quickest:.2f} ms at best in its sandbox and {1e3 * min(outside):.2f} ms outside",
         )
 
 
 def _check_floor(event: Event, submitted: Submitted, questions: list[Question], ours: Answers, threads: int) -> None:
-    """Nobody answers faster than a program that reads the question and writes nothing but zeros."""
+    """Reject a plugin that is faster than a program that reads the question and writes zeros."""
     inputs = [q.inputs for q in questions if q.kind == "drawn"]
     with hosted("empty", submitted, event, threads) as empty:
         seconds = [empty.ask(x)[1] for x in inputs[:40]]
-    floor, given = min(seconds), float(np.median(ours.seconds))
-    if given < _FLOOR_SHARE * floor:
+    floor, median = min(seconds), float(np.median(ours.seconds))
+    if median < _FLOOR_FRACTION * floor:
         raise Rejected(
             "below the floor of time",
-            f"an answer took {1e6 * given:.0f} µs, and an empty one over the same pipe takes {1e6 * floor:.0f} µs: no "
+            f"an answer took {1e6 * median:.0f} µs, and an empty one over the same pipe takes {1e6 * floor:.0f} µs: no "
             "program on this machine is that fast",
         )
 
 
-def _interrogate(
+def _ask_interleaved(
     plain: Host, entry: Host, questions: list[Question], rng: np.random.Generator
 ) -> tuple[Answers, Answers]:
-    """Ask both hosts everything, in one random order, taking turns at who is asked first."""
+    """Ask both plugins all questions, interleaved in one random order; a coin decides who answers first."""
     base, ours = Answers(), Answers()
     for host in (plain, entry):
         host.ask(questions[0].inputs)
     plain.idle = entry.idle = plain.busy = entry.busy = 0.0
-    met: set[int] = set()
+    asked_before: set[int] = set()
     for at in (int(i) for i in rng.permutation(len(questions))):
         question = questions[at]
         which = question.of if question.kind == "repeat" else at
-        counts = question.kind in ("drawn", "repeat") and which not in met
-        met.add(which)
+        counts = question.kind in ("drawn", "repeat") and which not in asked_before
+        asked_before.add(which)
         sides = [(plain, base), (entry, ours)]
         for host, answers in sides if rng.integers(2) else sides[::-1]:
-            time.sleep(float(rng.uniform(0, 2e-3)))  # whoever works on between questions is seen doing so
-            answers.given[at], seconds = host.ask(question.inputs, watched=not counts)
+            time.sleep(float(rng.uniform(0, 2e-3)))  # makes work between questions visible as idle CPU time
+            answers.outputs[at], seconds = host.ask(question.inputs, watched=not counts)
             if counts:
                 answers.seconds.append(seconds)
     return base, ours
@@ -160,17 +162,18 @@ def _interrogate(
 def _check_answers(
     event: Event, questions: list[Question], ours: Answers, reference: Runner, rng: np.random.Generator
 ) -> dict[str, Any]:
+    """Check that repeated questions got equal answers, and that all answers are right."""
     for at, question in enumerate(questions):
-        if question.kind == "repeat" and not _equal(ours.given[at], ours.given[question.of]):
+        if question.kind == "repeat" and not _equal(ours.outputs[at], ours.outputs[question.of]):
             raise Rejected("wrong answer", "the same question got two different answers: they depend on something else")
     public = [at for at, q in enumerate(questions) if q.kind == "public"]
     drawn = [at for at, q in enumerate(questions) if q.kind in ("drawn", "repeat")]
     if event.kind == "text":
         prompts = np.stack([questions[at].inputs for at in public + drawn])
-        given = [ours.given[at] for at in public + drawn]
-        if any(np.shape(answer) != (event.new_tokens,) for answer in given):
+        tokens = [ours.outputs[at] for at in public + drawn]
+        if any(np.shape(answer) != (event.new_tokens,) for answer in tokens):
             raise Rejected("wrong answer", f"the plugin does not answer a prompt with {event.new_tokens} tokens")
-        check_tokens(np.stack(given), prompts, reference)
+        check_tokens(np.stack(tokens), prompts, reference)
         return {"accuracy": 1.0, "floor": 1.0, "checks": [f"every token equal on {len(prompts)} prompts"]}
     return _check_images(event, questions, ours, reference, public, drawn)
 
@@ -178,21 +181,22 @@ def _check_answers(
 def _check_images(
     event: Event, questions: list[Question], ours: Answers, reference: Runner, public: list[int], drawn: list[int]
 ) -> dict[str, Any]:
-    for answer in ours.given.values():
+    """Check accuracy on public and on disturbed images, and agreement with the reference on drawn images."""
+    for answer in ours.outputs.values():
         check_logits(answer, event.batch)
     labels = event.public_labels()
-    answered = np.concatenate([ours.given[at] for at in public])[: len(labels)]
+    answered = np.concatenate([ours.outputs[at] for at in public])[: len(labels)]
     share = float((answered.argmax(1) == labels).mean())
     plain = float((reference.answer(event.public_inputs()).argmax(1) == labels).mean())
     floor = plain - event.points_to_lose / 100
     check_accuracy(share, floor, event)
     fresh = [at for at, q in enumerate(questions) if q.kind == "fresh"]
     plain_fresh = reference.answer(np.concatenate([questions[at].inputs for at in fresh]))
-    given = np.concatenate([ours.given[at] for at in fresh])
+    fresh_logits = np.concatenate([ours.outputs[at] for at in fresh])
     classes = np.concatenate([np.asarray(questions[at].labels) for at in fresh])
-    check_fresh(given, plain_fresh, classes, event, "held-out images, shifted and with new noise")
+    check_fresh(fresh_logits, plain_fresh, classes, event, "held-out images, shifted and with new noise")
     expected = reference.answer(np.concatenate([questions[at].inputs for at in drawn]))
-    agreement, used = check_agreement(np.concatenate([ours.given[at] for at in drawn]), expected, event)
+    agreement, used = check_agreement(np.concatenate([ours.outputs[at] for at in drawn]), expected, event)
     checks = [f"{100 * share:.2f} % of {len(labels)} held-out images, floor {100 * floor:.2f} %"]
     checks += [f"the reference's class on {100 * agreement:.1f} % of {used} drawn images"]
     return {"accuracy": share, "floor": floor, "agreement": agreement, "checks": checks}
@@ -203,7 +207,10 @@ def _equal(one: Array, other: Array) -> bool:
 
 
 def _size_gain(submitted: Submitted, reference: Runner) -> tuple[float, int]:
-    """Bytes handed in against the shipped file's; a plugin without files uses the shipped weights and gains nothing."""
+    """Return the ratio of the shipped file's bytes to the plugin's, and the plugin's bytes.
+
+    A plugin without files uses the shipped weights, so its ratio is 1.
+    """
     shipped = file_bytes(reference)
     return (shipped / submitted.size, submitted.size) if submitted.brings_weights else (1.0, shipped)
 
@@ -218,6 +225,7 @@ def _score(
     validation: dict[str, Any],
     settings: Settings,
 ) -> Score:
+    """Combine the gains in speed, memory and size; raises TooNoisy if the speed-up is too uncertain."""
     test = signed_rank_test(np.log(base) - np.log(ours))
     speedup, low, high = (math.exp(v) for v in (test.centre, test.interval.low, test.interval.high))
     if (high - low) / (2 * speedup) > settings.widest_interval:

@@ -1,5 +1,4 @@
-"""Numbers over a pipe between harness and plugin: bare arrays of a shape and type that both ends know from the
-event."""
+"""The protocol between harness and plugin: raw arrays over a pipe, whose shape and type follow from the event."""
 
 from __future__ import annotations
 
@@ -14,26 +13,27 @@ from tilewise.bench.events import Event
 
 Array = npt.NDArray[Any]
 Layout = tuple[tuple[int, ...], str]
-_IMAGE_SHAPES: dict[str, tuple[int, ...]] = {"mlp": (64,), "cnn": (1, 8, 8)}  # the jail has no data set to ask
+_IMAGE_SHAPES: dict[str, tuple[int, ...]] = {"mlp": (64,), "cnn": (1, 8, 8)}  # the sandbox has no data sets
 
 
 class Ended(Exception):
-    """The other side is gone, or does not speak this language."""
+    """The other side has ended, or does not follow the protocol."""
 
 
 def question_of(event: Event) -> Layout:
-    """Shape and type of a question: a batch of images, or a prompt."""
+    """Return the shape and type of a question: a batch of images, or a prompt."""
     if event.kind == "images":
         return (event.batch, *_IMAGE_SHAPES[event.model_name]), "<f4"
     return (event.prompt_tokens,), "<i8"
 
 
 def answer_of(event: Event) -> Layout:
-    """Shape and type of an answer: logits of ten classes, or the new tokens."""
+    """Return the shape and type of an answer: logits of ten classes, or the new tokens."""
     return ((event.batch, 10), "<f4") if event.kind == "images" else ((event.new_tokens,), "<i8")
 
 
 def send(descriptor: int, content: bytes | Array) -> None:
+    """Write all bytes; raises Ended if the other side has closed the pipe."""
     view = memoryview(content if isinstance(content, bytes) else content.data).cast("B")
     try:
         while view:
@@ -43,18 +43,18 @@ def send(descriptor: int, content: bytes | Array) -> None:
 
 
 def receive(descriptor: int, count: int, timeout: float | None = None) -> bytes:
-    """So many bytes; Ended when nothing comes for `timeout` seconds."""
-    parts = bytearray()
-    while len(parts) < count:
+    """Read `count` bytes; raises Ended if nothing arrives for `timeout` seconds."""
+    content = bytearray()
+    while len(content) < count:
         if timeout is not None and not select.select([descriptor], [], [], timeout)[0]:
             raise Ended(f"it gave no answer within {timeout:g} s")
-        piece = os.read(descriptor, count - len(parts))
-        if not piece:
+        chunk = os.read(descriptor, count - len(content))
+        if not chunk:
             raise Ended("its process ended")
-        parts += piece
-    return bytes(parts)
+        content += chunk
+    return bytes(content)
 
 
 def decode(content: bytes, layout: Layout) -> Array:
-    shape, kind = layout
-    return np.frombuffer(content, kind).reshape(shape)
+    shape, dtype = layout
+    return np.frombuffer(content, dtype).reshape(shape)

@@ -25,7 +25,7 @@ from tilewise.web.limits import HOLDER, MAX_BODY_BYTES
 from tilewise_arena.board import Board, Transaction
 from tilewise_arena.board.tokens import Holder, holder_of
 from tilewise_arena.board.transactions import Replayed
-from tilewise_arena.sandbox import jail
+from tilewise_arena.sandbox import bubblewrap
 from tilewise_arena.server.models import Problem, Submission
 from tilewise_arena.server.writer import Busy, Writer
 
@@ -156,7 +156,7 @@ class Service:
             raise Rejected("team", "the teacher's token does not enter; make one for a team")
         recipe, files, plugin = await self.read(checked_submission, given)
         if given.division == "open":
-            reason = await self.read(jail.why_not)
+            reason = await self.read(bubblewrap.unavailable_reason)
             if reason:
                 raise Rejected("event closed", reason)
         if recipe.event.kind == "tiles" and not self.has_truth:
