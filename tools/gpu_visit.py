@@ -27,7 +27,7 @@ from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.errors import TilewiseError
 from tilewise.gpu.families.family import TritonFamily
 from tilewise.gpu.measure.collector import TritonCollector
-from tilewise.gpu.measure.job import Settings
+from tilewise.gpu.measure.job import TimingSettings
 from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, TRANSPOSED
 from tilewise.gpu.products.dispatch import rank_kernels
 from tilewise.gpu.products.family import supports_tma
@@ -122,9 +122,9 @@ class _Visit(TritonCollector):
     _copied: float = 0.0
     _copying: threading.Thread | None = None
 
-    def tell(self, done: int, total: int, more: str = "") -> None:
+    def report_progress(self, done: int, total: int, more: str = "") -> None:
         """Report progress, and copy the store every two minutes."""
-        super().tell(done, total, more)
+        super().report_progress(done, total, more)
         now = time.monotonic()
         if now - max(self._copied, self.started) > _SNAPSHOT_SECONDS and self.deadline - now > 20:
             self.wait_for_copy()
@@ -273,7 +273,7 @@ def _visit(options: argparse.Namespace, log: _Log) -> int:
         verbose=options.smoke,
         max_configs=options.configs or (24 if options.smoke else 0),
         thin=options.thin,
-        settings=Settings(unit_ms=0.0, slowest_ms=1e6) if options.device == "interpreter" else Settings(),
+        settings=TimingSettings(unit_ms=0.0, slowest_ms=1e6) if options.device == "interpreter" else TimingSettings(),
     )
     with Store(path) as store:
         _Visit.check = read_answers(options.check) if options.check else None

@@ -25,7 +25,7 @@ from tilewise.store.problem import Kernel, Problem
 from tilewise.store.store import Store
 from tilewise.tune.choose.scores import shipped_scores
 from tilewise.tune.measure.collector import Options
-from tilewise.tune.measure.sampling import Settings
+from tilewise.tune.measure.sampling import TimingSettings
 from tilewise.tune.measure.schedule import balanced
 from tilewise.tune.workloads.programs import built_in_kernels, split_of
 
@@ -81,7 +81,7 @@ def test_everything_measured_is_in_the_store(tmp_path: Path) -> None:
     collector = _collect(_Healthy, path, [_matmul(8), _matmul(24)], configs=0)
     with Store(path, create=False) as store:
         assert len(store.finished()) == 2
-        finals = 2 * Settings().finalists * Settings().final_rounds
+        finals = 2 * TimingSettings().finalists * TimingSettings().final_rounds
         rounds = sum(3 * (t.pairs - t.kernels) for t in collector.tallies.values())
         assert store.counts()["timings"] == rounds + finals
 
@@ -156,7 +156,7 @@ class _Dying(_Healthy):
         super()._on_gpu_message(message)
 
 
-SETTINGS = Settings(rounds=3, max_rounds=3, batch_configs=4, finalists=0)
+SETTINGS = TimingSettings(rounds=3, max_rounds=3, batch_configs=4, finalists=0)
 
 
 def _collect_and_die(path: str, kind: str = "", count: int = 0) -> None:

@@ -27,7 +27,7 @@ if native is not None:
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.near import near_products
     from tilewise.tune.families.cpu.tiles import product_tile
-    from tilewise.tune.measure.trial import CpuTrial, Timed
+    from tilewise.tune.measure.trial import CpuTrial, TrialResult
 
 
 def product(m: int, n: int, k: int, threads: int = 1) -> Problem:
@@ -41,7 +41,7 @@ def measured(monkeypatch):
 
     def measure(self, config):
         found.append(self.problem)
-        return Timed(900.0 if config == near_products(native, self.problem)[1] else 1000.0, 1000.0)
+        return TrialResult(900.0 if config == near_products(native, self.problem)[1] else 1000.0, 1000.0)
 
     monkeypatch.setattr(CpuTrial, "measure", measure)
     monkeypatch.setattr(CpuTrial, "remeasure", lambda self, configs: [measure(self, c).runtime_ns for c in configs])
@@ -91,7 +91,7 @@ def test_a_tile_that_does_not_win_again_is_not_kept(tmp_path: Path, measured, li
             pass
 
         def measure(self, config):
-            return Timed(1001.0, 1000.0)
+            return TrialResult(1001.0, 1000.0)
 
     monkeypatch.setattr(module, "CpuTrial", Slower)
     report = calibrate([problem], folder=tmp_path)

@@ -33,13 +33,13 @@ from tilewise.tune.families.cpu import int8_matmul as int8
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
 from tilewise.tune.families.cpu.operands import placed
-from tilewise.tune.measure.collector import Recorder
+from tilewise.tune.measure.collector import MeasurementRecorder
 from tilewise.tune.measure.cpu import collector as cpu_collect
 from tilewise.tune.measure.cpu.clock import CpuClock
 from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options
 from tilewise.tune.measure.cpu.plan import plan
 from tilewise.tune.measure.export import export_folder, make_collection
-from tilewise.tune.measure.sampling import Candidate, Settings, time_all
+from tilewise.tune.measure.sampling import Candidate, TimingSettings, time_all
 from tilewise.tune.workloads.programs import built_in_kernels, split_by_shape
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -119,7 +119,9 @@ def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(tmp_path: Pa
     from tilewise.store.problem import shapes_from
 
     kernels = shapes_from(SHAPES[:1], "test", lambda name, spec: get_family(name).problem(spec))
-    options = cpu_options(max_configs=25, settings=Settings(rounds=3, max_rounds=3, batch_configs=12, finalists=0))
+    options = cpu_options(
+        max_configs=25, settings=TimingSettings(rounds=3, max_rounds=3, batch_configs=12, finalists=0)
+    )
     with Store(tmp_path / "s.sqlite") as store:
         Stopping(kernels, store, options, quietly).run()
         assert store.counts()["kernels"] == 0
@@ -242,7 +244,7 @@ def test_more_threads_than_cores_are_left_out_with_a_sentence(tmp_path: Path) ->
     greedy = {**many_shapes()[0], "threads": 3}
     collect("cpu", shapes=[greedy, many_shapes()[1]], out=tmp_path / "s.sqlite", configs=5, say=said.append)
     assert "1 kernel left out: more threads" in said[0]
-    with pytest.raises(ConfigurationError, match="want more threads than"):
+    with pytest.raises(ConfigurationError, match="need more threads than"):
         gather(tmp_path / "s.sqlite", [greedy])
 
 
@@ -273,13 +275,13 @@ def _collect_and_tell(path: str, told: str) -> None:
     """Collect; a byte in `told` for every timing that was taken, written before it goes to the store."""
     _steadily()
     file = os.open(told, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    add = Recorder.add
+    add = MeasurementRecorder.add
 
     def tell_and_add(self: Any, candidate: Candidate, runtime_ns: float) -> None:
         os.write(file, b".")
         add(self, candidate, runtime_ns)
 
-    Recorder.add = tell_and_add  # type: ignore[method-assign]
+    MeasurementRecorder.add = tell_and_add  # type: ignore[method-assign]
     collect("cpu", shapes=many_shapes()[:2], out=path, configs=12, say=quietly)
 
 
@@ -331,9 +333,9 @@ def test_a_batch_that_was_cut_off_counts_if_the_default_still_takes_what_it_took
         if kind == "timing":
             raise CutOffError
 
-    report = Recorder.__call__
+    report = MeasurementRecorder.__call__
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "__call__", cut_off)
+        patch.setattr(MeasurementRecorder, "__call__", cut_off)
         with pytest.raises(CutOffError):
             gather(tmp_path / "s.sqlite", SHAPES[:1])
 
@@ -454,7 +456,7 @@ def test_time_lost_to_others_marks_a_batch_as_disturbed() -> None:
         batches.extend(parts if kind == "batch" else ())
 
     candidates = [Candidate(i, Config.of(i=i), [], unit=lambda: None) for i in range(4)]
-    time_all(Busy(1, warm_up_seconds=0.0), Settings(rounds=2, finalists=0), candidates, 0, report)
+    time_all(Busy(1, warm_up_seconds=0.0), TimingSettings(rounds=2, finalists=0), candidates, 0, report)
     assert [batch.disturbed for batch in batches] == [True, False, False]
     assert all(len(candidate.times) == 2 for candidate in candidates[1:])
 
@@ -611,12 +613,12 @@ def test_finals_want_a_store_that_is_there(tmp_path: Path) -> None:
 
 def test_a_unit_takes_what_its_fastest_piece_says(monkeypatch: pytest.MonkeyPatch) -> None:
     from tilewise.profile.timing import clock
-    from tilewise.tune.measure.cpu.clock import in_pieces
+    from tilewise.tune.measure.cpu.clock import time_in_pieces
 
     readings = iter([0, 700, 700, 1200, 1200, 1900])  # three pieces of 700, 500 and 700 ns
     runs: list[int] = []
     monkeypatch.setattr(clock, "perf_counter_ns", lambda: next(readings))
-    assert in_pieces(lambda: runs.append(1), 3, 4) == 3 * 500 and len(runs) == 12
+    assert time_in_pieces(lambda: runs.append(1), 3, 4) == 3 * 500 and len(runs) == 12
 
 
 @needs_native

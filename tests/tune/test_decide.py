@@ -15,7 +15,7 @@ from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
-from tilewise.tune.measure.trial import Timed
+from tilewise.tune.measure.trial import TrialResult
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 PROBLEM = Problem.of("product", m=64, n=64)
@@ -43,12 +43,12 @@ class Bench:
         self.asked: list[Config] = []
         self.again: list[Config] = []
 
-    def measure(self, config: Config) -> Timed:
+    def measure(self, config: Config) -> TrialResult:
         self.asked.append(config)
         if config in self.broken:
-            return Timed(None, None, "failed", "it does not run")
+            return TrialResult(None, None, "failed", "it does not run")
         short = 0.98 if config == self.lucky else 1.0
-        return Timed(self.runtime[config] * short, self.runtime[CONFIGS[0]])
+        return TrialResult(self.runtime[config] * short, self.runtime[CONFIGS[0]])
 
     def remeasure(self, configs: Sequence[Config]) -> list[float | None]:
         self.again += configs

@@ -19,7 +19,7 @@ from tilewise.gpu.families.family import get_family
 from tilewise.store.aggregate import MeasuredProblem, open_measurements, read_measured
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store, Verdict
-from tilewise.tune.measure.export import embed, export_folder, make_collection, merged
+from tilewise.tune.measure.export import embed, export_folder, make_collection, merge_collections
 
 MACHINE = Machine("triton", "Test GPU", {"name": "Test GPU", "triton": "3"})
 
@@ -162,7 +162,7 @@ def test_kernels_of_two_machines_stand_in_one_collection_each_told_its_own(tmp_p
             machine = Machine("triton", name, {"features": {"machine_lanes": lanes}})
             fill(store, matmul(), [{"batches": batches, "finish": True}], machine)
             parts.append(make_collection(store, "part"))
-    both = merged(parts, "both")
+    both = merge_collections(parts, "both")
     column = both.schema.config_features.index("machine_lanes")
     first, second = both.splits["train"]
     assert first.kernel.name != second.kernel.name

@@ -35,7 +35,7 @@ from tilewise.tune.search.confidence import (
     replay_stages,
 )
 from tilewise.tune.search.gaussian_process import Earlier, GaussianProcess, Hyperparameters
-from tilewise.tune.search.loop import Step, search
+from tilewise.tune.search.loop import SearchStep, search
 
 NARROW = Hyperparameters(1.0, 0.3, 0.15, 2.0, 0.05, 0.01)
 
@@ -50,11 +50,13 @@ def made_up(seed: int, configs: int = 80, error: float = 0.1) -> Case:
     return Case(f"k{seed}", logs + wrong, x, np.exp(logs))
 
 
-def play(case: Case, hyper: Hyperparameters = NARROW, budget: int = 5, worth: float = 0.0) -> tuple[list[Step], str]:
+def play(
+    case: Case, hyper: Hyperparameters = NARROW, budget: int = 5, worth: float = 0.0
+) -> tuple[list[SearchStep], str]:
     return search(case.process(hyper), lambda index: float(case.runtime[index]), budget, worth)
 
 
-def reached(case: Case, found: tuple[list[Step], str]) -> float:
+def reached(case: Case, found: tuple[list[SearchStep], str]) -> float:
     """The best that was measured over the best there is."""
     return min(float(case.runtime[step.index]) for step in found[0]) / case.best
 

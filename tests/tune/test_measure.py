@@ -12,7 +12,7 @@ import pytest
 
 from tilewise.errors import UnavailableError
 from tilewise.gpu.families.family import Binary, Launch, get_family
-from tilewise.gpu.measure.job import Batch, Job, Settings, Verdict, measure
+from tilewise.gpu.measure.job import Job, TimedBatch, TimingSettings, Verdict, measure
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.measure.sampling import Candidate, time_all
 
@@ -92,9 +92,9 @@ def _refuses(a: Any, b: Any, c: Any) -> None:
     raise AssertionError
 
 
-def _measure(device: _Device, **settings: Any) -> tuple[dict[Config, Verdict], list[Batch]]:
+def _measure(device: _Device, **settings: Any) -> tuple[dict[Config, Verdict], list[TimedBatch]]:
     messages: list[Any] = []
-    measure(device, Job(PROBLEM, CONFIGS, 1, Settings(unit_ms=0.0, **settings)), lambda *m: messages.append(m))
+    measure(device, Job(PROBLEM, CONFIGS, 1, TimingSettings(unit_ms=0.0, **settings)), lambda *m: messages.append(m))
     verdicts = {v.config: v for message in messages if message[0] == "verdicts" for v in message[1]}
     return verdicts, [message[1] for message in messages if message[0] == "batch"]
 
@@ -176,7 +176,11 @@ def _rounds_of(script: Callable[[int, int], float], **settings: Any) -> Counter[
     told: list[Any] = []
     settings = {"finalists": 0, **settings}
     time_all(
-        clock, Settings(rounds=3, max_rounds=3, batch_configs=32, **settings), candidates, 0, lambda *m: told.append(m)
+        clock,
+        TimingSettings(rounds=3, max_rounds=3, batch_configs=32, **settings),
+        candidates,
+        0,
+        lambda *m: told.append(m),
     )
     return Counter(index for kind, *parts in told if kind == "batch" for index in parts[0].configs)
 
@@ -222,7 +226,7 @@ def test_a_recorder_gets_every_timing_before_the_next_is_taken() -> None:
         return 1000.0
 
     candidates = [Candidate(i, Config.of(i=i), [], unit=i) for i in range(3)]  # type: ignore[arg-type]
-    settings = Settings(rounds=1, max_rounds=1)
+    settings = TimingSettings(rounds=1, max_rounds=1)
     time_all(_ScriptedClock(script), settings, candidates, 0, report)
     assert taken[:3] == ["time 0", "time 0", "begin 0"]
     for place, entry in enumerate(taken[3:7:2], start=3):

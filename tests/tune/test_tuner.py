@@ -23,7 +23,7 @@ from tilewise.tune.choose.cache import FILE, ChoiceCache, Decision
 from tilewise.tune.choose.memory import measurements
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.cpu.family import get_family
-from tilewise.tune.measure.trial import Timed
+from tilewise.tune.measure.trial import TrialResult
 
 SPEC = {"family": "matmul", "m": 64, "n": 64, "k": 64}
 CONFIGS = [
@@ -75,11 +75,11 @@ class MadeUpBench:
         away = [abs(math.log2(config.size(n) / BEST.size(n))) for n in ("block_m", "block_n")]
         return 1e5 * (1 + 0.2 * sum(away) + 0.1 * abs(config.size("pack_b") - BEST.size("pack_b")))
 
-    def measure(self, config: Config) -> Timed:
+    def measure(self, config: Config) -> TrialResult:
         self.measured.append(config)
         if config in self.broken:
-            return Timed(None, None, "failed", "this configuration ended its process: its process died")
-        return Timed(self.runtime(config), self.runtime(self.every[0]))
+            return TrialResult(None, None, "failed", "this configuration ended its process: its process died")
+        return TrialResult(self.runtime(config), self.runtime(self.every[0]))
 
     def remeasure(self, configs: Sequence[Config]) -> list[float]:
         return [self.runtime(config) for config in configs]

@@ -254,14 +254,14 @@ def embed(
     from tilewise.store.aggregate import open_measurements
     from tilewise.tune.measure.collect import load_plugins
     from tilewise.tune.measure.export import embed as write
-    from tilewise.tune.measure.export import make_collection, merged
+    from tilewise.tune.measure.export import make_collection, merge_collections
 
     load_plugins(plugin or ())
     collections = []
     for store in stores:
         with open_measurements(store) as measurements:
             collections.append(make_collection(measurements, name, telling))
-    collection = collections[0] if len(collections) == 1 else merged(collections, name)
+    collection = collections[0] if len(collections) == 1 else merge_collections(collections, name)
     target = out or Path(f"{name}.npz")
     write(collection, target)
     _report_collection(collection, target, as_json)

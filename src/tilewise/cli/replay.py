@@ -14,7 +14,7 @@ from tilewise._wording import pluralize, with_interval
 from tilewise.cli.every import AsJson, output_picture
 
 if TYPE_CHECKING:
-    from tilewise.tune.search.replay import Comparison, Replay, Strategy
+    from tilewise.tune.search.replay import Replay, Strategy, StrategyComparison
 
 
 def replay(
@@ -112,7 +112,7 @@ def _regrets(about: str, strategies: Sequence[Strategy], budgets: Sequence[int])
     ]
 
 
-def _comparisons(comparisons: Sequence[Comparison]) -> list[str]:
+def _comparisons(comparisons: Sequence[StrategyComparison]) -> list[str]:
     """Format the saving of each mechanism in per cent of the best runtime, with its 95 % interval."""
     lines = []
     for mechanism, simpler in dict.fromkeys((c.mechanism, c.simpler) for c in comparisons):
@@ -121,7 +121,7 @@ def _comparisons(comparisons: Sequence[Comparison]) -> list[str]:
     return lines
 
 
-def _comparison(c: Comparison) -> str:
+def _comparison(c: StrategyComparison) -> str:
     if c.saving == c.low == c.high == 0:
         return f"  after {c.measurements:2d}: the same choice for every kernel"
     saving_text = with_interval(*(f"{100 * value:.2f}" for value in (c.saving, c.low, c.high)))

@@ -31,7 +31,7 @@ from tilewise.tune.choose.cache import Decision, cache_folder
 from tilewise.tune.choose.decide import FIRST_PROBLEMS, decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import FixedScores, ModelScores, shipped_scores
-from tilewise.tune.measure.trial import Timed
+from tilewise.tune.measure.trial import TrialResult
 
 PROGRAM = "autotuned"  # the program under which measurements are stored
 # Without a model, measuring ends when the expected saving of the remaining configurations is below this share.
@@ -261,7 +261,7 @@ class _Launches:
         self._launches, self._time, self._say = launches, time, say
         self.times: dict[Config, float] = {}
 
-    def measure(self, config: Config) -> Timed:
+    def measure(self, config: Config) -> TrialResult:
         """Time one configuration."""
         try:
             runtime_ns = self._time(self._launches[config])
@@ -270,11 +270,11 @@ class _Launches:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:300]
             self._say(f"{self._launches[config]} is left out: {reason}")
-            return Timed(None, None, "failed", reason)
+            return TrialResult(None, None, "failed", reason)
         if runtime_ns is None or not 0 < runtime_ns < math.inf:
-            return Timed(None, None, "failed", "Triton returned no valid time")
+            return TrialResult(None, None, "failed", "Triton returned no valid time")
         self.times[config] = runtime_ns
-        return Timed(runtime_ns, None)
+        return TrialResult(runtime_ns, None)
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
         """Time configurations again; return the geometric mean of both times."""

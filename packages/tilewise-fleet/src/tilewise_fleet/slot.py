@@ -75,7 +75,7 @@ class Slot:
         if self.campaign.kind == "cpu":
             self._collector = self._make_collector(self.campaign.build_kernels(), self.campaign.minutes)
             machine = self._collector.begin()
-            self.run, kernels = self._collector.run_number, self._collector.wanted
+            self.run, kernels = self._collector.run_number, self._collector.requested
         else:
             machine, kernels = self._gpu_machine(), self.campaign.build_kernels()
             self.run = self.store.begin(machine, self.campaign.seed, {"campaign": True})

@@ -30,7 +30,7 @@ from tilewise.store.aggregate import MeasuredProblem, contenders
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import Machine, Store, Verdict
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
-from tilewise.tune.measure.collector import Collector, Options, Recorder, Say
+from tilewise.tune.measure.collector import Collector, MeasurementRecorder, Options, Say
 from tilewise.tune.measure.schedule import Tally, pick_configs
 from tilewise.tune.workloads.programs import split_of
 
@@ -52,7 +52,7 @@ class _Pending:
     careful: bool = False
     last_tried: Config | None = None
     default: Config | None = None
-    recorder: Recorder | None = None  # set while it is measured
+    recorder: MeasurementRecorder | None = None  # set while it is measured
 
 
 class TritonCollector(Collector):
@@ -150,7 +150,7 @@ class TritonCollector(Collector):
                     self._on_compile_result(worker, message)
             done = sum(tally.kernels for tally in self.tallies.values())
             progress = f"; {len(self.compile_results)} binaries compiled, {len(queue)} to compile"
-            self.tell(done, done + len(self.waiting) + (self.current is not None), progress)
+            self.report_progress(done, done + len(self.waiting) + (self.current is not None), progress)
 
     def binaries(self) -> list[Binary]:
         """List the binaries of all kernels, each once, in the order of the kernels."""
@@ -255,7 +255,7 @@ class TritonCollector(Collector):
     def _on_kernel_message(self, pending: _Pending, kind: str, content: Sequence[Any]) -> None:
         """Handle news about the kernel that the GPU process measures."""
         assert pending.recorder is not None
-        if kind in pending.recorder.kinds:
+        if kind in pending.recorder.handlers:
             pending.recorder(kind, *content)
         elif kind == "note":
             self.say(content[0])

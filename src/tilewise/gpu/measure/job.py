@@ -21,7 +21,7 @@ from tilewise.store.problem import Config, Problem
 from tilewise.store.reader import Verdict
 from tilewise.store.store import BatchRow
 from tilewise.tune.measure.resume import resume
-from tilewise.tune.measure.sampling import Batch, Candidate, Report, Settings, time_all, time_finals
+from tilewise.tune.measure.sampling import Candidate, Report, TimedBatch, TimingSettings, time_all, time_finals
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Job:
     problem: Problem
     configs: tuple[Config, ...]  # the default first
     seed: int
-    settings: Settings = field(default_factory=Settings)
+    settings: TimingSettings = field(default_factory=TimingSettings)
     careful: bool = False
     earlier: tuple[BatchRow, ...] = ()  # batches that the store already has
     finals: bool = False  # time the finalists only
 
 
-__all__ = ["Batch", "Job", "Settings", "Verdict", "measure", "serve"]
+__all__ = ["Job", "TimedBatch", "TimingSettings", "Verdict", "measure", "serve"]
 
 
 def measure(device: Gpu, job: Job, report: Report) -> None:

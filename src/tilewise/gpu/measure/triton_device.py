@@ -20,9 +20,9 @@ from tilewise.gpu.measure.execution import CudaDevice, open_device
 from tilewise.gpu.measure.job import Job, operand_sets
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.measure.device import Device
+from tilewise.tune.measure.device import TuningDevice
 from tilewise.tune.measure.sampling import Run
-from tilewise.tune.measure.trial import Timed, Trial
+from tilewise.tune.measure.trial import Trial, TrialResult
 
 _UNIT_NS = 4.0e5  # target length of one timed CUDA graph
 _MAX_LAUNCHES = 48  # per graph
@@ -31,7 +31,7 @@ _ROUNDS, _FINAL_ROUNDS, _WARM_UP_ROUNDS = 9, 21, 3
 _COMPILE_SECONDS = 120.0  # time limit of one compilation
 
 
-class TritonDevice(Device):
+class TritonDevice(TuningDevice):
     """Problems of the Triton families on the first GPU; a sweep compiles in `processes` processes."""
 
     margin = 0.0
@@ -133,22 +133,22 @@ class TritonTrial:
         self._units: dict[Config, tuple[Run, int]] = {}
         self._first: tuple[Config, float] | None = None
 
-    def measure(self, config: Config) -> Timed:
+    def measure(self, config: Config) -> TrialResult:
         """Compile, check and time one configuration; failures are part of the result."""
         try:
             runs = self._prepare(config)
             if not self._is_right(runs[0]):
-                return Timed(None, None, "wrong", "the result differs from PyTorch's")
+                return TrialResult(None, None, "wrong", "the result differs from PyTorch's")
         except UnavailableError as error:
-            return Timed(None, None, "misfit", str(error))
+            return TrialResult(None, None, "misfit", str(error))
         except Exception as error:  # Triton raises many types; a failure concerns this configuration alone
-            return Timed(None, None, "failed", f"{type(error).__name__}: {error}"[:300])
+            return TrialResult(None, None, "failed", f"{type(error).__name__}: {error}"[:300])
         self._units[config] = self.unit(runs)
         if self._first is None:
             self._first = config, self.time_interleaved([config], _ROUNDS)[0]
-            return Timed(self._first[1], None)
+            return TrialResult(self._first[1], None)
         first, first_ns = self._first
-        return Timed(first_ns * self._ratio(config, first), None)
+        return TrialResult(first_ns * self._ratio(config, first), None)
 
     def _ratio(self, config: Config, other: Config) -> float:
         """Return the ratio of two runtimes: the median over rounds, each with both configurations."""

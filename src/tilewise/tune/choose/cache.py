@@ -27,7 +27,7 @@ from tilewise.errors import MissingFileError, TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Problem
 
 if TYPE_CHECKING:
-    from tilewise.tune.search.loop import Step
+    from tilewise.tune.search.loop import SearchStep
 
 FORMAT = 1
 FILE = "choices.jsonl"
@@ -58,7 +58,7 @@ class Decision:
     within5: bool | None = None  # within 5 % of the fastest (calibrated); None without a calibration
     seconds: float = 0.0
     reason: str = ""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SearchStep] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.choose.tuner import Tuner
-from tilewise.tune.measure.device import Device
+from tilewise.tune.measure.device import TuningDevice
 
 MEASUREMENTS = 5  # the budget that the report calls "five"
 _FINALISTS = 8  # leaders of the sweep that are timed again; arbitrary
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 def check(
     problems: Sequence[Mapping[str, Value]],
-    device: str | Device = "cpu",
+    device: str | TuningDevice = "cpu",
     *,
     model: str | None = None,
     say: Say = lambda line: None,
@@ -77,7 +77,7 @@ def check_one(tuner: Tuner, problem: Problem) -> dict[str, Any]:
     return {"problem": dict(problem), "configs": len(configs), "best_ns": best_ns, **ratios, **seconds}
 
 
-def _interleaved_runtimes(device: Device, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
+def _interleaved_runtimes(device: TuningDevice, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
     """Interleaved runtimes of the configurations that run; the first one is the default."""
     with device.trial(problem, configs[0]) as trial:
         runnable = [config for config in configs if trial.measure(config).runtime_ns is not None]

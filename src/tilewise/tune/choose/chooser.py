@@ -27,7 +27,7 @@ from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.choose.tuned_table import Key, TunedTable
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.tiles import tile_for
-from tilewise.tune.measure.cpu.device import LEAST_WORK, CpuDevice
+from tilewise.tune.measure.cpu.device import MIN_WORK, CpuDevice
 
 # Multiplications before a shape is ranked: about 5 ms of work. Ranking takes 0.5 to 1 ms, so a program whose
 # shapes hardly repeat becomes at most a fifth slower. With several threads the same work takes less time, and ranking
@@ -43,7 +43,7 @@ class ModelChooser(TunedTable):
     `ranked_shapes` counts the shapes that were ranked, `replaced_defaults` those whose default tile was replaced.
     """
 
-    min_work = LEAST_WORK
+    min_work = MIN_WORK
 
     def __init__(self, model: ModelScores | None, choices: ChoiceCache | None = None) -> None:
         if native is None:

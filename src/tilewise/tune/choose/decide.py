@@ -33,7 +33,7 @@ from tilewise.tune.families.space import space_of
 from tilewise.tune.measure.trial import Trial
 from tilewise.tune.search.confidence import Claim
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
-from tilewise.tune.search.loop import BUDGET, Step, search
+from tilewise.tune.search.loop import BUDGET, SearchStep, search
 
 # The prior without a model: information comes only from other configurations and other problems of the same kernel.
 WITHOUT_MODEL = Hyperparameters()
@@ -69,7 +69,7 @@ def decide(
     least: int = 1,
     fresh: bool = False,
     usable: Callable[[Config], bool] = lambda config: True,
-    report: Callable[[Step, Config], None] = lambda step, config: None,
+    report: Callable[[SearchStep, Config], None] = lambda step, config: None,
 ) -> Decision:
     """Choose a configuration for a problem.
 
@@ -141,7 +141,7 @@ class _MeasuredSearch:
         configs: Sequence[Config],
         process: GaussianProcess,
         measure: Trial,
-        report: Callable[[Step, Config], None],
+        report: Callable[[SearchStep, Config], None],
     ) -> None:
         self.problem, self.configs, self.process, self.measure, self.report = problem, configs, process, measure, report
         self.default_ns: float | None = None
@@ -154,7 +154,7 @@ class _MeasuredSearch:
         within5 = claim.after(0)
         readings = 0
 
-        def on_step(step: Step) -> None:
+        def on_step(step: SearchStep) -> None:
             nonlocal within5, readings
             readings += step.runtime_ns is not None
             within5 = claim.after(readings)

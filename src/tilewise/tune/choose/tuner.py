@@ -21,9 +21,9 @@ from tilewise.tune.choose.cache import ChoiceCache, Decision, cache_folder
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
-from tilewise.tune.measure.device import Device
-from tilewise.tune.measure.trial import Timed, Trial
-from tilewise.tune.search.loop import BUDGET, Step
+from tilewise.tune.measure.device import TuningDevice
+from tilewise.tune.measure.trial import Trial, TrialResult
+from tilewise.tune.search.loop import BUDGET, SearchStep
 
 PROGRAM = "tuned"
 _NOISE = 0.01  # relative difference of two readings on a CPU
@@ -46,7 +46,7 @@ class Tuner:
 
     def __init__(
         self,
-        device: str | Device = "cpu",
+        device: str | TuningDevice = "cpu",
         *,
         model: str | os.PathLike[str] | None = None,
         cache: str | os.PathLike[str] | None = None,
@@ -158,7 +158,7 @@ class Tuner:
         *,
         budget: int | None = None,
         fresh: bool = False,
-        report: Callable[[Step, Config], None] = lambda step, config: None,
+        report: Callable[[SearchStep, Config], None] = lambda step, config: None,
     ) -> Decision:
         """Choose with at most `budget` measurements and store the choice. `fresh` ignores a cached choice."""
         problem, start = self.problem(spec), time.perf_counter()
@@ -190,7 +190,7 @@ class Tuner:
         store: Store,
         run: int,
         budget: int,
-        report: Callable[[Step, Config], None],
+        report: Callable[[SearchStep, Config], None],
     ) -> Decision:
         """Run the search with a trial that records every reading in the store."""
         with self.device.trial(problem, configs[0]) as trial:
@@ -237,7 +237,7 @@ class _RecordingTrial:
     ) -> None:
         self._trial, self._store, self._run, self._kernel, self._service = trial, store, run, kernel, service
 
-    def measure(self, config: Config) -> Timed:
+    def measure(self, config: Config) -> TrialResult:
         trial_result = self._trial.measure(config)
         self._store.add_verdicts(self._run, self._kernel, [Verdict(config, trial_result.status, trial_result.reason)])
         if trial_result.runtime_ns is not None:
@@ -251,7 +251,7 @@ class _RecordingTrial:
         return self._trial.remeasure(configs)
 
 
-def open_device(device: str, limit_s: float | None = None) -> Device:
+def open_device(device: str, limit_s: float | None = None) -> TuningDevice:
     """Open the device called "cpu" or "triton"."""
     if device == "cpu":
         from tilewise.tune.measure.cpu.device import CpuDevice

@@ -1,4 +1,4 @@
-"""`collect`: measure kernels on this machine into a store, for so many minutes; call it again and it goes on."""
+"""`collect`: measure kernels on this machine into a store for some minutes; the next call continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Collected:
-    """What a run of `collect` added, and what the store holds now."""
+    """Result of `collect`: what the run added, and what the store contains now."""
 
     store: Path | str  # its file, or its URL without the password
     kernels: int  # finished in this run
@@ -35,7 +35,7 @@ class Collected:
     in_store: dict[str, int]  # kernels, pairs, timings, batches, disturbed
     verdicts: dict[str, dict[str, int]]  # by family
     failures: list[str] = field(default_factory=list)
-    left: int = 0  # kernels that are still to be measured, where time was up
+    left: int = 0  # kernels that are not yet measured, because time was up
 
 
 def collect(
@@ -56,10 +56,9 @@ def collect(
 
     `shapes` is a JSON file or a list of problems such as ``{"family": "matmul", "m": 512, "n": 4096, "k": 1024}``;
     without it the kernels of the built-in programs are measured. `out` is the store, a file or a postgresql:// URL,
-    made if it is not there and gone on with if it is; `configs` limits the configurations of a kernel (0: all of them).
-    `plugins` are modules that add families of their own when they are imported. With `finals` nothing new is
-    measured: the best few configurations of kernels that are finished, but have had no finals, are timed again side by
-    side.
+    which is created or continued; `configs` limits the configurations of a kernel (0: all of them). `plugins` are
+    modules that add kernel families when they are imported. With `finals` nothing new is measured: the fastest few
+    configurations of finished kernels without finals are timed again, interleaved.
 
     >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
     """
@@ -74,20 +73,20 @@ def collect(
         raise ConfigurationError(f"configs must be 0 (all) or at least 2, not {configs}.")
     load_plugins(plugins)
     kernels = read_kernels(kind, shapes) if shapes is not None or not finals else None
-    with Store(store_place(out, kind), create=not finals) as store:
-        chosen = kernels if kernels is not None else store.kernels()
+    with Store(store_location(out, kind), create=not finals) as store:
+        selected = kernels if kernels is not None else store.kernels()
         options = {"minutes": minutes, "seed": seed, "finals": finals, "device": device, "plugins": tuple(plugins)}
-        collector = make_collector(kind, chosen, store, configs, say, **options)
+        collector = make_collector(kind, selected, store, configs, say, **options)
         collector.progress = progress
         tallies = collector.run()
         counts = store.counts()
-        left = len(unfinished(collector.wanted, store, finals))
-        place = store.name if store.shared else store.path
-    return _result(place, tallies, counts, left)
+        remaining = len(unfinished(collector.requested, store, finals))
+        location = store.name if store.shared else store.path
+    return _result(location, tallies, counts, remaining)
 
 
-def store_place(out: str | os.PathLike[str] | None, kind: str) -> str | Path:
-    """Where the measurements go: a URL as it is, else a file."""
+def store_location(out: str | os.PathLike[str] | None, kind: str) -> str | Path:
+    """Location of the store: a database URL, or a file."""
     if isinstance(out, str) and is_url(out):
         return out
     return Path(out).expanduser() if out is not None else Path(f"{kind}.sqlite")
@@ -99,7 +98,7 @@ def plan_cpu(
     configs: int | None = None,
     plugins: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """What `collect("cpu", ...)` would measure, by family and threads, and about how long it takes."""
+    """Estimate what `collect("cpu", ...)` would measure, by family and threads, and how long it would take."""
     from tilewise.tune.measure.cpu.clock import require_native
     from tilewise.tune.measure.cpu.collector import cpu_options
     from tilewise.tune.measure.cpu.plan import plan
@@ -111,7 +110,7 @@ def plan_cpu(
 
 
 def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:
-    """The kernels that a user's file or list names, or those of the built-in programs."""
+    """Read the kernels of a user's file or list, or else those of the built-in programs."""
     if shapes is None:
         from tilewise.tune.workloads.programs import built_in_kernels
 
@@ -124,6 +123,7 @@ def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[st
 
 
 def problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
+    """Return a function that checks a specification with the families of a device."""
     from tilewise.tune.families.registry import find_family
 
     def read(family: str, spec: Mapping[str, Value]) -> Problem:
@@ -136,8 +136,8 @@ def problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
 def make_collector(
     kind: str, kernels: Sequence[Kernel], store: Store, configs: int | None, say: Callable[[str], None], **options: Any
 ) -> Collector:
-    """The collector of a kind of machine; `configs` a kernel, None for as many as are usual there. The rest is
-    `Options`, as far as it is not as usual."""
+    """Make the collector of a device. `configs` is the number of configurations per kernel (None: the device's
+    default); other keywords are fields of `Options`."""
     if configs is not None:
         options["max_configs"] = configs
     if kind == "cpu":
@@ -146,15 +146,15 @@ def make_collector(
         return CpuCollector(kernels, store, cpu_options(**options), say)
     from tilewise.gpu.measure.collector import TritonCollector
     from tilewise.tune.measure.collector import Options
-    from tilewise.tune.measure.sampling import Settings
+    from tilewise.tune.measure.sampling import TimingSettings
 
     if options.get("device") == "interpreter":
-        options["settings"] = Settings(unit_ms=0.0, slowest_ms=1e6)
+        options["settings"] = TimingSettings(unit_ms=0.0, slowest_ms=1e6)
     return TritonCollector(kernels, store, Options(**options), say)
 
 
 def load_plugins(modules: Sequence[str]) -> None:
-    """Import modules that add families; one beside the working folder is found too."""
+    """Import modules that add families; the working folder is searched too."""
     for name in modules:
         if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))
@@ -164,15 +164,16 @@ def load_plugins(modules: Sequence[str]) -> None:
             raise ConfigurationError(f"The plug-in {name!r} cannot be imported: {error}.") from error
 
 
-def _result(place: Path | str, tallies: Mapping[str, Tally], counts: dict[str, int], left: int) -> Collected:
+def _result(location: Path | str, tallies: Mapping[str, Tally], counts: dict[str, int], remaining: int) -> Collected:
+    """Add up the tallies of all families."""
     scatter = [value for tally in tallies.values() for value in tally.scatter]
     return Collected(
-        place,
-        sum(tally.kernels for tally in tallies.values()),
-        sum(tally.pairs for tally in tallies.values()),
-        statistics.median(scatter) if scatter else None,
-        counts,
-        {family: dict(tally.verdicts) for family, tally in tallies.items()},
-        [failure for tally in tallies.values() for failure in tally.failures],
-        left,
+        store=location,
+        kernels=sum(tally.kernels for tally in tallies.values()),
+        pairs=sum(tally.pairs for tally in tallies.values()),
+        scatter=statistics.median(scatter) if scatter else None,
+        in_store=counts,
+        verdicts={family: dict(tally.verdicts) for family, tally in tallies.items()},
+        failures=[failure for tally in tallies.values() for failure in tally.failures],
+        left=remaining,
     )

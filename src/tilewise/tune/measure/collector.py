@@ -1,9 +1,9 @@
-"""The collector: which kernels wait, what the store holds of them, and what has been counted so far.
+"""The collector: one run of measurements on one machine.
 
-One run on one machine. Kernels are ordered so that any prefix is a balanced sample of the families and programs: a stop
-at any moment leaves a usable collection, and every timing is in the store as soon as it is taken. How a kernel is
-measured is the device's affair: in this process (`cpu/collector.py`), or compiled in many processes and timed in one
-that owns the GPU (`triton/collector.py`).
+Kernels are ordered so that any prefix is a balanced sample of the families and programs. A run may therefore stop at
+any moment and leave a usable collection; every timing is in the store as soon as it is taken. Subclasses measure a
+kernel: in this process (`cpu/collector.py`), or compiled in many processes and timed in one that owns the GPU
+(`gpu/measure/collector.py`).
 """
 
 from __future__ import annotations
@@ -19,57 +19,64 @@ from tilewise._wording import pluralize
 from tilewise.store.aggregate import MeasuredProblem, measured_problem
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import BatchRow, Machine, Store, Verdict
-from tilewise.tune.measure.sampling import Batch, Settings
+from tilewise.tune.measure.sampling import TimedBatch, TimingSettings
 from tilewise.tune.measure.schedule import Tally, balanced, summary, unfinished
 
 Say = Callable[[str], None]
-_BETWEEN_LINES = 10.0  # seconds
-_TOLD = 20  # failures of a family
+_REPORT_SECONDS = 10.0  # between lines of progress
+_MAX_FAILURES = 20  # per family in the report; arbitrary
 
 
 @dataclass
 class Options:
-    """For how long, how many configurations a kernel, and how they are timed; the last five are of a GPU alone."""
+    """Duration, configurations per kernel, and timing settings; the last five apply to GPUs only."""
 
     minutes: float = 8.0
     seed: int = 0
     max_configs: int = 0  # 0: all
-    finals: bool = False  # only those, of kernels that are finished and have had none
-    settings: Settings = field(default_factory=Settings)
+    finals: bool = False  # run only the finals of finished kernels that have none
+    settings: TimingSettings = field(default_factory=TimingSettings)
     device: str = "cuda"  # or "interpreter"
-    processes: int = 0  # 0: one fewer than the cores, less one for the GPU's
-    thin: int = 0  # so many of each kernel that is trained on, half of them those the shipped model likes best; 0: all
+    processes: int = 0  # that compile; 0: two fewer than the cores
+    thin: int = 0  # configurations per training kernel, half of them the shipped model's favorites; 0: all
     plugins: tuple[str, ...] = ()
     verbose: bool = False
 
 
 class Collector:
-    """One run. `run` returns what happened, by family; the measurements are in the store."""
+    """One run of measurements. `run` returns a tally per family; the measurements are in the store."""
 
     def __init__(
         self, kernels: Iterable[Kernel], store: Store, options: Options, machine: Machine, say: Say = print
     ) -> None:
-        self.store, self.say, self.wanted = store, say, list(kernels)
+        """Select the unfinished kernels of the store, in a balanced order."""
+        self.store, self.say, self.requested = store, say, list(kernels)
         self.progress: Callable[[int, int, str], None] | None = None
         self.run_number = 0
         self.tallies: dict[str, Tally] = defaultdict(Tally)
         store.choose_partition(machine)
-        self.kernels = balanced(unfinished(self.wanted, store, options.finals), options.seed)
-        self.started = self._said = time.monotonic()
+        self.kernels = balanced(unfinished(self.requested, store, options.finals), options.seed)
+        self.started = self._last_report = time.monotonic()
         self.deadline = self.started + options.minutes * 60
         self.options = options
 
     def run(self) -> dict[str, Tally]:
+        """Measure until all kernels are finished or time is up."""
         raise NotImplementedError
 
     # In the store
 
     def open_run(self, machine: Machine, **settings: Any) -> None:
-        about = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs, **settings}
-        self.run_number = self.store.begin(machine, self.options.seed, about)
+        """Record a new run with its settings in the store."""
+        run_settings = {
+            **dataclasses.asdict(self.options.settings),
+            "max_configs": self.options.max_configs,
+            **settings,
+        }
+        self.run_number = self.store.begin(machine, self.options.seed, run_settings)
 
     def claims(self, kernel: Kernel) -> bool:
-        """Take a kernel for this process, unless another has it, or has been faster."""
+        """Claim a kernel for this process; False if another process has claimed or finished it."""
         finals = self.options.finals
         if not self.store.claim(self.run_number, kernel, again=finals):
             return False
@@ -79,49 +86,53 @@ class Collector:
         return True
 
     def tally(self, kernel: Kernel) -> Tally:
+        """Tally of the kernel's family."""
         return self.tallies[kernel.problem.family]
 
-    def recorder(self, kernel: Kernel) -> Recorder:
-        return Recorder(self.store, self.run_number, kernel, self.tally(kernel))
+    def recorder(self, kernel: Kernel) -> MeasurementRecorder:
+        """Make the callback that writes the events of a kernel to the store."""
+        return MeasurementRecorder(self.store, self.run_number, kernel, self.tally(kernel))
 
     def add_verdicts(self, kernel: Kernel, rows: Sequence[Verdict]) -> None:
+        """Store the verdicts of configurations and count them."""
         self.store.add_verdicts(self.run_number, kernel, rows)
         tally = self.tally(kernel)
         tally.verdicts.update(row.status for row in rows)
         bad = [f"{r.status}: {kernel.problem.key} {r.config.key}: {r.reason}" for r in rows if r.status in _BAD]
-        tally.failures += bad[: max(0, _TOLD - len(tally.failures))]
+        tally.failures += bad[: max(0, _MAX_FAILURES - len(tally.failures))]
 
     def give_up(self, kernel: Kernel, reason: str) -> None:
-        """Count a failure and leave the kernel to whoever tries it next."""
+        """Count a failure and release the kernel, so that another run may try it."""
         self.tally(kernel).failures.append(f"{kernel.name}: {reason}"[:300])
         self.store.release(kernel)
 
     def finish(self, kernel: Kernel, default: Config, seconds: float) -> MeasuredProblem | None:
-        """Mark a kernel as measured, if anything of it could be timed."""
-        measured = measured_problem(self.store, kernel, default)
-        if measured is None:
+        """Mark a kernel as finished; give it up if nothing could be timed."""
+        result = measured_problem(self.store, kernel, default)
+        if result is None:
             self.give_up(kernel, "nothing could be timed")
             return None
         self.store.finish(self.run_number, kernel, default, seconds)
         tally = self.tally(kernel)
         tally.kernels += 1
-        tally.pairs += len(measured.timings)
-        tally.scatter += [timing.deviation for timing in measured.timings if timing.config != default]
-        return measured
+        tally.pairs += len(result.timings)
+        tally.scatter += [timing.deviation for timing in result.timings if timing.config != default]
+        return result
 
-    # Telling
+    # Progress
 
     def time_left(self) -> bool:
+        """True until the deadline."""
         return time.monotonic() < self.deadline
 
-    def tell(self, done: int, total: int, more: str = "") -> None:
-        """How far it is: to the progress bar, or as a line now and then."""
+    def report_progress(self, done: int, total: int, more: str = "") -> None:
+        """Report progress to the progress bar, or as a line every few seconds."""
         if self.progress is not None:
             self.progress(done, total, summary(self.tallies) + more)
             return
         now = time.monotonic()
-        if now - self._said > _BETWEEN_LINES or done == total:
-            self._said = now
+        if now - self._last_report > _REPORT_SECONDS or done == total:
+            self._last_report = now
             waiting = pluralize(total - done, "kernel")
             self.say(f"{now - self.started:5.0f} s: {summary(self.tallies)}{more}; {waiting} to go")
 
@@ -129,18 +140,18 @@ class Collector:
 _BAD = ("wrong", "failed")
 
 
-class Recorder:
-    """Writes what is reported of one kernel (`sampling.Report`) to the store as it comes."""
+class MeasurementRecorder:
+    """Writes the events of one kernel (`sampling.Report`) to the store immediately."""
 
     def __init__(self, store: Store, run: int, kernel: Kernel, tally: Tally) -> None:
         self._store, self._run, self._kernel, self._tally = store, run, kernel, tally
         self._batch = 0
-        self.kinds: Mapping[str, Callable[..., None]] = {
-            "begin": self._begin, "timing": self._timing, "batch": self._close, "judged": self._judge,
+        self.handlers: Mapping[str, Callable[..., None]] = {
+            "begin": self._begin, "timing": self._timing, "batch": self._close, "judged": self._close_resumed,
         }  # fmt: skip
 
-    def __call__(self, kind: str, *parts: Any) -> None:
-        self.kinds[kind](*parts)
+    def __call__(self, kind: str, *arguments: Any) -> None:
+        self.handlers[kind](*arguments)
 
     def _begin(self, number: int, default_ns: float) -> None:
         self._batch = self._store.open_batch(self._run, self._kernel, number, default_ns)
@@ -148,10 +159,10 @@ class Recorder:
     def _timing(self, config: Config, runtime_ns: float) -> None:
         self._store.add_timing(self._batch, config, runtime_ns)
 
-    def _close(self, batch: Batch) -> None:
+    def _close(self, batch: TimedBatch) -> None:
         self._store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
         self._tally.batches += 1
         self._tally.disturbed += batch.disturbed
 
-    def _judge(self, batch: BatchRow, moved: bool) -> None:
-        self._store.close_batch(batch.number, batch.default_ns, disturbed=moved, watch={"resumed": 1})
+    def _close_resumed(self, batch: BatchRow, disturbed: bool) -> None:
+        self._store.close_batch(batch.number, batch.default_ns, disturbed=disturbed, watch={"resumed": 1})

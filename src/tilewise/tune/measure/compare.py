@@ -1,7 +1,7 @@
-"""Whether two measurements of the same kernels agree: the order of the runtimes, and the choice that follows from them.
+"""Compare two measurements of the same kernels: the order of the runtimes, and the resulting choices.
 
-For each kernel in both: the rank correlation of the runtimes over the configurations both measured, and how much slower
-than the second's best the first's best choice is in the second.
+For each common kernel: the rank correlation of the runtimes over the common configurations, and the slowdown of the
+first's best configuration against the second's best, in the second.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.errors import ConfigurationError
 from tilewise.profile.timing.statistics import rank_correlation
 from tilewise.store.aggregate import open_measurements
-from tilewise.tune.measure.export import in_columns, make_collection
+from tilewise.tune.measure.export import make_collection, reorder_columns
 
 Runtimes = npt.NDArray[np.int64]
 
 
 def open_collection(source: str | os.PathLike[str]) -> Collection:
-    """A collection by name, file or folder; or the finished kernels of a store or of a visit's folder."""
+    """Open a collection by name, file or folder; or the finished kernels of a store or of a folder of stores."""
     path = Path(source).expanduser()
     if path.suffix == ".npz" or (os.fspath(source) in embedded_collections() and not path.is_dir()):
         return read_collection(find_collection(source))
@@ -40,32 +40,35 @@ def open_collection(source: str | os.PathLike[str]) -> Collection:
 
 
 def compare(first: Collection, second: Collection) -> dict[str, Any]:
-    """How far two measurements of the same kernels agree; one sentence where they have none in common. Of each of the
-    `kernels`: how many configurations both measured, Spearman's correlation of the runtimes, what the first's best
-    loses in the second (over the second's best, less one), and the median of second over first; then the same over all,
-    and how far the two runtimes of a pair deviate, each relative to its kernel's default."""
-    _check_alike(first, second)
+    """Compare two measurements of the same kernels.
+
+    `kernels` has for each common kernel the number of common configurations, Spearman's rank correlation of the
+    runtimes, the loss of the first's best configuration in the second (relative to the second's best), and the median
+    ratio of second to first. The other keys summarize all kernels; `median_deviation` compares runtimes relative to the
+    default.
+    """
+    _check_same_kind(first, second)
     ours, theirs = first.schema.config_features, second.schema.config_features
     columns = list(dict.fromkeys((*ours, *theirs)))
     others = {_identity(m): m for members in second.splits.values() for m in members}
-    found, deviations = [], []
+    rows, deviations = [], []
     for members in first.splits.values():
-        for measured in members:
-            other = others.get(_identity(measured))
+        for item in members:
+            other = others.get(_identity(item))
             if other is None:
                 continue
-            pair = _paired(_by_config(measured.kernel, ours, columns), _by_config(other.kernel, theirs, columns))
+            pair = _common_runtimes(_by_config(item.kernel, ours, columns), _by_config(other.kernel, theirs, columns))
             if pair is not None:
-                found.append(_agreement(measured.kernel.name, *pair))
-                slower = other.kernel.normalizer[0] / measured.kernel.normalizer[0]
+                rows.append(_agreement(item.kernel.name, *pair))
+                slower = other.kernel.normalizer[0] / item.kernel.normalizer[0]
                 deviations.append(np.abs(pair[1] / pair[0] / slower - 1))
-    if not found:
+    if not rows:
         raise ConfigurationError("The two have no kernel in common, so there is nothing to compare.")
-    correlations = [kernel["rank_correlation"] for kernel in found]
-    losses = [kernel["choice_loss"] for kernel in found]
+    correlations = [kernel["rank_correlation"] for kernel in rows]
+    losses = [kernel["choice_loss"] for kernel in rows]
     return {
-        "kernels": found,
-        "configs": sum(kernel["configs"] for kernel in found),
+        "kernels": rows,
+        "configs": sum(kernel["configs"] for kernel in rows),
         "median_correlation": float(np.median(correlations)),
         "least_correlation": min(correlations),
         "mean_choice_loss": float(np.mean(losses)),
@@ -74,12 +77,13 @@ def compare(first: Collection, second: Collection) -> dict[str, Any]:
     }
 
 
-def _identity(measured: MeasuredKernel) -> str:
-    """The hash in a kernel's name, which is the problem's alone: the program does not matter here."""
-    return measured.kernel.name.rpartition("_")[2]
+def _identity(item: MeasuredKernel) -> str:
+    """Hash in a kernel's name, which depends on the problem but not on the program."""
+    return item.kernel.name.rpartition("_")[2]
 
 
-def _check_alike(first: Collection, second: Collection) -> None:
+def _check_same_kind(first: Collection, second: Collection) -> None:
+    """Raise an error if the collections come from different kinds of devices."""
     kinds = {str(collection.schema.extra.get("kind", "")) for collection in (first, second)} - {""}
     if len(kinds) > 1:
         raise ConfigurationError(
@@ -88,22 +92,23 @@ def _check_alike(first: Collection, second: Collection) -> None:
         )
 
 
-def _paired(here: Mapping[bytes, int], there: Mapping[bytes, int]) -> tuple[Runtimes, Runtimes] | None:
-    """Runtimes of the configurations both have, in one order; None with fewer than two."""
-    pairs = [(runtime, there[key]) for key, runtime in here.items() if key in there]
+def _common_runtimes(first: Mapping[bytes, int], second: Mapping[bytes, int]) -> tuple[Runtimes, Runtimes] | None:
+    """Runtimes of the common configurations in the same order; None if there are fewer than two."""
+    pairs = [(runtime, second[key]) for key, runtime in first.items() if key in second]
     if len(pairs) < 2:
         return None
-    both = np.array(pairs, np.int64)
-    return both[:, 0], both[:, 1]
+    runtimes = np.array(pairs, np.int64)
+    return runtimes[:, 0], runtimes[:, 1]
 
 
 def _by_config(kernel: Kernel, names: Sequence[str], columns: Sequence[str]) -> Mapping[bytes, int]:
-    """Runtimes by configuration, in the columns of both; a store without convolutions lacks theirs, for one."""
-    rows = in_columns(kernel.config_feat, names, columns)
+    """Runtimes by configuration, in the union of both sets of columns."""
+    rows = reorder_columns(kernel.config_feat, names, columns)
     return {row.tobytes(): int(runtime) for row, runtime in zip(rows, kernel.runtime, strict=True)}
 
 
 def _agreement(name: str, first: Runtimes, second: Runtimes) -> dict[str, Any]:
+    """Row of the report for one kernel."""
     correlation = rank_correlation(first.astype(np.float64), second.astype(np.float64))
     loss, ratio = float(second[int(np.argmin(first))] / second.min() - 1), float(np.median(second / first))
     return {"kernel": name, "configs": len(first), "rank_correlation": correlation, "choice_loss": loss,

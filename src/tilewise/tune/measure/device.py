@@ -1,4 +1,4 @@
-"""What every device to tune on has: families by name, problems from a user's JSON, a collection whose model fits."""
+"""Base class of the devices that can be tuned."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from tilewise.tune.families.registry import find_family
 from tilewise.tune.measure.trial import Trial
 
 
-class Device:
-    """A machine of `kind`, which its families know it by; `collection` is the one whose model fits, if any."""
+class TuningDevice:
+    """A machine of a kind ("cpu", "triton"); `collection` names the collection whose model fits it, if any."""
 
-    version: str  # what a choice depends on beside the machine
-    margin: float  # promises over the default below it are a model's noise, where it says nothing else
-    own_model = True  # whether `collection` was measured on such a machine, not only on the nearest
+    version: str  # of the software that choices depend on
+    margin: float  # log runtime; default of `ModelScores.margin`
+    own_model = True  # False if `collection` was measured on another kind of machine, the nearest there is
 
     def __init__(self, kind: str, details: Mapping[str, Any], collection: str | None) -> None:
         self.kind, self.collection = kind, collection
         self.machine = Machine(kind, str(details["name"]), details)
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
+        """Check and complete the specification of a problem."""
         family = spec.get("family")
         if not isinstance(family, str):
             raise ConfigurationError('A problem is an object with a "family", such as {"family": "matmul", "m": 64}.')
@@ -36,27 +37,28 @@ class Device:
         raise NotImplementedError
 
     def default(self, problem: Problem) -> Config:
+        """The analytical default."""
         return self.configs(problem)[0]
 
     def candidates(self, problem: Problem) -> Sequence[Config]:
-        """Those that an unmeasured choice is made among, the default first."""
+        """Configurations considered without measuring, the default first."""
         return self.configs(problem)
 
     def runs(self, problem: Problem, config: Config) -> bool:
-        """Whether a candidate is feasible."""
+        """True if a candidate is feasible."""
         return True
 
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
-        """Other problems that a choice would be used for, as it would be used there."""
+        """Other problems that would use a choice too, each with the configuration in which it would."""
         return []
 
     def trial(self, problem: Problem, default: Config) -> contextlib.AbstractContextManager[Trial]:
-        """Something to measure configurations of a problem with."""
+        """Open a trial that measures configurations of a problem."""
         raise NotImplementedError
 
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
-        """Every configuration, roughly: nanoseconds, and the seconds that tuning exhaustively takes."""
+        """Time every configuration roughly; return nanoseconds, and the seconds that exhaustive tuning takes."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """As if nothing had ever been compiled."""
+        """Clear caches of compiled kernels."""

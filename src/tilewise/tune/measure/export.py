@@ -1,10 +1,10 @@
-"""From a store to files of TpuGraphs' format: a folder of npz files with a schema.json, or one file for the package.
+"""Export a store to files in TpuGraphs' format: a folder of npz files with a schema.json, or a single file.
 
-Columns of a configuration: the 24 of TpuGraphs first (bounds of the second operand's tile, of the result's, of the
-first operand's, in the order of the tensors' dimensions), then the hardware's own by name, which are whatever a
-configuration says beside its block sizes. Numbers that follow from these are left to the model. On a CPU the threads
-that share the kernel, whether a configuration is the default, and the machine's own numbers come last, so that kernels
-of several machines can stand in one collection.
+Columns of a configuration: first the 24 of TpuGraphs (tile bounds of the second operand, of the result and of the first
+operand, in the order of the tensors' dimensions), then the hardware settings by name: every setting that is not a block
+size. Derived numbers are left to the model. On a CPU, the last columns are the number of threads, whether the
+configuration is the default, and the features of the machine, so that one collection can have kernels of several
+machines.
 """
 
 from __future__ import annotations
@@ -37,64 +37,64 @@ from tilewise.tune.families.registry import Family, find_family
 from tilewise.tune.workloads.programs import splits_of
 
 SPLITS = ("train", "valid", "test")
-_OF_A_MACHINE = ("hardware", "machine", "measured", "settings", "verdicts")  # what a schema says of where it came from
-_MIDDLE = {"cpu": "faster two of three"}
+_MACHINE_KEYS = ("hardware", "machine", "measured", "settings", "verdicts")  # schema keys of one machine
+_AVERAGES = {"cpu": "faster two of three"}
 
 
 def make_collection(store: Store, name: str, telling: float = 0.0, split: str = "auto") -> Collection:
-    """The finished kernels of `store`, split as `splits_of` says, ready to be written.
+    """Convert the finished kernels of `store` to a collection, split by `splits_of`.
 
-    Kernels whose configurations differ by less than `telling` times the scatter of their repeats are left out: their
-    order is chance, and a model that learned it would have learned nothing.
+    Kernels whose configurations differ by less than `telling` times the scatter of their repeats are omitted: the order
+    of their runtimes is noise.
     """
     machines = store.machines()
-    measured = [problem for problem in read_measured(store) if _tells(problem) >= telling]
-    if not measured or not machines:
+    problems = [problem for problem in read_measured(store) if _signal_to_noise(problem) >= telling]
+    if not problems or not machines:
         raise ConfigurationError(f"{store.path} holds no finished kernel; run `tilewise collect` on it first.")
     kind, features = machines[0].kind, _features(store, machines[-1].details)
-    own = own_columns([t.config for m in measured for t in m.timings])
+    own = own_columns([t.config for m in problems for t in m.timings])
     own = (*own, *((THREADS, DEFAULT, *features) if features else ()))
     splits: dict[str, list[MeasuredKernel]] = {split: [] for split in SPLITS}
-    chosen = splits_of([problem.kernel for problem in measured], split, kind)
-    for problem in sorted(measured, key=lambda m: m.kernel.name):
+    split_by_name = splits_of([problem.kernel for problem in problems], split, kind)
+    for problem in sorted(problems, key=lambda m: m.kernel.name):
         family = find_family(kind, problem.kernel.problem.family)
-        splits[chosen[problem.kernel.name]].append(_described(store, problem, family, own, features))
-    _keep_apart(splits)
-    return with_noise(Collection(Schema((*TILE_FEATURES, *own), _about(store, name)), splits))
+        splits[split_by_name[problem.kernel.name]].append(_convert_kernel(store, problem, family, own, features))
+    _check_disjoint(splits)
+    return with_noise(Collection(Schema((*TILE_FEATURES, *own), _schema_extra(store, name)), splits))
 
 
-def _described(
-    store: Store, measured: MeasuredProblem, family: Family, own: Sequence[str], features: Mapping[str, int]
+def _convert_kernel(
+    store: Store, item: MeasuredProblem, family: Family, own: Sequence[str], features: Mapping[str, int]
 ) -> MeasuredKernel:
-    """The kernel as its family describes it; a store may hold problems and tiles that the family cannot have."""
+    """Convert a kernel with its family; raise FileFormatError if the family does not know its sizes or tiles."""
     try:
-        return _kernel(measured, family, own, features)
+        return _measured_kernel(item, family, own, features)
     except (KeyError, ValueError, TypeError, OverflowError, ZeroDivisionError) as error:
         if isinstance(error, TilewiseError):
             raise
-        name, kind = measured.kernel.name, measured.kernel.problem.family
+        name, kind = item.kernel.name, item.kernel.problem.family
         raise FileFormatError(f"{store.path} is damaged: {name} has sizes or a tile that no {kind} has.") from None
 
 
 def _features(store: Store, details: Mapping[str, Any]) -> dict[str, int]:
-    """What a machine says of itself in numbers, for a model's columns."""
-    found = details.get("features") or {}
-    if not isinstance(found, dict) or not all(type(v) in (int, float) and abs(v) < 1e30 for v in found.values()):
+    """Machine features in the details of a store, for the columns of a model."""
+    values = details.get("features") or {}
+    if not isinstance(values, dict) or not all(type(v) in (int, float) and abs(v) < 1e30 for v in values.values()):
         raise FileFormatError(f"{store.path} is damaged: its machine's features are not numbers.")
-    return found
+    return values
 
 
-def merged(parts: Sequence[Collection], name: str) -> Collection:
-    """Collections of several machines as one: all their columns (0 where one has it not), kernels named by machine."""
-    columns = tuple(dict.fromkeys(column for part in parts for column in part.schema.config_features))
+def merge_collections(collections: Sequence[Collection], name: str) -> Collection:
+    """Merge collections of several machines: all columns (0 where missing), machine names in the kernel names."""
+    columns = tuple(dict.fromkeys(column for collection in collections for column in collection.schema.config_features))
     splits: dict[str, list[MeasuredKernel]] = {split: [] for split in SPLITS}
-    for part in parts:
-        tag = slug(str(part.schema.extra.get("hardware", "")))
-        for split, kernels in part.splits.items():
-            splits[split] += [_moved(each, part.schema.config_features, columns, tag) for each in kernels]
-    _keep_apart(splits)
-    about = [{key: part.schema.extra.get(key) for key in _OF_A_MACHINE} for part in parts]
-    extra = {key: value for key, value in parts[0].schema.extra.items() if key not in (*_OF_A_MACHINE, "noise")}
+    for collection in collections:
+        tag = slug(str(collection.schema.extra.get("hardware", "")))
+        for split, kernels in collection.splits.items():
+            splits[split] += [_with_columns(each, collection.schema.config_features, columns, tag) for each in kernels]
+    _check_disjoint(splits)
+    about = [{key: collection.schema.extra.get(key) for key in _MACHINE_KEYS} for collection in collections]
+    extra = {key: value for key, value in collections[0].schema.extra.items() if key not in (*_MACHINE_KEYS, "noise")}
     hardware = ", ".join(dict.fromkeys(str(machine["hardware"]) for machine in about))
     return with_noise(
         Collection(Schema(columns, {**extra, "name": name, "hardware": hardware, "machines": about}), splits)
@@ -102,64 +102,68 @@ def merged(parts: Sequence[Collection], name: str) -> Collection:
 
 
 def slug(hardware: str) -> str:
-    """A machine's name as it stands in the names of its kernels."""
+    """Name of a machine in the names of its kernels."""
     return "-".join(re.findall(r"[a-z0-9]+", hardware.lower()))
 
 
-def in_columns(feat: npt.NDArray[np.float32], names: Sequence[str], columns: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Configurations whose columns are called `names` in other columns, of which they may lack some: those are 0."""
-    found = np.zeros((len(feat), len(columns)), np.float32)
-    found[:, [columns.index(name) for name in names]] = feat
-    return found
+def reorder_columns(
+    feat: npt.NDArray[np.float32], names: Sequence[str], columns: Sequence[str]
+) -> npt.NDArray[np.float32]:
+    """Reorder columns called `names` to `columns`; missing ones are 0."""
+    values = np.zeros((len(feat), len(columns)), np.float32)
+    values[:, [columns.index(name) for name in names]] = feat
+    return values
 
 
-def _moved(measured: MeasuredKernel, names: Sequence[str], columns: Sequence[str], tag: str) -> MeasuredKernel:
-    """The kernel with its columns in their new places, called by program, machine and digest."""
-    kernel = measured.kernel
-    feat = in_columns(kernel.config_feat, names, columns)
+def _with_columns(item: MeasuredKernel, names: Sequence[str], columns: Sequence[str], tag: str) -> MeasuredKernel:
+    """Reorder the columns of a kernel and add the machine to its name."""
+    kernel = item.kernel
+    feat = reorder_columns(kernel.config_feat, names, columns)
     program = f"{kernel.program}.{tag}"
     name = f"{program}_{kernel.name.rpartition('_')[2]}"
-    moved = dataclasses.replace(kernel, name=name, program=program, config_feat=feat)
-    return dataclasses.replace(measured, kernel=moved)
+    renamed = dataclasses.replace(kernel, name=name, program=program, config_feat=feat)
+    return dataclasses.replace(item, kernel=renamed)
 
 
-def _tells(measured: MeasuredProblem) -> float:
-    """How far configurations lie apart (deviation of the logarithm), in units of a repeat's relative deviation."""
-    spread = float(np.std(np.log([timing.runtime_ns for timing in measured.timings])))
-    return spread / max(float(np.median([timing.deviation for timing in measured.timings])), 1e-9)
+def _signal_to_noise(item: MeasuredProblem) -> float:
+    """Standard deviation of the log runtimes, divided by the median relative deviation of the repeats."""
+    deviation_of_logs = float(np.std(np.log([timing.runtime_ns for timing in item.timings])))
+    return deviation_of_logs / max(float(np.median([timing.deviation for timing in item.timings])), 1e-9)
 
 
-def _kernel(
-    measured: MeasuredProblem, family: Family, own: Sequence[str], features: Mapping[str, int]
+def _measured_kernel(
+    item: MeasuredProblem, family: Family, own: Sequence[str], features: Mapping[str, int]
 ) -> MeasuredKernel:
-    problem = measured.kernel.problem
-    rows = np.array([config_row(family, problem, t.config, own) for t in measured.timings], np.float32)
+    """Convert the timings of a kernel to features, runtimes and normalizers, in a fixed order of configurations."""
+    problem = item.kernel.problem
+    rows = np.array([config_row(family, problem, t.config, own) for t in item.timings], np.float32)
     if features:
-        default = next((i for i, timing in enumerate(measured.timings) if timing.config == measured.default), None)
+        default = next((i for i, timing in enumerate(item.timings) if timing.config == item.default), None)
         rows = with_machine(rows, own, problem, features, default)
-    order = np.lexsort(rows.T[::-1])  # a fixed order that does not tell where the default is
-    timings = [measured.timings[i] for i in order]
+    order = np.lexsort(rows.T[::-1])  # a fixed order that does not reveal the default
+    timings = [item.timings[i] for i in order]
     runtime = np.array([max(1, round(t.runtime_ns)) for t in timings], np.int64)
-    normalizer = np.full(len(timings), max(1, round(measured.default_ns)), np.int64)
-    kernel = make_kernel(measured.kernel.name, *family.graph(problem), rows[order], runtime, normalizer)
+    normalizer = np.full(len(timings), max(1, round(item.default_ns)), np.int64)
+    kernel = make_kernel(item.kernel.name, *family.graph(problem), rows[order], runtime, normalizer)
     deviation = np.array([t.deviation for t in timings], np.float32)
     repeats = np.array([min(t.repeats, 65_535) for t in timings], np.uint16)
     return MeasuredKernel(kernel, deviation, repeats, dict(problem))
 
 
-def _keep_apart(splits: Mapping[str, Sequence[MeasuredKernel]]) -> None:
-    """No shape may be in two splits; the list of programs sees to that, and this is the proof."""
+def _check_disjoint(splits: Mapping[str, Sequence[MeasuredKernel]]) -> None:
+    """Check that no shape is in two splits."""
     owner: dict[str, str] = {}
     for split, kernels in splits.items():
-        for measured in kernels:
-            key = Problem(measured.problem).shape_key
+        for item in kernels:
+            key = Problem(item.problem).shape_key
             if owner.setdefault(key, split) != split:
                 raise ConfigurationError(
                     f"The shape {key} is in {owner[key]} and in {split}; give its kernels programs of one split."
                 )
 
 
-def _about(store: Store, name: str) -> dict[str, Any]:
+def _schema_extra(store: Store, name: str) -> dict[str, Any]:
+    """Provenance of a collection: machine, dates, settings and verdicts."""
     machines, runs = store.machines(), store.runs()
     if not runs:
         raise store.damage_error("timings without a run")
@@ -172,13 +176,13 @@ def _about(store: Store, name: str) -> dict[str, Any]:
         "measured": [days[0], days[-1]],
         "settings": runs[-1][2],
         "verdicts": verdict_counts(store),
-        "runtime": f"{_MIDDLE.get(machines[0].kind, 'median')} of the undisturbed repeats, nanoseconds",
+        "runtime": f"{_AVERAGES.get(machines[0].kind, 'median')} of the undisturbed repeats, nanoseconds",
         "normalizer": "the default configuration, in the same batches",
     }
 
 
 def verdict_counts(store: Store) -> dict[str, dict[str, int]]:
-    """By family, how many configurations of finished kernels fared how; the last word on each counts."""
+    """Count the configurations of finished kernels by family and verdict; the last verdict counts."""
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     done = store.finished()
     for kernel in store.kernels():
@@ -190,18 +194,18 @@ def verdict_counts(store: Store) -> dict[str, dict[str, int]]:
 
 
 def export_folder(collection: Collection, out: str | os.PathLike[str]) -> int:
-    """Write train, valid and test folders and a schema.json under `out`; gives the number of kernels."""
+    """Write train, valid and test folders and a schema.json under `out`; return the number of kernels."""
     root, written = Path(out).expanduser(), 0
     schema = {"config_features": list(collection.schema.config_features), **collection.schema.extra}
     for split, kernels in collection.splits.items():
-        for measured in kernels:
-            content = kernel_npz(measured.kernel, config_deviation=measured.deviation, config_repeats=measured.repeats)
-            write_atomic(root / split / f"{measured.kernel.name}.npz", content)
+        for item in kernels:
+            content = kernel_npz(item.kernel, config_deviation=item.deviation, config_repeats=item.repeats)
+            write_atomic(root / split / f"{item.kernel.name}.npz", content)
             written += 1
     write_atomic(root / "schema.json", json.dumps(schema, indent=1))
     return written
 
 
 def embed(collection: Collection, out: str | os.PathLike[str]) -> int:
-    """Write the whole collection into the one file `out`; gives its bytes."""
+    """Write the whole collection into the one file `out`; return its size in bytes."""
     return write_collection(Path(out).expanduser(), collection)

@@ -1,7 +1,7 @@
-"""What earlier runs took of a kernel before they were stopped or killed, brought to what the machine does now.
+"""Resume a kernel whose measurement was stopped: use its earlier timings, scaled to the machine's current speed.
 
-Times count relative to the default of their own batch. A batch that was cut off has no second reading of its default;
-one is taken now, and the batch counts if that agrees with the first.
+Timings count relative to the default of their own batch. A batch that was cut off has no second reading of its default;
+the default is timed now, and the batch counts if this agrees with the first reading.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Sequence
 
 from tilewise.store.aggregate import FIRST_FINAL_ROUND
 from tilewise.store.store import BatchRow
-from tilewise.tune.measure.sampling import Candidate, Clock, Report, Settings, warm_up
+from tilewise.tune.measure.sampling import Candidate, Clock, Report, TimingSettings, warm_up
 
-_READINGS = 5  # of the default, now
+_DEFAULT_READINGS = 5  # of the default at the start; their median counts
 
 
 def earlier_default(batches: Sequence[BatchRow]) -> float | None:
-    """What the default took in the undisturbed rounds of the last run that had any."""
-    sound = [batch for batch in batches if not batch.disturbed and batch.round < FIRST_FINAL_ROUND]
-    return statistics.median(b.default_ns for b in sound if b.run == sound[-1].run) if sound else None
+    """Median time of the default in the undisturbed rounds of the last run that has any."""
+    undisturbed = [batch for batch in batches if not batch.disturbed and batch.round < FIRST_FINAL_ROUND]
+    return statistics.median(b.default_ns for b in undisturbed if b.run == undisturbed[-1].run) if undisturbed else None
 
 
 def resume(
-    clock: Clock, settings: Settings, candidates: Sequence[Candidate], batches: Sequence[BatchRow], report: Report
+    clock: Clock, settings: TimingSettings, candidates: Sequence[Candidate], batches: Sequence[BatchRow], report: Report
 ) -> None:
-    """Give the candidates the times of `batches`; of each open one it is reported whether the default has moved."""
+    """Give the candidates the timings of `batches`; report for each open batch whether it is disturbed."""
     if not batches:
         return
     default = candidates[0]
     warm_up(clock, default)
     unit = default.unit or default.runs[0]
-    now_ns = statistics.median(clock.time_units([unit] * _READINGS)) / default.launches
-    clock.watch()  # so that the first batch is not judged by what went on before it
+    now_ns = statistics.median(clock.time_units([unit] * _DEFAULT_READINGS)) / default.launches
+    clock.watch()  # reset: the first batch must not be blamed for what happened before it
     times: dict[str, list[float]] = defaultdict(list)
     final: dict[str, list[float]] = defaultdict(list)
     for batch in batches:
@@ -42,8 +42,8 @@ def resume(
             disturbed = abs(now_ns / batch.default_ns - 1) > settings.disturbed
             report("judged", batch, disturbed)
         if not disturbed:
-            kept = final if batch.round >= FIRST_FINAL_ROUND else times
+            destination = final if batch.round >= FIRST_FINAL_ROUND else times
             for key, runtime_ns in ((default.config.key, batch.default_ns), *batch.runtime_ns.items()):
-                kept[key].append(runtime_ns / batch.default_ns * now_ns)
+                destination[key].append(runtime_ns / batch.default_ns * now_ns)
     for candidate in candidates:
         candidate.times, candidate.final = times[candidate.config.key], final[candidate.config.key]

@@ -1,14 +1,13 @@
-"""How runtimes are taken, the same on every machine: shuffled batches in rounds, each with the default beside it.
+"""The timing protocol of all machines: shuffled batches in rounds, each batch with readings of the default.
 
 - A unit is a callable that runs one configuration several times, long enough for the clock.
-- A batch is a handful of units in shuffled order with the default configuration before and after them. Each timing is
-  reported as soon as it is there (on a CPU between two units, on a GPU while the next ones run); the batch
-  is judged when it closes.
-- Each round goes over all configurations once, so that a drift meets all alike. There are at least `rounds`, more for
-  configurations that still scatter.
-- The best few are timed again at the end (see `racing`).
-- A batch whose two default readings disagree with each other or with the kernel's own median, or during which the
-  machine was busy with something else, was disturbed: it is kept, marked, and measured again.
+- A batch is a few units in random order, with the default configuration before and after them. Each timing is reported
+  immediately (on a CPU between two units, on a GPU while the next ones run); the batch is accepted or not at its end.
+- Each round times every configuration once, so that drift affects all of them equally. There are at least `rounds`
+  rounds, and more for configurations whose readings still scatter.
+- The fastest few are timed again at the end (see `racing.py`).
+- A batch is disturbed if its two default readings disagree with each other or with the kernel's median, or if other
+  programs used the CPU meanwhile. Disturbed batches are stored, marked, and measured again.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from typing import Any
 
 from tilewise.store.aggregate import FIRST_FINAL_ROUND, MIN_FINAL_TIMINGS
 from tilewise.store.problem import Config
-from tilewise.tune.measure.racing import best_few, stands
+from tilewise.tune.measure.racing import is_settled, leaders
 
 Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How long and how often; the defaults are a GPU's."""
+class TimingSettings:
+    """Durations and repetitions of the timing protocol; the defaults are those of a GPU."""
 
     unit_ms: float = 0.8
     max_launches: int = 96
@@ -41,19 +40,21 @@ class Settings:
     disturbed: float = 0.03
     max_sets: int = 16
     slowest_ms: float = 25.0
-    heat: int = 0  # so many, at least the finalists, are in the first rounds of the finals
-    finalists: int = 8  # the best so many are timed again at the end,
-    final_rounds: int = 4  # so often at least,
-    most_final_rounds: int = 8  # and so often at most,
-    final_error: float = 0.002  # until the first is told from the others, or differs by about this
-    settle_ms: float = 0.0  # what runs for less than this runs once, uncounted, before it is timed
-    kernel_seconds: float = 0.0  # of timing in the first rounds: slow kernels get fewer configurations; 0 is no limit
+    heat: int = 0  # configurations in the first rounds of the finals, if more than the finalists
+    finalists: int = 8  # fastest configurations that are timed again at the end
+    final_rounds: int = 4  # minimum rounds of the finals
+    most_final_rounds: int = 8  # maximum rounds of the finals
+    final_error: float = 0.002  # standard error of the log ratios at which the finals may end
+    settle_ms: float = 0.0  # shorter runs are preceded by an untimed run that warms the caches
+    kernel_seconds: float = 0.0  # budget of the first rounds; limits the configurations of slow kernels (0: no limit)
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Timings of one batch, nanoseconds per run; configurations by their place in the job. The default's time is the
-    mean of its two readings."""
+class TimedBatch:
+    """Timings of one batch in nanoseconds per run; `configs` are indices of the job's configurations.
+
+    `default_ns` is the mean of the two readings of the default.
+    """
 
     round: int
     configs: tuple[int, ...]
@@ -65,7 +66,7 @@ class Batch:
 
 @dataclass
 class Candidate:
-    """A configuration that gave the right result, and what it took so far."""
+    """A configuration with a correct result, and its timings so far."""
 
     index: int
     config: Config
@@ -74,49 +75,58 @@ class Candidate:
     launches: int = 1
     unit: Run | None = None
     times: list[float] = field(default_factory=list)
-    final: list[float] = field(default_factory=list)  # in the finals
+    final: list[float] = field(default_factory=list)  # timings of the finals
 
 
 class Clock:
-    """What the timing needs of a machine."""
+    """Interface of a machine to the timing protocol."""
 
     warm_up_seconds = 0.0
 
     def time_units(self, units: Sequence[Run]) -> list[float]:
-        """Run the units one after the other; nanoseconds of each."""
+        """Run the units one after the other; return the nanoseconds of each."""
         return list(self.each_unit(units))
 
     def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
-        """The same, every reading handed over as soon as it is there. A GPU has all units queued by then; a CPU asks
-        for the next one only when the reading before it has been dealt with."""
+        """Yield the nanoseconds of each unit as soon as they are known.
+
+        A GPU has queued all units by then; a CPU starts the next one only after the previous reading was processed.
+        """
         for unit in units:
             start = time.perf_counter_ns()
             unit()
             yield float(time.perf_counter_ns() - start)
 
     def watch(self) -> dict[str, float]:
-        """Clock, temperature and the like since the last call; `elsewhere` is the share of time spent on others."""
+        """State of the machine since the last call; `elsewhere` is the share of time used by other programs."""
         return {}
 
 
-# Is told of everything as it comes, outside of what is timed:
+# Callback for events, called outside of timed sections:
 #   "begin", number, default_ns       a batch of a round begins with this reading of the default
 #   "timing", config, runtime_ns      one configuration of the batch that was begun
-#   "batch", batch                    the whole `Batch`, judged
-#   "judged", row, moved              a `BatchRow` that an earlier run left open: whether the default has moved since
+#   "batch", batch                    the complete `TimedBatch`
+#   "judged", row, disturbed          a `BatchRow` that an earlier run left open, and whether it counts as disturbed
 Report = Callable[..., None]
 
 
 def time_all(
     clock: Clock,
-    settings: Settings,
+    settings: TimingSettings,
     candidates: Sequence[Candidate],
     seed: int,
     report: Report,
     go_on: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Time all candidates, the default first among them; False if `go_on` said to stop before all was done."""
-    timing = _Timing(clock, settings, candidates[0], random.Random(seed), report, go_on)
+    """Time all candidates; the first one is the default. Returns False if `go_on` ended it early."""
+    timing = _Timing(
+        clock=clock,
+        settings=settings,
+        default=candidates[0],
+        rng=random.Random(seed),
+        report=report,
+        go_on=go_on,
+    )
     warm_up(clock, candidates[0])
     others = candidates[1:]
     for number in range(settings.max_rounds):
@@ -130,16 +140,25 @@ def time_all(
 
 def time_finals(
     clock: Clock,
-    settings: Settings,
+    settings: TimingSettings,
     candidates: Sequence[Candidate],
     seed: int,
     report: Report,
     go_on: Callable[[], bool] = lambda: True,
     usual_ns: float | None = None,
 ) -> bool:
-    """The finals alone, of candidates that know their earlier times; False if `go_on` said to stop. Where the default
-    is known to take `usual_ns`, batches in which it takes something else are disturbed."""
-    timing = _Timing(clock, settings, candidates[0], random.Random(seed), report, go_on)
+    """Run only the finals, for candidates with earlier timings. Returns False if `go_on` ended it early.
+
+    If `usual_ns` is given, batches whose default deviates from it are disturbed.
+    """
+    timing = _Timing(
+        clock=clock,
+        settings=settings,
+        default=candidates[0],
+        rng=random.Random(seed),
+        report=report,
+        go_on=go_on,
+    )
     if usual_ns is not None:
         timing.defaults = [usual_ns] * (settings.most_final_rounds + 1)
     warm_up(clock, candidates[0])
@@ -148,76 +167,86 @@ def time_finals(
 
 @dataclass
 class _Timing:
-    """What the rounds of one kernel share."""
+    """State shared by the rounds of one kernel."""
 
     clock: Clock
-    settings: Settings
+    settings: TimingSettings
     default: Candidate
-    chance: random.Random
+    rng: random.Random
     report: Report
     go_on: Callable[[], bool]
     defaults: list[float] = field(default_factory=list)
 
     def round(self, number: int, members: Sequence[Candidate]) -> bool:
-        """Everyone once, in a new order; a batch that was disturbed comes again at the end. False: told to stop."""
+        """Time every member once, in random order; repeat disturbed batches at the end. False if stopped early."""
         order, size = list(members), self.settings.batch_configs
-        self.chance.shuffle(order)
+        self.rng.shuffle(order)
         queue = [order[i : i + size] for i in range(0, len(order), size)]
-        again = 0
+        repeats = 0
         while queue:
             if not self.go_on():
                 return False
-            chosen = queue.pop(0)
-            batch = self._batch(chosen, number)
+            batch_members = queue.pop(0)
+            batch = self._batch(batch_members, number)
             self.report("batch", batch)
-            if batch.disturbed and again < 3:
-                again += 1
-                queue.append(chosen)
+            if batch.disturbed and repeats < 3:
+                repeats += 1
+                queue.append(batch_members)
                 continue
             self.defaults.append(batch.default_ns)
-            for candidate, runtime in zip((self.default, *chosen), (batch.default_ns, *batch.runtime_ns), strict=True):
+            runtimes = (batch.default_ns, *batch.runtime_ns)
+            for candidate, runtime in zip((self.default, *batch_members), runtimes, strict=True):
                 (candidate.times if number < FIRST_FINAL_ROUND else candidate.final).append(runtime)
         return True
 
     def finals(self, others: Sequence[Candidate]) -> bool:
-        """Time the best few until their order stands. False: told to stop."""
+        """Time the fastest few until their order is settled. False if stopped early."""
         for number in range(self.settings.most_final_rounds if self.settings.finalists else 0):
             heat = self.settings.heat if number < MIN_FINAL_TIMINGS else 0
-            few = best_few(others, self.default, max(heat, self.settings.finalists))
-            if not heat and stands(few, self.settings):
+            finalists = leaders(others, self.default, max(heat, self.settings.finalists))
+            if not heat and is_settled(finalists, self.settings):
                 break
-            if not self.round(FIRST_FINAL_ROUND + number, few):
+            if not self.round(FIRST_FINAL_ROUND + number, finalists):
                 return False
         return True
 
-    def _batch(self, chosen: Sequence[Candidate], number: int) -> Batch:
-        """The default, the chosen ones, the default again; and one default before them all that is not counted."""
-        times = self._readings(chosen, number)
+    def _batch(self, batch_members: Sequence[Candidate], number: int) -> TimedBatch:
+        """Time one batch: the default, the members, and the default again, after one uncounted run of the default."""
+        times = self._readings(batch_members, number)
         watch = self.clock.watch()
         first, last = times[0], times[-1]
         default_ns, limit = (first + last) / 2, self.settings.disturbed
         usual = statistics.median([*self.defaults, default_ns])
         unsteady = abs(first / last - 1) > limit or abs(default_ns / usual - 1) > limit
         disturbed = unsteady or watch.get("elsewhere", 0.0) > limit
-        return Batch(number, tuple(c.index for c in chosen), tuple(times[1:-1]), default_ns, disturbed, watch)
+        return TimedBatch(
+            round=number,
+            configs=tuple(candidate.index for candidate in batch_members),
+            runtime_ns=tuple(times[1:-1]),
+            default_ns=default_ns,
+            disturbed=disturbed,
+            watch=watch,
+        )
 
-    def _readings(self, chosen: Sequence[Candidate], number: int) -> list[float]:
-        members = [self.default, *chosen, self.default]
+    def _readings(self, batch_members: Sequence[Candidate], number: int) -> list[float]:
+        """Time the units of a batch and report each reading; nanoseconds per run, the default first and last."""
+        members = [self.default, *batch_members, self.default]
         units = self.clock.each_unit(self._units([self.default, *members]))
         next(units)
         times: list[float] = []
-        for place, (member, taken) in enumerate(zip(members, units, strict=True)):
-            times.append(taken / member.launches)
-            if place == 0:
+        for position, (member, elapsed_ns) in enumerate(zip(members, units, strict=True)):
+            times.append(elapsed_ns / member.launches)
+            if position == 0:
                 self.report("begin", number, times[0])
-            elif place <= len(chosen):
+            elif position <= len(batch_members):
                 self.report("timing", member.config, times[-1])
         return times
 
     def _units(self, members: Sequence[Candidate]) -> Iterator[Run]:
-        for place, member in enumerate(members):
-            if place and member.estimate_ns < self.settings.settle_ms * 1e6:
-                member.runs[0]()  # what recording left in the caches is not this configuration's doing
+        """Yield the units of a batch; short ones are preceded by an untimed run."""
+        for position, member in enumerate(members):
+            if position and member.estimate_ns < self.settings.settle_ms * 1e6:
+                member.runs[0]()  # writing the last reading to the store has changed the caches
             yield _unit(member)
 
 
@@ -226,13 +255,14 @@ def _unit(candidate: Candidate) -> Run:
     return candidate.unit
 
 
-def _wants_more(candidate: Candidate, settings: Settings) -> bool:
+def _wants_more(candidate: Candidate, settings: TimingSettings) -> bool:
+    """True until a candidate has enough timings, or while they scatter too much."""
     count = len(candidate.times)
     return count < settings.rounds or (count < settings.max_rounds and scatter(candidate.times) > settings.scatter)
 
 
 def warm_up(clock: Clock, default: Candidate) -> None:
-    """Bring the clock up: an idle machine runs at a fraction of it."""
+    """Run the default until the clock frequency has risen: an idle machine runs at a lower one."""
     assert default.unit is not None
     until = time.perf_counter() + clock.warm_up_seconds
     while time.perf_counter() < until:

@@ -1,4 +1,4 @@
-"""In which order kernels are measured, which of their configurations, and what has been counted so far."""
+"""Order of the kernels, selection of their configurations, and the tallies of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilewise.store.store import Store
 
 @dataclass
 class Tally:
-    """What happened to one family."""
+    """Counts of one family in a run."""
 
     kernels: int = 0
     pairs: int = 0
@@ -29,20 +29,20 @@ class Tally:
 
 
 def balanced(kernels: Sequence[Kernel], seed: int) -> list[Kernel]:
-    """The kernels in an order whose every prefix holds each family in proportion."""
-    chance = random.Random(seed)
+    """Order kernels so that every prefix contains each family in proportion."""
+    rng = random.Random(seed)
     families: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         families[kernel.problem.family].append(kernel)
-    placed = []
+    keyed = []
     for members in families.values():
-        chance.shuffle(members)
-        placed += [((index + chance.random()) / len(members), kernel) for index, kernel in enumerate(members)]
-    return [kernel for _, kernel in sorted(placed, key=lambda pair: pair[0])]
+        rng.shuffle(members)
+        keyed += [((index + rng.random()) / len(members), kernel) for index, kernel in enumerate(members)]
+    return [kernel for _, kernel in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def unfinished(kernels: Iterable[Kernel], store: Store, finals: bool) -> list[Kernel]:
-    """Those that wait to be measured; or, of the measured ones, those that wait for their finals."""
+    """Kernels that are not yet measured; with `finals`, measured kernels without finals."""
     done = store.finished()
     if not finals:
         return [kernel for kernel in kernels if kernel.problem.key not in done]
@@ -53,29 +53,30 @@ def unfinished(kernels: Iterable[Kernel], store: Store, finals: bool) -> list[Ke
 def pick_configs(
     configs: Sequence[Config], count: int, seed: int, scores: Sequence[float] | None = None, near: float = 0.0
 ) -> list[Config]:
-    """The default and `count - 1` others drawn at random; all of them when `count` is 0.
+    """Select the default and `count - 1` others at random; all of them if `count` is 0.
 
-    With scores, lower is better, half of them are the most promising instead. A share of `near` are the default's
-    neighbours: those that differ from it in the fewest settings, which hold most of what is left to gain.
+    With `scores` (lower is better), half of them are the best-ranked ones instead. A share `near` of them are neighbors
+    of the default, which differ from it in the fewest settings; most improvements are found there.
     """
     if not count or len(configs) <= count:
         return list(configs)
-    chance, every = random.Random(seed), range(1, len(configs))
-    liked = [] if scores is None else sorted(every, key=scores.__getitem__)[: count // 2]
+    rng, indices = random.Random(seed), range(1, len(configs))
+    preferred = [] if scores is None else sorted(indices, key=scores.__getitem__)[: count // 2]
     if near:
-        differing = {index: _differing(configs[0], configs[index]) for index in every}
-        liked = sorted(every, key=lambda index: (differing[index], chance.random()))[: round(near * count)]
-    others = sorted(set(every) - set(liked))
-    drawn = chance.sample(others, count - 1 - len(liked))
-    return [configs[index] for index in (0, *liked, *drawn)]
+        differences = {index: _count_differences(configs[0], configs[index]) for index in indices}
+        preferred = sorted(indices, key=lambda index: (differences[index], rng.random()))[: round(near * count)]
+    others = sorted(set(indices) - set(preferred))
+    random_picks = rng.sample(others, count - 1 - len(preferred))
+    return [configs[index] for index in (0, *preferred, *random_picks)]
 
 
-def _differing(one: Config, other: Config) -> int:
+def _count_differences(one: Config, other: Config) -> int:
+    """Number of settings in which two configurations differ."""
     return sum(value != other[name] for name, value in one.items())
 
 
 def summary(tallies: dict[str, Tally]) -> str:
-    """Counts of everything so far, in half a line."""
+    """Summarize the tallies for a progress line."""
     kernels = sum(t.kernels for t in tallies.values())
     pairs = sum(t.pairs for t in tallies.values())
     scatter = [s for t in tallies.values() for s in t.scatter]

@@ -1,4 +1,4 @@
-"""Where pages named the store; `tilewise.store.store` is the code."""
+"""Compatibility module for documents that refer to this path; the code is in `tilewise.store.store`."""
 
 from tilewise.store.store import BatchRow, Machine, Store, Verdict
 

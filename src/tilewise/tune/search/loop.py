@@ -18,7 +18,7 @@ BUDGET = 5  # default number of measurements per problem
 
 
 @dataclass(frozen=True)
-class Step:
+class SearchStep:
     """One measurement; `runtime_ns` is None if the configuration failed."""
 
     index: int
@@ -30,13 +30,13 @@ def search(
     measure: Measure,
     budget: int = BUDGET,
     worth: float = 0.0,
-    report: Callable[[Step], None] = lambda step: None,
-) -> tuple[list[Step], str]:
+    report: Callable[[SearchStep], None] = lambda step: None,
+) -> tuple[list[SearchStep], str]:
     """Measure at most `budget` configurations, fewer if knowing all others would save less than `worth`.
 
     Returns the measurements in order and the reason for stopping. The process has the fastest one (`process.best`).
     """
-    steps: list[Step] = []
+    steps: list[SearchStep] = []
     reason = f"the budget of {budget} is spent"
     while len(steps) < budget:
         index = process.next()
@@ -50,7 +50,7 @@ def search(
         else:
             runtime_ns = None
             process.refuse(index)
-        steps.append(Step(index, runtime_ns))
+        steps.append(SearchStep(index, runtime_ns))
         report(steps[-1])
         # Stop early if even perfect information would save less than `worth`.
         if worth and process.best is not None and process.value_of_information() < worth:

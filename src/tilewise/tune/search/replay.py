@@ -55,7 +55,7 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StrategyComparison:
     """Regret that a mechanism saves over a simpler one after some measurements, with its 95 % interval."""
 
     mechanism: str
@@ -75,7 +75,7 @@ class Replay:
     kernels: int
     configs: int
     strategies: list[Strategy]
-    comparisons: list[Comparison]
+    comparisons: list[StrategyComparison]
     first_choice: float  # geometric mean of best / chosen, without any measurement
     default: float  # mean regret of the default configuration, which needs no measurement
     notes: list[str] = field(default_factory=list)
@@ -155,7 +155,7 @@ def replay(
     )
 
 
-def compare_curves(curves: Mapping[str, Curves], mechanism: str, simpler: str) -> list[Comparison]:
+def compare_curves(curves: Mapping[str, Curves], mechanism: str, simpler: str) -> list[StrategyComparison]:
     """Paired savings of a mechanism over a simpler one, each with a bootstrap interval."""
     comparisons = []
     for count in COMPARED:
@@ -163,7 +163,7 @@ def compare_curves(curves: Mapping[str, Curves], mechanism: str, simpler: str) -
             # Paired by kernel, so that differences between kernels cancel.
             saved = curves[simpler][:, count - 1] - curves[mechanism][:, count - 1]
             gain = bootstrap(saved, draws=_RESAMPLES)
-            comparison = Comparison(
+            comparison = StrategyComparison(
                 mechanism=mechanism,
                 simpler=simpler,
                 measurements=count,

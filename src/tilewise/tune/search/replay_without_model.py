@@ -67,7 +67,7 @@ def _families(collection: str, max_problems: int, seed: int) -> list[list[_Probl
     """Sample up to `max_problems` problems of each family that has at least twice the number of first problems."""
     data = read_collection(find_collection(collection))
     by_family: dict[str, list[MeasuredKernel]] = {}
-    # The train split stays unused: the shipped models were fitted to it.
+    # Validation and test kernels are mixed; the train split is not used.
     for split in ("valid", "test"):
         for kernel in data.splits[split]:
             by_family.setdefault(str(kernel.problem["family"]), []).append(kernel)

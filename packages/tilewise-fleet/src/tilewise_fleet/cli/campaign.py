@@ -38,7 +38,7 @@ def on_ray(
 ) -> None:
     """Measure on a cluster, and print the progress."""
     from tilewise.store.store import Store
-    from tilewise.tune.measure.collect import load_plugins, read_kernels, store_place
+    from tilewise.tune.measure.collect import load_plugins, read_kernels, store_location
     from tilewise_fleet.campaign import run_campaign
     from tilewise_fleet.cluster import require_ray
     from tilewise_fleet.slot import Campaign
@@ -48,7 +48,7 @@ def on_ray(
         raise ConfigurationError("--finals are timed on one machine: leave out --ray, or --finals.")
     load_plugins(plugins)
     kernels = tuple((kernel.program, dict(kernel.problem)) for kernel in read_kernels(kind, shapes))
-    location = store_place(out, kind)
+    location = store_location(out, kind)
     if not isinstance(location, str):
         location = str(Path(os.path.abspath(location)))  # noqa: PTH100 - the file need not exist yet
     Store(location).close()  # creates the store, or raises an error before anything is started

@@ -1,7 +1,7 @@
-"""This CPU as a measuring instrument: what it is, a clock for batches, and an eye on everything else that runs.
+"""Timing on this CPU: its description, a clock for batches, and detection of interference.
 
-Time that the process did not spend on the CPU while it should have (others ran, or the host took the core away) is what
-spoils a measurement; it is read from the kernel's own accounting, which costs a microsecond.
+A measurement is disturbed if the process did not have the CPU for part of the time (other programs ran, or the host
+took the core away). The operating system's accounting reports this at a cost of a microsecond.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from tilewise.tune.measure.sampling import Clock, Run
 
 
 def require_native() -> Any:
+    """Return the compiled extension; raise UnavailableError without it."""
     if native is None:
         raise UnavailableError("There are no tiles to measure: tilewise's compiled kernels are not installed here.")
     return native
 
 
 def nanoseconds(run: Run, calls: int = 1) -> float:
-    """Of a run, in the mean over so many calls."""
+    """Mean nanoseconds of a run over several calls."""
     return timed_calls(run, calls) / calls
 
 
@@ -39,44 +40,45 @@ def one_run(run: Run) -> float:
     return max(nanoseconds(run), 500.0)
 
 
-def in_pieces(run: Run, pieces: int, each: int) -> float:
-    """A unit whose runs are timed in pieces of `each`: nanoseconds that all would take at the pace of the fastest.
+def time_in_pieces(run: Run, pieces: int, each: int) -> float:
+    """Time runs in pieces of `each` calls; return the nanoseconds of all pieces at the speed of the fastest.
 
-    Whoever else runs on a machine, on the other threads of a core and in other virtual machines too, slows some pieces
-    down and leaves others alone: the fastest of a few differs from one unit to the next by a fraction of a per cent
-    where their mean does by several.
+    Other programs, also on the sibling thread of a core and in other virtual machines, slow some pieces down and not
+    others. The fastest of several pieces varies by a fraction of a per cent, their mean by several per cent.
     """
-
     return float(min(timed_calls(run, each) for _ in range(pieces)) * pieces)
 
 
 class CpuClock(Clock):
-    """Times units with the monotonic clock, and knows which share of the time went elsewhere."""
+    """Times units with the monotonic clock, and computes the share of time in which the process had no CPU."""
 
     def __init__(self, threads: int, warm_up_seconds: float = 0.02) -> None:
         self.threads, self.warm_up_seconds = threads, warm_up_seconds
         self._wall = self._own = 0
 
     def time_units(self, units: Sequence[Run]) -> list[float]:
+        """Run the units one after the other; return the nanoseconds of each."""
         now = time.perf_counter_ns
         times = []
         wall, own = now(), time.process_time_ns()
         for unit in units:
             start = now()
-            said = unit()
-            taken = now() - start
-            times.append(said if isinstance(said, float) else float(taken))  # a unit in pieces says so itself
+            result = unit()
+            elapsed_ns = now() - start
+            # `time_in_pieces` returns its own time.
+            times.append(result if isinstance(result, float) else float(elapsed_ns))
         self._wall += now() - wall
         self._own += time.process_time_ns() - own
         return times
 
     def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
+        """Yield the nanoseconds of each unit before the next one starts."""
         for unit in units:
             yield self.time_units([unit])[0]
 
     def watch(self) -> dict[str, float]:
-        """Since the last call, and of the time in `time_units` alone: writing to the store may wait for the disk."""
-        # With several threads the process's own time exceeds the wall's; then only the default's readings speak.
+        """State since the last call. Only `time_units` counts: writing to the store may wait for the disk."""
+        # With several threads CPU time exceeds wall time; then only the default's readings reveal a disturbance.
         elsewhere = max(0.0, 1 - self._own / max(self._wall, 1)) if self.threads == 1 else 0.0
         self._wall = self._own = 0
         return {"elsewhere": round(elsewhere, 4), "load": round(os.getloadavg()[0], 2)}
@@ -84,24 +86,26 @@ class CpuClock(Clock):
 
 @contextlib.contextmanager
 def running_on(threads: int) -> Iterator[None]:
-    """So many threads in the native kernels, results on pages of their own; a single thread stays on one core, the
-    last, where interrupts are rare."""
+    """Set the number of threads of the native kernels, and let every result have pages of its own.
+
+    A single thread is pinned to the last core, where interrupts are rare.
+    """
     module = require_native()
-    before, cores = module.num_threads(), os.sched_getaffinity(0)
+    previous_threads, cores = module.num_threads(), os.sched_getaffinity(0)
     module.set_num_threads(threads)
-    pooled = module.set_least_pooled(1)
+    previous_pooled = module.set_least_pooled(1)
     try:
         if threads == 1:
             os.sched_setaffinity(0, {max(cores)})
         yield
     finally:
         os.sched_setaffinity(0, cores)
-        module.set_num_threads(before)
-        module.set_least_pooled(pooled)
+        module.set_num_threads(previous_threads)
+        module.set_least_pooled(previous_pooled)
 
 
 def describe(*, measure: bool = False) -> dict[str, Any]:
-    """What a store keeps of the machine; its ceilings are measured for it if they never were."""
+    """Describe this machine for a store. With `measure`, its peak rates are measured if they are not yet known."""
     from tilewise import __version__
     from tilewise.costmodel.features.machine import machine_features
 

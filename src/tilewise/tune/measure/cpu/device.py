@@ -1,4 +1,4 @@
-"""This CPU as the tuner sees it: its native kernels' families, their tiles, and trials of them."""
+"""This CPU as a device of the tuner: families of the native kernels, their tiles, and trials."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tilewise.tune.families.cpu.near import near_products
 from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.families.space import ConfigTable
 from tilewise.tune.measure.cpu.clock import describe, nanoseconds, require_native, running_on
-from tilewise.tune.measure.device import Device
+from tilewise.tune.measure.device import TuningDevice
 from tilewise.tune.measure.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
 
 COLLECTION = "cpu"
-_UNIT_NS, _ROUNDS = 1.0e6, 3  # of a sweep: as many rounds as a collector makes at least
-LEAST_WORK, MOST_WORK = 100_000, 9_000_000_000  # multiplications; the collection's own range, and a little around it
+_UNIT_NS, _ROUNDS = 1.0e6, 3  # of a sweep: length of a reading, and readings per configuration; arbitrary
+MIN_WORK, MAX_WORK = 100_000, 9_000_000_000  # multiplications; the range of the CPU collection with a small margin
 
 
-class CpuDevice(Device):
-    """Problems of the native kernels. With `limit_s` they are measured in a process of their own."""
+class CpuDevice(TuningDevice):
+    """The native kernels of this CPU. With `limit_s`, configurations are measured in a worker process."""
 
     version = __version__
     margin = MARGIN
@@ -41,40 +41,41 @@ class CpuDevice(Device):
         self.limit_s = limit_s
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """As the framework would run it: on the threads in force, if it does not say; on one where it is too small to
-        share, whatever it says."""
+        """Complete a problem as the framework would run it: with the current number of threads if it has none, and with
+        one thread if it is too small to split."""
         problem = super().problem({"threads": require_native().num_threads(), **spec})
-        if problem.family == "matmul" and problem.size("threads") > 1 and not _shared(self.default(problem)):
+        if problem.family == "matmul" and problem.size("threads") > 1 and not _uses_threads(self.default(problem)):
             return Problem({**problem, "threads": 1})
         return problem
 
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
-        """A product's tile that is used at other thread counts too, as it will be used at the least and the most."""
+        """Uses of a product's tile at other thread counts; only one thread and all cores are checked."""
         if problem.family != "matmul":
             return []
-        kept, found = TunedTable(require_native(), [Decision(problem, config, "cache")]), []
-        for (threads, _), tile in kept.tiles.items():
-            there = Problem({**problem, "threads": threads})
-            unshared = not _shared(self.default(there)) and not _shared(self.default(problem))  # runs there as here
-            if threads in (1, real_cores()) and there != problem and tile is not None and not unshared:
-                found.append((there, product_config(tile)))
-        return found
+        table, uses = TunedTable(require_native(), [Decision(problem, config, "cache")]), []
+        for (threads, _), tile in table.tiles.items():
+            other = Problem({**problem, "threads": threads})
+            is_single_threaded = not _uses_threads(self.default(other)) and not _uses_threads(self.default(problem))
+            if threads in (1, real_cores()) and other != problem and tile is not None and not is_single_threaded:
+                uses.append((other, product_config(tile)))
+        return uses
 
     def candidates(self, problem: Problem) -> Sequence[Config]:
-        """Of a tiled operation, few enough to be ranked in passing; the default alone far outside the sizes that were
-        ever measured. Integer products keep theirs until one was measured."""
+        """Candidates of an unmeasured choice: for tiled operations few enough to rank during a call, and only the
+        default for products far outside the measured range of sizes."""
         if problem.family not in TILED:
             return self.configs(problem)
         module, op, threads = require_native(), tiled_op(problem.family), problem.threads
         key = op.key(problem)
         assert key is not None
         with running_on(threads) if threads != module.num_threads() else contextlib.nullcontext():
-            listed = op.quick_candidates(module, key[0], key[2], threads)
-        if problem.family == "matmul" and not LEAST_WORK <= math.prod(key[0]) <= MOST_WORK:
-            listed = listed[:1]
-        return ConfigTable(op.names, listed)
+            tiles = op.quick_candidates(module, key[0], key[2], threads)
+        if problem.family == "matmul" and not MIN_WORK <= math.prod(key[0]) <= MAX_WORK:
+            tiles = tiles[:1]
+        return ConfigTable(op.names, tiles)
 
     def runs(self, problem: Problem, config: Config) -> bool:
+        """True if the native kernels accept the tile for this problem."""
         if problem.family not in TILED:
             return True
         op, key = tiled_op(problem.family), tiled_op(problem.family).key(problem)
@@ -86,10 +87,10 @@ class CpuDevice(Device):
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         with running_on(problem.threads):
-            every = get_family(problem.family).configs(problem)
+            configs = get_family(problem.family).configs(problem)
         if problem.family != "matmul":
-            return every
-        return list(dict.fromkeys([every[0], *near_products(require_native(), problem), *every]))
+            return configs
+        return list(dict.fromkeys([configs[0], *near_products(require_native(), problem), *configs]))
 
     @contextlib.contextmanager
     def trial(self, problem: Problem, default: Config) -> Iterator[Trial]:
@@ -100,7 +101,7 @@ class CpuDevice(Device):
             yield WorkerTrial(worker, problem, default, self.limit_s)
 
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
-        """The fastest of three rounds each, and how long all of it took."""
+        """Time every configuration in three rounds; return the fastest readings and the seconds of the sweep."""
         start = time.perf_counter()
         family, rng = get_family(problem.family), np.random.default_rng(0)
         operands = family.operands(problem, rng)
@@ -113,8 +114,9 @@ class CpuDevice(Device):
                     config = configs[index]
                     calls = int(min(max(_UNIT_NS / rough[config], 1), 100))
                     times[config].append(nanoseconds(runs[config], calls))
-        return {config: min(taken) for config, taken in times.items()}, time.perf_counter() - start
+        return {config: min(readings) for config, readings in times.items()}, time.perf_counter() - start
 
 
-def _shared(config: Config) -> bool:
+def _uses_threads(config: Config) -> bool:
+    """True if the tile splits the work over threads."""
     return config.size("threads_m") * config.size("threads_n") > 1
