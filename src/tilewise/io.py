@@ -15,15 +15,17 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import atomic_writer, convert_read_errors, open_input
 from tilewise.errors import DtypeError, FileFormatError, ShapeError
-from tilewise.nn.module import Module
-from tilewise.tensor import Tensor
+
+if TYPE_CHECKING:
+    from tilewise.nn import Module
+    from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
 
@@ -57,11 +59,12 @@ def save(
 ) -> None:
     """Write named tensors (or a module's state) to a safetensors file, atomically.
 
+    >>> from tilewise import Tensor
     >>> save({"weight": Tensor([1.0, 2.0])}, "/tmp/weights.safetensors")
     >>> load("/tmp/weights.safetensors")["weight"]
     Tensor([1., 2.])
     """
-    source = tensors.state_dict() if isinstance(tensors, Module) else tensors
+    source = tensors if isinstance(tensors, Mapping) else tensors.state_dict()
     # The format stores little-endian data in C order.
     arrays = {name: np.asarray(value, order="C") for name, value in source.items()}
     arrays = {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in arrays.items()}
@@ -101,6 +104,8 @@ def _header(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
 
 def load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Read every tensor of a safetensors file, by name."""
+    from tilewise.tensor import Tensor  # late: the cost model reads arrays, and needs no tensors
+
     return {name: Tensor(array) for name, array in load_arrays(path)[0].items()}
 
 

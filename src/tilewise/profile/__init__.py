@@ -1,20 +1,25 @@
 """Measure time, memory and FLOPs, and compare a model's speed with what the machine can do.
 
 The three most important names: `Timer` (times functions, with confidence intervals), `ProfilerContext` (records every
-operation inside a `with` block) and `MemoryProfiler` (peak memory and leaks).
+operation inside a `with` block) and `MemoryProfiler` (peak memory and leaks). Names are imported on first use: the cost
+model needs this package's statistics and nothing else of it.
 """
 
-from tilewise.profile.compare import Comparison, Ratio
-from tilewise.profile.context import ProfilerContext
-from tilewise.profile.flops import Cost, FLOPCounter, OpCounts
-from tilewise.profile.leaks import AllocationSite, LeakReport
-from tilewise.profile.machine import Machine
-from tilewise.profile.memory import MemoryProfile, MemoryProfiler
-from tilewise.profile.report.bottleneck import Finding
-from tilewise.profile.report.results import ProfileResults
-from tilewise.profile.timer import Measurement, Timer
-from tilewise.profile.timing.limits import MeasurementError, TimeLimitError
-from tilewise.profile.timing.statistics import Interval
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewise.profile.compare import Comparison, Ratio
+    from tilewise.profile.context import ProfilerContext
+    from tilewise.profile.flops import Cost, FLOPCounter, OpCounts
+    from tilewise.profile.leaks import AllocationSite, LeakReport
+    from tilewise.profile.machine import Machine
+    from tilewise.profile.memory import MemoryProfile, MemoryProfiler
+    from tilewise.profile.report.bottleneck import Finding
+    from tilewise.profile.report.results import ProfileResults
+    from tilewise.profile.timer import Measurement, Timer
+    from tilewise.profile.timing.limits import MeasurementError, TimeLimitError
+    from tilewise.profile.timing.statistics import Interval
 
 __all__ = [
     "AllocationSite",
@@ -36,3 +41,26 @@ __all__ = [
     "TimeLimitError",
     "Timer",
 ]
+
+_MODULES = {
+    "compare": ("Comparison", "Ratio"),
+    "context": ("ProfilerContext",),
+    "flops": ("Cost", "FLOPCounter", "OpCounts"),
+    "leaks": ("AllocationSite", "LeakReport"),
+    "machine": ("Machine",),
+    "memory": ("MemoryProfile", "MemoryProfiler"),
+    "report.bottleneck": ("Finding",),
+    "report.results": ("ProfileResults",),
+    "timer": ("Measurement", "Timer"),
+    "timing.limits": ("MeasurementError", "TimeLimitError"),
+    "timing.statistics": ("Interval",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module on first use."""
+    for module, names in _MODULES.items():
+        if name in names:
+            globals()[name] = value = getattr(import_module(f"{__name__}.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
