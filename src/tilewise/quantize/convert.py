@@ -36,8 +36,9 @@ from tilewise.quantize.wide import (
     HOLDOUT_IMAGES,
     choose_wide,
     images_at_hand,
+    images_to_check,
     measured_error,
-    predicted_error,
+    stated_error,
     wide_parameters,
 )
 from tilewise.tensor import Tensor, no_grad
@@ -501,9 +502,9 @@ def _within_error(
         if predicted <= bound:
             break
     within = [entry for entry in found if entry[0] <= bound]
-    measured, predicted, model = min(within, key=lambda e: e[1]) if within else min(found, key=lambda e: e[0])
+    measured, _, model = min(within, key=lambda e: e[1]) if within else min(found, key=lambda e: e[0])
     if bound < measured <= _LARGEST_FLOAT_EXCESS * bound:
-        measured, predicted, model = _with_float_layers(model, graph, images, bound)
+        measured, model = _with_float_layers(model, graph, images, bound)
     if not np.isfinite(images.result).all():  # nothing can be promised about infinities
         return model
     if not measured <= _LARGEST_EXCESS * bound:
@@ -518,28 +519,25 @@ def _within_error(
             "although activations have 16 bits and the most sensitive layers stay in float",
             stacklevel=3,
         )
-    model.measured_error, model.stated_error = measured, max(measured, predicted, bound)
+    check = images_to_check(graph, calibration, first, holdout)
+    model.measured_error, model.stated_error = measured, max(measured, bound, stated_error(model, check))
     return model
 
 
-def _with_float_layers(
-    model: QuantizedModel, graph: Graph, images: Seen, bound: float
-) -> tuple[float, float, QuantizedModel]:
-    """Keep the layers that harm the result most in float, as few as reach the bound. Return the measured error, the
-    predicted error and the model; the given model if float layers do not help."""
+def _with_float_layers(model: QuantizedModel, graph: Graph, images: Seen, bound: float) -> tuple[float, QuantizedModel]:
+    """Keep the layers that harm the result most in float, as few as reach the bound. Return the measured error and
+    the model; the given model if float layers do not help."""
     harms, rounding = _layer_harms(model, graph, images), Rounding(graph, images.x)
-    results = model.run(images.x)
-    best = (measured_error(results, images.result), predicted_error(results, images.result), model)
+    best = measured_error(model.run(images.x), images.result), model
     for count in _FLOAT_LAYERS:
         reasons = {name: f"results are off by {harm:.2%} by it alone, in 16 bits" for name, harm in harms[:count]}
         copy = Graph([replace(step) for step in graph.steps], graph.batch)
         candidate = QuantizedModel(
             copy, model.calibration, model.kept | reasons, wide=model.wide, rounding=rounding, numbers=model.numbers
         )
-        results = candidate.run(images.x)
-        error = measured_error(results, images.result)
+        error = measured_error(candidate.run(images.x), images.result)
         if error < best[0]:
-            best = error, predicted_error(results, images.result), candidate
+            best = error, candidate
         if error <= bound or count >= len(harms):
             break
     return best

@@ -37,9 +37,10 @@ HOLDOUT_IMAGES = 32  # most images that are held out of calibration for the chec
 _BATCH = 32  # images whose results are to stay within the bound, also where fewer were given
 # So many activations are run to search, to check what was found, and to look at every one of them; at least one image
 _RUN, _CHECKED, _LOOKED_AT = 1 << 25, 1 << 28, 1 << 22
-# Standard deviation of the logarithm of the error between images. It is 0.22 to 0.66 in the networks of tests/quantize;
-# the prior is the low end, so that it only keeps a few equal images from showing no spread at all.
-_SPREAD_PRIOR, _PRIOR_IMAGES = 0.2, 8
+# Standard deviation of the logarithm of the error between images, before any image was measured, and the images that it
+# counts as. Networks exported from timm have 0.22 to 0.66. The search assumes the low end, so that few images do not
+# lead to 16 bits everywhere; what is stated about other images assumes the high end.
+_SPREAD_PRIOR, _STATED_SPREAD_PRIOR, _PRIOR_IMAGES = 0.2, 0.66, 8
 _TRIES = 6  # models with fewer, after the search
 _NEARER = 0.97  # than what a search found must the next one come, where the check failed
 # What 16 bits cost, in steps of a processor with AVX2, about: a product, one of a layer in groups, a number to store
@@ -128,8 +129,9 @@ def _count(calibration: Calibration, most: int) -> int:
     return max(1, min(_BATCH, most // max(numbers, 1)))
 
 
-def _images_to_check(graph: Graph, batch: Seen, holdout: Seen | None, count: int) -> Seen:
-    """At most `count` images: held-out ones, mirror images where there are few, then observed ones."""
+def images_to_check(graph: Graph, calibration: Calibration, batch: Seen, holdout: Seen | None) -> Seen:
+    """Images for predictions: held-out ones, mirror images where there are few, then observed ones."""
+    count = _count(calibration, _CHECKED)
     unseen = batch.first(0) if holdout is None else holdout.first(count)
     source = batch if holdout is None else holdout
     missing = min(count - len(unseen.x) - len(batch.x), 3 * len(source.x))
@@ -159,7 +161,7 @@ def choose_wide(
     `batch` was observed; `holdout` was not. Without held-out images, mirror images of `batch` stand in for them.
     `graph` is left as it is; `build` is given the activations to widen.
     """
-    check = _images_to_check(graph, batch, holdout, _count(calibration, _CHECKED))
+    check = images_to_check(graph, calibration, batch, holdout)
     at_hand = images_at_hand(calibration, batch, holdout)
     search, look = (check.first(_count(calibration, most)) for most in (_RUN, _LOOKED_AT))
     model = build({}, None)
@@ -213,6 +215,12 @@ def _measured(model: Any, images: Seen) -> float:
     return measured_error(model.run(images.x), images.result)
 
 
+def stated_error(model: Any, check: Seen) -> float:
+    """The error that is stated about images other than `check`, whose first `unseen` images were not observed."""
+    count = check.unseen or len(check.x)
+    return predicted_error(model.run(check.x[:count]), check.result[:count], _STATED_SPREAD_PRIOR)
+
+
 def measured_error(result: Array, exact: Array) -> float:
     """The error of the worst of these images, without any prediction."""
     return float(_image_errors(result, exact).max(initial=0.0))
@@ -227,11 +235,11 @@ def _image_errors(result: Array, exact: Array) -> Array:
     return errors
 
 
-def predicted_error(result: Array, exact: Array) -> float:
+def predicted_error(result: Array, exact: Array, spread_prior: float = _SPREAD_PRIOR) -> float:
     """The error that one more image exceeds with a probability of 1 %.
 
     The logarithm of an image's error is taken as normal over images, which gives Student's prediction interval: few
-    images widen it. The spread that few images show is shrunk towards `_SPREAD_PRIOR`, which counts as `_PRIOR_IMAGES`
+    images widen it. The spread that few images show is shrunk towards `spread_prior`, which counts as `_PRIOR_IMAGES`
     more of them.
     """
     logs = np.log(np.maximum(_image_errors(result, exact), 1e-12))
@@ -239,7 +247,7 @@ def predicted_error(result: Array, exact: Array) -> float:
     if not count:
         return 0.0
     freedom = _PRIOR_IMAGES + count - 1
-    spread = math.sqrt((_PRIOR_IMAGES * _SPREAD_PRIOR**2 + float(np.square(logs - logs.mean()).sum())) / freedom)
+    spread = math.sqrt((_PRIOR_IMAGES * spread_prior**2 + float(np.square(logs - logs.mean()).sum())) / freedom)
     return math.exp(float(logs.mean()) + _student(freedom) * spread * math.sqrt(1 + 1 / count))
 
 
