@@ -138,19 +138,19 @@ def write_results(path: Path, rows: Iterable[Row], keep: bool = False) -> None:
     kept = [row for row in read_rows(path) if (row.name, row.threads) not in measured] if keep else []
     lines = [{k: v for k, v in asdict(row).items() if v is not None} for row in (*kept, *dated)]
     write_atomic(
-        placed(path), json.dumps({"date": today(), "machine": machine_class(), "rows": lines}, indent=1) + "\n"
+        aligned_copies(path), json.dumps({"date": today(), "machine": machine_class(), "rows": lines}, indent=1) + "\n"
     )
 
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of this kind of CPU's results file, each with its date; none where there is no such file."""
-    if not placed(path).is_file():
+    if not aligned_copies(path).is_file():
         return []
-    found = json.loads(placed(path).read_text(encoding="utf-8"))
+    found = json.loads(aligned_copies(path).read_text(encoding="utf-8"))
     return [Row(**{"date": found.get("date", ""), **row}) for row in found["rows"]]
 
 
-def placed(path: Path) -> Path:
+def aligned_copies(path: Path) -> Path:
     """Where this machine's results go: those of the home kind lie in benchmarks/results, others in a folder of their
     kind. A path elsewhere stays as it is."""
     if path.resolve().parent != RESULTS or cpu_kind() == HOME_KIND:

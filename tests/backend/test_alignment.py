@@ -10,7 +10,7 @@ from tilewise.backend import current_backend
 RNG = np.random.default_rng(0)
 
 
-def placed(x: np.ndarray, offset: int) -> np.ndarray:
+def aligned_copies(x: np.ndarray, offset: int) -> np.ndarray:
     """A copy of `x` that starts `offset` bytes past a cache line."""
     buffer = np.empty(x.nbytes + 128, np.uint8)
     start = -buffer.ctypes.data % 64 + offset
@@ -33,7 +33,7 @@ def test_adam_does_not_depend_on_alignment(moved: int, backend: str) -> None:
     }
     results = []
     for offset in (0, 4, 16, 36, 60):
-        parts = [placed(a, offset if i == moved else 0) for i, a in enumerate(arrays)]
+        parts = [aligned_copies(a, offset if i == moved else 0) for i, a in enumerate(arrays)]
         current_backend().dispatch("adam_step", *parts, **settings, step=3)
         results.append(np.concatenate(parts))
     for other in results[1:]:
@@ -43,7 +43,7 @@ def test_adam_does_not_depend_on_alignment(moved: int, backend: str) -> None:
 @pytest.mark.parametrize("op", ["gelu", "relu", "softmax", "log_softmax", "sum_rows"])
 def test_row_operations_do_not_depend_on_alignment(op: str, backend: str) -> None:
     x = RNG.standard_normal((37, 53)).astype(np.float32)
-    results = [np.asarray(current_backend().dispatch(op, placed(x, offset))) for offset in (0, 4, 16, 36, 60)]
+    results = [np.asarray(current_backend().dispatch(op, aligned_copies(x, offset))) for offset in (0, 4, 16, 36, 60)]
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
 
@@ -55,6 +55,6 @@ def test_products_do_not_depend_on_alignment(shape: tuple[int, int, int], backen
     m, k, n = shape
     a, b = RNG.standard_normal((m, k)).astype(np.float32), RNG.standard_normal((n, k)).astype(np.float32)
     run = current_backend().dispatch
-    results = [run("matmul", placed(a, offset), placed(b, 64 - offset).T) for offset in (4, 16, 36, 60)]
+    results = [run("matmul", aligned_copies(a, offset), aligned_copies(b, 64 - offset).T) for offset in (4, 16, 36, 60)]
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])

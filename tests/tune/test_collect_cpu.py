@@ -32,7 +32,7 @@ from tilewise.tune.families.cpu import conv2d as conv
 from tilewise.tune.families.cpu import int8_matmul as int8
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
-from tilewise.tune.families.cpu.operands import placed
+from tilewise.tune.families.cpu.operands import aligned_copies
 from tilewise.tune.measure.collector import MeasurementRecorder
 from tilewise.tune.measure.cpu import collector as cpu_collect
 from tilewise.tune.measure.cpu.clock import CpuClock
@@ -525,13 +525,15 @@ def test_operands_lie_on_cache_lines_of_their_own_and_keep_values_and_order() ->
         "b": rng.standard_normal((2, 9, 3)).swapaxes(-1, -2),
         "c": rng.integers(0, 9, 4).astype(np.int32),
     }
-    for name, array in placed(given).items():
+    for name, array in aligned_copies(given).items():
         assert np.array_equal(array, given[name])
         assert array.dtype == given[name].dtype
         assert array.strides == given[name].strides
         assert array.ctypes.data % 64 == 0
-    again = placed(given)
-    assert [a.ctypes.data % 4096 for a in again.values()] == [a.ctypes.data % 4096 for a in placed(given).values()]
+    again = aligned_copies(given)
+    assert [a.ctypes.data % 4096 for a in again.values()] == [
+        a.ctypes.data % 4096 for a in aligned_copies(given).values()
+    ]
 
 
 @needs_native

@@ -9,7 +9,7 @@ from tilewise._extension import native
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.columns import config_row
-from tilewise.tune.families.space import Space, space_of
+from tilewise.tune.families.space import ConfigSpace, space_of
 from tools.gpu_visit import tiny_problems
 
 OWN = ("warps", "stages", "group", "winograd")
@@ -24,9 +24,9 @@ def one_by_one(family, problem, configs) -> np.ndarray:
 def test_columns_give_the_rows_of_each_configuration(problem):
     family = get_family(problem.family)
     configs = family.configs(problem)
-    space = Space(configs)
+    space = ConfigSpace(configs)
     np.testing.assert_array_equal(space.rows(family, problem, OWN), one_by_one(family, problem, configs))
-    assert space._tried[family.name]
+    assert space._takes_columns[family.name]
 
 
 @pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -41,7 +41,7 @@ def test_a_cpu_familys_rows_are_those_of_each_configuration(spec):
     family = get_family(spec["family"])
     problem = family.problem(spec)
     configs = list(family.configs(problem))[:60]
-    np.testing.assert_array_equal(Space(configs).rows(family, problem, OWN), one_by_one(family, problem, configs))
+    np.testing.assert_array_equal(ConfigSpace(configs).rows(family, problem, OWN), one_by_one(family, problem, configs))
 
 
 class Fickle:
@@ -69,14 +69,14 @@ def test_rows_that_have_not_changed_are_the_same_array():
     other = Problem({**GPU[0], "m": 4096})
     rows = space_of(configs).rows(family, GPU[0], OWN)
     assert space_of(configs).rows(family, other, OWN) is rows
-    np.testing.assert_array_equal(space_of(configs).fields, Space(list(configs)).fields)
+    np.testing.assert_array_equal(space_of(configs).fields, ConfigSpace(list(configs)).fields)
 
 
 def test_rows_of_one_family_are_not_another_familys():
     configs = tuple(Config.of(block_m=16, block_n=n, block_k=32, warps=4, stages=2, group=1) for n in (16, 32))
     single, batched = get_family("matmul"), get_family("batched_matmul")
     sizes = {"dtype": "bf16", "m": 64, "n": 64, "k": 64, "epilogue": "none", "layout": "nt"}
-    space, own = Space(configs), ("warps", "stages")
+    space, own = ConfigSpace(configs), ("warps", "stages")
     for family, more in ((single, {}), (batched, {"batch": 4}), (single, {}), (batched, {"batch": 8})):
         problem = Problem.of(family.name, **sizes, **more)
         each = [config_row(family, problem, config, own) for config in configs]
@@ -86,4 +86,4 @@ def test_rows_of_one_family_are_not_another_familys():
 
 def test_settings_that_only_some_have_are_zero_for_the_others():
     configs = [Config.of(a=1), Config.of(b=3)]
-    np.testing.assert_allclose(Space(configs).fields, [[1.0, 0.0], [0.0, 2.0]])
+    np.testing.assert_allclose(ConfigSpace(configs).fields, [[1.0, 0.0], [0.0, 2.0]])

@@ -1,10 +1,10 @@
-"""Tuning: families of kernels, measuring them, searching for their best configurations, and choosing.
+"""Tuning: kernel families, their measurement, the search for the best configuration, and its use.
 
-families/    what is tuned: one family for each kind of kernel
+families/    the kernels that are tuned, one family per kind
 workloads/   the programs whose kernels are measured
 measure/     devices, sampling, the collectors, export
-search/      the Gaussian process, stopping, calibration, replay
-choose/      the tuner, the cache of choices, the framework's chooser, autotune, check
+search/      the Gaussian process, stopping, calibration, confidence, replay
+choose/      the decision procedure, the tuner, the cache of choices, the framework's chooser
 """
 
 import importlib
@@ -28,7 +28,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Each at its first use: a process that only looks up what was tuned before needs none of them.
+    # Import each name at its first use: a process that only looks up tuned tiles needs none of them.
     if name in _MODULES:
         return getattr(importlib.import_module(f"tilewise.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""A configuration as a row of `config_feat`, the columns that a cost model reads.
+"""Configurations as rows of `config_feat`, the columns that a cost model reads.
 
-The 24 of TpuGraphs first (bounds of the second operand's tile, of the result's, of the first operand's), then the
-hardware's own by name, which are whatever a configuration says beside its block sizes. On a CPU the threads that share
-the kernel, whether a configuration is the default, and the machine's own numbers come last.
+First the 24 columns of TpuGraphs (tile bounds of the second operand, of the result and of the first operand), then the
+hardware settings by name: every setting that is not a block size. On a CPU the last columns are the number of threads,
+whether the configuration is the default, and the features of the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilewise.costmodel.hlo.featurize import sequence_features
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.registry import Family
 
-# Columns of a CPU's kernels that are not settings: how many threads share it, and which configuration is the default.
+# Columns of CPU kernels that are not settings: the number of threads, and a flag of the default configuration.
 THREADS, DEFAULT = "threads", "default"
 _OWN_ORDER = (
     "warps", "stages", "group", "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n", "winograd",
@@ -26,18 +26,18 @@ _OWN_ORDER = (
 
 
 def own_columns(configs: Sequence[Config]) -> tuple[str, ...]:
-    """What configurations say beside their blocks: known names in their order, then a plug-in's own."""
+    """Settings that are not block sizes: built-in names in their order, then those of plug-ins."""
     names = {name for config in set(configs) for name in config if not name.startswith("block_")}
     return (*(name for name in _OWN_ORDER if name in names), *sorted(names - set(_OWN_ORDER)))
 
 
-def at_most(size: Any, most: int) -> Any:
-    """A bound cut to what there is, of one configuration or of a column of them."""
-    return np.minimum(size, most) if isinstance(size, np.ndarray) else min(size, most)
+def at_most(size: Any, limit: int) -> Any:
+    """Minimum of a bound and a limit, for one configuration or a column of them."""
+    return np.minimum(size, limit) if isinstance(size, np.ndarray) else min(size, limit)
 
 
 def config_row(family: Family, problem: Problem, config: Config, own: Sequence[str]) -> list[int]:
-    """One row of `config_feat`; a column that a family does not have is 0."""
+    """Compute one row of `config_feat`; columns that a family does not have are 0."""
     tile = family.tile(problem, config)
     bounds = [
         value
@@ -54,12 +54,12 @@ def with_machine(
     machine: Mapping[str, int],
     default: int | None,
 ) -> npt.NDArray[np.float32]:
-    """Rows of `config_feat` with what no configuration says: the machine, the threads, which one is the default."""
-    whole, first = rows.copy(order="K"), rows.shape[1] - len(own)
-    known = {**machine, THREADS: problem.threads}
+    """Fill in the columns that do not depend on settings: the machine, the threads and the default's flag."""
+    completed, first = rows.copy(order="K"), rows.shape[1] - len(own)
+    values = {**machine, THREADS: problem.threads}
     for column, name in enumerate(own, start=first):
-        if name in known:
-            whole[:, column] = known[name]
+        if name in values:
+            completed[:, column] = values[name]
         elif name == DEFAULT and default is not None:
-            whole[default, column] = 1
-    return whole
+            completed[default, column] = 1
+    return completed

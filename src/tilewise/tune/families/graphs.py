@@ -1,4 +1,4 @@
-"""Where pages named the graphs of operations; `costmodel/hlo/operations.py` is the code."""
+"""Compatibility module for documents that refer to this path; the code is in `costmodel/hlo/operations.py`."""
 
 from tilewise.costmodel.hlo.operations import (
     attention_graph,

@@ -1,6 +1,7 @@
-"""Families by device and name: those that come with tilewise, loaded when they are asked for, and those that plug-ins
-add. What every family says of itself, whatever it runs on, is `Family`; `cpu/family.py` and `triton/family.py` add what
-running takes.
+"""Registry of kernel families by device and name: built-in families, loaded on first use, and those of plug-ins.
+
+`Family` is the interface that is common to all devices; `cpu/family.py` and `gpu/families/family.py` add the methods
+that run a kernel.
 """
 
 from __future__ import annotations
@@ -16,37 +17,37 @@ from tilewise.store.problem import Config, Problem, Value
 
 
 class Family(Protocol):
-    """What every family says of itself; see docs/adding-a-family.md."""
+    """Interface of a kernel family; see docs/adding-a-family.md."""
 
     name: str
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """The problem a user's JSON object describes; one sentence if it does not."""
+        """Check and complete a user's JSON object; raise ConfigurationError if it is invalid."""
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         """Every feasible configuration, the default first."""
 
     def graph(self, problem: Problem) -> KernelGraph:
-        """What is computed, as instructions (tilewise.costmodel.hlo.graph)."""
+        """Computation of the kernel as instructions (tilewise.costmodel.hlo.graph)."""
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""
+        """Tile bounds: `kernel` (second operand), `output` (result) and `input` (first operand)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """The right answer and how far a result may be from it: as a whole, or element by element."""
+    """Correct result and its tolerance, a scalar or one per element."""
 
     value: Any
     bound: Any
 
 
-# What makes each family, in a module under `families` or elsewhere.
+# Factory of each family, in a module relative to `families` or absolute.
 _BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "cpu": {
         "matmul": "cpu.matmul:Matmul",
         "batched_matmul": "cpu.matmul:batched_matmul",
-        "conv2d": "cpu.conv2d:Conv2d",
+        "conv2d": "cpu.conv2d:Conv2dFamily",
         "int8_matmul": "cpu.int8_matmul:Int8Matmul",
     },
     "triton": {
@@ -60,29 +61,30 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "reduction": "tilewise.gpu.families.rowwise:TritonReduction",
     },
 }
-_WORDS = {"cpu": "CPU", "triton": "Triton"}
+_DEVICE_NAMES = {"cpu": "CPU", "triton": "Triton"}
 _loaded: dict[tuple[str, str], Any] = {}
 
 
 def add_family(kind: str, family: Family) -> None:
-    """Register a family of your own; it takes part in `tilewise collect --shapes` from then on."""
+    """Register a family; `tilewise collect --shapes` accepts it from then on."""
     _loaded[kind, family.name] = family
 
 
 def family_names(kind: str) -> list[str]:
+    """Names of all families of a device."""
     return list(dict.fromkeys([*_BUILT_IN[kind], *(name for device, name in _loaded if device == kind)]))
 
 
 def find_family(kind: str, name: str) -> Any:
-    """The family `name` for devices of `kind`, as stores record it."""
+    """Return a family; `kind` is the device kind that stores record."""
     kind = "triton" if kind.startswith("triton") else kind
     if kind not in _BUILT_IN:
         raise FileFormatError(f"Measurements of kind {kind!r} are unknown to this tilewise; a newer one wrote them.")
     if (kind, name) not in _loaded:
         if name not in _BUILT_IN[kind]:
-            near = did_you_mean(name, family_names(kind))
-            raise ConfigurationError(f"There is no {_WORDS[kind]} kernel family {name!r}; {near}")
+            hint = did_you_mean(name, family_names(kind))
+            raise ConfigurationError(f"There is no {_DEVICE_NAMES[kind]} kernel family {name!r}; {hint}")
         module, make = _BUILT_IN[kind][name].split(":")
-        place = module if module.startswith("tilewise.") else f"tilewise.tune.families.{module}"
-        _loaded[kind, name] = getattr(importlib.import_module(place), make)()
+        path = module if module.startswith("tilewise.") else f"tilewise.tune.families.{module}"
+        _loaded[kind, name] = getattr(importlib.import_module(path), make)()
     return _loaded[kind, name]

@@ -1,8 +1,8 @@
-"""A list of configurations as arrays, worked out once for a list that is asked about for problem after problem.
+"""Vectorized configuration features, computed once for a list that many problems share.
 
-A family describes one configuration's tile; handed columns in place of numbers, the same few lines describe all of them
-at once. A family that cannot (it compares, or calls `min`) is asked one by one; one that does not say that it
-`takes_columns` is tried and compared first.
+A family describes the tile of one configuration. If it receives arrays (one column per setting) instead of numbers, the
+same code describes all configurations at once. A family whose code does not support arrays (it compares, or calls
+`min`) is called once per configuration. A family that does not declare `takes_columns` is tested first.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tilewise.tune.families.columns import config_row
 from tilewise.tune.families.registry import Family
 
 Numbers = npt.NDArray[np.float64]
-_PARTS = ("kernel", "output", "input")
-_KEPT = 8  # lists that are remembered
+_TENSORS = ("kernel", "output", "input")
+_MAX_SPACES = 8  # lists in the cache; arbitrary
 
 
 def doublings(configs: Sequence[Config], names: Sequence[str]) -> Numbers:
-    """Settings as the process compares them, one row a configuration; 0 where it has none of that name."""
+    """Settings of configurations as log2(1 + value), one row per configuration; 0 for a missing setting."""
     table = np.array([[config.get(name, 0) for name in names] for config in configs], np.float64)
     return np.asarray(np.log2(1.0 + np.abs(table.reshape(len(configs), len(names)))))
 
 
 class ConfigTable(Sequence[Config]):
-    """Configurations as rows of an array with a column for each of `names`; one is made when it is asked for."""
+    """Configurations as rows of an array with one column per name; `Config` objects are made on access."""
 
     def __init__(self, names: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
         self.names, self.rows = names, rows
@@ -45,11 +45,14 @@ class ConfigTable(Sequence[Config]):
         return Config(dict(zip(self.names, self.rows[index].tolist(), strict=True)))
 
 
-class Space:
-    """A list of configurations, what a cost model reads of it, and what the process compares. A family takes it for a
-    configuration whose settings are columns, with a row for each of the list."""
+class ConfigSpace:
+    """A list of configurations with its features for cost models and for the Gaussian process.
+
+    A family accepts it in place of a configuration; its settings are then arrays with one entry per configuration.
+    """
 
     def __init__(self, configs: Sequence[Config]) -> None:
+        """Convert the configurations to one integer column per setting."""
         self.configs = configs
         if isinstance(configs, ConfigTable):
             columns = dict(zip(configs.names, configs.rows.T, strict=True))
@@ -59,76 +62,82 @@ class Space:
         self.names = sorted(columns)
         self._columns: Mapping[str, npt.NDArray[np.int64]] = columns
         self._last = np.zeros((0, 0), np.float32)
-        self._asked: tuple[Any, ...] = ()  # what `_last` was worked out of
+        self._last_key: tuple[Any, ...] = ()  # inputs from which `_last` was computed
         self._last_bounds: list[Sequence[Any]] = []
-        self._tried: dict[str, bool] = {}  # families, and whether they take columns
+        self._takes_columns: dict[str, bool] = {}  # by family, as far as it is known
 
     @functools.cached_property
     def fields(self) -> Numbers:
+        """Settings in doublings: (configurations, settings)."""
         return doublings(self.configs, self.names)
 
     def size(self, name: str) -> npt.NDArray[np.int64]:
+        """Column of a setting."""
         return self._columns[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
     def scaled(self, weights: Mapping[str, float]) -> Numbers:
-        """The settings in doublings, each times its weight (1 where it has none)."""
+        """Settings in doublings, multiplied by weights (default 1)."""
         if not weights or not self.names:
             return self.fields
         return np.asarray(self.fields * np.array([weights.get(name, 1.0) for name in self.names]))
 
     def rows(self, family: Family, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32]:
-        """`config_feat`: the very same array as the last time where nothing in it has changed, so that what was worked
-        out of it need not be again."""
+        """Compute `config_feat`, the features that a cost model reads.
+
+        If nothing has changed since the last call, the same array is returned, so that models can reuse what they
+        derived from it.
+        """
         bounds = self._bounds(family, problem)
-        asked = (family.name, tuple(own), None if bounds is None else [len(part) for part in bounds])
-        if bounds is not None and asked == self._asked and all(map(is_, chain(*bounds), chain(*self._last_bounds))):
-            return self._last  # the same columns, bound by bound, as of the problem before
-        found = None if bounds is None else self._at_once(family, problem, bounds, own)
-        if found is None:
-            found = np.array([config_row(family, problem, config, own) for config in self.configs], np.float32)
-        if not np.array_equal(self._last, found):
-            self._last = found
-        self._asked, self._last_bounds = asked, bounds or []
+        key = (family.name, tuple(own), None if bounds is None else [len(tensor_bounds) for tensor_bounds in bounds])
+        if bounds is not None and key == self._last_key and all(map(is_, chain(*bounds), chain(*self._last_bounds))):
+            return self._last  # all bounds are the same arrays as for the last problem
+        rows = None if bounds is None else self._rows_from_columns(family, problem, bounds, own)
+        if rows is None:
+            rows = np.array([config_row(family, problem, config, own) for config in self.configs], np.float32)
+        if not np.array_equal(self._last, rows):
+            self._last = rows
+        self._last_key, self._last_bounds = key, bounds or []
         return self._last
 
     def _bounds(self, family: Family, problem: Problem) -> list[Sequence[Any]] | None:
-        """A tile's bounds, part by part, as columns; None where the family takes none."""
+        """Tile bounds of the three tensors as columns; None if the family does not support columns."""
         columns: Any = self
         try:
-            if self._tried.get(family.name, True):
+            if self._takes_columns.get(family.name, True):
                 tile: Mapping[str, Sequence[Any]] = family.tile(problem, columns)
-                return [tile[part] for part in _PARTS]
+                return [tile[tensor] for tensor in _TENSORS]
         except (TypeError, ValueError, AttributeError, KeyError):
-            self._tried[family.name] = False
+            self._takes_columns[family.name] = False
         return None
 
-    def _at_once(
+    def _rows_from_columns(
         self, family: Family, problem: Problem, bounds: Sequence[Sequence[Any]], own: Sequence[str]
     ) -> npt.NDArray[np.float32] | None:
-        width = len(_PARTS) * (DIMENSIONS + 2) + len(own)
-        found = np.zeros((len(self.configs), width), np.float32, order="F")  # filled and read column by column
+        """Assemble the features from columns; None if the family turns out not to support columns."""
+        width = len(_TENSORS) * (DIMENSIONS + 2) + len(own)
+        rows = np.zeros((len(self.configs), width), np.float32, order="F")  # filled and read by columns
         try:
-            for number, part in enumerate(bounds):
-                _fill(found[:, number * (DIMENSIONS + 2) :], part)
+            for number, tensor_bounds in enumerate(bounds):
+                _fill(rows[:, number * (DIMENSIONS + 2) :], tensor_bounds)
         except (TypeError, ValueError):
-            self._tried[family.name] = False
+            self._takes_columns[family.name] = False
             return None
-        for number, name in enumerate(own, start=len(_PARTS) * (DIMENSIONS + 2)):
+        for number, name in enumerate(own, start=len(_TENSORS) * (DIMENSIONS + 2)):
             if name in self:
-                found[:, number] = self.size(name)
-        if family.name not in self._tried and not getattr(family, "takes_columns", False):
-            every = [config_row(family, problem, config, own) for config in self.configs]
-            self._tried[family.name] = np.array_equal(found, np.array(every, np.float32))
-        return found if self._tried.get(family.name, True) else None
+                rows[:, number] = self.size(name)
+        if family.name not in self._takes_columns and not getattr(family, "takes_columns", False):
+            expected_rows = [config_row(family, problem, config, own) for config in self.configs]
+            self._takes_columns[family.name] = np.array_equal(rows, np.array(expected_rows, np.float32))
+        return rows if self._takes_columns.get(family.name, True) else None
 
 
 def _fill(out: npt.NDArray[np.float32], bounds: Sequence[Any]) -> None:
-    """The bounds, their sum and their product; all 0 where there are none."""
-    for place, bound in enumerate(bounds[:DIMENSIONS]):
-        out[:, place] = bound
+    """Write bounds, their sum and their product; all 0 without bounds."""
+    for dimension, bound in enumerate(bounds[:DIMENSIONS]):
+        out[:, dimension] = bound
     if len(bounds):
         total, product = 0, 1
         for bound in bounds:
@@ -136,16 +145,16 @@ def _fill(out: npt.NDArray[np.float32], bounds: Sequence[Any]) -> None:
         out[:, DIMENSIONS], out[:, DIMENSIONS + 1] = total, product
 
 
-_spaces: list[Space] = []
+_spaces: list[ConfigSpace] = []
 
 
-def space_of(configs: Sequence[Config]) -> Space:
-    """The space of a list; remembered where it is a tuple, which nobody changes."""
+def space_of(configs: Sequence[Config]) -> ConfigSpace:
+    """Return the space of a list; cached for tuples, which are immutable."""
     if not isinstance(configs, tuple):
-        return Space(configs)
-    for known in _spaces:
-        if known.configs is configs:
-            return known
-    made = Space(configs)
-    _spaces[:] = [made, *_spaces[: _KEPT - 1]]
-    return made
+        return ConfigSpace(configs)
+    for space in _spaces:
+        if space.configs is configs:
+            return space
+    space = ConfigSpace(configs)
+    _spaces[:] = [space, *_spaces[: _MAX_SPACES - 1]]
+    return space

@@ -1,6 +1,6 @@
-"""What users of Triton import: `autotune` for kernels of their own, `matmul` and `linear` for products.
+"""Public names for users of Triton: `autotune` for their own kernels, `matmul` and `linear` for products.
 
-`choose/autotune.py` and `products/choose.py` are the code.
+The code is in `gpu/autotune.py` and `gpu/products/`.
 """
 
 import importlib
@@ -12,7 +12,7 @@ __all__ = ["autotune", "linear", "matmul"]
 
 
 def __getattr__(name: str) -> Any:
-    # At its first use: products are built on the tuner, not the other way round.
+    # Imported at first use, because products are built on the tuner.
     if name in ("linear", "matmul"):
         return getattr(importlib.import_module("tilewise.gpu.products"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The CPU family `conv2d`: the native convolution with its tile as the configuration.
 
-Which algorithm runs belongs to the configuration, as the tile does. Kernels and strides are square, padding is the same
-on all sides; `threads` belongs to the problem.
+The algorithm (direct, Winograd) is part of the configuration, like the tile. Filters and strides are square, and
+padding is the same on all sides. The number of threads belongs to the problem.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.columns import at_most
 from tilewise.tune.families.cpu.family import Array, Expected
-from tilewise.tune.families.cpu.operands import placed
+from tilewise.tune.families.cpu.operands import aligned_copies
 from tilewise.tune.families.cpu.tiles import config_for, tile_for
 from tilewise.tune.measure.cpu.clock import require_native
 
 EPILOGUES = ("none", "bias", "bias_relu", "residual")
-MAX_MULTIPLICATIONS = 1 << 33
+MAX_MULTIPLICATIONS = 1 << 33  # larger problems take too long to measure
 MAX_THREADS = 64
 
 config_of, tile_of = functools.partial(config_for, "conv2d"), functools.partial(tile_for, "conv2d")
 
 
-class Conv2d:
+class Conv2dFamily:
     """y = epilogue(conv2d(x, w)): x (batch, channels, height, width), w (filters, channels, kernel, kernel)."""
 
     name = "conv2d"
@@ -46,10 +46,11 @@ class Conv2d:
     }
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
+        """Check and complete a specification."""
         problem = read_spec(self.name, spec, self.sizes, self.choices)
         rows, columns = _spatial(problem)
         if min(rows, columns) < 1:
-            raise ConfigurationError("The kernel of this conv2d is larger than its padded input.")
+            raise ConfigurationError("The filter of this conv2d is larger than its padded input.")
         if multiplications(problem) > MAX_MULTIPLICATIONS:
             raise ConfigurationError(
                 f"A conv2d of {multiplications(problem):,} multiplications is too large to measure."
@@ -57,12 +58,14 @@ class Conv2d:
         return problem
 
     def configs(self, problem: Problem) -> Sequence[Config]:
+        """All feasible tiles, the default first."""
         shape = tile_shape(problem)
         default = tiled_op("conv2d").default(require_native(), shape, None, problem.size("threads"))
         space = tile_space("conv2d", shape, threads=problem.size("threads"))
         return [config_of(default), *(config_of(tile) for tile in space if tile != default)]
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
+        """Draw a normal input and filters, and the operands of the epilogue."""
         x_shape, w_shape = _shapes(problem)
 
         def draw(shape: Sequence[int]) -> Array:
@@ -73,9 +76,10 @@ class Conv2d:
             operands["bias"] = draw((w_shape[0],))
         if problem.word("epilogue") == "residual":
             operands["residual"] = draw((x_shape[0], w_shape[0], *_spatial(problem)))
-        return placed(operands)
+        return aligned_copies(operands)
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
+        """Compute the result in float64; the tolerance allows for Winograd's rounding."""
         value = numpy_conv2d(
             operands["x"].astype(np.float64), operands["w"].astype(np.float64), **_geometry(problem)
         )  # fmt: skip
@@ -91,6 +95,7 @@ class Conv2d:
         return Expected(value, 1e-4 + 2e-5 * float(np.sqrt(inner)) + 3e-7 * inner)
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
+        """Run the native convolution with a tile."""
         conv2d, tile, x, w = require_native().conv2d, tile_of(config), operands["x"], operands["w"]
         extras: dict[str, Any] = {name: operands[name] for name in ("bias", "residual") if name in operands}
         if problem.word("epilogue").endswith("relu"):
@@ -103,7 +108,7 @@ class Conv2d:
         return conv_graph(x_shape, w_shape, geometry["stride"], geometry["padding"], 1, problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """A block is whole rows of the result (Winograd: of tiles), all of the input channels under them."""
+        """Bounds of a block: whole rows of the result (Winograd: of output tiles), with all input channels."""
         rows, columns = _spatial(problem)
         winograd: Any = config.size("winograd")  # a number, or a column of them
         side = 1 + 3 * (winograd == 1) + (winograd == 2)  # outputs of a unit
@@ -119,20 +124,22 @@ class Conv2d:
 
 
 def multiplications(problem: Problem) -> int:
+    """Multiplications of the direct algorithm."""
     (n, c, _, _), (o, _, kh, kw) = _shapes(problem)
     rows, columns = _spatial(problem)
     return n * o * rows * columns * c * kh * kw
 
 
 def tile_shape(problem: Problem) -> tuple[int, ...]:
-    """The problem as `tile_space("conv2d", ...)` takes it."""
+    """Shape of a problem in the form of `tile_space("conv2d", ...)`."""
     x_shape, w_shape = _shapes(problem)
     geometry = _geometry(problem)
     return (*x_shape, w_shape[0], *w_shape[2:], *geometry["stride"], *geometry["padding"], 1)
 
 
 def _shapes(problem: Problem) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
-    batch, channels, height, width, filters, kernel = (problem.size(name) for name in Conv2d.sizes)
+    """Shapes of the input (N, C, H, W) and of the filters (O, C, K, K)."""
+    batch, channels, height, width, filters, kernel = (problem.size(name) for name in Conv2dFamily.sizes)
     return (batch, channels, height, width), (filters, channels, kernel, kernel)
 
 
@@ -142,6 +149,7 @@ def _geometry(problem: Problem) -> dict[str, tuple[int, int]]:
 
 
 def _spatial(problem: Problem) -> tuple[int, int]:
+    """Height and width of the result."""
     kernel, stride, padding = (problem.size(name) for name in ("kernel", "stride", "padding"))
     rows, columns = (
         (problem.size(name) + 2 * padding - kernel) // stride + 1 for name in ("height", "width")

@@ -1,7 +1,7 @@
-"""The plug-in point of the CPU collector: what a family of native kernels must say about itself.
+"""The plug-in interface of the CPU collector: families of native kernels.
 
-The same idea as for Triton, with less to say: there is nothing to compile, and the kernel is a Python callable. The
-first configuration of `configs` is the default, against which all others are normalised.
+It is simpler than the interface for Triton: nothing is compiled, and the kernel is a Python callable. The first
+configuration of `configs` is the default; runtimes are relative to it.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ Array = npt.NDArray[Any]
 
 
 class CpuFamily(Family, Protocol):
-    """What a plug-in provides; see docs/adding-a-family.md."""
+    """Interface of a CPU family; see docs/adding-a-family.md."""
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
-        """Fresh random inputs."""
+        """Draw random inputs."""
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
-        """The answer from NumPy, and the tolerance."""
+        """Compute the result with NumPy, and its tolerance."""
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
-        """A callable that runs the kernel once and gives its result."""
+        """Return a callable that runs the kernel once and returns its result."""
 
 
 def is_right(result: Array, expected: Expected) -> bool:
-    """Whether it is within bounds; a NaN is within none."""
-    same = result.shape == expected.value.shape
-    return same and bool((np.abs(result - expected.value) <= expected.bound).all())
+    """True if a result is within its tolerance; NaN never is."""
+    same_shape = result.shape == expected.value.shape
+    return same_shape and bool((np.abs(result - expected.value) <= expected.bound).all())
 
 
 add_family, family_names = partial(registry.add_family, "cpu"), partial(registry.family_names, "cpu")
 
 
 def get_family(name: str) -> CpuFamily:
+    """Return a CPU family by name."""
     family: CpuFamily = registry.find_family("cpu", name)
     return family
 

@@ -1,9 +1,9 @@
 """The CPU family `int8_matmul`: the native integer product with its tile as the configuration.
 
-Unsigned bytes times signed bytes, summed in 32 bits; the weights are packed beforehand, as in a quantized layer, so a
-configuration is all loops. The epilogue says what becomes of the sums: they are the result (`none`), they become floats
-(`bias`, `bias_relu`), or bytes for the next layer (`requantize`). All of it is exact, and so is the comparison: sums
-have no rounding to excuse, and the floats round where NumPy's do.
+uint8 activations times int8 weights, accumulated in int32. The weights are packed once, as in a quantized layer, and no
+tile changes the packing. The epilogue is `none` (int32 sums), `bias` or `bias_relu` (float32), or `requantize` (uint8
+for the next layer). Results must match NumPy exactly: integer sums do not round, and the floats round at the same
+points.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.columns import at_most
 from tilewise.tune.families.cpu.family import Array, Expected
-from tilewise.tune.families.cpu.operands import placed
+from tilewise.tune.families.cpu.operands import aligned_copies
 from tilewise.tune.families.cpu.tiles import config_for, tile_for
 from tilewise.tune.measure.cpu.clock import require_native
 
 EPILOGUES = ("none", "bias", "bias_relu", "requantize")
-MAX_MULTIPLICATIONS = 1 << 34
-MAX_DEPTH = 1 << 16  # 65,536 products of 255 and -128 are the last whose sum surely fits 32 bits
+MAX_MULTIPLICATIONS = 1 << 34  # larger problems take too long to measure
+MAX_DEPTH = 1 << 16  # 65,536 * 255 * 128 < 2**31: sums cannot overflow int32
 MAX_THREADS = 64
 
 config_of, tile_of = functools.partial(config_for, "int8_matmul"), functools.partial(tile_for, "int8_matmul")
-_ZERO_POINT = 117  # of the result's bytes
+_ZERO_POINT = 117  # of the requantized result; arbitrary
 _KINDS = {"none": 0, "bias": 1, "bias_relu": 1, "requantize": 2}
 
 
 class _Operands(dict[str, Array]):
-    """The arrays, and the layer that holds the packed weights: no tile changes the packing, so all share it."""
+    """The arrays and the layer with the packed weights, which all configurations share."""
 
     layer: Any
 
 
 class Int8Matmul:
-    """y = epilogue(x @ w): x (m, k) unsigned bytes, w (k, n) signed bytes, sums in int32."""
+    """y = epilogue(x @ w): x (m, k) uint8, w (k, n) int8, accumulated in int32."""
 
     name = "int8_matmul"
     takes_columns = True
@@ -54,6 +54,7 @@ class Int8Matmul:
     }
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
+        """Check and complete a specification."""
         problem = read_spec(self.name, spec, self.sizes, self.choices)
         m, n, k = _sizes(problem)
         if m * n * k > MAX_MULTIPLICATIONS:
@@ -63,29 +64,32 @@ class Int8Matmul:
         return problem
 
     def configs(self, problem: Problem) -> Sequence[Config]:
+        """All feasible tiles, the default first."""
         shape = _sizes(problem)
         default = tiled_op("int8_matmul").default(require_native(), shape, None, problem.size("threads"))
         space = tile_space("int8_matmul", shape, threads=problem.size("threads"))
         return [config_of(default), *(config_of(tile) for tile in space if tile != default)]
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
+        """Draw uniform bytes, and scales that let requantized results use most of the uint8 range."""
         m, n, k = _sizes(problem)
         padded = -(-k // 4) * 4
         x = rng.integers(0, 256, (m, padded), dtype=np.uint8)
-        drawn: dict[str, Array] = {
+        arrays: dict[str, Array] = {
             "x": x,
             "w": rng.integers(-128, 128, (n, k), dtype=np.int8),
             "offset": rng.integers(-10_000, 10_000, n, dtype=np.int32),
-            # Results of about 40 in the deviation: bytes then use most of their range.
+            # A standard deviation of about 40, so that uint8 results use most of their range.
             "scale": rng.uniform(0.5, 1.5, n).astype(np.float32) * np.float32(40 / (1e4 * np.sqrt(k))),
             "bias": rng.standard_normal(n, dtype=np.float32),
             "row_scale": rng.uniform(0.5, 1.5, m).astype(np.float32),
         }
-        operands = _Operands(placed(drawn))
+        operands = _Operands(aligned_copies(arrays))
         operands.layer = _packed(problem, operands)
         return operands
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
+        """Compute the exact result; rows of `requantize` are padded to multiples of four with the zero point."""
         k = problem.size("k")
         # Products of bytes and sums of 65,536 of them are exact in float64, and its matrix product is fast.
         sums = operands["x"][:, :k].astype(np.float64) @ operands["w"].T.astype(np.float64) + operands["offset"]
@@ -94,15 +98,16 @@ class Int8Matmul:
         value = sums.astype(np.float32) * operands["scale"]
         if problem.word("epilogue") == "requantize":
             rounded = np.rint(value).astype(np.float64) + _ZERO_POINT
-            filled = np.full((len(rounded), -(-rounded.shape[1] // 4) * 4), float(_ZERO_POINT))
-            filled[:, : rounded.shape[1]] = np.clip(rounded, 0, 255)
-            return Expected(filled, 0.0)
+            padded_bytes = np.full((len(rounded), -(-rounded.shape[1] // 4) * 4), float(_ZERO_POINT))
+            padded_bytes[:, : rounded.shape[1]] = np.clip(rounded, 0, 255)
+            return Expected(padded_bytes, 0.0)
         value = value * operands["row_scale"][:, None] + operands["bias"]
         if problem.word("epilogue") == "bias_relu":
             value = np.maximum(value, np.float32(0))
         return Expected(value.astype(np.float64), 0.0)
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
+        """Run the packed layer with a tile."""
         layer = operands.layer if isinstance(operands, _Operands) else _packed(problem, operands)
         epilogue = problem.word("epilogue")
         linear, x, tile, kind = layer.linear, operands["x"], tile_of(config), _KINDS[epilogue]
@@ -114,7 +119,7 @@ class Int8Matmul:
         return int8_matmul_graph(*_sizes(problem), problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """Blocks cut to the matrix: what lies beyond it is never touched."""
+        """Blocks limited to the size of the matrix."""
         rows, columns, depth = (
             at_most(config.size(name), size)
             for name, size in zip(("block_m", "block_n", "block_k"), _sizes(problem), strict=True)
@@ -127,10 +132,10 @@ def _sizes(problem: Problem) -> tuple[int, int, int]:
 
 
 def _packed(problem: Problem, operands: Mapping[str, Array]) -> Any:
-    """The layer of a problem's weights."""
+    """Pack the weights of a problem into a native layer."""
     n, k = operands["w"].shape
     weights, bias = operands["w"].reshape(n, 1, 1, k), operands["bias"]
-    biased = bias if "bias" in problem.word("epilogue") else None
-    layer = require_native().Int8Layer(weights, operands["offset"], operands["scale"], biased, (1, 1), (0, 0))
+    packed_bias = bias if "bias" in problem.word("epilogue") else None
+    layer = require_native().Int8Layer(weights, operands["offset"], operands["scale"], packed_bias, (1, 1), (0, 0))
     layer.set_output(_ZERO_POINT, 0, 255)
     return layer

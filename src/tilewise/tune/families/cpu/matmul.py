@@ -1,7 +1,8 @@
 """The CPU families `matmul` and `batched_matmul`: the native product with its tile as the configuration.
 
-A layout has a letter per operand: n as written, t transposed in memory; transposed operands are views and are not
-copied. `threads` belongs to the problem: how the result is split among so many threads belongs to the configuration.
+A layout has one letter per operand: n for row-major, t for transposed in memory; transposed operands are views and are
+not copied. The number of threads belongs to the problem; the split of the result over threads belongs to the
+configuration.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.columns import at_most
 from tilewise.tune.families.cpu.family import Array, Expected
-from tilewise.tune.families.cpu.operands import placed
+from tilewise.tune.families.cpu.operands import aligned_copies
 from tilewise.tune.families.cpu.tiles import product_config as config_of
 from tilewise.tune.families.cpu.tiles import product_tile as tile_of
 from tilewise.tune.measure.cpu.clock import require_native
 
 EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 LAYOUTS = ("nn", "nt", "tn", "tt")
-MAX_MULTIPLICATIONS = 1 << 33
+MAX_MULTIPLICATIONS = 1 << 33  # larger problems take too long to measure
 MAX_THREADS = 64
 
 
@@ -47,6 +48,7 @@ class Matmul:
     }
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
+        """Check and complete a specification."""
         problem = read_spec(self.name, spec, self.sizes, self.choices)
         batch, m, n, k = _sizes(problem)
         if max(batch, 1) * m * n * k > MAX_MULTIPLICATIONS:
@@ -54,6 +56,7 @@ class Matmul:
         return problem
 
     def configs(self, problem: Problem) -> Sequence[Config]:
+        """All feasible tiles, the default first."""
         _, m, n, k = _sizes(problem)
         layout, threads = problem.word("layout"), problem.size("threads")
         default = self.default(problem)
@@ -61,11 +64,12 @@ class Matmul:
         return [default, *(config for config in map(config_of, space) if config != default)]
 
     def default(self, problem: Problem) -> Config:
-        """The first of `configs`, without the others; operands are made, but their memory is never touched."""
+        """Return the default tile alone. Operands are allocated for it, but their memory is never touched."""
         operands = _views(problem, functools.partial(np.empty, dtype=np.float32))
         return config_of(TileConfig(*require_native().matmul_plan(*operands, problem.size("threads"))[1]))
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
+        """Draw normal matrices in the layout of the problem, and the operands of its epilogue."""
         batch, m, n, _ = _sizes(problem)
 
         def draw(shape: Sequence[int]) -> Array:
@@ -78,9 +82,10 @@ class Matmul:
             operands["bias"] = draw((n,))
         if problem.word("epilogue") == "residual":
             operands["residual"] = draw(shape)
-        return placed(operands)
+        return aligned_copies(operands)
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
+        """Compute the result in float64."""
         value = np.matmul(operands["a"].astype(np.float64), operands["b"].astype(np.float64))
         for name in ("bias", "residual"):
             if name in operands:
@@ -93,8 +98,8 @@ class Matmul:
         return Expected(value, 1e-5 + 3e-7 * problem.size("k"))
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
-        """What the framework would run: the default is given no tile, so that it may leave the tiled loops; the others
-        are read beforehand, as a chooser's are."""
+        """Run the product as the framework does. The default gets no tile, because it may use another algorithm than
+        the tiled loops; other tiles are prepared once, as a chooser's are."""
         module, tile, a, b = require_native(), tile_of(config), operands["a"], operands["b"]
         if tile == TileConfig(*module.matmul_plan(a, b, problem.size("threads"))[1]):
             prepared = None
@@ -110,7 +115,7 @@ class Matmul:
         return matmul_graph(problem.word("dtype"), _sizes(problem), problem.word("layout"), problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """Blocks cut to the matrix: what lies beyond it is never touched."""
+        """Blocks limited to the size of the matrix."""
         _, m, n, k = _sizes(problem)
         rows, columns, depth = (
             at_most(config.size(name), size) for name, size in (("block_m", m), ("block_n", n), ("block_k", k))
@@ -127,13 +132,13 @@ def batched_matmul() -> Matmul:
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
-    """(batch, m, n, k); batch 0 where there is none."""
+    """Sizes (batch, m, n, k); batch is 0 for a single product."""
     batch = problem.size("batch") if "batch" in problem else 0
     return batch, problem.size("m"), problem.size("n"), problem.size("k")
 
 
 def _views(problem: Problem, make: Callable[[Sequence[int]], Array]) -> tuple[Array, Array]:
-    """Both operands with their logical shapes, laid out as the problem says."""
+    """Make both operands: a (m, k), b (k, n), in the memory layout of the problem."""
     batch, m, n, k = _sizes(problem)
     layout = problem.word("layout")
     lead = (batch,) if batch else ()

@@ -1,7 +1,8 @@
-"""Where operands lie. A kernel that reads an operand unpacked is up to a fifth slower where its rows do not start on
-cache lines, and NumPy places arrays on any multiple of 16 bytes; small pages land on other cache sets every time. So
-the operands of a measurement are put on cache lines of large pages, the same in every process: two runs then measure
-the same thing.
+"""Memory alignment of operands, so that repeated runs measure the same thing.
+
+A kernel that reads an operand unpacked is up to a fifth slower if its rows do not start on cache lines, and NumPy
+aligns arrays to 16 bytes only; small pages map to other cache sets in every process. The operands of a measurement are
+therefore aligned to cache lines on large pages, identically in every process.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-_LARGE_PAGE = 2 << 20
-# Beyond whole pages: an odd number of cache lines, so that no two start on the same cache set, nor on the result's.
+_LARGE_PAGE = 2 << 20  # bytes, x86-64 and AArch64
+# Bytes: an odd number of cache lines beyond whole pages, so that no two operands start at the same cache set.
 _STAGGER = 17 * 64
 
 
-def placed(operands: Mapping[str, Array]) -> dict[str, Array]:
-    """Copies of the operands, of the same values, shapes and order in memory, at places that are always the same."""
+def aligned_copies(operands: Mapping[str, Array]) -> dict[str, Array]:
+    """Copy the operands, with their shapes and memory order, to reproducible addresses relative to a large page."""
     starts, end = {}, 0
     for number, (name, array) in enumerate(operands.items()):
         starts[name] = end + (number + 1) * _STAGGER
@@ -32,17 +33,18 @@ def placed(operands: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _arena(size: int) -> Array:
-    """Bytes that start on a large page, and lie on large pages where the system has them."""
+    """Allocate bytes that start at a large page, and use large pages if the system provides them."""
     block = mmap.mmap(-1, -(-max(size, 1) // _LARGE_PAGE) * _LARGE_PAGE + _LARGE_PAGE)
     with contextlib.suppress(AttributeError, OSError, ValueError):
         block.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(block, np.uint8)
-    return whole[-whole.ctypes.data % _LARGE_PAGE :][:size]
+    block_bytes = np.frombuffer(block, np.uint8)
+    return block_bytes[-block_bytes.ctypes.data % _LARGE_PAGE :][:size]
 
 
 def _copy(array: Array, arena: Array, start: int) -> Array:
-    turned = array.ndim > 1 and not array.flags.c_contiguous
-    source = array.swapaxes(-1, -2) if turned else array
+    """Copy an array into the arena; a transposed matrix stays transposed."""
+    is_transposed = array.ndim > 1 and not array.flags.c_contiguous
+    source = array.swapaxes(-1, -2) if is_transposed else array
     target = arena[start : start + array.nbytes].view(array.dtype).reshape(source.shape)
     target[...] = source
-    return target.swapaxes(-1, -2) if turned else target
+    return target.swapaxes(-1, -2) if is_transposed else target

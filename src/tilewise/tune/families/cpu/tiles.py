@@ -1,7 +1,6 @@
-"""Native tiles as configurations, and back, under the names that each operation's `TiledOp` gives its fields.
+"""Conversion between native tiles and configurations, with the field names of each operation's `TiledOp`.
 
-Blocks become bounds of tensors in a model's columns, the rest columns of their own. This file imports nothing of the
-cost model, so that a process that only uses what was tuned starts quickly.
+This file does not import the cost model, so that a process that only looks up tuned tiles starts quickly.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from tilewise.store.problem import Config
 
 
 def config_for(op: str, tile: Any) -> Config:
-    """A native tile as a configuration of its family."""
+    """Convert a native tile to a configuration of its family."""
     return Config(tiled_op(op).values(tile))
 
 
 def tile_for(op: str, config: Config) -> Any:
-    """The native tile that a configuration of a family stands for."""
+    """Convert a configuration of a family to a native tile."""
     return tiled_op(op).tile(config)
 
 
