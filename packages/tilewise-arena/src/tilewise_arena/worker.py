@@ -43,18 +43,18 @@ _FOLDERS = re.compile(r"(?<![\w.~-])/(?:[^\s/:'\"]+/)+")
 
 
 class Watch:
-    """Which running jobs have stopped beating: what was seen of each, and since when by the monotonic clock."""
+    """Finds running jobs without a heartbeat: stores the last beat of each, and when it was first observed."""
 
     def __init__(self, lease: float = LEASE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._lease, self._clock = lease, clock
-        self._seen: dict[int, tuple[int, float]] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
 
     def abandoned(self, running: Mapping[int, int]) -> dict[int, int]:
-        """Of the running entries with their beats, those that have not moved for the length of a lease."""
+        """Return the running entries whose heartbeat has not changed for the length of a lease."""
         now = self._clock()
-        known = {e: self._seen[e] for e, beat in running.items() if e in self._seen and self._seen[e][0] == beat}
-        self._seen = {entry: known.get(entry, (beat, now)) for entry, beat in running.items()}
-        return {entry: beat for entry, (beat, since) in self._seen.items() if now - since >= self._lease}
+        unchanged = {e: self._beats[e] for e, beat in running.items() if e in self._beats and self._beats[e][0] == beat}
+        self._beats = {entry: unchanged.get(entry, (beat, now)) for entry, beat in running.items()}
+        return {entry: beat for entry, (beat, since) in self._beats.items() if now - since >= self._lease}
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def _measured(
 
 
 def _outcome(measure: Callable[[], dict[str, Any]]) -> tuple[str, dict[str, Any] | None, str]:
-    """What came of a measurement, its figures, and why there are none."""
+    """Run a measurement; returns the outcome, the figures, and the reason if there are none."""
     try:
         return "scored", measure(), ""
     except TooNoisy as error:

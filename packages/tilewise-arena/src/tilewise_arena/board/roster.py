@@ -57,7 +57,7 @@ def make_tokens(board: Board, students: Iterable[Student], by: str = "") -> dict
 
 
 def tokens_csv(students: Iterable[Student], tokens: dict[str, str]) -> str:
-    """Who gets which token; teams that had one before are left out."""
+    """Return a table of students, teams and new tokens; teams that had a token before are left out."""
     rows = [(safe(s["name"]), safe(s["team"]), tokens[s["team"]]) for s in students if s["team"] in tokens]
     return as_csv([("name", "team", "token"), *rows])
 

@@ -1,6 +1,6 @@
-"""Who is signed in: a random cookie whose hash the board keeps until it ends, is ended, or its token is revoked.
+"""Sessions of the website: a random cookie, whose hash the board stores until it expires or its token is revoked.
 
-The hash is made with the board's key: whoever can write to the database, and has no key, signs nobody in.
+The hash needs the board's key, so write access to the database alone is not enough to create a session.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def open_session(board: Board, token: str, seconds: float) -> str:
 
 
 def session_holder(board: Board, secret: str) -> Holder | None:
-    """Whose cookie this is; None for one that is unknown, has ended, or whose token is revoked."""
+    """Return the owner of a cookie; None if it is unknown or has expired, or its token is revoked."""
     session, tokens = schema.sessions, schema.tokens
-    known = (
+    is_valid = (
         (session.c.hash == _hash(board, secret)) & (session.c.until > time.time()) & (tokens.c.id == session.c.token)
     )
-    query = select(tokens.c.id, tokens.c.team, tokens.c.role).where(known & tokens.c.revoked_at.is_(None))
+    query = select(tokens.c.id, tokens.c.team, tokens.c.role).where(is_valid & tokens.c.revoked_at.is_(None))
     with board.read() as connection:
         found = connection.execute(query).first()
     return None if found is None else Holder(str(found.id), str(found.team), str(found.role))

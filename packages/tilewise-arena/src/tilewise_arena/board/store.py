@@ -150,7 +150,7 @@ def _holder(event: str, division: str) -> Select[tuple[int]]:
 
 @contextmanager
 def readable(board: Board) -> Iterator[None]:
-    """What a damaged database says, or holds that no board holds, is one sentence."""
+    """Translate the errors of a damaged database, and invalid contents, into one sentence."""
     try:
         yield
     except TilewiseError:
@@ -203,7 +203,7 @@ class Board:
             yield connection
 
     def _value(self, query: Any) -> Any:
-        """What a query for one value finds, or None."""
+        """Return the result of a query for one value, or None."""
         with self.read() as connection:
             return connection.execute(query).scalar()
 
@@ -265,7 +265,7 @@ class Board:
         return self._rows(select(table.c.id).where(chosen).order_by(table.c.score.desc(), table.c.id))
 
     def _rows(self, query: Any) -> list[dict[str, Any]]:
-        """What lists show of the entries that a query finds, in its order: which ones off an index, then their rows."""
+        """Return the listed columns of the entries that a query finds, in its order: ids first, then rows."""
         table = schema.entries
         shown = [column for column in table.c if column.name not in ("result", "recipe", "bytes")]
         with self.read() as connection:
@@ -279,12 +279,12 @@ class Board:
     def count(
         self, event: str | None = None, division: str | None = None, status: str | None = None, team: str | None = None
     ) -> int:
-        """How many entries `entries` finds without a limit."""
+        """Count the entries that `entries` would return without a limit."""
         query = select(func.count()).select_from(schema.entries).where(*_chosen(event, division, status, team))
         return int(self._value(query) or 0)
 
     def teams_of(self, event: str) -> int:
-        """How many teams have entered an event."""
+        """Count the teams that have entered an event."""
         table = schema.entries
         return int(self._value(select(func.count(table.c.team.distinct())).where(table.c.event == event)) or 0)
 

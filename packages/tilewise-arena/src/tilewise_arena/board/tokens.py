@@ -14,7 +14,7 @@ from tilewise_arena.board.store import Board
 
 @dataclass(frozen=True)
 class Holder:
-    """Whom a token belongs to."""
+    """The team or teacher that a token belongs to."""
 
     id: str
     team: str
@@ -26,7 +26,7 @@ class Holder:
 
 
 def create_token(board: Board, team: str, admin: bool = False, by: str = "") -> str:
-    """A new token, shown once and never stored: 256 random bits behind a short public name."""
+    """Create a token and return it; the board stores only its hash, so it cannot be shown again."""
     check_team(team)
     identifier, token = new_token()
     with board.write() as transaction:
@@ -35,18 +35,18 @@ def create_token(board: Board, team: str, admin: bool = False, by: str = "") -> 
 
 
 def revoke_token(board: Board, identifier: str, by: str = "") -> None:
-    """Make a token useless, by its public name (the part between the first two underscores) or by itself."""
+    """Revoke a token, named by itself or by its public name (the part between the first two underscores)."""
     with board.write() as transaction:
         transaction.revoke_token(public_name(identifier), by)
 
 
 def holder_of(board: Board, token: str | None) -> Holder | None:
-    """Whose token this is; None for an unknown or revoked one."""
+    """Return the owner of a token; None if it is unknown or revoked."""
     if not token or len(token) > 200:
         return None
     table = schema.tokens
     with board.read() as connection:
-        found = connection.execute(select(table).where(table.c.hash == hash_token(token))).first()
-    if found is None or found.revoked_at is not None:
+        row = connection.execute(select(table).where(table.c.hash == hash_token(token))).first()
+    if row is None or row.revoked_at is not None:
         return None
-    return Holder(str(found.id), str(found.team), str(found.role))
+    return Holder(str(row.id), str(row.team), str(row.role))

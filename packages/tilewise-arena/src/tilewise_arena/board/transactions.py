@@ -1,6 +1,6 @@
-"""What can happen to a board: every change is one link of the ledger and the row that follows from it, together.
+"""The changes that a board allows: each one adds a link to the ledger and updates the tables that follow from it.
 
-A `Transaction` is open for one `with board.write()`; several changes in it are on the disk together or not at all.
+A `Transaction` lives for one `with board.write()` block; all its changes are committed together or not at all.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Transaction:
         return len(content)
 
     def result(self, entry: int, outcome: str, facts: Mapping[str, Any] | None, reason: str = "") -> None:
-        """What a run of an entry found; a disqualified one stays as it is. A score must follow from its figures."""
+        """Record the result of an entry's run, whose score must follow from its figures; ignored if disqualified."""
         row = self._known(entry)
         self._end_job(entry)
         if row.status == "disqualified":
@@ -157,7 +157,7 @@ class Transaction:
         self._known(entry)
         if not 3 <= len(reason.strip()) <= 300 or not reason.isprintable():
             raise ConfigurationError("a disqualification needs a reason of 3 to 300 printable characters")
-        self._append("disqualified", {"entry": entry, "reason": reason} | _named(by))
+        self._append("disqualified", {"entry": entry, "reason": reason} | _author_field(by))
         self._change(entry, status="disqualified", reason=reason, record=False)
         self._end_job(entry)
 
@@ -166,7 +166,7 @@ class Transaction:
         row = self._known(entry)
         if row.status != "disqualified":
             raise ConfigurationError(f"entry {entry} is not disqualified")
-        self._append("reinstated", {"entry": entry} | _named(by))
+        self._append("reinstated", {"entry": entry} | _author_field(by))
         self._change(entry, **fresh_columns(row.division))
         if row.division == "closed":
             self._queue(entry)
@@ -178,7 +178,7 @@ class Transaction:
             raise ConfigurationError("an entry of the open division is re-run by hand: tilewise compete rerun")
         if row.status == "disqualified":
             raise ConfigurationError(f"entry {entry} is disqualified: lift that first, and it runs again")
-        self._append("rerun", {"entry": entry} | _named(by))
+        self._append("rerun", {"entry": entry} | _author_field(by))
         self._queue(entry)
 
     def _queue(self, entry: int) -> None:
@@ -208,7 +208,7 @@ class Transaction:
     def set_open(self, event: str, is_open: bool, by: str = "") -> None:
         """Open or close an event for new entries."""
         name = TinyMLPerf.event(event).name
-        self._append("event", {"event": name, "open": is_open} | _named(by))
+        self._append("event", {"event": name, "open": is_open} | _author_field(by))
         table = schema.events
         if not self._connection.execute(update(table).where(table.c.name == name).values(open=is_open)).rowcount:
             self._connection.execute(insert(table).values(name=name, open=is_open))
@@ -217,7 +217,7 @@ class Transaction:
 
     def add_token(self, identifier: str, digest: str, team: str, role: str, by: str = "") -> None:
         body = {"id": identifier, "team": team, "role": role, "action": "created", "hash": digest}
-        link = self._append("token", body | _named(by))
+        link = self._append("token", body | _author_field(by))
         row = {"id": identifier, "hash": digest, "team": team, "role": role, "created_at": link.at, "revoked_at": None}
         self._connection.execute(insert(schema.tokens).values(**row))
 
@@ -226,7 +226,7 @@ class Transaction:
         unrevoked = (table.c.id == identifier) & table.c.revoked_at.is_(None)
         if not self._connection.execute(update(table).where(unrevoked).values(revoked_at=now())).rowcount:
             raise ConfigurationError(f"there is no token {identifier[:20]!r} that could be revoked")
-        self._append("token", {"id": identifier, "action": "revoked"} | _named(by))
+        self._append("token", {"id": identifier, "action": "revoked"} | _author_field(by))
 
     # --- the queue ---
 
@@ -299,7 +299,7 @@ class Transaction:
         return int(self._connection.execute(query).scalar() or 0)
 
     def entered_since(self, team: str, event: str, at: str) -> int:
-        """How many entries of a team an event has taken since a moment."""
+        """Count the entries of a team in an event since a time."""
         table = schema.entries
         since = (table.c.team == team) & (table.c.event == event) & (table.c.submitted_at >= at)
         return int(self._connection.execute(select(func.count()).select_from(table).where(since)).scalar() or 0)
@@ -344,7 +344,7 @@ def result_columns(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nameless(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes an entry another one: a new name for the same steps or the same file is not a new entry."""
+    """Return the parts of an entry that make it unique: the same steps or file under a new name is not a new entry."""
     recipe = {name: value for name, value in body["recipe"].items() if name not in ("name", "predictions")}
     steps = [{k: v for k, v in step.items() if k != "file"} for step in recipe.get("steps", [])]
     return {**body, "recipe": recipe | {"steps": steps}, "files": sorted(body["files"].values())}
@@ -356,8 +356,8 @@ def fresh_columns(division: str) -> dict[str, Any]:
     return {"status": status, "reason": "", "score": None, "result": None, "verified": False, "record": False}
 
 
-def _named(by: str) -> dict[str, str]:
-    """Who did it, where that is known: the public name of a teacher's token, or the command line."""
+def _author_field(by: str) -> dict[str, str]:
+    """Return the field that names the author of a change: a teacher's token or the command line; empty if unknown."""
     return {"by": by} if by else {}
 
 

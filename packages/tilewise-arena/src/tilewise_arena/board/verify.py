@@ -1,7 +1,7 @@
-"""Is the board what it was? The chain is walked, and what follows from it is compared with every other table.
+"""Verification of a board: replays the ledger's chain, and compares the result with all other tables.
 
-Entries and events as the pages show them, tokens with their teams and roles, the queue, and every stored file: by its
-hash, and that none is missing which a submission names.
+The comparison covers entries, events, tokens with their teams and roles, the queue, and every stored file: its hash,
+and that no file of a submission is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_FAULTS = 10
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verification found; `faults` is empty where all is well."""
+    """The result of a verification; `faults` is empty if the board is intact."""
 
     links: int
     head: str
@@ -41,20 +41,21 @@ class Verdict:
 
 
 def verify(board: Board, head: str | None = None) -> Verdict:
-    """Check chain, seals and derived tables. `head` is a hash noted earlier, such as a receipt's: it must be there."""
+    """Check chain, seals and derived tables; `head` is the hash of a link that must exist, such as a receipt's."""
     replay = Replay()
-    seen = {"head": head is None}
+    head_exists = head is None
 
-    def watched(connection: Connection) -> Iterator[Link]:
+    def replay_links(connection: Connection) -> Iterator[Link]:
+        nonlocal head_exists
         for link in board.links(connection):
-            seen["head"] = seen["head"] or link.hash == head
+            head_exists = head_exists or link.hash == head
             replay.take(link)
             yield link
 
-    with board.snapshot() as connection:  # ledger and tables of one moment, on a board that is in use
-        count, last, faults = check_chain(watched(connection), board.key)
+    with board.snapshot() as connection:  # a consistent view of ledger and tables while others write
+        count, last, faults = check_chain(replay_links(connection), board.key)
         faults += replay.faults
-        if not seen["head"]:
+        if not head_exists:
             faults.append(f"the link {head} is not on this board: it was cut off or replaced")
         if not faults:
             faults += _compare(connection, replay)
@@ -62,7 +63,7 @@ def verify(board: Board, head: str | None = None) -> Verdict:
 
 
 class Replay:
-    """The tables as the ledger says they must be."""
+    """The tables as they follow from the ledger."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
@@ -70,7 +71,7 @@ class Replay:
         self.events: dict[str, bool] = {}
         self.tokens: dict[str, dict[str, Any]] = {}
         self.pending: set[int] = set()  # entries that must be in the queue
-        self.named: dict[str, int] = {}  # files that submissions name, with the first entry that does
+        self.file_entries: dict[str, int] = {}  # digest of a file -> the first entry that uses it
         self.faults: list[str] = []
 
     def take(self, link: Link) -> None:
@@ -86,13 +87,14 @@ class Replay:
         if body["action"] == "revoked":
             self.tokens[body["id"]]["revoked"] = True
         else:
-            told = {name: body[name] for name in ("team", "role", "hash") if name in body}
-            self.tokens[body["id"]] = told | {"revoked": False}
+            columns = {name: body[name] for name in ("team", "role", "hash") if name in body}
+            self.tokens[body["id"]] = columns | {"revoked": False}
 
     def _event(self, _: Link, body: dict[str, Any]) -> None:
         self.events[str(body["event"])] = bool(body["open"])
 
     def _submission(self, link: Link, body: dict[str, Any]) -> None:
+        """Add the entry of a submission."""
         if body["digest"] in self.digests:
             self.faults.append(f"link {link.seq} repeats an earlier submission")
         self.digests.add(body["digest"])
@@ -103,7 +105,7 @@ class Replay:
             self.faults.append(f"link {link.seq} takes the number of entry {number}")
         self.rows[number] = row
         for digest in (*body["files"].values(), *([body["plugin"]] if body.get("plugin") else [])):
-            self.named.setdefault(digest, number)
+            self.file_entries.setdefault(digest, number)
         if body["division"] == "closed":
             self.pending.add(number)
 
@@ -137,54 +139,58 @@ def _compare(connection: Connection, replay: Replay) -> list[str]:
     faults = []
     if {str(row.name): bool(row.open) for row in connection.execute(select(schema.events))} != replay.events:
         faults.append("an event is shown open or closed where the ledger says otherwise")
-    shown = {int(row.id): dict(row._mapping) for row in connection.execute(select(schema.entries))}
-    faults += _entry_faults(shown, replay) + _token_faults(connection, replay)
+    rows = {int(row.id): dict(row._mapping) for row in connection.execute(select(schema.entries))}
+    faults += _entry_faults(rows, replay) + _token_faults(connection, replay)
     return faults + _job_faults(connection, replay) + _file_faults(connection, replay)
 
 
-def _entry_faults(shown: dict[int, dict[str, Any]], replay: Replay) -> list[str]:
+def _entry_faults(rows: dict[int, dict[str, Any]], replay: Replay) -> list[str]:
+    """Compare the table of entries with the ledger."""
     faults = []
-    for number in sorted(shown.keys() ^ replay.rows.keys()):
-        where = "on the board but not in the ledger" if number in shown else "in the ledger but not on the board"
+    for number in sorted(rows.keys() ^ replay.rows.keys()):
+        where = "on the board but not in the ledger" if number in rows else "in the ledger but not on the board"
         faults.append(f"entry {number} is {where}")
     for number, row in replay.rows.items():
-        differing = [name for name, value in row.items() if shown.get(number, row)[name] != value]
+        differing = [name for name, value in row.items() if rows.get(number, row)[name] != value]
         if differing:
             faults.append(f"entry {number} shows another {differing[0]} than the ledger has")
     return faults
 
 
 def _token_faults(connection: Connection, replay: Replay) -> list[str]:
-    faults, seen = [], set()
+    """Compare the table of tokens with the ledger."""
+    faults, names = [], set()
     for row in connection.execute(select(schema.tokens)):
-        seen.add(str(row.id))
-        told = replay.tokens.get(str(row.id))
-        if told is None:
+        names.add(str(row.id))
+        expected = replay.tokens.get(str(row.id))
+        if expected is None:
             faults.append(f"token {row.id} is on the board but not in the ledger")
             continue
         has = {"team": row.team, "role": row.role, "hash": row.hash, "revoked": row.revoked_at is not None}
-        differing = [name for name, value in told.items() if has[name] != value]
+        differing = [name for name, value in expected.items() if has[name] != value]
         if differing:
             faults.append(f"token {row.id} has another {differing[0]} than the ledger says")
     return faults + [
-        f"token {name} is in the ledger but not on the board" for name in sorted(replay.tokens.keys() - seen)
+        f"token {name} is in the ledger but not on the board" for name in sorted(replay.tokens.keys() - names)
     ]
 
 
 def _job_faults(connection: Connection, replay: Replay) -> list[str]:
     jobs = schema.jobs
     queued = {int(row.entry) for row in connection.execute(select(jobs.c.entry).where(jobs.c.state != "done"))}
-    lost, odd = replay.pending - queued, queued - replay.pending
-    faults = [f"entry {number} should wait for its run, and the queue does not have it" for number in sorted(lost)]
-    return faults + [f"entry {number} is in the queue, and the ledger does not say why" for number in sorted(odd)]
+    missing, unexpected = replay.pending - queued, queued - replay.pending
+    faults = [f"entry {number} should wait for its run, and the queue does not have it" for number in sorted(missing)]
+    return faults + [
+        f"entry {number} is in the queue, and the ledger does not say why" for number in sorted(unexpected)
+    ]
 
 
 def _file_faults(connection: Connection, replay: Replay) -> list[str]:
-    faults, seen = [], set()
+    faults, digests = [], set()
     for row in connection.execution_options(yield_per=8).execute(select(schema.files)):
-        seen.add(str(row.digest))
+        digests.add(str(row.digest))
         content = row.content if isinstance(row.content, bytes) else b""
         if hashlib.sha256(content).hexdigest() != row.digest:
             faults.append(f"the stored file {row.digest[:12]}… was altered: its content does not give its hash")
-    lost = [number for digest, number in replay.named.items() if digest not in seen]
-    return faults + [f"a file of entry {number} is missing" for number in sorted(lost)]
+    missing = [number for digest, number in replay.file_entries.items() if digest not in digests]
+    return faults + [f"a file of entry {number} is missing" for number in sorted(missing)]

@@ -19,7 +19,7 @@ DEFAULT_BOARD = "board.sqlite"
 BY = "command line"  # the author of a change, in the ledger
 
 
-def opened_board(where: str, key: Path | None = None, create: bool = False) -> Board:
+def open_board(where: str, key: Path | None = None, create: bool = False) -> Board:
     from tilewise_arena.board import open_board
 
     return open_board(where, create=create, key=key)

@@ -13,7 +13,7 @@ import typer
 from tilewise.cli.compete.options import ThreadsOption
 from tilewise.cli.every import AsJson, answer
 from tilewise.web.listening import format_address, freeze_imports, listen, require_uvicorn
-from tilewise_arena.cli.options import DEFAULT_BOARD, BoardOption, ImagesOption, KeyOption, opened_board
+from tilewise_arena.cli.options import DEFAULT_BOARD, BoardOption, ImagesOption, KeyOption, open_board
 
 
 def serve(
@@ -48,7 +48,7 @@ def serve(
     allow_files()
     _check_settings(truth, images)
     listening = listen(host, port)
-    opened_board(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
+    open_board(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
     crew = Workers(workers, where, threads, {"truth": truth, "images": images}, key)
     try:
         counted = crew.alive if workers else None
@@ -87,7 +87,7 @@ def serve(
 
 
 def _check_settings(truth: str | None, images: str | None) -> None:
-    """What only the teacher has is there and can be read, before anybody's entry depends on it."""
+    """Check that the teacher's private data can be read, before an entry depends on it."""
     from tilewise.bench.events import TinyMLPerf
     from tilewise.bench.validation import read_images
     from tilewise.costmodel import load_dataset
@@ -142,7 +142,7 @@ def rerun(
     """
     from tilewise_arena.worker import rerun_plugin
 
-    with opened_board(where, key) as opened:
-        entry = rerun_plugin(opened, number, threads)
+    with open_board(where, key) as board:
+        entry = rerun_plugin(board, number, threads)
     shown = {name: entry[name] for name in ("id", "team", "event", "status", "score", "reason")}
     answer(as_json, shown, f"entry {number}: {entry['status']} {entry['reason'] or entry['score']}")

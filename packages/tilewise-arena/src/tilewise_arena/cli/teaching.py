@@ -12,7 +12,7 @@ import typer
 from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer, one_of, output_file
 from tilewise.errors import ConfigurationError
-from tilewise_arena.cli.options import BY, DEFAULT_BOARD, BoardOption, KeyOption, opened_board
+from tilewise_arena.cli.options import BY, DEFAULT_BOARD, BoardOption, KeyOption, open_board
 
 
 def token_create(
@@ -28,15 +28,15 @@ def token_create(
     """
     from tilewise_arena.board.tokens import create_token
 
-    with opened_board(where, key, create=True) as opened:
-        before = [row["id"] for row in opened.teams() if row["team"] == team and row["revoked_at"] is None]
-        made = create_token(opened, team, admin, BY)
-    answer(as_json, {"team": team, "token": made}, made)
+    with open_board(where, key, create=True) as board:
+        before = [row["id"] for row in board.teams() if row["team"] == team and row["revoked_at"] is None]
+        token = create_token(board, team, admin, BY)
+    answer(as_json, {"team": team, "token": token}, token)
     if not as_json:
         print(f"This is {team}'s token; it is shown only once. Submit with --token or TILEWISE_TOKEN.", file=sys.stderr)
     if before and not as_json:
-        named = ", ".join(before)
-        print(f"{team} had a token before ({named}); it still works until `compete token revoke`.", file=sys.stderr)
+        names = ", ".join(before)
+        print(f"{team} had a token before ({names}); it still works until `compete token revoke`.", file=sys.stderr)
 
 
 def token_revoke(
@@ -51,8 +51,8 @@ def token_revoke(
     """
     from tilewise_arena.board.tokens import revoke_token
 
-    with opened_board(where, key) as opened:
-        revoke_token(opened, identifier, BY)
+    with open_board(where, key) as board:
+        revoke_token(board, identifier, BY)
     answer(as_json, {"revoked": True}, "revoked")
 
 
@@ -61,8 +61,8 @@ def token_list(where: BoardOption = DEFAULT_BOARD, as_json: AsJson = False) -> N
 
     Example: tilewise compete token list
     """
-    with opened_board(where) as opened:
-        rows = opened.teams()
+    with open_board(where) as board:
+        rows = board.teams()
     if as_json:
         print(json.dumps(rows))
         return
@@ -84,7 +84,7 @@ def event(
     """
     if state not in ("open", "close"):
         raise ConfigurationError("an event can be opened or closed: say open or close")
-    with opened_board(where, key) as opened, opened.write() as transaction:
+    with open_board(where, key) as board, board.write() as transaction:
         transaction.set_open(name, state == "open", BY)
     is_open = state == "open"
     answer(as_json, {"event": name, "open": is_open}, f"{name} is {'open' if is_open else 'closed'}")
@@ -101,7 +101,7 @@ def disqualify(
 
     Example: tilewise compete disqualify 17 "two members in two teams"
     """
-    with opened_board(where, key) as opened, opened.write() as transaction:
+    with open_board(where, key) as board, board.write() as transaction:
         transaction.disqualify(number, reason, BY)
     answer(as_json, {"entry": number, "disqualified": reason}, f"entry {number} is disqualified")
 
@@ -116,7 +116,7 @@ def reinstate(
 
     Example: tilewise compete reinstate 17
     """
-    with opened_board(where, key) as opened, opened.write() as transaction:
+    with open_board(where, key) as board, board.write() as transaction:
         transaction.reinstate(number, BY)
     answer(as_json, {"entry": number, "reinstated": True}, f"entry {number} is back and waits for a run")
 
@@ -142,12 +142,12 @@ def roster(
         raise ConfigurationError(f"{out} is there, and may hold tokens that are shown nowhere else; name another file")
     write_atomic(out, "")  # a place that cannot be written to is found before a token is made
     out.chmod(0o600)
-    with opened_board(where, key, create=True) as opened:
-        made = make_tokens(opened, students, BY)
-    write_atomic(out, tokens_csv(students, made))
+    with open_board(where, key, create=True) as board:
+        tokens = make_tokens(board, students, BY)
+    write_atomic(out, tokens_csv(students, tokens))
     out.chmod(0o600)
-    said = f"{pluralize(len(made), 'new token')} for {pluralize(len(students), 'student')} in {out}"
-    answer(as_json, {"tokens": len(made), "file": str(out)}, said)
+    summary = f"{pluralize(len(tokens), 'new token')} for {pluralize(len(students), 'student')} in {out}"
+    answer(as_json, {"tokens": len(tokens), "file": str(out)}, summary)
 
 
 def grades(
@@ -164,8 +164,8 @@ def grades(
     from tilewise_arena.board.roster import class_grades_csv, read_roster
 
     students = None if roster is None else read_roster(roster)
-    with opened_board(where) as opened:
-        text = grades_csv(opened) if students is None else class_grades_csv(opened, students)
+    with open_board(where) as board:
+        text = grades_csv(board) if students is None else class_grades_csv(board, students)
     if out is None:
         print(text, end="")
     else:
@@ -185,8 +185,8 @@ def backup(
     """
     from tilewise_arena.board.backup import back_up
 
-    with opened_board(where, key) as opened:
-        lines = back_up(opened, path)
+    with open_board(where, key) as board:
+        lines = back_up(board, path)
     answer(as_json, {"lines": lines, "file": str(path)}, f"{lines} lines in {path}")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tilewise.cli.every import AsJson
-from tilewise_arena.cli.options import DEFAULT_BOARD, BoardOption, KeyOption, opened_board
+from tilewise_arena.cli.options import DEFAULT_BOARD, BoardOption, KeyOption, open_board
 
 
 def verify(
@@ -23,8 +23,8 @@ def verify(
     """
     from tilewise_arena.board import verify as check
 
-    with opened_board(where, key) as opened:
-        verdict = check(opened, head)
+    with open_board(where, key) as board:
+        verdict = check(board, head)
     if as_json:
         print(json.dumps(verdict.as_dict()))
     else:

@@ -78,7 +78,7 @@ def apart() -> Any:
     base: Any = import_module("nbgrader.preprocessors").NbGraderPreprocessor
 
     class Apart(base):  # type: ignore[misc]
-        """What a student wrote goes to a file beside the notebook, and stubs run in its place."""
+        """Moves the student's code to a file next to the notebook, and puts stubs in its place."""
 
         def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
             folder = Path(resources["metadata"]["path"])

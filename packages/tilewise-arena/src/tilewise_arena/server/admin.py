@@ -54,7 +54,7 @@ def _from_elsewhere(request: Request) -> bool:
 
 
 def _form_token(request: Request) -> str:
-    """What a form of this site holds and another site cannot know, made of the cookie."""
+    """Return the token against cross-site request forgery for the forms of a session, derived from its cookie."""
     return hashlib.sha256(b"form " + request.cookies.get(_COOKIE, "").encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -166,7 +166,7 @@ async def _carry_out(service: Service, fields: dict[str, str], by: str) -> tuple
         return f"Token {fields.get('id', '')} is revoked.", ""
     if action in ("open", "close"):
         name = TinyMLPerf.event(fields.get("event", "")).name
-        await service.change(lambda transaction: transaction.set_open(name, action == "open", by))
+        await service.write(lambda transaction: transaction.set_open(name, action == "open", by))
         return f"{name} is {'open' if action == 'open' else 'closed'}.", ""
     number = _number(fields.get("entry", ""))
     changes: dict[str, Any] = {
@@ -176,7 +176,7 @@ async def _carry_out(service: Service, fields: dict[str, str], by: str) -> tuple
     }
     if action not in changes:
         raise Rejected("schema", "the page does not know this action")
-    await service.change(changes[action])
+    await service.write(changes[action])
     return f"Entry {number}: {_DONE[action]}.", ""
 
 

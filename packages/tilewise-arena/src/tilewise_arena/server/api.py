@@ -24,14 +24,16 @@ DivisionQuery = Annotated[models.Division | None, Query()]
 def _secured(
     gives: type[BaseModel] | None, *refusals: int, takes: type[models.Strict] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """What a route that needs a token says of itself. The schema of its body is only told: bodies are parsed here,
-    after their depth was looked at, not by the framework."""
-    told: dict[str, Any] = {"security": [{"token": []}]}
+    """Describe a route that needs a token for OpenAPI.
+
+    The schema of the body is documentation only: the route parses the body itself, after a check of its depth.
+    """
+    description: dict[str, Any] = {"security": [{"token": []}]}
     if takes is not None:
         content = {"application/json": {"schema": takes.model_json_schema()}}
-        told["requestBody"] = {"required": True, "content": content}
+        description["requestBody"] = {"required": True, "content": content}
     responses = problems(401, 403, 503, *refusals) | more.pop("responses", {})
-    return {"response_model": gives, "responses": responses, "openapi_extra": told} | more
+    return {"response_model": gives, "responses": responses, "openapi_extra": description} | more
 
 
 def routes(service: Service, views: Views) -> APIRouter:
@@ -168,7 +170,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
         """Open or close an event for new entries."""
         teacher = await service.admin(request)
         given = await service.body(request, models.Opening)
-        await service.change(lambda transaction: transaction.set_open(name, given.open, teacher.id))
+        await service.write(lambda transaction: transaction.set_open(name, given.open, teacher.id))
         return {"done": f"{name} is {'open' if given.open else 'closed'}"}
 
     on_entry = _secured(models.Done, 400, 404, 413)
@@ -208,7 +210,7 @@ async def _on_entry(service: Service, number: int, change: Any, word: str) -> An
     if await service.read(service.board.entry, number) is None:
         return JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
     try:
-        await service.change(change)
+        await service.write(change)
     except ConfigurationError as error:
         return answer_for(error)
     return {"done": f"entry {number} is {word}"}

@@ -1,4 +1,4 @@
-"""What the API says and hears, for the OpenAPI document and for checking requests."""
+"""Schemas of the API's requests and responses, for validation and for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Strict(BaseModel):
 
 
 class Problem(BaseModel):
-    """Why a request was refused: a sentence for people, a code for programs."""
+    """The reason why a request was rejected: a sentence for people, a code for programs."""
 
     detail: str
     code: str = ""
@@ -45,7 +45,7 @@ class Submission(Strict):
 
 
 class Receipt(BaseModel):
-    """What to keep: with the hash, anyone can later show that the entry was on the board."""
+    """A receipt to keep: with the hash, anyone can later prove that the entry was on the board."""
 
     entry: int
     hash: str

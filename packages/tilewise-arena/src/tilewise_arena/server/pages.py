@@ -134,7 +134,7 @@ def _entry_page(found: dict[str, Any]) -> HTMLResponse:
 
 
 def _cards(board: Board) -> list[dict[str, Any]]:
-    """For every event: its record, how many entries it has, whether it is open."""
+    """Return the card of every event: its record, its number of entries, and whether it is open."""
     known, cards = board.open_events(), []
     for event in TinyMLPerf.events():
         number = board.record(event.name, "closed")

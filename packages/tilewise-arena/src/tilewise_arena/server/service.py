@@ -1,4 +1,4 @@
-"""What the routes share: who is asking, what they sent, and errors as answers."""
+"""Functions that the routes share: authentication, request bodies, error responses and access to the board."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _PULSE_SECONDS, _SECONDS_KNOWN, _SECONDS_FOR_PULSE = 0.1, 2.0, 3.0
 
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """The documented refusals of a route."""
+    """Describe the error responses of a route for OpenAPI."""
     return {code: {"model": Problem, "description": _SENTENCES[code]} for code in sorted({*codes, 429})}
 
 
 def answer_for(error: TilewiseError) -> JSONResponse:
-    """A refusal as the API gives it."""
+    """Translate an error into a response of the API."""
     code = getattr(error, "code", "")
     status = _STATUS.get(code, 400)
     if isinstance(error, UnavailableError):
@@ -70,43 +70,45 @@ class Service:
     workers: Callable[[], int] | None = None  # how many measuring processes live, where this server has its own
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "board-reader"))
     _pulse: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "board-health"))
-    _question: asyncio.Future[int] | None = None  # the last time the pulse was taken
-    _taken: float = 0.0
-    _heard: tuple[float, int] = (-1e9, 0)  # when the pulse was last known, and what it said
+    _query: asyncio.Future[int] | None = None  # the last query of the board's health
+    _query_time: float = 0.0
+    _last_answer: tuple[float, int] = (-1e9, 0)  # time of the last answer, and the number of waiting jobs
     _parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # large bodies one by one
 
-    async def change(self, change: Callable[[Transaction], Any]) -> Any:
-        return await asyncio.wrap_future(self.writer.put(change))
+    async def write(self, work: Callable[[Transaction], Any]) -> Any:
+        """Run a function in a transaction of the board, and wait until it is committed."""
+        return await asyncio.wrap_future(self.writer.put(work))
 
     async def read(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that reads or computes, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(function, *args))
 
     async def pulse(self) -> dict[str, Any]:
-        """Whether the board answers, asked in a thread of its own: busy readers do not make it look dead.
+        """Check the health of the board in a separate thread, so that busy readers do not make it look dead.
 
-        A crowd that asks within a fraction of a second is told the same.
+        Requests within a fraction of a second share one check.
         """
         try:
-            waiting = await asyncio.wait_for(asyncio.shield(self._asked()), _SECONDS_FOR_PULSE)
-        except Exception:  # whatever the database says or does not say
+            waiting = await asyncio.wait_for(asyncio.shield(self._health_query()), _SECONDS_FOR_PULSE)
+        except Exception:  # any failure of the database means the same here
             raise UnavailableError("the board's database does not answer") from None
-        self._heard = (time.monotonic(), waiting)
+        self._last_answer = (time.monotonic(), waiting)
         return self._health(waiting)
 
     def known_pulse(self) -> dict[str, Any] | None:
-        """What the pulse said a moment ago, if that is not long; it is taken again behind whoever asks."""
-        asked = self._asked()
-        if asked.done() and not asked.cancelled() and asked.exception() is None:
-            self._heard = (max(self._heard[0], self._taken), asked.result())
-        return self._health(self._heard[1]) if time.monotonic() - self._heard[0] < _SECONDS_KNOWN else None
+        """Return the last result of `pulse` if it is recent, and start a new check in the background."""
+        query = self._health_query()
+        if query.done() and not query.cancelled() and query.exception() is None:
+            self._last_answer = (max(self._last_answer[0], self._query_time), query.result())
+        return self._health(self._last_answer[1]) if time.monotonic() - self._last_answer[0] < _SECONDS_KNOWN else None
 
-    def _asked(self) -> asyncio.Future[int]:
-        """The question that is under way, or a new one where the last was answered a while ago."""
+    def _health_query(self) -> asyncio.Future[int]:
+        """Return the query of the board's health that is in progress, or start one if the last is old."""
         now = time.monotonic()
-        if self._question is None or (self._question.done() and now - self._taken > _PULSE_SECONDS):
-            self._taken = now
-            self._question = asyncio.get_running_loop().run_in_executor(self._pulse, self.board.waiting)
-        return self._question
+        if self._query is None or (self._query.done() and now - self._query_time > _PULSE_SECONDS):
+            self._query_time = now
+            self._query = asyncio.get_running_loop().run_in_executor(self._pulse, self.board.waiting)
+        return self._query
 
     def _health(self, waiting: int) -> dict[str, Any]:
         alive = None if self.workers is None else self.workers()
@@ -119,16 +121,16 @@ class Service:
         self.board.close()
 
     async def lookup(self, token: str) -> Holder | None:
-        """Whose token this is."""
-        found: Holder | None = await self.read(holder_of, self.board, token)
-        return found
+        """Return the owner of a token."""
+        holder: Holder | None = await self.read(holder_of, self.board, token)
+        return holder
 
     async def holder(self, request: Request) -> Holder:
-        """Whose token came with the request; it was looked up when the request came in."""
-        found: Holder | None = request.scope.get(HOLDER)
-        if found is None:
+        """Return the owner of the request's token, which `Limits` has looked up."""
+        holder: Holder | None = request.scope.get(HOLDER)
+        if holder is None:
             raise Rejected("token", "this needs a token that the board knows: Authorization: Bearer tw_…")
-        return found
+        return holder
 
     async def admin(self, request: Request) -> Holder:
         holder = await self.holder(request)
@@ -137,9 +139,9 @@ class Service:
         return holder
 
     async def body(self, request: Request, model: type[BaseModel]) -> Any:
-        """The request's JSON, bounded in depth, as `model`."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        """Parse the JSON of a request, with a limit on its depth, and validate it as `model`."""
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
             raise Rejected("schema", "the body must be application/json")
         async with self._parsing:
             content = await self.read(parse_json, await request.body(), MAX_BODY_BYTES)
@@ -148,29 +150,29 @@ class Service:
         except ValidationError as error:
             raise Rejected("schema", first_error(error)) from None
 
-    async def enter(self, holder: Holder, given: Submission) -> dict[str, Any]:
+    async def enter(self, holder: Holder, submission: Submission) -> dict[str, Any]:
         """Check a submission and put it on the board."""
-        if given.team is not None and given.team != holder.team:
+        if submission.team is not None and submission.team != holder.team:
             raise Rejected("team", "this token belongs to another team than the entry says")
         if holder.is_admin:
             raise Rejected("team", "the teacher's token does not enter; make one for a team")
-        recipe, files, plugin = await self.read(checked_submission, given)
-        if given.division == "open":
+        recipe, files, plugin = await self.read(checked_submission, submission)
+        if submission.division == "open":
             reason = await self.read(bubblewrap.unavailable_reason)
             if reason:
                 raise Rejected("event closed", reason)
         if recipe.event.kind == "tiles" and not self.has_truth:
             raise Rejected("event closed", f"this board takes no entries of this event: {NO_TRUTH}")
 
-        def change(transaction: Transaction) -> dict[str, Any]:
+        def add_entry(transaction: Transaction) -> dict[str, Any]:
             self._check_room(transaction, holder.team, recipe, sum(map(len, files.values())) + len(plugin or b""))
-            return transaction.submit(holder.team, recipe.as_dict(), files, given.division, plugin)
+            return transaction.submit(holder.team, recipe.as_dict(), files, submission.division, plugin)
 
-        receipt: dict[str, Any] = await self.change(change)
+        receipt: dict[str, Any] = await self.write(add_entry)
         return receipt
 
     def _check_room(self, transaction: Transaction, team: str, recipe: Recipe, brings: int) -> None:
-        """Refuse a team that has too much waiting or stored, or asks the same truth too often."""
+        """Reject an entry of a team with too many waiting entries, stored bytes or entries per day."""
         if transaction.stored_by(team) + brings > self.most_stored:
             most = f"{self.most_stored / (1 << 20):,.0f} MiB"
             raise Rejected("room", f"the files of {team} would take more than the {most} that a team has here")
@@ -182,34 +184,35 @@ class Service:
             raise Rejected("queue", f"{event} takes {self.most_daily} entries of a team a day; come back tomorrow")
 
 
-def checked_submission(given: Submission) -> tuple[Recipe, dict[str, bytes], bytes | None]:
-    """The recipe, its files and its plugin, each checked."""
-    if (given.plugin is not None) != (given.division == "open"):
+def checked_submission(submission: Submission) -> tuple[Recipe, dict[str, bytes], bytes | None]:
+    """Validate a submission, and return its recipe, files and plugin."""
+    if (submission.plugin is not None) != (submission.division == "open"):
         raise Rejected("schema", "the open division takes a plugin, and the closed one does not")
-    recipe = parse_recipe(given.recipe)
-    if set(given.files) != set(recipe.files):
+    recipe = parse_recipe(submission.recipe)
+    if set(submission.files) != set(recipe.files):
         raise Rejected("schema", "the files sent are not those that the recipe names")
-    files = {name: _decoded(name, content) for name, content in given.files.items()}
-    plugin = None if given.plugin is None else given.plugin.encode("utf-8", errors="replace")
+    files = {name: _decoded(name, content) for name, content in submission.files.items()}
+    plugin = None if submission.plugin is None else submission.plugin.encode("utf-8", errors="replace")
     return recipe, files, plugin
 
 
 def _decoded(name: str, content: str) -> bytes:
     try:
-        found = binascii.a2b_base64(content, strict_mode=True)
+        data = binascii.a2b_base64(content, strict_mode=True)
     except (binascii.Error, ValueError):
         raise Rejected("schema", f"the file {name[:80]!r} is not base64") from None
-    if len(found) > MOST_FILE_BYTES:
+    if len(data) > MOST_FILE_BYTES:
         raise Rejected("too large", f"{name[:80]!r} is larger than the {MOST_FILE_BYTES:,} bytes allowed")
-    return found
+    return data
 
 
 def first_error(error: ValidationError) -> str:
-    found = error.errors()[0]
-    where = ".".join(str(part) for part in found["loc"])
+    """Describe the first validation error in one sentence."""
+    details = error.errors()[0]
+    where = ".".join(str(part) for part in details["loc"])
     if where in ("score", "speedup", "result", "accuracy", "latency"):
         return f"a submission brings no figures of its own, and this one states {where!r}: the board measures them"
-    return f"{where[:80] or 'the request'}: {found['msg']}"
+    return f"{where[:80] or 'the request'}: {details['msg']}"
 
 
 async def on_error(_: Request, error: Exception) -> Response:

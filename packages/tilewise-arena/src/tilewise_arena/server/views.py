@@ -20,11 +20,11 @@ _MOST_KEPT = 128
 
 
 class Views:
-    """What was made for the board's present state, by address."""
+    """A cache of rendered pages for the current state of the board, by address."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._kept: OrderedDict[str, Response] = OrderedDict()
+        self._pages: OrderedDict[str, Response] = OrderedDict()
         self._making = asyncio.Lock()
 
     async def show(self, request: Request, what: object, make: Callable[[], Awaitable[Response]]) -> Response:
@@ -34,18 +34,18 @@ class Views:
         tag = f'"{hashlib.sha256(name.encode()).hexdigest()[:32]}"'
         if tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers={"ETag": tag})
-        if tag not in self._kept:
+        if tag not in self._pages:
             async with self._making:  # a crowd that comes at once waits for the first
-                if tag not in self._kept:
+                if tag not in self._pages:
                     await self._make(tag, make)
-        answer = self._kept[tag]
-        self._kept.move_to_end(tag)
+        answer = self._pages[tag]
+        self._pages.move_to_end(tag)
         return Response(answer.body, answer.status_code, dict(answer.headers))
 
     async def _make(self, tag: str, make: Callable[[], Awaitable[Response]]) -> None:
         answer = await make()
         answer.headers["ETag"] = tag
         answer.headers["Cache-Control"] = "no-cache"
-        self._kept[tag] = answer
-        while len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)
+        self._pages[tag] = answer
+        while len(self._pages) > _MOST_KEPT:
+            self._pages.popitem(last=False)

@@ -109,7 +109,7 @@ class Workers:
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To the worker and the measuring process it started."""
+    """Send a signal to a worker and to the measuring process that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 

@@ -1,7 +1,7 @@
-"""One thread writes; requests that come together are committed together, and answered when they are on the disk.
+"""The one thread that writes to the board: group commit of concurrent requests.
 
-A commit costs a wait for the disk, whatever it holds. While one is under way the next requests gather, so the number of
-entries a second does not depend on how slow the disk is.
+Every commit waits for the disk, however small it is. Requests that arrive during a commit are gathered and committed
+together, so the rate of entries does not depend on the speed of the disk. A request is answered after its commit.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from tilewise.errors import TilewiseError, UnavailableError
 from tilewise_arena.board import Board, Transaction
 
 Change = Callable[[Transaction], Any]
-_MOST_TOGETHER = 128
-_MOST_WAITING = 5000
+_MAX_BATCH = 128  # requests per commit; arbitrary
+_MAX_WAITING = 5000  # requests; arbitrary
 
 
 class Writer:
-    """Takes changes from any thread."""
+    """Commits changes that any thread submits."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._waiting: queue.Queue[tuple[Change, Future[Any]] | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[tuple[Change, Future[Any]] | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="board-writer", daemon=True)
         self._thread.start()
 
-    def put(self, change: Change) -> Future[Any]:
-        """Have `change(transaction)` carried out; the future is done when its effect is on the disk."""
+    def put(self, work: Change) -> Future[Any]:
+        """Queue a call of `work(transaction)`; the future is done when its changes are committed."""
         future: Future[Any] = Future()
         try:
-            self._waiting.put_nowait((change, future))
+            self._waiting.put_nowait((work, future))
         except queue.Full:
-            raise Busy("the board has more requests waiting than it can take; try again in a moment") from None
+            raise Busy("too many requests are waiting for the board; try again in a moment") from None
         return future
 
     def close(self) -> None:
@@ -50,41 +50,43 @@ class Writer:
             self._commit(batch)
 
     def _gather(self) -> list[tuple[Change, Future[Any]]] | None:
+        """Wait for a request, and return it with all others that wait; None after `close`."""
         first = self._waiting.get()
         if first is None:
             return None
         batch = [first]
-        while len(batch) < _MOST_TOGETHER:
+        while len(batch) < _MAX_BATCH:
             try:
-                following = self._waiting.get_nowait()
+                item = self._waiting.get_nowait()
             except queue.Empty:
                 break
-            if following is None:
+            if item is None:
                 self._waiting.put(None)
                 break
-            batch.append(following)
+            batch.append(item)
         return batch
 
     def _commit(self, batch: list[tuple[Change, Future[Any]]]) -> None:
+        """Carry out a batch in one transaction; a rejected request does not affect the others."""
         results: list[tuple[Future[Any], Any, BaseException | None]] = []
         try:
             with self._board.write() as transaction:
-                for change, future in batch:
+                for work, future in batch:
                     try:
                         with transaction.part():
-                            found = change(transaction)
-                        results.append((future, found, None))
+                            value = work(transaction)
+                        results.append((future, value, None))
                     except TilewiseError as error:
                         results.append((future, None, error))
         except Exception as error:
-            sentence = str(error) if isinstance(error, TilewiseError) else "the board did not take the change"
+            sentence = str(error) if isinstance(error, TilewiseError) else "the board could not store the change"
             results = [(future, None, UnavailableError(sentence)) for _, future in batch]
-        for future, found, refused in results:
-            if refused is None:
-                future.set_result(found)
+        for future, value, failure in results:
+            if failure is None:
+                future.set_result(value)
             else:
-                future.set_exception(refused)
+                future.set_exception(failure)
 
 
 class Busy(UnavailableError):
-    """More work than can be taken now."""
+    """Too many requests are waiting."""
