@@ -134,20 +134,26 @@ def service_answer(folder: Path) -> Target:
 @target
 def answering_process(folder: Path) -> Target:
     """What a student's process writes in place of answers."""
-    from tilewise.learn.remote import Codec, Gone, Line
+    from tilewise.learn.remote import Codec, ConnectionLost, MessageChannel
 
     values = [
         Codec().encode(value) for value in (3, [1, 2.5, "x", None], np.ones((2, 3), np.float32), {"a": (1, slice(2))})
     ]
     (folder / "x.jsonl").write_text("".join(json.dumps({"value": value}) + "\n" for value in values))
-    refused = (Gone, ValueError, TypeError, LookupError, ArithmeticError)  # what `checking` takes for a wrong answer
+    refused = (
+        ConnectionLost,
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+    )  # what `checking` takes for a wrong answer
 
     def use(path: Path) -> None:
         reading, writing = os.pipe()
         try:
             os.write(writing, read_input(path, 60_000))
             os.close(writing)
-            line = Line(reading, -1, time.monotonic() + 60)
+            line = MessageChannel(reading, -1, time.monotonic() + 60)
             with contextlib.suppress(*refused):
                 while True:
                     Codec().decode(line.receive().get("value"))

@@ -92,9 +92,9 @@ def test_verdicts_are_given_where_progress_cannot_be_kept(home, capsys):
     (home / "cache").write_text("a file where the folder would be\n")
     done = CliRunner().invoke(app, ["caching"])
     assert done.exit_code == 0
-    assert "3 of 3 solved" in done.output and "Your progress is not kept" in done.output
+    assert "3 of 3 solved" in done.output and "Your progress is not stored" in done.output
     learn.report("caching")
-    assert "Your progress is not kept" in capsys.readouterr().out
+    assert "Your progress is not stored" in capsys.readouterr().out
 
 
 def test_what_to_do_next_is_said(home):

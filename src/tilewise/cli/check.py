@@ -107,10 +107,10 @@ def _show_progress(as_json: bool) -> None:
 
 def _hand_out(lesson: str | None, otter: Path | None, nbgrader: Path | None) -> None:
     """Write assignments for otter-grader or nbgrader, of one lesson or of all."""
-    from tilewise.learn.checking import LESSONS, known
+    from tilewise.learn.checking import LESSONS, check_lesson
 
     grading = require("tilewise_arena.grading", "writing assignments for a grader")
-    lessons = LESSONS if lesson is None else (known(lesson),)
+    lessons = LESSONS if lesson is None else (check_lesson(lesson),)
     for name in lessons if otter is not None else ():
         assert otter is not None
         print(f"{name}: hand out {otter / name / 'dist' / 'student'}, upload {grading.write_assignment(name, otter)}")

@@ -1,7 +1,7 @@
-"""The process in which a reader's file runs: `python -m tilewise.learn.answering FILE NAME`, with pipes for both ways.
+"""The process that runs a reader's file: `python -m tilewise.learn.answering FILE NAME`, connected by two pipes.
 
-It loads the file and calls one function of it as often as it is asked to. What the reader's code prints goes to
-standard error. Nothing here decides anything: the check stands on the other side of the pipe, see `checking`.
+It loads the file and calls one of its functions for each request. Output of the reader's code goes to standard error.
+The verdict is made in the process at the other end of the pipes, see `checking`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.learn.remote import Codec, Line
+from tilewise.learn.remote import Codec, MessageChannel
 
 UNREADABLE = "Python cannot read the file"
 
 
-class Refused(Exception):
-    """What was asked of the other side's object is not allowed."""
+class RequestRejected(Exception):
+    """The checking process rejected a request for one of its objects."""
 
 
 def load(path: str, name: str) -> tuple[Callable[..., Any] | None, str]:
-    """The function, or a sentence about why there is none."""
+    """Load the function `name` from a file; return it, or None and a sentence about what is wrong."""
     try:
         names = runpy.run_path(path)
     except SyntaxError as error:
@@ -40,39 +40,41 @@ def load(path: str, name: str) -> tuple[Callable[..., Any] | None, str]:
 
 
 def sentence(error: BaseException, path: str) -> str:
-    """The error, and the line of the reader's own file where it came up."""
-    own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    """Format an error with the line of the reader's file that raised it."""
+    own_lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     text = str(error).strip().split("\n")[0][:300]
-    return f"{type(error).__name__}" + (f": {text}" if text else "") + (f" (line {own[-1]})" if own else "")
+    return f"{type(error).__name__}" + (f": {text}" if text else "") + (f" (line {own_lines[-1]})" if own_lines else "")
 
 
-def serve(line: Line, path: str, name: str) -> None:
+def serve(channel: MessageChannel, path: str, name: str) -> None:
+    """Load the reader's function, then call it for each request and send back its result and changed arguments."""
     function, why = load(path, name)
-    line.send({"loaded": function is not None, "why": why})
+    channel.send({"loaded": function is not None, "why": why})
     while function is not None:
-        call = line.receive()
-        codec = Codec(_asking(line))
+        call = channel.receive()
+        codec = Codec(_remote_request(channel))
         args = [codec.decode(value) for value in call["args"]]
         options = {key: codec.decode(value) for key, value in call["options"].items()}
         codec.views = [*args, *options.values()]
         try:
-            given = function(*args, **options)
+            result = function(*args, **options)
         except Exception as error:
             unwritten = isinstance(error, NotImplementedError)
-            line.send({"stops": sentence(error, path), "unwritten": unwritten})
+            channel.send({"stops": sentence(error, path), "unwritten": unwritten})
             continue
-        written = {at: Codec().encode(_whole(value)) for at, value in enumerate(codec.views) if _is_written_to(value)}
-        line.send({"gives": codec.encode(given), "written": written})
+        modified = {at: Codec().encode(_whole(value)) for at, value in enumerate(codec.views) if _is_written_to(value)}
+        channel.send({"gives": codec.encode(result), "written": modified})
 
 
-def _asking(line: Line) -> Callable[[int, str, Sequence[Any]], Any]:
+def _remote_request(channel: MessageChannel) -> Callable[[int, str, Sequence[Any]], Any]:
+    """Return a function that sends a request for an object of the checking process and waits for the result."""
     codec = Codec(lambda *_: None)
 
     def ask(number: int, name: str, args: Sequence[Any]) -> Any:
-        line.send({"asks": [number, name, [codec.encode(value) for value in args]]})
-        answer = line.receive()
+        channel.send({"asks": [number, name, [codec.encode(value) for value in args]]})
+        answer = channel.receive()
         if "refused" in answer:
-            raise Refused(str(answer["refused"]))
+            raise RequestRejected(str(answer["refused"]))
         return codec.decode(answer["told"])
 
     return ask
@@ -88,12 +90,12 @@ def _whole(value: Any) -> Any:
 
 def main() -> None:
     path, name = sys.argv[1:3]
-    line = Line(os.dup(0), os.dup(1))
+    channel = MessageChannel(os.dup(0), os.dup(1))
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # what the reader's code prints is not an answer
+    os.dup2(2, 1)  # keep the reader's output out of the message channel
     sys.path.insert(0, str(Path(path).resolve().parent))
-    serve(line, path, name)
+    serve(channel, path, name)
 
 
 if __name__ == "__main__":

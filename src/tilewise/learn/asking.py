@@ -1,4 +1,4 @@
-"""Small helpers for the checks: compare an answer with the right one, and say in a sentence how it differs."""
+"""Helpers for the checks: compare an answer with the right one, and describe the difference in a sentence."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ def require(holds: bool, feedback: str) -> None:
         raise Wrong(feedback)
 
 
-def same_number(answer: Any, right: float, asked: str, hint: str, tolerance: float = 1e-6) -> None:
-    """A number within a relative tolerance."""
-    require(isinstance(answer, int | float | np.number), f"{asked} gave {_short(answer)}, which is not a number")
+def same_number(answer: Any, right: float, call: str, hint: str, tolerance: float = 1e-6) -> None:
+    """Require a number within a tolerance; `call` describes how the answer was called."""
+    require(isinstance(answer, int | float | np.number), f"{call} gave {_short(answer)}, which is not a number")
     close = bool(np.isclose(float(answer), right, rtol=tolerance, atol=tolerance))
-    require(close, f"{asked} gave {float(answer):.6g}, and {right:.6g} is right: {hint}")
+    require(close, f"{call} gave {float(answer):.6g}, and {right:.6g} is right: {hint}")
 
 
-def same_array(answer: Any, right: Any, asked: str, hint: str, tolerance: float = 1e-5) -> None:
-    """An array of the same shape with close numbers."""
-    require(isinstance(answer, np.ndarray), f"{asked} gave {_short(answer)}, which is not an array")
-    want = np.asarray(right)
-    require(answer.shape == want.shape, f"{asked} gave the shape {answer.shape}, and {want.shape} is right: {hint}")
-    if not np.allclose(answer, want, rtol=tolerance, atol=tolerance):
-        place = tuple(int(i) for i in np.unravel_index(int(np.abs(answer - want).argmax()), want.shape))
-        raise Wrong(f"{asked} gave {answer[place]} at {place}, and {want[place]} is right: {hint}")
+def same_array(answer: Any, right: Any, call: str, hint: str, tolerance: float = 1e-5) -> None:
+    """Require an array of the same shape with close values; `call` describes how the answer was called."""
+    require(isinstance(answer, np.ndarray), f"{call} gave {_short(answer)}, which is not an array")
+    expected = np.asarray(right)
+    require(
+        answer.shape == expected.shape, f"{call} gave the shape {answer.shape}, and {expected.shape} is right: {hint}"
+    )
+    if not np.allclose(answer, expected, rtol=tolerance, atol=tolerance):
+        index = tuple(int(i) for i in np.unravel_index(int(np.abs(answer - expected).argmax()), expected.shape))
+        raise Wrong(f"{call} gave {answer[index]} at {index}, and {expected[index]} is right: {hint}")
 
 
 def _short(value: Any) -> str:

@@ -1,9 +1,9 @@
-"""Checking a reader's answers: their file runs in a process of its own, and every wrong answer gets a sentence.
+"""Checks of a reader's answers: the file runs in a separate process, and every wrong answer gets a sentence.
 
 An exercise is a function in the reader's file and a check that calls it with many inputs. A check raises `Wrong` with
-what was asked, what came back and what to look at; a crash, a missing function and an endless loop are reported in the
-same way, so that one unfinished exercise never hides the verdict on the others. The check itself runs here, where the
-reader's code never does: nothing in an answer can write its own verdict.
+the call, the result and a hint. A crash, a missing function and an endless loop are reported in the same way, so that
+one unfinished exercise never hides the verdict on the others. The check runs in this process, which never runs the
+reader's code: an answer cannot write its own verdict.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 
 from tilewise._files import read_input, write_atomic
 from tilewise.errors import ConfigurationError, did_you_mean
-from tilewise.learn.remote import Codec, Gone, Line, asked
+from tilewise.learn.remote import Codec, ConnectionLost, MessageChannel, handle_request
 
 LESSONS = ("profiling", "acceleration", "quantization", "pruning", "caching", "benchmarking", "costmodel")
-_LARGEST_FILE = 1 << 20
+_MAX_ANSWER_BYTES = 1 << 20  # arbitrary; answers are a few kilobytes
 
 
 class Wrong(Exception):
@@ -52,38 +52,39 @@ class Result:
     feedback: str
 
 
-Starter = Callable[[Path, str, float], AbstractContextManager[Line]]
+Starter = Callable[[Path, str, float], AbstractContextManager[MessageChannel]]
 
 
 @contextmanager
-def answering(path: Path, name: str, deadline: float) -> Iterator[Line]:
-    """A process that has loaded the file at `path` and calls its function `name`; ended with the block."""
+def answering(path: Path, name: str, deadline: float) -> Iterator[MessageChannel]:
+    """Start a process that loads the file at `path` and calls its function `name`; kill it when the block ends."""
     command = [sys.executable, "-m", "tilewise.learn.answering", str(path), name]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
     assert process.stdin is not None and process.stdout is not None
     try:
-        yield Line(process.stdout.fileno(), process.stdin.fileno(), deadline)
+        yield MessageChannel(process.stdout.fileno(), process.stdin.fileno(), deadline)
     finally:
         process.kill()
         process.communicate()
 
 
 def exercises(lesson: str) -> tuple[Exercise, ...]:
-    """The exercises of a lesson, in order."""
-    found: tuple[Exercise, ...] = import_module(f"tilewise.learn.exercises.{known(lesson)}").EXERCISES
-    return found
+    """Return the exercises of a lesson, in order."""
+    result: tuple[Exercise, ...] = import_module(f"tilewise.learn.exercises.{check_lesson(lesson)}").EXERCISES
+    return result
 
 
-def known(lesson: str) -> str:
+def check_lesson(lesson: str) -> str:
+    """Return the lesson's name, or raise an error if it does not exist."""
     if lesson not in LESSONS:
         raise ConfigurationError(f"There is no lesson {lesson!r}; {did_you_mean(lesson, LESSONS)}")
     return lesson
 
 
 def start(lesson: str, path: Path) -> Path:
-    """Write the unfinished exercises of a lesson to `path`; what is already there is never written over."""
-    text = (files("tilewise.learn") / "start" / f"{known(lesson)}.py").read_text(encoding="utf-8")
+    """Write the unfinished exercises of a lesson to `path`; never overwrite a file."""
+    text = (files("tilewise.learn") / "start" / f"{check_lesson(lesson)}.py").read_text(encoding="utf-8")
     if path.exists():
         raise ConfigurationError(f"{path} is already there; check it, or give another --file.")
     write_atomic(path, text)
@@ -91,7 +92,7 @@ def start(lesson: str, path: Path) -> Path:
 
 
 def exercise_names(lesson: str, only: str | None = None) -> list[str]:
-    """The names of a lesson's exercises, or the one that is asked for."""
+    """Return the names of a lesson's exercises, or `only` if the lesson has it."""
     names = [exercise.name for exercise in exercises(lesson)]
     if only is not None and only not in names:
         raise ConfigurationError(f"The lesson {lesson} has no exercise {only!r}; {did_you_mean(only, names)}")
@@ -105,55 +106,56 @@ def check(
     start_answering: Starter = answering,
     only: str | None = None,
 ) -> list[Result]:
-    """Judge a reader's file, or one exercise in it; its process is ended after `time_limit` seconds an exercise."""
+    """Check a reader's file, or one exercise in it; each exercise may take `time_limit` seconds."""
     names = exercise_names(lesson, only)
-    wanted = [exercise for exercise in exercises(lesson) if exercise.name in names]
-    read_input(path, _LARGEST_FILE)  # a file, and no larger than an answer needs to be
+    selected = [exercise for exercise in exercises(lesson) if exercise.name in names]
+    read_input(path, _MAX_ANSWER_BYTES)  # rejects folders and files that are too large
     return [
-        Result(e.name, e.task, not said, said)
-        for e in wanted
-        for said in [feedback(e, path, time_limit, start_answering)]
+        Result(e.name, e.task, not message, message)
+        for e in selected
+        for message in [feedback(e, path, time_limit, start_answering)]
     ]
 
 
 def feedback(
     exercise: Exercise, path: str | Path, time_limit: float = 60.0, start_answering: Starter = answering
 ) -> str:
-    """What is wrong with the answer, or nothing."""
+    """Return a sentence about what is wrong with the answer, or "" if it is right."""
     if sys.platform == "emscripten":  # a page in a browser has no other processes
-        return _beside(exercise, str(path))
-    with start_answering(Path(path), exercise.name, time.monotonic() + time_limit) as line:
+        return _check_in_process(exercise, str(path))
+    with start_answering(Path(path), exercise.name, time.monotonic() + time_limit) as channel:
         try:
-            loaded = line.receive()
+            loaded = channel.receive()
             if loaded.get("loaded") is not True:
                 return str(loaded.get("why"))[:500]
-            return _verdict(exercise, Answer(line))
+            return _verdict(exercise, Answer(channel))
         except TimeoutError:
             return f"it did not come to an end within {time_limit:g} seconds; look for a loop that never stops"
-        except Gone as gone:
-            return f"there is no answer: {gone}"
+        except ConnectionLost as lost:
+            return f"there is no answer: {lost}"
 
 
 def _verdict(exercise: Exercise, answer: Callable[..., Any]) -> str:
+    """Run the check of an exercise and turn every failure into a sentence; "" if it passes."""
     try:
         exercise.check(answer)
     except Wrong as wrong:
         return str(wrong)
     except NotImplementedError:
         return "not written yet"
-    except Stopped as stopped:
-        return f"it stops with {stopped}"
-    except (Gone, TimeoutError):
+    except AnswerFailed as failure:
+        return f"it stops with {failure}"
+    except (ConnectionLost, TimeoutError):
         raise
     except Exception as error:
         text = str(error).strip().split("\n")[0][:300]
-        said = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        return f"what it gives has not the form that its first lines ask for ({said})"
+        message = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return f"what it gives has not the form that its first lines ask for ({message})"
     return ""
 
 
-def _beside(exercise: Exercise, path: str) -> str:
-    """The same in this process: for a reader's own page, where nobody but the reader could be fooled."""
+def _check_in_process(exercise: Exercise, path: str) -> str:
+    """Check without a second process: in a browser, where an answer could only deceive its own author."""
     from tilewise.learn.answering import load, sentence
 
     function, why = load(path, exercise.name)
@@ -165,59 +167,60 @@ def _beside(exercise: Exercise, path: str) -> str:
         except (Wrong, NotImplementedError):
             raise
         except Exception as error:
-            raise Stopped(sentence(error, path)) from None
+            raise AnswerFailed(sentence(error, path)) from None
 
     return why if function is None else _verdict(exercise, answer)
 
 
-class Stopped(Exception):
+class AnswerFailed(Exception):
     """The reader's function raised an error; the message is its sentence."""
 
 
 class Answer:
     """The reader's function, called in its own process."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, channel: MessageChannel) -> None:
+        self._channel = channel
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        """Send the arguments, serve requests for local objects, and return the decoded result."""
         codec = Codec()
-        told = [codec.encode(value) for value in args]
-        self._line.send({"args": told, "options": {key: codec.encode(value) for key, value in options.items()}})
+        encoded = [codec.encode(value) for value in args]
+        self._channel.send({"args": encoded, "options": {key: codec.encode(value) for key, value in options.items()}})
         codec.views = [*args, *options.values()]
-        message, wrong = self._line.receive(), None
+        message, wrong = self._channel.receive(), None
         while "asks" in message:
-            wrong = self._tell(codec, message["asks"]) or wrong
-            message = self._line.receive()
+            wrong = self._answer_request(codec, message["asks"]) or wrong
+            message = self._channel.receive()
         if "stops" in message:
             if wrong is not None:
                 raise wrong
-            raise NotImplementedError if message.get("unwritten") is True else Stopped(str(message["stops"])[:400])
+            raise NotImplementedError if message.get("unwritten") is True else AnswerFailed(str(message["stops"])[:400])
         try:
             _write(codec, message["written"])
             return codec.decode(message["gives"])
         except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, MemoryError):
-            raise Gone("it wrote something else than an answer") from None
+            raise ConnectionLost("it wrote something else than an answer") from None
 
-    def _tell(self, codec: Codec, question: Any) -> Wrong | None:
-        """Answer what is asked of something that stayed here; gives the objection, if there is one."""
+    def _answer_request(self, codec: Codec, question: Any) -> Wrong | None:
+        """Answer a request for an object of this process; return the error that it raised in the check, if any."""
         try:
             number, name, args = question
-            found = asked(codec.kept, number, name, [codec.decode(value) for value in args])
+            answer_value = handle_request(codec.local_objects, number, name, [codec.decode(value) for value in args])
         except Wrong as wrong:
-            self._line.send({"refused": str(wrong)})
+            self._channel.send({"refused": str(wrong)})
             return wrong
         except Exception as error:
-            self._line.send({"refused": f"{type(error).__name__}: {error}"[:300]})
+            self._channel.send({"refused": f"{type(error).__name__}: {error}"[:300]})
             return None
-        self._line.send({"told": codec.encode(found)})
+        self._channel.send({"told": codec.encode(answer_value)})
         return None
 
 
 def _write(codec: Codec, written: dict[str, Any]) -> None:
-    """Arrays and lists that the answer was given become what it made of them."""
-    for at, told in written.items():
-        mine, theirs = codec.views[int(at)], codec.decode(told)
+    """Copy the answer's changes to its array and list arguments into the originals."""
+    for at, encoded in written.items():
+        mine, theirs = codec.views[int(at)], codec.decode(encoded)
         if isinstance(mine, list) and isinstance(theirs, list):
             mine[:] = theirs
         elif isinstance(mine, np.ndarray) and np.shape(theirs) == mine.shape:

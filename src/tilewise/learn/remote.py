@@ -1,9 +1,9 @@
-"""Calling a reader's function in another process, which is given nothing but data and believed nothing but data.
+"""Message channel and serialization for calling a reader's function in another, untrusted process.
 
-Messages are lines of JSON. Numbers, texts, lists, tuples, dicts, slices and arrays travel as themselves; a function or
-an object that an exercise hands over stays where it is, and what the other side does with it comes back as a question.
-Arrays and lists that the answer writes to are written to here as well, and a view of one stays a view. So a check can
-look at everything it asks for, while the verdict is made in a process that never runs the reader's code.
+Messages are lines of JSON. Numbers, strings, lists, tuples, dicts, slices and arrays are sent by value. A function or
+an object in an argument stays in the checking process; uses of it in the other process are sent back as requests.
+Changes that the answer makes to array and list arguments are copied back, and a view of an argument stays a view. The
+verdict is made in a process that never runs the reader's code.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-MOST_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 64 << 20  # arbitrary; the largest arrays of the exercises are a few megabytes
 _METHODS = ("__getitem__", "__matmul__", "__rmatmul__", "__array__")
 _ATTRIBUTES = ("shape", "dtype", "ndim")
 
 
-class Gone(Exception):
-    """The other side ended, was too late, or does not speak this language."""
+class ConnectionLost(Exception):
+    """The other process ended, or sent something that is not a message."""
 
 
-class Line:
-    """One end of two pipes: messages of bounded length, none later than `deadline` by the monotonic clock."""
+class MessageChannel:
+    """One end of two pipes: messages of bounded length until `deadline` (monotonic clock, seconds)."""
 
     def __init__(self, reading: int, writing: int, deadline: float | None = None) -> None:
         self._reading, self._writing, self.deadline = reading, writing, deadline
@@ -41,14 +41,15 @@ class Line:
                 self._wait([], [self._writing])
                 view = view[os.write(self._writing, view[:65536]) :]
         except OSError:
-            raise Gone("it stopped reading") from None
+            raise ConnectionLost("it stopped reading") from None
 
     def receive(self) -> dict[str, Any]:
+        """Wait for the next message; raise ConnectionLost or TimeoutError if there is none."""
         while (end := self._buffer.find(b"\n")) < 0:
             self._wait([self._reading], [])
             piece = os.read(self._reading, 1 << 20)
-            if not piece or len(self._buffer) > MOST_BYTES:
-                raise Gone("its process ended")
+            if not piece or len(self._buffer) > MAX_MESSAGE_BYTES:
+                raise ConnectionLost("its process ended")
             self._buffer += piece
         line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
         try:
@@ -56,25 +57,29 @@ class Line:
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            raise Gone("it wrote something else than an answer")
+            raise ConnectionLost("it wrote something else than an answer")
         return message
 
     def _wait(self, reading: list[int], writing: list[int]) -> None:
         if self.deadline is not None:
-            left = max(self.deadline - time.monotonic(), 0.0)
-            if not any(select.select(reading, writing, [], left)):
+            seconds_left = max(self.deadline - time.monotonic(), 0.0)
+            if not any(select.select(reading, writing, [], seconds_left)):
                 raise TimeoutError
 
 
 class Codec:
-    """Values as JSON and back. `kept` are things that stay on this side; `views` arrays that both sides have."""
+    """Converts values to JSON and back.
+
+    `local_objects` are objects that stay in this process; `views` are arrays that both processes have.
+    """
 
     def __init__(self, ask: Callable[[int, str, Sequence[Any]], Any] | None = None) -> None:
-        self.kept: list[Any] = []
+        self.local_objects: list[Any] = []
         self.views: list[Any] = []
         self._ask = ask
 
     def encode(self, value: Any) -> list[Any]:
+        """Encode a value as a list: a letter for its kind, then its contents."""
         if value is None or isinstance(value, bool | int | float | str):
             return ["j", value]
         if isinstance(value, list | tuple):
@@ -90,41 +95,41 @@ class Codec:
         if value is Ellipsis:
             return ["e"]
         if self._ask is None and (callable(value) or hasattr(value, "__getitem__")):
-            self.kept.append(value)
+            self.local_objects.append(value)
             facts = {name: self.encode(_plain(getattr(value, name))) for name in _ATTRIBUTES if hasattr(value, name)}
-            return ["f", len(self.kept) - 1, facts]
+            return ["f", len(self.local_objects) - 1, facts]
         return ["?", repr(value)[:80]]
 
-    def decode(self, told: Any, depth: int = 0) -> Any:
-        """The value; anything that is not one raises ValueError, TypeError, IndexError or KeyError."""
+    def decode(self, encoded: Any, depth: int = 0) -> Any:
+        """Decode a value; malformed input raises ValueError, TypeError, IndexError, KeyError or ArithmeticError."""
         if depth > 20:
             raise ValueError("nested too deeply")
-        kind, *parts = told
+        kind, *fields = encoded
         if kind == "j":
-            return parts[0] if parts[0] is None or isinstance(parts[0], bool | int | float | str) else 1 / 0
+            return fields[0] if fields[0] is None or isinstance(fields[0], bool | int | float | str) else 1 / 0
         if kind in "lt":
-            items = [self.decode(item, depth + 1) for item in parts[0]]
+            items = [self.decode(item, depth + 1) for item in fields[0]]
             return items if kind == "l" else tuple(items)
         if kind == "d":
-            return {self.decode(key, depth + 1): self.decode(item, depth + 1) for key, item in parts[0]}
+            return {self.decode(key, depth + 1): self.decode(item, depth + 1) for key, item in fields[0]}
         if kind == "a":
-            dtype, shape, text = parts
+            dtype, shape, text = fields
             array = np.frombuffer(base64.b64decode(text), _dtype(dtype)).reshape([int(n) for n in shape]).copy()
             return array if array.ndim else array[()]
         if kind == "w":
-            at, dtype, offset, shape, strides = parts
-            return np.ndarray(shape, _dtype(dtype), self.views[at], offset, strides)  # checks that it lies inside
+            at, dtype, offset, shape, strides = fields
+            return np.ndarray(shape, _dtype(dtype), self.views[at], offset, strides)  # NumPy checks the bounds
         if kind == "x":
-            return slice(*(self.decode(part, depth + 1) for part in parts[0]))
+            return slice(*(self.decode(part, depth + 1) for part in fields[0]))
         if kind == "g":
-            return _generator(parts[0])
+            return _generator(fields[0])
         if kind == "f" and self._ask is not None:
-            facts = {name: self.decode(value) for name, value in parts[1].items()}
-            return Far(int(parts[0]), facts, self._ask)
-        return Ellipsis if kind == "e" else Odd(str(parts[0]))
+            facts = {name: self.decode(value) for name, value in fields[1].items()}
+            return RemoteObject(int(fields[0]), facts, self._ask)
+        return Ellipsis if kind == "e" else OpaqueValue(str(fields[0]))
 
     def _view(self, value: Any) -> list[Any] | None:
-        """Where in one of the arrays that both sides have this one lies."""
+        """Encode an array as a view of one that both processes have; None if it is not a view."""
         for at, whole in enumerate(self.views):
             if isinstance(whole, np.ndarray) and isinstance(value, np.ndarray) and np.shares_memory(value, whole):
                 offset = value.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
@@ -132,18 +137,18 @@ class Codec:
         return None
 
 
-class Odd:
-    """Something that is no data; only how it looks is known."""
+class OpaqueValue:
+    """A value that cannot be sent; only its repr is known."""
 
-    def __init__(self, looks: str) -> None:
-        self._looks = looks
+    def __init__(self, text: str) -> None:
+        self._text_of_value = text
 
     def __repr__(self) -> str:
-        return self._looks
+        return self._text_of_value
 
 
-class Far:
-    """A function or an array-like object of the other side: whatever is done with it is asked there."""
+class RemoteObject:
+    """A function or an array-like object of the other process; each use of it is sent there as a request."""
 
     shape: tuple[int, ...] = ()
 
@@ -171,14 +176,14 @@ class Far:
         return whole if dtype is None else whole.astype(dtype)
 
 
-def asked(kept: Sequence[Any], number: int, name: str, args: Sequence[Any]) -> Any:
-    """What the other side wants of something that was kept here; only what an exercise means to offer is done."""
-    thing = kept[number]
-    if name == "__call__" and callable(thing):
-        return thing(*args)
-    if name not in _METHODS or not hasattr(thing, name):
+def handle_request(local_objects: Sequence[Any], number: int, name: str, args: Sequence[Any]) -> Any:
+    """Perform a request of the other process on a local object; only calls and _METHODS are allowed."""
+    target = local_objects[number]
+    if name == "__call__" and callable(target):
+        return target(*args)
+    if name not in _METHODS or not hasattr(target, name):
         raise ValueError("nothing of that kind is offered")
-    return getattr(thing, name)(*args)
+    return getattr(target, name)(*args)
 
 
 def _plain(value: Any) -> Any:

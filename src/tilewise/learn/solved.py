@@ -1,4 +1,4 @@
-"""What a reader has solved so far, kept between runs in tilewise's cache folder: when each exercise first passed."""
+"""Progress of a reader, stored in tilewise's cache folder: when each exercise was first solved."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ def where() -> Path:
 
 
 def progress() -> Progress:
-    """What is solved; a file that was damaged counts as nothing."""
+    """Return the solved exercises; a damaged file counts as empty."""
     try:
-        kept = read_json_input(where())
-        return {lesson: {str(k): str(v) for k, v in kept.get(lesson, {}).items()} for lesson in LESSONS}
+        solved = read_json_input(where())
+        return {lesson: {str(k): str(v) for k, v in solved.get(lesson, {}).items()} for lesson in LESSONS}
     except (TilewiseError, ValueError, AttributeError):
         return {lesson: {} for lesson in LESSONS}
 
 
 def remember(lesson: str, results: Iterable[Result]) -> str:
-    """Add what was solved just now; what was solved once stays solved. Gives a sentence where it cannot be kept."""
-    kept = progress()
+    """Store newly solved exercises; return "" or a sentence about why they cannot be stored."""
+    solved = progress()
     now = datetime.now(UTC).isoformat(timespec="seconds")
     for result in results:
         if result.solved:
-            kept[lesson].setdefault(result.name, now)
+            solved[lesson].setdefault(result.name, now)
     try:
-        write_atomic(where(), json.dumps(kept, indent=1) + "\n")
+        write_atomic(where(), json.dumps(solved, indent=1) + "\n")
     except UnavailableError as error:
-        return f"Your progress is not kept: {error}"
+        return f"Your progress is not stored: {error}"
     return ""
 
 
 def lines() -> list[str]:
-    """One line a lesson, with a mark for each exercise."""
-    kept = progress()
-    found = []
+    """Format one line per lesson, with a mark for each exercise."""
+    solved = progress()
+    rows = []
     for lesson in LESSONS:
         names = [exercise.name for exercise in exercises(lesson)]
-        marks = "  ".join(f"{'✓' if name in kept[lesson] else '·'} {name}" for name in names)
-        found.append(f"{lesson:14s} {sum(name in kept[lesson] for name in names)}/{len(names)}  {marks}")
-    return found
+        marks = "  ".join(f"{'✓' if name in solved[lesson] else '·'} {name}" for name in names)
+        rows.append(f"{lesson:14s} {sum(name in solved[lesson] for name in names)}/{len(names)}  {marks}")
+    return rows

@@ -47,12 +47,12 @@ def _blocked(answer: Callable[..., Any]) -> None:
     for m, n, k, block in ((8, 8, 8, 4), (16, 24, 32, 8), (7, 5, 11, 4), (3, 3, 3, 8), (1, 9, 20, 4)):
         a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
         watched = _Watched(a), _Watched(b)
-        asked = f"blocked_matmul of {m}x{k} and {k}x{n} in blocks of {block}"
+        call = f"blocked_matmul of {m}x{k} and {k}x{n} in blocks of {block}"
         result = answer(*watched, block)
-        same_array(result, a @ b, asked, "blocks at the border are smaller, and every k block adds to what is there")
+        same_array(result, a @ b, call, "blocks at the border are smaller, and every k block adds to what is there")
         for name, matrix in zip("ab", watched, strict=True):
             feedback = (
-                f"{asked} took {matrix.largest} numbers of {name} at once, and a block has {block * block}: the block "
+                f"{call} took {matrix.largest} numbers of {name} at once, and a block has {block * block}: the block "
                 "is ignored, so nothing stays in the cache"
             )
             require(matrix.largest <= block * block, feedback)
@@ -71,10 +71,10 @@ def _im2col(answer: Callable[..., Any]) -> None:
         x, w = rng.standard_normal((channels, height, width)), rng.standard_normal((4, channels, kh, kw))
         windows = np.lib.stride_tricks.sliding_window_view(x, (kh, kw), axis=(1, 2))  # (C, H', W', kh, kw)
         right = windows.transpose(0, 3, 4, 1, 2).reshape(channels * kh * kw, -1)
-        asked = f"im2col of {x.shape} for a {kh}x{kw} kernel"
+        call = f"im2col of {x.shape} for a {kh}x{kw} kernel"
         columns = answer(x, kh, kw)
-        same_array(columns, right, asked, "row (c, i, j) holds what kernel element (c, i, j) meets at each output")
-        same_array(w.reshape(4, -1) @ columns, w.reshape(4, -1) @ right, asked, "the product is then the convolution")
+        same_array(columns, right, call, "row (c, i, j) holds what kernel element (c, i, j) meets at each output")
+        same_array(w.reshape(4, -1) @ columns, w.reshape(4, -1) @ right, call, "the product is then the convolution")
 
 
 EXERCISES = (

@@ -65,9 +65,9 @@ def _score(answer: Callable[..., Any]) -> None:
         ((2.0, 2.0, 2.0), 0.99, 0.98),
         ((9.0, 4.0, 0.5), 0.9, 0.9),
     ):
-        asked = f"score({gains}, {accuracy}, {floor})"
+        call = f"score({gains}, {accuracy}, {floor})"
         hint = "the geometric mean: doubling any one gain is worth the same"
-        same_number(answer(gains, accuracy, floor), float(np.prod(gains) ** (1 / 3)), asked, hint)
+        same_number(answer(gains, accuracy, floor), float(np.prod(gains) ** (1 / 3)), call, hint)
     same_number(
         answer((100.0, 100.0, 100.0), 0.5, 0.98),
         0.0,

@@ -28,13 +28,13 @@ def _store(answer: Callable[..., Any]) -> None:
     rng = np.random.default_rng(1)
     written = rng.standard_normal((2, 5, 4))
     for position in range(5):
-        seen = answer(keys, values, written[0, position], written[1, position], position)
-        asked = f"store at position {position}"
-        require(isinstance(seen, tuple) and len(seen) == 2, f"{asked} must give the keys and values so far")
-        for mine, all_written, whole in zip(seen, written, (keys, values), strict=True):
-            same_array(mine, all_written[: position + 1], asked, "give everything up to this position, and no more")
+        result = answer(keys, values, written[0, position], written[1, position], position)
+        call = f"store at position {position}"
+        require(isinstance(result, tuple) and len(result) == 2, f"{call} must give the keys and values so far")
+        for mine, all_written, whole in zip(result, written, (keys, values), strict=True):
+            same_array(mine, all_written[: position + 1], call, "give everything up to this position, and no more")
             require(
-                np.shares_memory(mine, whole), f"{asked} gave a copy: a view costs nothing, a copy grows with length"
+                np.shares_memory(mine, whole), f"{call} gave a copy: a view costs nothing, a copy grows with length"
             )
 
 
@@ -43,9 +43,9 @@ def _projections(answer: Callable[..., Any]) -> None:
         with_cache = prompt + max(new - 1, 0)
         without = sum(prompt + i for i in range(new))
         for cached, right in ((True, with_cache if new else 0), (False, without)):
-            asked = f"tokens_computed({prompt}, {new}, cached={cached})"
+            call = f"tokens_computed({prompt}, {new}, cached={cached})"
             hint = "each new token comes out of one pass: over everything so far, or over what the cache does not hold"
-            same_number(answer(prompt, new, cached=cached), right, asked, hint)
+            same_number(answer(prompt, new, cached=cached), right, call, hint)
 
 
 EXERCISES = (

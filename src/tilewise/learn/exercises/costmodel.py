@@ -16,9 +16,9 @@ def _slowdown(answer: Callable[..., Any]) -> None:
     rng = np.random.default_rng(0)
     for count, k in ((1, 1), (5, 1), (30, 5), (4, 10)):
         runtimes, scores = rng.uniform(1, 9, count), rng.standard_normal(count)
-        asked = f"slowdown of the top {k} of {count}"
+        call = f"slowdown of the top {k} of {count}"
         hint = "the best measured runtime among the k lowest scores, over the best of all, minus 1"
-        same_number(answer(runtimes, scores, k), top_k_error(runtimes, scores, k), asked, hint)
+        same_number(answer(runtimes, scores, k), top_k_error(runtimes, scores, k), call, hint)
 
 
 def _pairs(answer: Callable[..., Any]) -> None:
@@ -35,7 +35,7 @@ def _pairs(answer: Callable[..., Any]) -> None:
 
 def _tile_numbers(answer: Callable[..., Any]) -> None:
     for shape, tile in (((512, 512, 512), (64, 128, 32)), ((197, 768, 64), (32, 64, 64)), ((1, 10, 7), (8, 16, 16))):
-        found = answer(shape, tile)
+        numbers = answer(shape, tile)
         counts = [-(-size // step) for size, step in zip(shape, tile, strict=True)]
         padded = int(np.prod([count * step for count, step in zip(counts, tile, strict=True)]))
         m, n, k = tile
@@ -50,10 +50,11 @@ def _tile_numbers(answer: Callable[..., Any]) -> None:
             "bytes": "float32 blocks of a, b and c",
         }
         require(
-            isinstance(found, dict) and set(found) == set(right), f"tile_numbers must give a dict with {sorted(right)}"
+            isinstance(numbers, dict) and set(numbers) == set(right),
+            f"tile_numbers must give a dict with {sorted(right)}",
         )
         for name, value in right.items():
-            same_number(found[name], value, f"tile_numbers({shape}, {tile})[{name!r}]", hints[name])
+            same_number(numbers[name], value, f"tile_numbers({shape}, {tile})[{name!r}]", hints[name])
 
 
 EXERCISES = (

@@ -17,9 +17,9 @@ def _percentile(answer: Callable[..., Any]) -> None:
         samples = rng.exponential(size=count).tolist()
         before = list(samples)
         for q in (0, 50, 95, 100):
-            asked = f"percentile of {count} samples at {q}"
+            call = f"percentile of {count} samples at {q}"
             hint = "sort, go to place q/100 * (n - 1), and interpolate between its two neighbours"
-            same_number(answer(samples, q), float(np.percentile(before, q)), asked, hint)
+            same_number(answer(samples, q), float(np.percentile(before, q)), call, hint)
         require(samples == before, "the caller's list came back in another order: sort a copy")
 
 
@@ -33,18 +33,18 @@ def _conv_flops(answer: Callable[..., Any]) -> None:
         (n, channels, height, width), (filters, _, kh, kw) = x_shape, w_shape
         rows, columns = (height + 2 * padding - kh) // stride + 1, (width + 2 * padding - kw) // stride + 1
         right = 2 * n * filters * rows * columns * channels * kh * kw
-        asked = f"conv_flops({x_shape}, {w_shape}, stride={stride}, padding={padding})"
+        call = f"conv_flops({x_shape}, {w_shape}, stride={stride}, padding={padding})"
         hint = "each output is a sum over channels and kernel, and a multiply-add counts as 2"
-        same_number(answer(x_shape, w_shape, stride=stride, padding=padding), right, asked, hint)
+        same_number(answer(x_shape, w_shape, stride=stride, padding=padding), right, call, hint)
 
 
 def _attainable(answer: Callable[..., Any]) -> None:
     cases = ((1e9, 1e6, 1e11, 1e10), (1e6, 1e9, 1e11, 1e10), (0, 1e6, 1e11, 1e10), (1e10, 1e9, 1e11, 1e10))
     for flops, bytes_moved, peak, bandwidth in cases:
         right = max(flops / peak, bytes_moved / bandwidth)
-        asked = f"least_seconds({flops:g}, {bytes_moved:g}, {peak:g}, {bandwidth:g})"
+        call = f"least_seconds({flops:g}, {bytes_moved:g}, {peak:g}, {bandwidth:g})"
         hint = "computing and moving overlap at best, so the slower of the two decides; it is not their sum"
-        same_number(answer(flops, bytes_moved, peak, bandwidth), right, asked, hint)
+        same_number(answer(flops, bytes_moved, peak, bandwidth), right, call, hint)
 
 
 EXERCISES = (

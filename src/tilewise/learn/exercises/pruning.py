@@ -15,17 +15,18 @@ def _mask(answer: Callable[..., Any]) -> None:
     rng = np.random.default_rng(0)
     for shape, sparsity in (((4, 5), 0.5), ((7, 9), 0.7), ((10,), 0.0), ((3, 4, 3, 3), 0.9), ((6, 6), 0.34)):
         weights = rng.standard_normal(shape)
-        asked = f"magnitude_mask of {shape} at {sparsity}"
+        call = f"magnitude_mask of {shape} at {sparsity}"
         mask = np.asarray(answer(weights, sparsity))
-        require(mask.shape == shape and mask.dtype == bool, f"{asked} must be an array of bool with the weights' shape")
-        gone, wanted = int((~mask).sum()), round(sparsity * weights.size)
+        require(mask.shape == shape and mask.dtype == bool, f"{call} must be an array of bool with the weights' shape")
+        removed_count, expected_count = int((~mask).sum()), round(sparsity * weights.size)
         require(
-            abs(gone - wanted) <= 1, f"{asked} takes {gone} of {weights.size} weights away, and {wanted} were asked for"
+            abs(removed_count - expected_count) <= 1,
+            f"{call} takes {removed_count} of {weights.size} weights away, and {expected_count} were asked for",
         )
-        if 0 < gone < weights.size:
+        if 0 < removed_count < weights.size:
             kept = np.abs(weights[mask]).min() >= np.abs(weights[~mask]).max()
             require(
-                bool(kept), f"{asked} keeps a weight that is smaller than one it takes: compare magnitudes, not values"
+                bool(kept), f"{call} keeps a weight that is smaller than one it takes: compare magnitudes, not values"
             )
 
 
@@ -47,14 +48,14 @@ def _remove_units(answer: Callable[..., Any]) -> None:
         w2, x = rng.standard_normal((outputs, hidden)), rng.standard_normal((10, inputs))
         masked = np.maximum(x @ w1.T + b1, 0) * np.isin(np.arange(hidden), kept)
         small = answer(w1, b1, w2, kept)
-        asked = f"remove_units of {hidden} units keeping {kept}"
-        require(len(small) == 3, f"{asked} must give w1, b1 and w2")
+        call = f"remove_units of {hidden} units keeping {kept}"
+        require(len(small) == 3, f"{call} must give w1, b1 and w2")
         shapes = [np.shape(array) for array in small]
         want = [(len(kept), inputs), (len(kept),), (outputs, len(kept))]
-        require(shapes == want, f"{asked} gave the shapes {shapes}, and {want} is right: what follows loses columns")
+        require(shapes == want, f"{call} gave the shapes {shapes}, and {want} is right: what follows loses columns")
         s1, c1, s2 = small
         result = np.maximum(x @ s1.T + c1, 0) @ s2.T
-        same_array(result, masked @ w2.T, asked, "the smaller network must answer as the masked one does")
+        same_array(result, masked @ w2.T, call, "the smaller network must answer as the masked one does")
 
 
 EXERCISES = (

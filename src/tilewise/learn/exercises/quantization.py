@@ -13,19 +13,19 @@ from tilewise.learn.checking import Exercise
 
 def _affine(answer: Callable[..., Any]) -> None:
     for low, high in ((-1.0, 1.0), (0.0, 6.0), (2.0, 6.0), (-5.0, -1.0), (-0.3, 10.0), (0.0, 0.0)):
-        asked = f"affine({low}, {high})"
+        call = f"affine({low}, {high})"
         scale, zero = answer(low, high)
-        require(scale > 0, f"{asked} gave the scale {scale}: it must be positive, also for a range of nothing")
+        require(scale > 0, f"{call} gave the scale {scale}: it must be positive, also for a range of nothing")
         require(
-            float(zero) == int(zero) and 0 <= zero <= 255, f"{asked} gave the zero point {zero}: an integer of 0..255"
+            float(zero) == int(zero) and 0 <= zero <= 255, f"{call} gave the zero point {zero}: an integer of 0..255"
         )
         reach = (0 - zero) * scale, (255 - zero) * scale
         spare = 0.51 * scale
         require(
-            reach[0] <= min(low, 0) + spare and reach[1] >= max(high, 0) - spare, f"{asked} reaches {reach}: {_WIDEN}"
+            reach[0] <= min(low, 0) + spare and reach[1] >= max(high, 0) - spare, f"{call} reaches {reach}: {_WIDEN}"
         )
         widest = max(high, 0.0) - min(low, 0.0)
-        require(scale <= 1.05 * widest / 255 or widest == 0, f"{asked} gave the scale {scale}, wider than needed")
+        require(scale <= 1.05 * widest / 255 or widest == 0, f"{call} gave the scale {scale}, wider than needed")
 
 
 _WIDEN = "the range must hold low, high and zero (padding and ReLU write zeros)"
@@ -37,16 +37,16 @@ def _per_channel(answer: Callable[..., Any]) -> None:
         weights = rng.standard_normal(shape) * rng.uniform(0.01, 10, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
         weights[0] = 0
         q, scale = answer(weights)
-        asked = f"quantize_rows of {shape}"
-        require(isinstance(q, np.ndarray) and q.dtype == np.int8, f"{asked} did not give int8, so nothing got smaller")
-        require(np.shape(scale) == (shape[0],), f"{asked} gave scales of shape {np.shape(scale)}: one for each channel")
-        require(int(np.abs(q.astype(int)).max()) <= 127, f"{asked} used -128, which has no positive partner")
-        wide = np.asarray(scale).reshape(-1, *[1] * (len(shape) - 1))
-        error = np.abs(q * wide - weights).max(axis=tuple(range(1, len(shape))))
+        call = f"quantize_rows of {shape}"
+        require(isinstance(q, np.ndarray) and q.dtype == np.int8, f"{call} did not give int8, so nothing got smaller")
+        require(np.shape(scale) == (shape[0],), f"{call} gave scales of shape {np.shape(scale)}: one for each channel")
+        require(int(np.abs(q.astype(int)).max()) <= 127, f"{call} used -128, which has no positive partner")
+        channel_scale = np.asarray(scale).reshape(-1, *[1] * (len(shape) - 1))
+        error = np.abs(q * channel_scale - weights).max(axis=tuple(range(1, len(shape))))
         limit = np.abs(weights).max(axis=tuple(range(1, len(shape)))) / 254 * 1.001
         worst = int((error - limit).argmax())
         feedback = (
-            f"{asked} is off by {error[worst]:.3g} in channel {worst}, and half a step is {limit[worst]:.3g}: divide "
+            f"{call} is off by {error[worst]:.3g} in channel {worst}, and half a step is {limit[worst]:.3g}: divide "
             "by the channel's own largest magnitude / 127 and round to the nearest"
         )
         require(bool((error <= limit + 1e-12).all()), feedback)
@@ -60,10 +60,10 @@ def _integer_product(answer: Callable[..., Any]) -> None:
         x[0], w[:, 0] = 255, 127
         result = answer(x, zero, w)
         right = (x.astype(np.int64) - zero) @ w.astype(np.int64)
-        asked = f"integer_product with {k} terms and zero point {zero}"
+        call = f"integer_product with {k} terms and zero point {zero}"
         hint = "widen to int32 before multiplying, and take zero_point * (sum of each column of w) away"
-        same_array(np.asarray(result, np.float64), right.astype(np.float64), asked, hint, 0)
-        require(np.asarray(result).dtype == np.int32, f"{asked} gave {np.asarray(result).dtype}: accumulate in int32")
+        same_array(np.asarray(result, np.float64), right.astype(np.float64), call, hint, 0)
+        require(np.asarray(result).dtype == np.int32, f"{call} gave {np.asarray(result).dtype}: accumulate in int32")
 
 
 EXERCISES = (

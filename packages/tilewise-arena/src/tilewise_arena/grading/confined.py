@@ -7,21 +7,21 @@ import sys
 from pathlib import Path
 
 from tilewise.learn.answering import serve
-from tilewise.learn.remote import Line
+from tilewise.learn.remote import MessageChannel
 from tilewise_arena.sandbox.process import drop_root, install_seccomp_filter, limit_resources
 
 
 def main() -> None:
     """Set the limits of the process, and answer the calls of the checker."""
     name, user = sys.argv[1:3]
-    line = Line(os.dup(0), os.dup(1))
+    channel = MessageChannel(os.dup(0), os.dup(1))
     with Path(os.devnull).open("r+b") as nothing:
         for descriptor in (0, 1):
             os.dup2(nothing.fileno(), descriptor)
     drop_root(int(user))
     limit_resources()
-    install_seccomp_filter(bytes.fromhex(line.receive()["rules"]))
-    serve(line, "/plugin/answers.py", name)
+    install_seccomp_filter(bytes.fromhex(channel.receive()["rules"]))
+    serve(channel, "/plugin/answers.py", name)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 
 from tilewise._files import read_input, write_atomic
 from tilewise.learn.checking import Result, answering, check, exercises, feedback
-from tilewise.learn.remote import Line
+from tilewise.learn.remote import MessageChannel
 
 ANSWERS = "tilewise-answers.py"
 _MOST_TEXT = 1 << 20
@@ -39,13 +39,13 @@ def must_be_solved(lesson: str, name: str, folder: Path | None = None) -> None:
 
 
 @contextmanager
-def confined(path: Path, name: str, deadline: float) -> Iterator[Line]:
+def confined(path: Path, name: str, deadline: float) -> Iterator[MessageChannel]:
     """Start the process of an answer like `checking.answering`, but in the sandbox if this system has one."""
     from tilewise_arena.sandbox import bubblewrap
 
     if bubblewrap.unavailable_reason():
-        with answering(path, name, deadline) as line:
-            yield line
+        with answering(path, name, deadline) as channel:
+            yield channel
         return
     with tempfile.TemporaryDirectory(prefix="tilewise-answers-") as folder:
         copied = Path(folder) / "answers.py"
@@ -56,9 +56,9 @@ def confined(path: Path, name: str, deadline: float) -> Iterator[Line]:
         with bubblewrap.start_process(Path(folder), arguments, 1, hide_weights=False) as sandboxed:
             process = sandboxed.process
             assert process.stdin is not None and process.stdout is not None
-            line = Line(process.stdout.fileno(), process.stdin.fileno(), deadline)
-            line.send({"rules": bubblewrap.seccomp_filter().hex()})
-            yield line
+            channel = MessageChannel(process.stdout.fileno(), process.stdin.fileno(), deadline)
+            channel.send({"rules": bubblewrap.seccomp_filter().hex()})
+            yield channel
 
 
 def taken_apart(notebook: dict[str, Any], lesson: str, is_test: Callable[[dict[str, Any]], bool]) -> str:

@@ -7,14 +7,14 @@ import re
 from importlib.resources import files
 from typing import Any
 
-from tilewise.learn.checking import exercises, known
+from tilewise.learn.checking import check_lesson, exercises
 
 _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def unfinished(lesson: str) -> dict[str, str]:
     """The text of each function to write, by name."""
-    text = (files("tilewise.learn") / "start" / f"{known(lesson)}.py").read_text(encoding="utf-8")
+    text = (files("tilewise.learn") / "start" / f"{check_lesson(lesson)}.py").read_text(encoding="utf-8")
     parts = re.split(r"^(?=def )", text, flags=re.M)
     head = "\n".join(line for line in parts[0].splitlines() if line.startswith(("import ", "from ")))
     found = {part[4 : part.index("(")]: part.strip() + "\n" for part in parts[1:]}
