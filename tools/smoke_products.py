@@ -11,7 +11,7 @@ import torch
 from tilewise.gpu.products import dispatch as products
 from tilewise.gpu.products.config_fields import is_cublas
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
-from tilewise.tune.choose.cache import ChoiceCache
+from tilewise.tune.choose.cache import ChoiceFile
 from tools.drawn_products import drawn_products
 
 
@@ -19,7 +19,7 @@ def main() -> int:
     """Run random products, a linear layer, a CUDA graph and the host overhead; return how many results are wrong."""
     model = shipped_runtime_model()
     assert model is not None
-    dispatcher = products.ProductDispatcher(torch, model, ChoiceCache(tempfile.mkdtemp(), "smoke"))
+    dispatcher = products.ProductDispatcher(torch, model, ChoiceFile(tempfile.mkdtemp(), "smoke"))
     family, generator = dispatcher.family, torch.Generator(device="cuda").manual_seed(0)
     wrong = kernels = 0
     for number, (kind, problem) in enumerate(itertools.islice(drawn_products(77), 30)):

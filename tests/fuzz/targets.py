@@ -566,14 +566,14 @@ def gzip_store(folder: Path) -> Target:
 @target
 def choices(folder: Path) -> Target:
     from tilewise.store.problem import Config, Problem
-    from tilewise.tune.choose.cache import ChoiceCache, Decision
+    from tilewise.tune.choose.cache import ChoiceFile, Decision
 
-    kept = ChoiceCache(folder, "here")
+    kept = ChoiceFile(folder, "here")
     for m in (32, 64):
         kept.put(Decision(Problem.of("matmul", m=m, n=2, k=3), Config.of(mr=6, nr=16), "measured", 10.0, None, 3, True))
 
     def use(path: Path) -> None:
-        for choice in ChoiceCache(folder, "here").all():
+        for choice in ChoiceFile(folder, "here").all():
             assert choice.problem.family and choice.config.key and choice.runtime_ns > 0
 
     return Target(folder / "choices.jsonl", use, (in_lines,))

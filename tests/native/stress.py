@@ -34,7 +34,7 @@ from tilewise.generate import generate
 from tilewise.plan import compile as compile_plan
 from tilewise.quantize import quantize
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.choose.cache import ChoiceCache, Decision
+from tilewise.tune.choose.cache import ChoiceFile, Decision
 
 Job = Callable[[], Any]
 KERNEL_THREADS = (1, 2, 3, 4)
@@ -104,7 +104,7 @@ def on_disk(rng: np.random.Generator, folder: Path) -> dict[str, Job]:
 
     def remembered() -> np.ndarray:
         at = threading.get_ident() % 8
-        kept = ChoiceCache(folder, "here")
+        kept = ChoiceFile(folder, "here")
         kept.put(Decision(problems[at], tiles[at], "measured", 10.0, None, 3, True))
         found = kept.get(problems[at])
         assert found is not None and found.config == tiles[at]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are
 if native is not None:
     from tilewise.store.problem import Problem
     from tilewise.tune.choose import calibrate as module
-    from tilewise.tune.choose.cache import ChoiceCache, Decision
+    from tilewise.tune.choose.cache import ChoiceFile, Decision
     from tilewise.tune.choose.calibrate import built_in_problems, calibrate
     from tilewise.tune.choose.tuned_table import CALIBRATED, load_tuned_table, machine_name
     from tilewise.tune.choose.tuner import Tuner
@@ -126,7 +126,7 @@ def test_what_was_tuned_goes_before_what_was_calibrated(tmp_path: Path):
     problem = product(60, 80, 150)
     tiles = near_products(native, problem)
     for folder, tile in ((tmp_path / CALIBRATED, tiles[1]), (tmp_path, tiles[2])):
-        ChoiceCache(folder, machine_name(native)).put(Decision(problem, tile, "measured", 1.0, None, 5, False))
+        ChoiceFile(folder, machine_name(native)).put(Decision(problem, tile, "measured", 1.0, None, 5, False))
         kept = load_tuned_table(native, tmp_path)[0].tiles
         assert [tile for (threads, _), tile in kept.items() if threads == 1] == [product_tile(tile)]
 
@@ -160,7 +160,7 @@ def test_show_and_reset(tmp_path: Path, measured):
 def test_the_next_process_uses_what_was_calibrated(tmp_path: Path):
     problem = product(60, 80, 150)
     tile = near_products(native, problem)[1]
-    ChoiceCache(tmp_path / "tune" / CALIBRATED, machine_name(native)).put(
+    ChoiceFile(tmp_path / "tune" / CALIBRATED, machine_name(native)).put(
         Decision(problem, tile, "measured", 1.0, None, 5, False)
     )
     code = """

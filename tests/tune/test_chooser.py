@@ -11,7 +11,7 @@ from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiled import check_tile, tile_space, tiled_op
 from tilewise.store.problem import Problem
-from tilewise.tune.choose.cache import ChoiceCache, Decision
+from tilewise.tune.choose.cache import ChoiceFile, Decision
 from tilewise.tune.choose.scores import ModelScores, as_kernel
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
@@ -92,11 +92,11 @@ def test_a_tuned_choice_comes_before_the_model(tmp_path: Path):
     threads, bench = native.num_threads(), CpuDevice()
     problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70, "threads": threads})
     tile = tile_space("matmul", (90, 80, 70))[-1]
-    ChoiceCache(tmp_path, bench.machine.identity, bench.version).put(
+    ChoiceFile(tmp_path, bench.machine.identity, bench.version).put(
         Decision(problem, config_of(tile), "measured", 1.0, None, 3, True)
     )
     model = Likes(1)
-    chooser = ModelChooser(scores(model), ChoiceCache(tmp_path, bench.machine.identity, bench.version))
+    chooser = ModelChooser(scores(model), ChoiceFile(tmp_path, bench.machine.identity, bench.version))
     assert chooser("matmul", (90, 80, 70), "float32", "nn") == tile and model.asked == 0
 
 
@@ -106,10 +106,10 @@ def test_a_choice_that_is_not_feasible_any_more_is_not_used(tmp_path: Path):
     bench = CpuDevice()
     problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70})
     nonsense = Config({**config_of(tile_space("matmul", (90, 80, 70), threads=1)[0]), "register_m": 99})
-    ChoiceCache(tmp_path, bench.machine.identity, bench.version).put(
+    ChoiceFile(tmp_path, bench.machine.identity, bench.version).put(
         Decision(problem, nonsense, "measured", 1.0, None, 3, True)
     )
-    chooser = ModelChooser(scores(Likes(1, 0.0)), ChoiceCache(tmp_path, bench.machine.identity, bench.version))
+    chooser = ModelChooser(scores(Likes(1, 0.0)), ChoiceFile(tmp_path, bench.machine.identity, bench.version))
     assert chooser("matmul", (90, 80, 70), "float32", "nn") is None
 
 

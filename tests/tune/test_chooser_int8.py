@@ -18,7 +18,7 @@ from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.store.problem import Config
-from tilewise.tune.choose.cache import ChoiceCache, Decision
+from tilewise.tune.choose.cache import ChoiceFile, Decision
 from tilewise.tune.choose.scores import ModelScores
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
@@ -172,12 +172,12 @@ def chooser_that_knows(folder: Path, config: Config) -> ModelChooser:
     bench = CpuDevice()
     spec = {"family": "int8_matmul", "m": 90, "n": 80, "k": 70, "threads": 1, "epilogue": "bias"}
     problem = get_family("int8_matmul").problem(spec)
-    ChoiceCache(folder, bench.machine.identity, bench.version).put(
+    ChoiceFile(folder, bench.machine.identity, bench.version).put(
         Decision(problem, config, "measured", 1.0, None, 3, True)
     )
     assert key_of(problem, 1) == ("int8_matmul", (90, 80, 70), "int8", "packed")
     model = ModelScores(Unasked(), Hyperparameters(), "test", TILE_FEATURES)
-    return ModelChooser(model, ChoiceCache(folder, bench.machine.identity, bench.version))
+    return ModelChooser(model, ChoiceFile(folder, bench.machine.identity, bench.version))
 
 
 def test_a_tuned_choice_is_in_the_table_from_the_start(tmp_path, settings_restored):

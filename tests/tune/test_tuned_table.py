@@ -17,7 +17,7 @@ from tilewise._tuned import tuned_chooser
 from tilewise.backend.registry import OptimizedBackend
 from tilewise.backend.tiled.matmul import TileConfig, operand_views
 from tilewise.store.problem import Problem
-from tilewise.tune.choose.cache import FILE, ChoiceCache, Decision
+from tilewise.tune.choose.cache import FILE, ChoiceFile, Decision
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
@@ -57,7 +57,7 @@ def python(code: str, cache: Path, **environment: str) -> dict:
 
 def keep(cache: Path, *choices: Decision, machine: str | None = None, version: str | None = None) -> Path:
     words = (version,) if version else ()
-    kept = ChoiceCache(cache / "tune", machine or machine_name(native), *words)
+    kept = ChoiceFile(cache / "tune", machine or machine_name(native), *words)
     for one in choices:
         kept.put(one)
     return kept.path
@@ -88,7 +88,7 @@ def test_choices_of_another_machine_or_version_are_left_alone_and_said(tmp_path:
     threads = native.num_threads()
     path = keep(tmp_path, choice(threads, replace(default_tile(threads), mr=2)), **{other: "elsewhere"})
     assert not python(SAYS_TILE, tmp_path)["chooser"]
-    notes = ChoiceCache(path.parent, machine_name(native)).notes
+    notes = ChoiceFile(path.parent, machine_name(native)).notes
     assert len(notes) == 1 and f"another {other}" in notes[0]
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_line_costs_that_line_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TILEWISE_TUNED", "1")
     kept = tuned_chooser()
     assert kept is not None and kept("matmul", SHAPE, "float32", "nn") == tile
-    assert "1 damaged line" in ChoiceCache(path.parent, machine_name(native)).notes[0]
+    assert "1 damaged line" in ChoiceFile(path.parent, machine_name(native)).notes[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"half a line", b"\xff\xfe\n", b"null"])

@@ -19,7 +19,7 @@ from tests.waiting import until
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.tune.choose.cache import FILE, ChoiceCache, Decision
+from tilewise.tune.choose.cache import FILE, ChoiceFile, Decision
 from tilewise.tune.choose.memory import measurements
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.cpu.family import get_family
@@ -244,7 +244,7 @@ def test_a_budget_below_one_and_an_unknown_device_are_refused(tmp_path):
 
 
 def _put(folder: str, number: int) -> None:
-    choices = ChoiceCache(folder, "m", "1")
+    choices = ChoiceFile(folder, "m", "1")
     for index in range(40):
         problem = Problem.of("matmul", m=number, n=index + 1, k=1)
         choices.put(Decision(problem, Config.of(block_m=index), "measured", 1.0 + index, None, 1, False))
@@ -257,7 +257,7 @@ def test_processes_that_write_at_once_lose_no_choice(tmp_path):
         writer.start()
     for writer in writers:
         writer.join()
-    found = ChoiceCache(tmp_path, "m", "1")
+    found = ChoiceFile(tmp_path, "m", "1")
     assert len(found.all()) == 120 and not found.notes
 
 
@@ -268,7 +268,7 @@ def test_a_second_process_waits_for_the_choice_of_the_first(tmp_path, heard, mon
 
     def finish_elsewhere() -> None:
         until(lambda: any("another process" in line for line in heard), "the tuner's note that it waits")
-        ChoiceCache(tmp_path, own.device.machine.identity, own.device.version).put(
+        ChoiceFile(tmp_path, own.device.machine.identity, own.device.version).put(
             Decision(problem, BEST, "measured", 1e5, None, 5, True)
         )
 

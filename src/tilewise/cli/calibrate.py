@@ -108,7 +108,7 @@ def _print(report: Mapping[str, Any]) -> None:
 def _show_or_reset(cache: Path | None, reset: bool, as_json: bool) -> None:
     """Print what is stored for this machine, or delete it."""
     from tilewise.errors import UnavailableError
-    from tilewise.tune.choose.cache import ChoiceCache, cache_folder
+    from tilewise.tune.choose.cache import ChoiceFile, cache_folder
     from tilewise.tune.choose.calibrate import forget
     from tilewise.tune.choose.tuned_table import CALIBRATED, load_tuned_table, machine_name
     from tilewise.tune.measure.cpu.clock import require_native
@@ -122,7 +122,7 @@ def _show_or_reset(cache: Path | None, reset: bool, as_json: bool) -> None:
         sentence = f"Removed {path}." if existed else "There is no calibration of this machine to forget."
         typer.echo(json.dumps({"removed": existed, "path": str(path)}) if as_json else sentence)
         return
-    own = ChoiceCache(path, machine_name(module)).all()
+    own = ChoiceFile(path, machine_name(module)).all()
     tuned_table, notes = load_tuned_table(module, cache)
     families = sorted({choice.problem.family for choice in own})
     if as_json:

@@ -24,7 +24,7 @@ from tilewise.gpu.inductor.templates import Reason, Selection
 from tilewise.gpu.products.config_fields import CUBLAS, is_cublas
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.tune.choose.cache import ChoiceCache, Decision
+from tilewise.tune.choose.cache import ChoiceFile, Decision
 
 _MAX_FILE_BYTES = 256 << 20
 _FILE = "decisions.jsonl"
@@ -41,7 +41,7 @@ class DecisionLog:
 
     def __init__(self, machine: str, folder: Path | None = None) -> None:
         self.folder, self.machine = folder or default_folder(), machine
-        self.choices = ChoiceCache(self.folder, machine, "inductor")
+        self.choices = ChoiceFile(self.folder, machine, "inductor")
 
     @property
     def store_file(self) -> Path:

@@ -36,7 +36,7 @@ from tilewise.gpu.products.roofline import Numbers, columns, fits, sustained_rat
 from tilewise.gpu.products.runtime_model import Prediction, RuntimeModel, shipped_runtime_model
 from tilewise.profile.timing.cuda_graphs import DriverGraphs
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.choose.cache import ChoiceCache, Decision
+from tilewise.tune.choose.cache import ChoiceFile, Decision
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.scores import FixedScores
 from tilewise.tune.search.gaussian_process import Hyperparameters
@@ -120,7 +120,7 @@ def _kernel_columns(configs: Sequence[Config]) -> dict[str, Numbers]:
 class ProductDispatcher:
     """Chooses and runs the matrix products of one GPU."""
 
-    def __init__(self, torch: Any, model: RuntimeModel, choices: ChoiceCache) -> None:
+    def __init__(self, torch: Any, model: RuntimeModel, choices: ChoiceFile) -> None:
         """Read the GPU's properties; `choices` are the measured choices of earlier processes."""
         self.torch, self.model, self.stored_choices = torch, model, choices
         self.family = ProductFamily()
@@ -285,7 +285,7 @@ def _dispatcher() -> ProductDispatcher | None:
     if model_collection(major * 10 + minor) is None:
         return None
     machine = f"{torch.cuda.get_device_name(0)}, PyTorch {torch.__version__}"
-    return ProductDispatcher(torch, model, ChoiceCache(None, machine))
+    return ProductDispatcher(torch, model, ChoiceFile(None, machine))
 
 
 def matmul(

@@ -67,7 +67,7 @@ class Decision:
         return self.default_ns / self.runtime_ns if self.runtime_ns and self.default_ns else None
 
 
-class ChoiceCache:
+class ChoiceFile:
     """The choices of one machine and version. `notes` lists the lines that were ignored and why."""
 
     def __init__(self, folder: str | os.PathLike[str] | None, machine: str, version: str = __version__) -> None:

@@ -21,7 +21,7 @@ from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.store.problem import Problem
-from tilewise.tune.choose.cache import ChoiceCache
+from tilewise.tune.choose.cache import ChoiceFile
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.choose.tuned_table import Key, TunedTable
@@ -45,7 +45,7 @@ class ModelChooser(TunedTable):
 
     min_work = MIN_WORK
 
-    def __init__(self, model: ModelScores | None, choices: ChoiceCache | None = None) -> None:
+    def __init__(self, model: ModelScores | None, choices: ChoiceFile | None = None) -> None:
         if native is None:
             raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
         super().__init__(native, choices.all() if choices is not None else [], self._ranked_tile)
@@ -110,7 +110,7 @@ def make_chooser(
     device = CpuDevice()
     identity = device.machine.identity
     scores = file_scores(os.fspath(model)) if model is not None else shipped_scores(device.collection, identity)[0]
-    return ModelChooser(scores, ChoiceCache(cache, identity, device.version))
+    return ModelChooser(scores, ChoiceFile(cache, identity, device.version))
 
 
 def enable(

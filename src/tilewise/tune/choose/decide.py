@@ -39,7 +39,7 @@ from tilewise.tune.search.loop import BUDGET, SearchStep, search
 WITHOUT_MODEL = Hyperparameters()
 FIRST_PROBLEMS = 3  # problems of a kernel that are always measured; arbitrary
 _DEFAULT_LEAD = 0.05  # log runtime; prior advantage of the default over configurations nothing is known about
-_NOISE, _MAX_FINALISTS = 0.04, 4  # log runtime; single readings this close are timed again, at most so many
+_NOISE, _MAX_FINALISTS = 0.04, 4  # log runtime; single readings this close are timed again; how many at most
 _MIN_GAIN = 0.005  # log runtime; smaller gains over the default cannot be told from noise
 _NEGLIGIBLE_LOSS = 0.01  # expected loss in log runtime below which a problem is not measured at all
 

@@ -16,7 +16,7 @@ import numpy as np
 from tilewise.errors import FileFormatError, TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.tune.choose.cache import ELSEWHERE, ChoiceCache, Decision
+from tilewise.tune.choose.cache import ELSEWHERE, ChoiceFile, Decision
 from tilewise.tune.families.space import doublings
 from tilewise.tune.search.gaussian_process import Earlier, Numbers
 
@@ -32,7 +32,7 @@ class Memory:
         self, folder: Path, machine: Machine, version: str, store_file: Path, say: Say = lambda line: None
     ) -> None:
         self.folder, self.store_file, self._say = folder, store_file, say
-        self.choices = ChoiceCache(folder, machine.identity, version)
+        self.choices = ChoiceFile(folder, machine.identity, version)
         # By family: the stamp of the store when it was read, and its runtimes.
         self._runtimes: dict[str, tuple[list[int], dict[Problem, dict[Config, float]]]] = {}
 

@@ -22,7 +22,7 @@ from tilewise._system import cores, cpu_name, machine_override_text
 from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.backend.tiled.matmul import TileConfig, product_plan
 from tilewise.store.problem import Problem
-from tilewise.tune.choose.cache import ChoiceCache, Decision, cache_folder
+from tilewise.tune.choose.cache import ChoiceFile, Decision, cache_folder
 from tilewise.tune.families.cpu.tiles import tile_for
 
 Key = tuple[str, tuple[int, ...], str, str]  # of a backend lookup: operation, shape, dtype, layout
@@ -97,8 +97,10 @@ class TunedTable:
         tiles: dict[int, TileConfig | None] = {}
         for threads, (_, default) in plans.items():
             tile = by_threads.get(threads)
+            # The latest choice determines how the sum over k is split; older choices that differ are dropped.
             if tile is not None and _depth(tile, key) != depth:
                 tile = None
+            # The result must not depend on the thread count, so a changed sum applies to all of them.
             if tile is None and changes_sums:
                 tile = replace(last, threads_m=default.threads_m, threads_n=default.threads_n)
             if tile is None and default.threads_m * default.threads_n == 1:
@@ -145,5 +147,5 @@ def load_tuned_table(module: Any, folder: str | os.PathLike[str] | None = None) 
     """Load the calibrated and tuned tiles of this machine; return the table and notes about ignored lines."""
     path = Path(folder).expanduser() if folder is not None else cache_folder()
     # Calibrated choices come first: for the same shape, the tuner's own choice replaces them.
-    calibrated, tuned = (ChoiceCache(source, machine_name(module), __version__) for source in (path / CALIBRATED, path))
+    calibrated, tuned = (ChoiceFile(source, machine_name(module), __version__) for source in (path / CALIBRATED, path))
     return TunedTable(module, calibrated.all() + tuned.all()), calibrated.notes + tuned.notes

@@ -17,7 +17,7 @@ from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Kernel, Problem, Value
 from tilewise.store.service import ServiceClient
 from tilewise.store.store import Store, Verdict
-from tilewise.tune.choose.cache import ChoiceCache, Decision, cache_folder
+from tilewise.tune.choose.cache import ChoiceFile, Decision, cache_folder
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
@@ -84,7 +84,7 @@ class Tuner:
         return scores
 
     @property
-    def choices(self) -> ChoiceCache:
+    def choices(self) -> ChoiceFile:
         return self.memory.choices
 
     @property

@@ -1,4 +1,4 @@
-"""A Gaussian process in log runtime: what the configurations of one problem are expected to take, given some readings.
+"""A Gaussian process over the log runtimes of the configurations of one problem, given some readings.
 
 The log runtime of configuration i, whose settings are x_i (in doublings) and whose model score is s_i:
 
@@ -6,30 +6,31 @@ The log runtime of configuration i, whose settings are x_i (in doublings) and wh
 
     c    the level of this problem                     c ~ N(0, 1): one reading settles it
     b    the coefficient of the scores                 b ~ N(coefficient, coefficient_deviation^2)
-    f    what configurations that are alike share      f ~ GP(0, signal^2 exp(-|x - x'|^2 / 2 length_scale^2))
-    u    what one configuration has alone, the nugget  u ~ N(0, nugget^2)
+    f    an effect that similar configurations share   f ~ GP(0, signal^2 exp(-|x - x'|^2 / 2 length_scale^2))
+    u    the residual of one configuration (nugget)    u ~ N(0, nugget^2)
     e    the noise of a reading                        e ~ N(0, noise^2)
 
 All of it is jointly normal, so a reading changes mean and covariance by one outer product (`observe`).
 
 Other problems of the same kernel that were measured before are other tasks of the same process. The covariance of f and
-of b between two tasks is that within one times a coregionalization,
+of b between two tasks is that within one task times a coregionalization,
 
     k(z, z') = far + (near - far) exp(-|z - z'|^2 / 2 task_length_scale^2)        z: sizes in doublings;
 
-levels and nuggets are each task's own.
+levels and nuggets are independent.
 
-What to measure next is the largest expected improvement over the best reading y*: with d = y* - m_i and deviation v_i,
+The next configuration has the largest expected improvement over the best reading y*: with d = y* - m_i and deviation
+v_i,
 
     EI_i = d Phi(d / v_i) + v_i phi(d / v_i).
 
-Whether to go on is the value of perfect information: the expected saving if the fastest of all were known and taken,
-E[max(0, y* - min_i y_i)], from joint draws. Where that is below what a measurement is worth, the search ends; before
-the first reading y* is what the choice with the lowest mean would take.
+The stopping rule uses the value of perfect information: the expected saving if the fastest of all were known,
+E[max(0, y* - min_i y_i)], from joint draws. The search ends if it is below the worth of a measurement. Before the first
+reading, y* is the runtime of the configuration with the lowest mean.
 
-How sure to be of the best is asked of the Student-t process with the same covariance (`chance_within`): after n
-readings whose squared errors, each over the variance that was expected of it, sum to q, all deviations are
-sqrt((nu + q) / (nu + n)) times as large, so kernels that surprised before may do so again.
+The confidence in the best (`chance_within`) comes from the Student-t process with the same covariance. After n readings
+whose squared errors, each divided by its predicted variance, sum to q, all deviations are multiplied by
+sqrt((nu + q) / (nu + n)): kernels that were predicted badly stay uncertain.
 """
 
 from __future__ import annotations
@@ -46,19 +47,20 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.float64]
 H = TypeVar("H")
 
-# Configurations that are followed one by one. With scores, those behind the first are given up; without, there is no
-# telling who is behind.
+# Configurations in the process. With scores, the worse-ranked ones are dropped; without scores there is no ranking.
 _FOLLOWED, _FOLLOWED_WITHOUT_SCORES = 64, 400
-_DRAWS = 256
+_DRAWS = 256  # joint samples of the log runtimes; arbitrary
 _LEVEL = 1.0  # deviation of c
 _DEGREES_OF_FREEDOM = 2.0  # nu, chosen on the kernels that the claims of `confidence.py` are fitted on
-_OTHER_LEVEL = 5.0  # of the level of an earlier task, which nothing is to be learned from
+_OTHER_LEVEL = 5.0  # deviation of the level of an earlier task; large, so that the level carries no information
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The numbers above, deviations in logarithms of runtime; `ard` holds what a setting's doublings count for, 1 where
-    it says nothing (automatic relevance determination)."""
+    """Parameters of the process, with deviations in log runtime.
+
+    `ard` has the weight of each setting (automatic relevance determination); the default is 1.
+    """
 
     coefficient: float = 1.0
     coefficient_deviation: float = 0.5

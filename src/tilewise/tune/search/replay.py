@@ -122,7 +122,7 @@ def replay(
     calibration = calibration or stored_calibration
     names = data.schema.config_features
     if calibration is None:
-        notes.append("the model comes without a calibration of its own; one was fitted on the validation kernels")
+        notes.append("the model comes without a calibration; one was fitted on the validation kernels")
         say(notes[-1])
         calibration = calibrate(scorer, list(data.valid), names)
     # Score every kernel once; all strategies share the scores.
