@@ -74,7 +74,7 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
     needs the one in the file `key`; `new_key` seals every link anew instead.
     """
     with open_input(path, _MOST_BYTES) as stream, convert_read_errors(path):
-        rows = _parsed(stream, path)
+        rows = _parse_backup(stream, path)
     links = [Link(**row) for row in rows["link"]]
     secret = _secret(rows.pop("key", None), key, new_key)
     if new_key:
@@ -96,19 +96,19 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
     return count
 
 
-def _secret(told: bytes | None, key: Path | None, new_key: bool) -> bytes:
-    """The key that seals the restored board."""
+def _secret(stored_key: bytes | None, key: Path | None, new_key: bool) -> bytes:
+    """Return the key that seals the restored board: a new one, the backup's, or that of the key file."""
     if new_key:
         return secrets.token_bytes(32)
-    if told:
-        return told
-    found = None if key is None else board_key(key, create=False)
-    if found is None:
+    if stored_key:
+        return stored_key
+    secret = None if key is None else board_key(key, create=False)
+    if secret is None:
         raise ConfigurationError(
             "this backup holds no key (those of the teacher's page never do): name the board's key file with --key, or "
             "say --new-key to seal the restored board with a new one"
         )
-    return found
+    return secret
 
 
 def _empty_board(where: str | Path, key: Path | None, secret: bytes) -> Board:
@@ -121,7 +121,8 @@ def _empty_board(where: str | Path, key: Path | None, secret: bytes) -> Board:
     return board
 
 
-def _parsed(stream: IO[bytes], path: Path) -> dict[str, Any]:
+def _parse_backup(stream: IO[bytes], path: Path) -> dict[str, Any]:
+    """Parse a backup file into its key and the rows of each table."""
     rows: dict[str, Any] = {kind: [] for kind in _COLUMNS}
     try:
         head = json.loads(stream.readline(_MOST_LINE))
@@ -137,7 +138,7 @@ def _parsed(stream: IO[bytes], path: Path) -> dict[str, Any]:
 
 
 def _checked(row: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """A row with the columns that it must have, each of its kind and of a size that a database takes."""
+    """Check that a row has the required columns, with values of the right types and sizes."""
     if not isinstance(row, dict) or not columns.keys() - _LATER <= row.keys() <= columns.keys():
         raise ValueError
     for name, value in row.items():
@@ -148,6 +149,7 @@ def _checked(row: Any, columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill(connection: Any, rows: dict[str, Any], links: list[Link]) -> None:
+    """Write the ledger, and the tables that follow from it, into an empty board."""
     replay = Replay()
     for link in links:
         replay.take(link)

@@ -47,12 +47,13 @@ def seal_of(key: bytes, link: str) -> str:
 
 def make_link(key: bytes, seq: int, at: str, kind: str, body: dict[str, Any], previous: str) -> Link:
     text = canonical(body).decode()
-    found = link_hash(seq, at, kind, text, previous)
-    return Link(seq, at, kind, text, previous, found, seal_of(key, found))
+    digest = link_hash(seq, at, kind, text, previous)
+    seal = seal_of(key, digest)
+    return Link(seq=seq, at=at, kind=kind, body=text, previous=previous, hash=digest, seal=seal)
 
 
 def check_chain(links: Iterable[Link], key: bytes | None) -> tuple[int, str, list[str]]:
-    """(number of links, hash of the last, what is wrong). Only the first few faults are listed."""
+    """Check a chain; returns the number of links, the hash of the last, and the first few faults."""
     faults: list[str] = []
     seq, previous = 0, FIRST
     for link in links:
@@ -64,6 +65,7 @@ def check_chain(links: Iterable[Link], key: bytes | None) -> tuple[int, str, lis
 
 
 def _faults(link: Link, expected: int, previous: str, key: bytes | None) -> list[str]:
+    """Check the order, hash and seal of one link."""
     if link.seq != expected:
         return [f"link {expected} is missing or out of order: link {link.seq} stands in its place"]
     if link.previous != previous:

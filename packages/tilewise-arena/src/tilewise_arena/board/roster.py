@@ -24,20 +24,21 @@ Student = dict[str, str]
 
 
 def read_roster(path: Path) -> list[Student]:
-    """The students of a file, each with a name and a team."""
+    """Read the students of a file, each with a name and a team."""
     rows = csv.DictReader(io.StringIO(read_text_input(path, _MOST_BYTES)), restkey="", strict=True)
     try:
         if "name" not in (rows.fieldnames or ()):
             raise FileFormatError(f"{path} has no column `name` in its first line (columns are separated by commas).")
-        found = [_student(row, path, at) for at, row in enumerate(rows, 2)]
+        students = [_student(row, path, at) for at, row in enumerate(rows, 2)]
     except csv.Error as error:
         raise FileFormatError(f"{path} is not CSV: {error}.") from None
-    if not 0 < len(found) <= _MOST_ROWS:
-        raise FileFormatError(f"{path} has {len(found)} students, and a class has 1 to {_MOST_ROWS:,}.")
-    return found
+    if not 0 < len(students) <= _MOST_ROWS:
+        raise FileFormatError(f"{path} has {len(students)} students, and a class has 1 to {_MOST_ROWS:,}.")
+    return students
 
 
 def _student(row: dict[str, str | None], path: Path, line: int) -> Student:
+    """Check one line of a roster; a student without a team is their own team."""
     facts = {key: (value or "").strip() for key, value in row.items() if key and isinstance(value, str | None)}
     if not facts["name"]:
         raise FileFormatError(f"Line {line} of {path} has no name.")
@@ -50,10 +51,10 @@ def _student(row: dict[str, str | None], path: Path, line: int) -> Student:
 
 
 def make_tokens(board: Board, students: Iterable[Student], by: str = "") -> dict[str, str]:
-    """A new token for every team of the class that has none yet, by team; each is shown this once."""
-    known = {row["team"] for row in board.teams() if row["revoked_at"] is None and row["role"] == "team"}
+    """Create a token for every team of the class that has none yet; returns the tokens by team."""
+    teams_with_token = {row["team"] for row in board.teams() if row["revoked_at"] is None and row["role"] == "team"}
     teams = dict.fromkeys(student["team"] for student in students)
-    return {team: create_token(board, team, by=by) for team in teams if team not in known}
+    return {team: create_token(board, team, by=by) for team in teams if team not in teams_with_token}
 
 
 def tokens_csv(students: Iterable[Student], tokens: dict[str, str]) -> str:
@@ -63,18 +64,18 @@ def tokens_csv(students: Iterable[Student], tokens: dict[str, str]) -> str:
 
 
 def class_grades_csv(board: Board, students: Iterable[Student]) -> str:
-    """A line for every student: what the roster says of them, and place and score of their team in each event."""
+    """Return a line per student: the columns of the roster, and the team's rank and score in each event."""
     students = list(students)
-    shown = list(dict.fromkeys(key for student in students for key in student))
-    places = [(e.name, d) for e in TinyMLPerf.events() for d in ("closed", "open")]
-    best = {place: {r["team"]: (rank, r["score"]) for rank, r in best_entries(board, *place)} for place in places}
-    places = [place for place in places if best[place]]
-    heading = [*shown, *(f"{event} {division} {what}" for event, division in places for what in ("rank", "score"))]
+    columns = list(dict.fromkeys(key for student in students for key in student))
+    contests = [(e.name, d) for e in TinyMLPerf.events() for d in ("closed", "open")]
+    best = {key: {r["team"]: (rank, r["score"]) for rank, r in best_entries(board, *key)} for key in contests}
+    contests = [contest for contest in contests if best[contest]]
+    heading = [*columns, *(f"{event} {division} {what}" for event, division in contests for what in ("rank", "score"))]
     rows: list[tuple[str, ...]] = [tuple(heading)]
     for student in students:
         figures: list[str] = []
-        for place in places:
-            rank, score = best[place].get(student["team"], ("", ""))
+        for contest in contests:
+            rank, score = best[contest].get(student["team"], ("", ""))
             figures += [str(rank), score if isinstance(score, str) else f"{score:.4f}"]
-        rows.append((*(safe(student.get(key, "")) for key in shown), *figures))
+        rows.append((*(safe(student.get(key, "")) for key in columns), *figures))
     return as_csv(rows)

@@ -134,12 +134,13 @@ def new_engine(url: str) -> Engine:
             return create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
         except ImportError:  # psycopg is missing, or finds no libpq on this machine
             raise UnavailableError("A board in PostgreSQL needs its driver: pip install tilewise-arena.") from None
-    # Kept open: when the last connection to a file is closed, SQLite moves its log into it and waits for the disk.
-    kept = {"timeout": 60.0, "check_same_thread": False}
-    engine = create_engine(url, pool_size=8, max_overflow=8, connect_args=kept)
+    # Connections stay open: closing the last one makes SQLite merge its log into the file and wait for the disk.
+    options = {"timeout": 60.0, "check_same_thread": False}
+    engine = create_engine(url, pool_size=8, max_overflow=8, connect_args=options)
 
     @event.listens_for(engine, "connect")
-    def _connected(connection: Any, _: Any) -> None:
+    def _on_connect(connection: Any, _: Any) -> None:
+        """Set the options of a new SQLite connection."""
         connection.isolation_level = None  # transactions begin where we say so, not where the driver guesses
         for pragma in (
             "journal_mode=WAL",
@@ -151,7 +152,7 @@ def new_engine(url: str) -> Engine:
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
-    def _begun(connection: Any) -> None:
+    def _on_begin(connection: Any) -> None:
         writes = connection.get_execution_options().get("writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -159,19 +160,20 @@ def new_engine(url: str) -> Engine:
 
 
 def take_turn(connection: Any) -> None:
-    """Wait until nobody else appends. SQLite's writers already do, by BEGIN IMMEDIATE."""
+    """Wait for the lock on the ledger. SQLite's writers already have it, by BEGIN IMMEDIATE."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _LOCK})
 
 
 def check_tables(engine: Engine) -> None:
-    """Tables are tables: a view in the place of one can compute for ever."""
+    """Reject a database with a view in place of a table, because a view can compute without end."""
     views = sorted(set(inspect(engine).get_view_names()) & set(metadata.tables))
     if views:
         raise UnavailableError(f"this is no board: its {views[0]} is a view, not a table")
 
 
 def create_tables(engine: Engine) -> None:
+    """Create missing tables, columns, indexes and triggers."""
     with engine.execution_options(writes=True).begin() as connection:
         take_turn(connection)
         metadata.create_all(connection)

@@ -73,6 +73,7 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
 
 
 def _url(where: str) -> tuple[str, Path | None]:
+    """Return the SQLAlchemy URL of a board, and its path if it is a file."""
     if where.startswith("postgresql://"):
         return where.replace("postgresql://", "postgresql+psycopg://", 1), None
     if where.startswith("postgresql+psycopg://"):
@@ -91,55 +92,55 @@ def _url(where: str) -> tuple[str, Path | None]:
 def _key_path(path: Path | None) -> Path:
     if path is not None:
         return path.with_name(path.name + ".key")
-    named = os.environ.get("TILEWISE_BOARD_KEY")
-    return Path(named) if named else Path("tilewise-board.key")
+    path_from_environment = os.environ.get("TILEWISE_BOARD_KEY")
+    return Path(path_from_environment) if path_from_environment else Path("tilewise-board.key")
 
 
 def _safe(where: str) -> str:
-    """A URL without its password."""
-    head, at, tail = where.rpartition("@")
-    return f"{head.split('//')[0]}//…@{tail}" if at and "//" in head else where
+    """Return a URL without its password."""
+    head, at, host = where.rpartition("@")
+    return f"{head.split('//')[0]}//…@{host}" if at and "//" in head else where
 
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0][:200]
 
 
-def _chosen(event: str | None, division: str | None, status: str | None, team: str | None) -> list[Any]:
-    """Conditions on entries; a team is found by any part of its name."""
+def _entry_conditions(event: str | None, division: str | None, status: str | None, team: str | None) -> list[Any]:
+    """Build the conditions of a query for entries; a team matches by any part of its name."""
     table = schema.entries
-    given = (("event", event), ("division", division), ("status", status))
-    found: list[Any] = [table.c[name] == value for name, value in given if value is not None]
+    filters = (("event", event), ("division", division), ("status", status))
+    conditions: list[Any] = [table.c[name] == value for name, value in filters if value is not None]
     if team:
         names = _team_names()
         alike = func.lower(names.c.team).contains(team.lower(), autoescape=True)
-        found.append(table.c.team.in_(select(names.c.team).where(alike)))
-    return found
+        conditions.append(table.c.team.in_(select(names.c.team).where(alike)))
+    return conditions
 
 
 def _team_names() -> Any:
-    """Every team once and NULL, found by as many steps along the index: there are few teams and many entries."""
+    """Select the distinct teams and NULL with a recursive index scan, because there are few teams and many entries."""
     table = schema.entries
     names = select(func.min(table.c.team).label("team")).cte(recursive=True)
-    following = select(func.min(table.c.team)).where(table.c.team > names.c.team).scalar_subquery()
-    return names.union_all(select(following).where(names.c.team.is_not(None)))
+    next_team = select(func.min(table.c.team)).where(table.c.team > names.c.team).scalar_subquery()
+    return names.union_all(select(next_team).where(names.c.team.is_not(None)))
 
 
 def _places(
     connection: Connection, event: str, division: str, rows: list[dict[str, Any]], in_a_row: bool
 ) -> dict[int, int]:
-    """The places of these scored entries among all of their event; `in_a_row` says that nobody stands between them."""
+    """Return the ranks of scored entries in their event; `in_a_row` says that the entries are consecutive."""
     table = schema.entries
-    scored = _chosen(event, division, "scored", None)
+    scored = _entry_conditions(event, division, "scored", None)
     if in_a_row and rows:
         first = rows[0]
         better = (table.c.score > first["score"]) | ((table.c.score == first["score"]) & (table.c.id < first["id"]))
         ahead = connection.execute(select(func.count()).select_from(table).where(*scored, better)).scalar() or 0
         return {int(row["id"]): int(ahead) + at for at, row in enumerate(rows, 1)}
-    place = func.row_number().over(order_by=(table.c.score.desc(), table.c.id)).label("place")
-    places = select(table.c.id, place).where(*scored).subquery()
-    found = connection.execute(select(places).where(places.c.id.in_([row["id"] for row in rows])))
-    return {int(row.id): int(row.place) for row in found}
+    rank = func.row_number().over(order_by=(table.c.score.desc(), table.c.id)).label("place")
+    places = select(table.c.id, rank).where(*scored).subquery()
+    ranked = connection.execute(select(places).where(places.c.id.in_([row["id"] for row in rows])))
+    return {int(row.id): int(row.place) for row in ranked}
 
 
 def _holder(event: str, division: str) -> Select[tuple[int]]:
@@ -253,7 +254,7 @@ class Board:
         table = schema.entries
         column = table.c[_SORTS.get(sort, "score")]
         order = column.desc().nulls_last() if sort in ("score", "time") else column.asc()
-        chosen = select(table.c.id).where(*_chosen(event, division, status, team))
+        chosen = select(table.c.id).where(*_entry_conditions(event, division, status, team))
         return self._rows(chosen.order_by(order, table.c.id).limit(limit).offset(offset))
 
     def best_of_teams(self, event: str, division: str) -> list[dict[str, Any]]:
@@ -280,7 +281,9 @@ class Board:
         self, event: str | None = None, division: str | None = None, status: str | None = None, team: str | None = None
     ) -> int:
         """Count the entries that `entries` would return without a limit."""
-        query = select(func.count()).select_from(schema.entries).where(*_chosen(event, division, status, team))
+        query = (
+            select(func.count()).select_from(schema.entries).where(*_entry_conditions(event, division, status, team))
+        )
         return int(self._value(query) or 0)
 
     def teams_of(self, event: str) -> int:

@@ -59,17 +59,19 @@ def _form_token(request: Request) -> str:
 
 
 def _is_ours(request: Request, fields: dict[str, str]) -> bool:
-    """Whether a form was sent from a page of this site: by its token, or by an origin that is this host."""
+    """Return whether a form was sent from a page of this site, judged by its token or its origin."""
     if _from_elsewhere(request):
         return False
-    given = fields.get("form", "").encode("utf-8", "replace")
-    if hmac.compare_digest(given, _form_token(request).encode()):
+    token = fields.get("form", "").encode("utf-8", "replace")
+    if hmac.compare_digest(token, _form_token(request).encode()):
         return True
     origin = request.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == request.headers.get("host", "")
 
 
 def _add_session(router: APIRouter, service: Service) -> None:
+    """Add the routes for signing in and out."""
+
     @router.post("/in")
     async def sign_in(request: Request) -> Response:
         fields = await form(request)
@@ -96,6 +98,7 @@ def _add_session(router: APIRouter, service: Service) -> None:
 
 
 def _add_overview(router: APIRouter, service: Service) -> None:
+    """Add the teacher's page and its downloads."""
     board = service.board
 
     @router.get("")
@@ -142,6 +145,8 @@ async def _overview(service: Service, request: Request, said: str = "", token: s
 
 
 def _add_actions(router: APIRouter, service: Service) -> None:
+    """Add the route for the forms of the teacher's page."""
+
     @router.post("/do")
     async def do(request: Request) -> Response:
         fields = await form(request)
@@ -156,6 +161,7 @@ def _add_actions(router: APIRouter, service: Service) -> None:
 
 
 async def _carry_out(service: Service, fields: dict[str, str], by: str) -> tuple[str, str]:
+    """Carry out the action of a form; returns a message, and a new token if one was created."""
     action = fields.get("action", "")
     if action == "token":
         team = fields.get("team", "").strip()

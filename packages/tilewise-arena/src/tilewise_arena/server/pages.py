@@ -145,6 +145,8 @@ def _cards(board: Board) -> list[dict[str, Any]]:
 
 
 def _add_submit(router: APIRouter, service: Service) -> None:
+    """Add the form for submissions."""
+
     @router.get("/submit")
     async def empty_form(event: str = "MLP_SPRINT") -> Response:
         return page("submit.html", recipe=_example(event), error="")

@@ -84,11 +84,12 @@ class Workers:
 
     def _watch(self) -> None:
         while not self._ending.wait(_LOOK_SECONDS):
-            for place, worker in enumerate(self._workers):
+            for index, worker in enumerate(self._workers):
                 if worker.process.poll() is not None:
-                    self._restart(place, worker)
+                    self._restart(index, worker)
 
-    def _restart(self, place: int, dead: Worker) -> None:
+    def _restart(self, index: int, dead: Worker) -> None:
+        """Release the jobs of a dead worker and start another, after a growing pause if it died early."""
         now = time.monotonic()
         if not dead.again_at:
             log.warning("worker %s ended with code %s", dead.name, dead.process.returncode)
@@ -98,7 +99,7 @@ class Workers:
             dead.deaths = dead.deaths + 1 if short else 0
             dead.again_at = now + (min(0.5 * 2**dead.deaths, _LONGEST_PAUSE) if short else 0.0)
         if now >= dead.again_at:
-            self._workers[place] = self._start(dead.deaths)
+            self._workers[index] = self._start(dead.deaths)
 
     def _put_back(self, name: str) -> None:
         try:
@@ -114,12 +115,12 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-def share_cores(needed: int) -> Sequence[int] | None:
-    """Keep this process to one core and give the others, if they are enough for the workers."""
+def share_cores(count: int) -> Sequence[int] | None:
+    """Pin this process to one core and return the others; None if there are fewer than `count`."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     mine, *others = sorted(os.sched_getaffinity(0))
-    if len(others) < needed:
+    if len(others) < count:
         return None
     os.sched_setaffinity(0, {mine})
     return others
