@@ -131,8 +131,8 @@ def feedback(
             return _verdict(exercise, Answer(channel))
         except TimeoutError:
             return f"it did not come to an end within {time_limit:g} seconds; look for a loop that never stops"
-        except ConnectionLost as lost:
-            return f"there is no answer: {lost}"
+        except ConnectionLost as error:
+            return f"there is no answer: {error}"
 
 
 def _verdict(exercise: Exercise, answer: Callable[..., Any]) -> str:

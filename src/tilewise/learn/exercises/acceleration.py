@@ -43,6 +43,7 @@ class _Watched:
 
 
 def _blocked(answer: Callable[..., Any]) -> None:
+    """Check the exercise `blocked_matmul`."""
     rng = np.random.default_rng(0)
     for m, n, k, block in ((8, 8, 8, 4), (16, 24, 32, 8), (7, 5, 11, 4), (3, 3, 3, 8), (1, 9, 20, 4)):
         a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
@@ -59,6 +60,7 @@ def _blocked(answer: Callable[..., Any]) -> None:
 
 
 def _largest_block(answer: Callable[..., Any]) -> None:
+    """Check the exercise `largest_block`."""
     for cache_bytes in (12, 4096, 32768, 49152, 1048576):
         right = max(b for b in range(1, 1000) if 3 * b * b * 4 <= cache_bytes)
         hint = "three square float32 blocks (of a, b and c) must fit together"
@@ -66,6 +68,7 @@ def _largest_block(answer: Callable[..., Any]) -> None:
 
 
 def _im2col(answer: Callable[..., Any]) -> None:
+    """Check the exercise `im2col`."""
     rng = np.random.default_rng(1)
     for channels, height, width, kh, kw in ((1, 4, 4, 2, 2), (3, 6, 5, 3, 3), (2, 5, 7, 1, 1), (2, 5, 5, 5, 5)):
         x, w = rng.standard_normal((channels, height, width)), rng.standard_normal((4, channels, kh, kw))

@@ -13,6 +13,7 @@ from tilewise.learn.checking import Exercise
 
 
 def _take_turns(answer: Callable[..., Any]) -> None:
+    """Check the exercise `take_turns`."""
     calls: list[str] = []
     now = [0.0]
     costs = {"a": 3.0, "b": 5.0}
@@ -38,6 +39,7 @@ def _take_turns(answer: Callable[..., Any]) -> None:
 
 
 def _interval(answer: Callable[..., Any]) -> None:
+    """Check the exercise `ratio_interval`."""
     rng = np.random.default_rng(0)
     covered = 0
     for trial in range(40):
@@ -60,6 +62,7 @@ def _interval(answer: Callable[..., Any]) -> None:
 
 
 def _score(answer: Callable[..., Any]) -> None:
+    """Check the exercise `score`."""
     for gains, accuracy, floor in (
         ((8.0, 1.0, 1.0), 0.99, 0.98),
         ((2.0, 2.0, 2.0), 0.99, 0.98),

@@ -12,6 +12,7 @@ from tilewise.learn.checking import Exercise
 
 
 def _attend(answer: Callable[..., Any]) -> None:
+    """Check the exercise `attend`."""
     rng = np.random.default_rng(0)
     for length, width, size in ((1, 4, 1.0), (5, 8, 1.0), (7, 3, 40.0), (4, 16, 1000.0)):
         query, keys, values = size * rng.standard_normal(width), rng.standard_normal((length, width)), None
@@ -24,6 +25,7 @@ def _attend(answer: Callable[..., Any]) -> None:
 
 
 def _store(answer: Callable[..., Any]) -> None:
+    """Check the exercise `store`."""
     keys, values = np.zeros((6, 4)), np.zeros((6, 4))
     rng = np.random.default_rng(1)
     written = rng.standard_normal((2, 5, 4))
@@ -39,6 +41,7 @@ def _store(answer: Callable[..., Any]) -> None:
 
 
 def _projections(answer: Callable[..., Any]) -> None:
+    """Check the exercise `tokens_computed`."""
     for prompt, new in ((1, 1), (10, 5), (64, 1000), (3, 0)):
         with_cache = prompt + max(new - 1, 0)
         without = sum(prompt + i for i in range(new))

@@ -13,6 +13,7 @@ from tilewise.learn.checking import Exercise
 
 
 def _slowdown(answer: Callable[..., Any]) -> None:
+    """Check the exercise `slowdown`."""
     rng = np.random.default_rng(0)
     for count, k in ((1, 1), (5, 1), (30, 5), (4, 10)):
         runtimes, scores = rng.uniform(1, 9, count), rng.standard_normal(count)
@@ -22,6 +23,7 @@ def _slowdown(answer: Callable[..., Any]) -> None:
 
 
 def _pairs(answer: Callable[..., Any]) -> None:
+    """Check the exercise `ordered_pairs`."""
     rng = np.random.default_rng(1)
     for count in (2, 6, 25):
         runtimes, scores = rng.permutation(count).astype(float), rng.standard_normal(count)
@@ -34,6 +36,7 @@ def _pairs(answer: Callable[..., Any]) -> None:
 
 
 def _tile_numbers(answer: Callable[..., Any]) -> None:
+    """Check the exercise `tile_numbers`."""
     for shape, tile in (((512, 512, 512), (64, 128, 32)), ((197, 768, 64), (32, 64, 64)), ((1, 10, 7), (8, 16, 16))):
         numbers = answer(shape, tile)
         counts = [-(-size // step) for size, step in zip(shape, tile, strict=True)]

@@ -12,6 +12,7 @@ from tilewise.learn.checking import Exercise
 
 
 def _percentile(answer: Callable[..., Any]) -> None:
+    """Check the exercise `percentile`."""
     rng = np.random.default_rng(0)
     for count in (1, 2, 5, 100):
         samples = rng.exponential(size=count).tolist()
@@ -24,6 +25,7 @@ def _percentile(answer: Callable[..., Any]) -> None:
 
 
 def _conv_flops(answer: Callable[..., Any]) -> None:
+    """Check the exercise `conv_flops`."""
     cases = (
         ((1, 1, 8, 8), (1, 1, 1, 1), 1, 0),
         ((2, 3, 32, 32), (16, 3, 3, 3), 1, 1),
@@ -39,6 +41,7 @@ def _conv_flops(answer: Callable[..., Any]) -> None:
 
 
 def _attainable(answer: Callable[..., Any]) -> None:
+    """Check the exercise `least_seconds`."""
     cases = ((1e9, 1e6, 1e11, 1e10), (1e6, 1e9, 1e11, 1e10), (0, 1e6, 1e11, 1e10), (1e10, 1e9, 1e11, 1e10))
     for flops, bytes_moved, peak, bandwidth in cases:
         right = max(flops / peak, bytes_moved / bandwidth)

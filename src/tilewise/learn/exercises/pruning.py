@@ -12,6 +12,7 @@ from tilewise.learn.checking import Exercise
 
 
 def _mask(answer: Callable[..., Any]) -> None:
+    """Check the exercise `magnitude_mask`."""
     rng = np.random.default_rng(0)
     for shape, sparsity in (((4, 5), 0.5), ((7, 9), 0.7), ((10,), 0.0), ((3, 4, 3, 3), 0.9), ((6, 6), 0.34)):
         weights = rng.standard_normal(shape)
@@ -24,13 +25,15 @@ def _mask(answer: Callable[..., Any]) -> None:
             f"{call} takes {removed_count} of {weights.size} weights away, and {expected_count} were asked for",
         )
         if 0 < removed_count < weights.size:
-            kept = np.abs(weights[mask]).min() >= np.abs(weights[~mask]).max()
+            keeps_largest = np.abs(weights[mask]).min() >= np.abs(weights[~mask]).max()
             require(
-                bool(kept), f"{call} keeps a weight that is smaller than one it takes: compare magnitudes, not values"
+                bool(keeps_largest),
+                f"{call} keeps a weight that is smaller than one it takes: compare magnitudes, not values",
             )
 
 
 def _two_of_four(answer: Callable[..., Any]) -> None:
+    """Check the exercise `two_of_four`."""
     rng = np.random.default_rng(1)
     for shape in ((1, 4), (3, 8), (5, 16)):
         weights = rng.standard_normal(shape)
@@ -42,16 +45,17 @@ def _two_of_four(answer: Callable[..., Any]) -> None:
 
 
 def _remove_units(answer: Callable[..., Any]) -> None:
+    """Check the exercise `remove_units`."""
     rng = np.random.default_rng(2)
-    for inputs, hidden, outputs, kept in ((4, 6, 3, [0, 2, 5]), (5, 8, 2, [7]), (3, 4, 4, [0, 1, 2, 3])):
+    for inputs, hidden, outputs, units in ((4, 6, 3, [0, 2, 5]), (5, 8, 2, [7]), (3, 4, 4, [0, 1, 2, 3])):
         w1, b1 = rng.standard_normal((hidden, inputs)), rng.standard_normal(hidden)
         w2, x = rng.standard_normal((outputs, hidden)), rng.standard_normal((10, inputs))
-        masked = np.maximum(x @ w1.T + b1, 0) * np.isin(np.arange(hidden), kept)
-        small = answer(w1, b1, w2, kept)
-        call = f"remove_units of {hidden} units keeping {kept}"
+        masked = np.maximum(x @ w1.T + b1, 0) * np.isin(np.arange(hidden), units)
+        small = answer(w1, b1, w2, units)
+        call = f"remove_units of {hidden} units keeping {units}"
         require(len(small) == 3, f"{call} must give w1, b1 and w2")
         shapes = [np.shape(array) for array in small]
-        want = [(len(kept), inputs), (len(kept),), (outputs, len(kept))]
+        want = [(len(units), inputs), (len(units),), (outputs, len(units))]
         require(shapes == want, f"{call} gave the shapes {shapes}, and {want} is right: what follows loses columns")
         s1, c1, s2 = small
         result = np.maximum(x @ s1.T + c1, 0) @ s2.T

@@ -12,6 +12,7 @@ from tilewise.learn.checking import Exercise
 
 
 def _affine(answer: Callable[..., Any]) -> None:
+    """Check the exercise `affine`."""
     for low, high in ((-1.0, 1.0), (0.0, 6.0), (2.0, 6.0), (-5.0, -1.0), (-0.3, 10.0), (0.0, 0.0)):
         call = f"affine({low}, {high})"
         scale, zero = answer(low, high)
@@ -32,6 +33,7 @@ _WIDEN = "the range must hold low, high and zero (padding and ReLU write zeros)"
 
 
 def _per_channel(answer: Callable[..., Any]) -> None:
+    """Check the exercise `quantize_rows`."""
     rng = np.random.default_rng(0)
     for shape in ((4, 8), (3, 5), (16, 3, 3, 3)):
         weights = rng.standard_normal(shape) * rng.uniform(0.01, 10, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
@@ -53,6 +55,7 @@ def _per_channel(answer: Callable[..., Any]) -> None:
 
 
 def _integer_product(answer: Callable[..., Any]) -> None:
+    """Check the exercise `integer_product`."""
     rng = np.random.default_rng(1)
     for m, k, n, zero in ((2, 3, 4, 0), (5, 300, 7, 128), (1, 2000, 3, 255)):
         x = rng.integers(0, 256, (m, k), dtype=np.uint8)
