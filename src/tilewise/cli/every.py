@@ -26,7 +26,7 @@ _HiddenQuiet = Annotated[bool, typer.Option("--quiet", hidden=True, help="As `ti
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the native kernels.")]
 _METAVARS = {int: "<number>", float: "<number>", Path: "<path>"}
-_MAX_NUMBER = 2**31 - 1  # the largest 32-bit integer, which the native kernels take as a size
+_MAX_NUMBER = 2**31 - 1  # the largest signed 32-bit integer; arbitrary, rejects absurd numbers
 _PICTURE_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
 
 

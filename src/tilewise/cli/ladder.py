@@ -130,7 +130,7 @@ def _draw(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int,
 
 
 def slower_rungs(rates: list[tuple[Rung, float]]) -> list[str]:
-    """Explain each rung that is slower than the one before it by more than 3 % (timing noise)."""
+    """Explain each rung that is slower than the one before it by more than 3 %."""
     steps = [(rung.name, rate, before) for (_, before), (rung, rate) in itertools.pairwise(rates)]
     return [
         f"“{name}” is slower than the rung before it here: {_SLOWER_REASONS[name]}."

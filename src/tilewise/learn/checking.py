@@ -26,7 +26,7 @@ from tilewise.errors import ConfigurationError, did_you_mean
 from tilewise.learn.remote import Codec, ConnectionLost, MessageChannel, handle_request
 
 LESSONS = ("profiling", "acceleration", "quantization", "pruning", "caching", "benchmarking", "costmodel")
-_MAX_ANSWER_BYTES = 1 << 20  # arbitrary; answers are a few kilobytes
+_MAX_ANSWER_BYTES = 1 << 20  # arbitrary; rejects files that are not an answer
 
 
 class Wrong(Exception):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-MAX_MESSAGE_BYTES = 64 << 20  # arbitrary; the largest arrays of the exercises are a few megabytes
+MAX_MESSAGE_BYTES = 64 << 20  # arbitrary; bounds the memory that an answer can make the checker use
 _METHODS = ("__getitem__", "__matmul__", "__rmatmul__", "__array__")
 _ATTRIBUTES = ("shape", "dtype", "ndim")
 

@@ -27,7 +27,7 @@ from tilewise.quantize import quantize
 from tilewise.tour.stops import Bars, Stop, Table, Visit
 
 _BATCH = 64  # images per timed call, as in `tilewise quantize` and `prune`
-_REMOVED_FILTERS = 0.3  # share of filters; arbitrary, retraining recovers the accuracy
+_REMOVED_FILTERS = 0.3  # share of filters; arbitrary
 _PROMPT = "The import statement"
 _MEANING = (
     "Each step keeps the ones above it and adds one idea. The time is the median of interleaved runs, so a busy "
