@@ -65,11 +65,17 @@ def quantize(
     _draw(int8.calibration, {"input": "input"} | {step.name: f"{step.name} ({step.kind})" for step in layers}, out)
     if as_json:
         facts = {"models": [r.as_dict() for r in rows], "bytes_on_disk": sizes, "layers": [vars(s) for s in layers]}
+        facts |= {"measured_error": int8.measured_error, "stated_error": int8.stated_error}
         print(json.dumps(facts, default=float))
         return
     print_table(f"{task.name} in int8", rows, batch)
     _layers(layers, layer_names(task.model))
     before, after = (sizes[form] / 1024 for form in ("float32", "int8"))
+    if int8.stated_error is not None:
+        print(
+            f"Off by {int8.measured_error:.2%} of the largest result on held-out images; "
+            f"at most {int8.stated_error:.2%} expected on other images"
+        )
     print(f"On disk: {before:,.1f} KiB in float32, {after:,.1f} KiB in int8 ({after / before:.3f}×)")
     print(f"Saved as {on_disk['int8']}; ranges drawn in {out / 'ranges.png'}")
 
