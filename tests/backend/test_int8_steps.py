@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
-from tilewise.quantize.between import finish_for, unit_of
+from tilewise.quantize.elementwise import accumulator_scale, finish_for
 from tilewise.quantize.parameters import AffineParameters
 from tilewise.quantize.reference import BENT, Finish, NumpyInt8Layer
 
@@ -149,7 +149,7 @@ def test_bytes_are_the_activations_or_their_neighbours(name: str, scale: float, 
     x[:2] = 1e30, 0
     want = np.clip(exact(name, x) / scale + zero, 0, 255)
     with np.errstate(over="ignore"):
-        values = (x / unit_of(how, output)).astype(F)
+        values = (x / accumulator_scale(how, output)).astype(F)
     assert np.abs(how.bytes(values) - want).max() <= (0.65 if scale > 0.003 else 0.8)
     assert len(how.native()[3]) <= (1 << 14) + 2
     ends = how.bytes(np.array([np.nan, -np.inf, np.inf], F))

@@ -13,8 +13,8 @@ from tilewise._environment import MachineOverride
 from tilewise._extension import native
 from tilewise.quantize import QuantizedModel
 from tilewise.quantize.calibration import traced_and_calibrated
-from tilewise.quantize.forms import families
-from tilewise.quantize.wide import closed
+from tilewise.quantize.lowering import tied_values
+from tilewise.quantize.mixed_precision import closed
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 
@@ -45,7 +45,7 @@ def network(seed: int) -> nn.Module:
 def quantized(model: nn.Module, x: np.ndarray, share: float, seed: int) -> QuantizedModel:
     graph, calibration, _ = traced_and_calibrated(model, [x], "minmax")
     rng = np.random.default_rng(seed)
-    wide = closed(graph, {f: "drawn" for f in set(families(graph)) if rng.random() < share})
+    wide = closed(graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share})
     return QuantizedModel(graph, calibration, {}, wide=wide)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tilewise._extension import native
 from tilewise.quantize.array import QuantizedArray
-from tilewise.quantize.between import finish_for, unit_of
+from tilewise.quantize.elementwise import accumulator_scale, finish_for
 from tilewise.quantize.layers import INT32, Geometry, new_conv_kernel, new_kernel
 from tilewise.quantize.parameters import affine_from_range
 from tilewise.quantize.pooling import MaxPool
@@ -112,7 +112,7 @@ def test_bytes_are_numpys_for_every_width_of_the_result(isa: str, w_kind: str, a
     shapes = [(24, 12, 1, 9), (8, 20, 3, 6), (40, 4, 3, 7), (16, 36, 1, 5), (12, 8, 2, 4), (33, 5, 3, 5)]
     for columns, channels, taps, size in shapes:
         w = weights(rng, w_kind, (columns, taps, taps, channels))
-        scale = (rng.random(columns) + 0.5) / (40 * 64 * taps * channels**0.5) / unit_of(finish, output)
+        scale = (rng.random(columns) + 0.5) / (40 * 64 * taps * channels**0.5) / accumulator_scale(finish, output)
         offset = rng.integers(-99, 99, columns).astype(np.int32)
         parts = (w, offset, scale.astype(np.float32), None, (1, 1), (taps // 2, taps // 2))
         kernel, reference = new_kernel(*parts), NumpyInt8Layer(*parts)
@@ -121,7 +121,7 @@ def test_bytes_are_numpys_for_every_width_of_the_result(isa: str, w_kind: str, a
         skip = activations(rng, "any", (2, side, side, -(-columns // 4) * 4)) if skips else None
         for layer in (kernel, reference):
             layer.set_finish(finish.native())
-            layer.set_residual(residual.scale / unit_of(finish, output), residual.zero_point)
+            layer.set_residual(residual.scale / accumulator_scale(finish, output), residual.zero_point)
         got, want = (layer.conv(x, 1, skip, 0, 0) for layer in (kernel, reference))
         assert np.array_equal(got[..., :columns], want[..., :columns]), (columns, channels, taps)
 

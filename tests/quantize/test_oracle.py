@@ -16,8 +16,8 @@ from tilewise.quantize import QuantizedModel, convert, load_quantized, pooling, 
 from tilewise.quantize import graph as graphs
 from tilewise.quantize.calibration import calibrated_with_holdout
 from tilewise.quantize.convert import dynamic_layer_counts
+from tilewise.quantize.mixed_precision import predicted_error
 from tilewise.quantize.plan import Segment
-from tilewise.quantize.wide import predicted_error
 from tilewise.tensor import cat
 
 

@@ -11,11 +11,11 @@ from tilewise import nn
 from tilewise._extension import native
 from tilewise.quantize import QuantizedModel
 from tilewise.quantize.array import QuantizedArray, pixels_of, round_up
-from tilewise.quantize.between import Mul
 from tilewise.quantize.calibration import traced_and_calibrated
-from tilewise.quantize.forms import families
+from tilewise.quantize.elementwise import Mul
+from tilewise.quantize.lowering import tied_values
+from tilewise.quantize.mixed_precision import closed
 from tilewise.quantize.parameters import WIDEST, AffineParameters
-from tilewise.quantize.wide import closed
 from tilewise.tensor import Tensor
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -25,7 +25,10 @@ def quantized(model: nn.Module, x: np.ndarray, share: float) -> QuantizedModel:
     graph, calibration, _ = traced_and_calibrated(model.eval(), [x], "minmax")
     rng = np.random.default_rng(7)
     return QuantizedModel(
-        graph, calibration, {}, wide=closed(graph, {f: "drawn" for f in set(families(graph)) if rng.random() < share})
+        graph,
+        calibration,
+        {},
+        wide=closed(graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share}),
     )
 
 

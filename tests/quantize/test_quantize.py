@@ -349,7 +349,7 @@ def test_a_channel_of_zeros_keeps_its_bias_exact() -> None:
     step = q.calibration.parameters[1].scale
     for channel in (1, 3, 5):
         expected = max(0.0, float(conv.bias.data[channel]))
-        by = q.factors[1][channel]  # what it is magnified by
+        by = q.factors[1][channel]  # its equalization scale
         assert np.abs(seen[1].dequantize()[:, channel] / by - expected).max() <= 0.51 * step
 
 

@@ -19,7 +19,7 @@ from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Array, Port
 from tilewise.onnx.writer import OPSET, Writer
 from tilewise.plan.trace import Value
-from tilewise.quantize.forms import KEEPS
+from tilewise.quantize.lowering import KEEPS
 
 assert emit_layers  # fills the table
 _WITH_INT16 = 21  # the first opset that quantizes to 16 bits

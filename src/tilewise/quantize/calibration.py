@@ -106,15 +106,15 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A batch of inputs and what the float model made of it. Calibration did not observe the first `unseen` of them."""
+class EvaluatedBatch:
+    """A batch of inputs with the float model's results. Calibration did not observe the first `unseen` of them."""
 
     x: Array
     result: Array
     unseen: int = 0
 
-    def first(self, count: int) -> Seen:
-        return Seen(self.x[:count], self.result[:count], min(self.unseen, count))
+    def first(self, count: int) -> EvaluatedBatch:
+        return EvaluatedBatch(self.x[:count], self.result[:count], min(self.unseen, count))
 
 
 def calibrate(
@@ -126,7 +126,7 @@ def calibrate(
 
 def traced_and_calibrated(
     model: Module, calibration_dataset: Iterable[Any], observer: str, progress: bool = False
-) -> tuple[Graph, Calibration, Seen]:
+) -> tuple[Graph, Calibration, EvaluatedBatch]:
     """The steps of a model, traced with the first batch that holds something, their ranges, and what became of that
     batch."""
     graph, calibration, first, _ = calibrated_with_holdout(model, calibration_dataset, observer, progress, 0)
@@ -138,7 +138,7 @@ class _HoldOut:
     fourth batch of a single image, until there are enough."""
 
     def __init__(self, count: int) -> None:
-        self._missing, self._single_images, self.batches = count, 0, list[Seen]()
+        self._missing, self._single_images, self.batches = count, 0, list[EvaluatedBatch]()
 
     def split(self, x: Array) -> tuple[Array, Array]:
         if len(x) == 1:
@@ -148,15 +148,17 @@ class _HoldOut:
         self._missing -= held
         return x[: len(x) - held], x[len(x) - held :]
 
-    def joined(self) -> Seen | None:
+    def joined(self) -> EvaluatedBatch | None:
         if not self.batches:
             return None
-        return Seen(np.concatenate([b.x for b in self.batches]), np.concatenate([b.result for b in self.batches]))
+        return EvaluatedBatch(
+            np.concatenate([b.x for b in self.batches]), np.concatenate([b.result for b in self.batches])
+        )
 
 
 def calibrated_with_holdout(
     model: Module, calibration_dataset: Iterable[Any], observer: str, progress: bool, holdout: int
-) -> tuple[Graph, Calibration, Seen, Seen | None]:
+) -> tuple[Graph, Calibration, EvaluatedBatch, EvaluatedBatch | None]:
     """The steps of a model, their ranges, the first batch that was observed with its float results, and up to
     `holdout` images that were not observed. None are held out of fewer than four."""
     if observer not in OBSERVERS:
@@ -164,7 +166,7 @@ def calibrated_with_holdout(
     check_model(model)
     graph: Graph | None = None
     watching: _Watching | None = None
-    samples, first, split = 0, Seen(np.zeros(0, np.float32), np.zeros(0, np.float32)), _HoldOut(holdout)
+    samples, first, split = 0, EvaluatedBatch(np.zeros(0, np.float32), np.zeros(0, np.float32)), _HoldOut(holdout)
     for batch in _with_progress(calibration_dataset, progress):
         x = _checked_batch(batch)
         if not len(x):
@@ -176,11 +178,11 @@ def calibrated_with_holdout(
         parts = []
         if len(observed):
             parts.append(graph.run(observed, watching.see))
-            first = first if samples else Seen(observed, parts[0])
+            first = first if samples else EvaluatedBatch(observed, parts[0])
             samples += len(observed)
         if len(held):
             parts.append(graph.run(held))
-            split.batches.append(Seen(held, parts[-1]))
+            split.batches.append(EvaluatedBatch(held, parts[-1]))
         if graph.module_result is not None:
             _check_graph(model, np.concatenate(parts), graph.module_result)
             graph.module_result = None

@@ -23,24 +23,24 @@ from tilewise.plan.trace import Node
 from tilewise.plan.trace import Value as TracedValue
 from tilewise.plan.trace import trace as trace_module
 from tilewise.quantize.array import QuantizedArray, quantize_array
-from tilewise.quantize.calibration import Calibration, Seen, calibrated_with_holdout, check_fits, check_model
-from tilewise.quantize.forms import FORMS, families, obstacle, shared_parameters
+from tilewise.quantize.calibration import Calibration, EvaluatedBatch, calibrated_with_holdout, check_fits, check_model
+from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import DynamicLinear, QuantizedLinear
-from tilewise.quantize.magnify import Factors, factors, magnify
+from tilewise.quantize.lowering import FORMS, shared_parameters, tied_values, unsupported_reason
+from tilewise.quantize.mixed_precision import (
+    HOLDOUT_IMAGES,
+    assign_precision,
+    images_at_hand,
+    images_to_check,
+    int16_parameters,
+    measured_error,
+    stated_error,
+)
 from tilewise.quantize.parameters import AffineParameters, QuantizedWeights
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
 from tilewise.quantize.pooling import Flatten
-from tilewise.quantize.rounding import Rounding
-from tilewise.quantize.wide import (
-    HOLDOUT_IMAGES,
-    choose_wide,
-    images_at_hand,
-    images_to_check,
-    measured_error,
-    stated_error,
-    wide_parameters,
-)
+from tilewise.quantize.weight_rounding import GptqRounding
 from tilewise.tensor import Tensor, no_grad
 
 Array = npt.NDArray[Any]
@@ -58,7 +58,7 @@ _ATTENTION = ("Softmax", "LayerNormalization", "LayerNorm", "RMSNorm")
 @dataclass(frozen=True)
 class StepReport:
     """What became of one step: its form, why it is no int8, its bytes and signal-to-noise ratio in decibels; of integer
-    products also how AVX2 without VNNI takes them (`tilewise.quantize.pairs`)."""
+    products also how AVX2 without VNNI takes them (`tilewise.quantize.saturation`)."""
 
     name: str
     kind: str
@@ -81,7 +81,7 @@ class QuantizedModel(Module):
         keep_float: dict[str, str],
         stored: dict[int, dict[str, Array]] | None = None,
         wide: Mapping[int, str] | None = None,
-        rounding: Rounding | None = None,
+        rounding: GptqRounding | None = None,
         numbers: Mapping[int, AffineParameters] | None = None,
     ) -> None:
         """`stored` holds the arrays of a model read from a file, by step; without it weights come from the graph.
@@ -91,10 +91,10 @@ class QuantizedModel(Module):
         self._stored, self._rounding = stored, rounding
         self.graph, self.calibration, self.kept = graph, calibration, dict(keep_float)
         self.wide = dict(wide or {})
-        self.numbers = dict(numbers or wide_parameters(graph, calibration, self.wide))
+        self.numbers = dict(numbers or int16_parameters(graph, calibration, self.wide))
         self.affine = [
             self.numbers[family] if family in self.wide else p
-            for p, family in zip(shared_parameters(graph, calibration), families(graph), strict=True)
+            for p, family in zip(shared_parameters(graph, calibration), tied_values(graph), strict=True)
         ]
         self.training = False
         # Share of the largest result, set by quantize(max_error=...): the worst held-out image, and what is promised on
@@ -102,7 +102,7 @@ class QuantizedModel(Module):
         self.measured_error: float | None = None
         self.stated_error: float | None = None
         self.integer: list[Any] = []
-        self.factors: Factors | None = None  # what channels are magnified by
+        self.factors: EqualizationScales | None = None  # per step, the equalization scale of each channel
         if stored is None and calibration.spans:
             self._magnify_and_convert()
         else:
@@ -215,16 +215,16 @@ class QuantizedModel(Module):
             self.integer.append(self._convert(index))
 
     def _magnify_and_convert(self) -> None:
-        """With channels magnified; without, where a ReLU6 of magnified channels would end in float, at 6."""
+        """With equalized channels; without, where a ReLU6 of equalized channels would end in float, at 6."""
         steps, kept = self.graph.steps, dict(self.kept)
         before = [(step.weight, step.bias) for step in steps]
         # 16 bits are fine enough without equalization, which would take away what they reach beyond the observed
         # values: a channel scaled up to the largest one saturates on other images, and ReLU6 clips it early.
-        families_of = families(self.graph)
+        families_of = tied_values(self.graph)
         unscaled = {s.name for i, s in enumerate(steps) if families_of[i] in self.wide}
         parameters = shared_parameters(self.graph, self.calibration)
-        self.factors = factors(self.graph, self.calibration, parameters, {*kept, *unscaled})
-        magnify(self.graph, self.factors)
+        self.factors = equalization_scales(self.graph, self.calibration, parameters, {*kept, *unscaled})
+        equalize(self.graph, self.factors)
         self._convert_all()
         every = zip(steps, self.integer, self.factors, strict=True)
         if any(s.activation == "relu6" and layer is None and by.max(initial=1.0) > 1 for s, layer, by in every):
@@ -252,7 +252,7 @@ class QuantizedModel(Module):
             if stored:
                 step.weight, step.bias = stored.get("weight"), stored.get("bias")
             return None
-        reason = obstacle(self, step)
+        reason = unsupported_reason(self, step)
         if reason is not None:
             self.kept[step.name] = reason
             return None
@@ -292,7 +292,7 @@ class QuantizedModel(Module):
     def report(self, x: Array | None = None, reference: Graph | None = None) -> list[StepReport]:
         """One entry per step; with an input and the float model's graph, also each result's signal-to-noise ratio."""
         ratios = {} if x is None or reference is None else signal_to_noise(self, reference, x)
-        out, families_of = [], families(self.graph)
+        out, families_of = [], tied_values(self.graph)
         for index, (step, layer) in enumerate(zip(self.graph.steps, self.integer, strict=True)):
             if step.kind == "input":
                 continue
@@ -426,8 +426,8 @@ def quantize(
     kept = dict.fromkeys(keep_float, "asked for")
     if not isinstance(calibration_dataset, Calibration) and accuracy_drop is not None:
         calibration_dataset = list(calibration_dataset or ())
-    first: Seen | None = None
-    holdout: Seen | None = None
+    first: EvaluatedBatch | None = None
+    holdout: EvaluatedBatch | None = None
     if isinstance(calibration_dataset, Calibration):
         calibration = calibration_dataset
         graph = trace(model, np.zeros((2, *calibration.shapes[0]), np.float32))
@@ -478,7 +478,12 @@ def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Modu
 
 
 def _within_error(
-    graph: Graph, calibration: Calibration, kept: dict[str, str], first: Seen, holdout: Seen | None, bound: float
+    graph: Graph,
+    calibration: Calibration,
+    kept: dict[str, str],
+    first: EvaluatedBatch,
+    holdout: EvaluatedBatch | None,
+    bound: float,
 ) -> QuantizedModel:
     """A model whose measured error on held-out images is at most `bound`.
 
@@ -487,9 +492,9 @@ def _within_error(
     """
     images = images_at_hand(calibration, first, holdout)
 
-    def build(reach_scale: float, wide: Mapping[int, str], rounding: Rounding | None) -> QuantizedModel:
+    def build(reach_scale: float, wide: Mapping[int, str], rounding: GptqRounding | None) -> QuantizedModel:
         copy = Graph([replace(step) for step in graph.steps], graph.batch)  # whose weights it lets go of
-        numbers = wide_parameters(graph, calibration, wide, reach_scale)
+        numbers = int16_parameters(graph, calibration, wide, reach_scale)
         return QuantizedModel(copy, calibration, kept, wide=wide, rounding=rounding, numbers=numbers)
 
     # If 16 bits everywhere exceed the bound, either values of unseen images saturated or the steps are too coarse:
@@ -497,7 +502,7 @@ def _within_error(
     found: list[tuple[float, float, QuantizedModel]] = []
     for reach_scale in (1.0, 2.0, 0.6):
         with_reach = partial(build, reach_scale)
-        chosen, measured, predicted = choose_wide(graph, calibration, kept, first, bound, with_reach, holdout)
+        chosen, measured, predicted = assign_precision(graph, calibration, kept, first, bound, with_reach, holdout)
         found.append((measured, predicted, chosen))
         if predicted <= bound:
             break
@@ -524,10 +529,12 @@ def _within_error(
     return model
 
 
-def _with_float_layers(model: QuantizedModel, graph: Graph, images: Seen, bound: float) -> tuple[float, QuantizedModel]:
+def _with_float_layers(
+    model: QuantizedModel, graph: Graph, images: EvaluatedBatch, bound: float
+) -> tuple[float, QuantizedModel]:
     """Keep the layers that harm the result most in float, as few as reach the bound. Return the measured error and
     the model; the given model if float layers do not help."""
-    harms, rounding = _layer_harms(model, graph, images), Rounding(graph, images.x)
+    harms, rounding = _layer_harms(model, graph, images), GptqRounding(graph, images.x)
     best = measured_error(model.run(images.x), images.result), model
     for count in _FLOAT_LAYERS:
         reasons = {name: f"results are off by {harm:.2%} by it alone, in 16 bits" for name, harm in harms[:count]}
@@ -543,7 +550,7 @@ def _with_float_layers(model: QuantizedModel, graph: Graph, images: Seen, bound:
     return best
 
 
-def _layer_harms(model: QuantizedModel, graph: Graph, images: Seen) -> list[tuple[str, float]]:
+def _layer_harms(model: QuantizedModel, graph: Graph, images: EvaluatedBatch) -> list[tuple[str, float]]:
     """Convolutions and linear layers in integers, and the error of the result if only that layer computed in integers;
     the largest error first."""
     x, exact, rounded = images.x[:_HARM_IMAGES], list[Array](), list[Array]()

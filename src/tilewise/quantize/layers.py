@@ -18,10 +18,10 @@ from tilewise.errors import ConfigurationError, GradientError, ShapeError
 from tilewise.nn import Module
 from tilewise.ops.base import Grads, Operation
 from tilewise.quantize.array import QuantizedArray, as_image, quantize_array, round_up
-from tilewise.quantize.between import finish_for, set_finish, unit_of
-from tilewise.quantize.pairs import avx2_products, proven_weights
+from tilewise.quantize.elementwise import accumulator_scale, finish_for, set_finish
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights, wide_weights
 from tilewise.quantize.reference import Four, NumpyInt8Layer
+from tilewise.quantize.saturation import avx2_products, saturation_safe_weights
 from tilewise.tensor import Tensor, apply, is_grad_enabled
 
 Array = npt.NDArray[Any]
@@ -170,7 +170,7 @@ class QuantizedConv2d(Module):
             raise ConfigurationError("its weights or what is added have other bits than its inputs and outputs ask for")
         self.residual, self.out_border, self.out_channels = residual, out_border, len(q)
         finish = finish_for(activation, output)
-        unit = unit_of(finish, output)
+        unit = accumulator_scale(finish, output)
         self.kernel = new_conv_kernel(q, offset, self.read.scale * scale.astype(np.float64) / unit, geometry)
         set_finish(self.kernel, finish)
         self._widens = self.read.wide and not input.wide  # its bytes, in a step before
@@ -222,7 +222,7 @@ class QuantizedConv2d(Module):
     def _reference(self) -> NumpyInt8Layer:
         """The layer in NumPy: numbers of 16 bits are made by compiled code inside plans only."""
         g, finish = self.geometry, finish_for(self.activation, self.output)
-        unit = unit_of(finish, self.output)
+        unit = accumulator_scale(finish, self.output)
         scale = (self.read.scale * self.weight_scale.astype(np.float64) / unit).astype(np.float32)
         settings = (scale, None, g.stride, g.padding, g.groups, g.dilation)
         made = NumpyInt8Layer(self.kernel.weights(), self.offset, *settings)
@@ -253,7 +253,7 @@ def _conv_weights(weight: Array, bias: Array | None, read: AffineParameters, gro
 def rounded_conv_weights(weight: Array, groups: int) -> QuantizedWeights:
     """Weights (O, C / groups, kh, kw) of a convolution of bytes."""
     depthwise = groups > 1 and weight.shape[1:2] == (1,)  # widens its bytes
-    return INT8Quantizer().quantize_weights(weight) if depthwise else proven_weights(weight)
+    return INT8Quantizer().quantize_weights(weight) if depthwise else saturation_safe_weights(weight)
 
 
 def _widened(x: QuantizedArray, read: AffineParameters) -> QuantizedArray:
@@ -342,7 +342,7 @@ class QuantizedLinear(Module):
         kernel_bias = None if output is not None else self.float_bias
         finish = None if output is None else finish_for(self.activation, output)
         if output is not None and finish is not None:
-            combined = combined / unit_of(finish, output)
+            combined = combined / accumulator_scale(finish, output)
         self.kernel = new_kernel(q[:, None, None, :], whole, combined, kernel_bias)
         if finish is not None:
             set_finish(self.kernel, finish)
@@ -403,7 +403,7 @@ class QuantizedLinear(Module):
         whole = integer_offset(weights[:, 0, 0], None if gives_floats else self.float_bias, scale, self.input)
         finish = None if self.output is None else finish_for(self.activation, self.output)
         if self.output is not None and finish is not None:
-            scale = scale / unit_of(finish, self.output)
+            scale = scale / accumulator_scale(finish, self.output)
         bias = self.float_bias if gives_floats else None
         made = NumpyInt8Layer(weights, whole, scale.astype(np.float32), bias, (1, 1), (0, 0))
         if finish is not None:

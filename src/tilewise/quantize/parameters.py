@@ -1,9 +1,9 @@
 """Real numbers as 8-bit integers: a scale, a zero point, and the rounding between.
 
 Weights are symmetric int8 (zero point 0), with one scale per output channel or one for all. Activations are affine
-uint8: real = (q - zero_point) * scale, with 0.0 exactly representable, because padding and ReLU need it. Where bytes
-are too coarse an activation has 16 bits, of which as many are used as its readers can bear (`tilewise.quantize.wide`):
-real = q * scale; a layer that reads it has int16 weights.
+uint8: real = (q - zero_point) * scale, with 0.0 exactly representable, because padding and ReLU need it. Where uint8
+is too coarse, an activation is int16 (`tilewise.quantize.mixed_precision`): real = q * scale, and the layers that
+read it have int16 weights.
 """
 
 from __future__ import annotations

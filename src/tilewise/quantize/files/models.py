@@ -13,13 +13,13 @@ from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.io import load_arrays, save
 from tilewise.nn import Module
 from tilewise.plan.steps import Step
-from tilewise.quantize.between import Affine
 from tilewise.quantize.calibration import Calibration, is_quantized
 from tilewise.quantize.convert import QuantizedModel
+from tilewise.quantize.elementwise import Affine
 from tilewise.quantize.files.traced import NodeReader, NodeWriter, TracedModel, decoded_trace, encoded_trace
-from tilewise.quantize.forms import MOVES
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
+from tilewise.quantize.lowering import MOVES
 from tilewise.quantize.parameters import WIDEST, AffineParameters
 from tilewise.quantize.reference import BENT
 from tilewise.tensor import Tensor

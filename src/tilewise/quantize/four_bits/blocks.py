@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError
-from tilewise.quantize.compensation import inverse_factor, round_columns
+from tilewise.quantize.gptq import inverse_factor, round_columns
 
 Array = npt.NDArray[Any]
 BLOCK = 32

@@ -1,7 +1,7 @@
-"""Integer steps without weights besides pooling: additions, products, scales by channel, and bytes that only move.
+"""Integer operations without weights, except pooling: add, multiply, scale per channel, and data movement.
 
-Each is called on QuantizedArrays like the layers with weights, and knows how to `add_to` a native plan. Called alone it
-works in NumPy, with the arithmetic of the compiled kernels: the bytes are the same.
+Each operation takes QuantizedArrays, as layers with weights do, and can add itself to a native plan (`add_to`).
+Called by itself it computes in NumPy with the arithmetic of the compiled kernels, so the integers are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ F = np.float32
 
 
 def finish_for(activation: str, output: AffineParameters) -> Finish | WideFinish:
-    """How values become numbers of `output`: ReLU and ReLU6 by clamping, other activations in numbers before."""
+    """Return the output stage (requantization and activation) for `output`; ReLU and ReLU6 are clamps."""
     zero, (low, high) = output.zero_point, output.limits
     if activation == "relu6":
         high = min(high, zero + round(6 / output.scale))
@@ -32,22 +32,22 @@ def finish_for(activation: str, output: AffineParameters) -> Finish | WideFinish
 
 
 def set_finish(kernel: Any, finish: Finish | WideFinish) -> None:
-    """Of a layer's kernel: what becomes of its sums."""
+    """Set the output stage (requantization and activation) of a packed layer."""
     (kernel.set_wide_finish if isinstance(finish, WideFinish) else kernel.set_finish)(finish.native())
 
 
-def unit_of(finish: Finish | WideFinish, output: AffineParameters) -> float:
+def accumulator_scale(finish: Finish | WideFinish, output: AffineParameters) -> float:
     """What values are counted in before they are finished: steps of the output, parts of them, or real numbers."""
     return 1.0 if finish.is_table else output.scale / finish.units
 
 
-def any_wide(*parameters: AffineParameters) -> bool:
+def any_int16(*parameters: AffineParameters) -> bool:
     """Whether one of them has 16 bits."""
     return any(p.wide for p in parameters)
 
 
 @dataclass(frozen=True)
-class Between:
+class ElementwiseOp:
     """What these steps know: the parameters of what they give, and the frame it gets."""
 
     output: AffineParameters
@@ -69,7 +69,7 @@ def _padded(pixels: Array, zero: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Add(Between):
+class Add(ElementwiseOp):
     activation: str = ""
 
     def __call__(self, a: QuantizedArray, b: QuantizedArray) -> QuantizedArray:
@@ -78,11 +78,11 @@ class Add(Between):
         return self._image(finish.bytes(values[0] + values[1]), a)
 
     def _scale(self, side: AffineParameters) -> float:
-        return side.scale / unit_of(finish_for(self.activation, self.output), self.output)
+        return side.scale / accumulator_scale(finish_for(self.activation, self.output), self.output)
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
         finish = finish_for(self.activation, self.output).native()
-        put = plan.wide_add if any_wide(self.output, *parameters) else plan.add
+        put = plan.wide_add if any_int16(self.output, *parameters) else plan.add
         return int(put(*inputs, *map(self._scale, parameters), finish, self.out_border))
 
 
@@ -91,7 +91,7 @@ def _real(x: QuantizedArray, scale: float) -> Array:
 
 
 @dataclass(frozen=True)
-class Mul(Between):
+class Mul(ElementwiseOp):
     activation: str = ""
 
     def __call__(self, a: QuantizedArray, b: QuantizedArray) -> QuantizedArray:
@@ -105,7 +105,7 @@ class Mul(Between):
         return self._image(finish_for(self.activation, self.output).bytes(value), a)
 
     def _scale(self, sides: list[AffineParameters]) -> float:
-        unit = unit_of(finish_for(self.activation, self.output), self.output)
+        unit = accumulator_scale(finish_for(self.activation, self.output), self.output)
         return sides[0].scale * sides[1].scale / unit
 
     @property
@@ -123,13 +123,13 @@ class Mul(Between):
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
         finish = finish_for(self.activation, self.output).native()
-        put = plan.wide_mul if any_wide(self.output, *parameters) else plan.mul
-        fraction = [self._fraction(parameters)] if any_wide(self.output, *parameters) else []
+        put = plan.wide_mul if any_int16(self.output, *parameters) else plan.mul
+        fraction = [self._fraction(parameters)] if any_int16(self.output, *parameters) else []
         return int(put(*inputs, self._scale(parameters), *fraction, finish, self.out_border))
 
 
 @dataclass(frozen=True)
-class Affine(Between):
+class Affine(ElementwiseOp):
     """x * scale + shift by channel, then the activation."""
 
     scale: Array | None = None
@@ -137,7 +137,7 @@ class Affine(Between):
     activation: str = ""
 
     def _numbers(self, source: AffineParameters, channels: int) -> tuple[Array, Array]:
-        unit = unit_of(finish_for(self.activation, self.output), self.output)
+        unit = accumulator_scale(finish_for(self.activation, self.output), self.output)
         by = np.ones(channels) if self.scale is None else self.scale.astype(np.float64)
         plus = np.zeros(channels) if self.shift is None else self.shift.astype(np.float64)
         return (by * source.scale / unit).astype(F), (plus / unit).astype(F)
@@ -151,7 +151,7 @@ class Affine(Between):
         channels = len(self.scale) if self.scale is not None else len(self.shift) if self.shift is not None else 0
         by, plus = self._numbers(parameters[0], channels)
         finish = finish_for(self.activation, self.output).native()
-        put = plan.wide_affine if any_wide(self.output, *parameters) else plan.affine
+        put = plan.wide_affine if any_int16(self.output, *parameters) else plan.affine
         return int(put(inputs[0], by.tolist(), plus.tolist(), finish, self.out_border))
 
     @property
@@ -163,7 +163,7 @@ class Affine(Between):
 
 
 @dataclass(frozen=True)
-class Concat(Between):
+class Concat(ElementwiseOp):
     """Parts beside each other; all have this step's parameters already."""
 
     def __call__(self, *parts: QuantizedArray) -> QuantizedArray:
@@ -174,7 +174,7 @@ class Concat(Between):
 
 
 @dataclass(frozen=True)
-class Slice(Between):
+class Slice(ElementwiseOp):
     first: int = 0
     count: int = 0
 
@@ -186,7 +186,7 @@ class Slice(Between):
 
 
 @dataclass(frozen=True)
-class Take(Between):
+class GatherChannels(ElementwiseOp):
     channels: tuple[int, ...] = ()
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
@@ -197,7 +197,7 @@ class Take(Between):
 
 
 @dataclass(frozen=True)
-class Upsample(Between):
+class Upsample(ElementwiseOp):
     by: tuple[int, int] = (1, 1)
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
@@ -208,7 +208,7 @@ class Upsample(Between):
 
 
 @dataclass(frozen=True)
-class Spread(Between):
+class DepthToSpace(ElementwiseOp):
     """Runs of channels become pixels."""
 
     by: tuple[int, int] = (1, 1)
@@ -224,7 +224,7 @@ class Spread(Between):
 
 
 @dataclass(frozen=True)
-class Same(Between):
+class Same(ElementwiseOp):
     """One pixel seen as a row, or a row as one pixel."""
 
     rows: bool = False

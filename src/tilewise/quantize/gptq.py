@@ -1,7 +1,8 @@
-"""Rounding a matrix column by column, where the columns still to be rounded make up for the error of those before them.
+"""GPTQ: error-compensating rounding (Frantar et al. 2022).
 
-What counts is not how far a weight is off but how far the layer's results are: the second moments of its inputs tell
-which columns can stand in for which (the method known as GPTQ). What a rounded number may be is the caller's.
+A matrix is rounded column by column, and the columns that are not rounded yet are adjusted to compensate for the
+error of those that are. The error that counts is that of the layer's results, so the second moments of its inputs
+decide how much a column can compensate for another. The caller chooses the grid of rounded values.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-_DAMPING = 0.01  # of the mean moment, added to each
+_DAMPING = 0.01  # added to the diagonal, as a share of its mean (GPTQ's percdamp)
 
 
 def inverse_factor(moments: Array, width: int) -> Array:
-    """The upper Cholesky factor of the inverse of the damped second moments: row i tells how the error of column i is
-    made up for by the columns after it."""
+    """Return the upper Cholesky factor of the inverse of the damped second moments.
+
+    Row i says how the columns after column i compensate for its error.
+    """
     full = np.eye(width)
     mean = float(np.diag(moments).mean())
     full *= mean if mean > 0 else 1.0  # padding and dead inputs

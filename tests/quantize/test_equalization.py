@@ -1,4 +1,4 @@
-"""Channels magnified before they are rounded: the same network, less noise."""
+"""Cross-layer equalization computes the same network with less rounding noise."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tilewise import Tensor, nn, no_grad
 from tilewise.nn import Module
 from tilewise.quantize import Calibration, calibrate, load_quantized, quantize, save_quantized
 from tilewise.quantize.calibration import traced_and_calibrated
-from tilewise.quantize.forms import shared_parameters
+from tilewise.quantize.equalization import equalization_scales, equalize
 from tilewise.quantize.graph import trace
-from tilewise.quantize.magnify import factors, magnify
+from tilewise.quantize.lowering import shared_parameters
 from tilewise.tensor import cat
 
 RNG = np.random.default_rng(5)
@@ -61,10 +61,10 @@ def test_a_magnified_network_is_the_same_network(model: Module) -> None:
     x = images(4)
     graph, calibration, _ = traced_and_calibrated(model, [x], "minmax")
     want = graph.run(x)
-    by = factors(graph, calibration, shared_parameters(graph, calibration), ())
+    by = equalization_scales(graph, calibration, shared_parameters(graph, calibration), ())
     assert max(f.max(initial=1.0) for f in by) > 2 and min(f.min(initial=1.0) for f in by) == 1
     assert (by[0] == 1).all() and (by[-1] == 1).all(), "what comes in and goes out is as it was"
-    magnify(graph, by)
+    equalize(graph, by)
     np.testing.assert_allclose(graph.run(x), want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 
@@ -72,7 +72,7 @@ def test_no_channel_leaves_the_bytes_it_shares(model: Module) -> None:
     x = images(16)
     graph, calibration, _ = traced_and_calibrated(model, [x], "minmax")
     parameters = shared_parameters(graph, calibration)
-    magnify(graph, factors(graph, calibration, parameters, ()))
+    equalize(graph, equalization_scales(graph, calibration, parameters, ()))
 
     def watch(index: int, result: np.ndarray) -> None:
         p = parameters[index]

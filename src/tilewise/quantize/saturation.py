@@ -1,10 +1,11 @@
-"""Weights whose products stay exact on AVX2, whose instruction for bytes adds two products in 16 bits and saturates.
+"""Saturation-safe weights: int8 weights whose products cannot saturate AVX2's 16-bit sums.
 
-A convolution's weights get the smallest scales with which no such sum can overflow, whatever the activations: of a
-pair of neighbouring channels, or, where sums are long, of two pairs, which are then widened together. That takes less
-than a bit of the weights, whose rounding is the smaller part of the error. Layers that came with integers of their own
-may hold others; their activations are split, and what a pair has too much is multiplied separately. The integers are
-those of every other instruction set either way.
+AVX2 without VNNI multiplies bytes with `vpmaddubsw`, which adds two products in 16 bits and saturates. A
+convolution's weights get the smallest scales with which no such sum can overflow for any activations: the sum of a
+pair of neighbouring channels or, where the reduction is long, of two pairs, which are then converted to 32 bits
+together. That costs less than one bit of the weights. A layer that was loaded with its own integers may exceed the
+limit; its activations are then split and the excess is multiplied separately. The integers equal those of every other
+instruction set either way.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.quantize.compensation import inverse_factor, round_columns
+from tilewise.quantize.gptq import inverse_factor, round_columns
 from tilewise.quantize.parameters import QuantizedWeights, checked_weights, rounded_weights, spread
 
 Array = npt.NDArray[Any]
 _LARGEST_ACTIVATION, _LARGEST_SUM = 255, 32767
-_GROUP = 4  # channels that lie side by side, two pairs of them
-_LONG = 128  # products in a sum: fewer are multiplied as fast by pairs
+_GROUP = 4  # channels that are stored next to each other: two pairs
+_LONG = 128  # products in a sum; shorter sums are as fast with single pairs
 
 
 def largest_sums(weights: Array, products: int) -> Array:
@@ -42,7 +43,7 @@ def largest_sums(weights: Array, products: int) -> Array:
     return most
 
 
-def proven_weights(given: Array) -> QuantizedWeights:
+def saturation_safe_weights(given: Array) -> QuantizedWeights:
     """Weights (O, C, kh, kw) as int8 whose products cannot overflow 16 bits."""
     weights = checked_weights(given)
     products = 4 if weights[0].size >= _LONG else 2
@@ -51,10 +52,10 @@ def proven_weights(given: Array) -> QuantizedWeights:
     return rounded_weights(weights, most, _LARGEST_SUM // _LARGEST_ACTIVATION - products // 2)
 
 
-def compensated_weights(given: Array, moments: Array) -> QuantizedWeights:
+def gptq_weights(given: Array, moments: Array) -> QuantizedWeights:
     """The same, rounded by `moments` (C, C) of the channels that are read: those still to be rounded make up for the
     errors of those before, within what the sums leave them. Taps are taken for unrelated."""
-    plain = proven_weights(given)
+    plain = saturation_safe_weights(given)
     outputs, channels = given.shape[:2]
     products = 4 if given[0].size >= _LONG else 2
     if products == 4 and given.shape[3] > 1 and channels % (2 * _GROUP):

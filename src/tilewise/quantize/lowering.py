@@ -1,4 +1,4 @@
-"""The integer form of each kind of step, and the scales that their results have."""
+"""Lowering table: the integer implementation of each kind of step, and the quantization parameters of its result."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.plan.steps import Step
-from tilewise.quantize.between import Add, Affine, Concat, Mul, Same, Slice, Spread, Take, Upsample
 from tilewise.quantize.calibration import Calibration
+from tilewise.quantize.elementwise import Add, Affine, Concat, DepthToSpace, GatherChannels, Mul, Same, Slice, Upsample
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import Geometry, QuantizedConv2d, QuantizedLinear, corrected_bias
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, affine_from_range, wide_weights
@@ -74,9 +74,9 @@ def _between(model: QuantizedModel, index: int, step: Step, stored: Stored) -> A
     if step.kind == "slice":
         return Slice(output, border, options["first"], step.shape[1])
     if step.kind == "take":
-        return Take(output, border, tuple(options["channels"]))
+        return GatherChannels(output, border, tuple(options["channels"]))
     if step.kind in ("upsample", "spread"):
-        return (Upsample if step.kind == "upsample" else Spread)(output, border, tuple(options["by"]))
+        return (Upsample if step.kind == "upsample" else DepthToSpace)(output, border, tuple(options["by"]))
     if step.kind == "same":
         return Same(output, border, len(step.shape) == 2)
     if step.kind == "concat":
@@ -85,7 +85,7 @@ def _between(model: QuantizedModel, index: int, step: Step, stored: Stored) -> A
     return Flatten(image if len(image) == 3 else (), model.keeps_channels_last(index))
 
 
-def obstacle(model: QuantizedModel, step: Step) -> str | None:
+def unsupported_reason(model: QuantizedModel, step: Step) -> str | None:
     """Why a step must stay in float."""
     if step.kind in MOVES and all(model.integer[i] is None for i in step.inputs):
         return "what it reads is float32"
@@ -122,7 +122,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-def families(graph: Graph) -> list[int]:
+def tied_values(graph: Graph) -> list[int]:
     """Of every step the first whose parameters its result has. Steps that move bytes keep those of what they read, and
     parts of a concatenation have one scale, so that each can be computed in its place."""
     root = list(range(len(graph.steps)))
@@ -141,7 +141,7 @@ def families(graph: Graph) -> list[int]:
 
 def shared_parameters(graph: Graph, calibration: Calibration) -> list[AffineParameters]:
     """The parameters of every step's result, in bytes: those of a family reach far enough for all of it."""
-    family_of = families(graph)
+    family_of = tied_values(graph)
     own: dict[int, list[int]] = {}
     for index, step in enumerate(graph.steps):
         if step.kind not in KEEPS:

@@ -17,14 +17,14 @@ from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.io import load_arrays, save
 from tilewise.models import zoo
 from tilewise.quantize import QuantizedModel, load_quantized, quantize, save_quantized
-from tilewise.quantize.between import finish_for
-from tilewise.quantize.calibration import Seen, traced_and_calibrated
-from tilewise.quantize.forms import families
+from tilewise.quantize.calibration import EvaluatedBatch, traced_and_calibrated
+from tilewise.quantize.elementwise import finish_for
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import QuantizedConv2d, integer_offset
+from tilewise.quantize.lowering import tied_values
+from tilewise.quantize.mixed_precision import _fewer, closed, normalized_max_error
 from tilewise.quantize.parameters import WIDEST, AffineParameters, affine_from_range, wide_weights
 from tilewise.quantize.plan import Segment
-from tilewise.quantize.wide import _fewer, closed, off_by
 from tilewise.tensor import cat
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -36,7 +36,7 @@ def inputs(*shape: int, seed: int = 0) -> np.ndarray:
 
 def some_wide(graph: Graph, share: float, seed: int) -> dict[int, str]:
     rng = np.random.default_rng(seed)
-    return closed(graph, {f: "drawn" for f in set(families(graph)) if rng.random() < share})
+    return closed(graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share})
 
 
 def with_wide(model: nn.Module, x: np.ndarray, share: float, seed: int = 0) -> QuantizedModel:
@@ -216,7 +216,7 @@ def test_most_images_that_were_not_calibrated_on_keep_the_bound(name: str, size:
     x, fresh = inputs(4, 3, size, size), inputs(32, 3, size, size, seed=1)
     exact = trace(model, fresh).run(fresh)
     narrow: Any = quantize(model, [x], max_error=None)
-    bound = 0.6 * off_by(narrow.run(fresh), exact)
+    bound = 0.6 * normalized_max_error(narrow.run(fresh), exact)
     q: Any = quantize(model, [x], max_error=bound)
     assert q.wide
     each = [np.abs(r - e).max() / np.abs(e).max() for r, e in zip(q.run(fresh), exact, strict=True)]
@@ -227,15 +227,15 @@ def test_most_images_that_were_not_calibrated_on_keep_the_bound(name: str, size:
 def test_an_error_is_that_of_the_worst_image_or_of_as_many_as_may_come() -> None:
     exact, error = np.full((4, 500), 2.0), inputs(4, 500) * np.float32(0.01)
     exact[3], error[3] = 0.5, error[3] * 2
-    worst = off_by(exact + error, exact)
-    assert worst == pytest.approx(off_by(exact[3:] + error[3:], exact[3:]))
+    worst = normalized_max_error(exact + error, exact)
+    assert worst == pytest.approx(normalized_max_error(exact[3:] + error[3:], exact[3:]))
     assert worst >= np.abs(error[3]).max() / 0.5
     even = inputs(4, 500) * np.float32(0.01)
-    few, many = (off_by(2 + even, np.full_like(even, 2), images) for images in (4, 64))
+    few, many = (normalized_max_error(2 + even, np.full_like(even, 2), images) for images in (4, 64))
     assert few < many < 1.3 * few
     of_64 = inputs(64, 500, seed=1) * np.float32(0.01)
     assert np.abs(of_64).max() / 2 < many
-    assert off_by(exact[:0], exact[:0], 32) == 0
+    assert normalized_max_error(exact[:0], exact[:0], 32) == 0
 
 
 def test_fewer_are_taken_where_they_keep_the_bound_by_luck() -> None:
@@ -247,7 +247,7 @@ def test_fewer_are_taken_where_they_keep_the_bound_by_luck() -> None:
             return x + np.float32(0.003 if self.count in (10, 8) else 0.1)
 
     exact = np.ones((32, 10), np.float32)
-    seen = Seen(exact, exact)
+    seen = EvaluatedBatch(exact, exact)
     assert _fewer(Off(10), 10, Off, seen, 0.02).count == 8
     assert _fewer(Off(12), 12, lambda _: Off(0), seen, 0.02).count == 12
     assert _fewer(Off(0), 0, Off, seen, 0.02).count == 0

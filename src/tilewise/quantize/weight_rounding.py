@@ -1,7 +1,7 @@
-"""Weights of convolutions in bytes, rounded by what the layers read on calibration images.
+"""GPTQ rounding of convolution weights to int8, with input statistics of the calibration images.
 
-The second moments of an activation's channels are kept around their means, which the bias takes care of. Few pixels
-tell little about many channels: as many of the moments between channels are believed as there are pixels for them.
+Second moments of an activation's channels are taken around their means, because bias correction accounts for the means.
+With few pixels per channel the moments between channels are unreliable and are shrunk towards zero.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ import numpy.typing as npt
 
 from tilewise.plan.steps import Step
 from tilewise.quantize.graph import Graph
-from tilewise.quantize.pairs import compensated_weights
 from tilewise.quantize.parameters import QuantizedWeights
+from tilewise.quantize.saturation import gptq_weights
 
 Array = npt.NDArray[Any]
-_MOST_CHANNELS = 2048  # whose moments are kept
+_MAX_CHANNELS = 2048  # arbitrary; the moments take this many squared floats
 
 
-class Rounding:
-    """Rounds the weights of a graph's convolutions when first asked for them, for all models that are made of it."""
+class GptqRounding:
+    """Rounds the weights of a graph's convolutions on demand, and caches them for all candidate models."""
 
     def __init__(self, graph: Graph, x: Array) -> None:
-        read = {s.inputs[0] for s in graph.steps if _is_plain(s)}
+        sources = {s.inputs[0] for s in graph.steps if _is_plain(s)}
         self.moments: dict[int, Array] = {}
-        self._made: dict[int, tuple[Array, QuantizedWeights]] = {}
-        graph.run(x, lambda i, result: self._see(i, result) if i in read else None)
+        self._cache: dict[int, tuple[Array, QuantizedWeights]] = {}
+        graph.run(x, lambda i, result: self._observe(i, result) if i in sources else None)
 
-    def _see(self, index: int, result: Array) -> None:
-        if result.ndim == 4 and result.shape[1] <= _MOST_CHANNELS:
+    def _observe(self, index: int, result: Array) -> None:
+        if result.ndim == 4 and result.shape[1] <= _MAX_CHANNELS:
             self.moments[index] = _moments(np.moveaxis(result, 1, 0).reshape(result.shape[1], -1))
 
     def weights(self, index: int, step: Step, by: Array | None) -> QuantizedWeights | None:
-        """The weights of a step, for an input of bytes that is magnified by `by`; None where nothing is known of it."""
+        """Round the weights of a step whose input has equalization scales `by`; None if its input was not observed."""
         moments = self.moments.get(step.inputs[0])
         if moments is None or step.weight is None or not _is_plain(step):
             return None
-        known = self._made.get(index)
-        if known is None or not np.array_equal(known[0], step.weight):
+        cached = self._cache.get(index)
+        if cached is None or not np.array_equal(cached[0], step.weight):
             scaled = moments if by is None else moments * by * by[:, None]
-            known = step.weight, compensated_weights(step.weight, scaled)
-            self._made[index] = known
-        return known[1]
+            cached = step.weight, gptq_weights(step.weight, scaled)
+            self._cache[index] = cached
+        return cached[1]
 
 
 def _is_plain(step: Step) -> bool:

@@ -1,9 +1,10 @@
-"""Channels magnified before they are rounded, where the layers that read them can take it back.
+"""Cross-layer equalization (Nagel et al. 2019, section 4.1).
 
-All channels of an activation share a scale, set by the largest. A channel with smaller values is multiplied up to it in
-the weights of the layer that makes it, which have scales of their own, and divided in the weights of those that read
-it: the same network, rounded less. Channels that meet (in a sum, in a concatenation that is read as one) are magnified
-alike; those that pass through what is not proportional, or leave the network, are left as they are.
+All channels of an activation share one scale, which the largest channel sets. A channel with smaller values is scaled
+up in the weights of the layer that computes it, which have a scale per output channel, and scaled down in the weights
+of the layers that read it. The network computes the same function with less rounding error. Channels that are added
+or concatenated get the same equalization scale. Channels behind an operation that does not commute with scaling, and
+those of the network's result, are not scaled.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from tilewise.quantize.graph import Graph
 from tilewise.quantize.parameters import AffineParameters
 
 Array = npt.NDArray[Any]
-Factors = list[Array]  # by step, a number a channel
-_PROPORTIONAL = ("", "relu", "relu6")  # scaled values stay below 6, where ReLU6 changes nothing
-_MOST = 4.0  # the readers' weights are divided by it, and rounded in turn
+EqualizationScales = list[Array]  # per step, one scale per channel
+# Activations that commute with a positive scale; ReLU6 does because scaled values are kept below 6.
+_PROPORTIONAL = ("", "relu", "relu6")
+_MAX_SCALE = 4.0  # arbitrary; the readers' weights are divided by it, and their rounding error grows
 
 
 class _Channels:
-    """Every channel of every step's result by a number, and which of them are magnified alike."""
+    """Numbers the channels of all results, and records which of them must have the same scale."""
 
     def __init__(self, graph: Graph, shapes: tuple[tuple[int, ...], ...]) -> None:
         self.graph = graph
@@ -42,10 +44,11 @@ class _Channels:
     def of(self, index: int) -> Array:
         return np.arange(self.first[index], self.first[index + 1])
 
-    def _alike(self, a: Array, b: Array) -> None:
+    def _tie(self, a: Array, b: Array) -> None:
         self.pairs.append((a, b))
 
     def _join(self, index: int, step: Step) -> None:
+        """Tie the channels of a step's result to those of its inputs, or pin them to scale 1."""
         mine, sources = self.of(index), [self.of(i) for i in step.inputs]
         if step.activation not in _PROPORTIONAL or step.kind == "linear":
             self.pinned[mine] = True
@@ -72,12 +75,12 @@ class _Channels:
             joined = []
         for a, b in joined:
             if a.shape == b.shape:
-                self._alike(a, b)
+                self._tie(a, b)
             else:
                 self.pinned[a] = self.pinned[b] = True
 
-    def least(self, numbers: Array) -> Array:
-        """Of each channel, the least number among those that are magnified alike."""
+    def smallest_of_tied(self, numbers: Array) -> Array:
+        """Replace each channel's number by the smallest among the channels it is tied to."""
         if self.pairs:
             a, b = (np.concatenate(side) for side in zip(*self.pairs, strict=True))
             while True:
@@ -90,12 +93,12 @@ class _Channels:
         return numbers
 
 
-def factors(
+def equalization_scales(
     graph: Graph, calibration: Calibration, parameters: list[AffineParameters], kept: Collection[str]
-) -> Factors:
-    """What every channel of every step's result is multiplied by, 1 or more; `kept` steps give what they gave."""
+) -> EqualizationScales:
+    """Compute the scale (1 or more) of every channel of every step's result; steps in `kept` are not scaled."""
     channels = _Channels(graph, calibration.shapes)
-    room = np.full(channels.pinned.shape, _MOST)
+    margin = np.full(channels.pinned.shape, _MAX_SCALE)
     for index, p in enumerate(parameters):
         span, mine = np.array(calibration.spans[index]), channels.of(index)
         if len(span) != len(mine) or graph.steps[index].name in kept:
@@ -107,33 +110,33 @@ def factors(
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             up = np.where(span[:, 1] > 0, high / span[:, 1], np.inf)
             down = np.where(span[:, 0] < 0, low / span[:, 0], np.inf)
-        room[mine] = np.clip(np.minimum(up, down), 1.0, _MOST)
-    room[channels.pinned] = 1.0
-    found = channels.least(room)
-    return [found[channels.of(i)] for i in range(len(graph.steps))]
+        margin[mine] = np.clip(np.minimum(up, down), 1.0, _MAX_SCALE)
+    margin[channels.pinned] = 1.0
+    scales = channels.smallest_of_tied(margin)
+    return [scales[channels.of(i)] for i in range(len(graph.steps))]
 
 
-def magnify(graph: Graph, by: Factors) -> None:
-    """The same network with its channels magnified: steps get weights of their own."""
+def equalize(graph: Graph, by: EqualizationScales) -> None:
+    """Scale the weights and biases of a graph in place; it computes the same result."""
     for index, step in enumerate(graph.steps):
         if step.kind not in ("conv", "linear", "affine"):
             continue
-        read, made = by[step.inputs[0]], by[index]
+        source_scale, result_scale = by[step.inputs[0]], by[index]
         if step.kind == "affine":
-            weight = np.ones(len(made), np.float32) if step.weight is None else step.weight
-            step.weight = (weight * made / read).astype(np.float32)
+            weight = np.ones(len(result_scale), np.float32) if step.weight is None else step.weight
+            step.weight = (weight * result_scale / source_scale).astype(np.float32)
         elif step.weight is not None:
-            step.weight = _scaled(step, read, made)
+            step.weight = _scaled(step, source_scale, result_scale)
         if step.bias is not None:
-            step.bias = (step.bias * made).astype(np.float32)
+            step.bias = (step.bias * result_scale).astype(np.float32)
 
 
-def _scaled(step: Step, read: Array, made: Array) -> Array:
-    """Weights (O, C / groups, ...): their rows multiplied, their columns divided."""
+def _scaled(step: Step, source_scale: Array, result_scale: Array) -> Array:
+    """Multiply the rows of weights (O, C / groups, ...) by the result's scales, divide the columns by the source's."""
     assert step.weight is not None
     rest = (1,) * (step.weight.ndim - 2)
     outputs, inner = step.weight.shape[:2]
     groups = step.groups if step.kind == "conv" else 1
-    columns = np.repeat(read.reshape(groups, inner), outputs // groups, 0).reshape(outputs, inner, *rest)
-    scaled: Array = (step.weight * made.reshape(-1, 1, *rest) / columns).astype(np.float32)
+    columns = np.repeat(source_scale.reshape(groups, inner), outputs // groups, 0).reshape(outputs, inner, *rest)
+    scaled: Array = (step.weight * result_scale.reshape(-1, 1, *rest) / columns).astype(np.float32)
     return scaled
