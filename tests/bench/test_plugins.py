@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
 
-from tilewise.bench import Rejected, Settings
+from tilewise.bench import Rejected, Settings, TooNoisy, reference_recipe
 from tilewise.bench.events import TinyMLPerf
+from tilewise.bench.leaderboard import LocalLeaderboard
 from tilewise.bench.runner import baseline
+from tilewise.bench.scoring import check_consistent
 from tilewise.errors import UnavailableError
+from tilewise_arena.board import open_board
 from tilewise_arena.sandbox import bubblewrap, host, score_plugin
 from tilewise_arena.sandbox.host import Submitted
 from tilewise_arena.sandbox.score import Answers, _check_baseline, _check_floor, questions_for
 
 pytestmark = pytest.mark.skipif(bool(bubblewrap.unavailable_reason()), reason=bubblewrap.unavailable_reason())
 
+T = TypeVar("T")
 HONEST = """
 import numpy as np
 from tilewise import Tensor, models, no_grad
@@ -176,7 +187,7 @@ def test_an_answer_faster_than_an_empty_one_is_refused(tmp_path: Path) -> None:
     questions = questions_for(event, np.random.default_rng(0), 4)
     too_fast = Answers({}, [1e-9] * 4)
     with pytest.raises(Rejected, match="no program on this machine"):
-        _check_floor(event, Submitted({"plugin.py": b""}), questions, too_fast, 1)
+        _check_floor(event, Submitted({"plugin.py": b""}), questions, too_fast, 1, time.monotonic() + 60)
 
 
 def test_a_baseline_slowed_down_in_its_sandbox_is_noticed() -> None:
@@ -195,6 +206,7 @@ def test_a_plugin_that_never_answers_is_ended(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(host, "_BUSY_SHARE", 1.0)
     pids: list[int] = []
     real = bubblewrap._kill_at_exit
 
@@ -206,6 +218,103 @@ def test_a_plugin_that_never_answers_is_ended(
     code = "def load(e, f):\n    def answer(x):\n        while True: pass\n    return answer"
     assert "no answer within" in str(rejection(tmp_path, code, settings))
     assert pids and all(_has_ended(pid) for pid in pids)
+
+
+NEVER_READS = """
+import fcntl, time
+def load(event, folder):
+    for descriptor in range(3, 9):
+        try:
+            fcntl.fcntl(descriptor, 1031, 4096)  # F_SETPIPE_SZ: a question has 8 KiB and no longer fits
+        except OSError:
+            pass
+    time.sleep(0.0)
+    return lambda x: time.sleep(1000)
+"""
+ONE_BYTE_AT_A_TIME = """
+import os, time
+def load(event, folder):
+    def answer(x):
+        while True:
+            for descriptor in range(3, 9):
+                try:
+                    os.write(descriptor, b"x")
+                except OSError:
+                    pass
+            time.sleep(0.05)
+    return answer
+"""
+
+
+@pytest.mark.parametrize("code", [NEVER_READS, ONE_BYTE_AT_A_TIME], ids=["never reads", "one byte at a time"])
+def test_a_plugin_does_not_hold_the_harness(
+    code: str, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(host, "_BUSY_SHARE", 1.0)  # this machine may be busy
+    assert "no answer within 1 s" in str(rejection(tmp_path, code, settings))
+
+
+def test_a_run_ends_at_its_deadline_however_often_the_plugin_answers(tmp_path: Path, settings: Settings) -> None:
+    code = HONEST.replace("def answer(x):", "import time\n    def answer(x):\n        time.sleep(0.2)")
+    with pytest.raises((Rejected, TooNoisy), match=r"did not answer|used up the time of the whole run"):
+        score_plugin(plugin(tmp_path, code), "MLP_SPRINT", replace(settings, run_seconds=6.0))
+
+
+def test_a_late_answer_on_a_busy_machine_is_noise_and_not_a_failure(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(host, "waiting_ns", lambda pid: time.monotonic_ns() // 2)  # half of the time in the queue
+    code = "import time\ndef load(e, f):\n    return lambda x: time.sleep(100)"
+    with pytest.raises(TooNoisy, match="processor core"):
+        score_plugin(plugin(tmp_path, code), "MLP_SPRINT", settings)
+
+
+def test_a_practice_score_has_an_interval_and_is_never_ranked(tmp_path: Path, settings: Settings) -> None:
+    noisy = replace(settings, widest_interval=0.0)
+    with pytest.raises(TooNoisy):
+        score_plugin(plugin(tmp_path, HONEST), "MLP_SPRINT", noisy)
+    score = score_plugin(plugin(tmp_path, HONEST), "MLP_SPRINT", replace(noisy, practice=True))
+    assert score.interval[0] < score.score < score.interval[1]
+    recipe = reference_recipe("MLP_SPRINT")
+    with pytest.raises(Rejected, match="not ranked"):
+        check_consistent(score.as_dict())
+    with pytest.raises(Rejected, match="not ranked"):
+        LocalLeaderboard(tmp_path / "board.jsonl").add("owls", recipe, score)
+    with open_board(tmp_path / "b.sqlite") as board, pytest.raises(Rejected, match="not ranked"):
+        board.add_scored("owls", recipe, score)
+
+
+def test_a_plugin_does_not_outlive_a_killed_harness(tmp_path: Path) -> None:
+    """The supervisor ends the sandbox when the harness is gone, even if it was killed with SIGKILL."""
+    path = plugin(tmp_path, "def load(e, f):\n    while True: pass\n")
+    code = f"from tilewise_arena.sandbox import score_plugin; score_plugin({str(path)!r}, 'MLP_SPRINT')"
+    harness = subprocess.Popen([sys.executable, "-c", code])
+    mine = _wait_for(lambda: {pid for pid in _descendants(harness.pid) if _cpu_ticks(pid) > 200})  # it spins
+    os.kill(harness.pid, signal.SIGKILL)
+    harness.wait()
+    assert _wait_for(lambda: all(_has_ended(pid) for pid in mine))
+
+
+def _wait_for(condition: Callable[[], T]) -> T:
+    deadline = time.monotonic() + 60
+    while not (result := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return result
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            yield from (int(child), *_descendants(int(child)))
+
+
+def _cpu_ticks(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+    except OSError:
+        return 0
 
 
 def _has_ended(pid: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from tilewise._files import file_lock, parse_json, read_text_input
 from tilewise.bench.jsontext import canonical
 from tilewise.bench.recipe import Recipe
-from tilewise.bench.scoring import Score
+from tilewise.bench.scoring import Score, check_ranked
 from tilewise.errors import FileFormatError, UnavailableError
 
 SUFFIX = ".jsonl"
@@ -33,6 +33,7 @@ class LocalLeaderboard:
 
     def add(self, team: str, recipe: Recipe, score: Score) -> dict[str, Any]:
         """Append a scored entry and return its receipt: number, status, score and hash."""
+        check_ranked(score.practice)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with file_lock(self.path):  # two submissions at once would get the same number

@@ -46,6 +46,8 @@ class Settings:
     most_runs: int | None = None  # four times as many, while the interval is wide
     widest_interval: float = 0.05  # half of the 95 % interval of a speed-up; beyond it nothing is scored
     time_limit: float = 300.0
+    run_seconds: float = 900.0  # of the whole run, with building and checking; arbitrary, far above the slowest event
+    practice: bool = False  # score however noisy the machine is; such a score is never ranked
     drawn_inputs: int = 512
     images: str | None = None  # an npz of images and classes that only the teacher has; judged like the held-out ones
     truth: str | None = None  # TILE_OLYMPIAD: a collection to score against; None is the practice split

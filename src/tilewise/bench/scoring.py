@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class Score:
     validation: dict[str, Any]
     machine: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    practice: bool = False  # measured without the limit on noise, so it is never ranked
 
     def as_dict(self) -> dict[str, Any]:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
@@ -58,6 +59,12 @@ class Score:
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> Score:
         return cls(**{**facts, "interval": tuple(facts["interval"])})
+
+
+def check_ranked(practice: bool) -> None:
+    """Reject a practice score, which no leaderboard takes."""
+    if practice:
+        raise Rejected("practice", "a practice score is not ranked: score the entry without --practice")
 
 
 def combined(speedup: float, memory_gain: float, size_gain: float) -> float:
@@ -97,9 +104,11 @@ def score_recipe(recipe: Recipe, settings: Settings | None = None) -> Score:
     check_timed_answers(together, last, first, names[-1])
     loaded = any(reason.startswith("load") for reason in together.comparison.reasons)
     anchor = check_baseline_speed(recipe.event, first, together.inputs[0], loaded)
-    together.check_noise(names[-1], settings.widest_interval)
+    if not settings.practice:
+        together.check_noise(names[-1], settings.widest_interval)
     floor = check_floor(last, together.benchmarks[names[-1]].latency.p50, tilewise.get_num_threads())
-    return _score(recipe, stages, names, together, validation, {"baseline_over_arithmetic": anchor, "floor_s": floor})
+    score = _score(recipe, stages, names, together, validation, {"baseline_over_arithmetic": anchor, "floor_s": floor})
+    return replace(score, practice=settings.practice)
 
 
 def score_tiles(recipe: Recipe, truth: str | None) -> Score:
@@ -209,6 +218,7 @@ def check_consistent(facts: dict[str, Any]) -> None:
     """A stored score must follow from its own gains, and those from its own figures; invented ones rarely do."""
     try:
         score = Score.from_dict(facts)
+        check_ranked(score.practice)
         if TinyMLPerf.event(score.event).kind == "tiles":
             if score.figures["split"] != TRUTH_SPLIT:
                 raise Rejected("no truth", NO_TRUTH)

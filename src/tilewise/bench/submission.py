@@ -23,12 +23,11 @@ from tilewise.bench.leaderboard import SUFFIX, LocalLeaderboard
 from tilewise.bench.measure import Settings
 from tilewise.bench.processes import child_environment
 from tilewise.bench.recipe import Recipe, parse_recipe, read_recipe
-from tilewise.bench.scoring import PRACTICE_SPLIT, Score, score_recipe, validate_recipe
+from tilewise.bench.scoring import PRACTICE_SPLIT, Score, check_ranked, score_recipe, validate_recipe
 from tilewise.bench.validation import Validation
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
 _REFERENCES = Path(__file__).with_name("references")
-_TIME_LIMIT = 900.0
 
 
 class CompetitionSubmission:
@@ -82,6 +81,7 @@ class CompetitionSubmission:
         a class's board (tilewise-arena). An http:// or https:// address is a server: it receives the recipe and the
         files it names, and measures by itself.
         """
+        check_ranked(self.settings.practice)
         if str(board).startswith(("http://", "https://")):
             from tilewise.bench.client import submit
 
@@ -143,7 +143,8 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
 
 def run_isolated(task: str, recipe: Recipe, settings: Settings, threads: int) -> dict[str, Any]:
     """Do `task` ("validate" or "score") in a fresh interpreter and give back its result."""
-    return exchange("tilewise.bench.isolated", isolated_request(task, recipe, settings, threads), threads)
+    request = isolated_request(task, recipe, settings, threads)
+    return exchange("tilewise.bench.isolated", request, threads, settings.run_seconds)
 
 
 def isolated_request(task: str, recipe: Recipe, settings: Settings, threads: int) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def isolated_request(task: str, recipe: Recipe, settings: Settings, threads: int
     return request | {"threads": threads, "folder": folder}
 
 
-def exchange(module: str, request: Mapping[str, Any], threads: int, limit: float = _TIME_LIMIT) -> dict[str, Any]:
+def exchange(module: str, request: Mapping[str, Any], threads: int, limit: float) -> dict[str, Any]:
     """Run `python -m module` on a JSON request; its answer, or its error raised here."""
     command = [sys.executable, "-P", "-m", module]
     try:

@@ -9,6 +9,7 @@ verdict is made in a process that never runs the reader's code.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -33,13 +34,16 @@ class MessageChannel:
     def __init__(self, reading: int, writing: int, deadline: float | None = None) -> None:
         self._reading, self._writing, self.deadline = reading, writing, deadline
         self._buffer = bytearray()
+        if deadline is not None:  # the other side can shrink its pipe and stop reading
+            os.set_blocking(writing, False)
 
     def send(self, message: dict[str, Any]) -> None:
         view = memoryview(json.dumps(message).encode() + b"\n")
         try:
             while view:
                 self._wait([], [self._writing])
-                view = view[os.write(self._writing, view[:65536]) :]
+                with contextlib.suppress(BlockingIOError):
+                    view = view[os.write(self._writing, view[:65536]) :]
         except OSError:
             raise ConnectionLost("it stopped reading") from None
 
@@ -62,8 +66,8 @@ class MessageChannel:
 
     def _wait(self, reading: list[int], writing: list[int]) -> None:
         if self.deadline is not None:
-            seconds_left = max(self.deadline - time.monotonic(), 0.0)
-            if not any(select.select(reading, writing, [], seconds_left)):
+            seconds_left = self.deadline - time.monotonic()
+            if seconds_left <= 0 or not any(select.select(reading, writing, [], seconds_left)):
                 raise TimeoutError
 
 

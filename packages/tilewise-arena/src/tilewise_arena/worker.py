@@ -169,7 +169,8 @@ def _duel(board: Board, number: int, holder: int, settings: Settings, threads: i
     with tempfile.TemporaryDirectory(prefix="tilewise-duel-") as folder:
         one, other = (board.recipe(n, Path(folder) / str(n)) for n in (number, holder))
         try:
-            return exchange("tilewise.bench.isolated", _duel_request(one, other, settings, threads), threads)
+            request = _duel_request(one, other, settings, threads)
+            return exchange("tilewise.bench.isolated", request, threads, settings.run_seconds)
         except TilewiseError as error:
             log.warning("entry %s against record %s: %s", number, holder, error)
             return {"beaten": False}

@@ -16,7 +16,7 @@ from tilewise.cli.tables import show, table, waiting
 from tilewise.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from tilewise.bench import CompetitionSubmission, Recipe
+    from tilewise.bench import CompetitionSubmission, Recipe, Settings
     from tilewise.bench.scoring import Score
 
 compete = typer.Typer(no_args_is_help=True, help="TinyMLPerf: score entries, keep a board, serve it to a class.")
@@ -37,6 +37,9 @@ def run(
     ] = None,
     threads: ThreadsOption = 1,
     truth: TruthOption = None,
+    practice: Annotated[
+        bool, typer.Option("--practice", help="Score on a busy machine too, with the interval; never ranked.")
+    ] = False,
     out: Annotated[Path | None, output_file(help="Also write the result to this file as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,9 +48,13 @@ def run(
     Example: tilewise compete run --event CNN_MARATHON --entry reference
     """
     from tilewise._files import write_atomic
+    from tilewise.bench import Settings
 
+    settings = Settings(truth=truth, practice=practice)
     compute_score = (
-        _plugin(plugin, event, threads) if plugin else _submission(event, entry, team, threads, truth).compute_score
+        _plugin(plugin, event, threads, settings)
+        if plugin
+        else _submission(event, entry, team, threads, settings).compute_score
     )
     with waiting("measuring the entry and plain tilewise, interleaved"):
         score = compute_score()
@@ -72,14 +79,16 @@ def validate(
 
     Example: tilewise compete validate --event MLP_SPRINT --entry my-recipe.json
     """
-    validation = _submission(event, entry, "me", threads, truth).validate()
+    from tilewise.bench import Settings
+
+    validation = _submission(event, entry, "me", threads, Settings(truth=truth)).validate()
     answer(as_json, validation.as_dict(), f"{event}: the entry is valid", *(f"  {line}" for line in validation.checks))
 
 
-def _submission(event: str, entry: str, team: str, threads: int, truth: str | None = None) -> CompetitionSubmission:
-    from tilewise.bench import CompetitionSubmission, Settings
+def _submission(event: str, entry: str, team: str, threads: int, settings: Settings) -> CompetitionSubmission:
+    from tilewise.bench import CompetitionSubmission
 
-    return CompetitionSubmission(event, load_entry(event, entry), team, threads=threads, settings=Settings(truth=truth))
+    return CompetitionSubmission(event, load_entry(event, entry), team, threads=threads, settings=settings)
 
 
 def load_entry(event: str, entry: str) -> Recipe:
@@ -89,7 +98,7 @@ def load_entry(event: str, entry: str) -> Recipe:
     return reference_recipe(event) if entry == "reference" else read_recipe(entry)
 
 
-def _plugin(plugin: Path, event: str, threads: int) -> Callable[[], Score]:
+def _plugin(plugin: Path, event: str, threads: int, settings: Settings) -> Callable[[], Score]:
     """Check a plugin's file and return a function that scores it."""
     from tilewise.bench import TinyMLPerf
 
@@ -99,7 +108,7 @@ def _plugin(plugin: Path, event: str, threads: int) -> Callable[[], Score]:
         sandbox.Submitted.read(plugin.resolve())
     except RuntimeError:  # links that lead in a circle
         raise UnavailableError(f"there is no plugin at {plugin}") from None
-    return lambda: sandbox.score_plugin(plugin, event, threads=threads)
+    return lambda: sandbox.score_plugin(plugin, event, settings, threads)
 
 
 def print_score(score: Any) -> None:
@@ -107,8 +116,10 @@ def print_score(score: Any) -> None:
     from rich.console import Console
 
     console = Console()
+    low, high = (f"{bound:.3f}" for bound in score.interval)
+    interval = f" (95 % interval {low} to {high})" if low != high else ""
     if not score.steps:
-        console.print(f"[bold]{score.event}[/]  score {score.score:.4f}")
+        console.print(f"[bold]{score.event}[/]  score {score.score:.4f}{interval}")
     else:
         rows = []
         for step in score.steps:
@@ -117,14 +128,14 @@ def print_score(score: Any) -> None:
             rows.append((step["label"], *gains, f"{step['score']:.2f}"))
         headings = ("after", "p50", "speed-up", "memory", "file", "score so far")
         show(table(headings, rows, f"{score.event}: score {score.score:.2f}"), console)
-        low, high = (f"{bound:.3f}" for bound in score.interval)
-        interval = f" (95 % interval {low} to {high})" if low != high else ""
         console.print(
             f"speed-up {score.speedup:.2f}× · memory {score.memory_gain:.2f}× · size {score.size_gain:.2f}× · "
             f"score {score.score:.3f}{interval}"
         )
     for line in score.validation["checks"]:
         console.print(f"  valid: {line}")
+    if score.practice:
+        console.print("  practice: this score is not ranked")
     for line in score.notes:
         console.print(f"  note: {line}")
 

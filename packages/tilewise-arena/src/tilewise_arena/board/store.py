@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tilewise._files import write_atomic
 from tilewise.bench.recipe import Recipe, check_name
-from tilewise.bench.scoring import Score
+from tilewise.bench.scoring import Score, check_ranked
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 try:
@@ -210,6 +210,7 @@ class Board:
 
     def add_scored(self, team: str, recipe: Recipe, score: Score) -> dict[str, Any]:
         """Enter what was measured on this machine: submission and result together."""
+        check_ranked(score.practice)
         files = {name: recipe.file_content(name) for name in recipe.files}
         with self.write() as transaction:
             receipt = transaction.submit(team, recipe.as_dict(), files, queue=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,8 +53,9 @@ def confined(path: Path, name: str, deadline: float) -> Iterator[MessageChannel]
         shutil.copyfile(path, copied)
         copied.chmod(0o644)
         Path(folder).chmod(0o755)
-        arguments = ("-m", "tilewise_arena.grading.confined", name, str(bubblewrap.fresh_user()))
-        with bubblewrap.start_process(Path(folder), arguments, 1, hide_weights=False) as sandboxed:
+        module, arguments = "tilewise_arena.grading.confined", (name, str(bubblewrap.fresh_user()))
+        seconds = max(deadline - time.monotonic(), 0.0)
+        with bubblewrap.start_process(Path(folder), module, arguments, 1, False, seconds) as sandboxed:
             process = sandboxed.process
             assert process.stdin is not None and process.stdout is not None
             channel = MessageChannel(process.stdout.fileno(), process.stdin.fileno(), deadline)

@@ -35,7 +35,9 @@ from tilewise.errors import UnavailableError
 
 SITE, PLUGIN, SCRATCH = "/site", "/plugin", "/tmp"
 SCRATCH_BYTES = 16 << 20  # arbitrary; counts as memory of the plugin
+_SUPERVISOR = f"{SITE}/tilewise_arena/sandbox/supervisor.py"
 _KILL_SECONDS = 5.0  # how long to wait for a killed process; arbitrary
+_SPARE_SECONDS = 10.0  # what the supervisor waits longer than the harness, which reports the reason; arbitrary
 _CLONE_THREAD = 0x10000  # CLONE_THREAD of <sched.h>
 _MAP_HUGETLB = 0x40000  # MAP_HUGETLB of <sys/mman.h>: pages that the kernel does not count as resident memory
 _MADVISE_ALLOWED = (3, 14, 15)  # WILLNEED, HUGEPAGE, NOHUGEPAGE; others could hide memory from its measurement
@@ -193,11 +195,19 @@ def _packages(hide_weights: bool) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class SandboxedProcess:
-    """A process in a sandbox: the process of bubblewrap, the pid outside of the sandbox, and standard error."""
+    """A sandbox: the process of bubblewrap, the outer pid of its first process (the supervisor), and standard error."""
 
     process: subprocess.Popen[bytes]
     pid: int
     errors: IO[bytes]
+
+    def program_pid(self) -> int:
+        """Return the outer pid of the program, the only child of the supervisor; 0 if it has ended."""
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                if int(path.read_text().rpartition(")")[2].split()[1]) == self.pid:
+                    return int(path.parent.name)
+        return 0
 
     def last_error_line(self) -> str:
         """Return the last line of standard error, without control characters."""
@@ -208,18 +218,21 @@ class SandboxedProcess:
 
 @contextmanager
 def start_process(
-    folder: Path, arguments: tuple[str, ...], threads: int, hide_weights: bool
+    folder: Path, module: str, arguments: tuple[str, ...], threads: int, hide_weights: bool, seconds: float
 ) -> Iterator[SandboxedProcess]:
-    """Run Python with `arguments` in a sandbox, with pipes to and from it, until the `with` block ends.
+    """Run a Python module in a sandbox, with pipes to and from it, until the `with` block ends.
 
-    Standard error is a file, so that a process with many warnings does not block on a full pipe. The process can append
-    to it but not read it, so that it cannot store data there.
+    The supervisor (see `supervisor`) ends the sandbox if this process ends in any way, or a little after `seconds`.
+    This process's ends of the pipes do not block. Standard error is a file, so that a process with many warnings does
+    not block on a full pipe. The process can append to it but not read it, so that it cannot store data there.
     """
     require_sandbox()
+    cores = ",".join(str(core) for core in sorted(cores_for(threads)))
+    program = (_SUPERVISOR, str(seconds + _SPARE_SECONDS), cores, module, *arguments)
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile() as errors, Path(errors.name).open("ab", 0) as error_stream:
         process = subprocess.Popen(
-            command(folder, arguments, hide_weights, writer),
+            command(folder, program, hide_weights, writer),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=error_stream,
@@ -229,6 +242,9 @@ def start_process(
             bufsize=0,
         )
         os.close(writer)
+        assert process.stdin is not None and process.stdout is not None
+        for pipe in (process.stdin, process.stdout):
+            os.set_blocking(pipe.fileno(), False)
         try:
             with os.fdopen(reader, "rb") as stream:
                 info = stream.read(4096)
@@ -237,7 +253,9 @@ def start_process(
                 yield SandboxedProcess(process, pid, errors)
         finally:
             process.kill()
-            process.communicate()
+            process.stdin.close()
+            process.stdout.close()
+            process.wait(_KILL_SECONDS)
 
 
 @contextmanager

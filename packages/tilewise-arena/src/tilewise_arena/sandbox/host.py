@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import read_input
-from tilewise.bench.errors import Rejected
+from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.events import Event
 from tilewise.bench.integrity import waiting_ns
 from tilewise.bench.recipe import MOST_FILE_BYTES
@@ -38,8 +38,9 @@ from tilewise.errors import UnavailableError
 from tilewise_arena.sandbox import bubblewrap, wire
 
 Array = npt.NDArray[Any]
-_LOAD_SECONDS = 60.0
-_ANSWER_SECONDS = 60.0
+_LOAD_SECONDS = 60.0  # arbitrary; loading takes about one second
+_ANSWER_SECONDS = 60.0  # arbitrary; the slowest baseline takes about four seconds
+_BUSY_SHARE = 0.1  # share of an answer's time spent waiting for a CPU core from which on the machine is at fault
 _MOST_NAMES, _NAME_BYTES = 4096, 1024
 _IDLE_SECONDS, _IDLE_SHARE = 0.005, 0.01  # processor time allowed between questions; an honest plugin needs 3 µs each
 
@@ -50,6 +51,9 @@ class Host:
 
     child: bubblewrap.SandboxedProcess
     event: Event
+    role: str
+    deadline: float  # of the whole run, on the monotonic clock
+    pid: int = 0  # of the plugin, seen from outside
     rss_before: int = 0
     busy: float = 0.0  # CPU seconds while a question was open
     idle: float = 0.0  # CPU seconds while none was open
@@ -70,21 +74,22 @@ class Host:
         if select.select([answering], [], [], 0)[0]:
             action = "wrote" if _bytes_waiting(answering) else "ended"
             raise Rejected("plugin failed", f"the plugin {action} while no question was open{self.last_error_line()}")
-        waited = waiting_ns(self.child.pid)
+        waited = waiting_ns(self.pid)
         before = self._cpu_time()
         self.idle += before - self._cpu
-        start = time.perf_counter()
+        start, deadline = time.perf_counter(), self._deadline(_ANSWER_SECONDS)
         try:
-            wire.send(asking, message)
+            wire.send(asking, message, deadline)
             if watched:
-                self._watch(_ANSWER_SECONDS)
-            content = wire.receive(answering, length, _ANSWER_SECONDS)
+                self._watch(deadline)
+            content = wire.receive(answering, length, deadline)
         except wire.Ended as error:
-            raise Rejected("plugin failed", f"the plugin gave no answer: {error}{self.last_error_line()}") from None
+            waited_seconds = 1e-9 * (waiting_ns(self.pid) - waited)
+            raise self._failure(error, time.perf_counter() - start, waited_seconds) from None
         seconds = time.perf_counter() - start
         self._cpu = self._cpu_time()
         self.busy += self._cpu - before
-        self.quickest = min(self.quickest, seconds - 1e-9 * (waiting_ns(self.child.pid) - waited))
+        self.quickest = min(self.quickest, seconds - 1e-9 * (waiting_ns(self.pid) - waited))
         if watched:
             self._sample_memory()
         return wire.decode(content, layout), seconds
@@ -93,15 +98,37 @@ class Host:
         """Send the seccomp filter, and wait until the plugin is loaded."""
         asking, answering = self._pipes()
         program = bubblewrap.seccomp_filter()
+        start, deadline = time.perf_counter(), self._deadline(_LOAD_SECONDS)
         try:
-            wire.receive(answering, 1, _LOAD_SECONDS)
-            self.rss_before = _status_bytes(self.child.pid, "status", "VmRSS")
-            wire.send(asking, struct.pack("<I", len(program)) + program)
-            self._watch(_LOAD_SECONDS)
-            wire.receive(answering, 1, 0.0)
+            wire.receive(answering, 1, deadline)
+            self.pid = self.child.program_pid()
+            self.rss_before = _status_bytes(self.pid, "status", "VmRSS")
+            wire.send(asking, struct.pack("<I", len(program)) + program, deadline)
+            self._watch(deadline)
+            wire.receive(answering, 1, deadline)
         except wire.Ended as error:
-            raise Rejected("plugin failed", f"the plugin did not load: {error}{self.last_error_line()}") from None
+            waited = 1e-9 * waiting_ns(self.pid or self.child.pid)
+            raise self._failure(error, time.perf_counter() - start, waited) from None
         self._cpu = self._cpu_time()
+
+    def _deadline(self, seconds: float) -> float:
+        """Return the earlier of the end of the run and `seconds` from now, on the monotonic clock."""
+        return min(time.monotonic() + seconds, self.deadline)
+
+    def _failure(self, error: wire.Ended, seconds: float, waited: float) -> Rejected | TooNoisy:
+        """Return the error for an answer that did not come; `waited` are the seconds spent waiting for a CPU core.
+
+        A late answer is the plugin's fault only if the plugin had the machine to itself. Our own programs are trusted.
+        """
+        if isinstance(error, wire.Late):
+            if self.role != "plugin" or waited > _BUSY_SHARE * seconds:
+                return TooNoisy(
+                    f"not scored: the {self.role} did not answer within {seconds:.0f} s and waited {waited:.0f} s of "
+                    "them for a processor core; measure again when this machine is idle"
+                )
+            whole = " and used up the time of the whole run" if time.monotonic() >= self.deadline else ""
+            return Rejected("plugin failed", f"the plugin gave no answer within {seconds:.0f} s{whole}")
+        return Rejected("plugin failed", f"the {self.role} gave no answer: {error}{self.last_error_line()}")
 
     def _pipes(self) -> tuple[int, int]:
         process = self.child.process
@@ -121,20 +148,19 @@ class Host:
 
         `least` is what any program needs at least: its weights, a question and an answer.
         """
-        growth = _status_bytes(self.child.pid, "status", "VmHWM") - self.rss_before
+        growth = _status_bytes(self.pid, "status", "VmHWM") - self.rss_before
         return max(growth, self.own, least) + self.scratch
 
-    def _watch(self, seconds: float) -> None:
-        """Sample the memory until the plugin writes something; raises Ended after `seconds`."""
-        deadline = time.monotonic() + seconds
+    def _watch(self, deadline: float) -> None:
+        """Sample the memory until the plugin writes something; raises Late at `deadline`."""
         while not select.select([self._pipes()[1]], [], [], 5e-4)[0]:
             self._sample_memory()
             if time.monotonic() > deadline:
-                raise wire.Ended(f"it gave no answer within {seconds:g} s")
+                raise wire.Late("it did not answer in time")
 
     def _sample_memory(self) -> None:
         """Update the peaks of private memory and of the scratch folder."""
-        self.own = max(self.own, _status_bytes(self.child.pid, "smaps_rollup", "Private_Dirty"))
+        self.own = max(self.own, _status_bytes(self.pid, "smaps_rollup", "Private_Dirty"))
         self.scratch = max(self.scratch, self._scratch_bytes())
 
     def check_idle(self) -> None:
@@ -150,14 +176,14 @@ class Host:
         """Return the CPU seconds of the plugin so far."""
         try:
             # Linux encodes the CPU clock of a process (all its threads) in the clock id like this.
-            return time.clock_gettime_ns((~self.child.pid << 3) | 2) * 1e-9
+            return time.clock_gettime_ns((~self.pid << 3) | 2) * 1e-9
         except OSError:
             return self._cpu
 
     def _scratch_bytes(self) -> int:
         """Return the bytes in the scratch folder, with unlinked files, and an estimate for the names of files."""
         try:
-            usage = os.statvfs(f"/proc/{self.child.pid}/root{bubblewrap.SCRATCH}")
+            usage = os.statvfs(f"/proc/{self.pid}/root{bubblewrap.SCRATCH}")
         except OSError:
             return 0
         names = usage.f_files - usage.f_ffree
@@ -225,18 +251,20 @@ class Submitted:
 
 
 @contextmanager
-def hosted(role: str, submitted: Submitted, event: Event, threads: int = 1) -> Iterator[Host]:
-    """Run a plugin (or the baseline, or an empty plugin) in its own sandbox until the `with` block ends."""
+def hosted(role: str, submitted: Submitted, event: Event, threads: int, deadline: float) -> Iterator[Host]:
+    """Run a plugin (or the baseline, or an empty plugin) in its own sandbox until the `with` block ends.
+
+    `deadline` is the end of the whole run on the monotonic clock.
+    """
     bubblewrap.require_sandbox()
-    arguments = ("-m", "tilewise_arena.sandbox.process", role, event.name, str(bubblewrap.fresh_user()))
-    hides = role == "plugin" and submitted.brings_weights
+    module, arguments = "tilewise_arena.sandbox.process", (role, event.name, str(bubblewrap.fresh_user()))
+    hide_weights = role == "plugin" and submitted.brings_weights
+    seconds = max(deadline - time.monotonic(), 0.0)
     with tempfile.TemporaryDirectory(prefix="tilewise-plugin-") as folder:
         files = submitted if role == "plugin" else Submitted({})
         files.write(Path(folder))
-        with bubblewrap.start_process(Path(folder), arguments, threads, hides) as child:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(child.pid, bubblewrap.cores_for(threads))
-            host = Host(child, event)
+        with bubblewrap.start_process(Path(folder), module, arguments, threads, hide_weights, seconds) as child:
+            host = Host(child, event, role, deadline)
             host.load()
             yield host
         files.check_unchanged(Path(folder))

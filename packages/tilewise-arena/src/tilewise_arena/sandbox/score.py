@@ -78,13 +78,17 @@ def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | No
     settings, event = settings or Settings(), TinyMLPerf.event(event)
     event.check_timed()
     bubblewrap.require_sandbox()
+    deadline = time.monotonic() + settings.run_seconds
     submitted = Submitted.read(Path(plugin).absolute())
     rng, clock = settings.rng(), ClockWatch()
     drawn = (settings.runs or event.runs) * (4 if event.kind == "images" else 1)
     questions = questions_for(event, rng, drawn)
     reference = baseline(event)
     size, bytes_ = _size_gain(submitted, reference)
-    with hosted("plugin", submitted, event, threads) as entry, hosted("baseline", submitted, event, threads) as plain:
+    with (
+        hosted("plugin", submitted, event, threads, deadline) as entry,
+        hosted("baseline", submitted, event, threads, deadline) as plain,
+    ):
         base, ours = _ask_interleaved(plain, entry, questions, rng)
         entry.check_idle()
         baseline_bytes = plain.memory_bytes(_least_memory(event, file_bytes(reference)))
@@ -92,7 +96,7 @@ def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | No
     clock.check()
     validation = _check_answers(event, questions, ours, reference, rng)
     _check_baseline(event, reference, questions, plain.quickest)
-    _check_floor(event, submitted, questions, ours, threads)
+    _check_floor(event, submitted, questions, ours, threads, deadline)
     return _score(
         event=event, base=base.seconds, ours=ours.seconds, memory=memory, size=size, file_size=bytes_,
         validation=validation, settings=settings,
@@ -122,10 +126,12 @@ def _check_baseline(event: Event, reference: Runner, questions: list[Question], 
         )
 
 
-def _check_floor(event: Event, submitted: Submitted, questions: list[Question], ours: Answers, threads: int) -> None:
+def _check_floor(
+    event: Event, submitted: Submitted, questions: list[Question], ours: Answers, threads: int, deadline: float
+) -> None:
     """Reject a plugin that is faster than a program that reads the question and writes zeros."""
     inputs = [q.inputs for q in questions if q.kind == "drawn"]
-    with hosted("empty", submitted, event, threads) as empty:
+    with hosted("empty", submitted, event, threads, deadline) as empty:
         seconds = [empty.ask(x)[1] for x in inputs[:40]]
     floor, median = min(seconds), float(np.median(ours.seconds))
     if median < _FLOOR_FRACTION * floor:
@@ -228,7 +234,7 @@ def _score(
     """Combine the gains in speed, memory and size; raises TooNoisy if the speed-up is too uncertain."""
     test = signed_rank_test(np.log(base) - np.log(ours))
     speedup, low, high = (math.exp(v) for v in (test.centre, test.interval.low, test.interval.high))
-    if (high - low) / (2 * speedup) > settings.widest_interval:
+    if not settings.practice and (high - low) / (2 * speedup) > settings.widest_interval:
         raise TooNoisy(f"not scored: the speed-up of {speedup:.2f} is known only from {low:.2f} to {high:.2f}")
     sides = {
         "baseline": {"latency_s": {"p50": float(np.median(base))}, "memory_bytes": memory, "file_bytes": size},
@@ -236,6 +242,17 @@ def _score(
     }
     sides["entry"] |= {"stored_bytes": file_size, "throughput": event.units_per_call / float(np.median(ours))}
     interval = combined(low, memory, size), combined(high, memory, size)
-    notes = ["timed over a pipe, both sides alike, each in a jail of its own"]
-    score = combined(speedup, memory, size)
-    return Score(event.name, score, speedup, memory, size, interval, sides, [], validation, machine_facts(), notes)
+    return Score(
+        event=event.name,
+        score=combined(speedup, memory, size),
+        speedup=speedup,
+        memory_gain=memory,
+        size_gain=size,
+        interval=interval,
+        figures=sides,
+        steps=[],
+        validation=validation,
+        machine=machine_facts(),
+        notes=["timed over a pipe; entry and baseline each in their own sandbox"],
+        practice=settings.practice,
+    )

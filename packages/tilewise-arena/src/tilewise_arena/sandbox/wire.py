@@ -1,9 +1,14 @@
-"""The protocol between harness and plugin: raw arrays over a pipe, whose shape and type follow from the event."""
+"""The protocol between harness and plugin: raw arrays over a pipe, whose shape and type follow from the event.
+
+The harness's ends of the pipes do not block, and every transfer has a deadline. A plugin can make its pipe smaller and
+stop reading, or send one byte a minute: neither holds the harness.
+"""
 
 from __future__ import annotations
 
 import os
 import select
+import time
 from typing import Any
 
 import numpy as np
@@ -20,6 +25,10 @@ class Ended(Exception):
     """The other side has ended, or does not follow the protocol."""
 
 
+class Late(Ended):
+    """The other side did not read or answer before the deadline."""
+
+
 def question_of(event: Event) -> Layout:
     """Return the shape and type of a question: a batch of images, or a prompt."""
     if event.kind == "images":
@@ -32,22 +41,23 @@ def answer_of(event: Event) -> Layout:
     return ((event.batch, 10), "<f4") if event.kind == "images" else ((event.new_tokens,), "<i8")
 
 
-def send(descriptor: int, content: bytes | Array) -> None:
-    """Write all bytes; raises Ended if the other side has closed the pipe."""
+def send(descriptor: int, content: bytes | Array, deadline: float | None = None) -> None:
+    """Write all bytes until `deadline` (monotonic clock); raises Ended if the other side has closed the pipe."""
     view = memoryview(content if isinstance(content, bytes) else content.data).cast("B")
-    try:
-        while view:
+    while view:
+        try:
             view = view[os.write(descriptor, view) :]
-    except OSError:
-        raise Ended("it stopped reading") from None
+        except BlockingIOError:
+            _wait(writing=descriptor, deadline=deadline)
+        except OSError:
+            raise Ended("it stopped reading") from None
 
 
-def receive(descriptor: int, count: int, timeout: float | None = None) -> bytes:
-    """Read `count` bytes; raises Ended if nothing arrives for `timeout` seconds."""
+def receive(descriptor: int, count: int, deadline: float | None = None) -> bytes:
+    """Read `count` bytes; raises Late if they have not all arrived at `deadline` (monotonic clock)."""
     content = bytearray()
     while len(content) < count:
-        if timeout is not None and not select.select([descriptor], [], [], timeout)[0]:
-            raise Ended(f"it gave no answer within {timeout:g} s")
+        _wait(reading=descriptor, deadline=deadline)
         chunk = os.read(descriptor, count - len(content))
         if not chunk:
             raise Ended("its process ended")
@@ -55,6 +65,15 @@ def receive(descriptor: int, count: int, timeout: float | None = None) -> bytes:
     return bytes(content)
 
 
+def _wait(deadline: float | None, reading: int | None = None, writing: int | None = None) -> None:
+    """Wait until a descriptor is ready; raises Late at `deadline`, even if the descriptor is ready then."""
+    seconds = None if deadline is None else deadline - time.monotonic()
+    reads, writes = ([] if descriptor is None else [descriptor] for descriptor in (reading, writing))
+    if (seconds is not None and seconds <= 0) or not any(select.select(reads, writes, [], seconds)):
+        raise Late("it did not answer in time")
+
+
 def decode(content: bytes, layout: Layout) -> Array:
+    """Return the array that the bytes of a message hold."""
     shape, dtype = layout
     return np.frombuffer(content, dtype).reshape(shape)
