@@ -188,6 +188,8 @@ def calibrated_with_holdout(
             graph.module_result = None
     if graph is None or watching is None:
         raise ConfigurationError("the calibration data is empty: a range needs at least one input")
+    for index in watching.masked:
+        graph.steps[index].options["masked"] = True
     room = [_room(step, shape, samples) for step, shape in zip(graph.steps, watching.shapes, strict=True)]
     room[-1] = 1 + _FREE_RESULT / samples**0.5
     ranges = [
@@ -241,8 +243,14 @@ class _Watching:
         self.means: list[Array] = [np.zeros(0)] * steps  # times the samples
         self.squares: list[Array] = [np.zeros(0)] * steps
         self.ends: list[Array] = [np.zeros((2, 0))] * steps  # the channels' smallest and largest values
+        self.masked: set[int] = set()  # steps whose results hold -inf
 
     def see(self, index: int, result: Array) -> None:
+        finite = np.isfinite(result)
+        if not finite.all() and finite.any() and np.isneginf(result[~finite]).all():
+            # Masked scores of attention, of which softmax makes zeros: the range is that of the other scores.
+            self.masked.add(index)
+            result = np.maximum(result, result[finite].min())
         self.observers[index].see(result)
         self.shapes[index] = result.shape[1:]
         if result.ndim in (2, 4):

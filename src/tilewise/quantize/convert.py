@@ -252,7 +252,8 @@ class QuantizedModel(Module):
             if stored:
                 step.weight, step.bias = stored.get("weight"), stored.get("bias")
             return None
-        reason = unsupported_reason(self, step)
+        masked = step.options.get("masked")
+        reason = "its results hold -infinity, as a mask does" if masked else unsupported_reason(self, step)
         if reason is not None:
             self.kept[step.name] = reason
             return None

@@ -141,7 +141,8 @@ def _bounds(start: int, end: int, step: int, size: int) -> slice:
     start = start + size if start < 0 else start
     end = end + size if end < 0 else end
     if step > 0:
-        return slice(min(max(start, 0), size), min(max(end, 0), size), step)
+        # No end where all is kept, so that the same slice of a larger batch keeps all of it.
+        return slice(min(max(start, 0), size), None if end >= size else max(end, 0), step)
     end = min(max(end, -1), size - 1)
     return slice(min(max(start, 0), size - 1), None if end < 0 else end, step) if size else slice(0, 0)
 
@@ -179,10 +180,12 @@ def _pad(node: Node, x: Value, pads: Value, value: Value | None = None, axes: Va
     for i, axis in enumerate(along):
         widths[axis] = (wanted[i], wanted[i + len(along)])
     room([n + a + b for n, (a, b) in zip(x.shape, widths, strict=True)], array(x).itemsize)
-    inner = tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, widths, strict=True))
+    if any(min(a, b) < 0 for a, b in widths):
+        # Negative widths crop. Axes that keep their size must follow other batches: no fixed end for them.
+        x = x[tuple(slice(max(-a, 0), min(b, 0) or None) for a, b in widths)]
     widths = [(max(a, 0), max(b, 0)) for a, b in widths]
     fill = 0.0 if value is None else array(value).reshape(()).item()
-    return _padded(x[inner], widths, mode, fill, node)
+    return _padded(x, widths, mode, fill, node)
 
 
 def _padded(x: Value, widths: list[tuple[int, int]], mode: str, fill: Any, node: Node) -> Value:
