@@ -39,7 +39,7 @@ def layer(outputs: int, inputs: int, sparsity: float, batch: int, threads: int, 
     rng = np.random.default_rng(seed)
     weight = MagnitudePruner().prune(rng.standard_normal((outputs, inputs)).astype(np.float32), sparsity)
     x = rng.standard_normal((batch, inputs)).astype(np.float32)
-    ours, columns = SparseLinear(weight, always_sparse=True), np.ascontiguousarray(x.T)
+    ours, columns = SparseLinear.from_weights(weight, always_sparse=True), np.ascontiguousarray(x.T)
     dense, rows, torch_columns = torch.from_numpy(weight), torch.from_numpy(x), torch.from_numpy(columns)
     torch_csr = dense.to_sparse_csr()
     exact = x.astype(np.float64) @ weight.T.astype(np.float64)
@@ -74,7 +74,7 @@ def convolution(case: tuple[int, int, int, int, int], sparsity: float, threads: 
     )
     x = rng.standard_normal((images, channels, size, size)).astype(np.float32)
     padding = (kernel // 2, kernel // 2)
-    ours = SparseConv2d(weight, None, (1, 1), padding, always_sparse=True)
+    ours = SparseConv2d.from_weights(weight, None, (1, 1), padding, always_sparse=True)
     torch_x, torch_weight, backend = torch.from_numpy(x), torch.from_numpy(weight), current_backend()
     expected = torch.nn.functional.conv2d(torch_x, torch_weight, padding=padding).numpy()
     if np.abs(ours(x).data - expected).max() > 1e-4 * np.abs(expected).max():

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tilewise._gradcheck import gradcheck
     from tilewise._threads import get_num_threads, set_num_threads
     from tilewise.io import load, save
+    from tilewise.models import load_model
     from tilewise.tensor import Tensor, cat, enable_grad, from_dlpack, is_grad_enabled, no_grad, stack, where
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "interop",
     "is_grad_enabled",
     "load",
+    "load_model",
     "models",
     "nn",
     "no_grad",
@@ -42,6 +44,7 @@ _MODULES = {
     "_threads": ("get_num_threads", "set_num_threads"),
     "_gradcheck": ("gradcheck",),
     "io": ("load", "save"),
+    "models": ("load_model",),
     "tensor": ("Tensor", "cat", "enable_grad", "from_dlpack", "is_grad_enabled", "no_grad", "stack", "where"),
 }
 

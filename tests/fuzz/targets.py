@@ -77,12 +77,12 @@ def tensors(folder: Path) -> Target:
 @target
 def saved_models(folder: Path) -> Target:
     from tilewise import models, save
-    from tilewise.models.saved import load_model
+    from tilewise.models.saved import load_saved
 
     save(models.cnn(), folder / "x")
 
     def use(path: Path) -> None:
-        name, model = load_model(path)
+        name, model = load_saved(path)
         first = next(iter(dict(model.named_tensors()).values())).shape
         run(model, *((1, first[1]) if name == "mlp" else (1, first[1], 8, 8)))
 
@@ -167,7 +167,7 @@ def _pruned_weight(*shape: int) -> np.ndarray:
 def sparse_linear(folder: Path) -> Target:
     from tilewise.prune.sparse import SparseLinear
 
-    SparseLinear(_pruned_weight(12, 20), np.ones(12, np.float32)).save(folder / "x")
+    SparseLinear.from_weights(_pruned_weight(12, 20), np.ones(12, np.float32)).save(folder / "x")
 
     def use(path: Path) -> None:
         layer = SparseLinear.load(path)
@@ -180,7 +180,7 @@ def sparse_linear(folder: Path) -> Target:
 def sparse_conv(folder: Path) -> Target:
     from tilewise.prune.conv import SparseConv2d
 
-    SparseConv2d(_pruned_weight(8, 4, 3, 3), np.ones(8, np.float32), (1, 1), (1, 1)).save(folder / "x")
+    SparseConv2d.from_weights(_pruned_weight(8, 4, 3, 3), np.ones(8, np.float32), (1, 1), (1, 1)).save(folder / "x")
 
     def use(path: Path) -> None:
         layer = SparseConv2d.load(path)

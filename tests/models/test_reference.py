@@ -16,7 +16,7 @@ from tilewise import data, interop, models, optim
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.generate.gpt2 import load_gpt
 from tilewise.io import save
-from tilewise.models.saved import load_model
+from tilewise.models.saved import load_saved
 from tilewise.nn import functional as F
 
 PARAMETERS = {"mlp": 50_826, "cnn": 58_634, "resnet8": 77_706, "vgg6": 557_898, "gpt": 842_752}
@@ -175,7 +175,7 @@ def test_the_cnn_takes_mnist_sizes():
 )
 def test_a_file_that_claims_a_larger_model_than_it_holds_costs_nothing(tmp_path, state):
     save({name: np.zeros(shape, np.float32) for name, shape in state.items()}, tmp_path / "x")
-    for read in (load_model, load_gpt):
+    for read in (load_saved, load_gpt):
         tracemalloc.start()
         with pytest.raises(FileFormatError):
             read(tmp_path / "x")
@@ -188,7 +188,7 @@ def test_a_tensor_with_other_axes_is_one_sentence(tmp_path):
     state = {name: np.asarray(tensor) for name, tensor in models.cnn().state_dict().items()}
     save(state | {"12.weight": np.zeros(2560, np.float32)}, tmp_path / "x.safetensors")
     with pytest.raises(FileFormatError):
-        load_model(tmp_path / "x.safetensors")
+        load_saved(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize("token", ["token_embedding.weight", "wte.weight"])

@@ -13,7 +13,7 @@ from tilewise import get_num_threads, models, set_num_threads
 from tilewise.cli import commands
 from tilewise.errors import TilewiseError
 from tilewise.io import save
-from tilewise.models.saved import load_model
+from tilewise.models.saved import load_saved
 from tilewise.profile import machine as machine_module
 
 
@@ -73,7 +73,7 @@ SIZES = {
 def test_a_saved_model_of_any_size_is_recognised_by_its_tensors(name, sizes, tmp_path):
     model = getattr(models, name)(**sizes, seed=3)
     save(model, tmp_path / "m.safetensors")
-    found, loaded = load_model(tmp_path / "m.safetensors")
+    found, loaded = load_saved(tmp_path / "m.safetensors")
     assert found == name
     ours, theirs = dict(model.named_tensors()), dict(loaded.named_tensors())
     assert ours.keys() == theirs.keys()
@@ -83,7 +83,7 @@ def test_a_saved_model_of_any_size_is_recognised_by_its_tensors(name, sizes, tmp
 def test_a_file_with_another_model_is_refused(tmp_path):
     save({"x": np.ones(3, np.float32)}, tmp_path / "m.safetensors")
     with pytest.raises(TilewiseError, match="not one of the reference models"):
-        load_model(tmp_path / "m.safetensors")
+        load_saved(tmp_path / "m.safetensors")
 
 
 def test_profile_of_a_script(run, tmp_path):

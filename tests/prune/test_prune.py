@@ -81,7 +81,7 @@ def test_blocks_go_as_a_whole() -> None:
         (lambda: prune_conv_filters(nn.Conv2d(2, 4, 3), 1.0), ConfigurationError, "lose them all"),
         (lambda: prune_conv_filters(nn.Conv2d(4, 4, 3, groups=2), 0.5), ConfigurationError, "groups"),
         (lambda: shrink(models.gpt("4x128"), 0.5), ConfigurationError, "not GPT"),
-        (lambda: SparseLinear(np.ones(3)), ShapeError, "two dimensions"),
+        (lambda: SparseLinear.from_weights(np.ones(3)), ShapeError, "two dimensions"),
     ],
 )
 def test_what_cannot_be_done_gets_a_sentence(call, error: type, sentence: str) -> None:
@@ -237,7 +237,7 @@ def test_a_shape_met_before_gives_what_it_gave_at_first(
     choice = KernelChoice(2.0, 1.0, "") if dense else KernelChoice(1.0, 2.0, "")
     monkeypatch.setattr("tilewise.prune.sparse_layer.time_both", lambda *_: choice)
     w = MagnitudePruner().prune(weights(33, 70), 0.8)
-    layer, x = SparseLinear(w), weights(*shape)
+    layer, x = SparseLinear.from_weights(w), weights(*shape)
     for values in (x, x, np.asfortranarray(x), x.astype(np.float64)):
         with no_grad():
             out = layer(values).data
@@ -251,12 +251,12 @@ def test_a_shape_met_before_gives_what_it_gave_at_first(
 def test_weights_in_memory_are_small_though_rows_differ_in_length(spread: float) -> None:
     scale = np.exp(spread * RNG.standard_normal((512, 1))).astype(np.float32)
     w = MagnitudePruner().prune(weights(512, 512) * scale, 0.7)
-    assert SparseLinear(w, always_sparse=True).nbytes <= 0.45 * w.nbytes
+    assert SparseLinear.from_weights(w, always_sparse=True).nbytes <= 0.45 * w.nbytes
 
 
 def test_sparse_layers_convert_save_and_load(tmp_path) -> None:
     w = MagnitudePruner().prune(weights(256, 200), 0.7)
-    layer = SparseLinear(w, weights(256))
+    layer = SparseLinear.from_weights(w, weights(256))
     assert abs(layer.sparsity - 0.7) < 1e-3
     np.testing.assert_array_equal(layer.to_dense().weight.data, w)
     np.testing.assert_array_equal(layer.to_csr().toarray(), w)
@@ -279,7 +279,7 @@ def test_sparse_layers_convert_save_and_load(tmp_path) -> None:
 
 
 def test_sparse_layers_refuse_gradients_and_wrong_widths() -> None:
-    layer = SparseLinear(weights(3, 4))
+    layer = SparseLinear.from_weights(weights(3, 4))
     with pytest.raises(GradientError):
         layer(Tensor(weights(2, 4), requires_grad=True))
     with pytest.raises(ShapeError, match="4"):

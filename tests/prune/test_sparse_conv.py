@@ -57,7 +57,7 @@ def every_shape(sizes, batch, kernel, stride, padding, sparsity, relu, threads, 
     weight = rng.standard_normal((o * 9, c, *kernel)).astype(np.float32)
     weight[rng.random(weight.shape) < sparsity] = 0
     bias, x = numbers(o * 9), numbers(batch, c, h, w)
-    layer = SparseConv2d(weight, bias, stride, padding, always_sparse=True)
+    layer = SparseConv2d.from_weights(weight, bias, stride, padding, always_sparse=True)
     with no_grad():
         expected = F.conv2d(Tensor(x), Tensor(weight), Tensor(bias), stride, padding).data
     expected = np.maximum(expected, 0) if relu else expected
@@ -85,7 +85,7 @@ def test_a_layer_of_many_channels_equals_the_dense_one_with_residual_and_activat
 
 @pytest.mark.skipif(native is None, reason="without kernels there is nothing to choose")
 def test_the_layer_says_what_it_chose_for_each_size_and_still_computes_the_same() -> None:
-    layer = SparseConv2d(MagnitudePruner().prune(numbers(16, 8, 3, 3), 0.9), numbers(16), padding=(1, 1))
+    layer = SparseConv2d.from_weights(MagnitudePruner().prune(numbers(16, 8, 3, 3), 0.9), numbers(16), padding=(1, 1))
     reference = layer.to_dense()
     for shape in [(1, 8, 6, 6), (5, 8, 6, 6), (1, 8, 12, 5)]:
         x = numbers(*shape)
@@ -97,7 +97,7 @@ def test_the_layer_says_what_it_chose_for_each_size_and_still_computes_the_same(
 
 def test_saved_and_loaded_it_is_the_same_layer(tmp_path) -> None:
     weight = MagnitudePruner().prune(numbers(64, 32, 3, 3), 0.7)
-    layer = SparseConv2d(weight, numbers(64), (2, 1), (1, 0))
+    layer = SparseConv2d.from_weights(weight, numbers(64), (2, 1), (1, 0))
     path = tmp_path / "layer.safetensors"
     layer.save(path)
     assert path.stat().st_size <= 0.45 * weight.nbytes
@@ -122,15 +122,18 @@ def test_saved_and_loaded_it_is_the_same_layer(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda: SparseConv2d(numbers(3, 4)), ShapeError),
-        (lambda: SparseConv2d(numbers(3, 4, 1, 1), numbers(2)), ShapeError),
-        (lambda: SparseConv2d(numbers(3, 4, 1, 1), stride=(0, 1)), ShapeError),
-        (lambda: SparseConv2d(np.full((1, 1, 1, 1), np.nan, np.float32)), ConfigurationError),
+        (lambda: SparseConv2d.from_weights(numbers(3, 4)), ShapeError),
+        (lambda: SparseConv2d.from_weights(numbers(3, 4, 1, 1), numbers(2)), ShapeError),
+        (lambda: SparseConv2d.from_weights(numbers(3, 4, 1, 1), stride=(0, 1)), ShapeError),
+        (lambda: SparseConv2d.from_weights(np.full((1, 1, 1, 1), np.nan, np.float32)), ConfigurationError),
         (lambda: SparseConv2d.from_dense(nn.Conv2d(4, 4, 3, groups=2)), ConfigurationError),
-        (lambda: SparseConv2d(numbers(3, 4, 3, 3))(numbers(1, 5, 6, 6)), ShapeError),
-        (lambda: SparseConv2d(numbers(3, 4, 3, 3))(numbers(4, 6, 6)), ShapeError),
-        (lambda: SparseConv2d(numbers(3, 4, 3, 3))(numbers(1, 4, 2, 6)), ShapeError),
-        (lambda: SparseConv2d(numbers(3, 4, 3, 3))(Tensor(numbers(1, 4, 6, 6), requires_grad=True)), GradientError),
+        (lambda: SparseConv2d.from_weights(numbers(3, 4, 3, 3))(numbers(1, 5, 6, 6)), ShapeError),
+        (lambda: SparseConv2d.from_weights(numbers(3, 4, 3, 3))(numbers(4, 6, 6)), ShapeError),
+        (lambda: SparseConv2d.from_weights(numbers(3, 4, 3, 3))(numbers(1, 4, 2, 6)), ShapeError),
+        (
+            lambda: SparseConv2d.from_weights(numbers(3, 4, 3, 3))(Tensor(numbers(1, 4, 6, 6), requires_grad=True)),
+            GradientError,
+        ),
     ],
 )
 def test_what_cannot_be_done_gets_a_sentence(call, error: type) -> None:

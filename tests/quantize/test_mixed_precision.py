@@ -126,7 +126,7 @@ def test_layers_of_every_activation_and_width(
             if skip is not None and skip.wide and not wide_out:
                 continue
             settings = (given, made, (1, 1), padding, False, skip)
-            layer = QuantizedConv2d(weight, bias, *settings, activation=activation, groups=groups)
+            layer = QuantizedConv2d.from_weights(weight, bias, *settings, activation=activation, groups=groups)
             assert_layer_is_numpys(layer, channels, skip, rng)
 
 
@@ -140,7 +140,7 @@ def test_depthwise_layers_whose_windows_are_no_squares(taps: tuple[int, int], se
             weight = rng.standard_normal((channels, 1, *taps)).astype(np.float32)
             bias = rng.standard_normal(channels).astype(np.float32)
             settings = (given, made, (1, 1), (reach, reach), False, None)
-            layer = QuantizedConv2d(weight, bias, *settings, activation="silu", groups=channels)
+            layer = QuantizedConv2d.from_weights(weight, bias, *settings, activation="silu", groups=channels)
             assert_layer_is_numpys(layer, channels, None, rng)
 
 

@@ -250,7 +250,7 @@ def test_calibration_is_saved_and_reused(tmp_path) -> None:
         ([np.zeros((2, 5, 8, 8), np.float32)], "cannot apply weights"),
         ([np.zeros((0, 1, 8, 8), np.float32)], "empty"),
         ([np.full((2, 1, 8, 8), 1e300)], "infinity"),
-        ([(np.zeros((2, 1, 8, 8)), np.zeros(2))], "not a tuple"),
+        ([(np.zeros((2, 1, 8, 8)), np.zeros(2))], "has no labels"),
         (["images"], "calibration batch"),
         (None, "iterable of batches"),
     ],

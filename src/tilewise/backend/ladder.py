@@ -52,12 +52,12 @@ def matmul_reordered(a: Array, b: Array) -> Array:
     return _rung("ladder_reordered", a, b)
 
 
-def matmul_blocked(a: Array, b: Array, block: Block = 64) -> Array:
-    """Multiply in blocks that fit into the cache; `block` is one size, or (rows, columns, depth).
+def matmul_blocked(a: Array, b: Array, block_size: Block = 64) -> Array:
+    """Multiply in blocks that fit into the cache; `block_size` is one size, or (rows, columns, depth).
 
     Without the extension NumPy multiplies the blocks.
     """
-    bm, bn, bk = _checked_block(block)
+    bm, bn, bk = _checked_block(block_size)
     a, b = _checked(a, b)
     if native is None:
         return _blocked_numpy(a, b, bm, bn, bk)

@@ -17,7 +17,7 @@ from tilewise import _events
 from tilewise._events import recorders
 from tilewise._extension import native
 from tilewise._tuned import tuned_chooser
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, did_you_mean
 
 UnsupportedReason = Callable[..., str | None]
 
@@ -143,8 +143,9 @@ class OptimizedBackend:
         try:
             return self._implementations[op]
         except KeyError:
-            names = ", ".join(sorted(self._implementations))
-            raise ConfigurationError(f"no backend implements {op!r}; the operations are {names}") from None
+            name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+            hint = did_you_mean(name, sorted(self._implementations))
+            raise ConfigurationError(f"an operation is given by its name, and there is no {name!r}; {hint}") from None
 
     def operations(self) -> list[str]:
         """List the operations that `dispatch` accepts."""

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -111,8 +111,11 @@ class Speedup:
         return asdict(self)
 
 
+Benchable = Module | Runner | Event | str
+
+
 def benchmark_model(
-    model: Module | Runner,
+    model: Benchable,
     profiler: Timer | ProfilerContext | None = None,
     *,
     event: Event | str | None = None,
@@ -121,14 +124,16 @@ def benchmark_model(
 ) -> Benchmark:
     """Latency and throughput of inference, a training step, peak memory, file size and accuracy of `model`.
 
-    `model` is one of the shipped models in any form (quantized, pruned, shrunk) or a `Runner`; the event is recognised
-    by what the model takes, or named. With a `Timer`, its settings are used; a `ProfilerContext` also records one call,
-    so that its report says where the time goes.
+    `model` is one of the shipped models in any form (quantized, pruned, shrunk), its name, an event (its shipped model)
+    or a `Runner`; the event is recognised by what the model takes, or named. With a `Timer`, its settings are used; a
+    `ProfilerContext` also records one call, so that its report says where the time goes.
 
     >>> from tilewise import models
     >>> benchmark_model(models.pretrained("mlp"), Timer(sample_seconds=1e-4)).accuracy > 0.97
     True
     """
+    if not isinstance(profiler, Timer | ProfilerContext | None):
+        raise ConfigurationError(f"profiler must be a Timer or a ProfilerContext, not a {type(profiler).__name__}")
     settings = settings or Settings()
     runner = _as_runner(model, event)
     timer = profiler if isinstance(profiler, Timer) else Timer(time_limit=settings.time_limit)
@@ -152,15 +157,28 @@ def benchmark_model(
     )
 
 
-def _as_runner(model: Module | Runner, event: Event | str | None) -> Runner:
+def _as_runner(model: Benchable, event: Event | str | None) -> Runner:
+    """Return the runner of a model, or of the shipped model that an event or a name stands for."""
     if isinstance(model, Runner):
         return model
+    if isinstance(model, str):
+        model = _named_model(model)
+    if isinstance(model, Event):
+        event, model = event or model, model.model()
+    if not isinstance(model, Module):
+        raise ConfigurationError(f"a benchmark needs a model or an event, not a {type(model).__name__}")
     if event is not None:
         return runner_for(model, TinyMLPerf.event(event))
     for candidate in TinyMLPerf.events():
         if candidate.kind != "tiles" and _takes(model, candidate):
             return runner_for(model, candidate)
     raise ConfigurationError("this model takes the inputs of none of the events; name one with event=")
+
+
+def _named_model(name: str) -> Event | Module:
+    """Return the event or the shipped model of this name."""
+    events = [event.name for event in TinyMLPerf.events()]
+    return TinyMLPerf.event(name) if name.upper() == name or name in events else models.load_model(name)
 
 
 def _takes(model: Module, event: Event) -> bool:
@@ -271,18 +289,33 @@ def _timed_step(model: Module, runner: Runner) -> float:
 # --- two models ---
 
 
+@overload
+def compute_speedup(baseline: float, optimized: float, *, settings: Settings | None = None) -> float: ...
+@overload
+def compute_speedup(baseline: Measurement, optimized: Measurement, *, settings: Settings | None = None) -> Gain: ...
+@overload
 def compute_speedup(
-    baseline: Benchmark | Runner | Module, optimized: Benchmark | Runner | Module, *, settings: Settings | None = None
-) -> Speedup:
+    baseline: Benchmark | Benchable, optimized: Benchmark | Benchable, *, settings: Settings | None = None
+) -> Speedup: ...
+def compute_speedup(baseline: Any, optimized: Any, *, settings: Settings | None = None) -> Speedup | Gain | float:
     """Ratios of `baseline` to `optimized`, with intervals.
+
+    Two numbers are seconds, and the result is their ratio; two measurements of a `Timer` give a `Gain`.
 
     Two models or runners are timed interleaved in this call, which is the fair way. Two benchmarks made earlier are
     compared by what they hold; their intervals are then those of two separate measurements, and a note says so.
     """
     if isinstance(baseline, Benchmark) and isinstance(optimized, Benchmark):
         return _from_benchmarks(baseline, optimized)
-    if isinstance(baseline, Benchmark) or isinstance(optimized, Benchmark):
-        raise ConfigurationError("compare two benchmarks, or two models; not one of each")
+    if isinstance(baseline, Measurement) and isinstance(optimized, Measurement):
+        return _latency_gain(baseline, optimized)
+    if isinstance(baseline, int | float | np.number) and isinstance(optimized, int | float | np.number):
+        if not (baseline > 0 and optimized > 0):
+            raise ConfigurationError(f"times must be positive seconds, not {baseline} and {optimized}")
+        return float(baseline / optimized)
+    results = Benchmark | Measurement | int | float | np.number
+    if isinstance(baseline, results) or isinstance(optimized, results):
+        raise ConfigurationError("compare two models, two benchmarks, two measurements or two times; not one of each")
     after = _as_runner(optimized, None)
     before = _as_runner(baseline, after.event)
     return measure_together({"baseline": before, "entry": after}, settings or Settings()).speedup("entry")
@@ -292,10 +325,7 @@ def _from_benchmarks(baseline: Benchmark, optimized: Benchmark) -> Speedup:
     """Compute the ratios of two benchmarks that were measured separately."""
     if baseline.event != optimized.event:
         raise ConfigurationError(f"a benchmark of {baseline.event} does not compare with one of {optimized.event}")
-    before, after = baseline.latency, optimized.latency
-    half_width = min(math.hypot(_relative_half_width(before), _relative_half_width(after)), _MAX_LOG_HALF_WIDTH)
-    ratio = before.p50 / after.p50
-    latency = Gain(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width))
+    latency = _latency_gain(baseline.latency, optimized.latency)
     steps = (baseline.training_step_s, optimized.training_step_s)
     step = None if None in steps else _exact(steps[0] / steps[1])  # type: ignore[operator]
     points_lost = None
@@ -310,6 +340,13 @@ def _from_benchmarks(baseline: Benchmark, optimized: Benchmark) -> Speedup:
         points_lost=points_lost,
         notes=["measured one after the other, not interleaved"],
     )
+
+
+def _latency_gain(before: Measurement, after: Measurement) -> Gain:
+    """Return the ratio of two medians; its interval combines those of two separate measurements."""
+    half_width = min(math.hypot(_relative_half_width(before), _relative_half_width(after)), _MAX_LOG_HALF_WIDTH)
+    ratio = before.p50 / after.p50
+    return Gain(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width))
 
 
 def _relative_half_width(measurement: Measurement) -> float:

@@ -135,6 +135,11 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
         return recipe
     if isinstance(recipe, Mapping):
         return parse_recipe(recipe)
+    if not isinstance(recipe, str | Path):
+        raise ConfigurationError(
+            f"an entry is a recipe (a Recipe, a path or its content as data), not a {type(recipe).__name__}; "
+            "reference_recipe(event) is one to start from"
+        )
     return read_recipe(recipe)
 
 

@@ -63,7 +63,7 @@ def ladder(
         if rung.name == "blocked":
             block = _best_block(a, b)
             idea = f"{rung.idea} ({'×'.join(map(str, block))})"
-            rung = dataclasses.replace(rung, idea=idea, run=functools.partial(matmul_blocked, block=block))
+            rung = dataclasses.replace(rung, idea=idea, run=functools.partial(matmul_blocked, block_size=block))
         n = min(size, python_size) if rung.name == "python" else size
         try:
             rates.append((rung, 2 * n**3 / _seconds(rung, a[:n, :n], b[:n, :n], seconds) / 1e9))

@@ -59,6 +59,15 @@ class KVCache:
         self.batch_size = batch_size
         self._allocate(n_layers or 0)
 
+    def __repr__(self) -> str:
+        lengths = self.lengths.max(0, initial=0).tolist()
+        used = f"{', '.join(map(str, lengths[:8]))}{' …' * (len(lengths) > 8)}" if lengths else "no"
+        return (
+            f"KVCache(max_seq_len={self.max_seq_len}, n_heads={self.n_heads}, head_dim={self.head_dim}, "
+            f"n_layers={self.n_layers}, batch_size={self.batch_size}, dtype={self.kind}: {used} positions, "
+            f"{self.nbytes:,} bytes)"
+        )
+
     @property
     def n_layers(self) -> int:
         return len(self.keys)
@@ -99,8 +108,8 @@ class KVCache:
         _write(self.values[layer], self.value_scales, layer, slots, value[:, :, count - stored :])
         self.lengths[layer] = np.maximum(self.lengths[layer], starts + count)
 
-    def get(self, layer: int, positions: Positions) -> tuple[Array, Array]:
-        """Return keys and values (B, H, n, D) at `positions`: the first n, a slice, or an array of positions.
+    def get(self, layer: int, positions: Positions = slice(None)) -> tuple[Array, Array]:
+        """Return keys and values (B, H, n, D) at `positions`: the first n, a slice (all), or an array of positions.
 
         A contiguous range of a float32 cache is a view of the cache; everything else is a copy.
         """

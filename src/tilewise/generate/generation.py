@@ -147,7 +147,9 @@ def _uncached(model: LanguageModel, prompts: list[Array]) -> NextLogits:
 def _checked_prompts(model: LanguageModel, prompt: Any) -> tuple[list[Array], bool]:
     """Convert the prompt to arrays of token ids; also return True if it is a single sequence."""
     if isinstance(prompt, str):
-        raise ConfigurationError("a prompt must be a sequence of token ids; encode the text first")
+        raise ConfigurationError(
+            "a prompt must be a sequence of token ids; encode the text first (data.encode(text) for the shipped gpt)"
+        )
     try:
         rows = list(np.asarray(prompt) if hasattr(prompt, "__array__") else prompt)
     except TypeError:

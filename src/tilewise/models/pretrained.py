@@ -22,7 +22,7 @@ from tilewise.io import load
 from tilewise.models.reference import cnn, gpt, mlp
 from tilewise.nn import GPT, Module, Sequential
 
-_MODELS: dict[str, Callable[[], Module]] = {
+PRETRAINED: dict[str, Callable[[], Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "gpt": lambda: gpt("4x128", vocab=len(VOCABULARY), context=256),
@@ -40,8 +40,8 @@ def pretrained(name: str) -> Module:
 
     >>> model = pretrained("mlp")
     """
-    if name not in _MODELS:
-        raise ConfigurationError(f"there are no trained weights for {name!r}; choose one of {', '.join(_MODELS)}")
-    model = _MODELS[name]()
+    if name not in PRETRAINED:
+        raise ConfigurationError(f"there are no trained weights for {name!r}; choose one of {', '.join(PRETRAINED)}")
+    model = PRETRAINED[name]()
     model.load_state_dict(load(Path(__file__).parent / "weights" / f"{name}.safetensors"))
     return model.eval()

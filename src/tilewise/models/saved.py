@@ -5,17 +5,38 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tilewise.errors import FileFormatError, TilewiseError
+from tilewise.errors import FileFormatError, MissingFileError, TilewiseError, did_you_mean
+from tilewise.models.pretrained import PRETRAINED, pretrained
 from tilewise.models.reference import GPT_SIZES, cnn, mlp, resnet8, vgg6
 from tilewise.nn import GPT, Module
 
 Shapes = dict[str, tuple[int, ...]]
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".npy")  # formats that may execute code when loaded
 _MAX_LAYERS = 1000  # guards against hostile files
 
 
-def load_model(path: str | os.PathLike[str]) -> tuple[str, Module]:
+def load_model(name: str | os.PathLike[str]) -> Module:
+    """Load a shipped model by its name ("mlp", "cnn", "resnet8", "gpt"), or a reference model saved as safetensors.
+
+    >>> load_model("mlp").training
+    False
+    """
+    path = Path(name)
+    if str(name) in PRETRAINED:
+        return pretrained(str(name))
+    if path.suffix in _PICKLES:
+        raise FileFormatError(
+            f"{path} holds a pickle, and loading one can run any program; save the weights as safetensors instead"
+        )
+    if not path.suffix and not path.exists():
+        raise MissingFileError(f"there is no model {str(name)!r}; {did_you_mean(str(name), PRETRAINED)}")
+    return load_saved(path)[1].eval()
+
+
+def load_saved(path: str | os.PathLike[str]) -> tuple[str, Module]:
     """Load a safetensors file; return the name of the reference model and the model with the file's weights."""
     from tilewise.io import load_arrays
 

@@ -80,6 +80,8 @@ class FLOPCounter:
 
         if not callable(model):
             raise ConfigurationError(f"count_ops needs a callable model, not {type(model).__name__}")
+        if isinstance(input, tuple) and all(isinstance(size, int) for size in input):
+            raise ConfigurationError(f"count_ops runs the model on an input, not on a shape; pass np.zeros({input})")
         array = np.asarray(input) if not isinstance(input, Tensor) else input
         x = Tensor(array) if isinstance(array, np.ndarray) and array.dtype.kind == "f" else array
         with Recording() as recording:

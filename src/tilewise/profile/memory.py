@@ -83,6 +83,8 @@ class MemoryProfiler:
     ) -> MemoryProfile:
         """Call `func()` and measure its memory. `warmup` calls before it fill caches that should not count."""
         limit = check_limit(self.time_limit)
+        if not callable(func):
+            raise MeasurementError(f"MemoryProfiler.profile needs a function to call, not {type(func).__name__}")
         with _guarded(limit):
             for _ in range(warmup):
                 func()

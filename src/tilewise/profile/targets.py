@@ -46,9 +46,9 @@ def model_target(name: str, batch: int, backward: bool = False, tokens: int = 12
     elif name.endswith(".py"):
         raise ConfigurationError(f"{name} is a Python program, not a model; profile it with --script {name}")
     elif Path(name).is_file():
-        from tilewise.models.saved import load_model
+        from tilewise.models.saved import load_saved
 
-        kind, model = load_model(name)
+        kind, model = load_saved(name)
     else:
         hint = did_you_mean(name, [*MODELS, "gpt:6x384", *ZOO])
         raise ConfigurationError(f"{name!r} is neither a model nor a saved or ONNX file; {hint}")

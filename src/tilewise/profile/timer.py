@@ -124,6 +124,8 @@ class Timer:
         else:
             raise ConfigurationError(
                 "Timer.measure needs a function; to measure 'module:function' by name, set processes=1 or more"
+                if isinstance(func, str)
+                else f"Timer.measure needs a function, such as lambda: model(x), not {type(func).__name__}"
             )
         return self.summarise(series)
 

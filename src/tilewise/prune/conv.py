@@ -18,10 +18,10 @@ from tilewise._extension import native
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn import BatchNorm2d, Conv2d, Module
-from tilewise.nn.layers import fold_batch_norm, fusable_activation
+from tilewise.nn.layers import Rng, fold_batch_norm, fusable_activation
 from tilewise.prune.bitmask import unpack_sparse
-from tilewise.prune.masks import checked_weights
-from tilewise.prune.sparse_layer import SparseLayer, reject_gradient
+from tilewise.prune.masks import MagnitudePruner, checked_weights
+from tilewise.prune.sparse_layer import SparseLayer, check_layer_size, reject_gradient
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -37,12 +37,38 @@ class SparseConv2d(SparseLayer):
 
     def __init__(
         self,
+        in_channels: int,
+        out_channels: int = 0,
+        kernel_size: int | Pair = 3,
+        stride: int | Pair = 1,
+        padding: int | Pair = 0,
+        *,
+        bias: bool = True,
+        sparsity: float = 0.7,
+        rng: Rng = None,
+    ) -> None:
+        """Draw weights as nn.Conv2d does and prune them to `sparsity`; `from_dense` converts a trained layer."""
+        check_layer_size("SparseConv2d", in_channels, out_channels)
+        conv = Conv2d(in_channels, out_channels, kernel_size, stride, padding, bias=bias, rng=rng)
+        weight = MagnitudePruner().prune(conv.weight.data, sparsity)
+        settings = conv.stride, (conv.padding[0], conv.padding[1])
+        self._pack(weight, None if conv.bias is None else conv.bias.data, *settings, always_sparse=False)
+
+    @classmethod
+    def from_weights(
+        cls,
         weight: Array,
         bias: Array | None = None,
         stride: Pair = (1, 1),
         padding: Pair = (0, 0),
         always_sparse: bool = False,
-    ) -> None:
+    ) -> Self:
+        """Create a layer from a weight (out, in, kh, kw). `always_sparse` uses the sparse kernel even if slower."""
+        layer = cls.__new__(cls)
+        layer._pack(weight, bias, stride, padding, always_sparse)
+        return layer
+
+    def _pack(self, weight: Array, bias: Array | None, stride: Pair, padding: Pair, always_sparse: bool) -> None:
         """Check the shapes and pack the non-zero weights."""
         w = np.ascontiguousarray(checked_weights(weight), np.float32)
         if w.ndim != 4:
@@ -51,7 +77,7 @@ class SparseConv2d(SparseLayer):
             raise ShapeError(f"the bias of {len(w)} filters must have the shape ({len(w)},), not {np.shape(bias)}")
         if min(stride) < 1 or min(padding) < 0:
             raise ShapeError(f"stride {stride} must be at least 1 and padding {padding} at least 0")
-        super().__init__(w, bias, always_sparse)
+        self._describe(w, bias, always_sparse)
         self.out_channels, self.in_channels, *filter_size = w.shape
         self.kernel_size: Pair = (filter_size[0], filter_size[1])
         self.stride, self.padding = (stride[0], stride[1]), (padding[0], padding[1])
@@ -61,6 +87,8 @@ class SparseConv2d(SparseLayer):
     @classmethod
     def from_dense(cls, conv: Conv2d, always_sparse: bool = False) -> SparseConv2d:
         """Convert a pruned nn.Conv2d. `always_sparse` uses the sparse kernel even if it is slower."""
+        if not isinstance(conv, Conv2d):
+            raise ConfigurationError(f"SparseConv2d.from_dense takes an nn.Conv2d, not a {type(conv).__name__}")
         if conv.groups != 1:
             raise ConfigurationError("a convolution with groups has no sparse kernel; it stays dense")
         if not conv.is_even:
@@ -68,7 +96,9 @@ class SparseConv2d(SparseLayer):
                 "a convolution with dilation or uneven padding has no sparse kernel; it stays dense"
             )
         bias = None if conv.bias is None else conv.bias.data
-        return cls(conv.weight.data, bias, conv.stride, (conv.padding[0], conv.padding[1]), always_sparse)
+        return cls.from_weights(conv.weight.data, bias, conv.stride, (conv.padding[0], conv.padding[1]), always_sparse)
+
+    from_float = from_dense
 
     def to_dense(self) -> Conv2d:
         """Convert to nn.Conv2d."""
@@ -144,7 +174,7 @@ class SparseConv2d(SparseLayer):
         sy, sx, py, px = (int(n) for n in arrays["geometry"])
         if max(sy, sx, py, px) > _MAX_PADDING:
             raise ValueError
-        return cls(unpack_sparse(arrays, np.float32), arrays.get("bias"), (sy, sx), (py, px))
+        return cls.from_weights(unpack_sparse(arrays, np.float32), arrays.get("bias"), (sy, sx), (py, px))
 
 
 class FoldedNorm(Module):
@@ -157,4 +187,4 @@ class FoldedNorm(Module):
 def sparse_with_norm(conv: Conv2d, norm: BatchNorm2d) -> SparseConv2d:
     """Fold a batch norm (in eval mode) into the convolution before it and make that sparse."""
     weight, bias = fold_batch_norm(conv, norm)
-    return SparseConv2d(weight.data, bias.data, conv.stride, (conv.padding[0], conv.padding[1]))
+    return SparseConv2d.from_weights(weight.data, bias.data, conv.stride, (conv.padding[0], conv.padding[1]))

@@ -49,7 +49,7 @@ class SparseInt8Linear(SparseLayer):
             raise ShapeError(f"the weights must be an int8 matrix, not {q.dtype} of shape {q.shape}")
         if np.shape(scale) != (len(q),) or (bias is not None and np.shape(bias) != (len(q),)):
             raise ShapeError(f"{len(q)} outputs need {len(q)} scales, and {len(q)} biases or none")
-        super().__init__(q, bias, always_sparse)
+        self._describe(q, bias, always_sparse)
         self.out_features, self.in_features = q.shape
         self.scale = np.ascontiguousarray(scale, np.float32)
         kind = _NumpySparseInt8 if native is None else native.SparseInt8Weights

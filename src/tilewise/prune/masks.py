@@ -29,6 +29,11 @@ def checked_sparsity(sparsity: float) -> float:
 
 def checked_weights(weights: Any) -> Array:
     """Return the weights as an array; an error unless they are floating point without NaN."""
+    if hasattr(weights, "named_modules"):
+        raise DtypeError(
+            f"a {type(weights).__name__} is not an array of weights; pass layer.weight, or use prune(model, sparsity) "
+            "for a whole model"
+        )
     w = np.asarray(weights)
     if w.dtype.kind != "f":
         raise DtypeError(f"weights must be floating point, not {w.dtype}")
@@ -99,13 +104,13 @@ class MagnitudePruner:
            [ 2.,  0.]], dtype=float32)
     """
 
-    def __init__(self, pattern: str = "unstructured") -> None:
-        self.pattern = Pattern(pattern)
+    def __init__(self, pattern: str = "unstructured", *, sparsity: float = 0.7) -> None:
+        self.pattern, self.sparsity = Pattern(pattern), checked_sparsity(sparsity)
 
-    def prune(self, weights: Any, sparsity: float = 0.7) -> Array:
-        """Return a pruned copy; an N:M pattern determines the sparsity itself."""
+    def prune(self, weights: Any, sparsity: float | None = None) -> Array:
+        """Return a pruned copy (of 70 % zeros by default); an N:M pattern determines the sparsity itself."""
         w = checked_weights(weights)
-        checked_sparsity(sparsity)
+        sparsity = self.sparsity if sparsity is None else checked_sparsity(sparsity)
         if w.size == 0:
             return w.copy()
         return np.where(self.pattern.mask(w, sparsity), w, w.dtype.type(0))

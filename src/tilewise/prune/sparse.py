@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.errors import ShapeError
+from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn import BatchNorm2d, Conv2d, Linear, Module, Sequential
+from tilewise.nn.layers import Rng
 from tilewise.prune.bitmask import unpack_sparse
 from tilewise.prune.conv import FoldedNorm, SparseConv2d, sparse_with_norm
-from tilewise.prune.masks import checked_weights
-from tilewise.prune.sparse_layer import SparseLayer, reject_gradient
+from tilewise.prune.masks import MagnitudePruner, checked_weights
+from tilewise.prune.sparse_layer import SparseLayer, check_layer_size, reject_gradient
 from tilewise.tensor import Tensor, _wrap, is_grad_enabled, no_grad
 
 Array = npt.NDArray[Any]
@@ -32,14 +33,30 @@ class SparseLinear(SparseLayer):
     description, format = "a sparse linear layer", "tilewise sparse linear 1"
     sizes = (1, 2, 4, 8, 16, 24, 32, 64)
 
-    def __init__(self, weight: Array, bias: Array | None = None, always_sparse: bool = False) -> None:
+    def __init__(
+        self, in_features: int, out_features: int = 0, bias: bool = True, *, sparsity: float = 0.7, rng: Rng = None
+    ) -> None:
+        """Draw weights as nn.Linear does and prune them to `sparsity`; `from_dense` converts a trained layer."""
+        check_layer_size("SparseLinear", in_features, out_features)
+        linear = Linear(in_features, out_features, bias, rng)
+        weight = MagnitudePruner().prune(linear.weight.data, sparsity)
+        self._pack(weight, None if linear.bias is None else linear.bias.data, always_sparse=False)
+
+    @classmethod
+    def from_weights(cls, weight: Array, bias: Array | None = None, always_sparse: bool = False) -> Self:
+        """Create a layer from a weight (out, in). `always_sparse` uses the sparse kernel even if it is slower."""
+        layer = cls.__new__(cls)
+        layer._pack(weight, bias, always_sparse)
+        return layer
+
+    def _pack(self, weight: Array, bias: Array | None, always_sparse: bool) -> None:
         """Check the shapes and pack the non-zero weights."""
         w = np.ascontiguousarray(checked_weights(weight), np.float32)
         if w.ndim != 2:
             raise ShapeError(f"the weight of a linear layer must have two dimensions, not {w.ndim}")
         if bias is not None and np.shape(bias) != (len(w),):
             raise ShapeError(f"the bias of {len(w)} outputs must have the shape ({len(w)},), not {np.shape(bias)}")
-        super().__init__(w, bias, always_sparse)
+        self._describe(w, bias, always_sparse)
         self.out_features, self.in_features = w.shape
         self._kernel = (_NumpySparse if native is None else native.SparseWeights)(w, self.float_bias)
         self._dense_for: dict[tuple[int, ...], bool] = {}  # input shape -> True if the dense product is used
@@ -47,12 +64,17 @@ class SparseLinear(SparseLayer):
     @classmethod
     def from_dense(cls, linear: Linear, always_sparse: bool = False) -> SparseLinear:
         """Convert a pruned nn.Linear. `always_sparse` uses the sparse kernel even if it is slower."""
-        return cls(linear.weight.data, None if linear.bias is None else linear.bias.data, always_sparse)
+        if not isinstance(linear, Linear):
+            raise ConfigurationError(f"SparseLinear.from_dense takes an nn.Linear, not a {type(linear).__name__}")
+        bias = None if linear.bias is None else linear.bias.data
+        return cls.from_weights(linear.weight.data, bias, always_sparse)
+
+    from_float = from_dense
 
     @classmethod
     def from_csr(cls, matrix: Any, bias: Array | None = None) -> SparseLinear:
         """Convert a SciPy sparse matrix (out, in)."""
-        return cls(matrix.toarray().astype(np.float32), bias)
+        return cls.from_weights(matrix.toarray().astype(np.float32), bias)
 
     def to_dense(self) -> Linear:
         """Convert to nn.Linear."""
@@ -131,7 +153,7 @@ class SparseLinear(SparseLayer):
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Array]) -> Self:
-        return cls(unpack_sparse(arrays, np.float32), arrays.get("bias"))
+        return cls.from_weights(unpack_sparse(arrays, np.float32), arrays.get("bias"))
 
 
 class _NumpySparse:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.errors import FileFormatError, GradientError
+from tilewise.errors import ConfigurationError, FileFormatError, GradientError
 from tilewise.io import load_arrays, save
 from tilewise.nn import Module
 from tilewise.nn.layers import fusable_activation
@@ -62,6 +62,15 @@ def reject_gradient(x: Any) -> None:
         raise GradientError("a sparse layer has no gradient; run it under no_grad()")
 
 
+def check_layer_size(layer: str, *sizes: Any) -> None:
+    """Raise ConfigurationError if a constructor received a weight or a layer instead of its sizes."""
+    if not all(isinstance(size, int | np.integer) and size > 0 for size in sizes):
+        raise ConfigurationError(
+            f"{layer}(...) takes the sizes of a new layer, as nn.{layer.removeprefix('Sparse')} does; use "
+            f"{layer}.from_dense(layer) for a trained layer and {layer}.from_weights(weight, bias) for arrays"
+        )
+
+
 class SparseLayer(FusibleLayer):
     """A layer that stores its non-zero weights in `_kernel`, and dense weights only if those are faster."""
 
@@ -71,7 +80,8 @@ class SparseLayer(FusibleLayer):
     _kernel: Any
     _dense: Any
 
-    def __init__(self, weight: Array, bias: Array | None, always_sparse: bool) -> None:
+    def _describe(self, weight: Array, bias: Array | None, always_sparse: bool) -> None:
+        """Set the attributes that all sparse layers have."""
         self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
         self.nonzeros, self._size, self.always_sparse = int(np.count_nonzero(weight)), weight.size, always_sparse
         self._dense = None

@@ -63,6 +63,8 @@ def _norms(conv: nn.Conv2d) -> Array:
 
 
 def _check_groups(conv: nn.Conv2d) -> None:
+    if not isinstance(conv, nn.Conv2d):
+        raise ConfigurationError(f"filters are removed from an nn.Conv2d, not from a {type(conv).__name__}")
     if conv.groups != 1:
         raise ConfigurationError("shrink does not support convolutions with groups")
 

@@ -32,6 +32,7 @@ _LARGEST_GRAPH_DEVIATION = 1e-3
 _FREE_CHANNEL = 2.0  # share of a channel's range that is added after one value, half as much after four
 ACTIVATION_ENDS = {"sigmoid": 1.0, "hard_sigmoid": 1.0, "relu6": 6.0}
 _LEAST_SCALE, _MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_ARRAY_BATCH = 64  # inputs per batch if the calibration data is one array; bounds the memory of a pass
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,10 @@ class EvaluatedBatch:
 def calibrate(
     model: Module, calibration_dataset: Iterable[Any], observer: str = "minmax", progress: bool = False
 ) -> Calibration:
-    """Run the model in float over batches of inputs (arrays or Tensors) and keep the range of every activation."""
+    """Run the model in float over its inputs and store the range of every activation.
+
+    The inputs are one array (N, ...) or an iterable of batches (arrays or Tensors).
+    """
     return traced_and_calibrated(model, calibration_dataset, observer, progress)[1]
 
 
@@ -293,7 +297,22 @@ def is_quantized(model: Module) -> bool:
     return any(getattr(m, "computes_in_int8", False) for m in model.modules())
 
 
+def _as_batches(dataset: Any) -> Iterable[Any]:
+    """Return the batches of a calibration dataset; a single array of inputs is split into batches."""
+    if isinstance(dataset, Tensor | np.ndarray):
+        x = _checked_batch(dataset)
+        return [x[i : i + _ARRAY_BATCH] for i in range(0, len(x), _ARRAY_BATCH)]
+    if isinstance(dataset, Iterable):
+        return dataset
+    if dataset is None:
+        raise ConfigurationError("calibration needs data: pass an array of inputs or an iterable of batches of them")
+    hint = "pass its x_train" if hasattr(dataset, "x_train") else "pass an array of inputs or an iterable of batches"
+    raise ConfigurationError(f"{type(dataset).__name__} is not calibration data; {hint}")
+
+
 def _checked_batch(batch: Any) -> Array:
+    if isinstance(batch, tuple) and len(batch) == 2 and np.ndim(batch[0]) > np.ndim(batch[1]):
+        raise ShapeError("a calibration batch has no labels; pass [x for x, _ in batches] instead of (x, label) pairs")
     try:
         x = batch.data if isinstance(batch, Tensor) else np.asarray(batch)
     except ValueError:  # parts of different shapes, such as inputs with their labels
@@ -310,8 +329,7 @@ def _checked_batch(batch: Any) -> Array:
 
 
 def _with_progress(batches: Iterable[Any], progress: bool) -> Iterable[Any]:
-    if not isinstance(batches, Iterable):
-        raise ConfigurationError(f"the calibration data is an iterable of batches, not {type(batches).__name__}")
+    batches = _as_batches(batches)
     if not progress:
         return batches
     from rich.progress import track

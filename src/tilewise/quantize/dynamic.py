@@ -23,7 +23,7 @@ class QuantizedAttention(MultiHeadAttention):
     def __init__(self, attention: MultiHeadAttention) -> None:
         self._take(
             attention,
-            QuantizedLinear(attention.in_proj_weight.data, attention.in_proj_bias.data),
+            QuantizedLinear.from_weights(attention.in_proj_weight.data, attention.in_proj_bias.data),
             QuantizedLinear.from_float(attention.out_proj),
         )
 

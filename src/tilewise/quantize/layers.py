@@ -7,7 +7,7 @@ floats, chooses a scale per row as they come, and gives floats.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,20 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, GradientError, ShapeError
-from tilewise.nn import Module
+from tilewise.nn import Conv2d, Linear, Module
 from tilewise.ops.base import Grads, Operation
 from tilewise.quantize.array import QuantizedArray, as_image, quantize_array, round_up
 from tilewise.quantize.elementwise import accumulator_scale, finish_for, set_finish
-from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights, wide_weights
+from tilewise.quantize.parameters import (
+    AffineParameters,
+    INT8Quantizer,
+    QuantizedWeights,
+    affine_from_range,
+    wide_weights,
+)
 from tilewise.quantize.reference import Four, NumpyInt8Layer
 from tilewise.quantize.saturation import avx2_products, saturation_safe_weights
-from tilewise.tensor import Tensor, apply, is_grad_enabled
+from tilewise.tensor import Tensor, apply, is_grad_enabled, no_grad
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
@@ -98,18 +104,56 @@ def scales_for(weights: QuantizedWeights, input: AffineParameters, output: Affin
     return np.where(empty, fine, weights.scale).astype(np.float32) if usable else weights.scale
 
 
-class QuantizedConv2d(Module):
-    """A convolution on bytes, with an activation and a residual addition taken along where asked.
+def _check_layer_size(layer: str, *sizes: Any) -> None:
+    """Raise ConfigurationError if a constructor received a weight or a layer instead of its sizes."""
+    if not all(isinstance(size, int | np.integer) and size > 0 for size in sizes):
+        raise ConfigurationError(
+            f"Quantized{layer}(...) takes the sizes of a new layer, as nn.{layer} does; use "
+            f"Quantized{layer}.from_float(layer) for a trained layer and Quantized{layer}.from_weights(...) for arrays"
+        )
 
-    `weight` is (O, C / groups, kh, kw) float32; `input` and `output` are the affine parameters of what comes in and
-    goes out. `means` of the input's channels, where known, correct the bias for what rounding did to the weights;
-    `rounded` are the weights for an input of bytes, where they were rounded before.
+
+class QuantizedConv2d(Module):
+    """A convolution on uint8 activations with int8 weights, with a fused activation and residual addition.
+
+    `QuantizedConv2d(3, 8, 3)` draws weights as nn.Conv2d does, `from_float` converts a trained layer, and
+    `from_weights` takes arrays. Where the ranges of inputs and outputs are not given, the first batch sets them.
     """
 
     computes_in_int8 = True
+    _uncalibrated: Any = None  # the float layer until the first batch sets the ranges
 
     def __init__(
         self,
+        in_channels: int,
+        out_channels: int = 0,
+        kernel_size: int | Pair = 3,
+        stride: int | Pair = 1,
+        padding: int | tuple[int, ...] = 0,
+        *,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | Pair = 1,
+        rng: Any = None,
+    ) -> None:
+        _check_layer_size("Conv2d", in_channels, out_channels)
+        sizes = in_channels, out_channels, kernel_size
+        self._await_ranges(Conv2d(*sizes, stride, padding, groups=groups, bias=bias, dilation=dilation, rng=rng))
+
+    def _await_ranges(self, conv: Any) -> None:
+        """Keep a float layer until the first batch; it is not a submodule."""
+        vars(self)["_uncalibrated"] = conv
+
+    def _calibrate(self, x: Array) -> None:
+        """Set the ranges of inputs and outputs from one batch (N, C, H, W), and quantize the weights."""
+        conv = self._uncalibrated
+        with no_grad():
+            ranges = [affine_from_range(float(v.min()), float(v.max())) for v in (x, conv(Tensor(x)).data)]
+        vars(self).update(vars(type(self).from_float(conv, *ranges)), _uncalibrated=None)
+
+    @classmethod
+    def from_weights(
+        cls,
         weight: Array,
         bias: Array | None,
         input: AffineParameters,
@@ -125,7 +169,12 @@ class QuantizedConv2d(Module):
         dilation: Pair = (1, 1),
         means: Array | None = None,
         rounded: QuantizedWeights | None = None,
-    ) -> None:
+    ) -> Self:
+        """Create a layer from a float32 weight (O, C / groups, kh, kw) and the affine parameters of input and output.
+
+        `means` of the input's channels correct the bias for the rounding of the weights; `rounded` are the int8
+        weights if they were rounded before.
+        """
         geometry = Geometry(stride, four(padding), groups, dilation)
         read = read_as(input, output, geometry)
         weights = _conv_weights(weight, bias, read, groups) if rounded is None or read.wide else rounded
@@ -134,19 +183,26 @@ class QuantizedConv2d(Module):
             bias = corrected_bias(weight, weights.dequantize(), bias, np.asarray(means), groups)
         q = np.ascontiguousarray(weights.q.transpose(0, 2, 3, 1))  # (O, kh, kw, C / groups)
         offset = integer_offset(q, bias, read.scale * scale.astype(np.float64), read)
-        self._set_up(q, scale, offset, input, output, geometry, "relu" if relu else activation, residual, out_border)
+        activation = "relu" if relu else activation
+        return cls.restored(q, scale, offset, input, output, geometry, activation, residual, out_border)
 
     @classmethod
     def from_float(
-        cls, conv: Any, input: AffineParameters, output: AffineParameters, **options: Any
-    ) -> QuantizedConv2d:
-        """From an nn.Conv2d."""
+        cls, conv: Any, input: AffineParameters | None = None, output: AffineParameters | None = None, **options: Any
+    ) -> Self:
+        """Convert an nn.Conv2d; without `input` and `output` the first batch sets the ranges."""
+        if not isinstance(conv, Conv2d):
+            raise ConfigurationError(f"QuantizedConv2d.from_float takes an nn.Conv2d, not a {type(conv).__name__}")
+        if input is None or output is None:
+            layer = cls.__new__(cls)
+            layer._await_ranges(conv)
+            return layer
         bias = None if conv.bias is None else conv.bias.data
         options = {"groups": conv.groups, "dilation": getattr(conv, "dilation", (1, 1)), **options}
-        return cls(conv.weight.data, bias, input, output, conv.stride, conv.padding, **options)
+        return cls.from_weights(conv.weight.data, bias, input, output, conv.stride, conv.padding, **options)
 
     @classmethod
-    def restored(cls, *parts: Any) -> QuantizedConv2d:
+    def restored(cls, *parts: Any) -> Self:
         """From integers: the arguments of `_set_up`."""
         layer = cls.__new__(cls)
         layer._set_up(*parts)
@@ -201,6 +257,8 @@ class QuantizedConv2d(Module):
         return int(self.kernel.nbytes + self.weight_scale.nbytes + self.offset.nbytes)
 
     def forward(self, x: Any, residual: QuantizedArray | None = None) -> QuantizedArray:
+        if self._uncalibrated is not None:
+            self._calibrate(_float(x))
         border = max(self.geometry.padding)
         if not isinstance(x, QuantizedArray):
             x = quantize_array(_float(x), self.input, border)
@@ -295,6 +353,20 @@ class QuantizedLinear(Module):
 
     def __init__(
         self,
+        in_features: int,
+        out_features: int = 0,
+        bias: bool = True,
+        *,
+        rng: Any = None,
+    ) -> None:
+        """Draw weights as nn.Linear does; the layer is dynamic. `from_float` converts a trained layer."""
+        _check_layer_size("Linear", in_features, out_features)
+        linear = Linear(in_features, out_features, bias, rng)
+        vars(self).update(vars(type(self).from_float(linear)))
+
+    @classmethod
+    def from_weights(
+        cls,
         weight: Array,
         bias: Array | None,
         input: AffineParameters | None = None,
@@ -302,19 +374,22 @@ class QuantizedLinear(Module):
         relu: bool = False,
         *,
         activation: str = "",
-    ) -> None:
+    ) -> Self:
+        """Create a layer from a float32 weight (out, in)."""
         wide = input is not None and input.wide
         weights = wide_weights(weight, bias, input) if input and wide else INT8Quantizer().quantize_weights(weight)
         scale = weights.scale if input is None or output is None else scales_for(weights, input, output)
-        self._set_up(weights.q, scale, bias, input, output, relu, activation)
+        return cls.restored(weights.q, scale, bias, input, output, relu, activation)
 
     @classmethod
-    def from_float(cls, linear: Any, **options: Any) -> QuantizedLinear:
-        """From an nn.Linear; dynamic unless `input` is given."""
-        return cls(linear.weight.data, None if linear.bias is None else linear.bias.data, **options)
+    def from_float(cls, linear: Any, **options: Any) -> Self:
+        """Convert an nn.Linear; dynamic unless `input` is given."""
+        if not isinstance(linear, Linear):
+            raise ConfigurationError(f"QuantizedLinear.from_float takes an nn.Linear, not a {type(linear).__name__}")
+        return cls.from_weights(linear.weight.data, None if linear.bias is None else linear.bias.data, **options)
 
     @classmethod
-    def restored(cls, *parts: Any) -> QuantizedLinear:
+    def restored(cls, *parts: Any) -> Self:
         """From integers: the arguments of `_set_up`."""
         layer = cls.__new__(cls)
         layer._set_up(*parts)

@@ -38,7 +38,7 @@ def _conv(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Quan
     means = model.mean_of(step.inputs[0])
     options: dict[str, Any] = {"groups": step.groups, "dilation": step.dilation, "means": means}
     options["rounded"] = None if source.wide else model.rounded(index)
-    return QuantizedConv2d(step.weight, step.bias, *settings, activation=step.activation, **options)
+    return QuantizedConv2d.from_weights(step.weight, step.bias, *settings, activation=step.activation, **options)
 
 
 def _linear(model: QuantizedModel, index: int, step: Step, stored: Stored) -> QuantizedLinear:
@@ -54,7 +54,8 @@ def _linear(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Qu
         wide = source.wide
         rounded = wide_weights(step.weight, bias, source) if wide else INT8Quantizer().quantize_weights(step.weight)
         bias = corrected_bias(step.weight, rounded.dequantize(), bias, means)
-    return QuantizedLinear(_channels_last(model, step), bias, source, output, relu, activation=step.activation)
+    weight = _channels_last(model, step)
+    return QuantizedLinear.from_weights(weight, bias, source, output, relu, activation=step.activation)
 
 
 def _between(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Any:

@@ -125,9 +125,18 @@ class INT8Quantizer:
         made = rounded_weights(w, np.atleast_1d(np.abs(w).max(axes)), 127)
         return made if calibration_data is None else replace(made, input=_input(calibration_data))
 
+    def dequantize(self, weights: QuantizedWeights) -> Array:
+        """Convert quantized weights back to float32."""
+        return weights.dequantize()
+
 
 def checked_weights(weights: Any) -> Array:
     """As an array of finite floats with something in it, or an error."""
+    if hasattr(weights, "named_modules"):
+        raise DtypeError(
+            f"a {type(weights).__name__} is not an array of weights; pass layer.weight, or use quantize(model, "
+            "calibration_dataset) for a whole model"
+        )
     w = np.asarray(weights)
     if w.dtype.kind != "f":
         raise DtypeError(f"weights must be floating point, not {w.dtype}")

@@ -1,0 +1,163 @@
+"""Calls as people type them from the teaching plan: each works, or fails with one sentence that says what to do."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewise.backend
+import tilewise.bench
+import tilewise.generate
+import tilewise.profile
+import tilewise.prune
+import tilewise.quantize
+from tilewise import Tensor, data, load_model, models, nn, save
+from tilewise.errors import TilewiseError
+
+WORKING = """
+matmul_naive(a, b)
+matmul_naive(Tensor(a), Tensor(b))
+matmul_blocked(a, b)
+matmul_blocked(a, b, 16)
+matmul_blocked(a, b, block_size=16)
+matmul_numpy(a, b)
+matmul_numpy(a.tolist(), b.tolist())
+OptimizedBackend().dispatch("matmul", a, b)
+OptimizedBackend().dispatch("conv2d", images, conv.weight.data)
+INT8Quantizer().quantize_weights(weights)
+INT8Quantizer().quantize_weights(weights=weights, calibration_data=rows)
+INT8Quantizer().quantize_weights(linear.weight)
+INT8Quantizer().dequantize(INT8Quantizer().quantize_weights(weights))
+calibrate(cnn, digits.x_train[:64])
+calibrate(cnn, Tensor(digits.x_train[:8]))
+calibrate(cnn, [digits.x_train[:8]])
+calibrate(mlp, digits.flat().x_train[:8])
+quantize(mlp, digits.flat().x_train[:64])
+QuantizedConv2d(3, 8, 3)(images)
+QuantizedConv2d(in_channels=3, out_channels=8, kernel_size=3, stride=1, padding=1)(Tensor(images))
+QuantizedConv2d.from_float(conv)(images)
+QuantizedLinear(128, 64)(rows)
+QuantizedLinear(in_features=128, out_features=64, bias=False)(rows)
+QuantizedLinear.from_float(linear)(rows)
+MagnitudePruner().prune(weights, sparsity=0.7)
+MagnitudePruner(sparsity=0.7).prune(weights)
+MagnitudePruner().prune(linear.weight, 0.7)
+prune_conv_filters(conv, sparsity=0.5)
+prune_conv_filters(conv_layer=conv)
+SparseLinear(128, 64)(rows)
+SparseLinear(in_features=128, out_features=64, bias=True)
+SparseLinear.from_dense(linear)(rows)
+SparseLinear.from_float(linear)(rows)
+SparseConv2d(3, 8, 3, padding=1)(images)
+KVCache(max_seq_len=128, n_heads=4, head_dim=8)
+KVCache(8, 4, 8).update(layer=0, key=Tensor(key), value=Tensor(value), position=3)
+cache.get(0, 3)
+cache.get(0)
+cache.get(layer=0, positions=range(3))
+CachedAttention(embed_dim=32, num_heads=4).forward(words)
+CachedAttention(32, 4).forward(words, past_kv=KVCache(64, 4, 8))
+CachedAttention(32, 4).forward(np.asarray(words), past_kv=None)
+CachedAttention(32, 4)(words, KVCache(64, 4, 8).layer(0))
+list(generate(gpt, prompt, max_new_tokens=2, use_cache=True))
+Timer(sample_seconds=1e-5).measure(lambda: a @ b, warmup=3, runs=5)
+MemoryProfiler().profile(lambda: a @ b)
+FLOPCounter().count_ops(mlp, digits.flat().x_test[:1])
+ProfilerContext()
+benchmark_model(TinyMLPerf.MLP_SPRINT, timer, training=False)
+benchmark_model("mlp", timer, training=False)
+TinyMLPerf().MLP_SPRINT
+TinyMLPerf["MLP_SPRINT"]
+compute_speedup(2.0, 1.0)
+compute_speedup(baseline=2.0, optimized=1.0)
+compute_speedup(timing, timing)
+CompetitionSubmission(event="MLP_SPRINT", recipe=reference_recipe("MLP_SPRINT"), team="owls")
+load_model("mlp")
+load_model(mlp_file)
+"""
+EXPLAINED = {
+    "matmul_naive(a, b[:5])": "cannot be multiplied",
+    "OptimizedBackend().dispatch(matmul_numpy, a, b)": "did you mean 'matmul'",
+    "INT8Quantizer().quantize_weights(linear)": "pass layer.weight",
+    "calibrate(cnn, digits)": "pass its x_train",
+    "calibrate(cnn, [(digits.x_train[:8], digits.y_train[:8])])": "has no labels",
+    "quantize(cnn)": "calibration needs data",
+    "QuantizedConv2d(conv)": "QuantizedConv2d.from_float",
+    "QuantizedLinear(linear)": "QuantizedLinear.from_float",
+    "MagnitudePruner().prune(cnn, 0.7)": "prune(model, sparsity)",
+    "MagnitudePruner().prune(weights, sparsity=70)": "between 0 and 1",
+    "prune_conv_filters(linear, 0.5)": "from an nn.Conv2d, not from a Linear",
+    "SparseLinear(linear)": "SparseLinear.from_dense",
+    "SparseLinear(weights)": "SparseLinear.from_weights",
+    "SparseLinear.from_dense(conv)": "takes an nn.Linear, not a Conv2d",
+    "CachedAttention(32, 4).forward(words, past_kv=(key, value))": "must be a KVCache",
+    "CachedAttention(32, 4).forward(words, past_kv=KVCache(8, 4, 8, n_layers=2))": "cache.layer(i)",
+    "list(generate(gpt, 'import', 4))": "data.encode(text)",
+    "Timer().measure(a @ b)": "needs a function",
+    "MemoryProfiler().profile(a @ b)": "needs a function",
+    "FLOPCounter().count_ops(mlp, (1, 64))": "np.zeros((1, 64))",
+    "benchmark_model(TinyMLPerf.TILE_OLYMPIAD)": "no model to time",
+    "benchmark_model(mlp, 'profiler')": "must be a Timer",
+    "compute_speedup(2.0, 0.0)": "positive seconds",
+    "compute_speedup(2.0, mlp)": "not one of each",
+    "CompetitionSubmission(TinyMLPerf.MLP_SPRINT, mlp, 'owls')": "reference_recipe(event)",
+    "load_model('model.pkl')": "can run any program",
+    "load_model('resnet50')": "there is no model",
+}
+
+
+@functools.cache
+def _names() -> dict[str, Any]:
+    """Names that the calls use."""
+    packages = ("backend", "quantize", "prune", "generate", "profile", "bench")
+    names: dict[str, Any] = {}
+    for package in packages:
+        module = getattr(tilewise, package)
+        names |= {name: getattr(module, name) for name in module.__all__}
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    names |= {"np": np, "Tensor": Tensor, "data": data, "load_model": load_model, "digits": data.digits()}
+    names |= {"a": draw(24, 24), "b": draw(24, 24), "weights": draw(64, 128), "rows": draw(4, 128)}
+    names |= {"images": draw(2, 3, 8, 8), "conv": nn.Conv2d(3, 8, 3, padding=1), "linear": nn.Linear(128, 64)}
+    names |= {name: models.pretrained(name) for name in ("cnn", "mlp", "gpt")}
+    names |= {"key": draw(1, 4, 3, 8), "value": draw(1, 4, 3, 8), "words": Tensor(draw(1, 6, 32))}
+    names |= {"cache": names["KVCache"](8, 4, 8), "prompt": data.text().valid[:16]}
+    names["cache"].update(0, names["key"], names["value"], 0)
+    timer = names["timer"] = names["Timer"](sample_seconds=1e-5)
+    names["timing"] = timer.measure(lambda: names["a"] @ names["b"], runs=5)
+    return names
+
+
+@pytest.mark.parametrize("call", WORKING.strip().splitlines())
+def test_a_call_of_the_plan_works(call, tmp_path):
+    save(models.pretrained("mlp"), tmp_path / "mlp.safetensors")
+    result = eval(call, _names() | {"mlp_file": tmp_path / "mlp.safetensors"})  # noqa: S307
+    assert " object at 0x" not in repr(result) or call.startswith(("ProfilerContext", "Competition"))
+
+
+@pytest.mark.parametrize(("call", "advice"), EXPLAINED.items())
+def test_a_wrong_call_of_the_plan_is_explained_in_one_sentence(call, advice):
+    with pytest.raises(TilewiseError) as caught:
+        eval(call, dict(_names()))  # noqa: S307
+    assert advice in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_that_convert_a_layer_compute_what_it_computes():
+    names = _names()
+    for quantized, layer, x in (
+        (tilewise.quantize.QuantizedConv2d.from_float(names["conv"])(names["images"]).dequantize(), "conv", "images"),
+        (tilewise.quantize.QuantizedLinear.from_float(names["linear"])(names["rows"]), "linear", "rows"),
+    ):
+        expected = np.asarray(names[layer](Tensor(names[x])))
+        assert np.abs(np.asarray(quantized) - expected).max() < 0.03 * np.abs(expected).max()
+
+
+def test_numbers_give_a_ratio_and_a_cache_says_what_it_holds():
+    assert tilewise.bench.compute_speedup(3.0, 2.0) == 1.5
+    assert repr(_names()["cache"]).startswith("KVCache(max_seq_len=8, n_heads=4, head_dim=8, n_layers=1, batch_size=1")
