@@ -73,6 +73,11 @@ def apply(operation: type[ops.Operation], *inputs: Tensor, **params: Any) -> Ten
             data = step.forward(*[t.data for t in inputs], **params)
     except (ShapeError, DtypeError):
         raise
+    except AttributeError:
+        kinds = [type(value).__name__ for value in inputs if not isinstance(value, Tensor)]
+        if not kinds:
+            raise
+        raise DtypeError(f"{operation.__name__} takes Tensors, not a {kinds[0]}") from None
     except ValueError as error:
         shapes = ", ".join(str(t.shape) for t in inputs)
         raise ShapeError(f"{operation.__name__} cannot work on shapes {shapes}: {error}") from None

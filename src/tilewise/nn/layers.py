@@ -172,6 +172,8 @@ class LayerNorm(Module):
 
 
 class Embedding(Module):
+    takes_arrays = True
+
     def __init__(self, num_embeddings: int, embedding_dim: int, rng: Rng = None) -> None:
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         values: npt.NDArray[np.float32] = np.random.default_rng(rng).standard_normal(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tilewise import _events
 from tilewise._events import recorders
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
+from tilewise.nn.inputs import call_with_arrays, needs_conversion
 from tilewise.tensor import Tensor, TensorLike
 
 
@@ -28,14 +29,22 @@ class Parameter(Tensor):
 
 
 class Module:
-    """Base class of layers and models. Set Parameters and Modules as attributes; write `forward`."""
+    """Base class of layers and models. Set Parameters and Modules as attributes; write `forward`.
+
+    Call a module with Tensors, NumPy arrays or PyTorch tensors; `forward` gets Tensors. The result is a Tensor, but in
+    eval mode PyTorch tensors give a PyTorch tensor.
+    """
 
     training: bool = True
+    takes_arrays: bool = False  # True: `forward` gets arrays as they are
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not define forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if first.__class__ is not Tensor and not self.takes_arrays and needs_conversion(first):
+            return call_with_arrays(self, args, kwargs)
         if recorders:
             return _events.record_module(self, self.forward, args, kwargs)
         return self.forward(*args, **kwargs)

@@ -26,6 +26,8 @@ _BUILDERS: dict[str, Build] = {}
 class Operator(Module):
     """A node that is no layer of nn: one operation on values. Reports name it by its subclass, the operation's name."""
 
+    takes_arrays = True
+
     def __init__(self, node: Node) -> None:
         self.node = node
 
