@@ -19,6 +19,7 @@ import _start
 from flags import DATA_ROOT, OUT_DIR, find_model_dir, read_run, run_file_of, write_run
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 
+from tilewise.costmodel.data import tpu_tiles
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.features.scaling import MinMax
 from tilewise.costmodel.models.trained import MODEL_FILE, ModelFile, read_model_file
@@ -41,7 +42,7 @@ def make_handin(model_dir: Path, out: Path, scaled_by: MinMax | None = None) -> 
     `scaled_by` has the ranges by which the grader scales its kernels, where they are not those of the run's own data.
     """
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(__file__).with_name("models.py"), out / "models.py")
+    (out / "models.py").write_text(standalone_models(), encoding="utf-8")
     run = read_run(run_file_of(model_dir))
     target = out / model_dir.name
     if (model_dir / MODEL_FILE).is_file():
@@ -51,6 +52,15 @@ def make_handin(model_dir: Path, out: Path, scaled_by: MinMax | None = None) -> 
         shutil.copytree(model_dir, target)
     write_run(run_file_of(target), run)
     return target
+
+
+def standalone_models() -> str:
+    """Return models.py with a copy of tilewise's reading of TPU tiles, so that it needs TensorFlow and NumPy only."""
+    models = Path(__file__).with_name("models.py").read_text(encoding="utf-8")
+    source = Path(tpu_tiles.__file__).read_text(encoding="utf-8").replace("from __future__ import annotations\n", "")
+    names = "read_tiles", "tile_features", "tile_kernel_features"
+    namespace = ", ".join(f"{name}={name}" for name in names)
+    return f"{models}\n\n{source}\n\nimport types\n\ntpu_tiles = types.SimpleNamespace({namespace})\n"
 
 
 def _convert(file: ModelFile, args: dict[str, Any], target: Path, scaled_by: MinMax | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from flags import TrainArgs, read_run, run_file_of
 from keras_graphs import graph_of, merged_graph
 from keras_losses import CombinedLoss
 
+from tilewise.costmodel.data import tpu_tiles
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.features.scaling import MinMax
 from tilewise.errors import ConfigurationError, FileFormatError
@@ -36,6 +37,8 @@ def load_models(path: Path | None = None) -> ModuleType:
         raise ConfigurationError(f"There is no {path}.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if getattr(module, "tpu_tiles", True) is None:  # a hand-in has its own copy
+        module.tpu_tiles = tpu_tiles  # type: ignore[attr-defined]
     return module
 
 

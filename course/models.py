@@ -283,6 +283,10 @@ class EarlyJoinResGCN(_ResGCN):
     early = True
 
 
+# tilewise's reading of TPU tiles, set by `keras_runs.py`; a hand-in holds a copy of it below (`handin.py`).
+tpu_tiles = None
+
+
 class RankerFeatures:
     """What TileRanker reads, in NumPy: sizes and tiles as logarithms, and how each tile cuts each dimension.
 
@@ -314,35 +318,50 @@ class RankerFeatures:
         config = unscaled(config, self.config_low, self.config_high).astype(np.float64)
         rest = self._tables.get("config_rest", np.zeros(0))[config.shape[1] :]
         config = np.hstack([config, np.tile(rest, (len(config), 1))])
-        sizes = self._sizes(node, opcode, edges)
-        wide = np.concatenate(
-            [
-                log(sizes[self.sizes.astype(np.int64)]),
-                self._summary(node, opcode, edges),
-                node[self._heaviest(node, opcode, len(node) - 1), self.TYPES],
-            ]
-        )
+        summary = self._summary(node, opcode, edges)
+        if len(self._tables.get("tile_columns", ())):
+            wide, raw = self._tpu(node, opcode, edges, config)
+            heavy = self._reading.node
+        else:
+            sizes = self._sizes(node, opcode, edges)
+            heavy = self._heaviest(node, opcode, edges, len(node) - 1)
+            wide = log(sizes[self.sizes.astype(np.int64)])
+            element = self.BYTES[int(np.argmax(node[0, self.TYPES]))]
+            filling = self._filling(node, opcode, sizes, config, element)
+            raw = np.hstack([self._cuts(sizes, config), self._crowds(sizes, config, element), filling])
+        wide = np.concatenate([wide, summary, node[heavy, self.TYPES]])
         wide = (as_float32(wide) - as_float32(self.global_centre)) * as_float32(self.global_scale)
-        element = self.BYTES[int(np.argmax(node[0, self.TYPES]))]
-        filling = self._filling(node, opcode, sizes, config, element)
-        raw = np.hstack([self._cuts(sizes, config), self._crowds(sizes, config, element), filling])
         own = (as_float32(raw) - as_float32(self.config_centre)) * as_float32(self.config_scale)
         kept = log(node[:, self.node_kept.astype(np.int64)])
         nodes = (as_float32(kept) - as_float32(self.node_centre)) * as_float32(self.node_scale)
         return tuple(np.clip(part, np.float32(-8.0), np.float32(8.0)) for part in (nodes, wide, own))
 
-    def _heaviest(self, node: np.ndarray, opcode: np.ndarray, root: int) -> int:
-        for number in self.HEAVY:
-            candidates = np.flatnonzero(opcode == number)
-            if len(candidates):
-                return int(candidates[np.argmax(np.maximum(node[candidates, self.SHAPE], 1).prod(axis=1))])
-        return root
+    def _tpu(
+        self, node: np.ndarray, opcode: np.ndarray, edges: np.ndarray, config: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What the tile bounds of a TPU kernel mean, by tilewise's own code: inputs of the kernel and of each tile."""
+        self._reading = tpu_tiles.read_tiles(node, opcode, edges, config)
+        columns = self.tile_columns.astype(np.int64)
+        wide = tpu_tiles.tile_kernel_features(self._reading, node)
+        return wide, tpu_tiles.tile_features(self._reading, config)[columns].T
+
+    def _heaviest(self, node: np.ndarray, opcode: np.ndarray, edges: np.ndarray, root: int) -> int:
+        """The operation with the most work: that of a product is the root of the product of its three volumes."""
+        candidates = [int(n) for n in np.flatnonzero(np.isin(opcode, self.HEAVY))]
+
+        def work(index: int) -> tuple[float, float, int]:
+            rows = [index, *edges[edges[:, 0] == index][:2, 1].tolist()]
+            volumes = np.log2(np.maximum(node[rows, self.SHAPE].astype(np.float64), 1)).sum(axis=1)
+            kind = self.HEAVY.index(int(opcode[index]))
+            return round(float(volumes.sum() / 2 if kind < 2 else volumes.max()), 6), float(volumes[0]), -kind
+
+        return max(candidates, key=work) if candidates else root
 
     def _sizes(self, node: np.ndarray, opcode: np.ndarray, edges: np.ndarray) -> np.ndarray:
         """Root, heaviest operation and its first two operands (six sizes each), its window and stride."""
         roots = np.flatnonzero(node[:, self.ROOT] > 0)
         root = int(roots[-1]) if len(roots) else len(node) - 1
-        heavy = self._heaviest(node, opcode, root)
+        heavy = self._heaviest(node, opcode, edges, root)
         operands = edges[edges[:, 0] == heavy][:2, 1]
         rows = [node[root, self.SHAPE], node[heavy, self.SHAPE], *(node[v, self.SHAPE] for v in operands)]
         rows += [np.zeros(6, np.float32)] * (4 - len(rows))

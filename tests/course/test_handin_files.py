@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from costmodel.simulated import simulated_kernels
 
+from tilewise.costmodel.data import tpu_tiles
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.features.cache_conflicts import has_conflicts, outer_dimensions
 from tilewise.costmodel.features.occupancy import element_bytes
@@ -44,7 +45,7 @@ def numpy_parts() -> dict[str, Any]:
     tree = ast.parse((COURSE / "models.py").read_text(encoding="utf-8"))
     wanted = {"RankerFeatures", "tiles", "load_bytes", "boundary", "log", "as_float32", "unscaled"}
     tree.body = [node for node in tree.body if getattr(node, "name", "") in wanted]
-    names: dict[str, Any] = {"np": np}
+    names: dict[str, Any] = {"np": np, "tpu_tiles": tpu_tiles}
     exec(compile(tree, "models.py", "exec"), names)
     return names
 

@@ -10,22 +10,20 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, TILE_FEATURES, Schema
 from tilewise.costmodel.data.shards import Split
+from tilewise.costmodel.data.tpu_tiles import estimate_runtime
 from tilewise.costmodel.features.occupancy import Gpu, element_bytes, is_product, occupancy_features
-from tilewise.costmodel.features.ranker import RankerFeatures, kernel_sizes
+from tilewise.costmodel.features.ranker import kernel_sizes
 from tilewise.costmodel.metrics import top_k_error
 
 Errors = dict[str, npt.NDArray[np.float64]]
 _RANDOM_ORDERS = 20  # random orders per kernel
 # The formulas' constants are rounded data-sheet values and estimates; they were not fitted to measurements.
-_TILE_OVERHEAD = 2.0**12  # cost of starting one tile, in elements of work
 # Per multiprocessor of a GPU: bf16 multiply-adds and bytes per cycle; memory latency and launch of a block in cycles.
 _MACS_PER_CYCLE, _BYTES_PER_CYCLE, _LATENCY_CYCLES, _START_CYCLES = 1024.0, 48.0, 1600.0, 1000.0
 _SPILL_ELEMENTS = 200.0  # accumulators of a thread beyond which registers spill
 _VECTOR_LANES = 16.0  # float32 lanes of a CPU vector
 _MIN_ACCUMULATORS = 12.0  # independent sums that keep a CPU's multipliers busy
 _COPY_COST = 16.0  # cost of packing one element, in multiply-adds
-_SAMPLE_KERNELS = 50  # kernels that the pairs of columns and sizes are chosen on
-_LOCAL_ELEMENTS = 2.0**16  # larger tiles are assumed to spill from fast memory
 
 
 def random_errors(kernels: Sequence[Kernel], ks: Sequence[int], seed: int = 0) -> Errors:
@@ -53,8 +51,7 @@ class Analytical:
     - GPU collections: the busy time of one multiprocessor, a roofline per loop step (the maximum of arithmetic, memory
       traffic and exposed latency) plus the start of each program.
     - CPU collections: padded multiply-adds at the rate that the register tile's shape allows, plus packing.
-    - Others: padded work plus a cost per tile plus a penalty for huge tiles. Each configuration column is paired with
-      the size that it divides most often. Without column names this is a guess, so evaluations skip it (`applies`).
+    - TPU collections: the estimate of `data.tpu_tiles`.
     """
 
     name = "analytical"
@@ -63,8 +60,7 @@ class Analytical:
     def __init__(self, split: Split) -> None:
         self.gpu = Gpu.from_schema(split.schema)
         self.cpu = _cpu_columns(split.schema)
-        by_name = self.gpu or self.cpu
-        self.pairs = [] if by_name else _best_slot_per_column(RankerFeatures.fit(split), split)
+        self.known = self.applies(split.schema)
 
     @staticmethod
     def applies(schema: Schema) -> bool:
@@ -72,23 +68,16 @@ class Analytical:
         return bool(Gpu.from_schema(schema) or _cpu_columns(schema) or schema.config_features == TILE_FEATURES)
 
     def score(self, kernel: Kernel) -> npt.NDArray[np.float32]:
-        """Return the logarithm of the estimated cost of each configuration."""
+        """Return the logarithm of the estimated cost of each configuration; 0 where columns have no known meaning."""
+        if not self.known:
+            return np.zeros(kernel.n_configs, np.float32)
         if self.gpu is not None:
-            return np.log(_gpu_cycles(self.gpu, kernel)).astype(np.float32)
-        if self.cpu:
-            return np.log(_cpu_work(self.cpu, kernel)).astype(np.float32)
-        # Without names: logarithms of padded work, number of tiles and tile volume.
-        sizes = np.maximum(kernel_sizes(kernel), 1.0)
-        padded, tiles, volume = 0.0, 0.0, 0.0
-        for column, slot in self.pairs:
-            tile = np.maximum(np.abs(kernel.config_feat[:, column].astype(np.float64)), 1.0)
-            count = np.ceil(sizes[slot] / tile)
-            padded = padded + np.log2(count * tile)
-            tiles = tiles + np.log2(count)
-            volume = volume + np.log2(np.minimum(tile, sizes[slot]))
-        work = np.exp2(np.minimum(padded, 60)) + _TILE_OVERHEAD * np.exp2(np.minimum(tiles, 48))
-        spill = np.maximum(0.0, volume - np.log2(_LOCAL_ELEMENTS))
-        return np.broadcast_to(np.log2(work) + spill, kernel.n_configs).astype(np.float32)
+            cost = _gpu_cycles(self.gpu, kernel)
+        elif self.cpu:
+            cost = _cpu_work(self.cpu, kernel)
+        else:
+            cost = estimate_runtime(kernel.node_feat, kernel.node_opcode, kernel.edge_index, kernel.config_feat)
+        return np.log(cost).astype(np.float32)
 
 
 def _gpu_cycles(gpu: Gpu, kernel: Kernel) -> npt.NDArray[np.float64]:
@@ -138,20 +127,3 @@ def _cpu_work(columns: list[int], kernel: Kernel) -> npt.NDArray[np.float64]:
     # Too few accumulators expose the latency of multiply-adds; thin tiles load more than they compute.
     rate = np.minimum(1.0, rows * vectors / _MIN_ACCUMULATORS) * np.minimum(1.0, 2.0 / (1 / rows + 1 / vectors) / 2.0)
     return np.asarray(own_m * own_n * k * padding / rate + _COPY_COST * (pack_a * own_m * k + pack_b * k * own_n))
-
-
-def _best_slot_per_column(features: RankerFeatures, split: Split) -> list[tuple[int, int]]:
-    """Pair every tile column with the size slot that it divides most often, on a sample of kernels."""
-    kernels = split[:_SAMPLE_KERNELS]
-    pairs = []
-    for column in np.unique(features.pairs[:, 0]):
-        slots = features.pairs[features.pairs[:, 0] == column][:, 1]
-        shares = [np.mean([_divides(kernel, int(column), int(slot)) for kernel in kernels]) for slot in slots]
-        pairs.append((int(column), int(slots[int(np.argmax(shares))])))
-    return pairs
-
-
-def _divides(kernel: Kernel, column: int, slot: int) -> float:
-    """Return the share of configurations whose column divides the size."""
-    size, tile = max(kernel_sizes(kernel)[slot], 1.0), np.maximum(np.abs(kernel.config_feat[:, column]), 1.0)
-    return float(np.mean((tile <= size) & (np.mod(size, tile) == 0)))

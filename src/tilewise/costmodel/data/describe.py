@@ -20,7 +20,8 @@ import numpy.typing as npt
 from tilewise.costmodel.data.collection import MeasuredKernel, read_collection, read_folder
 from tilewise.costmodel.data.dataset import SPLITS, find_collection, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.schema import OPCODES, Schema
+from tilewise.costmodel.data.schema import OPCODES, TILE_FEATURES, Schema
+from tilewise.costmodel.data.tpu_tiles import read_tiles
 
 Floats = npt.NDArray[np.float64]
 _FAMILY_OPCODES = ("convolution", "dot", "reduce-window", "reduce")  # by decreasing cost
@@ -104,7 +105,7 @@ def describe(root: str | os.PathLike[str], *, progress: bool = True) -> Collecti
         count[2].add(kernel.program)
         count[3] |= kernel.labelled
         if kernel.labelled:
-            kernels.append(_kernel_figures(split, member))
+            kernels.append(_kernel_figures(split, member, schema))
     splits = {split: SplitCount(count[0], count[1], len(count[2]), count[3]) for split, count in counts.items()}
     return _summarize(os.fspath(root), schema, splits, kernels)
 
@@ -127,7 +128,7 @@ def _without_noise(kernel: Kernel) -> MeasuredKernel:
     return MeasuredKernel(kernel, unknown, np.ones(kernel.n_configs, np.uint16), {})
 
 
-def _kernel_figures(split: str, member: MeasuredKernel) -> _KernelFigures:
+def _kernel_figures(split: str, member: MeasuredKernel, schema: Schema) -> _KernelFigures:
     """Compute slowdowns, deviations and the family of one labelled kernel."""
     kernel = member.kernel
     target = kernel.runtime / kernel.normalizer
@@ -135,12 +136,15 @@ def _kernel_figures(split: str, member: MeasuredKernel) -> _KernelFigures:
     deviation = member.deviation[np.isfinite(member.deviation)].astype(np.float64)
     if not len(deviation):
         deviation = _repeat_deviation(kernel, target)
-    family = str(member.problem.get("family") or _guess_family(kernel))
+    family = str(member.problem.get("family") or _guess_family(kernel, schema))
     return _KernelFigures(split, kernel, family, target / target.min(), deviation)
 
 
-def _guess_family(kernel: Kernel) -> str:
-    """Name the family of a kernel that does not state it after its most expensive kind of instruction."""
+def _guess_family(kernel: Kernel, schema: Schema) -> str:
+    """Name the family of a kernel that does not state it after the operation that its tiles or its work refer to."""
+    if schema.config_features == TILE_FEATURES:
+        reading = read_tiles(kernel.node_feat, kernel.node_opcode, kernel.edge_index, kernel.config_feat)
+        return "elementwise" if reading.operation == "loop" else OPCODES[kernel.node_opcode[reading.node]]
     # A fusion with a convolution and a reduction is dominated by the convolution.
     present = {OPCODES[number] for number in kernel.node_opcode}
     return next((name for name in _FAMILY_OPCODES if name in present), "elementwise")

@@ -7,8 +7,9 @@ may divide; the features of a pair are the number of tiles and the padding of th
 the train split, not by column names: those that explain most of the runtime. Slots that are equal in the whole split
 count as one. Sum and product columns are left out, because in logarithms they are linear in the other columns.
 
-On GPUs the occupancy of each configuration is added (see `occupancy`). Cache conflicts are added where they explain
-runtimes (see `cache_conflicts`).
+TPU collections have the 24 tile columns of TpuGraphs, whose meaning is known: there the pairs are replaced by the
+quantities of `tpu_tiles`. On GPUs the occupancy of each configuration is added (see `occupancy`). Cache
+conflicts are added where they explain runtimes (see `cache_conflicts`).
 
 Columns with few distinct values also enter as steps ("at least this value"), so that a network can split them as a
 decision tree does.
@@ -16,7 +17,6 @@ decision tree does.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,8 +26,21 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
+from tilewise.costmodel.data.schema import (
+    DIMENSIONS,
+    NODE_COLUMN,
+    NODE_FEATURES,
+    OPCODE_NUMBER,
+    TILE_FEATURES,
+)
 from tilewise.costmodel.data.shards import Split
+from tilewise.costmodel.data.tpu_tiles import (
+    TILE_FEATURE_COUNT,
+    TileReading,
+    read_tiles,
+    tile_features,
+    tile_kernel_features,
+)
 from tilewise.costmodel.features.cache_conflicts import (
     NO_CONFLICTS,
     CacheConflicts,
@@ -36,32 +49,39 @@ from tilewise.costmodel.features.cache_conflicts import (
     has_conflicts,
     outer_dimensions,
 )
+from tilewise.costmodel.features.column_selection import (
+    DERIVED,
+    MAX_PADDING,
+    Configs,
+    LogRuntimes,
+    distinct_slots,
+    fit_pairs,
+    fit_steps,
+    subsample,
+    tile_columns,
+    useful_columns,
+)
 from tilewise.costmodel.features.occupancy import Gpu, element_bytes, occupancy_features
 from tilewise.costmodel.features.scaling import ModelInputs, extremes
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]
-Configs = Sequence[npt.NDArray[Any]]  # raw configurations, one array (C, columns) per kernel
-LogRuntimes = Sequence[npt.NDArray[np.float64]]  # one array (C,) per kernel
 
-_DERIVED = re.compile(r"_(sum|product)$")
 _HEAVY = tuple(OPCODE_NUMBER[name] for name in ("convolution", "dot", "reduce-window", "reduce"))
+_CONTRACTIONS = 2  # the first kinds of _HEAVY
+_IS_HEAVY = np.isin(np.arange(256), _HEAVY)
 _SHAPE = slice(NODE_COLUMN["shape_dimensions_0"], NODE_COLUMN["shape_dimensions_0"] + DIMENSIONS)
 _WINDOW = slice(NODE_COLUMN["window_size_0"], NODE_COLUMN["window_size_0"] + 2)
 _STRIDE = slice(NODE_COLUMN["window_stride_0"], NODE_COLUMN["window_stride_0"] + 2)
 _TYPES = slice(NODE_COLUMN["shape_element_type_is_invalid_type"], NODE_COLUMN["shape_dimensions_0"])
 _ROOT = NODE_COLUMN["is_root"]
 _N_SIZES = 4 * DIMENSIONS + 4  # four shapes, two window sizes, two strides
-_MAX_STEPS = 12  # thresholds of a column
-_MAX_PAIRS = 64  # (column, size slot) pairs in all
-_MIN_PAIRS_PER_COLUMN = 2
-_MAX_PADDING = 64.0  # ratio of padded to real size; larger ratios are clipped
 _MAX_DEVIATIONS = np.float32(8)  # inputs are clipped to this many standard deviations of the train split
 # Samples for fitting. They bound the time of a fit; results are insensitive to them.
 _KERNELS_FOR_FIT = 2000
 _ROWS_FOR_FIT = 64_000
-_ROWS_FOR_PAIRS = 16_000
 _MIN_ROWS_PER_KERNEL = 32
+_NO_TILES = np.zeros(0, np.int64)
 # Attributes that model files store under an older name.
 _STORED_NAMES = {"node_columns": "node_kept", "cache_conflicts": "crowds"}
 
@@ -83,16 +103,22 @@ def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
 
 
 def _heaviest(kernel: Kernel, root: int) -> int:
-    """Return the node of the most expensive operation by kind, the largest of that kind; else the root."""
-    # Kinds of operations from most to least expensive.
-    for opcode in _HEAVY:
-        candidates = (kernel.node_opcode == opcode).nonzero()[0]
-        if len(candidates) == 1:
-            return int(candidates[0])
-        if len(candidates):
-            volume = np.maximum(kernel.node_feat[candidates, _SHAPE], 1).prod(axis=1)
-            return int(candidates[np.argmax(volume)])
-    return root
+    """Return the node of the operation with the most work among contractions and reductions; else the root."""
+    candidates = _IS_HEAVY[kernel.node_opcode].nonzero()[0].tolist()
+    return max(candidates, key=lambda node: _work(kernel, node)) if len(candidates) > 1 else (*candidates, root)[0]
+
+
+def _work(kernel: Kernel, node: int) -> tuple[float, float, int]:
+    """Return log2 of the work of an operation, then its volume and its kind, to decide between equal work.
+
+    For a product of (M, K) and (K, N) the work is sqrt(MK * KN * MN) = MNK; for a reduction it is its operand.
+    """
+    operands = kernel.edge_index[kernel.edge_index[:, 0] == node, 1][:2]
+    shapes = np.maximum(kernel.node_feat[[node, *operands.tolist()], _SHAPE].astype(np.float64), 1)
+    volumes = np.log2(shapes).sum(axis=1)
+    kind = _HEAVY.index(int(kernel.node_opcode[node]))
+    work = volumes.sum() / 2 if kind < _CONTRACTIONS else volumes.max()
+    return round(float(work), 6), float(volumes[0]), -kind
 
 
 def _summary(kernel: Kernel) -> npt.NDArray[np.float64]:
@@ -138,11 +164,12 @@ class RankerFeatures:
     config_high: Floats
     gpu: npt.NDArray[np.float64]  # Gpu.to_array(), or empty
     cache_conflicts: CacheConflicts
+    tile_columns: npt.NDArray[np.int64]  # indices of the `tpu_tiles` features that vary; empty for other collections
 
     _NAMES: ClassVar[tuple[str, ...]] = (
         "node_columns", "node_centre", "node_scale", "columns", "steps", "pairs", "sizes",
         "global_centre", "global_scale", "config_centre", "config_scale",
-        "node_low", "node_high", "config_low", "config_high", "gpu", "cache_conflicts",
+        "node_low", "node_high", "config_low", "config_high", "gpu", "cache_conflicts", "tile_columns",
     )  # fmt: skip
 
     @classmethod
@@ -157,8 +184,11 @@ class RankerFeatures:
         configs = [k.config_feat[r].astype(np.float64) for k, r in zip(kernels, rows, strict=True)]
         logs = [np.log(k.target[r]) for k, r in zip(kernels, rows, strict=True)] if split.labelled else None
         sizes = np.stack([kernel_sizes(k) for k in kernels])
-        columns = _useful_columns(np.concatenate(configs), split.schema.config_features)
-        slots = _distinct_slots(sizes)
+        columns = useful_columns(np.concatenate(configs), split.schema.config_features)
+        slots = distinct_slots(sizes)
+        tiles = _NO_TILES
+        if tuple(split.schema.config_features) == TILE_FEATURES:
+            columns, slots, tiles = columns[:0], slots[:0], _varying_tile_features(kernels, configs)
         gpu = Gpu.from_schema(split.schema)
         # The draft has no scaling yet; it computes the raw features that the scaling is fitted to.
         node_columns, node_centre, node_scale = _fit_nodes(kernels)
@@ -168,20 +198,23 @@ class RankerFeatures:
         draft = cls(
             node_columns=node_columns, node_centre=node_centre, node_scale=node_scale,
             columns=columns,
-            steps=_fit_steps(np.concatenate(configs), columns),
-            pairs=_fit_pairs(columns, slots, *_subsample(configs, logs), sizes),
+            steps=fit_steps(np.concatenate(configs), columns),
+            pairs=fit_pairs(columns, slots, *subsample(configs, logs), sizes),
             sizes=slots,
             global_centre=unscaled, global_scale=unscaled, config_centre=unscaled, config_scale=unscaled,
             node_low=node_low, node_high=node_high, config_low=config_low, config_high=config_high,
             gpu=np.zeros(0) if gpu is None else gpu.to_array(),
-            cache_conflicts=_fit_conflicts(columns, *_subsample(configs, logs), kernels, sizes),
+            cache_conflicts=_fit_conflicts(columns, *subsample(configs, logs), kernels, sizes),
+            tile_columns=tiles,
         )  # fmt: skip
-        raw_global = np.stack([draft._raw_global(k, s) for k, s in zip(kernels, sizes, strict=True)])
+        readings = [draft._reading(k) for k in kernels]
+        raw_global = np.stack([draft._raw_global(*row) for row in zip(kernels, sizes, readings, strict=True)])
         # Raw features of all sampled configurations, one row per feature.
         raw_config = np.empty((draft._raw_width, sum(len(c) for c in configs)), np.float32)
         starts = np.cumsum([0, *(len(c) for c in configs)])
-        for k, s, c, start in zip(kernels, sizes, configs, starts[:-1], strict=True):
-            draft._raw_config(k, s, np.ascontiguousarray(c.T, dtype=np.float32), raw_config[:, start : start + len(c)])
+        for k, s, r, c, start in zip(kernels, sizes, readings, configs, starts[:-1], strict=True):
+            rows_of = np.ascontiguousarray(c.T, dtype=np.float32)
+            draft._raw_config(k, s, rows_of, raw_config[:, start : start + len(c)], reading=r)
         values = {name: getattr(draft, name) for name in cls._NAMES}
         values["global_centre"], values["global_scale"] = _moments(raw_global)
         values["config_centre"], values["config_scale"] = _moments(raw_config.T)
@@ -189,8 +222,9 @@ class RankerFeatures:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> RankerFeatures:
-        """Rebuild the preparation from a model file; older files have no GPU and no cache conflicts."""
-        tables = {"gpu": np.zeros(0), _STORED_NAMES["cache_conflicts"]: NO_CONFLICTS, **tensors}
+        """Rebuild the preparation from a model file; older files have no GPU, cache conflicts or tile features."""
+        defaults = {"gpu": np.zeros(0), _STORED_NAMES["cache_conflicts"]: NO_CONFLICTS, "tile_columns": _NO_TILES}
+        tables: dict[str, Any] = {**defaults, **tensors}
         stored = {name: _STORED_NAMES.get(name, name) for name in cls._NAMES}
         if any(name not in tables for name in stored.values()):
             raise FileFormatError("The model file lacks the feature tables of a TileRanker; train or export it again.")
@@ -214,13 +248,14 @@ class RankerFeatures:
         # The model reads columns by position.
         if config.shape[1] != len(self.config_low) or kernel.node_feat.shape[1] != len(self.node_low):
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
-        familiar = self.with_train_constants(config)
+        # Tile quantities follow from definitions, so that they read columns that were constant in training too.
+        familiar = config if len(self.tile_columns) else self.with_train_constants(config)
         sizes, kernel_wide, node = self.graph_inputs(kernel)
         # The table is (features, C), so that one feature is contiguous in memory.
         table = np.empty((self.config_width, len(config)), np.float32)
         table[: self.global_width] = kernel_wide[:, None]
         own = table[self.global_width :]
-        self._raw_config(kernel, sizes, np.ascontiguousarray(familiar.T), own)
+        self._raw_config(kernel, sizes, np.ascontiguousarray(familiar.T), own, reading=self._reading(kernel))
         _scale_rows(own, self.config_centre, self.config_scale)
         return ModelInputs(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), table.T)
 
@@ -230,10 +265,13 @@ class RankerFeatures:
 
     def graph_inputs(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
         """Return the kernel's sizes, its kernel-wide inputs and its node inputs."""
-        node_feat = _with_constants(kernel.node_feat, self._constant_node, self.node_low)
+        node_feat, reading = (
+            _with_constants(kernel.node_feat, self._constant_node, self.node_low),
+            self._reading(kernel),
+        )
         kernel = kernel if node_feat is kernel.node_feat else Kernel(**(vars(kernel) | {"node_feat": node_feat}))
         sizes = kernel_sizes(kernel)
-        kernel_wide = _scaled(self._raw_global(kernel, sizes), self.global_centre, self.global_scale)
+        kernel_wide = _scaled(self._raw_global(kernel, sizes, reading), self.global_centre, self.global_scale)
         node = _scaled(_signed_log(kernel.node_feat[:, self.node_columns]), self.node_centre, self.node_scale)
         return sizes, kernel_wide, node
 
@@ -246,18 +284,41 @@ class RankerFeatures:
         return np.flatnonzero(self.node_high == self.node_low)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        return {_STORED_NAMES.get(name, name): np.ascontiguousarray(getattr(self, name)) for name in self._NAMES}
+        names = [name for name in self._NAMES if name != "tile_columns" or len(self.tile_columns)]
+        return {_STORED_NAMES.get(name, name): np.ascontiguousarray(getattr(self, name)) for name in names}
 
     def settings(self) -> dict[str, Any]:
         return {}
 
-    def _raw_global(self, kernel: Kernel, sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Compute the unscaled kernel-wide inputs: sizes, graph summary, element type of the heaviest operation."""
-        heavy = kernel.node_feat[_heaviest(kernel, len(kernel.node_feat) - 1), _TYPES]
-        return np.concatenate([_signed_log(sizes[self.sizes]), _summary(kernel), heavy])
+    def _reading(self, kernel: Kernel) -> TileReading | None:
+        """Return the tensors that the kernel's tile bounds refer to; None if the collection is not a TPU's."""
+        if not len(self.tile_columns):
+            return None
+        return read_tiles(kernel.node_feat, kernel.node_opcode, kernel.edge_index, kernel.config_feat)
 
-    def _raw_config(self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: Floats, out: Floats) -> None:
+    def _raw_global(
+        self, kernel: Kernel, sizes: npt.NDArray[np.float64], reading: TileReading | None
+    ) -> npt.NDArray[np.float64]:
+        """Compute the unscaled kernel-wide inputs: sizes, graph summary, element type of the heaviest operation."""
+        if reading is not None:
+            tiles, heavy = tile_kernel_features(reading, kernel.node_feat), reading.node
+        else:
+            tiles, heavy = _signed_log(sizes[self.sizes]), _heaviest(kernel, len(kernel.node_feat) - 1)
+        return np.concatenate([tiles, _summary(kernel), kernel.node_feat[heavy, _TYPES]])
+
+    def _raw_config(
+        self,
+        kernel: Kernel,
+        sizes: npt.NDArray[np.float64],
+        config: Floats,
+        out: Floats,
+        *,
+        reading: TileReading | None,
+    ) -> None:
         """Compute the unscaled inputs of configurations (columns, C) into `out` (features, C), block by block."""
+        if reading is not None:
+            out[:] = tile_features(reading, config.T)[self.tile_columns]
+            return
         gpu = Gpu.from_array(self.gpu)
         lengths = len(self.columns), len(self.steps), len(self.pairs), len(self.pairs), len(self.cache_conflicts)
         logs, steps, counts, padding, conflicts, occupancy = np.split(out, np.cumsum(lengths))
@@ -308,6 +369,8 @@ class RankerFeatures:
 
     @property
     def _raw_width(self) -> int:
+        if len(self.tile_columns):
+            return len(self.tile_columns)
         gpu = Gpu.from_array(self.gpu)
         width = len(self.columns) + len(self.steps) + 2 * len(self.pairs) + len(self.cache_conflicts)
         return width + (0 if gpu is None else gpu.feature_count)
@@ -321,7 +384,7 @@ def _tile_features(tile: Floats, size: npt.NDArray[np.float64], counts: Floats, 
     np.log2(tiles, out=counts)
     tile *= tiles
     tile /= size
-    np.log2(np.minimum(tile, np.float32(_MAX_PADDING), out=tile), out=padding)
+    np.log2(np.minimum(tile, np.float32(MAX_PADDING), out=tile), out=padding)
 
 
 def _outer(kernel: Kernel, sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -364,10 +427,6 @@ def _sample_rows(count: int, share: int, rng: np.random.Generator) -> npt.NDArra
     return np.arange(count) if count <= limit else np.sort(rng.choice(count, limit, replace=False))
 
 
-def _centre(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.asarray(x - x.mean())
-
-
 def _moments(raw: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     """Return mean and inverse deviation of each column; a constant column gets the factor 0."""
     deviation = raw.std(axis=0, dtype=np.float64)
@@ -375,78 +434,21 @@ def _moments(raw: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     return raw.mean(axis=0, dtype=np.float64).astype(np.float32), factor.astype(np.float32)
 
 
+def _varying_tile_features(kernels: Sequence[Kernel], configs: Configs) -> npt.NDArray[np.int64]:
+    """Return the indices of the tile features that differ between configurations of any kernel."""
+    varying = np.zeros(TILE_FEATURE_COUNT, bool)
+    for kernel, config in zip(kernels, configs, strict=True):
+        reading = read_tiles(kernel.node_feat, kernel.node_opcode, kernel.edge_index, kernel.config_feat)
+        varying |= np.ptp(tile_features(reading, config), axis=1) > 0
+    return np.flatnonzero(varying)
+
+
 def _fit_nodes(kernels: Sequence[Kernel]) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Select the node columns that vary and are not sums or products; return them with mean and inverse deviation."""
     rows = np.concatenate([k.node_feat for k in kernels])
-    basic = np.array([not _DERIVED.search(name) for name in NODE_FEATURES])
+    basic = np.array([not DERIVED.search(name) for name in NODE_FEATURES])
     columns = np.flatnonzero((rows.max(axis=0) > rows.min(axis=0)) & basic)
     return columns, *_moments(_signed_log(rows[:, columns]))
-
-
-def _useful_columns(config: npt.NDArray[Any], names: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Select the configuration columns that vary, without sums and products whose parts are columns too."""
-    all_names = set(names)
-    derived = [bool(_DERIVED.search(name)) and _DERIVED.sub("_0", name) in all_names for name in names]
-    return np.flatnonzero((config.max(axis=0) > config.min(axis=0)) & ~np.array(derived))
-
-
-def _distinct_slots(sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Select the size slots that vary, without those that always equal an earlier one."""
-    varying = [s for s in range(sizes.shape[1]) if sizes[:, s].max() > sizes[:, s].min()]
-    distinct: list[int] = []
-    for slot in varying:
-        if not any((sizes[:, slot] == sizes[:, other]).all() for other in distinct):
-            distinct.append(slot)
-    return np.array(distinct, dtype=np.int64)
-
-
-def _fit_steps(config: npt.NDArray[Any], columns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Choose the thresholds of each column: all of its values if they are few, else quantiles."""
-    steps = []
-    for column in columns:
-        values = np.unique(config[:, column])
-        # Many values: thresholds at quantiles that are values of the column.
-        if len(values) > _MAX_STEPS:
-            shares = np.linspace(0, 1, _MAX_STEPS + 1)[1:]
-            values = np.unique(np.quantile(config[:, column], shares, method="nearest"))
-        # A column with two values needs no steps; its logarithm says the same.
-        if len(values) > 2:
-            steps += [(float(column), float(value)) for value in values[1:]]
-    return np.array(steps, dtype=np.float64).reshape(-1, 2)
-
-
-def _subsample(configs: Configs, logs: LogRuntimes | None) -> tuple[Configs, LogRuntimes | None]:
-    """Take every n-th row, so that selecting pairs takes a fraction of a second on any collection; centre the logs."""
-    step = -(-sum(len(c) for c in configs) // _ROWS_FOR_PAIRS)
-    return [c[::step] for c in configs], None if logs is None else [_centre(log[::step]) for log in logs]
-
-
-def _fit_pairs(
-    columns: npt.NDArray[np.int64],
-    slots: npt.NDArray[np.int64],
-    configs: Configs,
-    logs: LogRuntimes | None,
-    sizes: npt.NDArray[np.float64],
-) -> npt.NDArray[np.int64]:
-    """Select the (column, slot) pairs whose tile count and padding explain most of the runtime, whatever their names.
-
-    Columns that look like flags (values below 4, or fractions) get no pairs. All pairs compete, but every tile
-    column keeps at least its best few.
-    """
-    tiles = _tile_columns(columns, np.concatenate(configs))
-    if not len(tiles) or not len(slots):
-        return np.zeros((0, 2), np.int64)
-    explained = np.array([_explained_by_slots(c, slots, configs, sizes, logs) for c in tiles])  # (tiles, slots)
-    ranks = (-explained).argsort(axis=1, kind="stable").argsort(axis=1)
-    # Adding 1, more than any share, puts every column's best pairs first.
-    best = np.argsort(-(explained + (ranks < _MIN_PAIRS_PER_COLUMN)).ravel(), kind="stable")[:_MAX_PAIRS]
-    pairs = [(tiles[i // len(slots)], slots[i % len(slots)]) for i in np.sort(best)]
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
-
-
-def _tile_columns(columns: npt.NDArray[np.int64], config: npt.NDArray[Any]) -> list[int]:
-    """Select the columns that can be tile sizes: integers with a value of at least 4."""
-    return [int(c) for c in columns if config[:, c].max() >= 4 and (config[:, c] % 1 == 0).all()]
 
 
 def _fit_conflicts(
@@ -464,43 +466,4 @@ def _fit_conflicts(
     outer = np.stack([_outer(k, s) for k, s in zip(kernels, sizes, strict=True)])
     kernel_index = np.repeat(np.arange(len(configs)), [len(c) for c in configs])
     samples = ConflictSamples(config, kernel_index, np.concatenate(logs), outer)
-    return fit_cache_conflicts(_tile_columns(columns, config), flags, samples)
-
-
-def _explained_by_slots(
-    column: int,
-    slots: npt.NDArray[np.int64],
-    configs: Configs,
-    sizes: npt.NDArray[np.float64],
-    logs: LogRuntimes | None,
-) -> list[float]:
-    """Return, for each slot, the share of log runtime that tile count and padding explain beyond the column itself.
-
-    Everything is centred per kernel, because only differences within a kernel matter. Without runtimes the measure is
-    how often the column divides the slot.
-    """
-    tile = np.concatenate([np.maximum(np.abs(c[:, column]), 1.0) for c in configs])
-    kernel = np.repeat(np.arange(len(configs)), [len(c) for c in configs])
-    if logs is None:
-        return [float(np.mean(np.maximum(sizes[kernel, s], 1.0) % tile == 0)) for s in slots]
-    # Regress out log2(tile), first from the log runtime and then from both features of a pair.
-    log_runtime, own = np.concatenate(logs), _centred(np.log2(tile), kernel)
-    own_norm = max(float(own @ own), 1e-9)
-    residual = log_runtime - own * (float(own @ log_runtime) / own_norm)
-    variance = max(float(residual @ residual), 1e-9)
-    explained = []
-    for slot in slots:
-        size = np.maximum(sizes[kernel, slot], 1.0)
-        count = np.ceil(size / tile)
-        pair = np.stack([np.log2(count), np.log2(np.minimum(count * tile / size, _MAX_PADDING))], axis=1)
-        pair = np.stack([_centred(part, kernel) for part in pair.T], axis=1)
-        pair -= own[:, None] * (own @ pair / own_norm)
-        gram, moment = pair.T @ pair + 1e-6 * len(pair) * np.eye(2), pair.T @ residual
-        explained.append(float(moment @ np.linalg.solve(gram, moment)) / variance)
-    return explained
-
-
-def _centred(x: npt.NDArray[np.float64], kernel: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Subtract the mean of each kernel."""
-    mean = np.bincount(kernel, x) / np.maximum(np.bincount(kernel), 1)
-    return np.asarray(x - mean[kernel])
+    return fit_cache_conflicts(tile_columns(columns, config), flags, samples)

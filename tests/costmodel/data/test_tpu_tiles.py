@@ -1,0 +1,138 @@
+"""What tile bounds mean, on the public sample of real runs and on drawn layouts, types and operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewise.costmodel.data import tpu_tiles
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import ELEMENT_TYPES, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
+from tilewise.costmodel.data.tpu_tiles import (
+    estimate_runtime,
+    read_tiles,
+    tile_consistency,
+    tile_features,
+    tile_kernel_features,
+    tile_quantities,
+    tiled_tensor,
+)
+from tilewise.costmodel.metrics import top_k_error
+
+SAMPLE = next(
+    (p for up in Path(__file__).resolve().parents if (p := up / "shared/data/tpugraphs/op_tuning_data.pb").is_file()),
+    Path("missing"),
+)
+TYPES = ("f32", "bf16", "s32", "pred")
+
+
+def sample_kernels() -> list[Kernel]:
+    from tilewise.costmodel.hlo.tuning_data import read_tuning_data
+
+    if not SAMPLE.is_file():
+        pytest.skip(f"no {SAMPLE}")
+    return read_tuning_data(SAMPLE).kernels
+
+
+def reading_of(kernel: Kernel) -> tpu_tiles.TileReading:
+    return read_tiles(kernel.node_feat, kernel.node_opcode, kernel.edge_index, kernel.config_feat)
+
+
+def test_no_bound_of_a_real_run_exceeds_its_dimension_in_registers() -> None:
+    kernels = sample_kernels()
+    assert sum(int(tile_consistency(reading_of(k), k.config_feat).sum()) for k in kernels) == 752
+    # A looser reading would be consistent too: the largest bound has to be the number of registers, almost always.
+    largest = [
+        (bound, registers)
+        for kernel in kernels
+        for bound, registers in zip(
+            kernel.config_feat[:, 8:14].max(axis=0), reading_of(kernel).output.registers, strict=False
+        )
+        if bound and registers > 1
+    ]
+    assert sum(bound == registers for bound, registers in largest) >= len(largest) - 2
+
+
+def test_the_estimate_ranks_real_tiles_without_any_training() -> None:
+    kernels = sample_kernels()
+    errors = []
+    for k in kernels:
+        scores = estimate_runtime(k.node_feat, k.node_opcode, k.edge_index, k.config_feat)
+        errors.append([top_k_error(k.target, scores, at) for at in (1, 5)])
+    one, five = np.mean(errors, axis=0)
+    assert one < 0.05 and five < 0.005
+
+
+def test_column_numbers_are_those_of_the_schema() -> None:
+    names = {
+        "ROOT": "is_root", "TYPES": "shape_element_type_is_invalid_type", "SHAPE": "shape_dimensions_0",
+        "WINDOW": "window_size_0", "STRIDE": "window_stride_0", "LAYOUT": "layout_minor_to_major_0",
+    }  # fmt: skip
+    names |= {
+        constant: f"convolution_dim_numbers_{name}"
+        for constant, name in (
+            ("INPUT_BATCH", "input_batch_dim"), ("INPUT_FEATURE", "input_feature_dim"),
+            ("INPUT_SPATIAL", "input_spatial_dims_0"), ("FILTER_INPUT", "kernel_input_feature_dim"),
+            ("FILTER_OUTPUT", "kernel_output_feature_dim"), ("FILTER_SPATIAL", "kernel_spatial_dims_0"),
+            ("OUTPUT_BATCH", "output_batch_dim"), ("OUTPUT_FEATURE", "output_feature_dim"),
+        )
+    }  # fmt: skip
+    for constant, name in names.items():
+        column = getattr(tpu_tiles, constant)
+        assert NODE_COLUMN[name] == getattr(column, "start", column), constant
+    for name in ("CONVOLUTION", "DOT", "PARAMETER", "REDUCE", "TUPLE"):
+        assert getattr(tpu_tiles, name) == OPCODE_NUMBER[name.lower()]
+    assert len(tpu_tiles.ELEMENT_BYTES) == len(tpu_tiles.REGISTER_ROWS) == len(ELEMENT_TYPES)
+
+
+def node_row(shape: list[int], order: list[int], kind: str, root: bool) -> np.ndarray:
+    """Features of a node: logical shape, layout major to minor, element type."""
+    row = np.zeros(len(NODE_FEATURES), np.float32)
+    row[NODE_COLUMN["is_root"]] = root
+    row[NODE_COLUMN[f"shape_element_type_is_{kind}"]] = 1
+    row[21 : 21 + len(shape)] = shape
+    row[134 : 134 + len(order)] = order[::-1]
+    return row
+
+
+@given(st.data())
+def test_tiles_cover_their_tensor_and_ignore_the_numbering_of_dimensions(data: st.DataObject) -> None:
+    physical = data.draw(st.lists(st.integers(1, 700), min_size=1, max_size=5))
+    kind, operation = data.draw(st.sampled_from(TYPES)), data.draw(st.sampled_from(["add", "reduce"]))
+    readings, tables = [], []
+    bounds = None
+    for _ in range(2):
+        # The same tensor in memory, with its dimensions numbered in two ways.
+        order = data.draw(st.permutations(range(len(physical))))
+        shape = [0] * len(physical)
+        for size, dimension in zip(physical, order, strict=True):
+            shape[dimension] = size
+        nodes = [node_row(shape, order, kind, root=False), node_row(shape, order, kind, root=True)]
+        if operation == "reduce":
+            nodes[1][21:27] = 0
+        node = np.stack(nodes)
+        opcode = np.array([OPCODE_NUMBER["parameter"], OPCODE_NUMBER[operation]], np.uint8)
+        tensor = tiled_tensor(node[0])
+        if bounds is None:
+            most = tensor.registers.astype(int)
+            bounds = np.array([[data.draw(st.integers(1, n)) for n in most] for _ in range(3)])
+        config = np.zeros((3, 24), np.float32)
+        config[:, 8 : 8 + len(physical)] = bounds
+        reading = read_tiles(node, opcode, np.array([[1, 0]]), config)
+        assert reading.operation == ("loop" if operation == "add" else "reduction")
+        assert tile_consistency(reading, config).all()
+        config_too_large = config.copy()
+        config_too_large[0, 8] = tensor.registers[0] + 1
+        assert not tile_consistency(reading, config_too_large)[0]
+        quantities = tile_quantities(reading, config)
+        covered = quantities["output_tiles"] * quantities["output_registers"] * tensor.units.prod()
+        assert (covered >= np.prod(physical)).all() and (quantities["iterations"] >= 1).all()
+        readings.append(tile_kernel_features(reading, node))
+        tables.append(tile_features(reading, config))
+        assert np.isfinite(tables[-1]).all()
+    np.testing.assert_array_equal(tables[0], tables[1])
+    np.testing.assert_array_equal(readings[0], readings[1])
