@@ -319,7 +319,7 @@ class Inside(nn.Module):
 
 def test_a_module_of_ones_own_gives_one_tensor_and_is_quantized_inside() -> None:
     x = images(2, 2, 6)
-    with pytest.raises(ConfigurationError, match="gives a tuple"):
+    with pytest.raises(ConfigurationError, match="returns a tuple"):
         quantize(nn.Sequential(nn.Conv2d(2, 2, 3, rng=0), Pair()), [x])
     q = quantize(Inside(), [x], max_error=None)
     assert {r.name: r.form for r in q.report()} == {"conv": "int8", "linear": "float32"}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import ConfigurationError
+from tilewise.graph.ir import Node, Value
 from tilewise.onnx.writer import Writer
-from tilewise.plan.trace import Node, Value
 
 
 @dataclass
@@ -129,7 +129,7 @@ def _cast(e: Emission) -> str:
 
 def _axes(e: Emission) -> list[int]:
     axis = e.param("axis")
-    rank = len(e.call.given[0])
+    rank = len(e.call.input_shapes[0])
     if axis is None:
         return list(range(rank))
     return [a % rank for a in (axis if isinstance(axis, tuple | list) else (axis,))]
@@ -150,7 +150,7 @@ def _reduce(e: Emission) -> str:
 @emits("Var")
 def _var(e: Emission) -> str:
     axes, x = _axes(e), e.inputs[0]
-    count = math.prod(e.call.given[0][a] for a in axes)
+    count = math.prod(e.call.input_shapes[0][a] for a in axes)
     centred = e.node("Sub", x, e.node("ReduceMean", x, axes=axes, keepdims=1))
     squares = e.node("Mul", centred, centred)
     total = e.node("ReduceSum", squares, e.graph.constant(axes), keepdims=int(e.param("keepdims", False)))
@@ -174,7 +174,7 @@ _TANGLED = "this model's shapes follow the batch in a way that ONNX cannot say; 
 
 @emits("Reshape")
 def _reshape(e: Emission) -> str:
-    given = e.call.given[0]
+    given = e.call.input_shapes[0]
     if len(e.call.shape) == 2 and len(given) > 1 and given[0] == e.call.shape[0]:
         return e.node("Flatten", e.inputs[0], axis=1)
     return e.node("Reshape", e.inputs[0], e.graph.constant(free_shape(e.call, e.other_shape)))
@@ -184,7 +184,7 @@ def free_shape(call: Node, other: tuple[int, ...] | None) -> list[int]:
     """The shape for `Reshape`, sizes that follow the batch left open: 0 copies the first one, -1 is what is left."""
     shape = list(call.shape)
     moving = [i for i, n in enumerate(other or ()) if n != shape[i]]
-    if len(moving) > 1 and moving[0] == 0 and call.given[0][:1] == call.shape[:1]:
+    if len(moving) > 1 and moving[0] == 0 and call.input_shapes[0][:1] == call.shape[:1]:
         shape[0] = 0
         moving = moving[1:]
     if len(moving) > 1:
@@ -196,7 +196,7 @@ def free_shape(call: Node, other: tuple[int, ...] | None) -> list[int]:
 
 @emits("Permute")
 def _permute(e: Emission) -> str:
-    rank = len(e.call.given[0])
+    rank = len(e.call.input_shapes[0])
     return e.node("Transpose", e.inputs[0], perm=[a % rank for a in e.param("axes")])
 
 
@@ -255,7 +255,7 @@ def _gather(e: Emission, parts: list[Any], arrays: list[Any]) -> str:
 
 
 def _slices(e: Emission, parts: list[Any]) -> str:
-    rank = len(e.call.given[0])
+    rank = len(e.call.input_shapes[0])
     given = sum(p is not None and p is not Ellipsis for p in parts)
     if Ellipsis in parts:
         at = parts.index(Ellipsis)
@@ -267,7 +267,7 @@ def _slices(e: Emission, parts: list[Any]) -> str:
             place += 1
             continue
         if isinstance(part, slice):
-            start, stop, step = part.indices(e.call.given[0][axis])
+            start, stop, step = part.indices(e.call.input_shapes[0][axis])
             if part != slice(None):
                 cuts.append((start, stop if stop >= 0 else -(1 << 31), axis, step))
             place += 1

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.graph.ir import Value
 from tilewise.onnx.emit import Emission, emits, gelu
-from tilewise.plan.trace import Value
 
 
 def finish(e: Emission, y: str) -> str:
@@ -25,7 +25,7 @@ def finish(e: Emission, y: str) -> str:
 @emits("Linear")
 def _linear(e: Emission) -> str:
     x, weight = e.inputs[:2]
-    if len(e.call.given[0]) == 2:
+    if len(e.call.input_shapes[0]) == 2:
         return finish(e, e.node("Gemm", *e.inputs, transB=1))
     source = e.call.inputs[1]
     if isinstance(source, Value):
@@ -73,7 +73,7 @@ def _global_pool(e: Emission) -> str:
 
 @emits("LayerNorm")
 def _layer_norm(e: Emission) -> str:
-    return e.node("LayerNormalization", *e.inputs, axis=-len(e.call.given[1]), epsilon=e.param("eps"))
+    return e.node("LayerNormalization", *e.inputs, axis=-len(e.call.input_shapes[1]), epsilon=e.param("eps"))
 
 
 @emits("FixedNorm")
@@ -84,7 +84,7 @@ def _fixed_norm(e: Emission) -> str:
 
 @emits("Attention")
 def _attention(e: Emission) -> str:
-    (_, _, t, d), (_, _, s, _) = e.call.given[:2]
+    (_, _, t, d), (_, _, s, _) = e.call.input_shapes[:2]
     scale = e.param("scale")
     return attend(
         e, e.inputs, (t, s), 1 / math.sqrt(d) if scale is None else scale, bool(e.param("causal")), e.param("mask")

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import ConfigurationError
+from tilewise.graph.ir import Value
 from tilewise.onnx import emit_layers
 from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Array, Port
 from tilewise.onnx.writer import OPSET, Writer
-from tilewise.plan.trace import Value
 from tilewise.quantize.lowering import KEEPS
 
 assert emit_layers  # fills the table
@@ -133,12 +133,12 @@ class _Quantized:
             return self._node("Concat", *reads, axis=1)
         if step.kind == "flatten":
             return self._node("Flatten", reads[0], axis=1)
-        if step.kind == "take":
+        if step.kind == "gather_channels":
             return self._node("Gather", reads[0], self.graph.constant(list(step.options["channels"])), axis=1)
         if step.kind == "slice":
             first = step.options["first"]
             return self._node("Slice", reads[0], *(self.graph.constant([n]) for n in (first, first + step.shape[1], 1)))
-        if step.kind == "same":
+        if step.kind == "identity":
             return self._node("Reshape", reads[0], self.graph.constant([0, *step.shape[1:]]))
         (by_h, by_w), (c, h, w) = step.options["by"], step.shape[1:]
         if step.kind == "upsample":

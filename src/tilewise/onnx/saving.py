@@ -15,13 +15,14 @@ import numpy as np
 
 from tilewise import nn
 from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.graph.ir import Node, Trace, Value
+from tilewise.graph.trace import trace
 from tilewise.nn import Module
 from tilewise.onnx import emit_layers
 from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Array, Port
 from tilewise.onnx.network import Network
 from tilewise.onnx.writer import Writer
-from tilewise.plan.trace import Node, Trace, Value, trace
 from tilewise.tensor import Tensor
 
 assert emit_layers  # fills the table
@@ -155,7 +156,7 @@ def _write(model: Module, path: str | os.PathLike[str], inputs: list[Array], oth
 
 
 def _traced(model: Module, inputs: list[Array]) -> Trace:
-    return trace(model, *inputs, kept=("Expand",))  # spreading a constant may follow the batch
+    return trace(model, *inputs, always_record=("Expand",))  # spreading a constant may follow the batch
 
 
 def _emit(emission: Emission) -> str:

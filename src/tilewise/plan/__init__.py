@@ -1,6 +1,7 @@
-"""A module traced and compiled: one native call runs the network (`compile`), its operations are a list (`trace`)."""
+"""Compilation of a module for inference: `compile` returns a `Plan`, `trace` returns the recorded operations."""
 
-from tilewise.plan.compiled import Plan, compile
-from tilewise.plan.trace import Node, Trace, Value, trace
+from tilewise.graph.ir import Node, Trace, Value
+from tilewise.graph.plan import Plan, compile
+from tilewise.graph.trace import trace
 
 __all__ = ["Node", "Plan", "Trace", "Value", "compile", "trace"]

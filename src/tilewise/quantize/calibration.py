@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from tilewise._files import read_json_input, write_atomic
 from tilewise.errors import AccuracyError, ConfigurationError, FileFormatError, ShapeError, TilewiseError
+from tilewise.graph.ir import Op
 from tilewise.nn import Module
-from tilewise.plan.steps import Step
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.observers import OBSERVERS, Observer
 from tilewise.quantize.parameters import AffineParameters, affine_from_range
@@ -228,7 +228,7 @@ def _check_graph(model: Module, result: Array, expected: Array) -> None:
         )
 
 
-def _room(step: Step, shape: tuple[int, ...], samples: int) -> float:
+def _room(step: Op, shape: tuple[int, ...], samples: int) -> float:
     """How much farther a result's range reaches than what was seen. Of a picture's many values the few that saturate do
     no harm; where a channel is one number (behind a global mean) they would, as in what leaves the network."""
     return 1.0 if step.kind == "input" or np.prod(shape[1:]) > 1 else 1 + _FREE / samples**0.5

@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from tilewise import nn
 from tilewise.errors import AccuracyError, ConfigurationError, DtypeError, ShapeError, TilewiseError
+from tilewise.graph.ir import Node, Op
+from tilewise.graph.ir import Value as TracedValue
+from tilewise.graph.trace import trace as trace_module
 from tilewise.nn import Module
-from tilewise.plan.steps import Step
-from tilewise.plan.trace import Node
-from tilewise.plan.trace import Value as TracedValue
-from tilewise.plan.trace import trace as trace_module
 from tilewise.quantize.array import QuantizedArray, quantize_array
 from tilewise.quantize.calibration import Calibration, EvaluatedBatch, calibrated_with_holdout, check_fits, check_model
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
@@ -305,7 +304,7 @@ class QuantizedModel(Module):
         return out
 
 
-def _is_layer(step: Step) -> bool:
+def _is_layer(step: Op) -> bool:
     """Whether a step is a convolution or a linear layer, also where it runs as a plain operation."""
     return step.kind in ("conv", "linear") or (step.node is not None and is_weighted(step.node))
 
@@ -325,7 +324,7 @@ def dynamic_layer_counts(model: Module, *examples: Array) -> tuple[int, int]:
     return integers, integers + sum(is_weighted(node) for node in nodes)
 
 
-def _bytes_of(step: Step, layer: Any) -> int:
+def _bytes_of(step: Op, layer: Any) -> int:
     if hasattr(layer, "nbytes"):
         return int(layer.nbytes)
     held = [a for a in (step.weight, step.bias) if a is not None]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.plan.steps import Step
+from tilewise.graph.ir import Op
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.parameters import AffineParameters
@@ -47,7 +47,7 @@ class _Channels:
     def _tie(self, a: Array, b: Array) -> None:
         self.pairs.append((a, b))
 
-    def _join(self, index: int, step: Step) -> None:
+    def _join(self, index: int, step: Op) -> None:
         """Tie the channels of a step's result to those of its inputs, or pin them to scale 1."""
         mine, sources = self.of(index), [self.of(i) for i in step.inputs]
         if step.activation not in _PROPORTIONAL or step.kind == "linear":
@@ -64,11 +64,11 @@ class _Channels:
         elif step.kind == "slice":
             start = step.options["first"]
             joined = [(mine, sources[0][start : start + len(mine)])]
-        elif step.kind == "take":
+        elif step.kind == "gather_channels":
             joined = [(mine, sources[0][list(step.options["channels"])])]
-        elif step.kind == "spread":
+        elif step.kind == "depth_to_space":
             joined = [(np.tile(mine, len(sources[0]) // len(mine)), sources[0])]
-        elif step.kind in ("flatten", "same") and sources[0].size and mine.size % sources[0].size == 0:
+        elif step.kind in ("flatten", "identity") and sources[0].size and mine.size % sources[0].size == 0:
             joined = [(mine, np.repeat(sources[0], mine.size // sources[0].size))]
         else:
             self.pinned[np.concatenate([mine, *sources])] = True
@@ -131,7 +131,7 @@ def equalize(graph: Graph, by: EqualizationScales) -> None:
             step.bias = (step.bias * result_scale).astype(np.float32)
 
 
-def _scaled(step: Step, source_scale: Array, result_scale: Array) -> Array:
+def _scaled(step: Op, source_scale: Array, result_scale: Array) -> Array:
     """Multiply the rows of weights (O, C / groups, ...) by the result's scales, divide the columns by the source's."""
     assert step.weight is not None
     rest = (1,) * (step.weight.ndim - 2)

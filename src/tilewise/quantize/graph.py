@@ -16,13 +16,12 @@ import numpy.typing as npt
 
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
+from tilewise.graph.ir import Node, Op, Value
+from tilewise.graph.passes.lower import Lowering
+from tilewise.graph.passes.patterns import GroupNorm, match_patterns
+from tilewise.graph.trace import trace as trace_module
 from tilewise.nn import Module
 from tilewise.ops.shapes import Reshape
-from tilewise.plan.idioms import GroupNorm, recognised
-from tilewise.plan.lower import Lowering
-from tilewise.plan.steps import Step
-from tilewise.plan.trace import Node, Value
-from tilewise.plan.trace import trace as trace_module
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
@@ -32,11 +31,11 @@ Array = npt.NDArray[Any]
 class Graph:
     """Steps in the order they run; step 0 is the input, the last one the result. Names are unique."""
 
-    steps: list[Step]
+    steps: list[Op]
     batch: int = 0  # that the model was traced with
     module_result: Array | None = None  # what the module itself gave for the example; dropped after it was compared
 
-    def users(self, index: int) -> Iterator[Step]:
+    def users(self, index: int) -> Iterator[Op]:
         return (step for step in self.steps if index in step.inputs)
 
     def run(self, x: Array, watch: Callable[[int, Array], None] | None = None) -> Array:
@@ -50,7 +49,7 @@ class Graph:
                     watch(index, out)
         return results[-1]
 
-    def run_float(self, step: Step, inputs: list[Array]) -> Array:
+    def run_float(self, step: Op, inputs: list[Array]) -> Array:
         """One step in float32."""
         try:
             if step.node is not None and step.kind == "python":
@@ -80,7 +79,7 @@ def activated(x: Array, name: str) -> Array:
     return x * gate if name == "hard_swish" else gate
 
 
-def _conv(step: Step, x: Array, residual: Array | None = None) -> Array:
+def _conv(step: Op, x: Array, residual: Array | None = None) -> Array:
     options = {"stride": step.stride, "padding": step.padding, "groups": step.groups, "dilation": step.dilation}
     if step.padding[:2] == step.padding[2:]:
         options["padding"] = step.padding[:2]
@@ -88,13 +87,13 @@ def _conv(step: Step, x: Array, residual: Array | None = None) -> Array:
     return activated(out if residual is None else out + residual, step.activation)
 
 
-def _linear(step: Step, x: Array) -> Array:
+def _linear(step: Op, x: Array) -> Array:
     assert step.weight is not None
     out: Array = current_backend().dispatch("matmul", x, step.weight.T, bias=step.bias)
     return activated(out, step.activation)
 
 
-def _windows(step: Step, x: Array, fill: float) -> Array:
+def _windows(step: Op, x: Array, fill: float) -> Array:
     top, left, bottom, right = step.padding
     padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=fill)
     windows = np.lib.stride_tricks.sliding_window_view(padded, step.kernel, (2, 3))
@@ -102,7 +101,7 @@ def _windows(step: Step, x: Array, fill: float) -> Array:
     return strided
 
 
-def _max_pool(step: Step, x: Array) -> Array:
+def _max_pool(step: Op, x: Array) -> Array:
     top, left, bottom, right = step.padding
     if (top, left) == (bottom, right) and 2 * top <= step.kernel[0] and 2 * left <= step.kernel[1]:
         settings = {"kernel": step.kernel, "stride": step.stride, "padding": (top, left)}
@@ -112,7 +111,7 @@ def _max_pool(step: Step, x: Array) -> Array:
     return largest
 
 
-def _avg_pool(step: Step, x: Array) -> Array:
+def _avg_pool(step: Op, x: Array) -> Array:
     sums = _windows(step, x, 0).sum((4, 5), dtype=np.float32)
     if step.options.get("count_padding", True):
         whole: Array = sums / np.float32(step.kernel[0] * step.kernel[1])
@@ -121,7 +120,7 @@ def _avg_pool(step: Step, x: Array) -> Array:
     return inside
 
 
-def _affine(step: Step, x: Array) -> Array:
+def _affine(step: Op, x: Array) -> Array:
     by_channel = (1, -1) + (1,) * (x.ndim - 2)
     if step.weight is not None:
         x = x * step.weight.reshape(by_channel)
@@ -130,12 +129,12 @@ def _affine(step: Step, x: Array) -> Array:
     return activated(x, step.activation)
 
 
-def _group_norm(step: Step, x: Array) -> Array:
+def _group_norm(step: Op, x: Array) -> Array:
     assert step.weight is not None and step.bias is not None
     return GroupNorm().forward(x, step.weight, step.bias, groups=step.options["groups"], eps=step.options["eps"])
 
 
-def _spread(step: Step, x: Array) -> Array:
+def _depth_to_space(step: Op, x: Array) -> Array:
     (by_h, by_w), (n, c, h, w) = step.options["by"], x.shape
     parts = x.reshape(n, by_h, by_w, c // (by_h * by_w), h, w).transpose(0, 3, 4, 1, 5, 2)
     return np.ascontiguousarray(parts).reshape(n, -1, h * by_h, w * by_w)
@@ -152,11 +151,11 @@ _KINDS: dict[str, Callable[..., Array]] = {
     "affine": _affine,
     "concat": lambda _step, *parts: np.concatenate(parts, 1),
     "slice": lambda step, x: x[:, step.options["first"] : step.options["first"] + step.shape[1]],
-    "take": lambda step, x: x[:, step.options["channels"]],
+    "gather_channels": lambda step, x: x[:, step.options["channels"]],
     "upsample": lambda step, x: x.repeat(step.options["by"][0], 2).repeat(step.options["by"][1], 3),
-    "spread": _spread,
+    "depth_to_space": _depth_to_space,
     "flatten": lambda _step, x: x.reshape(len(x), int(np.prod(x.shape[1:]))),
-    "same": lambda step, x: x.reshape(len(x), *step.shape[1:]),
+    "identity": lambda step, x: x.reshape(len(x), *step.shape[1:]),
     "group_norm": _group_norm,
 }
 
@@ -183,25 +182,25 @@ def _run_node(node: Node, given: list[Array], batch: int) -> Array:
 def trace(model: Module, example: Array) -> Graph:
     """The steps of a model in eval mode, for inputs like this one."""
     original = trace_module(model, example)
-    traced = recognised(original, single=True)
+    traced = match_patterns(original, attention=False)
     if not isinstance(traced.result, Value):
         raise ConfigurationError(f"the result of {type(model).__name__} does not depend on its input")
     lowering = Lowering(traced)
-    graph = Graph([Step("input", (), example.shape, "input")], len(example), original.outputs[""])
+    graph = Graph([Op("input", (), example.shape, "input")], len(example), original.outputs[""])
     places = {0: 0}
     taken = {"input"}
-    for number, step in lowering.steps.items():
+    for number, step in lowering.ops.items():
         step.inputs = tuple(places[i] for i in step.inputs)
         step.layer = _unique(step.layer or step.kind, taken)
         if step.weight is not None:
-            step.weight, step.gain = step.folded(), None
+            step.weight, step.gain = step.scaled_weight(), None
         if step.kind == "mul" and graph.steps[step.inputs[0]].shape != step.shape:
             step.inputs = step.inputs[::-1]  # the gate is the second
         graph.steps.append(step)
         places[number] = len(graph.steps) - 1
-    last = places[lowering.find(traced.result)]
+    last = places[lowering.resolve(traced.result)]
     if last != len(graph.steps) - 1:  # the input or an inner step is the result: hand it on
-        graph.steps.append(Step("same", (last,), graph.steps[last].shape, _unique("result", taken)))
+        graph.steps.append(Op("identity", (last,), graph.steps[last].shape, _unique("result", taken)))
     return graph
 
 

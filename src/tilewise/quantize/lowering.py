@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.plan.steps import Step
+from tilewise.graph.ir import Op
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.elementwise import Add, Affine, Concat, DepthToSpace, GatherChannels, Mul, Same, Slice, Upsample
 from tilewise.quantize.graph import Graph
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Stored = dict[str, Array] | None
 # Steps that only move or compare bytes: their results have the parameters of what they read.
-KEEPS = ("max_pool", "avg_pool", "flatten", "slice", "take", "upsample", "spread", "same")
+KEEPS = ("max_pool", "avg_pool", "flatten", "slice", "gather_channels", "upsample", "depth_to_space", "identity")
 MOVES = (*KEEPS, "concat", "global_mean")  # nothing is gained by quantizing for their sake
 
 
-def _conv(model: QuantizedModel, index: int, step: Step, stored: Stored) -> QuantizedConv2d:
+def _conv(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedConv2d:
     source, output, border = model.affine[step.inputs[0]], model.affine[index], model.border_of(index)
     residual = model.affine[step.inputs[1]] if len(step.inputs) > 1 else None
     if stored is not None:
@@ -41,7 +41,7 @@ def _conv(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Quan
     return QuantizedConv2d.from_weights(step.weight, step.bias, *settings, activation=step.activation, **options)
 
 
-def _linear(model: QuantizedModel, index: int, step: Step, stored: Stored) -> QuantizedLinear:
+def _linear(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedLinear:
     source, last = model.affine[step.inputs[0]], index == len(model.graph.steps) - 1
     output = None if last and step.activation in ("", "relu") else model.affine[index]
     relu = step.activation == "relu"
@@ -58,7 +58,7 @@ def _linear(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Qu
     return QuantizedLinear.from_weights(weight, bias, source, output, relu, activation=step.activation)
 
 
-def _between(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Any:
+def _between(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any:
     output, border, options = model.affine[index], model.border_of(index), step.options
     if step.kind in ("max_pool", "avg_pool"):
         pool = MaxPool if step.kind == "max_pool" else AvgPool
@@ -74,11 +74,11 @@ def _between(model: QuantizedModel, index: int, step: Step, stored: Stored) -> A
         return Affine(output, border, one if scale is None else scale, shift, step.activation)
     if step.kind == "slice":
         return Slice(output, border, options["first"], step.shape[1])
-    if step.kind == "take":
+    if step.kind == "gather_channels":
         return GatherChannels(output, border, tuple(options["channels"]))
-    if step.kind in ("upsample", "spread"):
+    if step.kind in ("upsample", "depth_to_space"):
         return (Upsample if step.kind == "upsample" else DepthToSpace)(output, border, tuple(options["by"]))
-    if step.kind == "same":
+    if step.kind == "identity":
         return Same(output, border, len(step.shape) == 2)
     if step.kind == "concat":
         return Concat(output, border)
@@ -86,7 +86,7 @@ def _between(model: QuantizedModel, index: int, step: Step, stored: Stored) -> A
     return Flatten(image if len(image) == 3 else (), model.keeps_channels_last(index))
 
 
-def unsupported_reason(model: QuantizedModel, step: Step) -> str | None:
+def unsupported_reason(model: QuantizedModel, step: Op) -> str | None:
     """Why a step must stay in float."""
     if step.kind in MOVES and all(model.integer[i] is None for i in step.inputs):
         return "what it reads is float32"
@@ -106,7 +106,7 @@ def unsupported_reason(model: QuantizedModel, step: Step) -> str | None:
     return None
 
 
-def _channels_last(model: QuantizedModel, step: Step) -> Array:
+def _channels_last(model: QuantizedModel, step: Op) -> Array:
     """Weights (O, C H W) of a linear layer in the stored order of its input: (O, H W C) for a row that kept it."""
     assert step.weight is not None
     shape = model.channels_last_image(step.inputs[0])
@@ -115,7 +115,7 @@ def _channels_last(model: QuantizedModel, step: Step) -> Array:
     return step.weight.reshape(-1, *shape).transpose(0, 2, 3, 1).reshape(len(step.weight), -1)
 
 
-Form = Callable[["QuantizedModel", int, Step, Stored], Any]
+Form = Callable[["QuantizedModel", int, Op, Stored], Any]
 FORMS: dict[str, Form] = {
     "conv": _conv,
     "linear": _linear,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.plan.steps import Step
+from tilewise.graph.ir import Op
 from tilewise.quantize.calibration import ACTIVATION_ENDS, Calibration, EvaluatedBatch
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
 from tilewise.quantize.graph import Graph
@@ -341,14 +341,14 @@ class _Trial:
                     moved[index] = p.dequantize(p.quantize(value))
         return moved.get(len(self.graph.steps) - 1)
 
-    def _run(self, index: int, step: Step, reads: list[Array]) -> Array:
+    def _run(self, index: int, step: Op, reads: list[Array]) -> Array:
         if step.activation != "relu6":
             return self.graph.run_float(step, reads)
         most = np.asarray(6 * self.factors[index], np.float32)  # of equalized channels, 6 is as much larger
         made = self.graph.run_float(replace(step, activation="relu"), reads)
         return np.minimum(made, most.reshape(-1, *(1,) * (made.ndim - 2)) if most.size == made.shape[1] else 6)
 
-    def _rounded(self, step: Step) -> Step:
+    def _rounded(self, step: Op) -> Op:
         assert step.weight is not None
         linear = step.kind == "linear"
         rounded = (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.plan.steps import Step
+from tilewise.graph.ir import Op
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.parameters import QuantizedWeights
 from tilewise.quantize.saturation import gptq_weights
@@ -33,7 +33,7 @@ class GptqRounding:
         if result.ndim == 4 and result.shape[1] <= _MAX_CHANNELS:
             self.moments[index] = _moments(np.moveaxis(result, 1, 0).reshape(result.shape[1], -1))
 
-    def weights(self, index: int, step: Step, by: Array | None) -> QuantizedWeights | None:
+    def weights(self, index: int, step: Op, by: Array | None) -> QuantizedWeights | None:
         """Round the weights of a step whose input has equalization scales `by`; None if its input was not observed."""
         moments = self.moments.get(step.inputs[0])
         if moments is None or step.weight is None or not _is_plain(step):
@@ -46,7 +46,7 @@ class GptqRounding:
         return cached[1]
 
 
-def _is_plain(step: Step) -> bool:
+def _is_plain(step: Op) -> bool:
     return step.kind == "conv" and step.groups == 1
 
 

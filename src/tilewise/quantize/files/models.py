@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.graph.ir import Op
 from tilewise.io import load_arrays, save
 from tilewise.nn import Module
-from tilewise.plan.steps import Step
 from tilewise.quantize.calibration import Calibration, is_quantized
 from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.elementwise import Affine
@@ -46,7 +46,9 @@ _MISFITS = (
     RecursionError,
 )
 ACTIVATIONS = ("", "relu", "relu6", *BENT)
-_NAMES = {"global_pool": "global_mean"}
+# Kinds of ops as files name them: files keep the names of the first release.
+_STORED_KINDS = {"gather_channels": "take", "depth_to_space": "spread", "identity": "same"}
+_KIND_OF_STORED = {"global_pool": "global_mean", **{stored: kind for kind, stored in _STORED_KINDS.items()}}
 
 
 def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = None) -> None:
@@ -182,7 +184,7 @@ def _load_traced(path: str | os.PathLike[str], arrays: dict[str, Array], metadat
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
 
 
-def _has_old_flatten(steps: list[Step]) -> bool:
+def _has_old_flatten(steps: list[Op]) -> bool:
     """Whether something other than a linear layer reads a flattened image."""
     flattened = {i for i, step in enumerate(steps) if step.kind == "flatten"}
     return any(step.kind != "linear" and flattened & set(step.inputs) for step in steps)
@@ -196,7 +198,7 @@ def _numbers(facts: dict[str, Any], wide: dict[int, str]) -> dict[int, AffinePar
     return found
 
 
-def model_arrays(step: Step, layer: Any) -> dict[str, Array]:
+def model_arrays(step: Op, layer: Any) -> dict[str, Array]:
     if isinstance(layer, QuantizedConv2d):
         return {"q": layer.kernel.weights(), "scale": layer.weight_scale, "offset": layer.offset}
     if isinstance(layer, QuantizedLinear):
@@ -206,8 +208,9 @@ def model_arrays(step: Step, layer: Any) -> dict[str, Array]:
     return {name: a for name, a in zip(("weight", "bias"), numbers, strict=True) if a is not None}
 
 
-def _facts(step: Step) -> dict[str, Any]:
-    return {name: getattr(step, name) for name in ("kind", "name", "inputs", "activation", "options")}
+def _facts(step: Op) -> dict[str, Any]:
+    facts = {name: getattr(step, name) for name in ("name", "inputs", "activation", "options")}
+    return {"kind": _STORED_KINDS.get(step.kind, step.kind), **facts}
 
 
 _SIZES = {
@@ -220,8 +223,8 @@ _SIZES = {
 }
 
 
-def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Step:
-    kind = _NAMES.get(entry["kind"], entry["kind"])
+def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Op:
+    kind = _KIND_OF_STORED.get(entry["kind"], entry["kind"])
     options = (
         entry["options"] if "options" in entry else {n: entry[n] for n in ("stride", "padding", "kernel", "groups")}
     )
@@ -246,7 +249,7 @@ def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Step:
         raise ValueError
     if (kind == "input") != (at == 0) or (kind == "conv" and len(shape) != 3):
         raise ValueError
-    return Step(kind, inputs, (1, *shape), str(entry["name"]), activation, options=read)
+    return Op(kind, inputs, (1, *shape), str(entry["name"]), activation, options=read)
 
 
 def _by_step(arrays: dict[str, Array]) -> dict[int, dict[str, Array]]:

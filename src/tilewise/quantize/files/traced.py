@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, ShapeError
+from tilewise.graph.ir import Node, Trace, Value
+from tilewise.graph.trace import trace
 from tilewise.nn import Module
 from tilewise.nn.resampling import Taps
 from tilewise.ops.base import Operation
-from tilewise.plan.trace import Node, Trace, Value, trace
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.tensor import Tensor, apply, no_grad
 
@@ -128,7 +129,7 @@ class NodeReader:
             params={str(key): self._value(value) for key, value in entry["params"].items()},
             layer=str(entry["layer"]),
             shape=tuple(int(n) for n in entry["shape"]),
-            given=(),
+            input_shapes=(),
             dtype=np.dtype(str(entry["dtype"])),
         )
 
@@ -271,7 +272,7 @@ def encoded_trace(model: Module, examples: list[Array], arrays: dict[str, Array]
 
 def _traced(model: Module, examples: list[Array]) -> Trace:
     with no_grad():
-        return trace(model, *examples, kept=("Expand",))  # a class token is repeated for the batch
+        return trace(model, *examples, always_record=("Expand",))  # a class token is repeated for the batch
 
 
 def decoded_trace(facts: dict[str, Any], arrays: dict[str, Array]) -> TracedModel:

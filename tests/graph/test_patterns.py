@@ -11,9 +11,9 @@ import pytest
 
 from tilewise import Tensor, nn, no_grad, ops
 from tilewise._extension import native
+from tilewise.graph.passes.patterns import match_patterns
+from tilewise.graph.passes.views import indexed, permuted, reshaped, whole
 from tilewise.plan import compile, trace
-from tilewise.plan.idioms import recognised
-from tilewise.plan.views import indexed, permuted, reshaped, whole
 from tilewise.tensor import apply, where
 
 pytestmark = pytest.mark.skipif(native is None, reason="plans are native")
@@ -107,7 +107,7 @@ GELUS: dict[str, Function] = {
 
 @pytest.mark.parametrize("how", GELUS)
 def test_gelu_written_as_its_parts_is_one(how: str) -> None:
-    found = recognised(trace(Written(GELUS[how]), numbers(1, 3, 24)))
+    found = match_patterns(trace(Written(GELUS[how]), numbers(1, 3, 24)))
     assert [n.operation.__name__ for n in found.nodes] == ["Linear", "GeluTanh" if "tanh" in how else "Gelu", "Linear"]
     assert planned(Written(GELUS[how]), numbers(2, 7, 24)).native_calls == 1
 

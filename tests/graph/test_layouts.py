@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.plan.test_plan_tokens import assert_same, tokens
+from tests.graph.test_plan_tokens import assert_same, tokens
 from tilewise import Tensor, nn
 from tilewise._extension import native
 from tilewise.nn import functional as F

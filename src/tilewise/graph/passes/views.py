@@ -1,7 +1,7 @@
-"""Reshapes, permutations and indices of an array as one view of it, however many there are.
+"""Algebra of views: a chain of reshapes, permutations and indices of an array as one `View`.
 
-An axis of a view runs over axes of its source, slowest first: heads cut from channels, a batch and its heads as one.
-Axes of size 1 run over nothing. Two chains that give the same view give the same numbers, whoever wrote them.
+An axis of a view runs over axes of its source, slowest first: heads split from channels, or a batch merged with its
+heads. Axes of size 1 run over nothing. Views are canonical: two chains with equal results give equal views.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.plan.trace import Node
+from tilewise.graph.ir import Node, Shape
 
-Shape = tuple[int, ...]
+VIEW_OPERATIONS = ("Reshape", "Permute", "GetItem")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Entries along one axis of the source: how many, and how far apart."""
+    """Entries along one axis of the source: their count and their distance."""
 
     size: int
     along: int
@@ -30,7 +30,7 @@ Group = tuple[Axis, ...]
 
 @dataclass(frozen=True)
 class View:
-    """A value seen otherwise; `first` is where it begins on each axis of the source."""
+    """A strided view of a value; `first` is its start on each axis of the source."""
 
     source: int
     groups: tuple[Group, ...]
@@ -46,45 +46,47 @@ def _size(group: Group) -> int:
 
 
 def whole(source: int, shape: Shape) -> View:
+    """Return the view of a value as it is."""
     groups = tuple((Axis(n, i, 1),) if n != 1 else () for i, n in enumerate(shape))
     return View(source, groups, (0,) * len(shape))
 
 
 def reshaped(view: View, shape: Shape) -> View | None:
-    """None where an axis would be cut at a place that no step reaches."""
-    left = [axis for group in view.groups for axis in group]
+    """Reshape a view; None if an axis would have to be split at a non-multiple."""
+    remaining = [axis for group in view.groups for axis in group]
     groups = []
     for size in shape:
+        # Collect source axes until their product is `size`, splitting the last one if it is too long.
         group: list[Axis] = []
         while size != 1:
-            if not left:
+            if not remaining:
                 return None
-            axis = left.pop(0)
+            axis = remaining.pop(0)
             if axis.size and size % axis.size == 0 and size:
                 size //= axis.size
             elif axis.size == size == 0:
                 size = 1
             elif size and axis.size and axis.size % size == 0:
                 inner = axis.size // size
-                left.insert(0, replace(axis, size=inner))
+                remaining.insert(0, replace(axis, size=inner))
                 axis, size = Axis(size, axis.along, axis.step * inner), 1
             else:
                 return None
             group.append(axis)
-        groups.append(_joined(group))
-    return replace(view, groups=tuple(groups)) if not left else None
+        groups.append(_merge_contiguous(group))
+    return replace(view, groups=tuple(groups)) if not remaining else None
 
 
-def _joined(group: list[Axis]) -> Group:
-    """Axes that follow each other on the source as one."""
-    found: list[Axis] = []
+def _merge_contiguous(group: list[Axis]) -> Group:
+    """Merge axes that continue each other on the source."""
+    merged: list[Axis] = []
     for axis in group:
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is not None and last.along == axis.along and last.step == axis.step * axis.size:
-            found[-1] = Axis(last.size * axis.size, axis.along, axis.step)
+            merged[-1] = Axis(last.size * axis.size, axis.along, axis.step)
         else:
-            found.append(axis)
-    return tuple(found)
+            merged.append(axis)
+    return tuple(merged)
 
 
 def permuted(view: View, axes: Shape) -> View:
@@ -92,34 +94,35 @@ def permuted(view: View, axes: Shape) -> View:
 
 
 def indexed(view: View, index: Any) -> View | None:
-    """By whole numbers and slices that go forward; None for others."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    if len(parts) > len(view.groups):
+    """Index a view by integers and slices with a positive step; None for other indices."""
+    entries = list(index) if isinstance(index, tuple) else [index]
+    if len(entries) > len(view.groups):
         return None
     first, groups = list(view.first), []
-    for group, part in zip(view.groups, [*parts, *[slice(None)] * (len(view.groups) - len(parts))], strict=True):
+    for group, entry in zip(view.groups, [*entries, *[slice(None)] * (len(view.groups) - len(entries))], strict=True):
         size = _size(group)
-        if isinstance(part, slice):
-            start, stop, step = part.indices(size)
+        if isinstance(entry, slice):
+            start, stop, step = entry.indices(size)
             count = len(range(start, stop, step))
             if count == size and step > 0:
                 groups.append(group)
                 continue
-        elif np.ndim(part) == 0 and np.asarray(part).dtype.kind in "iu":
-            start, step, count = int(part) % max(size, 1), 1, 1
+        elif np.ndim(entry) == 0 and np.asarray(entry).dtype.kind in "iu":
+            start, step, count = int(entry) % max(size, 1), 1, 1
         else:
             return None
+        # A slice of an axis that runs over several source axes is not a strided view of either.
         if step < 1 or count < 1 or len(group) > 1:
             return None
         for axis in group:
             first[axis.along] += start * axis.step
-        if isinstance(part, slice):
+        if isinstance(entry, slice):
             groups.append(tuple(Axis(count, a.along, a.step * step) for a in group if count > 1))
     return View(view.source, tuple(groups), tuple(first))
 
 
-def seen(view: View, node: Node) -> View | None:
-    """What a traced Reshape, Permute or GetItem makes of a view."""
+def apply_node(view: View, node: Node) -> View | None:
+    """Apply a traced Reshape, Permute or GetItem to a view; None for other operations."""
     kind, rank = node.operation.__name__, len(view.groups)
     if kind == "Reshape":
         return reshaped(view, node.shape)

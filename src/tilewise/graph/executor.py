@@ -1,0 +1,98 @@
+"""Execution of a partitioned graph: native calls, and the operations that run in Python between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewise import _events
+from tilewise.graph.ir import Array, Op, Shape, Value
+from tilewise.graph.ops import NATIVE_OPS
+from tilewise.graph.passes.lower import Lowering
+
+
+@dataclass(frozen=True)
+class _PlanKernel:
+    """The implementation of a native op, as a profile names it."""
+
+    op: str
+    name: str = "plan"
+    describe: None = None
+
+
+@dataclass
+class NativeCall:
+    """A native plan: the values it reads, the values it returns with their shapes, and the op of each native value."""
+
+    plan: Any
+    sources: list[int]
+    results: list[tuple[int, Shape]]
+    ops: dict[int, tuple[Op, list[Shape]]] = field(default_factory=dict)
+
+    def algorithms(self) -> list[tuple[str, str]]:
+        """List the layer and algorithm of every convolution."""
+        return [(op.layer, op.algorithm) for op, _ in self.ops.values() if op.kind == "conv"]
+
+    def run(self, values: dict[int, Array]) -> None:
+        arrays = [np.ascontiguousarray(values[i], np.float32) for i in self.sources]
+        results = self._run_recorded(arrays) if _events.recorders else self.plan.run(arrays)
+        for (number, shape), array in zip(self.results, results, strict=True):
+            values[number] = array.reshape(shape)
+
+    def _run_recorded(self, arrays: list[Array]) -> Any:
+        """Run with a time for every op and pass the times to the active profilers."""
+        times_ns = np.zeros(self.plan.values, np.int64)
+        start = _events.now()
+        results = self.plan.run(arrays, times_ns)
+        ends = start + np.cumsum(times_ns)
+        _events.record_timed_kernels(
+            (
+                NATIVE_OPS[op.kind].profile_name or op.kind,
+                op.layer,
+                int(ends[v] - times_ns[v]),
+                int(ends[v]),
+                *_kernel_record(op, shapes),
+            )
+            for v, (op, shapes) in self.ops.items()
+            if times_ns[v]
+        )
+        return results
+
+
+def _kernel_record(op: Op, shapes: list[Shape]) -> tuple[list[Any], list[Any], Any]:
+    """Return an op's operands, result and options in the form of a kernel's record."""
+    operands = list(shapes[:1] if op.kind in ("conv", "linear") else shapes)
+    if op.kind == "attention":
+        # Tokens (B, T, H · D) are recorded as heads (B, H, T, D).
+        operands = [(s[0], op.options["heads"], s[1], op.options["dim"]) for s in shapes[:3]]
+        operands[2] = (*operands[2][:3], op.options["value_dim"])
+    if op.weight is not None and op.kind not in ("affine", "layer_norm"):
+        operands.append(op.weight.shape if op.kind == "conv" else op.weight.shape[::-1])
+    options = {"activation": op.activation or None, "kernel": op.options.get("kernel")}
+    options |= {"bias": op.bias is not None or None, "residual": len(shapes) > 1 or None}
+    dtype = np.dtype(np.float32)
+    return [entry for s in operands for entry in (s, dtype)], [op.shape, dtype], (_PlanKernel(op.kind), options, None)
+
+
+@dataclass(frozen=True)
+class PythonCall:
+    """A traced operation that runs outside the native calls."""
+
+    number: int
+    op: Op
+    lowering: Lowering
+
+    def run(self, values: dict[int, Array]) -> None:
+        node = self.op.node
+        assert node is not None
+
+        def operand(value: Any) -> Any:
+            return values[self.lowering.resolve(value)] if isinstance(value, Value) else value
+
+        params = {name: operand(value) for name, value in node.params.items()}
+        values[self.number] = np.asarray(node.operation().forward(*[operand(v) for v in node.inputs], **params))
+
+
+Call = NativeCall | PythonCall

@@ -1,0 +1,113 @@
+"""The ops of the native float runtime: how each is added to a native plan, and its name in profiles.
+
+A new op is one entry of `NATIVE_OPS` here, a lowering rule (passes/lower_layers.py) or a pattern that creates it, and
+its native implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilewise.backend.registry import current_backend
+from tilewise.graph.ir import Op, Shape
+
+
+@dataclass(frozen=True)
+class EmitContext:
+    """The native plan under construction: `weights(op)` returns a packed layer, `shape(i)` the shape of a value."""
+
+    plan: Any
+    weights: Callable[[Op], Any]
+    shape: Callable[[int], Shape]
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """Adds an op to a native plan (`emit(context, op, operands)` returns its value), and the op's profile name."""
+
+    emit: Callable[[EmitContext, Op, list[int]], int]
+    profile_name: str = ""
+
+
+def _tuned_algorithm(op: Op, x: Shape) -> str:
+    """Return the fastest measured algorithm of a convolution on this machine, "" if none was measured.
+
+    Only 3×3 filters with stride 1 have a choice.
+    """
+    chooser, (top, left, bottom, right) = current_backend().tile_chooser, op.padding
+    plain = op.kernel == (3, 3) and op.stride == op.dilation == (1, 1) and (top, left) == (bottom, right)
+    if chooser is None or not plain or len(x) != 4 or x[0] == 0:
+        return ""
+    tile = chooser("conv2d", (*x, op.shape[1], 3, 3, 1, 1, top, left, op.groups), "float32", "nchw")
+    return str(getattr(tile, "algorithm", ""))
+
+
+def _conv(context: EmitContext, op: Op, operands: list[int]) -> int:
+    layer = context.weights(op)
+    algorithm = op.algorithm or _tuned_algorithm(op, context.shape(op.inputs[0]))
+    value = int(context.plan.conv(layer, *operands, algorithm=algorithm))
+    layer.release()  # the plan has packed the weights
+    return value
+
+
+def _linear(context: EmitContext, op: Op, operands: list[int]) -> int:
+    # Over tokens a linear layer is a 1×1 convolution.
+    if len(op.shape) != 2:
+        return _conv(context, op, operands)
+    return int(context.plan.linear(context.weights(op), *operands))
+
+
+def _pool(context: EmitContext, op: Op, operands: list[int]) -> int:
+    return int(context.plan.pool(operands[0], mean=op.kind == "avg_pool", **op.options))
+
+
+def _binary(context: EmitContext, op: Op, operands: list[int]) -> int:
+    return int(context.plan.binary(op.kind, *operands, op.activation))
+
+
+def _affine(context: EmitContext, op: Op, operands: list[int]) -> int:
+    scale = [] if op.weight is None else op.weight.tolist()
+    shift = [] if op.bias is None else op.bias.tolist()
+    return int(context.plan.affine(operands[0], scale, shift, op.activation))
+
+
+def _layer_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
+    assert op.weight is not None and op.bias is not None
+    return int(context.plan.layer_norm(operands[0], op.weight.tolist(), op.bias.tolist(), op.options["eps"]))
+
+
+def _group_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
+    assert op.weight is not None and op.bias is not None
+    weight, bias = op.weight.tolist(), op.bias.tolist()
+    return int(context.plan.group_norm(operands[0], op.options["groups"], weight, bias, op.options["eps"]))
+
+
+def _gather_spatial(context: EmitContext, op: Op, operands: list[int]) -> int:
+    return int(context.plan.pixels(operands[0], op.options["index"], op.shape[0], *op.options["size"]))
+
+
+NATIVE_OPS: dict[str, OpSpec] = {
+    "conv": OpSpec(_conv, "conv2d"),
+    "linear": OpSpec(_linear, "matmul"),
+    "max_pool": OpSpec(_pool, "max_pool2d"),
+    "avg_pool": OpSpec(_pool, "avg_pool2d"),
+    "global_mean": OpSpec(lambda c, _op, x: int(c.plan.global_mean(x[0])), "mean"),
+    "add": OpSpec(_binary),
+    "sub": OpSpec(_binary),
+    "mul": OpSpec(_binary),
+    "affine": OpSpec(_affine),  # per-channel scale and shift, and an activation
+    "concat": OpSpec(lambda c, _op, x: int(c.plan.concat(x)), "cat"),  # of channels
+    "slice": OpSpec(lambda c, op, x: int(c.plan.slice(x[0], op.options["first"], op.options["count"])), "get_item"),
+    "gather_channels": OpSpec(lambda c, op, x: int(c.plan.take(x[0], op.options["channels"])), "get_item"),
+    "gather_spatial": OpSpec(_gather_spatial),  # pixels in another order or number
+    "transpose": OpSpec(lambda c, _op, x: int(c.plan.transpose(x[0]))),  # exchange channels and positions
+    "upsample": OpSpec(lambda c, op, x: int(c.plan.upsample(x[0], *op.options["by"]))),
+    "depth_to_space": OpSpec(lambda c, op, x: int(c.plan.spread(x[0], *op.options["by"]))),
+    "flatten": OpSpec(lambda c, _op, x: int(c.plan.flatten(x[0])), "reshape"),
+    "identity": OpSpec(lambda _c, _op, x: x[0], "reshape"),
+    "layer_norm": OpSpec(_layer_norm, "layer_norm"),
+    "group_norm": OpSpec(_group_norm),
+    "attention": OpSpec(lambda c, op, x: int(c.plan.attention(x, **op.options)), "attention"),
+}

@@ -1,0 +1,110 @@
+"""Epilogue fusion: activations and residual additions become the last stage of the op that makes their input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tilewise.graph.ir import Node, Op, Value
+from tilewise.graph.passes.fold_batchnorm import lower_with_constant
+
+if TYPE_CHECKING:
+    from tilewise.graph.passes.lower import Lowering
+
+LoweringRule = Callable[["Lowering", int, Node], Op | bool | None]
+
+# Traced operation: name of the native activation.
+ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "Sigmoid": "sigmoid", "Silu": "silu", "HardSwish": "hard_swish"}
+# Ops that can apply an activation to their result.
+ACTIVATED_OPS = ("conv", "linear", "add", "mul", "affine")
+
+
+def lower_activation(name: str) -> LoweringRule:
+    """Return the rule of an activation: fused into the op before it, or an affine op without scale and shift."""
+
+    def rule(low: Lowering, number: int, node: Node) -> Op | bool | None:
+        x = low.any_layout(node.inputs[0])
+        if x is None:
+            return None
+        if low.sole_consumer(x, *ACTIVATED_OPS) is not None:
+            return low.fuse_into(number, x, activation=name)
+        return Op("affine", (x,), node.shape, node.layer, name)
+
+    return rule
+
+
+def lower_clip(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    bounds = (node.params["low"], node.params["high"])
+    name = {(0, 6): "relu6", (0, None): "relu"}.get(bounds)
+    return None if name is None else lower_activation(name)(low, number, node)
+
+
+def lower_hard_sigmoid(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    slope, offset = node.params.get("slope", 1 / 6), node.params.get("offset", 0.5)
+    usual = math.isclose(slope, 1 / 6, rel_tol=1e-6) and offset == 0.5
+    return lower_activation("hard_sigmoid")(low, number, node) if usual else None
+
+
+def lower_gelu_tanh(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    return lower_activation("gelu_tanh")(low, number, node) if low.is_float else None
+
+
+def lower_leaky_relu(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    slope = float(node.params["slope"])
+    return lower_activation(f"leaky_relu {slope!r}")(low, number, node) if low.is_float else None
+
+
+def lower_add(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Lower a sum: with a constant it folds, with another value it becomes the residual of a layer if possible."""
+    a, b = node.inputs
+    if not (isinstance(a, Value) and isinstance(b, Value)):
+        return lower_with_constant(low, number, node, product=False)
+    operands = low.common_layout(a, b) if low.shapes[a.number] == low.shapes[b.number] else None
+    if operands is None:
+        return None
+    p, q = operands
+    layers = ("conv", "linear") if len(node.shape) == 3 or p in low.channels_last else ("conv",)
+    for result, residual in ((q, p), (p, q)):
+        layer = low.sole_consumer(result, *layers) if result != residual else None
+        if layer is not None and len(layer.inputs) == 1:
+            return low.fuse_into(number, result, inputs=(*layer.inputs, residual))
+    return Op("add", (p, q), node.shape, node.layer)
+
+
+def lower_sub(low: Lowering, _number: int, node: Node) -> Op | None:
+    a, b = node.inputs
+    if not (low.is_float and isinstance(a, Value) and isinstance(b, Value)):
+        return None
+    if low.shapes[a.number] != low.shapes[b.number]:
+        return None
+    operands = low.common_layout(a, b)
+    return None if operands is None else Op("sub", tuple(operands), node.shape, node.layer)
+
+
+def lower_mul(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Lower a product: x · sigmoid(x) is SiLU, a constant folds, a gate (N, C, 1, 1) multiplies every pixel."""
+    a, b = node.inputs
+    if not (isinstance(a, Value) and isinstance(b, Value)):
+        return lower_with_constant(low, number, node, product=True)
+    operands = low.common_layout(a, b)
+    if operands is None:
+        return None
+    p, q = operands
+    for gate, x in ((p, q), (q, p)):
+        op = low.ops.get(gate)
+        if op is not None and _is_sigmoid_of(low, op, gate, x):
+            del low.ops[gate]
+            low.users[x] -= 1
+            return lower_activation("silu")(low, number, replace(node, inputs=(Value(x),), params={}))
+    shapes = (low.shapes[a.number], low.shapes[b.number])
+    gated = all(len(s) == 4 and s[:2] == node.shape[:2] for s in shapes) and (1, 1) in (shapes[0][2:], shapes[1][2:])
+    supported = shapes[0] == shapes[1] or (gated and p not in low.channels_last)
+    return Op("mul", (p, q), node.shape, node.layer) if supported else None
+
+
+def _is_sigmoid_of(low: Lowering, op: Op, gate: int, x: int) -> bool:
+    """Whether `gate` is sigmoid(x) and only the current product reads it."""
+    plain = op.kind == "affine" and op.weight is None and op.activation == "sigmoid"
+    return plain and op.inputs == (x,) and low.reader_count(gate) == 1

@@ -1,0 +1,221 @@
+"""Lowering: from the nodes of a trace to the ops of the native runtime, fusing as many nodes as possible into each op.
+
+The rule of each operation is in the `RULES` table of lower_layers.py. A batch norm is folded into the weights of the
+convolution before it, an addition becomes its residual input, an activation its epilogue. A node without a rule, or
+with a shape that the native ops do not support, becomes a "python" op that runs outside the native call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewise.graph.ir import Array, Node, Op, Shape, Trace, Value
+from tilewise.graph.passes.layout import lower_view
+from tilewise.graph.passes.lower_layers import RULES
+from tilewise.graph.passes.lower_tokens import PendingAttention
+from tilewise.graph.passes.views import View
+
+# Ops whose result has the layout of their first input.
+_LAYOUT_PRESERVING = ("layer_norm", "linear", "add", "sub", "mul", "affine", "concat")
+
+
+class Lowering:
+    """The ops of a trace by the value they make, in execution order.
+
+    The float runtime supports tokens (B, T, C), channels-last images (N, H, W, C) and reordered pixels; the integer
+    runtime (`is_float` false) supports images (N, C, H, W) and rows (N, C) only.
+    """
+
+    def __init__(self, trace: Trace, is_float: bool = False) -> None:
+        """Lower every node of a trace in order, then drop ops without readers."""
+        self.trace, self.is_float = trace, is_float
+        self.users = trace.users()
+        result = trace.result
+        self.result = result.number if isinstance(result, Value) else -1
+        self.shapes: dict[int, Shape] = {i: x.shape for i, x in enumerate(trace.inputs)}
+        self.ops: dict[int, Op] = {}
+        self.constants: dict[int, Array] = {}  # constants that ops read as values
+        self.aliases: dict[int, int] = {}  # values that another op makes
+        self.views: dict[int, View] = {}  # values that are not computed unless an op needs them
+        self.pending_attention: dict[int, PendingAttention] = {}  # attention whose result no op has read yet
+        self.channels_last: set[int] = set()  # values (N, H, W, C)
+        self._channels_first: set[int] = set()  # values fixed as (N, C, H, W) that no native op makes
+        for number, node in enumerate(trace.nodes, len(trace.inputs)):
+            self._lower_node(number, node)
+        self._materialize(self.resolve(self.result))
+        self.ops = {n: op for n, op in self.ops.items() if self.reader_count(n) > 0}
+
+    def _lower_node(self, number: int, node: Node) -> None:
+        """Add the op of a node, fuse the node into an earlier op, or add a "python" op."""
+        self.shapes[number] = node.shape
+        result = self._apply_rule(number, node)
+        if result is None and self._materialize_operands(node):
+            result = self._apply_rule(number, node)  # the operands were views and are values now
+        if result is None:
+            result = self._python_op(node)
+        if isinstance(result, Op):
+            self.ops[number] = result
+            if result.kind in _LAYOUT_PRESERVING and result.inputs[0] in self.channels_last:
+                self.channels_last.add(number)
+
+    def _apply_rule(self, number: int, node: Node) -> Op | bool | None:
+        """Return a new op, True if the node was fused into an existing op, or None if it is not supported."""
+        rule = RULES.get(node.operation.__name__)
+        return None if rule is None else rule(self, number, node)
+
+    def _operands(self, node: Node) -> list[int]:
+        return [self.resolve(v) for v in node.reads()]
+
+    def _python_op(self, node: Node) -> Op:
+        return Op("python", tuple(self._operands(node)), node.shape, node.layer, node=node)
+
+    def resolve(self, value: Value | int) -> int:
+        """Follow aliases to the number of the op that makes a value."""
+        number = value.number if isinstance(value, Value) else value
+        while number in self.aliases:
+            number = self.aliases[number]
+        return number
+
+    # --- views become values where an op needs them ---
+
+    def _materialize_operands(self, node: Node) -> bool:
+        # max() and not any(), which would stop at the first view: every operand has to become a value.
+        return max(map(self._materialize, self._operands(node)), default=False)
+
+    def _materialize(self, value: int) -> bool:
+        """Make an op for a view; return whether the value was one."""
+        if value not in self.views:
+            return False
+        if not (self.is_native(self.resolve(self.views[value].source)) and self._lower_view(value)):
+            del self.views[value]
+            node = self.trace.node(value)
+            self._materialize_operands(node)
+            self.ops[value] = self._python_op(node)
+        return True
+
+    def _lower_view(self, value: int) -> bool:
+        """Make a native op for a view if there is one."""
+        if self.views[value].source in self.pending_attention or (op := lower_view(self, value)) is None:
+            return False
+        del self.views[value]
+        self.ops[value] = op
+        return True
+
+    # --- layouts ---
+
+    def is_native(self, number: int) -> bool:
+        """Whether a native op makes this value."""
+        op = self.ops.get(number)
+        return op is not None and op.kind != "python"
+
+    def possible_layouts(self, number: int) -> tuple[bool, ...]:
+        """List the layouts a value has or may still be given, as flags for channels-last."""
+        if len(self.shapes[number]) != 4:
+            return (len(self.shapes[number]) == 3,) if len(self.shapes[number]) in (2, 3) else ()
+        fixed = number in self.channels_last or number in self._channels_first or self.is_native(number)
+        if fixed or not self.is_float:
+            return (number in self.channels_last,)
+        return (False, True)
+
+    def is_channels_last(self, number: int) -> bool:
+        """Whether the channels are the last axis of a value."""
+        return number in self.channels_last or len(self.shapes[number]) == 3
+
+    def fix_layout(self, number: int, channels_last: bool) -> None:
+        """Decide the layout of a value with four axes."""
+        if len(self.shapes[number]) == 4:
+            (self.channels_last if channels_last else self._channels_first).add(number)
+
+    def image(self, value: Value | Array) -> int | None:
+        """Return the number of a non-empty value (N, C, H, W) or (N, C), None for other operands."""
+        return self._operand(value, False, 2, 4)
+
+    def tokens(self, value: Value | Array) -> int | None:
+        """Return the number of a non-empty value (B, T, C) or (N, H, W, C), None for other operands."""
+        return self._operand(value, True, 3, 4)
+
+    def last_axis_channels(self, value: Value | Array) -> int | None:
+        """Return the number of a value with two to four axes whose last axis are the channels."""
+        rows = isinstance(value, Value) and len(self.shapes[value.number]) == 2
+        return self.image(value) if rows else self.tokens(value)
+
+    def any_layout(self, value: Value | Array) -> int | None:
+        """Return the number of a value in any supported layout."""
+        numbers = self.common_layout(value)
+        return None if numbers is None else numbers[0]
+
+    def common_layout(self, *values: Value | Array) -> list[int] | None:
+        """Return the numbers of several values that can all have one layout."""
+        for channels_last in (False, True):
+            if all(channels_last in self._readable_layouts(value) for value in values):
+                operands = [self._operand(v, channels_last, 2, 3, 4) for v in values]
+                return [number for number in operands if number is not None]
+        return None
+
+    def _readable_layouts(self, value: Value | Array) -> tuple[bool, ...]:
+        """List the layouts (flags for channels-last) in which a native op can read a value."""
+        if not isinstance(value, Value):
+            return ()
+        shape, number = self.shapes[value.number], self.resolve(value)
+        if len(shape) not in (2, 3, 4) or min(shape[1:]) < 1 or (self.is_float and self.dtype(value) != np.float32):
+            return ()
+        if number in self.views and not self._lower_view(number):
+            return ()
+        return tuple(last for last in self.possible_layouts(number) if self.is_float or not last)
+
+    def _operand(self, value: Value | Array, channels_last: bool, *ranks: int) -> int | None:
+        if not isinstance(value, Value) or len(self.shapes[value.number]) not in ranks:
+            return None
+        if channels_last not in self._readable_layouts(value):
+            return None
+        number = self.resolve(value)
+        if not self.is_native(number):
+            self.fix_layout(number, channels_last)
+        return number
+
+    # --- new values, fusion ---
+
+    def new_value(self, shape: Shape) -> int:
+        """Return a number for a value between two ops of one node; these numbers are negative."""
+        number = min(self.shapes) - 1 if min(self.shapes) < 0 else -1
+        self.shapes[number], self.users[number] = shape, 1
+        return number
+
+    def constant(self, array: Array) -> int:
+        """Return the number of a value that is a constant."""
+        number = self.new_value(array.shape)
+        self.constants[number] = np.ascontiguousarray(array)
+        return number
+
+    def dtype(self, value: Value) -> Any:
+        first = len(self.trace.inputs)
+        return (self.trace.inputs[value.number] if value.number < first else self.trace.node(value.number)).dtype
+
+    def fuse_into(self, number: int, producer: int, **fields: Any) -> bool:
+        """Let the op `producer`, whose result nothing else reads, make value `number`, with these fields replaced."""
+        # The op moves to the end of the order: a residual input may be computed after the convolution.
+        op = self.ops.pop(producer)
+        for name, field in fields.items():
+            setattr(op, name, field)
+        op.shape = self.shapes[number]
+        self.ops[number] = op
+        self.aliases[producer] = number
+        if producer in self.channels_last:
+            self.channels_last.add(number)
+        return True
+
+    def sole_consumer(self, number: int, *kinds: str) -> Op | None:
+        """Return the op that makes a value if the current node may be fused into it.
+
+        The op must be of one of these kinds, without an activation, and the current node its only reader.
+        """
+        op = self.ops.get(number)
+        fusable = op is not None and op.kind in kinds and self.reader_count(number) == 1
+        return op if fusable and op is not None and not op.activation else None
+
+    def reader_count(self, number: int) -> int:
+        """Count how often the trace reads a value or one of its aliases."""
+        earlier = [n for n in self.aliases if self.resolve(n) == number]
+        return self.users[number] + sum(self.users[n] - 1 for n in earlier if self.users[n] > 0)

@@ -1,0 +1,230 @@
+"""Lowering rules for convolutions, products, pools and resizing, and the table of all rules (`RULES`).
+
+A rule returns a new op, True if the node was fused into an existing op, or None if the native runtime does not support
+the node. Reshapes, permutations and indices are views, which become ops where they are read (layout.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewise.graph.ir import Array, Node, Op, Value
+from tilewise.graph.passes.fold_batchnorm import lower_batch_norm
+from tilewise.graph.passes.fuse_epilogue import (
+    ACTIVATIONS,
+    LoweringRule,
+    lower_activation,
+    lower_add,
+    lower_clip,
+    lower_gelu_tanh,
+    lower_hard_sigmoid,
+    lower_leaky_relu,
+    lower_mul,
+    lower_sub,
+)
+from tilewise.graph.passes.lower_tokens import (
+    lower_attention,
+    lower_layer_norm,
+    lower_packed_attention,
+    lower_token_linear,
+    lower_view_node,
+)
+
+if TYPE_CHECKING:
+    from tilewise.graph.passes.lower import Lowering
+
+
+def four_sides(padding: tuple[int, ...]) -> tuple[int, ...]:
+    """Return padding as (top, left, bottom, right)."""
+    return padding if len(padding) == 4 else (*padding, *padding)
+
+
+def _conv(low: Lowering, _number: int, node: Node) -> Op | None:
+    """Lower a convolution with constant weights and an optional residual."""
+    x = low.image(node.inputs[0])
+    weights, params = _constant_weights(node), node.params
+    if x is None or weights is None:
+        return None
+    # Filter (O, C / groups, kh, kw) over an image (N, C, H, W).
+    options = {"stride": params["stride"], "padding": four_sides(params["padding"]), "groups": params["groups"]}
+    options["dilation"] = params.get("dilation", (1, 1))
+    residual = params.get("residual")
+    inputs: tuple[int, ...] = (x,)
+    if residual is not None:
+        addend = low.image(residual)
+        if addend is None:
+            return None
+        inputs = (x, addend)
+    weight, bias = weights
+    activation = params.get("activation") or ""
+    return Op("conv", inputs, node.shape, node.layer, activation, weight=weight, bias=bias, options=options)
+
+
+def _linear(low: Lowering, _number: int, node: Node) -> Op | None:
+    weights = _constant_weights(node)
+    return None if weights is None else _product(low, node, *weights)
+
+
+def _matmul(low: Lowering, _number: int, node: Node) -> Op | None:
+    """Lower a product with a constant matrix."""
+    weight = node.inputs[1]
+    if isinstance(weight, Value) or not low.is_float or not _is_float(weight) or weight.ndim != 2:
+        return None
+    return _product(low, node, weight.T, None)
+
+
+def _product(low: Lowering, node: Node, weight: Array, bias: Array | None) -> Op | None:
+    # Tokens (B, T, C) keep their layout; rows (N, C) are a plain product.
+    if len(node.shape) > 2:
+        return lower_token_linear(low, node, (weight, bias))
+    x = low.image(node.inputs[0])
+    if x is None or len(node.shape) < 2 or node.params.get("residual") is not None:
+        return None
+    return Op("linear", (x,), node.shape, node.layer, node.params.get("activation") or "", weight=weight, bias=bias)
+
+
+def _constant_weights(node: Node) -> tuple[Array, Array | None] | None:
+    """Return a node's weight and bias if both are float32 constants."""
+    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    if isinstance(weight, Value) or isinstance(bias, Value) or not _is_float(weight):
+        return None
+    return (weight, bias) if bias is None or _is_float(bias) else None
+
+
+def _is_float(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype == np.float32 and array.size > 0
+
+
+def _pool(kind: str) -> LoweringRule:
+    """Return the rule of a max or average pool; pools with dilation or a ceiling mode are not supported."""
+
+    def rule(low: Lowering, _number: int, node: Node) -> Op | None:
+        x = low.image(node.inputs[0])
+        if x is None or not set(node.params) <= {"kernel", "stride", "padding", "count_padding"}:
+            return None
+        padding = four_sides(node.params["padding"])
+        options = {"kernel": node.params["kernel"], "stride": node.params["stride"], "padding": padding}
+        options["count_padding"] = node.params.get("count_padding", True)
+        return Op(kind, (x,), node.shape, node.layer, options=options)
+
+    return rule
+
+
+def _group_norm(low: Lowering, _number: int, node: Node) -> Op | None:
+    x, weight, bias = low.image(node.inputs[0]), *node.inputs[1:]
+    if x is None or isinstance(weight, Value) or isinstance(bias, Value):
+        return None
+    return Op("group_norm", (x,), node.shape, node.layer, weight=weight, bias=bias, options=dict(node.params))
+
+
+def _global_mean(low: Lowering, _number: int, node: Node) -> Op | None:
+    x = low.image(node.inputs[0])
+    return None if x is None else Op("global_mean", (x,), node.shape, node.layer)
+
+
+def _mean(low: Lowering, number: int, node: Node) -> Op | None:
+    """Lower a mean over all pixels or all tokens."""
+    axis, value = node.params.get("axis"), node.inputs[0]
+    if not isinstance(value, Value) or axis is None:
+        return None
+    # Over (2, 3) of an image (N, C, H, W), or over all axes between batch and channels of tokens.
+    rank = len(low.shapes[value.number])
+    axes = sorted(a % rank for a in (axis if isinstance(axis, tuple) else (axis,)))
+    if rank == 4 and axes == [2, 3]:
+        return _global_mean(low, number, node)
+    x = low.tokens(value) if axes == list(range(1, rank - 1)) and len(node.shape) in (2, 3) else None
+    return None if x is None else Op("global_mean", (x,), node.shape, node.layer)
+
+
+def _reshape(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Lower a flattened image, whose channels leave their pixels; other reshapes are views."""
+    value = node.inputs[0]
+    assert isinstance(value, Value)
+    before, after = low.shapes[value.number], node.shape
+    if len(before) == 4 and math.prod(before[2:]) > 1 and after == (before[0], math.prod(before[1:])):
+        x = low.image(value)
+        return None if x is None else Op("flatten", (x,), after, node.layer)
+    return lower_view_node(low, number, node)
+
+
+def _cat(low: Lowering, _number: int, node: Node) -> Op | None:
+    """Lower a concatenation of channels."""
+    # The channel axis is 1 in (N, C, H, W) and (N, C), and the last one in tokens and channels-last images.
+    axis, rank = node.params["axis"] % len(node.shape), len(node.shape)
+    operands = low.common_layout(*node.inputs) if node.inputs else None
+    if operands is None or axis != (rank - 1 if rank == 3 or operands[0] in low.channels_last else 1):
+        return None
+    return Op("concat", tuple(operands), node.shape, node.layer)
+
+
+def _conv_transpose(low: Lowering, number: int, node: Node) -> Op | None:
+    """Lower a transposed convolution whose windows do not overlap: a 1×1 convolution and depth-to-space."""
+    x, weights, params = low.image(node.inputs[0]), _constant_weights(node), node.params
+    if x is None or weights is None:
+        return None
+    weight, bias = weights
+    c, o, kh, kw = weight.shape
+    disjoint = params["stride"] == (kh, kw) and params.get("groups", 1) == 1
+    if not disjoint or any(params.get("padding", (0,))) or any(params.get("output_padding", (0,))):
+        return None
+    # Every output pixel comes from one input pixel and one tap: (kh · kw · O, C, 1, 1).
+    taps = np.ascontiguousarray(weight.transpose(2, 3, 1, 0)).reshape(kh * kw * o, c, 1, 1)
+    tiled_bias = None if bias is None else np.tile(bias, kh * kw)
+    n, _, h, w = low.shapes[x]
+    options = {"stride": (1, 1), "padding": (0, 0, 0, 0), "groups": 1, "dilation": (1, 1)}
+    product = low.new_value((n, kh * kw * o, h, w))
+    shape = low.shapes[product]
+    low.ops[product] = Op("conv", (x,), shape, node.layer, weight=taps, bias=tiled_bias, options=options)
+    return Op("depth_to_space", (product,), node.shape, node.layer, options={"by": (kh, kw)})
+
+
+def _resample(low: Lowering, _number: int, node: Node) -> Op | None:
+    """Lower nearest upsampling by whole factors along rows or columns."""
+    x, axis = low.image(node.inputs[0]), node.params["axis"]
+    taps, value = node.params["taps"], node.inputs[0]
+    if x is None or not isinstance(value, Value) or len(node.shape) != 4 or axis % 4 not in (2, 3):
+        return None
+    # Nearest upsampling reads every entry `factor` times with weight 1.
+    size, positions, weights = low.shapes[value.number][axis], np.asarray(taps.positions), np.asarray(taps.weights)
+    factor = node.shape[axis] // size
+    repeated = np.repeat(np.arange(size), factor)
+    nearest = positions.size == repeated.size and np.array_equal(positions.reshape(-1), repeated)
+    if not nearest or not (weights == 1).all():
+        return None
+    by = (factor, 1) if axis % 4 == 2 else (1, factor)
+    return Op("upsample", (x,), node.shape, node.layer, options={"by": by})
+
+
+# The lowering rule of each traced operation.
+RULES: dict[str, LoweringRule] = {
+    "Conv2d": _conv,
+    "Linear": _linear,
+    "FixedNorm": lower_batch_norm,
+    "LayerNorm": lower_layer_norm,
+    "GroupNorm": _group_norm,
+    "Attention": lower_attention,
+    "PackedAttention": lower_packed_attention,
+    "MatMul": _matmul,
+    "Add": lower_add,
+    "Sub": lower_sub,
+    "Mul": lower_mul,
+    "LeakyRelu": lower_leaky_relu,
+    "Clip": lower_clip,
+    "HardSigmoid": lower_hard_sigmoid,
+    "MaxPool2d": _pool("max_pool"),
+    "PaddedMaxPool": _pool("max_pool"),
+    "AvgPool2d": _pool("avg_pool"),
+    "GlobalAvgPool": _global_mean,
+    "Mean": _mean,
+    "Reshape": _reshape,
+    "Permute": lower_view_node,
+    "Cat": _cat,
+    "GetItem": lower_view_node,
+    "Resample": _resample,
+    "ConvTranspose2d": _conv_transpose,
+    "GeluTanh": lower_gelu_tanh,
+    **{operation: lower_activation(name) for operation, name in ACTIVATIONS.items()},
+}

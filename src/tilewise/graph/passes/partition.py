@@ -1,0 +1,198 @@
+"""Partition: runs of native ops become one native call each; what must run in Python stays between them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tilewise._extension import native
+from tilewise.graph.executor import Call, NativeCall, PythonCall
+from tilewise.graph.ir import Array, Op, Shape
+from tilewise.graph.ops import NATIVE_OPS, EmitContext
+from tilewise.graph.passes.layout import image_shape
+from tilewise.graph.passes.lower import Lowering
+
+
+class WeightCache:
+    """Native layers, shared by the plans of one module for several input sizes. They hold the only copy of weights."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[tuple[Any, ...], Any]] = {}  # (fingerprint, layer) by the op's number
+
+    def get(self, number: int, op: Op) -> Any:
+        """Return the native layer of an op, from the cache if its weights and options are unchanged."""
+        assert op.weight is not None
+        entry, weight = self._layers.get(number), np.ascontiguousarray(op.scaled_weight(), np.float32)
+        fingerprint = (op.kind, op.activation, *op.options.values(), _digest(weight), _digest(op.bias))
+        if entry and entry[0] == fingerprint:
+            # Convolutions dropped their weights after packing; another size may pack them in another way.
+            if len(op.shape) != 2:
+                entry[1].restore(weight)
+            return entry[1]
+        layer = _native_layer(op, weight)
+        self._layers[number] = (fingerprint, layer)
+        return layer
+
+
+class _MetaWeights(WeightCache):
+    """Layers without weights: a plan made of them shows its algorithms and memory, and cannot run."""
+
+    def get(self, number: int, op: Op) -> Any:
+        return _native_layer(op, None)
+
+
+_POINTWISE = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}
+
+
+def _native_layer(op: Op, weight: Array | None) -> Any:
+    """Create the native layer of a convolution or linear op; without weights it is a meta layer."""
+    assert native is not None and op.weight is not None
+    bias = None if op.bias is None else np.ascontiguousarray(op.bias, np.float32)
+    if len(op.shape) == 2:
+        return native.PlanLinear(weight, bias, op.activation, op.weight.shape)
+    shape = (*op.weight.shape[:2], *op.kernel)
+    filters = None if weight is None else weight.reshape(shape)
+    return native.PlanConv(filters, bias, activation=op.activation, outline=shape, **(op.options or _POINTWISE))
+
+
+def _digest(array: Array | None) -> bytes:
+    """Hash weights, to compare them without holding a copy."""
+    return b"" if array is None else hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest()
+
+
+def _as_meta(op: Op) -> Op:
+    """Return the op with the shapes of its weights and none of their numbers."""
+    weight = None if op.weight is None else np.broadcast_to(np.float32(0), op.weight.shape)
+    return replace(op, weight=weight)
+
+
+def partition(lowering: Lowering, weights: WeightCache) -> list[Call]:
+    """Group the ops in order: adjacent native ops share a native call."""
+    _limit_transformed_filters(lowering)
+    return _partition(lowering, weights)
+
+
+def _partition(lowering: Lowering, weights: WeightCache) -> list[Call]:
+    """Group the ops without changing their algorithms."""
+    calls: list[Call] = []
+    group: list[int] = []
+    for number, op in lowering.ops.items():
+        if op.kind != "python":
+            group.append(number)
+            continue
+        if group:
+            calls.append(_native_call(lowering, group, weights))
+            group = []
+        calls.append(PythonCall(number, op, lowering))
+    if group:
+        calls.append(_native_call(lowering, group, weights))
+    return calls
+
+
+def _native_call(lowering: Lowering, group: list[int], weights: WeightCache) -> NativeCall:
+    """Build the native plan of a group of ops."""
+    assert native is not None
+    plan, ops, members = native.FloatPlan(), lowering.ops, set(group)
+    sources = sorted({i for n in group for i in ops[n].inputs} - members)
+    values: dict[int, int] = {}  # native value by number
+    for i in sources:
+        channels_last = lowering.is_channels_last(i)
+        values[i] = plan.input(*image_shape(lowering.shapes[i], channels_last), channels_last)
+    native_ops: dict[int, tuple[Op, list[Shape]]] = {}
+    for number in group:
+        op = ops[number]
+
+        def packed_layer(op: Op, number: int = number) -> Any:
+            return weights.get(number, op)
+
+        context = EmitContext(plan, packed_layer, lowering.shapes.__getitem__)
+        values[number] = NATIVE_OPS[op.kind].emit(context, op, [values[i] for i in op.inputs])
+        ops[number] = op = _as_meta(op)  # the native layer holds the weights now
+        if op.kind == "conv":
+            op.algorithm = plan.algorithm(values[number])
+        native_ops[values[number]] = (op, [lowering.shapes[i] for i in op.inputs])
+    # Values that another call or the caller reads are results.
+    read_outside = {i for n, op in ops.items() if n not in members for i in op.inputs}
+    read_outside.add(lowering.resolve(lowering.result))
+    results = [(n, lowering.shapes[n]) for n in group if n in read_outside]
+    for number, _ in results:
+        plan.output(values[number], lowering.is_channels_last(number))
+    plan.finish()
+    return NativeCall(plan, sources, results, native_ops)
+
+
+def _meta_partition(lowering: Lowering) -> tuple[list[Call], dict[int, Op]]:
+    """Partition without weights; the ops returned say which algorithms they would use."""
+    meta = copy.copy(lowering)
+    meta.ops = {number: _as_meta(op) for number, op in lowering.ops.items()}
+    return _partition(meta, _MetaWeights()), meta.ops
+
+
+# Transformed filters relative to plain ones: F(4×4, 3×3) has 6 · 6 / 9 entries, F(2×2, 3×3) has 4 · 4 / 9.
+_TRANSFORMED_SIZE = {"winograd": 4.0, "winograd2": 16 / 9}
+# Transformed filters may add this much memory and half of the convolutions' weights. Arbitrary: small networks
+# should never be limited.
+_FREE_FILTER_BYTES = 16 << 20
+
+
+def _limit_transformed_filters(lowering: Lowering) -> None:
+    """Switch Winograd convolutions to transforming their filters at each use if storing them takes too much memory.
+
+    A byte costs equal time to save in every layer, so the largest filters are switched first.
+    """
+    _, ops = _meta_partition(lowering)
+    sizes = {n: op.weight.nbytes for n, op in ops.items() if op.kind == "conv" and op.weight is not None}
+    extra = sum(size * (_TRANSFORMED_SIZE.get(ops[n].algorithm, 1) - 1) for n, size in sizes.items())
+    for number in sorted(sizes, key=lambda n: -sizes[n]):
+        if extra <= _FREE_FILTER_BYTES + sum(sizes.values()) / 2:
+            return
+        if ops[number].algorithm == "winograd":
+            lowering.ops[number].algorithm = "winograd_late"
+            extra -= 3 * sizes[number]
+
+
+# --- batches ---
+
+
+def chunk_size(lowering: Lowering, traced: int, images: int) -> int:
+    """Return how many images of a batch go through all layers together, from the ops for `traced` images.
+
+    Activations of a chunk should fit this core's share of the last-level cache. Each chunk reads the weights again; if
+    that costs more, chunks are so large that weights are an eighth of the activations' traffic. Native ops treat
+    images independently, so the results do not depend on the choice.
+    """
+    assert native is not None
+    (call,), cache = _meta_partition(lowering)[0], int(native.l3_share())
+    assert isinstance(call, NativeCall)
+    fitting = max(1, cache * traced // max(1, int(call.plan.arena_bytes)))
+    chunks = -(-images // fitting)
+    ops = [op for op, _ in call.ops.values()]
+    weight_bytes = sum(op.weight.nbytes for op in ops if op.weight is not None)
+    activation_bytes = sum(2 * 4 * math.prod(op.shape) for op in ops) * images // traced
+    if weight_bytes > cache and (chunks - 1) * weight_bytes >= activation_bytes:
+        chunks = -(-activation_bytes // (8 * weight_bytes))
+    return -(-images // chunks)
+
+
+def is_batch_independent(lowering: Lowering, traced: int) -> bool:
+    """Whether the ops for `traced` images hold for any number of images.
+
+    All ops must be native, which treats images independently, and read nothing but the images and each other.
+    """
+    ops = lowering.ops
+    all_native = all(op.kind != "python" and op.shape[0] == traced for op in ops.values())
+    self_contained = all(i in ops or i == 0 for op in ops.values() for i in op.inputs)
+    return all_native and self_contained and lowering.resolve(lowering.result) in ops
+
+
+def set_batch(lowering: Lowering, images: int) -> None:
+    """Change the ops to another number of images."""
+    for number in (0, *lowering.ops):
+        lowering.shapes[number] = (images, *lowering.shapes[number][1:])
+    for op in lowering.ops.values():
+        op.shape = (images, *op.shape[1:])

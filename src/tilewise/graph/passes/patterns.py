@@ -1,0 +1,387 @@
+"""Pattern matching: layers that a file holds as several operations become one node (norms, GELU, attention, padding).
+
+Exporters write a norm as means and roots, GELU as a polynomial of an error function, and attention as two products
+around a softmax, with scales, masks, reshapes and permutations in any place. The patterns compare what is computed,
+not how it was written: polynomials by their coefficients, chains of reshapes as views.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tilewise.backend.registry import current_backend
+from tilewise.graph.ir import Array, Node, Trace, Value
+from tilewise.graph.passes.attention import match_attention, match_attention_node
+from tilewise.graph.passes.rewriter import Operand, Rewriter, Rule, is_value, per_channel, scalar, value_and_constant
+from tilewise.graph.passes.views import reshaped, whole
+from tilewise.nn.primitives import LayerNorm
+from tilewise.ops import Add, Gelu, Mul
+from tilewise.ops.base import Grads, Operation
+
+
+class InferenceOperation(Operation):
+    """An operation that only plans contain; it has no gradient."""
+
+    def backward(self, grad: Array) -> Grads:
+        raise NotImplementedError("operations of plans have no gradients")
+
+
+class GeluTanh(InferenceOperation):
+    """GELU by its tanh approximation (Hendrycks and Gimpel 2016)."""
+
+    def forward(self, x: Array) -> Array:
+        half, cubic = np.float32(0.5), np.float32(0.044715)
+        return np.asarray(half * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + cubic * x * x * x))))
+
+
+class GroupNorm(InferenceOperation):
+    """Normalization of each group of channels over all pixels; weight and bias are per channel."""
+
+    def forward(self, x: Array, weight: Array, bias: Array, *, groups: int, eps: float) -> Array:
+        rows = x.reshape(len(x), groups, -1)
+        centred = rows - rows.mean(-1, keepdims=True)
+        normed = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(eps))
+        channel_shape = (-1, *(1,) * (x.ndim - 2))
+        return np.asarray(normed.reshape(x.shape) * weight.reshape(channel_shape) + bias.reshape(channel_shape))
+
+
+class PaddedMaxPool(InferenceOperation):
+    """Max pooling with separate padding at the top, left, bottom and right."""
+
+    def forward(self, x: Array, *, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, ...]) -> Array:
+        top, left, bottom, right = (*padding, *padding)[:4]
+        padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=-np.inf)
+        y, _ = current_backend().dispatch("max_pool2d", padded, kernel=kernel, stride=stride, padding=(0, 0))
+        return np.asarray(y)
+
+
+def match_patterns(trace: Trace, attention: bool = True) -> Trace:
+    """Replace matched patterns by single nodes.
+
+    Without `attention`, token layers stay as they are; the integer graph runs attention operation by operation.
+    """
+    return Rewriter(trace, _PATTERNS if attention else _IMAGE_PATTERNS).finish()
+
+
+# --- layer norm ---
+
+
+def _mean_source(w: Rewriter, value: Any) -> Operand | None:
+    """Return x where `value` is the mean of x along its last axis."""
+    mean = w.node(value, "Mean")
+    if mean is None or not mean.params.get("keepdims"):
+        return None
+    axis, rank = mean.params.get("axis"), len(mean.shape)
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    return mean.inputs[0] if len(axes) == 1 and axes[0] in (-1, rank - 1) else None
+
+
+def _centred_source(w: Rewriter, value: Any) -> Operand | None:
+    """Return x where `value` is x - mean(x)."""
+    difference = w.node(value, "Sub")
+    if difference is None or _mean_source(w, difference.inputs[1]) != difference.inputs[0]:
+        return None
+    return difference.inputs[0]
+
+
+def _square_source(w: Rewriter, value: Any) -> Operand | None:
+    """Return x where `value` is x²."""
+    power, product = w.node(value, "Pow"), w.node(value, "Mul")
+    if power is not None and scalar(power.inputs[1]) == 2:
+        return power.inputs[0]
+    return product.inputs[0] if product is not None and product.inputs[0] is product.inputs[1] else None
+
+
+def _variance_source(w: Rewriter, value: Any) -> tuple[Operand, float] | None:
+    """Return (x, eps) where `value` is the variance of x along its last axis plus eps."""
+    total = w.node(value, "Add")
+    operands = None if total is None else value_and_constant(total)
+    eps = None if operands is None else scalar(operands[1])
+    if operands is None or eps is None or eps < 0:
+        return None
+    variance = w.node(operands[0], "Var")
+    if variance is not None and variance.params.get("keepdims") and variance.params.get("correction") == 0:
+        last = len(variance.shape) - 1
+        return (variance.inputs[0], eps) if variance.params.get("axis") in (-1, (-1,), last, (last,)) else None
+    x = _centred_source(w, _square_source(w, _mean_source(w, operands[0])))
+    return None if x is None else (x, eps)
+
+
+def _reciprocal_root_source(w: Rewriter, value: Any) -> Operand | None:
+    """Return v where `value` is 1 / sqrt(v)."""
+    quotient, power = w.node(value, "Div"), w.node(value, "Pow")
+    if power is not None and scalar(power.inputs[1]) == -0.5:
+        return power.inputs[0]
+    root = w.node(quotient.inputs[1], "Sqrt") if quotient is not None and scalar(quotient.inputs[0]) == 1 else None
+    return None if root is None else root.inputs[0]
+
+
+def _root_quotients(w: Rewriter, node: Node) -> list[tuple[Operand, Operand | None]]:
+    """Return all (a, v) for which the Div or Mul node computes a / sqrt(v)."""
+    a, b = node.inputs
+    if node.operation.__name__ == "Div":
+        root = w.node(b, "Sqrt")
+        return [] if root is None else [(a, root.inputs[0])]
+    return [(a, _reciprocal_root_source(w, b)), (b, _reciprocal_root_source(w, a))]
+
+
+def _layer_norm(w: Rewriter, node: Node) -> Value | None:
+    """Match (x - mean) / sqrt(variance + eps), or the product with the reciprocal root."""
+    for centred, below in _root_quotients(w, node):
+        x, variance = _centred_source(w, centred), _variance_source(w, below)
+        if x is not None and variance is not None and is_value(x, variance[0]):
+            one = np.ones(node.shape[-1:], np.float32)
+            return w.make(node, LayerNorm, node.shape, x, one, np.zeros_like(one), eps=variance[1])
+    return None
+
+
+def _norm_weight(w: Rewriter, node: Node) -> Value | None:
+    """Move a per-channel product or sum after a norm into the norm's weight or bias."""
+    operands = value_and_constant(node)
+    norm = None if operands is None else w.node(operands[0], "LayerNorm", "GroupNorm")
+    if operands is None or norm is None or w.readers[operands[0].number] != 1 or node.shape != norm.shape:
+        return None
+    x, weight, bias = norm.inputs
+    if isinstance(weight, Value) or isinstance(bias, Value) or weight.ndim != 1 or operands[1].dtype != np.float32:
+        return None
+    constant = per_channel(operands[1], node.shape, 1 if norm.operation is GroupNorm else len(node.shape) - 1)
+    if constant is None:
+        return None
+    # (n · w + b) · c = n · (w c) + b c
+    if node.operation.__name__ == "Mul":
+        weight, bias = weight * constant, bias * constant
+    else:
+        bias = bias + constant
+    return w.make(node, norm.operation, node.shape, x, weight, bias, **norm.params)
+
+
+def _group_norm(w: Rewriter, node: Node) -> Value | None:
+    """Match an image reshaped to rows of channel groups, normed, and reshaped back."""
+    x = node.inputs[0]
+    image_view = reshaped(w.view(x), node.shape) if isinstance(x, Value) else None
+    norm = None if image_view is None else w.node(Value(image_view.source), "LayerNorm")
+    if len(node.shape) != 4 or not node.shape[0] or image_view is None or norm is None or len(norm.shape) != 2:
+        return None
+    rows, weight, bias = norm.inputs
+    rows_view = w.views.get(rows.number) if isinstance(rows, Value) else None
+    if rows_view is None or w.shape(Value(rows_view.source)) != node.shape or norm.shape[0] % node.shape[0]:
+        return None
+    groups = norm.shape[0] // node.shape[0]
+    if isinstance(weight, Value) or isinstance(bias, Value) or not np.all(weight == 1) or np.any(bias):
+        return None
+    # Both reshapes must be plain: image -> rows of groups, and rows -> image.
+    plain = rows_view == reshaped(whole(rows_view.source, node.shape), norm.shape)
+    plain = plain and image_view == reshaped(whole(image_view.source, norm.shape), node.shape)
+    if node.shape[1] % groups or not plain:
+        return None
+    one = np.ones(node.shape[1], np.float32)
+    source, eps = Value(rows_view.source), float(norm.params["eps"])
+    return w.make(node, GroupNorm, node.shape, source, one, np.zeros_like(one), groups=groups, eps=eps)
+
+
+def _no_effect(w: Rewriter, node: Node) -> Value | None:
+    """Drop a product with ones and a sum with zeros."""
+    operands = value_and_constant(node)
+    if operands is None or w.shape(operands[0]) != node.shape:
+        return None
+    neutral = 1 if node.operation.__name__ == "Mul" else 0
+    return operands[0] if bool(np.all(operands[1] == neutral)) else None
+
+
+# --- GELU, by the coefficients of the polynomials around erf or tanh ---
+
+Polynomial = dict[tuple[int, int], float]  # coefficient by the exponents of two unknowns
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow", "Neg")
+# GELU is at most five operations deep in any export seen; the bound only limits the search.
+_MAX_DEPTH = 8
+
+
+def _polynomial(w: Rewriter, value: Any, x: Value, y: Value | None, depth: int = _MAX_DEPTH) -> Polynomial | None:
+    """Express `value` as a polynomial of x and y with a degree of at most three."""
+    if isinstance(value, Value) and value == x:
+        return {(1, 0): 1.0}
+    if isinstance(value, Value) and value == y:
+        return {(0, 1): 1.0}
+    if not isinstance(value, Value):
+        number = scalar(value)
+        return None if number is None else {(0, 0): number}
+    node = w.node(value, *_ARITHMETIC)
+    if node is None or not depth:
+        return None
+    terms = [_polynomial(w, v, x, y, depth - 1) for v in node.inputs]
+    if terms[0] is None or terms[-1] is None:
+        return None
+    return _combine(node.operation.__name__, terms[0], terms[-1])
+
+
+def _combine(kind: str, a: Polynomial, b: Polynomial) -> Polynomial | None:
+    """Apply an arithmetic operation to two polynomials."""
+    if kind == "Neg":
+        return {key: -c for key, c in a.items()}
+    if kind in ("Add", "Sub"):
+        sign = 1 if kind == "Add" else -1
+        return {key: a.get(key, 0.0) + sign * b.get(key, 0.0) for key in {*a, *b}}
+    if kind == "Mul":
+        return _product(a, b)
+    if set(b) != {(0, 0)}:
+        return None
+    number = b[0, 0]
+    if kind == "Div":
+        return {key: c / number for key, c in a.items()} if number else None
+    if number not in (2.0, 3.0):
+        return None
+    square = _product(a, a)
+    return square if number == 2 or square is None else _product(square, a)
+
+
+def _product(a: Polynomial, b: Polynomial) -> Polynomial | None:
+    """Multiply two polynomials; None above degree three."""
+    product: Polynomial = {}
+    for (i, j), c in a.items():
+        for (k, m), d in b.items():
+            product[i + k, j + m] = product.get((i + k, j + m), 0.0) + c * d
+    return product if all(i + j <= 3 for i, j in product) else None
+
+
+def _is_close(actual: Polynomial | None, expected: Polynomial) -> bool:
+    if actual is None:
+        return False
+    keys = {*actual, *expected}
+    return all(math.isclose(actual.get(k, 0.0), expected.get(k, 0.0), rel_tol=1e-5, abs_tol=1e-9) for k in keys)
+
+
+_TANH_SCALE = math.sqrt(2 / math.pi)
+# By the function inside: the operation, and the polynomial that the function is applied to.
+_GELUS: dict[str, tuple[type, Polynomial]] = {
+    "Erf": (Gelu, {(1, 0): math.sqrt(0.5)}),
+    "Tanh": (GeluTanh, {(1, 0): _TANH_SCALE, (3, 0): _TANH_SCALE * 0.044715}),
+}
+
+
+def _arithmetic_sources(w: Rewriter, value: Any, kinds: tuple[str, ...], depth: int = _MAX_DEPTH) -> list[Value]:
+    """List the values that `value` is computed from by arithmetic; with `kinds`, those made by such operations."""
+    sources = [value] if isinstance(value, Value) else []
+    node = w.node(value, *_ARITHMETIC)
+    if node is not None and depth:
+        sources += [v for operand in node.inputs for v in _arithmetic_sources(w, operand, kinds, depth - 1)]
+    return list(dict.fromkeys(v for v in sources if not kinds or w.node(v, *kinds) is not None))
+
+
+def _gelu(w: Rewriter, node: Node) -> Value | None:
+    """Match x / 2 · (1 + f(p(x))) with f = erf or tanh and its polynomial p, multiplied in any order."""
+    # Try every erf or tanh near the product, and every value below it as x.
+    for curve in [v for operand in node.inputs for v in _arithmetic_sources(w, operand, tuple(_GELUS), 3)]:
+        inner = w.node(curve, *_GELUS)
+        assert inner is not None
+        operation, argument = _GELUS[inner.operation.__name__]
+        for x in _arithmetic_sources(w, inner.inputs[0], ()):
+            a, b = (_polynomial(w, operand, x, curve) for operand in node.inputs)
+            product = None if a is None or b is None else _product(a, b)
+            outer = _is_close(product, {(1, 0): 0.5, (1, 1): 0.5}) and w.shape(x) == node.shape
+            if outer and _is_close(_polynomial(w, inner.inputs[0], x, None), argument):
+                return w.make(node, operation, node.shape, x)
+    return None
+
+
+# --- token layers move in front of a view ---
+
+
+def _before_view(w: Rewriter, node: Node) -> Value | None:
+    """Apply a layer over the last axis to the tokens (B, T, C) themselves if its input is a reordering of them."""
+    x = node.inputs[0]
+    view = w.views.get(x.number) if isinstance(x, Value) else None
+    if view is None or any(isinstance(v, Value) for v in (*node.inputs[1:], *node.params.values())):
+        return None
+    if node.operation is LayerNorm and len(w.shape(node.inputs[1])) != 1:
+        return None
+    shape = w.shape(Value(view.source))
+    last = len(shape) - 1
+    lead = [axis for group in view.groups[:-1] for axis in group]
+    if last != 2 or view.groups[-1] != whole(view.source, shape).groups[last] or any(view.first) or not view.groups:
+        return None
+    # The view must contain every token once: whole axes in another order.
+    sizes = {axis.along: axis.size for axis in lead}
+    complete = len(sizes) == len(lead) and all(sizes.get(i, 1) == shape[i] for i in range(last))
+    if not complete or any(a.step != 1 for a in lead):
+        return None
+    tokens = w.make(
+        node, node.operation, (*shape[:-1], node.shape[-1]), Value(view.source), *node.inputs[1:], **node.params
+    )
+    order = [axis.along for axis in lead]
+    order = [*order, *(i for i in range(last) if i not in order), last]
+    return w.reshape(node, w.permute(node, tokens, tuple(order)), node.shape)
+
+
+def _batch_norm_of_tokens(w: Rewriter, node: Node) -> Value | None:
+    """Replace a batch norm over tokens that were reshaped to rows by a per-channel product and sum of the tokens."""
+    x, weight, bias = node.inputs
+    view = w.views.get(x.number) if isinstance(x, Value) else None
+    statistics = [weight, bias, node.params["mean"], node.params["var"]]
+    if view is None or len(node.shape) != 2 or any(isinstance(a, Value) for a in statistics):
+        return None
+    tokens = w.shape(Value(view.source))
+    if len(tokens) != 3 or view != reshaped(whole(view.source, tokens), node.shape) or tokens[2] != node.shape[1]:
+        return None
+    weight, bias, mean, var = (np.asarray(a, np.float32) for a in statistics)
+    scale = weight / np.sqrt(var + np.float32(node.params["eps"]))
+    product = w.make(node, Mul, tokens, Value(view.source), scale)
+    return w.reshape(node, w.make(node, Add, tokens, product, bias - mean * scale), node.shape)
+
+
+# --- explicit padding moves into the layer that reads it ---
+
+
+def _explicit_padding(w: Rewriter, node: Node) -> Value | None:
+    """Merge a Pad node into the convolution or max pool after it, if the layer pads with the same number."""
+    pad = w.node(node.inputs[0], "Pad")
+    if pad is None or len(node.shape) != 4 or any((*pad.params["widths"][0], *pad.params["widths"][1])):
+        return None
+    (_, _, (top, bottom), (left, right)), own = pad.params["widths"], node.params["padding"]
+    own = own if len(own) == 4 else (*own, *own)
+    padding = tuple(a + b for a, b in zip((top, left, bottom, right), own, strict=True))
+    if min(top, left, bottom, right) < 0 or not _pads_alike(w, node, pad, padding):
+        return None
+    params = {**node.params, "padding": padding[:2] if padding[:2] == padding[2:] else padding}
+    operation = PaddedMaxPool if node.operation.__name__ == "MaxPool2d" else node.operation
+    return w.make(node, operation, node.shape, pad.inputs[0], *node.inputs[1:], **params)
+
+
+def _pads_alike(w: Rewriter, node: Node, pad: Node, padding: tuple[int, ...]) -> bool:
+    """Whether the layer's own padding gives the same result as the Pad node's fill."""
+    fill = pad.params["value"]
+    if node.operation.__name__ == "Conv2d":
+        return bool(fill == 0)
+    # A max pool ignores padding; zeros have the same effect if no entry is negative.
+    inside = all(p < k for p, k in zip(padding, (*node.params["kernel"], *node.params["kernel"]), strict=True))
+    not_negative = fill == 0 and w.node(pad.inputs[0], "Relu") is not None and not any(node.params["padding"])
+    return inside and bool(fill == -np.inf or not_negative)
+
+
+def _first_match(*rules: Rule) -> Rule:
+    """Combine rules: the first one that matches replaces the node."""
+
+    def rule(w: Rewriter, node: Node) -> Operand | None:
+        return next((result for r in rules if (result := r(w, node)) is not None), None)
+
+    return rule
+
+
+# The patterns by the operation of their last node.
+_PATTERNS: dict[str, Rule] = {
+    "Div": _layer_norm,
+    "Mul": _first_match(_no_effect, _layer_norm, _norm_weight, _gelu),
+    "Add": _first_match(_no_effect, _norm_weight),
+    "Reshape": _group_norm,
+    "MatMul": match_attention,
+    "Attention": match_attention_node,
+    "Linear": _before_view,
+    "LayerNorm": _before_view,
+    "Gelu": _before_view,
+    "FixedNorm": _batch_norm_of_tokens,
+    "Conv2d": _explicit_padding,
+    "MaxPool2d": _explicit_padding,
+}
+_IMAGE_PATTERNS = {name: _PATTERNS[name] for name in ("Div", "Mul", "Add", "Reshape", "Conv2d", "MaxPool2d")}

@@ -1,0 +1,250 @@
+"""Compilation of a module for inference: traced once per input size, run in as few native calls as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tilewise._extension import native
+from tilewise.errors import ConfigurationError, DtypeError
+from tilewise.graph.executor import Call, NativeCall
+from tilewise.graph.ir import Array, Value
+from tilewise.graph.passes.lower import Lowering
+from tilewise.graph.passes.partition import WeightCache, chunk_size, is_batch_independent, partition, set_batch
+from tilewise.graph.passes.patterns import match_patterns
+from tilewise.graph.trace import run, trace
+from tilewise.nn.module import Module
+from tilewise.tensor import Tensor
+
+# Number of input sizes whose specializations are stored; arbitrary.
+_MAX_SPECIALIZATIONS = 8
+# A plan may deviate by this share of the change that the second input makes: above rounding, far below the
+# difference of another network.
+_CHANGE_TOLERANCE = 1e-2
+# Deviations as shares of the largest result. Dynamic INT8 layers round to steps of 1/127 of a row: the last bits of a
+# float operation before them may move a value by a step.
+_FLOAT_ROUNDING, _INT8_ROUNDING = 1e-5, 2e-2
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Plan:
+    """The result of `compile`. Call it with arrays or Tensors like the module; it returns the kind it receives.
+
+    A plan contains the weights of the moment it was made: compile again after training. An input of a new size is
+    traced when it first appears.
+    """
+
+    def __init__(self, module: Module, examples: tuple[Any, ...]) -> None:
+        self._module, self._weights = module, WeightCache()
+        self._specializations: dict[tuple[str, Shapes], _Specialization] = {}  # by instruction set and input shapes
+        self._chunk_sizes: dict[tuple[str, tuple[int, ...]], int] = {}  # by instruction set and input shape
+        arrays = [np.ascontiguousarray(x.data if isinstance(x, Tensor) else x) for x in examples]
+        self._dtypes = [array.dtype for array in arrays]
+        self._specialize(self._chunks(arrays)[0])
+
+    def __call__(self, *inputs: Any) -> Any:
+        wrapped = any(isinstance(x, Tensor) for x in inputs)
+        arrays = [np.ascontiguousarray(x.data if isinstance(x, Tensor) else x) for x in inputs]
+        dtypes = [array.dtype for array in arrays]
+        if dtypes != self._dtypes:
+            expected, actual = " and ".join(map(str, self._dtypes)), " and ".join(map(str, dtypes)) or "nothing"
+            raise DtypeError(f"this plan was made for {expected}, not {actual}")
+        out = self._run(arrays)
+        return Tensor(out) if wrapped else out
+
+    def _run(self, arrays: list[Array]) -> Array:
+        results = [self._specialize(chunk).run(chunk) for chunk in self._chunks(arrays)]
+        return results[0] if len(results) == 1 else np.concatenate(results)
+
+    def _chunks(self, arrays: list[Array]) -> list[list[Array]]:
+        """Split a large batch into groups of images that go through all layers together."""
+        if len(arrays) != 1 or arrays[0].ndim != 4 or len(arrays[0]) < 2:
+            return [arrays]
+        (images,) = arrays
+        size = self._chunk_size(images)
+        return [[images[i : i + size]] for i in range(0, len(images), size)]
+
+    def _chunk_size(self, images: Array) -> int:
+        """Return the number of images per chunk; a new shape is specialized for it on the way."""
+        assert native is not None
+        key = (native.isa(), images.shape)
+        if key not in self._chunk_sizes:
+            specialization = _Specialization(self._module, [images], self._weights, whole=False)
+            self._chunk_sizes[key] = specialization.images
+            self._store((native.isa(), ((specialization.images, *images.shape[1:]),)), specialization)
+            if len(self._chunk_sizes) > _MAX_SPECIALIZATIONS:
+                del self._chunk_sizes[next(iter(self._chunk_sizes))]
+        return self._chunk_sizes[key]
+
+    def _specialize(self, arrays: list[Array]) -> _Specialization:
+        """Return the specialization for these input shapes; make it if they are new."""
+        assert native is not None
+        key = (native.isa(), tuple(array.shape for array in arrays))
+        entry = self._specializations.pop(key, None) or _Specialization(self._module, arrays, self._weights)
+        self._store(key, entry)
+        return entry
+
+    def _store(self, key: tuple[str, Shapes], entry: _Specialization) -> None:
+        self._specializations[key] = entry
+        # The first key is the least recently used one.
+        if len(self._specializations) > _MAX_SPECIALIZATIONS:
+            del self._specializations[next(iter(self._specializations))]
+
+    @property
+    def _last(self) -> _Specialization:
+        return next(reversed(self._specializations.values()))
+
+    @property
+    def algorithms(self) -> list[tuple[str, str]]:
+        """Every convolution's layer and algorithm, for the size used last: "direct", "winograd" (F(4x4, 3x3)),
+        "winograd2" (F(2x2, 3x3)) or "winograd_late" (F(4x4, 3x3), filters transformed as they are used)."""
+        return [entry for call in self._last.calls if isinstance(call, NativeCall) for entry in call.algorithms()]
+
+    @property
+    def native_calls(self) -> int:
+        """Number of native calls and operations outside them, for the size used last."""
+        return len(self._last.calls)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory of the activations, for the size used last."""
+        return sum(call.plan.arena_bytes for call in self._last.calls if isinstance(call, NativeCall))
+
+
+class _Specialization:
+    """The calls for one shape of every input or, if not `whole`, for one chunk of a batch.
+
+    If images are independent, the module is traced with batch 2, so that it need not run on a large batch.
+    """
+
+    calls: list[Call]
+
+    def __init__(self, module: Module, examples: list[Array], weights: WeightCache, whole: bool = True) -> None:
+        batched = len(examples) == 1 and examples[0].ndim == 4 and len(examples[0]) > 1
+        self.images = len(examples[0]) if batched else 0
+        with _without_caches():
+            result = self._trace_batch_of_two(module, examples[0], whole) if batched else None
+            guard, lowering = result or self._lower(module, examples)
+            self._build(module, guard, lowering, weights)
+
+    def _trace_batch_of_two(self, module: Module, images: Array, whole: bool) -> tuple[_TraceGuard, Lowering] | None:
+        """Lower with two images; None if images are not independent or the module refuses this batch size."""
+        try:
+            guard, lowering = self._lower(module, [images[:2]])
+        except Exception:  # a module may raise anything
+            if len(images) == 2:
+                raise
+            return None
+        if not is_batch_independent(lowering, 2):
+            return None if len(images) > 2 else (guard, lowering)
+        self.images = len(images) if whole else chunk_size(lowering, 2, len(images))
+        set_batch(lowering, self.images)
+        return guard, lowering
+
+    def _lower(self, module: Module, examples: list[Array]) -> tuple[_TraceGuard, Lowering]:
+        """Trace the module, match patterns and lower it to ops."""
+        assert native is not None
+        traced = trace(module, *examples)
+        if not isinstance(traced.result, Value):
+            raise ConfigurationError(
+                f"the result of {type(module).__name__} does not depend on its input through tensors"
+            )
+        guard = _TraceGuard(module, examples, traced.outputs[""])
+        native.give_back_memory()  # the module's results are freed; the plan has an arena of its own
+        return guard, Lowering(match_patterns(traced), is_float=True)
+
+    def _build(self, module: Module, guard: _TraceGuard, lowering: Lowering, weights: WeightCache) -> None:
+        self.calls, self.result = partition(lowering, weights), lowering.resolve(lowering.result)
+        self._constants = lowering.constants
+        if not guard.accepts(self.run, lowering.shapes[0][:1]):
+            raise ConfigurationError(
+                f"{type(module).__name__} cannot be planned: its operations depend on the values of the input"
+            )
+
+    def run(self, arrays: list[Array]) -> Array:
+        values = {**self._constants, **dict(enumerate(arrays))}
+        for call in self.calls:
+            call.run(values)
+        return values[self.result]
+
+
+class _TraceGuard:
+    """Checks that a plan agrees with its module on a second input.
+
+    Numbers that bypass the tensors would be constants in the plan. The module's result is computed before the plan has
+    weights: layers pack theirs while they run, and both at once would raise the peak of memory.
+    """
+
+    def __init__(self, module: Module, examples: list[Array], result: Array) -> None:
+        self._first_result = result
+        integers = any(getattr(m, "computes_in_int8", False) for m in module.modules())
+        self._rounding = _INT8_ROUNDING if integers else _FLOAT_ROUNDING
+        self._inputs = [_second_input(x) for x in examples]
+        self._differs = any(not np.array_equal(a, b) for a, b in zip(examples, self._inputs, strict=True))
+        if self._differs:
+            self._expected = run(module, *self._inputs).data
+
+    def accepts(self, planned: Callable[[list[Array]], Array], images: tuple[int, ...]) -> bool:
+        """Whether the plan gives the module's result. A plan for another number of images gets them repeated."""
+        if not self._differs:
+            return True
+        # Specializations for another batch than the traced one are compared on the images they share.
+        if self._inputs[0].shape[:1] == images:
+            actual, expected, first = planned(self._inputs), self._expected, self._first_result
+        else:
+            actual = planned([np.resize(self._inputs[0], (*images, *self._inputs[0].shape[1:]))])
+            count = min(len(actual), len(self._expected))
+            actual, expected, first = actual[:count], self._expected[:count], self._first_result[:count]
+        return expected.shape == actual.shape and _agree(expected, actual, first, self._rounding)
+
+
+def _second_input(x: Array) -> Array:
+    """Return other numbers of the same kind; integers may be indices and are only reordered."""
+    reversed_x = np.ascontiguousarray(x[..., ::-1]) if x.ndim else x
+    return reversed_x * np.float32(0.5) + np.float32(0.125) if x.dtype == np.float32 else reversed_x
+
+
+@contextmanager
+def _without_caches() -> Iterator[None]:
+    """Disable this thread's weight and result caches while the module runs for its shapes.
+
+    The module's layers would otherwise store packed weights, and its results would stay in the pool, for no use.
+    """
+    assert native is not None
+    before, pooled = native.keep_weights_here(False), native.set_least_pooled(1 << 62)
+    try:
+        yield
+    finally:
+        native.keep_weights_here(before)
+        native.set_least_pooled(pooled)
+
+
+def _agree(expected: Array, actual: Array, first: Array, rounding: float) -> bool:
+    """Compare within a share of the change between two inputs: a constant result would be off by all of it."""
+    # Infinities have no distance; compare where NaN occurs instead.
+    finite = np.isfinite(expected) & np.isfinite(actual) & np.isfinite(first)
+    if not finite.all():
+        return bool((np.isnan(expected) == np.isnan(actual)).all())
+    difference = np.abs(expected - first).max(initial=0)
+    tolerance = _CHANGE_TOLERANCE * difference + rounding * np.abs(expected).max(initial=0) + 1e-30
+    return bool(np.abs(expected - actual).max(initial=0) <= tolerance)
+
+
+def compile(module: Module, example: Any, *more: Any) -> Plan:
+    """Compile a module in eval mode for inputs like these (arrays or Tensors).
+
+    >>> import numpy as np
+    >>> from tilewise import models
+    >>> plan = compile(models.resnet8(), np.zeros((1, 3, 32, 32), np.float32))
+    >>> plan(np.ones((2, 3, 32, 32), np.float32)).shape
+    (2, 10)
+    """
+    if native is None:
+        raise ConfigurationError(
+            "a plan needs tilewise's compiled kernels, which are not installed; call the module itself"
+        )
+    return Plan(module, (example, *more))
