@@ -19,7 +19,6 @@ from tilewise.tune.search.gaussian_process import Hyperparameters
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
     from tilewise.store.problem import Problem
-    from tilewise.tune.choose import calibrate as module
     from tilewise.tune.choose.cache import ChoiceFile, Decision
     from tilewise.tune.choose.calibrate import built_in_problems, calibrate
     from tilewise.tune.choose.tuned_table import CALIBRATED, load_tuned_table, machine_name
@@ -27,6 +26,8 @@ if native is not None:
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.near import near_products
     from tilewise.tune.families.cpu.tiles import product_tile
+    from tilewise.tune.measure.confirm import ConfirmedGain
+    from tilewise.tune.measure.cpu.device import CpuDevice
     from tilewise.tune.measure.trial import CpuTrial, TrialResult
 
 
@@ -45,6 +46,7 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(CpuTrial, "measure", measure)
     monkeypatch.setattr(CpuTrial, "remeasure", lambda self, configs: [measure(self, c).runtime_ns for c in configs])
+    monkeypatch.setattr(CpuDevice, "confirm", lambda self, problem, config: ConfirmedGain(1 / 0.9, 1.1, 1.2))
     monkeypatch.setattr(Tuner, "_is_safe_elsewhere", lambda self, problem, config: True)
     return found
 
@@ -85,18 +87,18 @@ def test_what_wins_twice_is_kept_and_said(tmp_path: Path, measured, liked):
 
 def test_a_tile_that_does_not_win_again_is_not_kept(tmp_path: Path, measured, liked, monkeypatch):
     problem = product(*PROBLEMS[0])
-
-    class Slower:
-        def __init__(self, *_):
-            pass
-
-        def measure(self, config):
-            return TrialResult(1001.0, 1000.0)
-
-    monkeypatch.setattr(module, "CpuTrial", Slower)
+    monkeypatch.setattr(CpuDevice, "confirm", lambda self, problem, config: ConfirmedGain(1.01, 0.99, 1.03))
     report = calibrate([problem], folder=tmp_path)
-    assert report["replaced"] == 0 and report["lines"][0]["speedup"] == 1.0
+    assert report["replaced"] == report["busy"] == 0 and report["lines"][0]["speedup"] == 1.0
     assert set(load_tuned_table(native, tmp_path)[0].tiles.values()) == {None}
+
+
+def test_what_a_busy_machine_left_undecided_is_said_and_tuned_again(tmp_path: Path, measured, liked, monkeypatch):
+    problem = product(*PROBLEMS[0])
+    monkeypatch.setattr(CpuDevice, "confirm", lambda self, problem, config: ConfirmedGain(1.01, 0.99, 1.03, 0.5))
+    report = calibrate([problem], folder=tmp_path)
+    assert report["replaced"] == 0 and report["busy"] == report["left"] == 1
+    assert not load_tuned_table(native, tmp_path)[0].tiles
 
 
 def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path, measured):

@@ -87,6 +87,14 @@ def test_mean_and_covariance_are_those_of_the_conditional_normal_distribution():
     np.testing.assert_allclose(process.covariance, covariance - gain @ covariance[known], atol=1e-9)
 
 
+def test_without_scores_every_configuration_of_a_large_space_can_be_measured():
+    x = np.linspace(0.0, 40.0, 1000)[:, None]
+    process = GaussianProcess(np.zeros(1000), x, Hyperparameters())
+    found, _ = search(process, lambda index: float(np.exp(0.1 * abs(x[index, 0] - 35.0))), 25)
+    assert len(process.followed) == 1000 and any(step.index >= 400 for step in found)
+    assert 0.0 <= process.value_of_information() < 1.0
+
+
 def test_expected_improvement_is_that_of_draws():
     case = made_up(5, configs=20)
     process = case.process(NARROW)

@@ -65,6 +65,9 @@ class MadeUpBench:
     def elsewhere(self, problem, config):
         return []
 
+    def confirm(self, problem, config):
+        return None
+
     def forget(self) -> None: ...
 
     @contextlib.contextmanager

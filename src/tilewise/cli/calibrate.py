@@ -97,7 +97,12 @@ def _print(report: Mapping[str, Any]) -> None:
     typer.echo(f"{pluralize(report['kernels'], 'kernel')} in {report['seconds']:.0f} s on {report['machine']}.")
     if report["left"]:
         typer.echo(
-            f"{pluralize(report['left'], 'kernel')} not tuned because the time was up; the same command continues."
+            f"{pluralize(report['left'], 'kernel')} not decided: the time was up or the machine was busy; "
+            "the same command continues."
+        )
+    if report["busy"]:
+        typer.echo(
+            f"Other programs used the CPU while {pluralize(report['busy'], 'kernel')} ran; small gains are then lost."
         )
     if report["replaced"]:
         typer.echo(f"Stored in {report['path']} and used from now on; TILEWISE_TUNED=0 switches that off.")

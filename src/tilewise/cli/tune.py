@@ -187,11 +187,18 @@ def _lines(tuned: Tuned) -> list[str]:
     lines = [str(_tile(tuned.problem.family, tuned.config))]
     if tuned.runtime_ns is not None:
         took = f"{tuned.runtime_ns / 1e3:.1f} us"
-        comparison = f", the default {tuned.default_ns / 1e3:.1f} us" if tuned.default_ns is not None else ""
+        comparison = f", the default {tuned.default_ns / 1e3:.1f} us{_ratio(tuned)}" if tuned.default_ns else ""
         if tuned.source == "cache":
             return [*lines, f"{took} when it was tuned; --fresh measures again"]
         lines.append(f"{took}{comparison}; {tuned.measurements} measured in {tuned.seconds:.2f} s")
     return [*lines, _describe_source(tuned)]
+
+
+def _ratio(tuned: Tuned) -> str:
+    """Return the speedup over the default with its interval; 1 if the default stays."""
+    if tuned.gain is not None and tuned.gain.excludes_zero:
+        return f": {tuned.gain}, 95 % interval"
+    return f": {tuned.speedup:.3f}x"
 
 
 def _describe_source(tuned: Tuned) -> str:
@@ -217,7 +224,8 @@ def _describe_usage(tuner: Tuner, tuned: Tuned) -> str:
     if tuned.source == "default" and tuned.runtime_ns is None:
         return "nothing is stored, and the default stays in use"
     if tuned.config == tuner.device.default(tuned.problem):
-        return "the default is the fastest configuration; nothing changes"
+        undecided = tuned.gain is not None and tuned.gain.on_busy_machine
+        return f"nothing is gained; the default stays in use{'; try again on a quiet machine' * undecided}"
     if tuner.device.kind != "cpu":
         return f"kept in {tuner.choices.path}"
     from tilewise.tune.choose.cache import cache_folder

@@ -27,6 +27,7 @@ from tilewise.errors import MissingFileError, TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Problem
 
 if TYPE_CHECKING:
+    from tilewise.tune.measure.confirm import ConfirmedGain
     from tilewise.tune.search.loop import SearchStep
 
 FORMAT = 1
@@ -60,6 +61,8 @@ class Decision:
     reason: str = ""
     steps: list[SearchStep] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    # Comparison of the fastest measured configuration with the default, independent of the search; kept if it won.
+    gain: ConfirmedGain | None = None
 
     @property
     def speedup(self) -> float | None:

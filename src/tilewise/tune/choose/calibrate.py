@@ -2,8 +2,8 @@
 
 The built-in list has one kernel for each regime of the analytical default: products from a few rows to matrices larger
 than the caches, some with leading dimensions that cause cache conflicts; convolutions of the first, middle and last
-layers of a network; integer products. Each is tuned as by `tilewise tune`, with one thread and with all. The choice
-then runs interleaved with the default once more, on different operands, and is used only if it wins again.
+layers of a network; integer products. Each is tuned as by `tilewise tune`, with one thread and with all. A choice is
+kept only if it wins again in a second process, on other operands (`measure/confirm.py`).
 
 Choices are stored in a separate folder and used for shapes that the tuner itself has not tuned. They are written one at
 a time, so a run that was stopped, killed or ran out of disk space continues where it ended.
@@ -17,7 +17,6 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,9 @@ from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import cache_folder
 from tilewise.tune.choose.tuned_table import CALIBRATED
 from tilewise.tune.choose.tuner import Tuner
-from tilewise.tune.measure.trial import CpuTrial
+from tilewise.tune.measure.confirm import ConfirmedGain
 
 Progress = Callable[[int, int, str], None]
-_MIN_GAIN = 0.005  # log runtime a tile must save in the second comparison; smaller gains cannot be told from noise
 
 
 def built_in_problems(tuner: Tuner, threads: int | None = None) -> list[Problem]:
@@ -53,25 +51,30 @@ def calibrate(
     """Tune problems (default: the built-in list) for about `minutes` and return a report.
 
     The report has one line per family and thread count: the number of `kernels` tuned, the number whose default was
-    `replaced`, and their `speedup` (geometric mean of default / chosen) with the `worst` and `best` single one.
+    `replaced`, and their `speedup` (geometric mean of default / chosen) with the `worst` and `best` single one. `busy`
+    is the number of choices that were confirmed or refused while other programs used the CPU.
     """
     if not 0 < minutes < 1e4:
         raise ConfigurationError(f"minutes must be a positive number, not {minutes}.")
     start = time.perf_counter()
     tuner = Tuner("cpu", cache=(folder or cache_folder()) / CALIBRATED)
+    tuner.device.confirmation_seed = seed
     with tuner.memory.open_store():  # fail before measuring if nothing could be stored
         pass
     selected = list(problems) if problems is not None else built_in_problems(tuner, threads)
     gains: dict[Problem, float] = {}
+    busy = 0
     for number, problem in enumerate(selected, start=1):
         if time.perf_counter() - start > 60 * minutes:
             break
         progress(number, len(selected), _problem_label(problem))
-        gains[problem] = _confirmed_gain(tuner, problem, seed)
+        config_changed, gain = _tune(tuner, problem)
+        gains[problem] = math.log(gain.ratio) if gain is not None and config_changed else 0.0
+        busy += gain is not None and gain.on_busy_machine
     lines, tuned_problems = _lines(gains), {choice.problem for choice in tuner.choices.all()}
     return {
         "machine": tuner.device.machine.identity, "path": str(tuner.choices.path), "kernels": len(gains),
-        "replaced": sum(line["replaced"] for line in lines),
+        "replaced": sum(line["replaced"] for line in lines), "busy": busy,
         "left": sum(problem not in tuned_problems for problem in selected),
         "seconds": time.perf_counter() - start, "lines": lines,
     }  # fmt: skip
@@ -86,16 +89,13 @@ def forget(folder: Path | None) -> bool:
     return existed
 
 
-def _confirmed_gain(tuner: Tuner, problem: Problem, seed: int) -> float:
-    """Tune a problem and return log(default / chosen), or 0 if the tile does not beat the default a second time."""
-    decision, default = tuner.tune(problem), tuner.device.default(problem)
-    if decision.config == default:
-        return 0.0
-    rerun = CpuTrial(problem, default, seed).measure(decision.config)
-    gain = math.log(rerun.default_ns / rerun.runtime_ns) if rerun.runtime_ns and rerun.default_ns else -math.inf
-    if gain < _MIN_GAIN:
-        tuner.choices.put(replace(decision, config=default, runtime_ns=rerun.default_ns or 1.0, sure=False))
-    return gain if gain >= _MIN_GAIN else 0.0
+def _tune(tuner: Tuner, problem: Problem) -> tuple[bool, ConfirmedGain | None]:
+    """Tune a problem; return whether the default is replaced, and the gain of the fastest measured configuration."""
+    decision = tuner.tune(problem)
+    replaced = decision.config != tuner.device.default(problem)
+    if replaced and decision.gain is None:  # a stored choice of an earlier run
+        return True, tuner.device.confirm(problem, decision.config)
+    return replaced, decision.gain
 
 
 def _lines(gains: dict[Problem, float]) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def _lines(gains: dict[Problem, float]) -> list[dict[str, Any]]:
         groups[problem.family, problem.threads].append(gain)
     return [
         {
-            "family": family, "threads": threads, "kernels": len(group), "replaced": sum(gain > 0 for gain in group),
+            "family": family, "threads": threads, "kernels": len(group), "replaced": sum(gain != 0 for gain in group),
             "speedup": math.exp(sum(group) / len(group)), "worst": math.exp(min(group)), "best": math.exp(max(group)),
         }
         for (family, threads), group in sorted(groups.items())

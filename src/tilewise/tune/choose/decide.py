@@ -14,6 +14,8 @@
    the runtimes of other problems of the same kernel.
 4. The configurations within noise of the fastest are timed again, interleaved. The fastest of them is chosen unless the
    default is as fast.
+5. If the device can confirm a choice (`measure/confirm.py`), the winner and the default are timed once more on fresh
+   data, and the default stays unless the interval of the gain excludes zero.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -34,6 +37,9 @@ from tilewise.tune.measure.trial import Trial
 from tilewise.tune.search.confidence import Claim
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
 from tilewise.tune.search.loop import BUDGET, SearchStep, search
+
+if TYPE_CHECKING:
+    from tilewise.tune.measure.confirm import ConfirmedGain
 
 # The prior without a model: information comes only from other configurations and other problems of the same kernel.
 WITHOUT_MODEL = Hyperparameters()
@@ -69,13 +75,15 @@ def decide(
     least: int = 1,
     fresh: bool = False,
     usable: Callable[[Config], bool] = lambda config: True,
+    confirm: Callable[[Config], ConfirmedGain | None] = lambda config: None,
     report: Callable[[SearchStep, Config], None] = lambda step, config: None,
 ) -> Decision:
     """Choose a configuration for a problem.
 
     At most `budget` configurations are measured, fewer if the remaining ones are expected to save less than `worth`.
     If `least` is 0 and the readings of other problems leave no doubt, none is measured. `fresh` ignores a cached
-    choice. Only a configuration for which `usable` returns True is chosen.
+    choice. Only a configuration for which `usable` returns True is chosen. `confirm` compares the winner with the
+    default independently of the search; None means that it cannot.
     """
     cached = None if memory is None or fresh else memory.cached_choice(problem, configs)
     if cached is not None:
@@ -88,7 +96,33 @@ def decide(
         first = process.first() or 0
         reason = f"known well enough from {process.tasks} other problems"
         return Decision(problem, configs[first], "model", seconds=time.perf_counter() - start, reason=reason)
-    return _MeasuredSearch(problem, configs, process, measure, report).run(budget, worth, usable, start)
+    searching = _MeasuredSearch(problem, configs, process, measure, report)
+    return _confirmed(searching.run(budget, worth, usable, start), configs[0], confirm, start)
+
+
+def _confirmed(
+    decision: Decision, default: Config, confirm: Callable[[Config], ConfirmedGain | None], start: float
+) -> Decision:
+    """Compare the winner of a search with the default again; return to the default if the gain may be noise."""
+    gain = confirm(decision.config) if decision.config != default else None
+    if gain is None:
+        return decision
+    default_ns = decision.default_ns or (decision.runtime_ns or 1.0) * gain.ratio
+    config, runtime_ns, notes = decision.config, default_ns / gain.ratio, list(decision.notes)
+    if gain.on_busy_machine:
+        notes.append(f"this machine is busy: other programs disturbed the timings by {gain.elsewhere:.0%}")
+    if not gain.excludes_zero:
+        config, runtime_ns = default, default_ns
+        notes.append(f"the fastest reading was not confirmed: {gain} of the default's speed when both were timed again")
+    return replace(
+        decision,
+        config=config,
+        runtime_ns=runtime_ns,
+        default_ns=default_ns,
+        seconds=time.perf_counter() - start,
+        notes=notes,
+        gain=gain,
+    )
 
 
 def _unmeasured(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -29,9 +30,9 @@ from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.chooser import measurable, problem_of
 from tilewise.tune.choose.tuned_table import Key, TunedTable
 from tilewise.tune.choose.tuner import Tuned, Tuner
+from tilewise.tune.measure.confirm import ConfirmedGain, gain_of
 
 _CALLS = 21  # timed calls per variant; odd, so that the faster half has a middle
-_MIN_GAIN = 0.003  # relative; smaller gains over the default tiles cannot be told from noise
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def tune_model(
 def _useful_tiles(
     call: Callable[[], Any], tuner: Tuner, faster: list[Problem]
 ) -> tuple[list[Problem], tuple[float, float]]:
-    """Drop tiles that do not make the whole model faster, one by one.
+    """Drop tiles that do not make the whole model faster, one by one; none remain if their joint gain may be noise.
 
     Returns the remaining problems and the time of the model in nanoseconds with the default tiles and with these.
     """
@@ -103,13 +104,13 @@ def _useful_tiles(
     useful = list(faster)
     for problem in faster if len(faster) > 1 else []:
         without = [other for other in useful if other != problem]
-        with_ns, without_ns = _interleaved_times(call, [[choices[p] for p in some] for some in (useful, without)])
-        if without_ns < with_ns:
+        gain, _ = _compare(call, [choices[p] for p in without], [choices[p] for p in useful])
+        if gain.ratio < 1:
             useful = without
-    before_ns, after_ns = _interleaved_times(call, [[], [choices[p] for p in useful]])
-    if not useful or after_ns > before_ns * (1 - _MIN_GAIN):
+    gain, before_ns = _compare(call, [], [choices[p] for p in useful])
+    if not useful or not gain.excludes_zero:
         return [], (before_ns, before_ns)
-    return useful, (before_ns, after_ns)
+    return useful, (before_ns, before_ns / gain.ratio)
 
 
 def _target(name: str, batch: int, tokens: int, seed: int) -> Target:
@@ -172,13 +173,16 @@ def kernels_of(call: Callable[[], Any]) -> list[tuple[str, Key]]:
     return kernels
 
 
-def _interleaved_times(call: Callable[[], Any], choices: Sequence[Sequence[Decision]]) -> list[float]:
-    """Nanoseconds of a call with each set of choices: interleaved calls, the median of the faster half."""
+def _compare(
+    call: Callable[[], Any], before: Sequence[Decision], after: Sequence[Decision]
+) -> tuple[ConfirmedGain, float]:
+    """Time a call interleaved with two sets of choices; return the gain of the second, and nanoseconds of the first."""
 
     def run_with(backend: OptimizedBackend) -> None:
         with use_backend(backend):
             call()
 
-    backends = [OptimizedBackend(tile_chooser=TunedTable(native, some)) for some in choices]
+    backends = [OptimizedBackend(tile_chooser=TunedTable(native, choices)) for choices in (before, after)]
     times = time_interleaved([functools.partial(run_with, backend) for backend in backends], _CALLS, warmup=2)
-    return [1e9 * statistics.median(sorted(own)[: _CALLS // 2 + 1]) for own in times]
+    gain = gain_of([math.log(first / second) for first, second in zip(*times, strict=True)])
+    return gain, 1e9 * statistics.median(sorted(times[0])[: _CALLS // 2 + 1])

@@ -178,7 +178,7 @@ class Tuner:
                     return choice
             decision = self._decide(problem, configs, store, run, budget or self.budget, report)
             store.release(kernel)
-        if decision.source == "measured" and decision.runtime_ns is not None:
+        if decision.source == "measured" and decision.runtime_ns is not None and not _is_undecided(decision):
             self.choices.put(decision)
         self._note([*decision.notes, *self.choices.notes])
         return decision
@@ -203,19 +203,14 @@ class Tuner:
                 budget=budget,
                 fresh=True,
                 usable=lambda config: self._is_safe_elsewhere(problem, config),
+                confirm=lambda config: self.device.confirm(problem, config),
                 report=report,
             )
 
     def _is_safe_elsewhere(self, problem: Problem, config: Config) -> bool:
         """True if a choice is not slower than the default for the other problems that would use it too."""
-        for there, tile in self.device.elsewhere(problem, config):
-            with self.device.trial(there, self.device.default(there)) as trial:
-                trial_result = trial.measure(tile)
-            if trial_result.runtime_ns is None or trial_result.default_ns is None:
-                return False
-            if trial_result.runtime_ns > trial_result.default_ns * (1 + _NOISE):
-                return False
-        return True
+        gains = (self.device.confirm(there, tile) for there, tile in self.device.elsewhere(problem, config))
+        return all(gain is not None and gain.ratio > 1 - _NOISE for gain in gains)
 
     def _wait_for_other(self, problem: Problem, configs: Sequence[Config]) -> Decision | None:
         """Wait for the choice of another process that is tuning this problem; None after the time limit."""
@@ -227,6 +222,12 @@ class Tuner:
             if choice is not None:
                 return choice
         return None
+
+
+def _is_undecided(decision: Decision) -> bool:
+    """True if a busy machine prevented a decision; the next call tunes the problem again."""
+    gain = decision.gain
+    return gain is not None and gain.on_busy_machine and not gain.excludes_zero
 
 
 class _RecordingTrial:

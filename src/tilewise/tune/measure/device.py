@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem, Value
@@ -12,12 +12,16 @@ from tilewise.store.store import Machine
 from tilewise.tune.families.registry import find_family
 from tilewise.tune.measure.trial import Trial
 
+if TYPE_CHECKING:
+    from tilewise.tune.measure.confirm import ConfirmedGain
+
 
 class TuningDevice:
     """A machine of a kind ("cpu", "triton"); `collection` names the collection whose model fits it, if any."""
 
     version: str  # of the software that choices depend on
     margin: float  # log runtime; default of `ModelScores.margin`
+    confirmation_seed = 1  # of the operands on which choices are confirmed; the search draws its operands with seed 0
     own_model = True  # False if `collection` was measured on another kind of machine, the nearest there is
 
     def __init__(self, kind: str, details: Mapping[str, Any], collection: str | None) -> None:
@@ -55,6 +59,10 @@ class TuningDevice:
     def trial(self, problem: Problem, default: Config) -> contextlib.AbstractContextManager[Trial]:
         """Open a trial that measures configurations of a problem."""
         raise NotImplementedError
+
+    def confirm(self, problem: Problem, config: Config) -> ConfirmedGain | None:
+        """Time a choice and the default again, independently of the search; None if the device does not do that."""
+        return None
 
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
         """Time every configuration roughly; return nanoseconds, and the seconds that exhaustive tuning takes."""

@@ -10,7 +10,9 @@ The log runtime of configuration i, whose settings are x_i (in doublings) and wh
     u    the residual of one configuration (nugget)    u ~ N(0, nugget^2)
     e    the noise of a reading                        e ~ N(0, noise^2)
 
-All of it is jointly normal, so a reading changes mean and covariance by one outer product (`observe`).
+All of it is jointly normal, so a reading changes mean and covariance by one outer product (`observe`). The covariance
+is the prior's minus the sum of these products. It is evaluated only where it is needed, so that thousands of
+configurations cost memory and time in proportion to their number.
 
 Other problems of the same kernel that were measured before are other tasks of the same process. The covariance of f and
 of b between two tasks is that within one task times a coregionalization,
@@ -47,8 +49,8 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.float64]
 H = TypeVar("H")
 
-# Configurations in the process. With scores, the worse-ranked ones are dropped; without scores there is no ranking.
-_FOLLOWED, _FOLLOWED_WITHOUT_SCORES = 64, 400
+_FOLLOWED = 64  # configurations in the process if there are scores; the worse-ranked ones are dropped
+_MAX_JOINT = 400  # configurations in joint draws: those that may be the fastest; bounds a Cholesky factorization
 _DRAWS = 256  # joint samples of the log runtimes; arbitrary
 _LEVEL = 1.0  # deviation of c
 _DEGREES_OF_FREEDOM = 2.0  # nu, chosen on the kernels that the claims of `confidence.py` are fitted on
@@ -110,18 +112,17 @@ class GaussianProcess:
         every = np.asarray(scores, dtype=np.float64)
         self.count = len(every)
         informed = bool((every[1:] != every[-1:]).any())  # the default, which comes first, may lead without a model
-        self.followed = np.argsort(every, kind="stable")[: _FOLLOWED if informed else _FOLLOWED_WITHOUT_SCORES]
+        self.followed = np.argsort(every, kind="stable")[: _FOLLOWED if informed else len(every)]
         self._position = {int(index): position for position, index in enumerate(self.followed)}
         self.hyper = h = hyper
         self._x = np.asarray(features, dtype=np.float64)[self.followed]  # (n, dx)
         self._score = every[self.followed] - every[self.followed[0]]  # (n,)
         self.mean = h.coefficient * self._score
-        self.covariance = (
-            h.signal**2 * similarity(self._x, self._x, h.length_scale)
-            + h.coefficient_deviation**2 * np.outer(self._score, self._score)
-            + _LEVEL**2
-            + h.nugget**2 * np.eye(len(self._x))
-        )  # (n, n)
+        self._variance = (
+            h.signal**2 + h.coefficient_deviation**2 * self._score**2 + _LEVEL**2 + h.nugget**2
+        )  # (n,), the diagonal of the covariance
+        # The posterior covariance is the prior minus `left.T @ right`; both are (updates, n).
+        self._left, self._right = np.zeros((0, len(self._x))), np.zeros((0, len(self._x)))
         self.tasks = 0 if earlier is None else len(np.unique(earlier.task))
         if earlier is not None and len(earlier):
             self._condition(earlier, np.zeros(0) if sizes is None else sizes)
@@ -146,7 +147,27 @@ class GaussianProcess:
         residual = earlier.log_runtime - h.coefficient * s
         solved = np.linalg.solve(own, np.column_stack([residual, across.T]))
         self.mean = self.mean + across @ solved[:, 0]
-        self.covariance = self.covariance - across @ solved[:, 1:]
+        self._subtract(across.T, np.asarray(solved[:, 1:], np.float64))
+
+    def _subtract(self, left: Numbers, right: Numbers) -> None:
+        """Subtract left.T @ right from the covariance."""
+        self._left, self._right = np.vstack([self._left, left]), np.vstack([self._right, right])
+        self._variance = self._variance - (left * right).sum(axis=0)
+
+    @property
+    def covariance(self) -> Numbers:
+        """Posterior covariance of all configurations in the process: (n, n)."""
+        every = np.arange(len(self._x))
+        return self.covariance_of(every, every)
+
+    def covariance_of(self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> Numbers:
+        """Posterior covariance between two lists of positions: (rows, columns)."""
+        h = self.hyper
+        prior = h.signal**2 * similarity(self._x[rows], self._x[columns], h.length_scale) + _LEVEL**2
+        prior += h.coefficient_deviation**2 * np.outer(self._score[rows], self._score[columns])
+        prior += h.nugget**2 * (rows[:, None] == columns[None, :])
+        covariance: Numbers = prior - self._left[:, rows].T @ self._right[:, columns]
+        return covariance
 
     def observe(self, index: int, log_runtime: float) -> None:
         """Update the posterior with the log runtime of one configuration."""
@@ -154,16 +175,16 @@ class GaussianProcess:
         if not self.log_runtimes:  # the first reading sets the level; before it, the mean is relative
             self.mean = self.mean + log_runtime - (self.mean[position] if position is not None else self.mean.mean())
         elif position is not None:
-            variance = self.covariance[position, position] + self.hyper.noise**2
+            variance = self._variance[position] + self.hyper.noise**2
             self._errors += float((log_runtime - self.mean[position]) ** 2 / max(variance, 1e-12))
             self._predictions += 1
         self.log_runtimes[index] = min(log_runtime, self.log_runtimes.get(index, math.inf))
         # Rank-one update of the posterior (a Kalman filter step).
         if position is not None:
-            column = self.covariance[:, position].copy()
+            column = self.covariance_of(np.arange(len(self._x)), np.array([position]))[:, 0]  # (n,)
             gain = column / (column[position] + self.hyper.noise**2)
             self.mean = self.mean + gain * (log_runtime - self.mean[position])
-            self.covariance = self.covariance - np.outer(gain, column)
+            self._subtract(gain[None, :], column[None, :])
 
     def refuse(self, index: int) -> None:
         """Mark a configuration as failed; it is not proposed again."""
@@ -208,12 +229,17 @@ class GaussianProcess:
     def expected_improvement(self, positions: npt.NDArray[np.int64]) -> Numbers:
         """Expected improvement over the best reading, in log runtime (Jones et al., 1998)."""
         assert self.best is not None
-        deviation = np.sqrt(np.maximum(self.covariance[positions, positions], 1e-12))
+        deviation = self._deviation(positions)
         # Closed form for a normal distribution.
         ahead = self.log_runtimes[self.best] - self.mean[positions]
         z = ahead / deviation
         improvement: Numbers = ahead * _normal(z) + deviation * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
         return improvement
+
+    def _deviation(self, positions: npt.NDArray[np.int64]) -> Numbers:
+        """Standard deviation of the log runtimes."""
+        deviation: Numbers = np.sqrt(np.maximum(self._variance[positions], 1e-12))
+        return deviation
 
     def value_of_information(self) -> float:
         """Expected saving over the best so far, in log runtime, if every runtime were known."""
@@ -229,7 +255,10 @@ class GaussianProcess:
         positions = self.open()
         if not len(positions):
             return np.zeros(1)
-        root = _root(self.covariance[np.ix_(positions, positions)])
+        if len(positions) > _MAX_JOINT:  # the others are unlikely to be the fastest
+            lowest = np.argsort(self.mean[positions] - 2 * self._deviation(positions), kind="stable")[:_MAX_JOINT]
+            positions = positions[np.sort(lowest)]
+        root = _root(self.covariance_of(positions, positions))
         draws = self.mean[positions][:, None] + scale * (root @ _standard_normal(len(positions)))  # (n, draws)
         best = self.best
         reference = draws[int(np.argmin(self.mean[positions]))] if best is None else self.log_runtimes[best]

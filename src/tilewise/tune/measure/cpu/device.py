@@ -21,6 +21,7 @@ from tilewise.tune.families.cpu.matmul import Matmul
 from tilewise.tune.families.cpu.near import near_products
 from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.families.space import ConfigTable
+from tilewise.tune.measure.confirm import ConfirmedGain, SecondProcess
 from tilewise.tune.measure.cpu.clock import describe, nanoseconds, require_native, running_on
 from tilewise.tune.measure.device import TuningDevice
 from tilewise.tune.measure.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
@@ -39,6 +40,7 @@ class CpuDevice(TuningDevice):
     def __init__(self, limit_s: float | None = None) -> None:
         super().__init__("cpu", describe(), COLLECTION)
         self.limit_s = limit_s
+        self._second_process = SecondProcess()
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
         """Complete a problem as the framework would run it: with the current number of threads if it has none, and with
@@ -99,6 +101,9 @@ class CpuDevice(TuningDevice):
             return
         with cpu_worker() as worker:
             yield WorkerTrial(worker, problem, default, self.limit_s)
+
+    def confirm(self, problem: Problem, config: Config) -> ConfirmedGain:
+        return self._second_process.confirm(problem, self.default(problem), config, self.confirmation_seed)
 
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
         """Time every configuration in three rounds; return the fastest readings and the seconds of the sweep."""

@@ -1,0 +1,163 @@
+"""Confirmation of a tuned choice: time it and the default again, interleaved, on fresh data and in a second process.
+
+The search keeps the fastest of several noisy readings, and the fastest is often a lucky one. Nothing is kept before it
+wins again. Several sets of operands are drawn; on each, the choice and the default are timed in alternation, and the
+median ratio counts. The interval comes from the signed-rank test over the sets. The second process has its own memory
+addresses. It is started once and confirms every choice of the device.
+
+Each request and each reply is one line of JSON on standard input and output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewise.profile.timing.statistics import signed_rank_test
+from tilewise.store.problem import Config, Problem
+from tilewise.tune.families.cpu.family import get_family
+from tilewise.tune.measure.cpu.clock import CpuClock, one_run, require_native, running_on, time_in_pieces
+from tilewise.tune.measure.sampling import TimingSettings
+
+SETS = 9  # sets of operands; with fewer than 6, a signed-rank interval cannot reach 95 %
+_PAIRS, _SLOW_PAIRS = 11, 3  # readings of each configuration on a set; odd, for the median
+_UNIT_NS, _SLOW_NS = 4.0e5, 2.0e7  # length of a reading; longer ones get fewer pairs; arbitrary
+_MAX_CALLS = 200  # per reading; arbitrary
+
+
+@dataclass(frozen=True)
+class ConfirmedGain:
+    """Time of the default divided by that of the choice, with a 95 % confidence interval.
+
+    `elsewhere` is the share of the time in which other programs had the CPU, or by which the default's readings vary.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    elsewhere: float = 0.0
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True if the choice is faster than the default with 95 % confidence."""
+        return self.low > 1.0
+
+    @property
+    def on_busy_machine(self) -> bool:
+        """True by the limit at which a collector rejects its timings."""
+        return self.elsewhere > TimingSettings.disturbed
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f})"
+
+
+def gain_of(log_ratios: Sequence[float], elsewhere: float = 0.0) -> ConfirmedGain:
+    """Estimate the gain from independent log ratios default / choice."""
+    test = signed_rank_test(np.asarray(log_ratios, np.float64), permutations=1)  # its p-value is not used
+    low, high = math.exp(test.interval.low), math.exp(test.interval.high)
+    return ConfirmedGain(math.exp(test.centre), low, high, elsewhere)
+
+
+def confirm(problem: Problem, default: Config, config: Config, seed: int = 1) -> ConfirmedGain:
+    """Compare a configuration with the default on operands drawn with another seed, in the current process."""
+    rng = np.random.default_rng([seed, SETS])
+    with running_on(problem.threads):
+        return _gain_of_sets([_time_set(problem, default, config, rng) for _ in range(SETS)])
+
+
+def _time_set(
+    problem: Problem, default: Config, config: Config, rng: np.random.Generator
+) -> tuple[list[float], list[float], dict[str, float]]:
+    """Time the default and a configuration in alternation on one set of operands; readings, and the guard's report."""
+    family = get_family(problem.family)
+    operands = family.operands(problem, rng)
+    runs = [family.runner(problem, each, operands) for each in (default, config)]
+    rough_ns = [min(one_run(run), one_run(run)) for run in runs]
+    calls = [int(min(max(_UNIT_NS / ns, 1), _MAX_CALLS)) for ns in rough_ns]
+    pairs = _SLOW_PAIRS if max(rough_ns) > _SLOW_NS else _PAIRS
+    clock = CpuClock(problem.threads)
+    units = [functools.partial(time_in_pieces, run, 1, count) for run, count in zip(runs, calls, strict=True)]
+    times = clock.time_units(units * pairs)
+    per_call = [[ns / count for ns in times[start::2]] for start, count in enumerate(calls)]
+    return per_call[0], per_call[1], clock.watch()
+
+
+def _gain_of_sets(sets: Sequence[tuple[list[float], list[float], dict[str, float]]]) -> ConfirmedGain:
+    """Estimate the gain from the readings of all sets.
+
+    With several threads the operating system's accounting says nothing about other programs. The median of the
+    default's readings over their minimum then stands for it.
+    """
+    log_ratios = [
+        statistics.median(math.log(a / b) for a, b in zip(default, choice, strict=True)) for default, choice, _ in sets
+    ]
+    elsewhere = statistics.median(report.get("elsewhere", 0.0) for _, _, report in sets)
+    readings = [ns for default, _, _ in sets for ns in default]
+    variation = statistics.median(readings) / min(readings) - 1
+    return gain_of(log_ratios, elsewhere or variation)
+
+
+class SecondProcess:
+    """Python process that confirms choices; started at the first use, and again if it has ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def confirm(self, problem: Problem, default: Config, config: Config, seed: int) -> ConfirmedGain:
+        """Confirm a choice there, or in this process if the other one fails (it does not know families added here)."""
+        try:
+            reply = self._ask([require_native().isa(), seed, problem.key, default.key, config.key])
+        except (OSError, ValueError):
+            self.stop()
+            reply = None
+        return confirm(problem, default, config, seed) if reply is None else ConfirmedGain(*reply)
+
+    def _ask(self, request: Sequence[str | int]) -> list[float] | None:
+        """Send a request and wait for the reply; None if the other process could not measure it."""
+        if self._process is None or self._process.poll() is not None:
+            command = [sys.executable, "-m", "tilewise.tune.measure.confirm"]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        reply: list[float] | None = json.loads(self._process.stdout.readline())
+        return reply
+
+    def stop(self) -> None:
+        """End the process: it stops at the end of its input."""
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._process.communicate(timeout=10)
+            self._process = None
+
+
+def serve(lines: Any, write: Any) -> None:
+    """Main loop of the second process: answer each line with a gain, or with null if it cannot be measured."""
+    for line in lines:
+        try:
+            isa, seed, problem, default, config = json.loads(line)
+            require_native().set_isa(isa)
+            gain = confirm(Problem(json.loads(problem)), Config.parse(default), Config.parse(config), seed)
+            reply = [gain.ratio, gain.low, gain.high, gain.elsewhere]
+        except Exception:  # the parent measures this choice itself and reports the error
+            reply = None
+        write(json.dumps(reply) + "\n")
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    serve(sys.stdin, _write_line)
