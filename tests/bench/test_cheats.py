@@ -40,7 +40,7 @@ def test_a_cheat_gets_its_sentence(cheat: Path, tmp_path: Path, quick: Settings)
     if found[1] == "harmless":
         score = score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
         assert score.score == pytest.approx(combined(score.speedup, score.memory_gain, score.size_gain))
-        assert score.size_gain == 1.0 and score.memory_gain < 1.25  # as the honest one
+        assert score.size_gain < 1.0 and score.memory_gain < 1.25  # as the honest one
         return
     with pytest.raises(Rejected) as refused:
         score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)

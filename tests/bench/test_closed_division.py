@@ -105,7 +105,7 @@ class KnowsTheHeldOut(Runner):
 def test_answers_known_by_heart_fail_on_images_nobody_has(quick: Settings, tmp_path: Path) -> None:
     reference = baseline(MLP)
     learned = KnowsTheHeldOut(MLP, MLP.model(), reference.backend)
-    with pytest.raises(Rejected, match="shifted and with new noise"):
+    with pytest.raises(Rejected, match="transformed and with new noise"):
         validate(learned, reference, quick)
     x, y = MLP.draw_labelled(np.random.default_rng(5), 200)
     np.savez(tmp_path / "mine.npz", x=x, y=y)

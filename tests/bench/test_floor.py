@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,9 +32,9 @@ def test_what_is_faster_than_its_arithmetic_is_refused(name: str, monkeypatch: p
     monkeypatch.setattr(floors, "_AT_LENGTH", 1)
     entry = _built(name)
     least = least_seconds(entry)
-    assert check_floor(entry, 1.01 * least) == least > 0
+    assert check_floor(1.01 * least, partial(least_seconds, entry, 1)) == least > 0
     with pytest.raises(Rejected, match="no program on this machine") as refused:
-        check_floor(entry, 0.25 * least)
+        check_floor(0.25 * least, partial(least_seconds, entry, 1))
     assert refused.value.code == "below the floor of time"
 
 
@@ -66,7 +66,7 @@ def test_ceilings_measured_in_a_restless_minute_refuse_nobody(name: str, monkeyp
     monkeypatch.setattr(floors, "ceilings", lambda: restless)
     monkeypatch.setattr(floors, "_AT_LENGTH", 16)
     assert least_seconds(entry) > seconds
-    assert check_floor(entry, seconds) < seconds
+    assert check_floor(seconds, partial(least_seconds, entry, 1)) < seconds
 
 
 def _machine(**peaks: float) -> Machine:

@@ -64,8 +64,8 @@ def rejection(tmp_path: Path, code: str, settings: Settings) -> Rejected:
 def test_an_honest_plugin_gets_a_score_made_of_the_same_gains(tmp_path: Path, settings: Settings) -> None:
     score = score_plugin(plugin(tmp_path, HONEST), "MLP_SPRINT", settings)
     assert score.score == pytest.approx((score.speedup * score.memory_gain * score.size_gain) ** (1 / 3))
-    assert score.size_gain == 1.0
-    assert score.validation["accuracy"] > 0.97
+    assert 0.99 < score.size_gain < 1.0  # its own code counts
+    assert score.validation["accuracy"] > 0.95
 
 
 def test_a_fast_wrong_plugin_is_rejected(tmp_path: Path, settings: Settings) -> None:
@@ -187,7 +187,7 @@ def test_an_answer_faster_than_an_empty_one_is_refused(tmp_path: Path) -> None:
     questions = questions_for(event, np.random.default_rng(0), 4)
     too_fast = Answers({}, [1e-9] * 4)
     with pytest.raises(Rejected, match="no program on this machine"):
-        _check_floor(event, Submitted({"plugin.py": b""}), questions, too_fast, 1, time.monotonic() + 60)
+        _check_floor(baseline(event), questions, too_fast, 1, time.monotonic() + 60)
 
 
 def test_a_baseline_slowed_down_in_its_sandbox_is_noticed() -> None:
@@ -258,7 +258,7 @@ def test_a_plugin_does_not_hold_the_harness(
 def test_a_run_ends_at_its_deadline_however_often_the_plugin_answers(tmp_path: Path, settings: Settings) -> None:
     code = HONEST.replace("def answer(x):", "import time\n    def answer(x):\n        time.sleep(0.2)")
     with pytest.raises((Rejected, TooNoisy), match=r"did not answer|used up the time of the whole run"):
-        score_plugin(plugin(tmp_path, code), "MLP_SPRINT", replace(settings, run_seconds=6.0))
+        score_plugin(plugin(tmp_path, code), "MLP_SPRINT", replace(settings, run_seconds=4.0))
 
 
 def test_a_late_answer_on_a_busy_machine_is_noise_and_not_a_failure(

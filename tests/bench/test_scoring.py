@@ -248,7 +248,7 @@ def test_answers_memorised_for_the_public_inputs_are_rejected(quick: Settings) -
             return np.eye(10, dtype=np.float32)[[known.get(x.tobytes(), 0) for x in inputs]]
 
     entry = Memorised(MLP, models.pretrained("mlp"), OptimizedBackend())
-    with pytest.raises(Rejected, match="shifted and with new noise"):
+    with pytest.raises(Rejected, match="transformed and with new noise"):
         validate(entry, baseline(MLP), quick)
 
 

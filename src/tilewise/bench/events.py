@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import data, models
+from tilewise.bench.drawing import spliced_prompts, transformed_digits
 from tilewise.errors import ConfigurationError, did_you_mean
-from tilewise.fit.tasks import random_shift
 from tilewise.nn import Module
 
 Array = npt.NDArray[Any]
@@ -70,20 +70,27 @@ class Event:
         return images.x_train, images.y_train
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """Draw new inputs: digits shifted and with noise, or windows of the text."""
+        """Draw new inputs: transformed digits, or spliced prompts (see drawing.py)."""
         if self.kind == "images":
-            return _draw_images(self.model_name, rng, count)
+            return self.draw_labelled(rng, count, held_out=True)[0]
         corpus = data.text()
-        text = np.concatenate([corpus.train, corpus.valid])
-        starts = rng.integers(0, len(text) - self.prompt_tokens, count)
-        windows: Array = text[starts[:, None] + np.arange(self.prompt_tokens)]
-        return windows
+        return spliced_prompts(np.concatenate([corpus.train, corpus.valid]), self.prompt_tokens, rng, count)
 
-    def draw_labelled(self, rng: np.random.Generator, count: int) -> tuple[Array, Array]:
-        """Images that nobody has seen, with their classes: held-out digits, shifted and with new noise."""
-        images = data.digits()
-        indices = rng.integers(0, len(images.x_test), count)
-        return _shift_and_add_noise(images.x_test[indices], self.model_name, rng), images.y_test[indices]
+    def draw_labelled(self, rng: np.random.Generator, count: int, held_out: bool = False) -> tuple[Array, Array]:
+        """Draw new images with their classes: transformed training digits, and held-out ones too if `held_out`.
+
+        An entry's own weights may have been trained on the held-out digits, so accuracy is checked without them.
+        """
+        images = _images(self.model_name)
+        x, y = images.x_train, images.y_train
+        if held_out:
+            x, y = np.concatenate([x, images.x_test]), np.concatenate([y, images.y_test])
+        indices = rng.integers(0, len(x), count)
+        return self.transform(x[indices], rng), y[indices]
+
+    def transform(self, images: Array, rng: np.random.Generator) -> Array:
+        """Return images as the model takes them, slightly transformed and with noise."""
+        return transformed_digits(images.reshape(-1, 1, 8, 8), rng).reshape(images.shape)
 
     def timed_inputs(self, rng: np.random.Generator, calls: int) -> list[Array]:
         """Inputs for `calls` different timed calls: batches of images, or single prompts."""
@@ -108,19 +115,6 @@ class Event:
 def _images(model_name: str) -> data.ImageData:
     images = data.digits()
     return images.flat() if model_name == "mlp" else images
-
-
-def _draw_images(model_name: str, rng: np.random.Generator, count: int) -> Array:
-    images = data.digits()
-    every = np.concatenate([images.x_train, images.x_test])
-    return _shift_and_add_noise(every[rng.integers(0, len(every), count)], model_name, rng)
-
-
-def _shift_and_add_noise(images: Array, model_name: str, rng: np.random.Generator) -> Array:
-    """Digits moved by a pixel at most and speckled, as the model takes them."""
-    shifted = random_shift(images, 1, rng)
-    noisy: Array = np.clip(shifted + rng.normal(0, 0.03, shifted.shape), 0, 1).astype(np.float32)
-    return noisy.reshape(len(noisy), -1) if model_name == "mlp" else noisy
 
 
 class TinyMLPerf:

@@ -10,17 +10,22 @@ restless minute are too low, so an entry below the floor is refused only after t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.bench.errors import Rejected
 from tilewise.bench.runner import Runner
 from tilewise.profile.machine import Machine, cached_machine, measure_machine
 
+Array = npt.NDArray[Any]
 _INT8, _INT8_TILES, _WINOGRAD, _GRANTED = 4.0, 64.0, 4.0, 0.5
+_SMALLEST_MODEL = 0.05  # share of the shipped weights that a smaller model needs at least; pruning fails below 0.1
 _NEAR_BYTES = 32 << 10
 _NOT_MULTIPLIED = ("mask", "embedding", "running_", "num_batches")
 _BRIEFLY, _AT_LENGTH = 8, 64  # looks at the machine; each tries a millisecond five times and keeps the best
@@ -59,23 +64,52 @@ def ceilings() -> Ceilings:
 def least_seconds(entry: Runner, threads: int = 1, machine: Ceilings | None = None) -> float:
     """Return a lower bound on the seconds of one call of `entry`."""
     machine = machine or ceilings()
-    int8 = _INT8_TILES if native is not None and native.amx() == "hardware" else _INT8
-    uses = entry.event.batch if entry.event.kind == "images" else entry.event.new_tokens
     operations, bytes_read = 0.0, 0.0
-    for name, array in entry.stored_arrays().items():
-        if any(part in name for part in _NOT_MULTIPLIED) or array.dtype.kind not in "fi":
-            continue
-        saved = (int8 if array.dtype == np.int8 else 1.0) * (_WINOGRAD if array.ndim == 4 else 1.0)
-        operations += 2.0 * int(np.count_nonzero(array)) * uses / saved
-        bytes_read += array.nbytes * (uses if entry.event.kind == "text" else 1)
+    for array in _multiplied_arrays(entry):
+        saved = (_int8_gain() if array.dtype == np.int8 else 1.0) * (_WINOGRAD if array.ndim == 4 else 1.0)
+        operations += 2.0 * int(np.count_nonzero(array)) * _uses(entry) / saved
+        bytes_read += array.nbytes * (_uses(entry) if entry.event.kind == "text" else 1)
     return _GRANTED * max(operations / machine.operations, bytes_read / machine.bytes_read) / threads
 
 
-def check_floor(entry: Runner, seconds: float, threads: int = 1) -> float:
-    """Return the lower bound on a call's seconds, or reject an entry whose calls took less."""
-    floor_seconds = least_seconds(entry, threads)
+def least_plugin_seconds(shipped: Runner, threads: int = 1, machine: Ceilings | None = None) -> float:
+    """Return a lower bound on the seconds of one call of any program that answers like the shipped model.
+
+    For text every token must be equal, so every weight takes part in every token; the bytes are not counted, because a
+    program may guess several tokens and verify them in one pass. For images a program may bring a smaller model that
+    loses a point of accuracy, so most of the weights are granted. int8 is granted in full.
+    """
+    machine = machine or ceilings()
+    weights = sum(array.size / (_WINOGRAD if array.ndim == 4 else 1.0) for array in _multiplied_arrays(shipped))
+    share = 1.0 if shipped.event.kind == "text" else _SMALLEST_MODEL
+    operations = 2.0 * share * weights * _uses(shipped) / _int8_gain()
+    return _GRANTED * operations / machine.operations / threads
+
+
+def _multiplied_arrays(entry: Runner) -> Iterator[Array]:
+    """Yield the stored arrays whose elements take part in products."""
+    for name, array in entry.stored_arrays().items():
+        if not any(part in name for part in _NOT_MULTIPLIED) and array.dtype.kind in "fi":
+            yield array
+
+
+def _uses(entry: Runner) -> int:
+    """Return how often a call uses each weight: once per image of the batch, or once per new token."""
+    return entry.event.batch if entry.event.kind == "images" else entry.event.new_tokens
+
+
+def _int8_gain() -> float:
+    return _INT8_TILES if native is not None and native.amx() == "hardware" else _INT8
+
+
+def check_floor(seconds: float, least: Callable[[Ceilings], float]) -> float:
+    """Return the lower bound on a call's seconds, or reject an entry whose calls took less.
+
+    `least` computes the bound from the machine's ceilings, for example with `least_seconds`.
+    """
+    floor_seconds = least(ceilings())
     if seconds < floor_seconds:
-        floor_seconds = least_seconds(entry, threads, ceilings().at_least(measure_ceilings(_AT_LENGTH)))
+        floor_seconds = least(ceilings().at_least(measure_ceilings(_AT_LENGTH)))
     if seconds < floor_seconds:
         raise Rejected(
             "below the floor of time",

@@ -20,7 +20,7 @@ from tilewise._extension import native
 from tilewise.bench.build import build_stages
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import TinyMLPerf
-from tilewise.bench.floor import check_floor
+from tilewise.bench.floor import check_floor, least_seconds
 from tilewise.bench.integrity import ClockWatch, check_baseline_speed, check_numpy_backend
 from tilewise.bench.measure import Settings, Speedup, Together, measure_together, weigh
 from tilewise.bench.recipe import Recipe
@@ -106,7 +106,9 @@ def score_recipe(recipe: Recipe, settings: Settings | None = None) -> Score:
     anchor = check_baseline_speed(recipe.event, first, together.inputs[0], loaded)
     if not settings.practice:
         together.check_noise(names[-1], settings.widest_interval)
-    floor = check_floor(last, together.benchmarks[names[-1]].latency.p50, tilewise.get_num_threads())
+    threads = tilewise.get_num_threads()
+    p50 = together.benchmarks[names[-1]].latency.p50
+    floor = check_floor(p50, lambda machine: least_seconds(last, threads, machine))
     score = _score(recipe, stages, names, together, validation, {"baseline_over_arithmetic": anchor, "floor_s": floor})
     return replace(score, practice=settings.practice)
 

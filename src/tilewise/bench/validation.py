@@ -87,9 +87,9 @@ def _validate_images(
 
 
 def _fresh_images(event: Event, settings: Settings, rng: np.random.Generator) -> tuple[tuple[Array, Array], str]:
-    """Images whose classes an entry cannot have learned: the teacher's own, or held-out ones disturbed anew."""
+    """Return images that an entry cannot have learned, and their description: the teacher's own, or new ones."""
     if settings.images is None:
-        return event.draw_labelled(rng, 4 * settings.drawn_inputs), "held-out images, shifted and with new noise"
+        return event.draw_labelled(rng, 32 * settings.drawn_inputs), "training images, transformed and with new noise"
     return read_images(Path(settings.images), event), "images that only the teacher has"
 
 
@@ -107,11 +107,11 @@ def read_images(path: Path, event: Event) -> tuple[Array, Array]:
 
 
 def check_fresh(answer: Array, plain: Array, labels: Array, event: Event, described: str) -> None:
-    """The floor once more, on images nobody has; chance in which images those are is allowed for."""
+    """Check the floor on new images; two standard deviations of the paired difference are granted to chance."""
     ours = check_logits(answer, len(labels)).argmax(1) == labels
     theirs = plain.argmax(1) == labels
     accuracy_loss = float(theirs.mean() - ours.mean())
-    chance = 3 * math.sqrt(float((ours != theirs).sum())) / len(labels)
+    chance = 2 * math.sqrt(float((ours != theirs).sum())) / len(labels)
     if accuracy_loss > event.points_to_lose / 100 + chance:
         raise Rejected(
             "below the floor",

@@ -38,8 +38,7 @@ from tilewise.errors import UnavailableError
 from tilewise_arena.sandbox import bubblewrap, wire
 
 Array = npt.NDArray[Any]
-_LOAD_SECONDS = 60.0  # arbitrary; loading takes about one second
-_ANSWER_SECONDS = 60.0  # arbitrary; the slowest baseline takes about four seconds
+_ANSWER_SECONDS = 60.0  # for loading, and for each answer; arbitrary, the slowest baseline takes about four seconds
 _BUSY_SHARE = 0.1  # share of an answer's time spent waiting for a CPU core from which on the machine is at fault
 _MOST_NAMES, _NAME_BYTES = 4096, 1024
 _IDLE_SECONDS, _IDLE_SHARE = 0.005, 0.01  # processor time allowed between questions; an honest plugin needs 3 µs each
@@ -51,7 +50,8 @@ class Host:
 
     child: bubblewrap.SandboxedProcess
     event: Event
-    role: str
+    role: str  # "plugin", "baseline" or "empty"
+    trusted: bool  # one of our own programs
     deadline: float  # of the whole run, on the monotonic clock
     pid: int = 0  # of the plugin, seen from outside
     rss_before: int = 0
@@ -98,7 +98,7 @@ class Host:
         """Send the seccomp filter, and wait until the plugin is loaded."""
         asking, answering = self._pipes()
         program = bubblewrap.seccomp_filter()
-        start, deadline = time.perf_counter(), self._deadline(_LOAD_SECONDS)
+        start, deadline = time.perf_counter(), self._deadline(_ANSWER_SECONDS)
         try:
             wire.receive(answering, 1, deadline)
             self.pid = self.child.program_pid()
@@ -121,7 +121,7 @@ class Host:
         A late answer is the plugin's fault only if the plugin had the machine to itself. Our own programs are trusted.
         """
         if isinstance(error, wire.Late):
-            if self.role != "plugin" or waited > _BUSY_SHARE * seconds:
+            if self.trusted or waited > _BUSY_SHARE * seconds:
                 return TooNoisy(
                     f"not scored: the {self.role} did not answer within {seconds:.0f} s and waited {waited:.0f} s of "
                     "them for a processor core; measure again when this machine is idle"
@@ -258,13 +258,14 @@ def hosted(role: str, submitted: Submitted, event: Event, threads: int, deadline
     """
     bubblewrap.require_sandbox()
     module, arguments = "tilewise_arena.sandbox.process", (role, event.name, str(bubblewrap.fresh_user()))
-    hide_weights = role == "plugin" and submitted.brings_weights
+    trusted = role != "plugin"
+    hide_weights = not trusted and submitted.brings_weights
     seconds = max(deadline - time.monotonic(), 0.0)
     with tempfile.TemporaryDirectory(prefix="tilewise-plugin-") as folder:
-        files = submitted if role == "plugin" else Submitted({})
+        files = Submitted({}) if trusted else submitted
         files.write(Path(folder))
         with bubblewrap.start_process(Path(folder), module, arguments, threads, hide_weights, seconds) as child:
-            host = Host(child, event, role, deadline)
+            host = Host(child, event, role, trusted, deadline)
             host.load()
             yield host
         files.check_unchanged(Path(folder))

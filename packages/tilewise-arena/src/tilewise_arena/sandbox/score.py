@@ -1,35 +1,39 @@
 """Scoring in the open division: a plugin answers from its sandbox; this process has the clock, inputs and labels.
 
-Questions of all kinds look alike and come in random order: public inputs for accuracy, inputs drawn now for speed, and
-some inputs twice, because an answer may depend on its question only. Every answer is checked. Only the first occurrence
-of a drawn input counts for speed. CPU time and output while no question is open are detected. The baseline answers from
-its own sandbox of the same kind. A third sandbox returns zeros, which gives the floor: no plugin is faster than that.
+All questions are drawn alike when the plugin is scored, and come in random order: some are timed, some are not, and
+some come twice, because an answer may depend on its question only. Every answer is checked. Only the first occurrence
+of a timed question counts for speed. CPU time and output while no question is open are detected. The baseline answers
+from its own sandbox of the same kind. A third sandbox returns zeros; no plugin is faster than that, or than its
+arithmetic.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.backend import OptimizedBackend
+from tilewise.bench.drawing import prompts_without_loops
 from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.events import Event, TinyMLPerf
+from tilewise.bench.floor import check_floor, least_plugin_seconds
 from tilewise.bench.integrity import ClockWatch, check_baseline_speed
 from tilewise.bench.measure import Settings, file_bytes
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.scoring import Score, combined, machine_facts
-from tilewise.bench.validation import check_accuracy, check_agreement, check_fresh, check_logits, check_tokens
+from tilewise.bench.validation import check_agreement, check_fresh, check_logits, check_tokens
 from tilewise.profile.timing.statistics import signed_rank_test
 from tilewise_arena.sandbox import bubblewrap, wire
 from tilewise_arena.sandbox.host import Host, Submitted, hosted
 
 Array = npt.NDArray[Any]
-_FRESH_BATCHES = 8  # batches of newly disturbed images for the accuracy check
+_UNTIMED_PROMPTS = 4  # arbitrary
 # The baseline in its sandbox may be this much slower than outside: a factor, and the time of the pipe.
 _MAX_SLOWDOWN, _PIPE_SECONDS = 3.0, 2e-3
 _FLOOR_FRACTION = 0.7  # a plugin must take at least this fraction of the time of an empty answer
@@ -37,12 +41,12 @@ _FLOOR_FRACTION = 0.7  # a plugin must take at least this fraction of the time o
 
 @dataclass
 class Question:
-    """One call of the plugin: the inputs, the kind of question, and the question that it repeats."""
+    """One call of the plugin: the inputs, the classes of images, and the index of the question that it repeats."""
 
     inputs: Array
-    kind: str  # "public", "drawn", "fresh" (held-out images disturbed anew) or "repeat"
-    of: int = -1
-    labels: Array | None = None
+    labels: Array | None
+    timed: bool
+    repeats: int | None = None
 
 
 @dataclass
@@ -53,24 +57,35 @@ class Answers:
     seconds: list[float] = field(default_factory=list)
 
 
-def questions_for(event: Event, rng: np.random.Generator, drawn: int) -> list[Question]:
-    """Make the questions: public inputs, `drawn` new inputs, disturbed images, and every fourth new input again."""
+def questions_for(event: Event, rng: np.random.Generator, count: int) -> list[Question]:
+    """Draw `count` timed questions, some that are not timed, and every fourth timed one again.
+
+    All images are transformed in the same way, the held-out ones too, so that a plugin cannot tell what they are for.
+    """
     if event.kind == "images":
-        public = event.public_inputs()
-        padded = np.concatenate([public, public[: -len(public) % event.batch]])
-        batches = list(padded.reshape(-1, event.batch, *event.input_shape))
+        held_out, labels = event.public_inputs(), event.public_labels()
+        indices = np.resize(rng.permutation(len(labels)), -(-len(labels) // event.batch) * event.batch)
+        questions = _batches(event, event.transform(held_out[indices], rng), labels[indices], timed=False)
+        questions += _batches(event, *event.draw_labelled(rng, count * event.batch, held_out=True), timed=True)
     else:
-        batches = list(event.public_inputs()[:4])
-    new = event.timed_inputs(rng, drawn)
-    questions = [Question(b, "public") for b in batches] + [Question(b, "drawn") for b in new]
-    if event.kind == "images":
-        x, y = event.draw_labelled(rng, _FRESH_BATCHES * event.batch)
-        batches_with_labels = zip(
-            x.reshape(_FRESH_BATCHES, event.batch, *event.input_shape), y.reshape(_FRESH_BATCHES, -1), strict=True
-        )
-        questions += [Question(images, "fresh", labels=labels) for images, labels in batches_with_labels]
-    first = len(batches)
-    return questions + [Question(new[i], "repeat", first + i) for i in range(0, drawn, 4)]
+        prompts = _unpredictable_prompts(event, rng, _UNTIMED_PROMPTS + count)
+        questions = [Question(prompt, None, timed=at >= _UNTIMED_PROMPTS) for at, prompt in enumerate(prompts)]
+    timed = [at for at, question in enumerate(questions) if question.timed]
+    return questions + [replace(questions[at], repeats=at) for at in timed[::4]]
+
+
+def _batches(event: Event, images: Array, labels: Array, timed: bool) -> list[Question]:
+    """Make a question of each batch of images."""
+    inputs = images.reshape(-1, event.batch, *event.input_shape)
+    return [Question(*batch, timed=timed) for batch in zip(inputs, labels.reshape(len(inputs), -1), strict=True)]
+
+
+def _unpredictable_prompts(event: Event, rng: np.random.Generator, count: int) -> Array:
+    """Draw prompts whose continuation does not end in a loop, which a plugin could repeat without computing it."""
+    fast = Runner(event, event.model(), OptimizedBackend(), use_cache=True)
+    return prompts_without_loops(
+        lambda number: event.draw(rng, number), lambda prompt: fast.answer(prompt[None])[0], count
+    )
 
 
 def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | None = None, threads: int = 1) -> Score:
@@ -81,8 +96,8 @@ def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | No
     deadline = time.monotonic() + settings.run_seconds
     submitted = Submitted.read(Path(plugin).absolute())
     rng, clock = settings.rng(), ClockWatch()
-    drawn = (settings.runs or event.runs) * (4 if event.kind == "images" else 1)
-    questions = questions_for(event, rng, drawn)
+    count = (settings.runs or event.runs) * (4 if event.kind == "images" else 1)
+    questions = questions_for(event, rng, count)
     reference = baseline(event)
     size, bytes_ = _size_gain(submitted, reference)
     with (
@@ -94,9 +109,9 @@ def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | No
         baseline_bytes = plain.memory_bytes(_least_memory(event, file_bytes(reference)))
         memory = baseline_bytes / entry.memory_bytes(_least_memory(event, bytes_))
     clock.check()
-    validation = _check_answers(event, questions, ours, reference, rng)
+    validation = _check_answers(event, questions, ours, reference)
     _check_baseline(event, reference, questions, plain.quickest)
-    _check_floor(event, submitted, questions, ours, threads, deadline)
+    _check_floor(reference, questions, ours, threads, deadline)
     return _score(
         event=event, base=base.seconds, ours=ours.seconds, memory=memory, size=size, file_size=bytes_,
         validation=validation, settings=settings,
@@ -111,7 +126,7 @@ def _least_memory(event: Event, stored: int) -> int:
 
 def _check_baseline(event: Event, reference: Runner, questions: list[Question], quickest: float) -> None:
     """Check that the baseline in its sandbox is not much slower than outside, and that its answers are right."""
-    inputs = [q.inputs for q in questions if q.kind == "drawn"]
+    inputs = [q.inputs for q in questions if q.timed]
     check_baseline_speed(event, reference, inputs[0], under_load=True)
     outside = []
     with reference.active():
@@ -126,12 +141,10 @@ def _check_baseline(event: Event, reference: Runner, questions: list[Question], 
         )
 
 
-def _check_floor(
-    event: Event, submitted: Submitted, questions: list[Question], ours: Answers, threads: int, deadline: float
-) -> None:
-    """Reject a plugin that is faster than a program that reads the question and writes zeros."""
-    inputs = [q.inputs for q in questions if q.kind == "drawn"]
-    with hosted("empty", submitted, event, threads, deadline) as empty:
+def _check_floor(reference: Runner, questions: list[Question], ours: Answers, threads: int, deadline: float) -> None:
+    """Reject a plugin that is faster than an empty answer over the same pipe, or than its arithmetic."""
+    inputs = [q.inputs for q in questions if q.timed]
+    with hosted("empty", Submitted({}), reference.event, threads, deadline) as empty:
         seconds = [empty.ask(x)[1] for x in inputs[:40]]
     floor, median = min(seconds), float(np.median(ours.seconds))
     if median < _FLOOR_FRACTION * floor:
@@ -140,6 +153,7 @@ def _check_floor(
             f"an answer took {1e6 * median:.0f} µs, and an empty one over the same pipe takes {1e6 * floor:.0f} µs: no "
             "program on this machine is that fast",
         )
+    check_floor(median, lambda machine: least_plugin_seconds(reference, threads, machine))
 
 
 def _ask_interleaved(
@@ -153,9 +167,9 @@ def _ask_interleaved(
     asked_before: set[int] = set()
     for at in (int(i) for i in rng.permutation(len(questions))):
         question = questions[at]
-        which = question.of if question.kind == "repeat" else at
-        counts = question.kind in ("drawn", "repeat") and which not in asked_before
-        asked_before.add(which)
+        original = at if question.repeats is None else question.repeats
+        counts = question.timed and original not in asked_before
+        asked_before.add(original)
         sides = [(plain, base), (entry, ours)]
         for host, answers in sides if rng.integers(2) else sides[::-1]:
             time.sleep(float(rng.uniform(0, 2e-3)))  # makes work between questions visible as idle CPU time
@@ -165,47 +179,38 @@ def _ask_interleaved(
     return base, ours
 
 
-def _check_answers(
-    event: Event, questions: list[Question], ours: Answers, reference: Runner, rng: np.random.Generator
-) -> dict[str, Any]:
+def _check_answers(event: Event, questions: list[Question], ours: Answers, reference: Runner) -> dict[str, Any]:
     """Check that repeated questions got equal answers, and that all answers are right."""
     for at, question in enumerate(questions):
-        if question.kind == "repeat" and not _equal(ours.outputs[at], ours.outputs[question.of]):
+        if question.repeats is not None and not _equal(ours.outputs[at], ours.outputs[question.repeats]):
             raise Rejected("wrong answer", "the same question got two different answers: they depend on something else")
-    public = [at for at, q in enumerate(questions) if q.kind == "public"]
-    drawn = [at for at, q in enumerate(questions) if q.kind in ("drawn", "repeat")]
-    if event.kind == "text":
-        prompts = np.stack([questions[at].inputs for at in public + drawn])
-        tokens = [ours.outputs[at] for at in public + drawn]
-        if any(np.shape(answer) != (event.new_tokens,) for answer in tokens):
-            raise Rejected("wrong answer", f"the plugin does not answer a prompt with {event.new_tokens} tokens")
-        check_tokens(np.stack(tokens), prompts, reference)
-        return {"accuracy": 1.0, "floor": 1.0, "checks": [f"every token equal on {len(prompts)} prompts"]}
-    return _check_images(event, questions, ours, reference, public, drawn)
+    if event.kind == "images":
+        return _check_images(event, questions, ours, reference)
+    tokens = [ours.outputs[at] for at in range(len(questions))]
+    if any(np.shape(answer) != (event.new_tokens,) for answer in tokens):
+        raise Rejected("wrong answer", f"the plugin does not answer a prompt with {event.new_tokens} tokens")
+    check_tokens(np.stack(tokens), np.stack([question.inputs for question in questions]), reference)
+    return {"accuracy": 1.0, "floor": 1.0, "checks": [f"every token equal on {len(questions)} prompts"]}
 
 
-def _check_images(
-    event: Event, questions: list[Question], ours: Answers, reference: Runner, public: list[int], drawn: list[int]
-) -> dict[str, Any]:
-    """Check accuracy on public and on disturbed images, and agreement with the reference on drawn images."""
+def _check_images(event: Event, questions: list[Question], ours: Answers, reference: Runner) -> dict[str, Any]:
+    """Check accuracy on all images, and agreement with the reference's logits.
+
+    Every question counts, the timed ones too: wrong answers to some of them are lost accuracy like any other.
+    """
     for answer in ours.outputs.values():
         check_logits(answer, event.batch)
-    labels = event.public_labels()
-    answered = np.concatenate([ours.outputs[at] for at in public])[: len(labels)]
-    share = float((answered.argmax(1) == labels).mean())
-    plain = float((reference.answer(event.public_inputs()).argmax(1) == labels).mean())
-    floor = plain - event.points_to_lose / 100
-    check_accuracy(share, floor, event)
-    fresh = [at for at, q in enumerate(questions) if q.kind == "fresh"]
-    plain_fresh = reference.answer(np.concatenate([questions[at].inputs for at in fresh]))
-    fresh_logits = np.concatenate([ours.outputs[at] for at in fresh])
-    classes = np.concatenate([np.asarray(questions[at].labels) for at in fresh])
-    check_fresh(fresh_logits, plain_fresh, classes, event, "held-out images, shifted and with new noise")
-    expected = reference.answer(np.concatenate([questions[at].inputs for at in drawn]))
-    agreement, used = check_agreement(np.concatenate([ours.outputs[at] for at in drawn]), expected, event)
-    checks = [f"{100 * share:.2f} % of {len(labels)} held-out images, floor {100 * floor:.2f} %"]
-    checks += [f"the reference's class on {100 * agreement:.1f} % of {used} drawn images"]
-    return {"accuracy": share, "floor": floor, "agreement": agreement, "checks": checks}
+    originals = [at for at, question in enumerate(questions) if question.repeats is None]
+    labels = np.concatenate([np.asarray(questions[at].labels) for at in originals])
+    expected = reference.answer(np.concatenate([questions[at].inputs for at in originals]))
+    answers = np.concatenate([ours.outputs[at] for at in originals])
+    check_fresh(answers, expected, labels, event, "digits, transformed and with new noise")
+    agreement, clear = check_agreement(answers, expected, event)
+    share, floor = ((logits.argmax(1) == labels).mean() for logits in (answers, expected))
+    floor -= event.points_to_lose / 100
+    checks = [f"{100 * share:.2f} % of {len(labels)} transformed images, floor {100 * floor:.2f} %"]
+    checks += [f"the reference's class on {100 * agreement:.1f} % of {clear} clear images"]
+    return {"accuracy": float(share), "floor": float(floor), "agreement": agreement, "checks": checks}
 
 
 def _equal(one: Array, other: Array) -> bool:
@@ -213,12 +218,14 @@ def _equal(one: Array, other: Array) -> bool:
 
 
 def _size_gain(submitted: Submitted, reference: Runner) -> tuple[float, int]:
-    """Return the ratio of the shipped file's bytes to the plugin's, and the plugin's bytes.
+    """Return the ratio of the shipped file's bytes to those that the plugin needs, and the latter.
 
-    A plugin without files uses the shipped weights, so its ratio is 1.
+    Everything that a plugin brings counts, its code too, which could contain weights or a table of answers. A plugin
+    without other files can use the shipped weights, so these count as well.
     """
     shipped = file_bytes(reference)
-    return (shipped / submitted.size, submitted.size) if submitted.brings_weights else (1.0, shipped)
+    needed = submitted.size + (0 if submitted.brings_weights else shipped)
+    return shipped / needed, needed
 
 
 def _score(
