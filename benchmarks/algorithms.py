@@ -35,7 +35,7 @@ def chain(channels: int, side: int, batch: int, algorithm: str, filters: list[np
     """Layers of 3x3 filters one after the other; their results stay of one size."""
     kernels: Any = native
     x = np.random.default_rng(0).standard_normal((batch, channels, side, side), dtype=np.float32)
-    plan = kernels.FloatPlan()
+    plan = kernels.Graph()
     value = plan.input(*x.shape)
     for weight in filters:
         layer = kernels.PlanConv(weight, None, (1, 1), (1, 1, 1, 1), (1, 1), 1, "relu")

@@ -21,9 +21,9 @@ NB_MODULE(_native, m) {
   tw::bind_tile_table(m);
   tw::bind_pool(m);
   tw::bind_int8(m);
-  tw::bind_int8_plan(m);
+  tw::bind_int8_layers(m);
   tw::bind_int4(m);
-  tw::bind_float_plan(m);
+  tw::bind_graph(m);
   tw::bind_decoder(m);
   tw::bind_sparse(m);
   tw::bind_ladder(m);

@@ -287,36 +287,10 @@ void take(const LastImage& x, const int32_t* channels, const LastImage& y) {
   });
 }
 
-void upsample(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y) {
-  for_runs(y.n * y.h, y.w * y.c, [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      const int64_t n = row / y.h, from_row = n * x.h + row % y.h / by_h;
-      for (int64_t i = 0; i < y.w; ++i) {
-        std::memcpy(y.data + (row * y.w + i) * y.pitch, x.data + (from_row * x.w + i / by_w) * x.pitch,
-                    static_cast<size_t>(y.c) * sizeof(float));
-      }
-    }
-  });
-}
-
-void spread(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y) {
-  const size_t bytes = static_cast<size_t>(y.c) * sizeof(float);
-  for_runs(y.n * y.h, y.w * y.c, [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      const int64_t n = row / y.h, at = row % y.h, taps = at % by_h * by_w;
-      const float* from = x.data + (n * x.h + at / by_h) * x.w * x.pitch;
-      for (int64_t i = 0; i < y.w; ++i) {
-        std::memcpy(y.data + (row * y.w + i) * y.pitch, from + i / by_w * x.pitch + (taps + i % by_w) * y.c, bytes);
-      }
-    }
-  });
-}
-
 }  // namespace
 
-const ChannelsLastOps channels_last = {from_planes,    to_planes, max_pool, avg_pool,   global_mean,
-                                       binary_of_kind, affine,    take,     group_norm, gather,
-                                       transpose,      upsample,  spread};
+const ChannelsLastOps channels_last = {from_planes, to_planes, max_pool,   avg_pool, global_mean, binary_of_kind,
+                                       affine,      take,      group_norm, gather,   transpose};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -36,9 +36,6 @@ struct ChannelsLastOps {
   void (*gather)(const LastImage& x, const int32_t* pixels, int64_t count,
                  const LastImage& y);                         // of every image these, in this order
   void (*transpose)(const LastImage& x, const LastImage& y);  // y's pixels are x's channels
-  void (*upsample)(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y);  // each pixel repeated
-  // x's channels are by_h x by_w runs of y's: each run is one of the pixels that x's pixel becomes
-  void (*spread)(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y);
 };
 
 TW_TABLE(ChannelsLastOps, channels_last)

@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "common/int16_layer.h"
-#include "common/int8_plan.h"
 #include "common/machine.h"
 #include "common/thread_pool.h"
+#include "graph/schedule.h"
+#include "ops/ops.h"
 #include "tests/tests.h"
 
 namespace {
@@ -86,71 +87,73 @@ void check_layer(int size, int columns, int channels, int groups, int kernel, in
   TW_CHECK(again == weights);
 }
 
-// Up, along and down, twice: what comes out of a plan with this second-level cache.
+tw::TensorDesc unsized(tw::DType dtype) {
+  tw::TensorDesc desc;
+  desc.sized = false;
+  desc.dtype = dtype;
+  desc.layout = tw::Layout::channels_last;
+  return desc;
+}
+
+// The result of a graph of two inverted bottlenecks on a machine with this second-level cache.
 std::vector<int16_t> through_chain(int64_t l2, int threads, int height) {
   tw::pretend_machine(0, l2, 0, 0);
   tw::set_num_threads(threads);
   rng.seed(9);
-  tw::Int8Plan plan;
-  tw::PlanShape shape;
-  shape.bytes = true;
-  shape.size = 2;
+  tw::Graph graph;
+  tw::TensorDesc shape = unsized(tw::DType::int16);
   shape.channels = 20;
-  int value = plan.add_input(shape);
+  int value = graph.add_input(shape);
   std::vector<int16_t> weights;
   for (int kernel : {3, 5}) {
-    value =
-        plan.add(tw::wide_layer_op(layer(geometry(36, 20, 1, 1, 1), weights, true), false, false, kernel / 2), {value});
-    value = plan.add(
-        tw::wide_layer_op(layer(geometry(36, 36, 36, kernel, kernel == 3 ? 1 : 2), weights, true), false, false, 0),
-        {value});
-    value = plan.add(tw::wide_layer_op(layer(geometry(20, 36, 1, 1, 1), weights, false), false, false, 0), {value});
+    value = graph.add(tw::conv_op(layer(geometry(36, 20, 1, 1, 1), weights, true), false, false, kernel / 2), {value});
+    value = graph.add(
+        tw::conv_op(layer(geometry(36, 36, 36, kernel, kernel == 3 ? 1 : 2), weights, true), false, false, 0), {value});
+    value = graph.add(tw::conv_op(layer(geometry(20, 36, 1, 1, 1), weights, false), false, false, 0), {value});
   }
-  plan.add_output(value);
+  graph.add_output(value);
   shape.height = height;
   shape.width = 13;
-  const auto schedule = plan.schedule({shape});
-  const tw::PlanShape& result = tw::Int8Plan::output_shape(*schedule, 0);
+  shape.sized = true;
+  const auto schedule = graph.schedule({shape});
+  const tw::TensorDesc& result = schedule->descs[graph.outputs()[0]];
   std::vector<int16_t> x(2 * shape.storage() / 2), y(2 * result.storage() / 2);
   for (int16_t& v : x) v = small(900);
-  plan.run(*schedule, 2, {x.data()}, {y.data()});
+  graph.run(*schedule, 2, {x.data()}, {y.data()});
   tw::pretend_machine(0, 0, 0, 0);
   tw::set_num_threads(1);
   return y;
 }
 
-// A large image, a gate, then layers on small ones with a frame: what a plan makes of so many images, each with numbers
-// of its own.
+// The result of a graph of a large image, a gate, and layers on small padded images, for a batch of different images.
 std::vector<int16_t> through_gate(int channels, int images, int threads) {
   tw::set_num_threads(threads);
   rng.seed(5);
-  tw::Int8Plan plan;
-  tw::PlanShape shape;
-  shape.bytes = true;
-  shape.size = 2;
+  tw::Graph graph;
+  tw::TensorDesc shape = unsized(tw::DType::int16);
   shape.channels = channels;
-  shape.border = 1;
-  tw::MixedEnd end;
-  end.wide = true;
+  shape.padding = 1;
+  tw::OutputStage stage;
+  stage.is_int16 = true;
   std::vector<int16_t> weights;
-  int value = plan.add_input(shape);
-  value = plan.add(
-      tw::wide_layer_op(layer(geometry(channels, channels, channels, 3, 1), weights, true), false, false, 0), {value});
-  const int mean = plan.add(tw::wide_global_pool_op(1.0f, 1.0f, 0, 20000, false, 0), {value});
-  value = plan.add(tw::wide_mul_op(1.0f / 32768, 1.0f, end, 0), {value, mean});
-  value = plan.add(tw::wide_layer_op(layer(geometry(24, channels, 1, 1, 8), weights, false), false, false, 1), {value});
+  int value = graph.add_input(shape);
+  value = graph.add(tw::conv_op(layer(geometry(channels, channels, channels, 3, 1), weights, true), false, false, 0),
+                    {value});
+  const int mean = graph.add(tw::global_mean_op({1.0f, 1.0f, 0, 20000}, false, 0), {value});
+  value = graph.add(tw::mul_op(1.0f / 32768, 1.0f, stage, 0), {value, mean});
+  value = graph.add(tw::conv_op(layer(geometry(24, channels, 1, 1, 8), weights, false), false, false, 1), {value});
   for (int i = 0; i < 2; ++i)
-    value = plan.add(tw::wide_layer_op(layer(geometry(24, 24, 1, 3, 1), weights, true), false, false, i == 0), {value});
-  value = plan.add(tw::wide_global_pool_op(1.0f, 1.0f, 0, 20000, false, 0), {value});
-  plan.add_output(
-      plan.add(tw::wide_layer_op(layer(geometry(7, 24, 1, 1, 1), weights, false), false, false, 0), {value}));
+    value = graph.add(tw::conv_op(layer(geometry(24, 24, 1, 3, 1), weights, true), false, false, i == 0), {value});
+  value = graph.add(tw::global_mean_op({1.0f, 1.0f, 0, 20000}, false, 0), {value});
+  graph.add_output(graph.add(tw::conv_op(layer(geometry(7, 24, 1, 1, 1), weights, false), false, false, 0), {value}));
   shape.height = 45;
   shape.width = 41;
-  const auto schedule = plan.schedule({shape});
-  const int64_t in = shape.storage() / 2, out = tw::Int8Plan::output_shape(*schedule, 0).storage() / 2;
+  shape.sized = true;
+  const auto schedule = graph.schedule({shape});
+  const int64_t in = shape.storage() / 2, out = schedule->descs[graph.outputs()[0]].storage() / 2;
   std::vector<int16_t> x(images * in), y(images * out);
   for (int16_t& v : x) v = small(900);
-  plan.run(*schedule, images, {x.data()}, {y.data()});
+  graph.run(*schedule, images, {x.data()}, {y.data()});
   tw::set_num_threads(1);
   return y;
 }

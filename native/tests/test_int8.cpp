@@ -5,12 +5,13 @@
 #include <random>
 #include <vector>
 
-#include "common/int8_plan.h"
 #include "common/ladder.h"
 #include "common/thread_pool.h"
+#include "graph/schedule.h"
 #include "kernels/cached.h"
 #include "kernels/int8.h"
 #include "kernels/int8_ops.h"
+#include "ops/ops.h"
 #include "tests/tests.h"
 
 namespace {
@@ -213,76 +214,79 @@ std::shared_ptr<tw::Int8Layer> random_layer(tw::Int8Geometry g) {
 
 }  // namespace
 
-TW_TEST(a_plan_gives_an_image_the_same_numbers_in_every_batch) {
+TW_TEST(a_graph_gives_an_image_the_same_numbers_in_every_batch) {
   const int64_t h = 5, w = 7, images = 6;
-  tw::PlanShape shape;
+  tw::TensorDesc shape;
+  shape.sized = false;
   shape.channels = 3;
-  tw::Int8Plan plan;
-  const int x = plan.add(tw::quantize_op(0.1f, 3, 1), {plan.add_input(shape)});
-  const int first = plan.add(tw::conv_op(random_layer({21, 3, 3, 3, 1, 1, 1, 1}), false, 1), {x});
-  const int second = plan.add(tw::conv_op(random_layer({21, 3, 3, 21, 1, 1, 1, 1}), true, 0), {first, first});
-  const int pooled = plan.add(tw::max_pool_op({2, 2, 2, 2, 0, 0}, 0), {second});
-  const int mean = plan.add(tw::avg_pool_op({2, 2, 1, 1, 1, 1, 1, 1}, 0), {pooled});
-  const int rows = plan.add(tw::flatten_op(), {mean});
-  plan.add_output(plan.add(tw::linear_op(random_layer({5, 1, 1, 21 * 3 * 4}), true, false), {rows}));
-  plan.add_output(plan.add(tw::dequantize_op(0.2f), {second}));
+  tw::Graph graph;
+  const int x = graph.add(tw::quantize_op(0.1f, 3, 1), {graph.add_input(shape)});
+  const int first = graph.add(tw::conv_op(random_layer({21, 3, 3, 3, 1, 1, 1, 1}), false, 1), {x});
+  const int second = graph.add(tw::conv_op(random_layer({21, 3, 3, 21, 1, 1, 1, 1}), true, 0), {first, first});
+  const int pooled = graph.add(tw::pool_op({2, 2, 2, 2, 0, 0}, false, 0), {second});
+  const int mean = graph.add(tw::pool_op({2, 2, 1, 1, 1, 1, 1, 1}, true, 0), {pooled});
+  const int rows = graph.add(tw::flatten_op(), {mean});
+  graph.add_output(graph.add(tw::linear_op(random_layer({5, 1, 1, 21 * 3 * 4}), true, false), {rows}));
+  graph.add_output(graph.add(tw::dequantize_op(0.2f), {second}));
 
   std::vector<float> in(images * 3 * h * w);
   for (float& v : in) v = static_cast<float>(rng() % 200) / 10.0f - 10.0f;
   shape.height = h;
   shape.width = w;
-  const auto schedule = plan.schedule({shape});
-  TW_CHECK(schedule == plan.schedule({shape}));
+  const auto schedule = graph.schedule({shape});
+  TW_CHECK(schedule == graph.schedule({shape}));
   std::vector<float> whole(images * 5), skip(images * 21 * h * w), one(5), one_skip(21 * h * w);
-  plan.run(*schedule, images, {in.data()}, {whole.data(), skip.data()});
+  graph.run(*schedule, images, {in.data()}, {whole.data(), skip.data()});
   for (int64_t i = 0; i < images; ++i) {
-    plan.run(*schedule, 1, {in.data() + i * 3 * h * w}, {one.data(), one_skip.data()});
+    graph.run(*schedule, 1, {in.data() + i * 3 * h * w}, {one.data(), one_skip.data()});
     for (int j = 0; j < 5; ++j) TW_CHECK(one[j] == whole[i * 5 + j]);
     for (int64_t j = 0; j < 21 * h * w; ++j) TW_CHECK(one_skip[j] == skip[i * 21 * h * w + j]);
   }
 }
 
-TW_TEST(a_plan_split_at_a_view_gives_what_it_gives_without_the_view) {
+TW_TEST(a_graph_split_at_a_view_gives_what_it_gives_without_the_view) {
   const int64_t channels = 256, side = 7, columns = 256, images = 3;  // large enough for two batch stages
-  tw::PlanShape shape;
+  tw::TensorDesc shape;
+  shape.sized = false;
   shape.channels = channels;
   const auto layer = random_layer({columns, 1, 1, channels});
   std::vector<float> in(images * channels * side * side), expected(images * columns), result(images * columns);
   for (float& v : in) v = static_cast<float>(rng() % 200) / 10.0f;
   for (bool with_view : {false, true}) {
-    tw::Int8Plan plan;
-    const int x = plan.add(tw::quantize_op(0.1f, 3, 0), {plan.add_input(shape)});
-    const int scaled = plan.add(
-        tw::affine_op(std::vector<float>(channels, 1.5f), std::vector<float>(channels, 0.0f), tw::ByteFinish{}, 0),
+    tw::Graph graph;
+    const int x = graph.add(tw::quantize_op(0.1f, 3, 0), {graph.add_input(shape)});
+    const int scaled = graph.add(
+        tw::affine_op(std::vector<float>(channels, 1.5f), std::vector<float>(channels, 0.0f), tw::OutputStage{}, 0),
         {x});
-    int mean = plan.add(tw::global_pool_op(0.1f, 0.1f, 3, with_view, 0), {scaled});
-    if (with_view) mean = plan.add(tw::same_op(false, 0), {mean});
-    plan.add_output(plan.add(tw::dequantize_op(0.2f), {plan.add(tw::conv_op(layer, false, 0), {mean})}));
-    tw::PlanShape sized = shape;
+    int mean = graph.add(tw::global_mean_op({0.1f, 0.1f, 3, 0}, with_view, 0), {scaled});
+    if (with_view) mean = graph.add(tw::pixel_as_row_op(false, 0), {mean});
+    graph.add_output(graph.add(tw::dequantize_op(0.2f), {graph.add(tw::conv_op(layer, false, 0), {mean})}));
+    tw::TensorDesc sized = shape;
     sized.height = sized.width = side;
-    const auto schedule = plan.schedule({sized});
-    plan.run(*schedule, images, {in.data()}, {(with_view ? result : expected).data()});
+    const auto schedule = graph.schedule({sized});
+    graph.run(*schedule, images, {in.data()}, {(with_view ? result : expected).data()});
   }
   TW_CHECK(result == expected);
 }
 
 TW_TEST(a_flattened_image_is_stored_in_either_order) {
   const int64_t channels = 5, height = 2, width = 3;
-  tw::PlanShape shape;
+  tw::TensorDesc shape;
+  shape.sized = false;
   shape.channels = channels;
   shape.height = height;
   shape.width = width;
   std::vector<float> in(2 * channels * height * width);
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i);  // (N, C, H, W)
   for (bool channels_first : {false, true}) {
-    for (bool wide : {false, true}) {
-      tw::Int8Plan plan;
-      const int input = plan.add_input(shape);
-      const int x = plan.add(wide ? tw::wide_quantize_op(1.0f, 1000, 1) : tw::quantize_op(1.0f, 3, 1), {input});
-      const int row = plan.add(tw::flatten_op(channels_first), {x});
-      plan.add_output(plan.add(wide ? tw::wide_dequantize_op(1.0f) : tw::dequantize_op(1.0f), {row}));
+    for (bool int16 : {false, true}) {
+      tw::Graph graph;
+      const int input = graph.add_input(shape);
+      const int x = graph.add(int16 ? tw::quantize_int16_op(1.0f, 1000, 1) : tw::quantize_op(1.0f, 3, 1), {input});
+      const int row = graph.add(tw::flatten_op(channels_first), {x});
+      graph.add_output(graph.add(tw::dequantize_op(1.0f), {row}));
       std::vector<float> result(in.size());
-      plan.run(*plan.schedule({shape}), 2, {in.data()}, {result.data()});
+      graph.run(*graph.schedule({shape}), 2, {in.data()}, {result.data()});
       for (int64_t n = 0; n < 2; ++n) {
         for (int64_t c = 0; c < channels; ++c) {
           for (int64_t pixel = 0; pixel < height * width; ++pixel) {
@@ -296,33 +300,34 @@ TW_TEST(a_flattened_image_is_stored_in_either_order) {
   }
 }
 
-TW_TEST(a_plan_gives_the_same_numbers_with_any_tile_in_every_slot) {
+TW_TEST(a_graph_gives_the_same_numbers_with_any_tile_in_every_slot) {
   const int64_t images = 700, width = 90;
-  tw::PlanShape shape;
+  tw::TensorDesc shape;
+  shape.sized = false;
   shape.rows = true;
   shape.channels = width;
-  tw::Int8Plan plan;
-  const int x = plan.add(tw::quantize_op(0.1f, 3, 0), {plan.add_input(shape)});
-  const int hidden = plan.add(tw::linear_op(random_layer({301, 1, 1, width}), false, false), {x});
-  plan.add_output(plan.add(tw::linear_op(random_layer({37, 1, 1, 301}), true, true), {hidden}));
+  tw::Graph graph;
+  const int x = graph.add(tw::quantize_op(0.1f, 3, 0), {graph.add_input(shape)});
+  const int hidden = graph.add(tw::linear_op(random_layer({301, 1, 1, width}), false, false), {x});
+  graph.add_output(graph.add(tw::linear_op(random_layer({37, 1, 1, 301}), true, true), {hidden}));
   std::vector<float> in(images * width), expected(images * 37), got(images * 37);
   for (float& v : in) v = static_cast<float>(rng() % 200) / 10.0f - 10.0f;
-  const auto schedule = plan.schedule({shape});
+  const auto schedule = graph.schedule({shape});
   const int before = tw::num_threads();
-  plan.run(*schedule, images, {in.data()}, {expected.data()});
+  graph.run(*schedule, images, {in.data()}, {expected.data()});
   for (int threads : {1, 2, 3}) {
     tw::set_num_threads(threads);
     for (int64_t some : {int64_t{1}, int64_t{5}, images}) {
-      const auto products = plan.products(*schedule, some);
-      TW_CHECK(!products.empty() && plan.products(*schedule, 0).empty());
-      std::vector<tw::Int8Tile> tiles(plan.slots());
-      for (const tw::PlanProduct& p : products) {
-        TW_CHECK(p.slot < tiles.size() && tiles[p.slot].mr == 0 && p.rows >= 1 && p.rows <= some);
+      const auto products = graph.products(*schedule, some);
+      TW_CHECK(!products.empty() && graph.products(*schedule, 0).empty());
+      std::vector<tw::Int8Tile> tiles(graph.slots());
+      for (const tw::GraphProduct& p : products) {
+        TW_CHECK(p.slot < tiles.size() && tiles[p.slot].mr == 0 && p.m >= 1 && p.m <= some);
         tiles[p.slot] = {1, 16, 3, 32, 8, p.threads, 1};
         TW_CHECK(tw::int8_tile_problem(tiles[p.slot], p.k) == nullptr);
       }
       std::fill(got.begin(), got.end(), -1.0f);
-      plan.run(*schedule, some, {in.data()}, {got.data()}, tiles);
+      graph.run(*schedule, some, {in.data()}, {got.data()}, tiles);
       TW_CHECK(std::equal(got.begin(), got.begin() + some * 37, expected.begin()));
     }
   }

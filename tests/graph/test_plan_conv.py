@@ -108,7 +108,7 @@ def reference(case: Case, x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> tor
 
 def planned(case: Case, x: np.ndarray, w: np.ndarray, bias: np.ndarray, residual: np.ndarray | None) -> np.ndarray:
     layer = kernels.PlanConv(w, bias, case.stride, case.padding, case.dilation, case.groups, case.activation)
-    plan = kernels.FloatPlan()
+    plan = kernels.Graph()
     values = [plan.input(*a.shape) for a in (x, residual) if a is not None]
     plan.output(plan.conv(layer, *values))
     plan.finish()
@@ -153,7 +153,7 @@ def point_then_depthwise(
     point = kernels.PlanConv(w, bias, (1, 1), (0, 0, 0, 0), (1, 1), 1, case.activation)
     _, taps, shift = arrays(case)
     each = kernels.PlanConv(taps, shift, case.stride, case.padding, case.dilation, case.groups, case.activation)
-    plan = kernels.FloatPlan()
+    plan = kernels.Graph()
     image, *others = [plan.input(*a.shape) for a in (x, residual) if a is not None]
     between = plan.conv(point, plan.affine(image, [], [], ""))
     plan.output(plan.conv(each, between, *others))
@@ -187,7 +187,7 @@ def test_a_point_convolution_joined_with_the_depthwise_one_after_it_gives_the_sa
 
 
 def test_what_lies_between_a_point_and_a_depthwise_convolution_has_no_memory() -> None:
-    plan = kernels.FloatPlan()
+    plan = kernels.Graph()
     image = plan.affine(plan.input(1, 16, 64, 64), [], [], "")
     point = kernels.PlanConv(normal(96, 16, 1, 1), None, (1, 1), (0, 0, 0, 0), (1, 1), 1, "")
     each = kernels.PlanConv(normal(96, 1, 3, 3), None, (2, 2), (1, 1, 1, 1), (1, 1), 96, "")
@@ -207,7 +207,7 @@ def test_pooling_in_a_plan_equals_pytorch_and_a_nan_wins(
     x[0, :, 4, 3], x[1, 0, 0, 0], x[1, :, 6, 6] = np.nan, -np.inf, np.inf
     given = torch.from_numpy(x)
     for mean in (False, True):
-        plan = kernels.FloatPlan()
+        plan = kernels.Graph()
         value = plan.pool(plan.input(*x.shape), (kernel,) * 2, (stride,) * 2, (padding,) * 4, mean, True)
         plan.output(value)
         plan.finish()
@@ -223,8 +223,8 @@ def test_channels_that_take_turns_equal_any_other_choice_of_channels(isa: str, h
     for first, second in ((0, half), (half + 3, 0), (2, 3)):
         turns = [c for i in range(half) for c in (first + i, second + i)]
         for channels in (turns, turns[:-1], turns[::-1]):
-            plan = kernels.FloatPlan()
-            plan.output(plan.take(plan.input(*x.shape), channels))
+            plan = kernels.Graph()
+            plan.output(plan.gather_channels(plan.input(*x.shape), channels))
             plan.finish()
             np.testing.assert_array_equal(plan.run([x])[0], x[:, channels])
 
@@ -297,7 +297,7 @@ ALGORITHMS = ["direct", "winograd", "winograd2", "winograd_late"]
 def planned_by(algorithm: str, x: np.ndarray, w: np.ndarray, groups: int = 1) -> tuple[Any, Any]:
     """A plan of one 3x3 convolution whose layer has let its weights go, and how it computes."""
     layer = kernels.PlanConv(w, None, (1, 1), (1, 1, 1, 1), (1, 1), groups, "")
-    plan = kernels.FloatPlan()
+    plan = kernels.Graph()
     value = plan.conv(layer, plan.input(*x.shape), algorithm=algorithm)
     plan.output(value)
     plan.finish()
@@ -343,7 +343,7 @@ def test_filters_that_winograd_cannot_take_go_directly() -> None:
 def test_an_algorithm_that_does_not_apply_or_exist() -> None:
     x, w = normal(1, 4, 8, 8), normal(4, 4, 5, 5)
     layer = kernels.PlanConv(w, None, (1, 1), (2, 2, 2, 2), (1, 1), 1, "")
-    plan = kernels.FloatPlan()
+    plan = kernels.Graph()
     assert plan.algorithm(plan.conv(layer, plan.input(*x.shape), algorithm="winograd")) == "direct"
     with pytest.raises(ValueError, match="no algorithm fft"):
         plan.conv(layer, 0, algorithm="fft")

@@ -155,15 +155,15 @@ def assert_layer_is_numpys(
     from tilewise.quantize.array import QuantizedArray, round_up
 
     border, size = max(layer.geometry.padding), 6 + channels % 9
-    plan = native.Int8Plan()
+    plan = native.Graph()
     x = numbers(rng, (2, size, size, round_up(channels)), layer.input)
     arrays = [QuantizedArray(x, layer.input, channels).with_border(border)]
-    values = [plan.input(True, False, channels, border, layer.input.zero_point, layer.input.wide)]
+    values = [plan.dynamic_input(str(x.dtype), False, channels, border, layer.input.zero_point)]
     if skip is not None:
         side = size + 2 * layer.geometry.padding[0] - layer.kernel.weights().shape[1] + 1
         added = numbers(rng, (2, side, side, round_up(layer.out_channels)), skip)
         arrays.append(QuantizedArray(added, skip, layer.out_channels))
-        values.append(plan.input(True, False, layer.out_channels, 0, skip.zero_point, skip.wide))
+        values.append(plan.dynamic_input(str(added.dtype), False, layer.out_channels, 0, skip.zero_point))
     plan.output(layer.add_to(plan, values, [a.parameters for a in arrays]))
     want = layer(*arrays).data[..., : layer.out_channels]
     for isa in native.supported_isas():

@@ -140,8 +140,8 @@ def test_gates_are_fractions(channels: int, wide_gate: bool, border: int, settin
         want = pixels_of(mul(*given))
         real = pixels_of(given[0]) * a.scale * (pixels_of(given[1]) * gate.scale) / output.scale
         assert np.abs(np.clip(real, -output.most, output.most) - want).max() <= 1.01
-        plan = native.Int8Plan()
-        values = [plan.input(True, False, channels, 0, 0, p.wide) for p in (a, gate)]
+        plan = native.Graph()
+        values = [plan.dynamic_input(str(g.data.dtype), False, channels) for g in given]
         plan.output(mul.add_to(plan, values, [a, gate]))
         for isa in native.supported_isas():
             native.set_isa(isa)

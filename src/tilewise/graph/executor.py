@@ -45,7 +45,7 @@ class NativeCall:
         """Run with a time for every op and pass the times to the active profilers."""
         times_ns = np.zeros(self.plan.values, np.int64)
         start = _events.now()
-        results = self.plan.run(arrays, times_ns)
+        results = self.plan.run(arrays, times=times_ns)
         ends = start + np.cumsum(times_ns)
         _events.record_timed_kernels(
             (

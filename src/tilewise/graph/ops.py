@@ -85,7 +85,7 @@ def _group_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
 
 
 def _gather_spatial(context: EmitContext, op: Op, operands: list[int]) -> int:
-    return int(context.plan.pixels(operands[0], op.options["index"], op.shape[0], *op.options["size"]))
+    return int(context.plan.gather_spatial(operands[0], op.options["index"], op.shape[0], *op.options["size"]))
 
 
 NATIVE_OPS: dict[str, OpSpec] = {
@@ -100,11 +100,11 @@ NATIVE_OPS: dict[str, OpSpec] = {
     "affine": OpSpec(_affine),  # per-channel scale and shift, and an activation
     "concat": OpSpec(lambda c, _op, x: int(c.plan.concat(x)), "cat"),  # of channels
     "slice": OpSpec(lambda c, op, x: int(c.plan.slice(x[0], op.options["first"], op.options["count"])), "get_item"),
-    "gather_channels": OpSpec(lambda c, op, x: int(c.plan.take(x[0], op.options["channels"])), "get_item"),
+    "gather_channels": OpSpec(lambda c, op, x: int(c.plan.gather_channels(x[0], op.options["channels"])), "get_item"),
     "gather_spatial": OpSpec(_gather_spatial),  # pixels in another order or number
     "transpose": OpSpec(lambda c, _op, x: int(c.plan.transpose(x[0]))),  # exchange channels and positions
     "upsample": OpSpec(lambda c, op, x: int(c.plan.upsample(x[0], *op.options["by"]))),
-    "depth_to_space": OpSpec(lambda c, op, x: int(c.plan.spread(x[0], *op.options["by"]))),
+    "depth_to_space": OpSpec(lambda c, op, x: int(c.plan.depth_to_space(x[0], *op.options["by"]))),
     "flatten": OpSpec(lambda c, _op, x: int(c.plan.flatten(x[0])), "reshape"),
     "identity": OpSpec(lambda _c, _op, x: x[0], "reshape"),
     "layer_norm": OpSpec(_layer_norm, "layer_norm"),

@@ -41,11 +41,6 @@ def accumulator_scale(finish: Finish | WideFinish, output: AffineParameters) -> 
     return 1.0 if finish.is_table else output.scale / finish.units
 
 
-def any_int16(*parameters: AffineParameters) -> bool:
-    """Whether one of them has 16 bits."""
-    return any(p.wide for p in parameters)
-
-
 @dataclass(frozen=True)
 class ElementwiseOp:
     """What these steps know: the parameters of what they give, and the frame it gets."""
@@ -82,8 +77,7 @@ class Add(ElementwiseOp):
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
         finish = finish_for(self.activation, self.output).native()
-        put = plan.wide_add if any_int16(self.output, *parameters) else plan.add
-        return int(put(*inputs, *map(self._scale, parameters), finish, self.out_border))
+        return int(plan.add(*inputs, *map(self._scale, parameters), finish, self.out_border))
 
 
 def _real(x: QuantizedArray, scale: float) -> Array:
@@ -123,9 +117,8 @@ class Mul(ElementwiseOp):
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
         finish = finish_for(self.activation, self.output).native()
-        put = plan.wide_mul if any_int16(self.output, *parameters) else plan.mul
-        fraction = [self._fraction(parameters)] if any_int16(self.output, *parameters) else []
-        return int(put(*inputs, self._scale(parameters), *fraction, finish, self.out_border))
+        scale, fraction = self._scale(parameters), self._fraction(parameters)
+        return int(plan.mul(*inputs, scale, fraction, finish, self.out_border))
 
 
 @dataclass(frozen=True)
@@ -151,8 +144,7 @@ class Affine(ElementwiseOp):
         channels = len(self.scale) if self.scale is not None else len(self.shift) if self.shift is not None else 0
         by, plus = self._numbers(parameters[0], channels)
         finish = finish_for(self.activation, self.output).native()
-        put = plan.wide_affine if any_int16(self.output, *parameters) else plan.affine
-        return int(put(inputs[0], by.tolist(), plus.tolist(), finish, self.out_border))
+        return int(plan.affine(inputs[0], by.tolist(), plus.tolist(), finish, self.out_border))
 
     @property
     def nbytes(self) -> int:
@@ -193,7 +185,7 @@ class GatherChannels(ElementwiseOp):
         return self._image(pixels_of(x)[..., list(self.channels)], x)
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.take(inputs[0], list(self.channels), self.out_border))
+        return int(plan.gather_channels(inputs[0], list(self.channels), self.out_border))
 
 
 @dataclass(frozen=True)
@@ -204,7 +196,7 @@ class Upsample(ElementwiseOp):
         return self._image(pixels_of(x).repeat(self.by[0], 1).repeat(self.by[1], 2), x)
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.upsample(inputs[0], self.by, self.out_border))
+        return int(plan.upsample(inputs[0], *self.by, self.out_border))
 
 
 @dataclass(frozen=True)
@@ -220,7 +212,7 @@ class DepthToSpace(ElementwiseOp):
         return self._image(np.ascontiguousarray(parts).reshape(n, h * by_h, w * by_w, -1), x)
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.spread(inputs[0], self.by, self.out_border))
+        return int(plan.depth_to_space(inputs[0], *self.by, self.out_border))
 
 
 @dataclass(frozen=True)
@@ -236,4 +228,4 @@ class Same(ElementwiseOp):
         return QuantizedArray(pixels.reshape(len(pixels), -1), x.parameters, x.channels)
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.same(inputs[0], self.rows, self.out_border))
+        return int(plan.pixel_as_row(inputs[0], self.rows, self.out_border))

@@ -291,12 +291,9 @@ class QuantizedConv2d(Module):
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
         """Put this layer into a native plan: it reads the values `inputs`; returns the value it gives."""
-        if self.read.wide:
-            if self._widens:
-                inputs = [_add_widening(plan, inputs[0], self), *inputs[1:]]
-            return int(plan.wide_layer(self.kernel, inputs, False, self.out_border))
-        put = plan.conv if self.geometry.is_plain else plan.grouped_conv
-        return int(put(self.kernel, inputs, self.out_border))
+        if self._widens:
+            inputs = [_add_widening(plan, inputs[0], self), *inputs[1:]]
+        return int(plan.conv(self.kernel, inputs, self.out_border))
 
 
 def read_as(input: AffineParameters, output: AffineParameters, geometry: Geometry) -> AffineParameters:
@@ -324,7 +321,7 @@ def _widened(x: QuantizedArray, read: AffineParameters) -> QuantizedArray:
 def _add_widening(plan: Any, source: int, layer: QuantizedConv2d) -> int:
     channels = layer.kernel.weights().shape[3] * layer.geometry.groups
     finish, border = finish_for("", layer.read).native(), max(layer.geometry.padding)
-    return int(plan.wide_affine(source, [1.0] * channels, [0.0] * channels, finish, border))
+    return int(plan.affine(source, [1.0] * channels, [0.0] * channels, finish, border))
 
 
 def four(padding: tuple[int, ...]) -> Four:
@@ -467,7 +464,7 @@ class QuantizedLinear(Module):
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
         """Put this layer into a native plan: it reads the value `inputs[0]`; returns the value it gives."""
         if self._reads_wide:
-            return int(plan.wide_layer(self.kernel, inputs, self.output is None and self.relu, 0))
+            return int(plan.conv(self.kernel, inputs, 0, self.output is None and self.relu))
         return int(plan.linear(self.kernel, inputs[0], self.output is None, self.relu))
 
     def _reference(self) -> NumpyInt8Layer:

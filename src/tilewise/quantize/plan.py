@@ -106,7 +106,7 @@ def _planned(layer: Any) -> bool:
 
 def _segment(model: QuantizedModel, steps: list[int]) -> Segment:
     assert native is not None
-    plan, inside = native.Int8Plan(), set(steps)
+    plan, inside = native.Graph(), set(steps)
     sources = sorted({i for s in steps for i in model.graph.steps[s].inputs} - inside)
     values = _add_sources(model, plan, sources)
     for index in steps:
@@ -127,17 +127,16 @@ def _add_sources(model: QuantizedModel, plan: Any, sources: list[int]) -> dict[i
     for i in sources:
         shape, known = model.calibration.shapes[i], model.result_of(i)
         if known is None:
-            values[i] = plan.input(False, len(shape) == 1, shape[0])
+            values[i] = plan.dynamic_input("float32", len(shape) == 1, shape[0])
         else:
             p = known.parameters
-            values[i] = plan.input(True, len(shape) == 1, shape[0], known.border, p.zero_point, p.wide)
+            values[i] = plan.dynamic_input(
+                "int16" if p.wide else "uint8", len(shape) == 1, shape[0], known.border, p.zero_point
+            )
     for i in sources:
         if model.result_of(i) is None:
             p, border = model.affine[i], model.border_of(i)
-            if p.wide:
-                values[i] = plan.wide_quantize(values[i], p.scale, p.most, border)
-            else:
-                values[i] = plan.quantize(values[i], p.scale, p.zero_point, border)
+            values[i] = plan.quantize(values[i], p.scale, p.zero_point, border, p.most)
     return values
 
 
@@ -145,7 +144,6 @@ def _add_result(model: QuantizedModel, plan: Any, index: int, value: int, outsid
     known = model.result_of(index)
     read_as_bytes = any(model.integer[u] is not None for u in outside)
     if known is not None and not known.image and not read_as_bytes:
-        back = plan.wide_dequantize if known.parameters.wide else plan.dequantize
-        value, known = back(value, known.parameters.scale), None
+        value, known = plan.dequantize(value, known.parameters.scale), None
     plan.output(value)
     return known

@@ -49,9 +49,7 @@ class MaxPool(Pool):
         return _pooled(native.int8_max_pool, x, self)
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
-        if parameters[0].wide:
-            return _wide_pool(self, plan, inputs[0], False)
-        return int(plan.max_pool(inputs[0], self.kernel, self.stride, self.sides, self.out_border))
+        return int(plan.pool(inputs[0], self.kernel, self.stride, self.sides, False, True, self.out_border))
 
 
 class AvgPool(Pool):
@@ -74,15 +72,8 @@ class AvgPool(Pool):
         return cells
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
-        if parameters[0].wide:
-            return _wide_pool(self, plan, inputs[0], True)
-        settings = (self.kernel, self.stride, self.sides, self.count_padding, self.out_border)
-        return int(plan.avg_pool(inputs[0], *settings))
-
-
-def _wide_pool(pool: Pool, plan: Any, source: int, mean: bool) -> int:
-    settings = (pool.kernel, pool.stride, pool.sides, pool.count_padding, mean, pool.out_border)
-    return int(plan.wide_pool(source, *settings))
+        window = (self.kernel, self.stride, self.sides)
+        return int(plan.pool(inputs[0], *window, True, self.count_padding, self.out_border))
 
 
 def _pooled(kernel: Any, x: QuantizedArray, pool: Pool) -> QuantizedArray:
@@ -126,10 +117,8 @@ class GlobalPool:
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
         out = self.output
-        if self.input.wide or out.wide:
-            ends = (out.scale, out.zero_point, out.most)
-            return int(plan.wide_global_pool(inputs[0], self.input.scale, *ends, self.rows, self.out_border))
-        return int(plan.global_pool(inputs[0], self.input.scale, out.scale, out.zero_point, self.rows, self.out_border))
+        scales = (self.input.scale, out.scale, out.zero_point, out.most)
+        return int(plan.global_mean(inputs[0], *scales, self.rows, self.out_border))
 
 
 @dataclass(frozen=True)

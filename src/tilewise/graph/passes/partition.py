@@ -97,7 +97,7 @@ def _partition(lowering: Lowering, weights: WeightCache) -> list[Call]:
 def _native_call(lowering: Lowering, group: list[int], weights: WeightCache) -> NativeCall:
     """Build the native plan of a group of ops."""
     assert native is not None
-    plan, ops, members = native.FloatPlan(), lowering.ops, set(group)
+    plan, ops, members = native.Graph(), lowering.ops, set(group)
     sources = sorted({i for n in group for i in ops[n].inputs} - members)
     values: dict[int, int] = {}  # native value by number
     for i in sources:

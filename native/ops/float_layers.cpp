@@ -1,4 +1,4 @@
-#include "common/plan_layers.h"
+#include "ops/float_layers.h"
 
 #include <algorithm>
 #include <cstring>

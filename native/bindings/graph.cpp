@@ -1,0 +1,425 @@
+// Python bindings of graphs and of the float layers in them. Arrays are checked here; the operators are documented in
+// ops/ops.h, whose std::invalid_argument becomes Python's ValueError.
+#include "graph/graph.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include <optional>
+#include <string>
+
+#include "bindings/bindings.h"
+#include "bindings/int8_arrays.h"
+#include "bindings/numpy_api.h"
+#include "graph/schedule.h"
+#include "ops/ops.h"
+
+namespace tw {
+namespace {
+
+// --- arguments ---
+
+ConvActivation activation_of(const std::string& name) {
+  const char* const names[] = {"",           "relu",    "gelu",         "relu6",    "silu",
+                               "hard_swish", "sigmoid", "hard_sigmoid", "gelu_tanh"};
+  for (int i = 0; i < 9; ++i) {
+    if (name == names[i]) return static_cast<ConvActivation::Kind>(i);
+  }
+  const std::string leaky = "leaky_relu ";  // followed by its slope
+  if (name.compare(0, leaky.size(), leaky) == 0)
+    return {ConvActivation::leaky_relu, std::stof(name.substr(leaky.size()))};
+  throw nb::value_error(("a graph has no activation " + name).c_str());
+}
+
+BinaryKind binary_of(const std::string& name) {
+  if (name == "add") return BinaryKind::add;
+  if (name == "sub") return BinaryKind::sub;
+  if (name == "mul") return BinaryKind::mul;
+  throw nb::value_error(("a graph has no operator " + name).c_str());
+}
+
+ConvAlgorithm algorithm_of(const std::string& name) {
+  for (int i = 0; i < 5; ++i) {
+    if (name == algorithm_name(static_cast<ConvAlgorithm>(i))) return static_cast<ConvAlgorithm>(i);
+  }
+  throw nb::value_error(("a convolution has no algorithm " + name).c_str());
+}
+
+DType dtype_of(const std::string& name) {
+  if (name == "float32") return DType::float32;
+  if (name == "uint8") return DType::uint8;
+  if (name == "int16") return DType::int16;
+  throw nb::value_error(("a graph has no values of type " + name).c_str());
+}
+
+int numpy_type(const TensorDesc& desc) {
+  return !desc.is_integer() ? NPY_FLOAT32 : desc.is_int16() ? NPY_INT16 : NPY_UINT8;
+}
+
+OutputStage stage_of(nb::handle tuple) {
+  OutputStage stage;
+  ShortFinish int16;
+  stage.is_int16 = nb::try_cast(tuple, int16);
+  if (stage.is_int16) {
+    stage.int16 = wide_finish_of(int16);
+  } else {
+    stage.uint8 = finish_of(nb::cast<Finish>(tuple));  // the operator copies the tuple's table
+  }
+  return stage;
+}
+
+const float* bias_of(const std::optional<FloatArray>& bias, int64_t count) {
+  if (!bias) return nullptr;
+  if (bias->ndim() != 1 || static_cast<int64_t>(bias->shape(0)) != count)
+    throw nb::value_error("the bias has a number for every output");
+  return bias->data();
+}
+
+// --- float layers ---
+
+// The shape of the weights, or `meta` for a layer without them: graphs of it are planned and never run.
+std::vector<int64_t> shape_of(const std::optional<FloatArray>& weights, const std::vector<int64_t>& meta) {
+  if (!weights) return meta;
+  std::vector<int64_t> shape;
+  for (std::size_t i = 0; i < weights->ndim(); ++i) shape.push_back(static_cast<int64_t>(weights->shape(i)));
+  return shape;
+}
+
+void make_conv(PlanConv* self, std::optional<FloatArray> weights, std::optional<FloatArray> bias,
+               std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation, int64_t groups,
+               const std::string& activation, const std::vector<int64_t>& outline) {
+  const std::vector<int64_t> shape = shape_of(weights, outline);
+  if (shape.size() != 4 || stride.size() != 2 || padding.size() != 4 || dilation.size() != 2) {
+    throw nb::value_error("a convolution has weights of four dimensions, two strides, four paddings, two dilations");
+  }
+  const ConvGeometry geometry{
+      {stride[0], stride[1]}, {padding[0], padding[1], padding[2], padding[3]}, {dilation[0], dilation[1]}, groups};
+  new (self) PlanConv(weights ? weights->data() : nullptr, shape.data(), bias_of(bias, shape[0]), geometry,
+                      activation_of(activation));
+}
+
+void make_linear(PlanLinear* self, std::optional<FloatArray> weights, std::optional<FloatArray> bias,
+                 const std::string& activation, const std::vector<int64_t>& outline) {
+  const std::vector<int64_t> shape = shape_of(weights, outline);
+  if (shape.size() != 2) throw nb::value_error("a linear layer has weights of two dimensions");
+  new (self) PlanLinear(weights ? weights->data() : nullptr, shape[0], shape[1], bias_of(bias, shape[0]),
+                        activation_of(activation));
+}
+
+void restore(PlanConv& layer, const FloatArray& weights) {
+  if (static_cast<int64_t>(weights.size()) != layer.count())
+    throw nb::value_error("this layer has another number of weights");
+  layer.restore(weights.data());
+}
+
+// --- building ---
+
+int add_input(Graph& g, int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
+  if (n < 0 || c < 1 || h < 1 || w < 1) throw nb::value_error("an input has channels and pixels");
+  TensorDesc desc;
+  desc.n = n, desc.channels = c, desc.height = h, desc.width = w;
+  if (last) {
+    desc.layout = Layout::channels_last;
+    desc.pitch = 4 * c;
+  }
+  return g.add_input(desc);
+}
+
+// An input for any batch, height and width: planes of floats, or integers with channels last.
+int add_dynamic_input(Graph& g, const std::string& dtype, bool rows, int channels, int padding, int zero_point) {
+  check_zero(zero_point);
+  if (channels < 0 || padding < 0 || (rows && padding != 0)) throw nb::value_error("bad channels or padding");
+  TensorDesc desc;
+  desc.sized = false;
+  desc.dtype = dtype_of(dtype);
+  desc.layout = desc.is_integer() ? Layout::channels_last : Layout::planes;
+  desc.rows = rows;
+  desc.channels = channels;
+  desc.padding = padding;
+  desc.zero_point = zero_point;
+  return g.add_input(desc);
+}
+
+int add_quantize(Graph& g, int x, float scale, int zero_point, int padding, int int16_limit) {
+  return g.add(
+      int16_limit > 0 ? quantize_int16_op(scale, int16_limit, padding) : quantize_op(scale, zero_point, padding), {x});
+}
+
+int add_float_conv(Graph& g, std::shared_ptr<PlanConv> layer, int x, int residual, const std::string& algorithm) {
+  constexpr int64_t kFewChannels = 16;  // a vector: so few are read as planes, each once
+  const TensorDesc from = g.desc(x);
+  const ConvShape shape = layer->shape(from.n, from.channels, from.height, from.width);
+  if (from.channels > kFewChannels || layer->groups() > 1 || from.layout == Layout::channels_last)
+    x = g.channels_last(x);
+  std::vector<int> inputs{x};
+  if (residual >= 0) inputs.push_back(g.channels_last(residual));
+  return g.add(conv_op(std::shared_ptr<const PlanConv>(std::move(layer)), shape, algorithm_of(algorithm)), inputs);
+}
+
+int add_pool(Graph& g, int x, IntPair kernel, IntPair stride, Four padding, bool mean, bool count_padding,
+             int out_padding) {
+  const PoolWindow window = window_of(kernel, stride, padding, count_padding);
+  return g.add(pool_op(window, mean, out_padding), {g.channels_last(x)});
+}
+
+int add_binary(Graph& g, const std::string& kind, int a, int b, const std::string& activation) {
+  a = g.channels_last(a), b = g.channels_last(b);
+  const TensorDesc &first = g.desc(a), &second = g.desc(b);
+  const bool gate_first = first.height * first.width < second.height * second.width;  // one pixel for all
+  if (gate_first && binary_of(kind) != BinaryKind::sub) std::swap(a, b);
+  return g.add(binary_op(binary_of(kind), activation_of(activation)), {a, b});
+}
+
+int add_concat(Graph& g, std::vector<int> parts, int padding) {
+  if (parts.empty()) throw nb::value_error("there is nothing to concatenate");
+  for (int& part : parts) part = g.channels_last(part);
+  return g.add(concat_op(padding), parts);
+}
+
+int add_attention(Graph& g, const std::vector<int>& qkv, int64_t heads, const std::vector<int64_t>& first,
+                  const std::vector<int64_t>& step, int64_t dim, int64_t value_dim, float scale, bool causal) {
+  if (qkv.size() < 3 || qkv.size() > 4 || first.size() != 3 || step.size() != 3)
+    throw nb::value_error("attention reads queries, keys, values and perhaps a mask");
+  std::vector<int> inputs = qkv;
+  for (int i = 0; i < 3; ++i) inputs[i] = g.channels_last(qkv[i]);
+  return g.add(
+      attention_op({heads, {first[0], first[1], first[2]}, {step[0], step[1], step[2]}, dim, value_dim, scale, causal}),
+      inputs);
+}
+
+// --- running ---
+
+struct GraphCall {
+  std::shared_ptr<Graph::Schedule> schedule;
+  std::vector<const void*> in;
+  int64_t batch = -1;
+};
+
+// Completes the record of an input from its array, and returns the number of batch elements.
+int64_t read_input(TensorDesc& desc, nb::handle x) {
+  if (desc.sized) {
+    PyArrayObject* array = as_float_array(x.ptr());
+    if (array == nullptr) throw nb::type_error("an input is a C-contiguous float32 array");
+    if (PyArray_SIZE(array) != desc.elements()) throw nb::value_error("this graph is for inputs of another size");
+    return 1;
+  }
+  PyArrayObject* array = checked(x, numpy_type(desc), desc.rows ? 2 : 4, "x");
+  const int64_t channels = PyArray_DIM(array, desc.rows ? 1 : desc.is_integer() ? 3 : 1);
+  if (channels != (desc.is_integer() ? round_up(desc.channels, kInt8Group) : desc.channels)) {
+    throw nb::value_error("x has another number of channels than the model");
+  }
+  if (!desc.rows) {
+    const int first = desc.is_integer() ? 1 : 2;
+    desc.height = PyArray_DIM(array, first) - 2 * desc.padding;
+    desc.width = PyArray_DIM(array, first + 1) - 2 * desc.padding;
+    if (desc.height < 0 || desc.width < 0) throw nb::value_error("the padding is wider than the image");
+  }
+  desc.sized = true;
+  return PyArray_DIM(array, 0);
+}
+
+GraphCall read_call(Graph& graph, nb::list arrays) {
+  if (arrays.size() != graph.inputs().size()) throw nb::value_error("this graph has another number of inputs");
+  std::vector<TensorDesc> descs;
+  GraphCall call;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    descs.push_back(graph.input_desc(i));
+    const int64_t batch = read_input(descs.back(), arrays[i]);
+    if (call.batch >= 0 && batch != call.batch) throw nb::value_error("the inputs hold different numbers of images");
+    call.batch = batch;
+    call.in.push_back(data<const void>(arrays[i]));
+  }
+  call.schedule = graph.schedule(descs);
+  return call;
+}
+
+nb::object new_output(const TensorDesc& desc, int64_t batch) {
+  const int64_t images = batch * desc.n;
+  if (desc.rows) {
+    const npy_intp dims[2] = {images, desc.is_integer() ? desc.numbers(1).pixel : desc.channels};
+    return new_object(2, dims, numpy_type(desc));
+  }
+  if (desc.is_int16()) return new_wide_image(desc.numbers(batch));
+  if (desc.is_integer()) return new_image(desc.image(batch), desc.zero_point);
+  const npy_intp dims[4] = {images, desc.channels, desc.height, desc.width};  // dense pixels are reshaped by the caller
+  return new_object(4, dims, NPY_FLOAT32);
+}
+
+// The tuned tiles of a call's products, by slot; empty where there are none.
+std::vector<Int8Tile> tuned_tiles(const Graph& graph, const GraphCall& call, const TileTable* table) {
+  std::vector<Int8Tile> tiles;
+  if (table == nullptr || table->int8_products == nullptr) return tiles;
+  for (const GraphProduct& p : graph.products(*call.schedule, call.batch)) {
+    const Int8Tile* tile = kept_tile(table, p.m, p.n, p.k, p.threads);
+    if (tile == nullptr) continue;
+    tiles.resize(graph.slots());
+    tiles[p.slot] = *tile;
+  }
+  return tiles;
+}
+
+using Times = nb::ndarray<int64_t, nb::c_contig, nb::device::cpu>;
+
+nb::list run_graph(Graph& graph, nb::list arrays, nb::handle table, std::optional<Times> times) {
+  const GraphCall call = read_call(graph, arrays);
+  if (times && times->size() != graph.values()) throw nb::value_error("there is one time for every value");
+  nb::list results;
+  std::vector<void*> out;
+  for (std::size_t i = 0; i < graph.outputs().size(); ++i) {
+    nb::object array = new_output(call.schedule->descs[graph.outputs()[i]], call.batch);
+    out.push_back(data<void>(array));
+    results.append(array);
+  }
+  const std::vector<Int8Tile> tiles = tuned_tiles(graph, call, tile_table_in(table.ptr()));
+  GilRelease release(true);
+  graph.run(*call.schedule, call.batch, call.in, out, tiles, times ? times->data() : nullptr);
+  return results;
+}
+
+// The matrix products that `run` computes of these arrays: [(value, m, n, k, threads), ...].
+nb::list graph_products(Graph& graph, nb::list arrays) {
+  const GraphCall call = read_call(graph, arrays);
+  nb::list out;
+  for (const GraphProduct& p : graph.products(*call.schedule, call.batch))
+    out.append(nb::make_tuple(p.value, p.m, p.n, p.k, p.threads));
+  return out;
+}
+
+void bind_float_operators(nb::class_<Graph>& graph) {
+  graph.def("conv", add_float_conv, nb::arg("layer"), nb::arg("x"), nb::arg("residual") = -1, nb::arg("algorithm") = "")
+      .def("algorithm",
+           [](const Graph& g, int value) {
+             const Op* op = g.producer(value);
+             return std::string(algorithm_name(op == nullptr ? ConvAlgorithm::automatic : algorithm_of(*op)));
+           })
+      .def("linear", [](Graph& g, std::shared_ptr<PlanLinear> layer,
+                        int x) { return g.add(linear_op(std::shared_ptr<const PlanLinear>(std::move(layer))), {x}); })
+      .def("global_mean", [](Graph& g, int x) { return g.add(global_mean_op(), {g.channels_last(x)}); })
+      .def("binary", add_binary, nb::arg("kind"), nb::arg("a"), nb::arg("b"), nb::arg("activation") = "")
+      .def(
+          "affine",
+          [](Graph& g, int x, const std::vector<float>& scale, const std::vector<float>& shift,
+             const std::string& activation) {
+            return g.add(affine_op(scale, shift, activation_of(activation)), {g.channels_last(x)});
+          },
+          nb::arg("x"), nb::arg("scale"), nb::arg("shift"), nb::arg("activation") = "")
+      .def("gather_spatial", [](Graph& g, int x, const std::vector<int>& index, int64_t n, int64_t h,
+                                int64_t w) { return g.add(gather_spatial_op(index, n, h, w), {g.channels_last(x)}); })
+      .def("transpose", [](Graph& g, int x) { return g.add(transpose_op(), {g.channels_last(x)}); })
+      .def("layer_norm", [](Graph& g, int x, const std::vector<float>& weight, const std::vector<float>& bias,
+                            float eps) { return g.add(layer_norm_op(weight, bias, eps), {g.channels_last(x)}); })
+      .def("group_norm",
+           [](Graph& g, int x, int64_t groups, const std::vector<float>& weight, const std::vector<float>& bias,
+              float eps) { return g.add(group_norm_op(groups, weight, bias, eps), {g.channels_last(x)}); })
+      .def("attention", add_attention, nb::arg("qkv"), nb::arg("heads"), nb::arg("first"), nb::arg("step"),
+           nb::arg("dim"), nb::arg("value_dim"), nb::arg("scale"), nb::arg("causal"));
+}
+
+void bind_integer_operators(nb::class_<Graph>& graph) {
+  graph
+      .def("quantize", add_quantize, nb::arg("x"), nb::arg("scale"), nb::arg("zero_point"), nb::arg("padding") = 0,
+           nb::arg("int16_limit") = 0)
+      .def("dequantize", [](Graph& g, int x, float scale) { return g.add(dequantize_op(scale), {x}); })
+      .def("conv",
+           [](Graph& g, std::shared_ptr<Int8Layer> layer, const std::vector<int>& inputs, int padding) {
+             return g.add(conv_op(std::shared_ptr<const Int8Layer>(std::move(layer)), inputs.size() == 2, padding),
+                          inputs);
+           })
+      .def("conv",
+           [](Graph& g, std::shared_ptr<Int8GroupedLayer> layer, const std::vector<int>& inputs, int padding) {
+             return g.add(
+                 conv_op(std::shared_ptr<const Int8GroupedLayer>(std::move(layer)), inputs.size() == 2, padding),
+                 inputs);
+           })
+      .def(
+          "conv",
+          [](Graph& g, std::shared_ptr<Int16Layer> layer, const std::vector<int>& inputs, int padding, bool relu) {
+            return g.add(conv_op(std::move(layer), inputs.size() == 2, relu, padding), inputs);
+          },
+          nb::arg("layer"), nb::arg("inputs"), nb::arg("padding"), nb::arg("relu") = false)
+      .def("linear", [](Graph& g, std::shared_ptr<Int8Layer> layer, int x, bool to_float,
+                        bool relu) { return g.add(linear_op(std::move(layer), to_float, relu), {x}); })
+      .def("global_mean",
+           [](Graph& g, int x, float scale, float out_scale, int out_zero_point, int int16_limit, bool rows,
+              int padding) {
+             return g.add(global_mean_op({scale, out_scale, out_zero_point, int16_limit}, rows, padding), {x});
+           })
+      .def("add", [](Graph& g, int a, int b, float a_scale, float b_scale, nb::handle stage,
+                     int padding) { return g.add(add_op(a_scale, b_scale, stage_of(stage), padding), {a, b}); })
+      .def("mul", [](Graph& g, int a, int b, float scale, float fraction, nb::handle stage,
+                     int padding) { return g.add(mul_op(scale, fraction, stage_of(stage), padding), {a, b}); })
+      .def("affine",
+           [](Graph& g, int x, const std::vector<float>& scale, const std::vector<float>& shift, nb::handle stage,
+              int padding) { return g.add(affine_op(scale, shift, stage_of(stage), padding), {x}); })
+      .def("pixel_as_row",
+           [](Graph& g, int x, bool rows, int padding) { return g.add(pixel_as_row_op(rows, padding), {x}); });
+}
+
+void bind_movement(nb::class_<Graph>& graph) {
+  graph
+      .def("pool", add_pool, nb::arg("x"), nb::arg("kernel"), nb::arg("stride"), nb::arg("padding"), nb::arg("mean"),
+           nb::arg("count_padding") = true, nb::arg("out_padding") = 0)
+      .def("concat", add_concat, nb::arg("parts"), nb::arg("padding") = 0)
+      .def(
+          "slice",
+          [](Graph& g, int x, int64_t first, int64_t count, int padding) {
+            return g.add(slice_op(first, count, padding), {g.channels_last(x)});
+          },
+          nb::arg("x"), nb::arg("first"), nb::arg("count"), nb::arg("padding") = 0)
+      .def(
+          "gather_channels",
+          [](Graph& g, int x, const std::vector<int>& channels, int padding) {
+            return g.add(gather_channels_op(channels, padding), {g.channels_last(x)});
+          },
+          nb::arg("x"), nb::arg("channels"), nb::arg("padding") = 0)
+      .def(
+          "upsample",
+          [](Graph& g, int x, int64_t by_h, int64_t by_w, int padding) {
+            return g.add(upsample_op(by_h, by_w, padding), {g.channels_last(x)});
+          },
+          nb::arg("x"), nb::arg("by_h"), nb::arg("by_w"), nb::arg("padding") = 0)
+      .def(
+          "depth_to_space",
+          [](Graph& g, int x, int64_t by_h, int64_t by_w, int padding) {
+            return g.add(depth_to_space_op(by_h, by_w, padding), {g.channels_last(x)});
+          },
+          nb::arg("x"), nb::arg("by_h"), nb::arg("by_w"), nb::arg("padding") = 0)
+      .def(
+          "flatten",
+          [](Graph& g, int x, bool channels_first) { return g.add(flatten_op(channels_first), {g.channels_last(x)}); },
+          nb::arg("x"), nb::arg("channels_first") = true);
+}
+
+}  // namespace
+
+void bind_graph(nb::module_& m) {
+  nb::class_<PlanConv>(m, "PlanConv")
+      .def("__init__", make_conv, nb::arg("weights").none(), nb::arg("bias").none(), nb::arg("stride"),
+           nb::arg("padding"), nb::arg("dilation"), nb::arg("groups"), nb::arg("activation"),
+           nb::arg("outline") = std::vector<int64_t>())
+      .def("release", &PlanConv::release)
+      .def("restore", restore);
+  nb::class_<PlanLinear>(m, "PlanLinear")
+      .def("__init__", make_linear, nb::arg("weights").none(), nb::arg("bias").none(), nb::arg("activation"),
+           nb::arg("outline") = std::vector<int64_t>());
+  nb::class_<Graph> graph(m, "Graph");
+  graph.def(nb::init<>())
+      .def("input", add_input, nb::arg("n"), nb::arg("c"), nb::arg("h"), nb::arg("w"), nb::arg("last") = false)
+      .def("dynamic_input", add_dynamic_input, nb::arg("dtype"), nb::arg("rows"), nb::arg("channels"),
+           nb::arg("padding") = 0, nb::arg("zero_point") = 0)
+      .def(
+          "output",
+          [](Graph& g, int value, bool last) { last ? g.add_output_channels_last(value) : g.add_output(value); },
+          nb::arg("value"), nb::arg("last") = false)
+      .def("finish", &Graph::finish)
+      .def("run", run_graph, nb::arg("arrays"), nb::arg("table").none() = nb::none(),
+           nb::arg("times").none() = nb::none())
+      .def("products", graph_products, nb::arg("arrays"))
+      .def_prop_ro("values", &Graph::values)
+      .def_prop_ro("arena_bytes", [](Graph& g) { return g.schedule()->arena_bytes(); });
+  bind_float_operators(graph);
+  bind_integer_operators(graph);
+  bind_movement(graph);
+}
+
+}  // namespace tw

@@ -1,0 +1,194 @@
+// Python bindings of grouped int8 layers, int16 layers and elementwise operations on rows of uint8. The meaning of the
+// arguments is documented in common/int8_grouped_layer.h and common/int16_layer.h, whose std::invalid_argument becomes
+// Python's ValueError.
+#include <nanobind/stl/shared_ptr.h>
+
+#include <limits>
+
+#include "bindings/arguments.h"
+#include "bindings/int8_arrays.h"
+#include "common/int16_layer.h"
+#include "common/int8_grouped_layer.h"
+
+namespace tw {
+namespace {
+
+// --- layers in groups ---
+
+GroupedGeometry geometry_of(PyArrayObject* weights, int groups, IntPair stride, Four padding, IntPair dilation) {
+  GroupedGeometry g;
+  g.columns = PyArray_DIM(weights, 0);
+  g.group_channels = PyArray_DIM(weights, 3);
+  g.groups = groups;
+  std::tie(g.top, g.left, g.bottom, g.right) = padding;
+  g.taps = {PyArray_DIM(weights, 1), PyArray_DIM(weights, 2), std::get<0>(stride),
+            std::get<1>(stride),     std::get<0>(dilation),   std::get<1>(dilation)};
+  return g;
+}
+
+// weights (columns, kh, kw, channels of a group) int8; offset int32 and scale float32 (columns,); padding top, left,
+// bottom, right
+void make_grouped(Int8GroupedLayer* self, nb::handle weights, nb::handle offset, nb::handle scale, int groups,
+                  IntPair stride, Four padding, IntPair dilation) {
+  PyArrayObject* w = checked(weights, NPY_INT8, 4, "weights");
+  if (PyArray_SIZE(w) > std::numeric_limits<int>::max()) throw nb::value_error("the weights have too many elements");
+  const GroupedGeometry g = geometry_of(w, groups, stride, padding, dilation);
+  if (offset.is_none() || scale.is_none()) throw nb::type_error("a layer in groups needs its offset and scale");
+  const int columns = static_cast<int>(g.columns);
+  new (self) Int8GroupedLayer(g, data<const int8_t>(weights), per_column<int32_t>(offset, NPY_INT32, columns, "offset"),
+                              per_column<float>(scale, NPY_FLOAT32, columns, "scale"));
+}
+
+nb::object grouped_conv(const Int8GroupedLayer& layer, nb::handle x, int border, nb::handle residual,
+                        int residual_border, int out_border) {
+  const Int8Image in = image_of(x, border, "x");
+  if (in.pixel != round_up(layer.geometry().channels(), kInt8Group))
+    throw nb::value_error("x has another number of channels than the weights");
+  Int8Image out = layer.conv_shape(in), skip;
+  if (!residual.is_none()) {
+    skip = image_of(residual, residual_border, "residual");
+    if (skip.images != out.images || skip.height != out.height || skip.width != out.width || skip.pixel != out.pixel) {
+      throw nb::value_error("the residual has another shape than the result");
+    }
+  }
+  out.border = out_border;
+  nb::object result = new_image(out, layer.finish().zero);
+  if (layer.geometry().columns < out.pixel) fill_all(result, layer.finish().zero);
+  GilRelease release(true);
+  layer.conv(in, data<const uint8_t>(x), skip, residual.is_none() ? nullptr : data<const uint8_t>(residual), out,
+             data<uint8_t>(result));
+  return result;
+}
+
+nb::object grouped_weights(const Int8GroupedLayer& layer) {
+  const GroupedGeometry& g = layer.geometry();
+  const npy_intp shape[4] = {g.columns, g.taps.kernel_h, g.taps.kernel_w, g.group_channels};
+  nb::object out = new_object(4, shape, NPY_INT8);
+  layer.unpack(data<int8_t>(out));
+  return out;
+}
+
+// --- layers on numbers of 16 bits ---
+
+// weights (columns, kh, kw, channels of a group) int16; offset int32, scale and bias float32 (columns,); bias may be
+// None
+void make_wide(Int16Layer* self, nb::handle weights, nb::handle offset, nb::handle scale, nb::handle bias, int groups,
+               IntPair stride, Four padding, IntPair dilation) {
+  PyArrayObject* w = checked(weights, NPY_INT16, 4, "weights");
+  if (PyArray_SIZE(w) > std::numeric_limits<int>::max()) throw nb::value_error("the weights have too many elements");
+  if (offset.is_none() || scale.is_none()) throw nb::type_error("a layer needs its offset and scale");
+  const GroupedGeometry g = geometry_of(w, groups, stride, padding, dilation);
+  const int columns = static_cast<int>(g.columns);
+  new (self) Int16Layer(g, data<const int16_t>(weights), per_column<int32_t>(offset, NPY_INT32, columns, "offset"),
+                        per_column<float>(scale, NPY_FLOAT32, columns, "scale"),
+                        per_column<float>(bias, NPY_FLOAT32, columns, "bias"));
+}
+
+nb::object wide_weights(const Int16Layer& layer) {
+  const GroupedGeometry& g = layer.geometry();
+  const npy_intp shape[4] = {g.columns, g.taps.kernel_h, g.taps.kernel_w, g.group_channels};
+  nb::object out = new_object(4, shape, NPY_INT16);
+  layer.unpack(data<int16_t>(out));
+  return out;
+}
+
+// --- rows of pixels, one operation at a time ---
+
+struct Rows {
+  BytePixels pixels;
+  int64_t count, channels;
+};
+
+// (pixels, channels) bytes
+Rows rows_of(nb::handle x, float scale, int zero) {
+  PyArrayObject* array = checked(x, NPY_UINT8, 2, "x");
+  check_zero(zero);
+  return {{data<const uint8_t>(x), PyArray_DIM(array, 1), scale, zero}, PyArray_DIM(array, 0), PyArray_DIM(array, 1)};
+}
+
+nb::object like_rows(const Rows& rows) {
+  const npy_intp shape[2] = {rows.count, rows.channels};
+  return new_object(2, shape, NPY_UINT8);
+}
+
+Rows second_of(nb::handle x, float scale, int zero, const Rows& first) {
+  Rows rows = rows_of(x, scale, zero);
+  if (rows.channels != first.channels || (rows.count != first.count && rows.count != 1)) {
+    throw nb::value_error("these two do not have one shape");
+  }
+  if (rows.count == 1) rows.pixels.step = 0;
+  return rows;
+}
+
+nb::object add_bytes(nb::handle a, nb::handle b, float a_scale, int a_zero, float b_scale, int b_zero, Finish finish) {
+  const Rows first = rows_of(a, a_scale, a_zero), second = second_of(b, b_scale, b_zero, first);
+  nb::object out = like_rows(first);
+  active_int8_between().add(first.pixels, second.pixels, first.count, first.channels, finish_of(finish),
+                            {data<uint8_t>(out), first.channels});
+  return out;
+}
+
+nb::object mul_bytes(nb::handle a, nb::handle b, float scale, int a_zero, int b_zero, Finish finish) {
+  const Rows first = rows_of(a, scale, a_zero), second = second_of(b, 0.0f, b_zero, first);
+  nb::object out = like_rows(first);
+  active_int8_between().mul(first.pixels, second.pixels, first.count, first.channels, finish_of(finish),
+                            {data<uint8_t>(out), first.channels});
+  return out;
+}
+
+nb::object affine_bytes(nb::handle x, int zero, nb::handle scale, nb::handle shift, Finish finish) {
+  const Rows rows = rows_of(x, 0.0f, zero);
+  const int channels = static_cast<int>(rows.channels);
+  if (scale.is_none() || shift.is_none()) throw nb::type_error("a scale and a shift a channel");
+  const float* by = per_column<float>(scale, NPY_FLOAT32, channels, "scale");
+  const float* plus = per_column<float>(shift, NPY_FLOAT32, channels, "shift");
+  nb::object out = like_rows(rows);
+  active_int8_between().affine(rows.pixels, by, plus, rows.count, rows.channels, finish_of(finish),
+                               {data<uint8_t>(out), rows.channels});
+  return out;
+}
+
+nb::object take_bytes(nb::handle x, std::vector<int> channels) {
+  const Rows rows = rows_of(x, 0.0f, 0);
+  for (int c : channels) {
+    if (c < 0 || c >= rows.channels) throw nb::value_error("there is no such channel");
+  }
+  const npy_intp shape[2] = {rows.count, static_cast<npy_intp>(channels.size())};
+  nb::object out = new_object(2, shape, NPY_UINT8);
+  active_int8_ops().take(rows.pixels.data, rows.pixels.step, channels.data(), shape[1], rows.count, data<uint8_t>(out),
+                         shape[1]);
+  return out;
+}
+
+}  // namespace
+
+void bind_int8_layers(nb::module_& m) {
+  nb::class_<Int8GroupedLayer>(m, "Int8GroupedLayer")
+      .def("__init__", make_grouped, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"), nb::arg("groups"),
+           nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
+      .def("set_finish", [](Int8GroupedLayer& layer, Finish finish) { layer.set_finish(finish_of(finish)); })
+      .def("set_residual", &Int8GroupedLayer::set_residual)
+      .def("conv", grouped_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(),
+           nb::arg("residual_border"), nb::arg("out_border"))
+      .def("weights", grouped_weights)
+      .def_prop_ro("nbytes", &Int8GroupedLayer::nbytes);
+  nb::class_<Int16Layer>(m, "Int16Layer")
+      .def("__init__", make_wide, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"), nb::arg("bias").none(),
+           nb::arg("groups"), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
+      .def("set_finish", [](Int16Layer& layer, Finish finish) { layer.set_finish(finish_of(finish)); })
+      .def("set_wide_finish",
+           [](Int16Layer& layer, const ShortFinish& finish) { layer.set_wide_finish(wide_finish_of(finish)); })
+      .def("set_bytes_read", &Int16Layer::set_bytes_read)
+      .def("set_residual", &Int16Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide"))
+      .def("weights", wide_weights)
+      .def_prop_ro("nbytes", &Int16Layer::nbytes);
+  m.def("int8_add", add_bytes, nb::arg("a"), nb::arg("b"), nb::arg("a_scale"), nb::arg("a_zero"), nb::arg("b_scale"),
+        nb::arg("b_zero"), nb::arg("finish"));
+  m.def("int8_mul", mul_bytes, nb::arg("a"), nb::arg("b"), nb::arg("scale"), nb::arg("a_zero"), nb::arg("b_zero"),
+        nb::arg("finish"));
+  m.def("int8_affine", affine_bytes, nb::arg("x"), nb::arg("zero"), nb::arg("scale"), nb::arg("shift"),
+        nb::arg("finish"));
+  m.def("int8_take", take_bytes, nb::arg("x"), nb::arg("channels"));
+}
+
+}  // namespace tw

@@ -1,0 +1,117 @@
+#include "graph/graph.h"
+
+#include <algorithm>
+
+#include "graph/schedule.h"
+#include "ops/ops.h"
+
+namespace tw {
+
+int Graph::add_value(const TensorDesc& desc) {
+  require(!finished_, "this graph is finished");
+  descs_.push_back(desc);
+  converted_.push_back(-1);
+  return static_cast<int>(descs_.size()) - 1;
+}
+
+int Graph::add_input(const TensorDesc& desc) {
+  require(desc.n >= 0 && desc.channels >= 0 && desc.height >= 0 && desc.width >= 0, "a size is negative");
+  fixed_batch_ = fixed_batch_ || desc.sized;
+  inputs_.push_back(add_value(desc));
+  return inputs_.back();
+}
+
+int Graph::add(std::unique_ptr<Op> op, std::vector<int> inputs) {
+  const std::size_t most = op->is_concat() ? inputs.size() : kMaxOperands;
+  require(!inputs.empty() && inputs.size() <= most, "an operator reads between one and four values");
+  // Shapes are inferred at once where the sizes of all inputs are known, so that a misfit is reported here.
+  TensorDesc result;
+  std::vector<TensorDesc> in;
+  for (int value : inputs) {
+    check_value(value);
+    in.push_back(descs_[value]);
+    result.sized = result.sized && in.back().sized;
+  }
+  if (result.sized) result = op->infer(in);
+  const int value = add_value(result);
+  nodes_.push_back({std::move(op), std::move(inputs), value});
+  return value;
+}
+
+int Graph::channels_last(int value) {
+  check_value(value);
+  const TensorDesc& from = descs_[value];
+  const bool is_input = std::count(inputs_.begin(), inputs_.end(), value) > 0;
+  if (!from.sized || from.is_integer() || (!is_input && from.layout == Layout::channels_last)) return value;
+  if (converted_[value] < 0) {
+    const int result = add(layout_op(Layout::channels_last), {value});
+    converted_[value] = result;
+  }
+  return converted_[value];
+}
+
+void Graph::add_output(int value) {
+  check_value(value);
+  // Sized floats leave the graph as planes, in memory of their own; other values are computed in the output's memory.
+  const bool is_input = std::count(inputs_.begin(), inputs_.end(), value) > 0;
+  if (descs_[value].sized && !descs_[value].is_integer() && (is_input || descs_[value].layout != Layout::planes)) {
+    value = add(layout_op(Layout::planes), {channels_last(value)});
+  } else {
+    require(!is_input, "an input cannot be an output");
+  }
+  require(std::count(outputs_.begin(), outputs_.end(), value) == 0, "this value is an output already");
+  outputs_.push_back(value);
+}
+
+void Graph::add_output_channels_last(int value) { outputs_.push_back(add(dense_op(), {channels_last(value)})); }
+
+void Graph::check_value(int value) const {
+  require(value >= 0 && value < static_cast<int>(descs_.size()), "there is no such value in this graph");
+}
+
+const TensorDesc& Graph::desc(int value) const {
+  check_value(value);
+  require(descs_[value].sized, "the size of this value is known at run time only");
+  return descs_[value];
+}
+
+const Op* Graph::producer(int value) const {
+  check_value(value);
+  for (const Node& node : nodes_) {
+    if (node.output == value) return node.op.get();
+  }
+  return nullptr;
+}
+
+// Replaces an operator and its only reader by one operator where there is one for both, at the place of the reader.
+void Graph::fuse_pairs() {
+  std::vector<int> readers(descs_.size(), 0);
+  for (const Node& node : nodes_) {
+    for (int value : node.inputs) ++readers[value];
+  }
+  for (int value : outputs_) ++readers[value];
+  for (std::size_t i = 0; i < nodes_.size();) {
+    const Node& first = nodes_[i];
+    const auto next = std::find_if(nodes_.begin() + static_cast<std::ptrdiff_t>(i), nodes_.end(),
+                                   [&](const Node& node) { return node.inputs[0] == first.output; });
+    const bool is_input = std::count(inputs_.begin(), inputs_.end(), first.inputs[0]) > 0;
+    const bool alone = readers[first.output] == 1 && first.inputs.size() == 1 && !is_input;
+    std::unique_ptr<Op> fused = alone && next != nodes_.end() ? first.op->fuse_with(*next->op) : nullptr;
+    if (fused == nullptr) {
+      ++i;
+      continue;
+    }
+    next->op = std::move(fused);
+    next->inputs[0] = first.inputs[0];
+    nodes_.erase(nodes_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+void Graph::finish() {
+  if (finished_) return;
+  require(!outputs_.empty(), "a graph has an output");
+  fuse_pairs();
+  finished_ = true;
+}
+
+}  // namespace tw

@@ -1,0 +1,84 @@
+// The operators of a graph, by family. Integer results take `padding`: pixels around the image for the operator that
+// reads it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "common/int16_layer.h"
+#include "common/int8_grouped_layer.h"
+#include "common/int8_layer.h"
+#include "graph/op.h"
+#include "ops/float_layers.h"
+
+namespace tw {
+
+using OpPtr = std::unique_ptr<Op>;
+
+// The output stage of an integer operator: how its values become uint8 or int16.
+struct OutputStage {
+  bool is_int16 = false;
+  ByteFinish uint8;
+  WideFinish int16;
+};
+
+// --- quantize.cpp ---
+OpPtr quantize_op(float scale, int zero_point, int padding);
+OpPtr quantize_int16_op(float scale, int limit, int padding);  // to [-limit, limit]
+OpPtr dequantize_op(float scale);
+OpPtr layout_op(Layout layout);  // of floats
+OpPtr dense_op();                // channels-last floats without gaps between pixels
+
+// --- conv.cpp: convolutions and linear layers ---
+OpPtr conv_op(std::shared_ptr<const Int8Layer> layer, bool residual, int padding);
+OpPtr conv_op(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int padding);
+OpPtr conv_op(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int padding);
+OpPtr conv_op(std::shared_ptr<const PlanConv> layer, const ConvShape& shape, ConvAlgorithm wanted);
+OpPtr linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu);
+OpPtr linear_op(std::shared_ptr<const PlanLinear> layer);
+ConvAlgorithm algorithm_of(const Op& op);  // of a float convolution; else `automatic`
+
+// --- pool.cpp ---
+OpPtr pool_op(const PoolWindow& window, bool mean, int padding);
+OpPtr global_mean_op();  // of floats
+// `scale` is that of the input; `int16_limit` 0: the result is uint8
+struct PoolScales {
+  float scale, out_scale;
+  int out_zero_point, int16_limit;
+};
+OpPtr global_mean_op(const PoolScales& scales, bool rows, int padding);
+
+// --- elementwise.cpp ---
+OpPtr add_op(float a_scale, float b_scale, const OutputStage& stage, int padding);
+// `scale` multiplies the product. `fraction` not 0: a gate of one pixel is rounded to 16-bit fractions, times it.
+OpPtr mul_op(float scale, float fraction, const OutputStage& stage, int padding);
+OpPtr affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const OutputStage& stage,
+                int padding);
+OpPtr binary_op(BinaryKind kind, ConvActivation activation);  // of floats
+OpPtr affine_op(const std::vector<float>& scale, const std::vector<float>& shift, ConvActivation activation);
+
+// --- movement.cpp: all data types ---
+OpPtr concat_op(int padding);
+OpPtr slice_op(int64_t first, int64_t count, int padding);
+OpPtr gather_channels_op(const std::vector<int>& channels, int padding);
+OpPtr upsample_op(int64_t by_h, int64_t by_w, int padding);
+OpPtr depth_to_space_op(int64_t by_h, int64_t by_w, int padding);  // groups of channels become pixels
+OpPtr flatten_op(bool channels_first = false);                     // row order (C, H, W) or (H, W, C)
+OpPtr pixel_as_row_op(bool rows, int padding);                     // one integer pixel becomes a row, or back
+// Floats: (n, h, w) pixels, of every image those with these numbers; all of them in order where there is no index.
+OpPtr gather_spatial_op(const std::vector<int>& index, int64_t n, int64_t h, int64_t w);
+OpPtr transpose_op();  // floats (N, C, H, W) to (N, H * W, 1, C)
+
+// --- norm_attention.cpp: floats ---
+OpPtr layer_norm_op(const std::vector<float>& weight, const std::vector<float>& bias, float eps);
+OpPtr group_norm_op(int64_t groups, const std::vector<float>& weight, const std::vector<float>& bias, float eps);
+
+// Heads in the channels of queries, keys and values: the first channel of head 0, the distance between heads, sizes.
+struct AttentionHeads {
+  int64_t count, first[3], step[3], dim, value_dim;
+  float scale;
+  bool causal;
+};
+OpPtr attention_op(const AttentionHeads& heads);  // inputs: queries, keys, values and perhaps a mask
+
+}  // namespace tw

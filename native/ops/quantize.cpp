@@ -1,0 +1,139 @@
+// Conversions: floats to integers and back, and between memory layouts of floats.
+#include <cstring>
+
+#include "ops/ops.h"
+#include "ops/rows.h"
+
+namespace tw {
+namespace {
+
+// Planes of floats to uint8 or int16.
+class Quantize : public Op {
+ public:
+  // limit 0: uint8; else int16 in [-limit, limit]
+  Quantize(float scale, int zero_point, int limit, int padding)
+      : scale_(scale), zero_point_(zero_point), limit_(limit), padding_(padding) {
+    require(limit >= 0 && limit <= kWideMost, "bad output range");
+  }
+
+  TensorDesc infer(const std::vector<TensorDesc>& in) const override {
+    require(!in[0].is_integer() && in[0].layout == Layout::planes, "only planes of floats are quantized");
+    require(!in[0].rows || padding_ == 0, "rows have no padding");
+    const DType dtype = limit_ > 0 ? DType::int16 : DType::uint8;
+    TensorDesc out =
+        integers(dtype, {0, in[0].height, in[0].width, 0, 0}, in[0].channels, padding_, limit_ > 0 ? 0 : zero_point_);
+    out.rows = in[0].rows;
+    out.n = in[0].n;
+    return out;
+  }
+
+  bool writes_any_pitch() const override { return limit_ > 0; }  // uint8: whole groups of four channels
+
+  void run(const OpCall& call) const override {
+    const TensorDesc &in = *call.in[0].desc, &out = *call.out.desc;
+    const float* floats = static_cast<const float*>(call.in[0].data);
+    const int64_t plane = out.height * out.width, image_floats = in.channels * plane;
+    if (limit_ > 0) {
+      return for_rows(out, call.batch, [&](int64_t image, int64_t row) {
+        active_int16().quantize(floats + image * image_floats + row * out.width, out.channels, out.width, plane,
+                                1.0f / scale_, limit_, reinterpret_cast<int16_t*>(call.out.row(image, row)),
+                                out.pixel() / 2);
+      });
+    }
+    for (int64_t i = 0; i < call.batch * out.n; ++i) {
+      const float* x = floats + i * image_floats;
+      uint8_t* to = call.out.row(i, 0);
+      if (out.rows) {
+        active_int8_ops().quantize(x, image_floats, 1.0f / scale_, zero_point_, to);
+        std::memset(to + image_floats, zero_point_, out.pixel() - image_floats);
+      } else {
+        active_int8_ops().quantize_image(x, in.channels, 1.0f / scale_, zero_point_, out.image(1).plane(), to);
+      }
+    }
+  }
+
+ private:
+  float scale_;
+  int zero_point_, limit_, padding_;
+};
+
+// uint8 or int16 to planes of floats.
+class Dequantize : public Op {
+ public:
+  explicit Dequantize(float scale) : scale_(scale) {}
+
+  TensorDesc infer(const std::vector<TensorDesc>& in) const override {
+    require(in[0].is_integer(), "only integers are dequantized");
+    TensorDesc out = in[0];
+    out.dtype = DType::float32;
+    out.layout = Layout::planes;
+    out.padding = out.zero_point = 0;
+    out.pitch = 0;
+    return out;
+  }
+
+  bool reads_int16() const override { return true; }
+  bool writes_any_pitch() const override { return false; }
+
+  void run(const OpCall& call) const override {
+    const TensorDesc &in = *call.in[0].desc, &out = *call.out.desc;
+    float* floats = static_cast<float*>(call.out.data);
+    const int64_t plane = out.height * out.width, image_floats = out.channels * plane;
+    if (in.is_int16()) {
+      return for_rows(out, call.batch, [&](int64_t image, int64_t row) {
+        active_int16().dequantize(reinterpret_cast<const int16_t*>(call.in[0].row(image, row)), in.pixel() / 2,
+                                  out.channels, out.width, scale_, floats + image * image_floats + row * out.width,
+                                  plane);
+      });
+    }
+    for (int64_t i = 0; i < call.batch * in.n; ++i) {
+      active_int8_ops().dequantize_image(call.in[0].row(i, 0), in.image(1).plane(), in.channels, scale_, in.zero_point,
+                                         floats + i * image_floats);
+    }
+  }
+
+ private:
+  float scale_;
+};
+
+// Floats from planes to channels last, or back; or copied with another pitch.
+class ChangeLayout : public Op {
+ public:
+  ChangeLayout(Layout layout, bool dense) : layout_(layout), dense_(dense) {}
+
+  TensorDesc infer(const std::vector<TensorDesc>& in) const override {
+    require(!in[0].is_integer(), "only the layout of floats is changed");
+    TensorDesc out = float_pixels(in[0].n, in[0].channels, in[0].height, in[0].width);
+    out.layout = layout_;
+    if (dense_) out.pitch = 4 * out.channels;
+    return out;
+  }
+
+  void run(const OpCall& call) const override {
+    const LastImage x = call.in[0].floats(call.batch), y = call.out.floats(call.batch);
+    if (x.pitch == 0) return active_channels_last().from_planes(x, y);
+    if (y.pitch == 0) return active_channels_last().to_planes(x, y);
+    // Not a float past a pixel's channels: an array of the caller ends there.
+    for (int64_t p = 0; p < x.pixels(); ++p)
+      std::memcpy(y.data + p * y.pitch, x.data + p * x.pitch, static_cast<std::size_t>(x.c) * sizeof(float));
+  }
+
+ private:
+  Layout layout_;
+  bool dense_;
+};
+
+}  // namespace
+
+OpPtr quantize_op(float scale, int zero_point, int padding) {
+  return std::make_unique<Quantize>(scale, zero_point, 0, padding);
+}
+OpPtr quantize_int16_op(float scale, int limit, int padding) {
+  require(limit > 0, "bad output range");
+  return std::make_unique<Quantize>(scale, 0, limit, padding);
+}
+OpPtr dequantize_op(float scale) { return std::make_unique<Dequantize>(scale); }
+OpPtr layout_op(Layout layout) { return std::make_unique<ChangeLayout>(layout, false); }
+OpPtr dense_op() { return std::make_unique<ChangeLayout>(Layout::channels_last, true); }
+
+}  // namespace tw
