@@ -20,9 +20,9 @@ from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.gpu.devices import H200
 from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, STREAM_K
-from tilewise.gpu.products.dispatch import KERNELS_TO_MEASURE, required_gain
-from tilewise.gpu.products.family import ProductFamily
-from tilewise.gpu.products.runtime_model import RuntimeModel
+from tilewise.gpu.products.dispatch import KERNELS_TO_MEASURE
+from tilewise.gpu.products.family import ProductFamily, supports_tma
+from tilewise.gpu.products.runtime_model import RuntimeModel, required_gain
 from tilewise.store.problem import Config, Problem
 
 _FAMILY, _SHARED_BYTES = ProductFamily(), H200.shared_bytes_per_block
@@ -110,7 +110,8 @@ def compare(model: RuntimeModel, product: RecordedProduct) -> dict[str, float]:
     kernels = 1 + order[: int(fitting[1:].sum())]
     best = kernels[0]
     gain = math.log(predicted.seconds[0] / predicted.seconds[best])
-    is_chosen = gain >= required_gain(product.problem, math.hypot(predicted.deviation[0], predicted.deviation[best]))
+    deviation = math.hypot(predicted.deviation[0], predicted.deviation[best])
+    is_chosen = gain >= required_gain(supports_tma(product.problem), deviation)
     answers = [product.configs.index(config) for config in product.answers if config in product.configs]
     choices = {
         "space": times[kernels].min(),

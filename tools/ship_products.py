@@ -22,10 +22,17 @@ from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.gpu.devices import H200
 from tilewise.gpu.products.config_fields import CUBLAS, STREAM_K, is_cublas
-from tilewise.gpu.products.dispatch import DEVIATIONS, MARGIN, required_gain
-from tilewise.gpu.products.family import ProductFamily
+from tilewise.gpu.products.family import ProductFamily, supports_tma
 from tilewise.gpu.products.roofline import columns, cublas_features, features, floor_seconds
-from tilewise.gpu.products.runtime_model import CUBLAS_NETWORK, FILE, RERANK, SCREENING, RuntimeModel, shipped_folder
+from tilewise.gpu.products.runtime_model import (
+    CUBLAS_NETWORK,
+    FILE,
+    RERANK,
+    SCREENING,
+    RuntimeModel,
+    required_gain,
+    shipped_folder,
+)
 from tilewise.io import save
 from tilewise.store.aggregate import measured_problem, open_measurements
 from tilewise.store.problem import Config, Problem
@@ -208,7 +215,7 @@ def evaluate_product(model: RuntimeModel, one: MeasuredProduct) -> HeldOutProduc
         program=one.program,
         gain=gain,
         doubt=doubt,
-        required=required_gain(one.problem, doubt),
+        required=required_gain(supports_tma(one.problem), doubt),
         first=of[0],
         best=of[1],
         five=of[2],
@@ -220,9 +227,8 @@ def print_table(rows: Sequence[HeldOutProduct]) -> None:
     """Print geometric means and the worst case for several margins of an unmeasured choice."""
     for margin, doubts in itertools.product((0.03, 0.05, 0.08, 0.12, 0.2), (0.0, 1.0, 2.0, 3.0)):
         gains = np.array([row.first if row.gain > margin + doubts * row.doubt else 1.0 for row in rows])
-        here = " <" if (margin, doubts) == (MARGIN, DEVIATIONS) else ""
         print(f"margin {margin}, {doubts:.0f} deviations: {geometric(gains):.3f} (least {gains.min():.2f}), "
-              f"{(gains < 0.95).sum()} below 0.95, {(gains != 1).sum()} of {len(gains)} kernels{here}")  # fmt: skip
+              f"{(gains < 0.95).sum()} below 0.95, {(gains != 1).sum()} of {len(gains)} kernels")  # fmt: skip
     print(f"library's error {np.std([row.library_error for row in rows]):.3f}")
     for program in (*sorted({row.program for row in rows}), None):
         of = [row for row in rows if program in (row.program, None)]

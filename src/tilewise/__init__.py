@@ -4,12 +4,14 @@ The three most important names: `Tensor`, `nn` (layers) and `backend` (the kerne
 are imported on first use, so that `tilewise --help` does not load NumPy and the kernels.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewise import backend, data, interop, models, nn, onnx, optim
     from tilewise._gradcheck import gradcheck
     from tilewise._threads import get_num_threads, set_num_threads
+    from tilewise.gpu.pinning import pin, unpin
     from tilewise.io import load, save
     from tilewise.models import load_model
     from tilewise.tensor import Tensor, cat, enable_grad, from_dlpack, is_grad_enabled, no_grad, stack, where
@@ -34,15 +36,18 @@ __all__ = [
     "no_grad",
     "onnx",
     "optim",
+    "pin",
     "save",
     "set_num_threads",
     "stack",
+    "unpin",
     "where",
 ]
 
 _MODULES = {
     "_threads": ("get_num_threads", "set_num_threads"),
     "_gradcheck": ("gradcheck",),
+    "gpu.pinning": ("pin", "unpin"),
     "io": ("load", "save"),
     "models": ("load_model",),
     "tensor": ("Tensor", "cat", "enable_grad", "from_dlpack", "is_grad_enabled", "no_grad", "stack", "where"),
@@ -64,3 +69,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("TILEWISE_PIN"):
+    from tilewise.gpu.pinning.patch import pin_by_environment
+
+    pin_by_environment()

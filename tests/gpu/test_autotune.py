@@ -148,9 +148,9 @@ def test_settings_that_are_not_numbers_are_distinguished():
     assert problem_of("k", "a", {"n": 3}) != problem_of("k", "b", {"n": 3})
 
 
-def test_a_budget_of_zero_is_rejected():
+def test_a_negative_budget_is_rejected():
     with pytest.raises(ConfigurationError, match="budget"):
-        public_name([], [], budget=0)
+        public_name([], [], budget=-1)
 
 
 _INTERPRETED = """

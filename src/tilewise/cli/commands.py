@@ -10,7 +10,7 @@ import typer
 HEADINGS = {
     "Learn and measure": ("tour", "check", "machine", "profile", "ladder"),
     "Make models fast": ("run", "fit", "quantize", "prune", "generate", "kv"),
-    "Choose tiles": ("tiles", "collect", "tune", "calibrate", "replay", "inductor", "store"),
+    "Choose tiles": ("tiles", "collect", "tune", "calibrate", "replay", "lock", "store"),
     "Compete and share": ("compete", "fleet"),
 }
 
@@ -25,10 +25,10 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.every import prepare_all
     from tilewise.cli.help import Sections
     from tilewise.cli.ladder import ladder
+    from tilewise.cli.lock import lock
     from tilewise.cli.machine import machine
     from tilewise.cli.optimize.fit import fit
     from tilewise.cli.optimize.generate import generate, kv
-    from tilewise.cli.optimize.inductor import inductor
     from tilewise.cli.optimize.prune import prune
     from tilewise.cli.optimize.quantize import quantize
     from tilewise.cli.profile import profile
@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
     )  # fmt: skip
     for function in functions:
         app.command()(function)
-    groups = {"tiles": tiles, "collect": collect, "inductor": inductor, "store": store, "compete": compete}
+    groups = {"tiles": tiles, "collect": collect, "lock": lock, "store": store, "compete": compete}
     for name, group in groups.items():
         app.add_typer(group, name=name, cls=Sections)
     register_commands(app)

@@ -14,7 +14,9 @@ from tilewise._addons import provider_of
 from tilewise.errors import UnavailableError
 
 # Former top-level commands and their names now. The old names work until 0.2, with a note on stderr.
-RENAMED = {"layout": ("tiles", "layout"), "serve": ("fleet", "serve")}
+RENAMED = {"layout": ("tiles", "layout"), "serve": ("fleet", "serve"), "inductor": ("store", "inductor")}
+# Second names of commands inside a group, without a note.
+_ALIASES = {"run-pinned": ("lock", "run")}
 
 
 class Sections(TyperGroup):
@@ -24,6 +26,8 @@ class Sections(TyperGroup):
         """Find a command; for one of an add-on that is not installed, say what to install."""
         if ctx.parent is None and cmd_name in RENAMED and cmd_name not in self.commands:
             return self._renamed_command(ctx, cmd_name)
+        if ctx.parent is None and cmd_name in _ALIASES:
+            return self._command_at(ctx, _ALIASES[cmd_name])
         command = super().get_command(ctx, cmd_name)
         if command is None and (addon := provider_of(_typed(ctx, cmd_name))):
             raise UnavailableError(f"`tilewise {_typed(ctx, cmd_name)}` comes with {addon}: pip install {addon}")
@@ -31,13 +35,18 @@ class Sections(TyperGroup):
 
     def _renamed_command(self, ctx: Any, old_name: str) -> Any:
         """Look up a command by its former name, and print a note with the new one unless --quiet forbids it."""
-        command: Any = self
-        for name in RENAMED[old_name]:
-            command = command.get_command(ctx, name)
+        command = self._command_at(ctx, RENAMED[old_name])
         if not ctx.resilient_parsing and not ctx.params.get("quiet"):  # resilient parsing: the shell completes a line
             new_name = " ".join(RENAMED[old_name])
             note = f"`tilewise {old_name}` is now `tilewise {new_name}`; the old name works until 0.2"
             typer.echo(f"tilewise: {note}", err=True)
+        return command
+
+    def _command_at(self, ctx: Any, names: tuple[str, ...]) -> Any:
+        """Return a command inside of groups."""
+        command: Any = self
+        for name in names:
+            command = command.get_command(ctx, name)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -9,11 +9,13 @@ import typer
 
 from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer, output_file
+from tilewise.cli.optimize.inductor import inductor
 from tilewise.cli.tables import show, table
 
 store = typer.Typer(
     help="Look into measurement stores, files or PostgreSQL, and take one over into another.", no_args_is_help=True
 )
+store.add_typer(inductor, name="inductor")
 
 Where = Annotated[str, typer.Argument(help="A store: a file or a postgresql:// URL.")]
 MachineName = Annotated[str | None, typer.Option("--machine", help="Only this part, as `store info` names it.")]

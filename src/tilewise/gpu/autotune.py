@@ -23,8 +23,18 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.gpu.devices import NEAREST_COLLECTION, model_collection
-from tilewise.store.problem import Config, Kernel, Problem, Value
+from tilewise.gpu.pinning.choose import choose_config
+from tilewise.gpu.pinning.state import is_unmeasured
+from tilewise.gpu.triton_kernel import (
+    config_of,
+    element_types,
+    match_matmul,
+    problem_of,
+    settings_of,
+    source_digest,
+    this_gpu,
+)
+from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.service import ServiceClient
 from tilewise.store.store import Machine
 from tilewise.tune.choose.cache import Decision, cache_folder
@@ -37,9 +47,6 @@ PROGRAM = "autotuned"  # the program under which measurements are stored
 # Without a model, measuring ends when the expected saving of the remaining configurations is below this share.
 _MIN_EXPECTED_SAVING = 0.005
 BUDGET = 5  # default number of configurations to measure for a new key, with a model
-_LAUNCH_SETTINGS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-_MATMUL_FIELDS = {"block_m", "block_n", "block_k", "warps", "stages"}
-_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "tf32"}
 
 
 def autotune(
@@ -61,12 +68,13 @@ def autotune(
 
     Arguments besides Triton's own (unknown ones are passed on to Triton): `budget` is the number of configurations to
     measure for a new key if a model ranks the kernel; without a model it is twice as many, and four times as many for
-    the first three keys. `cache` is the folder of choices and measurements. `service` is the address of a `tilewise
+    the first three keys. With a budget of 0, with deterministic algorithms or under `tilewise.pin()` nothing is
+    measured. `cache` is the folder of choices and measurements. `service` is the address of a `tilewise
     serve`: measurements of this kernel by other machines are taken over, and those made here are sent there. `say`
     receives a line about each decision; by default nothing is printed.
     """
-    if not isinstance(budget, int) or budget < 1:
-        raise ConfigurationError(f"budget must be a whole number of at least 1, not {budget!r}.")
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
+        raise ConfigurationError(f"budget must be a whole number of at least 0, not {budget!r}.")
 
     def decorate(kernel: Any) -> Any:
         """Wrap a jitted kernel."""
@@ -76,7 +84,7 @@ def autotune(
         )  # fmt: skip
         autotuner.session = Session(
             name=autotuner.base_fn.__name__,
-            source=_source_digest(kernel),
+            source=source_digest(kernel),
             budget=budget,
             cache=cache,
             say=say or (lambda line: None),
@@ -98,7 +106,7 @@ def _autotuner_class() -> Any:
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
             """Choose a configuration for a new key, then launch as Triton does."""
-            if len(self.configs) > 1:
+            if len(self.configs) > 1 and not self._is_unmeasured():
                 values = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
                 arguments = {name: value for name, value in values.items() if name in self.arg_names}
                 dtypes = [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")]
@@ -106,8 +114,22 @@ def _autotuner_class() -> Any:
                 # The key must equal the one that Triton builds.
                 tuning_key = (*(sizes[name] for name in self.keys if name in sizes), *dtypes)
                 if tuning_key not in self.cache:
-                    self._choose(tuning_key, sizes, dtypes, args, kwargs)
+                    self._choose(tuning_key, sizes, element_types(arguments.values()), args, kwargs)
             return super().run(*args, **kwargs)
+
+        def _is_unmeasured(self) -> bool:
+            return not self.session.budget or is_unmeasured()
+
+        def prune_configs(self, kwargs: dict[str, Any]) -> list[Any]:
+            """Reduce a new key's configurations to the unmeasured choice, if nothing may be measured."""
+            pruned: list[Any] = super().prune_configs(kwargs)
+            if len(pruned) > 1 and self._is_unmeasured():
+                return [choose_config(self, pruned, kwargs, self.session.say)]
+            return pruned
+
+        def _bench(self, *args: Any, config: Any, **meta: Any) -> Any:
+            """Time a configuration; the only one that is left without measuring needs no time."""
+            return [0.0] * 3 if self._is_unmeasured() else super()._bench(*args, config=config, **meta)
 
         def _choose(self, tuning_key: Any, sizes: Any, dtypes: list[str], args: Any, kwargs: Any) -> None:
             """Choose a configuration for a new key and store it in Triton's cache."""
@@ -129,13 +151,6 @@ def _autotuner_class() -> Any:
                 self.pre_hook({**self.nargs, **kwargs, **best.all_kwargs()}, reset_only=True)
 
     return LearnedAutotuner
-
-
-def _source_digest(kernel: Any) -> str:
-    """Return a digest of the kernel's source code."""
-    while kernel is not None and not hasattr(kernel, "cache_key"):
-        kernel = getattr(kernel, "fn", None)
-    return str(getattr(kernel, "cache_key", ""))[:16] or "unknown"
 
 
 class Session:
@@ -281,74 +296,3 @@ class _Launches:
         before = [self.times[config] for config in configs]
         again = [self.measure(config).runtime_ns for config in configs]
         return [None if b is None else math.sqrt(a * b) for a, b in zip(before, again, strict=True)]
-
-
-def config_of(settings: Mapping[str, Any]) -> Config:
-    """Convert launch settings to a configuration.
-
-    Integers keep their value; every other value becomes a field of its own that is 1.
-    """
-    values: dict[str, int] = {}
-    for name, value in settings.items():
-        if isinstance(value, bool | int):
-            values[name] = int(value)
-        elif value is not None:
-            values[f"{name}={value}"] = 1
-    return Config(values)
-
-
-def problem_of(kernel: str, source: str, key: Mapping[str, Any]) -> Problem:
-    """Describe a kernel and the values of its key; `source` is a digest of its code."""
-    values: dict[str, Value] = {}
-    for name, value in key.items():
-        values[re.sub(r"\W", "_", name)] = int(value) if isinstance(value, bool | int) else str(value)
-    return Problem({**values, "family": f"{kernel}:{source}"})
-
-
-def settings_of(config: Any) -> dict[str, Any]:
-    """Return every setting of a triton.Config, by name."""
-    settings = dict(config.kwargs)
-    for name in _LAUNCH_SETTINGS:
-        value = getattr(config, name, None)
-        if value is not None:
-            settings[name] = value
-    return settings
-
-
-def match_matmul(
-    settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]
-) -> tuple[Problem, list[Config]] | None:
-    """Match a kernel to a matrix product by the names of its blocks and of its key; None if they do not match."""
-    key_sizes = {name.lower(): value for name, value in sizes.items() if isinstance(value, int)}
-    dtype = _DTYPES.get(dtypes[0]) if dtypes else None
-    if not {"m", "n", "k"} <= set(key_sizes) or dtype is None or min(key_sizes[n] for n in "mnk") < 1:
-        return None
-    configs = []
-    for values in settings:
-        fields = {_field(name): value for name, value in values.items() if isinstance(value, int)}
-        if not fields.keys() >= _MATMUL_FIELDS:
-            return None
-        configs.append(Config({**{name: fields[name] for name in _MATMUL_FIELDS}, "group": fields.get("group", 1)}))
-    problem = Problem.of(
-        "matmul", dtype=dtype, m=key_sizes["m"], n=key_sizes["n"], k=key_sizes["k"], epilogue="none", layout="nn"
-    )
-    return problem, configs
-
-
-def _field(name: str) -> str:
-    """Normalise the name of a setting: BLOCK_SIZE_M and BLOCK_M become block_m, GROUP_SIZE_M becomes group."""
-    plain = re.sub(r"_SIZE|SIZE_", lambda match: "_" if match.group() == "SIZE_" else "", name.upper()).lower()
-    plain = plain.replace("__", "_").removeprefix("num_")
-    return "group" if plain.startswith("group") else plain
-
-
-def this_gpu() -> tuple[Machine, str, str | None]:
-    """Return the GPU in use, Triton's version, and the collection whose model serves it."""
-    import torch
-    import triton
-
-    if not torch.cuda.is_available():
-        return Machine("autotune", "no GPU", {}), str(triton.__version__), None
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    collection = model_collection(properties.major * 10 + properties.minor) or NEAREST_COLLECTION
-    return Machine("autotune", str(properties.name), {}), str(triton.__version__), collection

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tilewise.inductor
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.gpu.inductor.decision_log import DecisionLog, report
 from tilewise.gpu.inductor.templates import Reason, Selection
 from tilewise.gpu.products.config_fields import CUBLAS
@@ -188,8 +188,8 @@ def test_a_pytorch_without_the_hooks_is_not_changed(monkeypatch: pytest.MonkeyPa
     assert inductor_config.inductor_choices_class is None
 
 
-@pytest.mark.parametrize("budget", [0, -1, True, 2.5, "3"])
-def test_a_budget_that_is_not_a_positive_integer_is_rejected(budget: Any) -> None:
+@pytest.mark.parametrize("budget", [-1, True, 2.5, "3"])
+def test_a_budget_that_is_not_a_natural_number_is_rejected(budget: Any) -> None:
     with pytest.raises(ConfigurationError, match="budget"):
         tilewise.inductor.enable(budget=budget)
 
@@ -202,6 +202,63 @@ def test_settings_are_restored(tmp_path: Path) -> None:
     tilewise.inductor.disable()
     assert (torch.compiler.config.cache_key_tag, inductor_config.max_autotune_gemm_search_space) == (tag, before)
     assert inductor_config.inductor_choices_class is None
+
+
+class _BenchmarkedChoice:
+    """A choice as the compiler benchmarks it: with the listed template in its annotations."""
+
+    def __init__(self, listed: Any) -> None:
+        self.annotations = {"ktc": listed}
+
+
+@pytest.mark.parametrize("way", ["budget", "pin", "deterministic"])
+def test_nothing_is_benchmarked_if_nothing_may_be_measured(way: str, tmp_path: Path) -> None:
+    import torch._inductor.select_algorithm as select_algorithm
+
+    pinned = tilewise.pin(lock=tmp_path / "tilewise.lock") if way == "pin" else None
+    enabled = tilewise.inductor.enable(budget=3 if way != "budget" else 0, records=tmp_path, devices=("fake",))
+    with enabled, inductor_config.patch(deterministic=way == "deterministic"):
+        assert enabled.advisor.is_unmeasured
+        choices = template_list()
+        (selected,) = _select(choices)
+        assert _select(template_list())[0].parameters == selected.parameters
+        # PyTorch's deterministic mode would take ATen; it takes tilewise's choice.
+        listed = [_BenchmarkedChoice(choices[0]), _BenchmarkedChoice(selected)]
+        pick = select_algorithm.AlgorithmSelectorCache.pick_deterministic_choice
+        assert pick(None, listed).annotations["ktc"] is selected  # type: ignore[arg-type]
+    if pinned is not None:
+        pinned.undo()
+        assert "inductor.mm" in (tmp_path / "tilewise.lock").read_text()
+
+
+def test_a_locked_template_is_selected_again(tmp_path: Path) -> None:
+    path = tmp_path / "tilewise.lock"
+    for _ in range(2):
+        with tilewise.pin(lock=path), tilewise.inductor.enable(records=tmp_path, devices=("fake",)):
+            (selected,) = _select(template_list())
+            text = path.read_text()
+            before = path.stat().st_mtime_ns
+    assert path.read_text() == text and path.stat().st_mtime_ns == before
+    with tilewise.pin(lock=path, frozen=True), tilewise.inductor.enable(records=tmp_path, devices=("fake",)):
+        assert [one.parameters for one in _select(template_list())] == [selected.parameters]
+        inputs = KernelInputs()
+        inputs.pair = (_Node((64, 128), (128, 1)), _Node((128, 512), (1, 128)))
+        with pytest.raises(TilewiseError, match=r"has no choice for inductor\.mm"):
+            _select(template_list(), inputs)
+
+
+def test_settings_without_benchmarks_hold_inside_of_the_users_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_fx = pytest.importorskip("torch._inductor.compile_fx")
+    settings = lambda graph, inputs: (inductor_config.deterministic, inductor_config.coordinate_descent_tuning)  # noqa: E731
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", settings)
+    graph = torch.fx.symbolic_trace(lambda x: x @ x)
+    for node in graph.graph.nodes:
+        node.meta["val"] = torch.ones(2, 2)
+    enabled = tilewise.inductor.enable(budget=0, records=tmp_path, devices=("cpu",))
+    with enabled, inductor_config.patch(coordinate_descent_tuning=True):
+        assert compile_fx._compile_fx_inner(graph, []) == (True, False)
 
 
 def test_isolation_tests_templates_in_a_subprocess(tmp_path: Path) -> None:

@@ -22,7 +22,12 @@ def test_choices_on_unseen_products_are_not_slower_than_the_library() -> None:
     assert model is not None
     (whole,) = [row for row in table(model, read_recorded(RECORDED)) if row["kind"] == "all"]
     assert whole["products"] >= 40
-    assert whole["first"] >= 1.0 and whole["five"] >= whole["first"] and whole["five_least"] >= 0.98
+    assert (
+        whole["first"] >= 1.1
+        and whole["first_least"] >= 0.97
+        and whole["five"] >= whole["first"]
+        and whole["five_least"] >= 0.98
+    )
     assert whole["five"] >= whole["peer_five"]
 
 

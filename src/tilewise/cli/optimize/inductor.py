@@ -1,4 +1,4 @@
-"""`tilewise inductor report`: what tilewise chose for PyTorch's compiler on this machine."""
+"""`tilewise store inductor report`: what tilewise chose for PyTorch's compiler on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def report(
 ) -> None:
     """Show what was skipped, kept, measured and remembered, product by product.
 
-    Example: tilewise inductor report
+    Example: tilewise store inductor report
     """
     from tilewise.gpu.inductor.decision_log import report as summarise
 

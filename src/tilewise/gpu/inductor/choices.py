@@ -25,6 +25,7 @@ from tilewise.gpu.inductor.pointwise import fits_registers
 from tilewise.gpu.inductor.processes import restart_test_process, start_test_process
 from tilewise.gpu.inductor.rebenchmark import rebenchmark
 from tilewise.gpu.inductor.templates import (
+    FAMILY,
     OPERATIONS,
     Context,
     Reason,
@@ -34,13 +35,15 @@ from tilewise.gpu.inductor.templates import (
     problem_of,
     select_templates,
 )
-from tilewise.gpu.products.config_fields import CUBLAS
+from tilewise.gpu.pinning.lock import LockedChoice, MissingChoiceError
+from tilewise.gpu.pinning.state import active_lock, is_unmeasured
+from tilewise.gpu.products.config_fields import CUBLAS, is_cublas
 from tilewise.gpu.products.runtime_model import RuntimeModel
 from tilewise.store.problem import Config, Problem
 from tilewise.store.service import ServiceClient
 from tilewise.store.store import Machine
 
-_RULES_VERSION = 4  # increase it when the same model and budget select other templates than before
+_RULES_VERSION = 5  # increase it when the same model and budget select other templates than before
 # Operations that are benchmarked again but not stored: PyTorch's own caches remember them.
 _REBENCHMARKED = ("convolution", "flex_attention")
 
@@ -71,12 +74,22 @@ class Advisor:
         self._test_process_running = False
         self._compile_start: dict[str, float] = {}  # time of the selection, by problem
         self._aten_list: str | None = None  # the problem whose ATen call was listed by itself just before
+        self._keep_alive: list[Any] = []  # the objects behind `pinned_templates`, so that no identity is reused
+        self.pinned_templates: set[int] = set()  # identities of the listed choices that were made unmeasured
 
     @property
     def key(self) -> str:
         """A digest of everything that determines the selections; it separates entries of the compiler's caches."""
-        text = f"{self.model.metadata.get('digest', '')}:{self.budget}:{_RULES_VERSION}"
+        lock = active_lock()
+        choices = lock.digest if lock is not None else ""
+        budget = 0 if self.is_unmeasured else self.budget
+        text = f"{self.model.digest}:{budget}:{_RULES_VERSION}:{choices}"
         return "tilewise-" + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether no template may be benchmarked: no budget, `tilewise.pin()` or deterministic algorithms."""
+        return not self.budget or is_unmeasured()
 
     # Selecting
 
@@ -95,12 +108,19 @@ class Advisor:
             raise UnrankedError
         self._record_selection(problem, selection)
         self._compile_start[problem.key] = time.monotonic()
-        return [choices[i] for i in selection.indices]
+        selected = [choices[i] for i in selection.indices]
+        if selection.reason is Reason.PINNED:
+            self.pinned_templates |= {id(choice) for choice in selected}
+            self._keep_alive += selected
+        return selected
 
     def _select(self, problem: Problem, choices: tuple[list[str], list[dict[str, Any]]]) -> Selection:
         """Select templates, using what this machine or another one measured earlier."""
         fusible = has_fusible_epilogue(getattr(V.graph, "current_node", None))
         aten_elsewhere, self._aten_list = self._aten_list == problem.key, None
+        if self.is_unmeasured:
+            advantage = epilogue_seconds(problem) if fusible else 0.0
+            return self._select_unmeasured(problem, choices, advantage, aten_elsewhere)
         # This machine's own measurement comes before the service's.
         best = self.log.best(problem)
         elsewhere = self._best_elsewhere(problem) if best is None else None
@@ -108,6 +128,42 @@ class Advisor:
         selection = select_templates(self.model, problem, choices, self.budget, context)
         if elsewhere and selection.reason is Reason.EARLIER_WINNER:
             return replace(selection, reason=Reason.SERVICE)
+        return selection
+
+    def _select_unmeasured(
+        self, problem: Problem, choices: tuple[list[str], list[dict[str, Any]]], advantage: float, aten_elsewhere: bool
+    ) -> Selection:
+        """Select one choice: the lock file's, else the one that is predicted fastest, which the lock file then gets."""
+        lock, device = active_lock(), current_gpu().identity
+        kernel = f"{FAMILY}.{problem.word('op')}"
+        # A template that fuses the next operation competes under other conditions, so it is a problem of its own.
+        values = {name: value for name, value in problem.items() if name != "family"}
+        key = Problem({**values, "fuses": int(advantage > 0)})
+        locked = None if lock is None else lock.find(kernel, key, device)
+        if locked is not None:
+            selection = select_templates(
+                self.model, problem, choices, 0, Context(locked.config, advantage, aten_elsewhere)
+            )
+            if selection.reason is Reason.EARLIER_WINNER:
+                return replace(selection, reason=Reason.PINNED)
+        selection = select_templates(self.model, problem, choices, 0, Context(None, advantage, aten_elsewhere))
+        if lock is not None and selection.reason is Reason.PINNED:
+            names, parameters = choices
+            configs = {i: config_of(names[i], parameters[i]) for i in {*selection.indices, *selection.candidates}}
+            chosen = configs[selection.indices[0]] if selection.indices else CUBLAS
+            is_aten = chosen is None or is_cublas(chosen)
+            lock.add(
+                LockedChoice(
+                    kernel=kernel,
+                    problem=key,
+                    device=device,
+                    config=CUBLAS if chosen is None else chosen,
+                    predicted=selection.predicted,
+                    model=f"products {self.model.digest}",
+                    reason=f"{'ATen' if is_aten else 'first'} of {selection.considered} by the cost model",
+                    candidates=tuple(c for i in selection.candidates if (c := configs[i]) is not None),
+                )
+            )
         return selection
 
     def _record_selection(self, problem: Problem, selection: Selection) -> None:
@@ -154,7 +210,9 @@ class Advisor:
             return []
         candidates = [default, *(tiling for tiling in tilings if tiling != default)]
         configs = [_attention_config(tiling) for tiling in candidates]
-        ranking, is_certain = rank_attention(problem, configs[0], configs[1:], self.budget)
+        ranking, is_certain = rank_attention(problem, configs[0], configs[1:], max(self.budget, 1))
+        if self.is_unmeasured:  # only a tiling that is certain replaces the default
+            ranking = ranking[:1] if is_certain else []
         indices = (1 + ranking[0],) if is_certain else (0, *(1 + i for i in ranking))
         seconds = time.perf_counter() - start
         reason = Reason.CERTAIN if is_certain else Reason.BENCHMARK
@@ -175,6 +233,9 @@ class Advisor:
         # PyTorch adds ATen's convolution itself, so templates are only ranked and never rejected.
         context = Context(epilogue_seconds=math.inf, aten_elsewhere=True)
         choices = ["triton::conv"] * len(configs), parameters
+        # cuDNN's time is not predicted, so an unmeasured template cannot be compared with it.
+        if self.is_unmeasured and "ATEN" in config.max_autotune_conv_backends.upper():
+            return []
         selection = select_templates(self.model, problem, choices, self.budget, context)
         return [configs[i] for i in selection.indices]
 
@@ -223,6 +284,10 @@ class Advisor:
                     configs[choice] = template_config
         return problem, configs
 
+    def is_pinned_choice(self, choice: Any) -> bool:
+        """Tell whether a choice of the compiler's is one that was selected without measuring."""
+        return id(getattr(choice, "annotations", {}).get("ktc")) in self.pinned_templates
+
     def note(self, error: Exception) -> None:
         """Remember an error, once."""
         text = f"{type(error).__name__}: {error}"
@@ -270,6 +335,8 @@ class TilewiseChoices(InductorChoices):
             return choices
         try:
             return advisor.select(choices, kernel_inputs, op)
+        except MissingChoiceError:  # a frozen lock file promises that nothing else is chosen
+            raise
         except Exception as error:
             if not isinstance(error, UnrankedError):
                 advisor.note(error)

@@ -30,6 +30,18 @@ _SETTINGS = {
     "max_autotune_gemm_search_space": "EXHAUSTIVE",
     "triton.enable_persistent_tma_matmul": True,
 }
+# Settings with which the compiler benchmarks nothing and reads no choice that an earlier process has measured. A
+# version of PyTorch need not have all of them.
+_UNMEASURED_SETTINGS = {
+    "deterministic": True,
+    "autotune_local_cache": False,
+    "autotune_remote_cache": False,
+    "bundled_autotune_remote_cache": False,
+    "coordinate_descent_tuning": False,
+    "benchmark_fusion": False,
+    "benchmark_combo_kernel": False,
+    "benchmark_epilogue_fusion": False,
+}
 _enabled: list[Enabled] = []
 
 
@@ -77,6 +89,8 @@ def enable(
 ) -> Enabled:
     """Have `torch.compile` benchmark the `budget` most promising templates of each matrix product, and ATen.
 
+    With a budget of 0, with `torch.use_deterministic_algorithms` or the compiler's deterministic mode, and under
+    `tilewise.pin()` nothing is benchmarked: every choice follows from the predictions alone, the same in every process.
     If that is not possible (an older PyTorch, a GPU without a model), a warning says so in one sentence, PyTorch
     chooses by itself, and `.reason` repeats the sentence. Products that were measured before are not measured again;
     `records` is the folder of the measurements. `service` is the address of a tuning service: measurements of other
@@ -84,15 +98,15 @@ def enable(
     within 50 ms is ignored from then on, with one warning. With `isolated`, a separate process runs every template
     first, so that a template that crashes or hangs ends that process alone.
     """
-    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
-        raise ConfigurationError(f"budget must be a number of templates, 1 or more, not {budget!r}.")
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
+        raise ConfigurationError(f"budget must be a number of templates, 0 or more, not {budget!r}.")
     disable()
     enabled = Enabled()
     try:
         enabled.reason = _unsupported_reason(devices)
         if enabled.reason is None:
             _install(enabled, budget, records, devices, service)
-            if isolated:
+            if isolated and not enabled.advisor.is_unmeasured:
                 _isolate(enabled)
     except ConfigurationError:  # a wrong argument, which the caller must see
         enabled.undo()
@@ -156,15 +170,20 @@ def _install(
     enabled.apply(config.patch({**_SETTINGS, "inductor_choices_class": choices.TilewiseChoices}))
     enabled.on_undo(_restrict_to_devices(config, advisor))
     enabled.on_undo(share_assembler())
-    if "cuda" in devices:
-        enabled.on_undo(patch_autotuner(advisor.note))
+    enabled.on_undo(_pick_pinned_choices(select_algorithm, advisor))
+    if "cuda" in devices or not budget:
+        enabled.on_undo(patch_autotuner(advisor.note, lambda: advisor.is_unmeasured))
     # PyTorch calls it with the benchmarked times of every choice.
     select_algorithm.add_feedback_saver(advisor.on_feedback)
     enabled.on_undo(lambda: _remove_feedback(select_algorithm, advisor.on_feedback))
 
 
 def _restrict_to_devices(config: Any, advisor: Any) -> Callable[[], None]:
-    """Compile graphs on other devices with the original settings; return the function that undoes this."""
+    """Compile graphs on other devices with the original settings, and without benchmarks if nothing may be measured.
+
+    The settings are made here, inside of those that a mode such as "max-autotune" brings. Returns the function that
+    undoes this.
+    """
     compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
     original = getattr(compile_fx, "_compile_fx_inner", None)
     if original is None:
@@ -172,11 +191,32 @@ def _restrict_to_devices(config: Any, advisor: Any) -> Callable[[], None]:
 
     @functools.wraps(original)
     def compile_inner(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        with config.patch({} if _uses_device(graph, advisor.devices) else advisor.original_settings):
+        settings = advisor.original_settings
+        if _uses_device(graph, advisor.devices):
+            settings = {}
+            if advisor.is_unmeasured:
+                settings = {name: value for name, value in _UNMEASURED_SETTINGS.items() if hasattr(config, name)}
+        with config.patch(settings):
             return original(graph, *args, **kwargs)
 
     compile_fx._compile_fx_inner = compile_inner
     return lambda: setattr(compile_fx, "_compile_fx_inner", original)
+
+
+def _pick_pinned_choices(select_algorithm: Any, advisor: Any) -> Callable[[], None]:
+    """Prefer tilewise's choice in the compiler's deterministic mode, which otherwise takes ATen from every list."""
+    selector = select_algorithm.AlgorithmSelectorCache
+    original = getattr(selector, "pick_deterministic_choice", None)
+    if original is None:
+        return lambda: None
+
+    @functools.wraps(original)
+    def pick(self: Any, choices: Any) -> Any:
+        pinned = [choice for choice in choices if advisor.is_pinned_choice(choice)]
+        return pinned[-1] if pinned else original(self, choices)
+
+    selector.pick_deterministic_choice = pick
+    return lambda: setattr(selector, "pick_deterministic_choice", original)
 
 
 def _uses_device(graph: Any, devices: tuple[str, ...]) -> bool:

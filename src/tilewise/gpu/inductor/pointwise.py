@@ -2,7 +2,8 @@
 
 PyTorch times each tiling by itself, with flushed caches and with the host's launch overhead. In a program such a kernel
 reads what the previous kernel has just written, and launches do not wait for the host. Here the tilings of a kernel are
-timed interleaved, as CUDA graphs (`rebenchmark.py`). A kernel that cannot be timed this way is timed by PyTorch.
+timed interleaved, as CUDA graphs (`rebenchmark.py`). A kernel that cannot be timed this way is timed by PyTorch. If
+nothing may be measured, the compiler's first tiling that does not spill registers is taken.
 
 PyTorch reduces rows of more than 1,024 elements in a loop, and a norm then reads its rows twice. Rows of up to 8,192
 elements fit into the registers of a block (a persistent reduction), which is faster (docs/gpu.md has the table) and
@@ -39,14 +40,18 @@ def fits_registers(features: Any, devices: Sequence[str]) -> bool:
     )
 
 
-def patch_autotuner(on_error: Callable[[Exception], None]) -> Callable[[], None]:
-    """Have PyTorch choose tilings by interleaved times; return the function that restores PyTorch's own."""
+def patch_autotuner(
+    on_error: Callable[[Exception], None], is_unmeasured: Callable[[], bool] = lambda: False
+) -> Callable[[], None]:
+    """Have PyTorch choose tilings by interleaved times, or without any; return the function that restores its own."""
     torch: Any = importlib.import_module("torch")
     autotuner: Any = importlib.import_module("torch._inductor.runtime.triton_heuristics").CachingAutotuner
     original = autotuner.benchmark_all_configs
 
     @functools.wraps(original)
     def benchmark_all_configs(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_unmeasured():
+            return _rank_tilings(tuner)
         times: dict[Any, float] = {}
         try:
             times = time_tilings(torch, tuner, args, kwargs)
@@ -56,6 +61,15 @@ def patch_autotuner(on_error: Callable[[Exception], None]) -> Callable[[], None]
 
     autotuner.benchmark_all_configs = benchmark_all_configs
     return lambda: setattr(autotuner, "benchmark_all_configs", original)
+
+
+def _rank_tilings(tuner: Any) -> dict[Any, float]:
+    """Order a kernel's tilings without running them: in the compiler's order, those that spill registers last."""
+    max_spills = tuner.inductor_meta.get("spill_threshold", _MAX_SPILLED_BYTES)
+    return {
+        launcher: float(position + len(tuner.launchers) * ((launcher.n_spills or 0) > max_spills))
+        for position, launcher in enumerate(tuner.launchers)
+    }
 
 
 def time_tilings(torch: Any, tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, float]:

@@ -4,6 +4,7 @@ A template with its parameters becomes a configuration of the kind that the runt
 cuBLAS. The few templates with the shortest predicted time are benchmarked together with ATen. If an earlier process
 measured the product, its winner is the only one left; if every template is predicted slower than ATen beyond the
 uncertainty of the predictions, ATen is. A list without ATen, because the user excluded it, keeps the few templates.
+With a budget of 0 nothing is benchmarked: one template, or ATen, is left.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import numpy.typing as npt
 
 from tilewise.gpu.devices import H200
 from tilewise.gpu.products.config_fields import CUBLAS, CUBLAS_FUSED_BIAS, SPLIT_K, TRANSPOSED, is_cublas
-from tilewise.gpu.products.roofline import Columns, Numbers, max_accumulators, sustained_rates
-from tilewise.gpu.products.runtime_model import RuntimeModel
+from tilewise.gpu.products.family import supports_tma
+from tilewise.gpu.products.roofline import Columns, Numbers, columns, max_accumulators, sustained_rates
+from tilewise.gpu.products.runtime_model import RuntimeModel, required_gain
 from tilewise.store.problem import Config, Problem
 
 FAMILY = "inductor"
@@ -38,6 +40,7 @@ _TMA_SETUP_SECONDS = 2e-6  # PyTorch's TMA templates write their descriptors on 
 # Limits for benchmarking a template, as a logarithm of the time ratio to ATen.
 _MAX_LOSS = 0.08  # templates predicted to lose no more than this are benchmarked
 _LONG_SECONDS = 20e-6  # above this, templates must be predicted to win by as much: ATen is hardly ever beaten
+_SHORTLIST = 4  # templates that a lock file lists beside the choice; arbitrary
 _MAX_SCREENED = 256  # templates that the screening network scores; 512 selected the same ones
 
 
@@ -48,6 +51,7 @@ class Reason(StrEnum):
     CERTAIN = "sure"  # the predictions leave no doubt; nothing is benchmarked
     EARLIER_WINNER = "remembered"  # an earlier process measured the product
     SERVICE = "measured elsewhere"  # another machine measured it and the service knows
+    PINNED = "pinned"  # nothing may be benchmarked: the lock file's or the predictions' choice
     NO_MODEL = "no choice of tilewise's"  # the model knows none of the templates
 
 
@@ -59,6 +63,8 @@ class Selection:
     reason: Reason
     considered: int  # length of the list
     seconds: float  # time that selecting took
+    predicted: float | None = None  # microseconds of an unmeasured choice
+    candidates: tuple[int, ...] = ()  # what an unmeasured choice was made from: the best few, by their indices
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,10 @@ def select_templates(
     budget: int,
     context: Context = _NO_CONTEXT,
 ) -> Selection:
-    """Select at most `budget` templates, and ATen, from choices given as (template names, parameters)."""
+    """Select at most `budget` templates, and ATen, from choices given as (template names, parameters).
+
+    With a budget of 0 one choice is selected by the predictions, or none if it is ATen in another list.
+    """
     start = time.perf_counter()
     templates, parameters = choices
     # Lists have up to two thousand choices, so that names are tested once each and parameters read as one array.
@@ -160,6 +169,14 @@ def select_templates(
     else:
         # Without ATen one of the templates has to run, however slow.
         advantage = context.epilogue_seconds if aten or context.aten_elsewhere else math.inf
+        if not budget:
+            usable_columns = {name: column[usable] for name, column in of.items()}
+            best_template, candidates, microseconds = _choose_unmeasured(model, problem, usable_columns, advantage)
+            indices = aten[:1] if best_template is None else [int(usable[best_template])]
+            return Selection(
+                tuple(indices), Reason.PINNED, len(templates), time.perf_counter() - start,
+                predicted=microseconds, candidates=(*aten[:1], *(int(usable[i]) for i in candidates)),
+            )  # fmt: skip
         ranking = _rank(model, problem, {name: column[usable] for name, column in of.items()}, advantage)
         indices = [*aten, *(int(usable[i]) for i in ranking[:budget])]
         reason = Reason.BENCHMARK if len(ranking) else Reason.CERTAIN
@@ -185,12 +202,19 @@ def _with_tiles(parameters: Sequence[Mapping[str, Any]], aten: Sequence[int]) ->
     return rows
 
 
-def _rank(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) -> npt.NDArray[np.intp]:
-    """Order templates by predicted time; empty if even the first is slower than ATen beyond doubt.
+@dataclass(frozen=True)
+class _Comparison:
+    """Templates ordered by predicted time, and the first one compared with ATen."""
 
-    `advantage` are seconds that a template saves elsewhere. Batched products are always ranked: cuBLAS's time is not
-    predicted well enough there.
-    """
+    order: npt.NDArray[np.intp]
+    seconds: Numbers
+    aten_seconds: float
+    gain: float  # of the first template over ATen, a logarithm
+    deviation: float  # of the gain
+
+
+def _compare(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) -> _Comparison:
+    """Predict templates and ATen; `advantage` are seconds that a template saves elsewhere."""
     batch = problem.size("batch")
     kernels, aten = model.predict_kernels(problem, of, batch, _MAX_SCREENED), model.predict_cublas(problem, batch)
     # PyTorch's TMA templates pay for their descriptors, which the model's kernels do not.
@@ -198,10 +222,43 @@ def _rank(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) 
     order = np.argsort(seconds, kind="stable")
     # The errors of both predictions are independent, so their deviations add up in squares.
     deviation = math.hypot(kernels.deviation[order[0]], aten.deviation[0])
-    gain = math.log((aten.seconds[0] + advantage) / seconds[order[0]])
+    aten_seconds = float(aten.seconds[0])
+    gain = math.log((aten_seconds + advantage) / seconds[order[0]])
+    return _Comparison(order, seconds, aten_seconds, gain, deviation)
+
+
+def _rank(model: RuntimeModel, problem: Problem, of: Columns, advantage: float) -> npt.NDArray[np.intp]:
+    """Order templates by predicted time; empty if even the first is slower than ATen beyond doubt.
+
+    Some products are always ranked, because cuBLAS's time is not predicted well enough: batched ones, those of one row
+    or one column, and those whose rows are not whole 16-byte loads.
+    """
+    compared = _compare(model, problem, of, advantage)
     # A short product is worth a benchmark even if it may lose a little; a long one only if it is expected to win.
-    required = -max(_MAX_LOSS, deviation) if aten.seconds[0] < _LONG_SECONDS else _MAX_LOSS
-    return order if batch > 1 or gain > required else order[:0]
+    required = -max(_MAX_LOSS, compared.deviation) if compared.aten_seconds < _LONG_SECONDS else _MAX_LOSS
+    is_single_row = min(problem.size("m"), problem.size("n")) == 1
+    is_uncertain = problem.size("batch") > 1 or is_single_row or not supports_tma(problem)
+    return compared.order if is_uncertain or compared.gain > required else compared.order[:0]
+
+
+def _choose_unmeasured(
+    model: RuntimeModel, problem: Problem, of: Columns, advantage: float
+) -> tuple[int | None, list[int], float]:
+    """Choose by predictions alone: a template, or None for ATen; with the best few and the predicted microseconds."""
+    compared = _compare(model, problem, of, advantage)
+    shortlist = [int(index) for index in compared.order[:_SHORTLIST]]
+    if compared.gain > required_gain(supports_tma(problem), compared.deviation):
+        return shortlist[0], shortlist, float(compared.seconds[shortlist[0]]) * 1e6
+    return None, shortlist, compared.aten_seconds * 1e6
+
+
+def choose_among(
+    model: RuntimeModel, problem: Problem, templates: Sequence[Config], fuses: bool
+) -> tuple[Config, float]:
+    """Choose between templates, given as configurations, and ATen by predictions; with the predicted microseconds."""
+    advantage = epilogue_seconds(problem) if fuses else 0.0
+    best, _, microseconds = _choose_unmeasured(model, problem, columns(templates), advantage)
+    return (CUBLAS if best is None else templates[best]), microseconds
 
 
 def _index_of(config: Config | None, of: Columns, aten: Mapping[Config | None, int]) -> int | None:

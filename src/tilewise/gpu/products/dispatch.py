@@ -33,7 +33,7 @@ from tilewise.gpu.products.family import (
     workspace_sizes,
 )
 from tilewise.gpu.products.roofline import Numbers, columns, fits, sustained_rates
-from tilewise.gpu.products.runtime_model import Prediction, RuntimeModel, shipped_runtime_model
+from tilewise.gpu.products.runtime_model import Prediction, RuntimeModel, required_gain, shipped_runtime_model
 from tilewise.profile.timing.cuda_graphs import DriverGraphs
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import ChoiceFile, Decision
@@ -41,10 +41,6 @@ from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.scores import FixedScores
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
-# A kernel is chosen unmeasured if its predicted gain, a logarithm, exceeds a margin and three standard deviations of
-# the predictions. On shapes held out of training (`tools.ship_products`) no such choice was slower than 0.95 of cuBLAS.
-# Predictions are less exact where rows are not whole 16-byte loads, so the margin is wider there.
-MARGIN, MARGIN_WITHOUT_TMA, DEVIATIONS = 0.12, 0.24, 3.0
 KERNELS_TO_MEASURE = 4  # timed interleaved with cuBLAS
 _ROUNDS = 7  # timed rounds; the median counts
 _UNIT_SECONDS = 4e-4  # target length of one timed CUDA graph: long beside the events' half microsecond
@@ -78,15 +74,10 @@ def choose_unmeasured(model: RuntimeModel, problem: Problem, shared_bytes: int) 
         return _CUBLAS_UNMEASURED
     cublas = model.predict_cublas(problem)
     gain = math.log(cublas.seconds[0] / kernels.seconds[0])
-    margin = required_gain(problem, math.hypot(kernels.deviation[0], cublas.deviation[0]))
+    margin = required_gain(supports_tma(problem), math.hypot(kernels.deviation[0], cublas.deviation[0]))
     scores = FixedScores(_LOG_SECONDS, np.array([gain, 0.0]), margin)  # log seconds above the best kernel's
     config = decide(problem, [CUBLAS, configs[0]], scores).config
     return _CUBLAS_UNMEASURED if is_cublas(config) else ProductChoice(config, False, math.exp(gain))
-
-
-def required_gain(problem: Problem, deviation: float) -> float:
-    """Return the predicted gain, a logarithm, above which a kernel is chosen unmeasured."""
-    return (MARGIN if supports_tma(problem) else MARGIN_WITHOUT_TMA) + DEVIATIONS * deviation
 
 
 def rank_kernels(

@@ -8,6 +8,7 @@ Prediction needs NumPy alone; some thousand configurations take a millisecond.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,19 @@ _MAX_RERANKED = 32  # kernels that the rerank ensemble scores: an ensemble of ei
 _MAX_LOG_RATIO = np.float32(3)  # bound for sizes far outside the training data: e**3 times the estimate
 
 
+# A kernel is chosen unmeasured if its predicted gain, a logarithm, exceeds a margin and some standard deviations of the
+# predictions: (margin, deviations). Fitted to 278 products held out of training (`benchmarks/results/products_*.json`):
+# where TMA applies the choices take 1.037 and 1.068 of 1.067 and 1.097 (worst 0.89); elsewhere 1.33 of 1.45 (worst
+# 0.92). Predictions are less exact where rows are not whole 16-byte loads, so more deviations are required there.
+_REQUIRED_WITH_TMA, _REQUIRED_WITHOUT_TMA = (0.04, 0.5), (0.06, 2.5)
+
+
+def required_gain(with_tma: bool, deviation: float) -> float:
+    """Return the predicted gain over cuBLAS, a logarithm, above which a kernel is chosen unmeasured."""
+    margin, deviations = _REQUIRED_WITH_TMA if with_tma else _REQUIRED_WITHOUT_TMA
+    return margin + deviations * deviation
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Predicted seconds of each configuration, and the relative standard deviation over the ensemble's members."""
@@ -57,6 +71,7 @@ class RuntimeModel:
         """Read a model file; `device` is the GPU that it was trained on."""
         self.device = device
         arrays, self.metadata = load_arrays(path)
+        self.digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]  # of the file
         try:
             self._screening, self._rerank, self._cublas = (_ensemble(arrays, name) for name in NETWORKS)
         except (KeyError, ValueError) as error:
