@@ -26,6 +26,7 @@ from tilewise import Tensor, models, no_grad
 from tilewise._files import write_atomic
 from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
 from tilewise.cli.optimize.prune import fine_tune
+from tilewise.cli.optimize.pruning_tasks import ImagePruning
 from tilewise.io import save
 from tilewise.prune import prune, save_pruned, shrink
 from tilewise.quantize import quantize
@@ -41,7 +42,8 @@ def image_rows(name: str, images: str | None, weights: Path | None, seed: int, o
     for sparsity in (0.7, 0.9):
         pruned: Any = prune(task.model, sparsity)
         tuned: Any = prune(task.model, sparsity)
-        fine_tune(tuned, task.data, EPOCHS, seed)
+        pruning = ImagePruning(task, 64, seed)
+        fine_tune(tuned, pruning.loss, EPOCHS * pruning.steps_per_epoch, pruning.lr)
         tuned.eval()
         int8 = quantize(tuned, np.array_split(task.data.x_train[:256], 4))
         save_pruned(int8, out / "small.safetensors")

@@ -7,6 +7,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/numpy_api.h"
+#include "bindings/sparse_weights.h"
 
 namespace tw {
 namespace {
@@ -29,9 +30,9 @@ T* pointer(PyArrayObject* array) {
 
 class PyDecoder {
  public:
-  // A dense layer is a tuple of its weight (outputs, inputs) or None, its Int4Weights or None, its bias or None; of the
-  // two weights the four bits are used where both are given. A block is [norm1.w, norm1.b, [q, k, v together or three],
-  // out, norm2.w, norm2.b, [up] or [gate, up], down], with None for the biases of RMS norms; `last` is [norm.w, norm.b,
+  // A dense layer is a tuple of its weight (outputs, inputs) or None, its Int4Weights, SparseWeights or None, its bias
+  // or None; of two weights the second is used. A block is [norm1.w, norm1.b, [q, k, v together or three], out,
+  // norm2.w, norm2.b, [up] or [gate, up], down], with None for the biases of RMS norms; `last` is [norm.w, norm.b,
   // head]. `frequencies` (rotary positions) are as many as pairs of a head are turned, or None.
   PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last, int heads,
             int kv_heads, int head_width, int positions, float eps, bool tanh_gelu, nb::object frequencies,
@@ -61,7 +62,7 @@ class PyDecoder {
     decoder_.norm = norm(last[0], last[1]);
     fill_dense(decoder_.head, last[2], 0, decoder_.width);
     logits_ = decoder_.head.outputs;
-    if (int8) refuse_four_bits();
+    if (int8) check_float_weights();
     decoder_.gather_int4();
     bool ok;
     {
@@ -140,9 +141,9 @@ class PyDecoder {
             bias.is_none() ? nullptr : vector(bias, decoder_.width, "norm bias")};
   }
 
-  void refuse_four_bits() const {
+  void check_float_weights() const {
     for (const DenseLayer* layer : decoder_.layers()) {
-      if (layer->int4 != nullptr) refuse("the weights are four bits already");
+      if (!layer->in_floats()) refuse(layer->int4 ? "the weights are four bits already" : "the weights are sparse");
     }
   }
 
@@ -166,14 +167,21 @@ class PyDecoder {
       layer.weight = keep<float>(parts[0]);
     }
     if (!parts[1].is_none()) {
-      layer.int4 = nb::cast<Int4Weights*>(parts[1]);
-      kept_.append(parts[1]);
-      if (layer.int4->inputs() != inputs || (layer.weight != nullptr && layer.int4->outputs() != layer.outputs)) {
-        refuse("four-bit weights have the wrong shape");
+      const bool sparse = nb::isinstance<SparseWeights>(parts[1]);
+      if (sparse) {
+        layer.sparse = &nb::cast<const SparseWeights*>(parts[1])->matrix();
+      } else {
+        layer.int4 = nb::cast<Int4Weights*>(parts[1]);
       }
-      layer.outputs = layer.int4->outputs();
+      kept_.append(parts[1]);
+      const int64_t rows = sparse ? layer.sparse->rows() : layer.int4->outputs();
+      const int64_t columns = sparse ? layer.sparse->columns() : layer.int4->inputs();
+      if (columns != inputs || (layer.weight != nullptr && rows != layer.outputs)) {
+        refuse("four-bit or sparse weights have the wrong shape");
+      }
+      layer.outputs = rows;
     }
-    if (layer.weight == nullptr && layer.int4 == nullptr) refuse("a dense layer has no weights");
+    if (layer.in_floats() && layer.weight == nullptr) refuse("a dense layer has no weights");
     if (outputs != 0 && layer.outputs != outputs) refuse("a weight has the wrong shape");
     if (!parts[2].is_none()) layer.bias = vector(parts[2], layer.outputs, "a bias");
   }

@@ -230,7 +230,9 @@ bool DenseLayer::apply(const float* x, int64_t rows, float* y, int64_t y_row, co
     g.large_pages_b = reading != Reading::small_pages;
     return matmul(g, Batch{}, nullptr);
   }
-  if (int4 != nullptr) {
+  if (sparse != nullptr) {
+    apply_sparse(x, rows, y, y_row, scratch);
+  } else if (int4 != nullptr) {
     int4->apply(place, x, rows, y, y_row, scratch.blocks);
   } else {
     const int64_t padded = round_up(inputs, kInt8Group);
@@ -256,6 +258,13 @@ bool DenseLayer::apply(const float* x, int64_t rows, float* y, int64_t y_row, co
   }
   if (epilogue.any()) active_gemm().finish(epilogue, y, y_row, 0, 0, rows, outputs);
   return true;
+}
+
+// The sparse kernels write contiguous rows; layers whose results are stored side by side copy them.
+void DenseLayer::apply_sparse(const float* x, int64_t rows, float* y, int64_t y_row, IntegerRows& scratch) const {
+  float* to = y_row == outputs ? y : scratch.products.grow(rows * outputs);
+  sparse->times_rows(x, rows, to, SparseEpilogue{});
+  for (int64_t r = 0; to != y && r < rows; ++r) std::copy(to + r * outputs, to + (r + 1) * outputs, y + r * y_row);
 }
 
 std::vector<DenseLayer*> Decoder::layers() {

@@ -13,6 +13,7 @@
 #include "common/alloc.h"
 #include "common/int4_layer.h"
 #include "common/matmul.h"
+#include "common/sparse_matrix.h"
 #include "common/thread_trial.h"
 #include "kernels/cached.h"
 #include "kernels/gemm.h"
@@ -27,27 +28,32 @@ struct IntegerRows {
   Buffer<uint8_t> bytes;
   Buffer<float> scales;
   Int4Scratch blocks;
+  Buffer<float> products;  // of a sparse layer whose results are not contiguous
 };
 
-// y = act(x W^T + bias + residual), W (outputs, inputs) in float32, in int8 packed with a scale per output, or in four
-// bits.
+// y = act(x W^T + bias + residual), W (outputs, inputs) in float32, in int8 packed with a scale per output, in four
+// bits, or sparse.
 struct DenseLayer {
   int64_t outputs = 0, inputs = 0;
-  const float* weight = nullptr;   // null where there are only four bits
+  const float* weight = nullptr;   // null if only four-bit or sparse weights exist
   const float* bias = nullptr;     // or null
   const int8_t* packed = nullptr;  // the weight in int8: packed_bytes(), 64-byte aligned
   Buffer<int32_t> offset;
   Buffer<float> scale;
-  Int4Weights* int4 = nullptr;  // the weight in four bits, kept by somebody else
-  Int4Place place;              // where it lies since gather_int4()
+  Int4Weights* int4 = nullptr;           // the weight in four bits, kept by somebody else
+  Int4Place place;                       // where it lies since gather_int4()
+  const PackedSparse* sparse = nullptr;  // the non-zero weights, owned by the caller
 
   static int64_t packed_bytes(int64_t outputs, int64_t inputs);
-  bool in_floats() const { return packed == nullptr && int4 == nullptr; }
-  int64_t bytes() const { return int4 ? int4->bytes() : outputs * inputs * (packed ? 1 : 4); }
+  bool in_floats() const { return packed == nullptr && int4 == nullptr && sparse == nullptr; }
+  int64_t bytes() const {
+    return sparse ? sparse->nbytes() : int4 ? int4->bytes() : outputs * inputs * (packed ? 1 : 4);
+  }
   bool pack_int8(int8_t* to);  // from `weight`; false when that holds NaN or infinity
   // Rows of y are `y_row` floats apart, those of the residual `outputs`.
   bool apply(const float* x, int64_t rows, float* y, int64_t y_row, const float* residual, Activation activation,
              IntegerRows& scratch, Reading reading) const;
+  void apply_sparse(const float* x, int64_t rows, float* y, int64_t y_row, IntegerRows& scratch) const;
 };
 
 struct NormLayer {

@@ -20,7 +20,7 @@ def run(*arguments: str) -> str:
     commands.register(app)
     result = RUNNER.invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def test_quantize_reports_accuracy_size_and_layers(tmp_path: Path) -> None:
@@ -32,7 +32,9 @@ def test_quantize_reports_accuracy_size_and_layers(tmp_path: Path) -> None:
     assert (tmp_path / "cnn-int8.safetensors").is_file() and (tmp_path / "ranges.png").is_file()
 
 
-@pytest.mark.parametrize("options", [("--sparsity", "0.7"), ("--structured", "--sparsity", "0.3", "--epochs", "1")])
+@pytest.mark.parametrize(
+    "options", [("--sparsity", "0.7", "--epochs", "5"), ("--structured", "--sparsity", "0.3", "--epochs", "1")]
+)
 def test_prune_reports_what_it_removed(tmp_path: Path, options: tuple[str, ...]) -> None:
     facts = (
         json.loads(run("prune", "mlp", *options, "--runs", "12", "--out", str(tmp_path), "--json"))
@@ -44,6 +46,23 @@ def test_prune_reports_what_it_removed(tmp_path: Path, options: tuple[str, ...])
     if "--structured" in options or any("runs sparse" in note for note in facts["notes"]):
         assert after["bytes_in_memory"] < before["bytes_in_memory"]
     assert after["accuracy"] > 0.8
+
+
+def test_prune_removes_filters_where_sparse_convolutions_are_slower(tmp_path: Path) -> None:
+    facts = json.loads(run("prune", "cnn", "--epochs", "1", "--runs", "12", "--out", str(tmp_path), "--json"))
+    if [row["name"] for row in facts["models"]] == ["dense", "sparse", "filters removed"]:
+        assert facts["models"][2]["bytes_in_memory"] < 0.35 * facts["models"][0]["bytes_in_memory"]
+    assert facts["notes"][0].startswith(f"Kept {facts['kept']}")
+    assert facts["models"][0]["doubts"] == facts["models"][1]["doubts"]
+
+
+def test_prune_gpt_without_fine_tuning_shows_the_damage_and_stays_dense(tmp_path: Path) -> None:
+    facts = json.loads(
+        run("prune", "gpt", "--no-finetune", "--scope", "global", "--runs", "12", "--out", str(tmp_path), "--json")
+    )
+    dense, sparse = facts["models"]
+    assert sparse["drop_interval"][0] > 10 and facts["kept"] == "dense"
+    assert sparse["bytes_in_memory"] < 0.6 * dense["bytes_in_memory"] or "runs dense" in str(facts["notes"])
 
 
 def test_generate_streams_text_and_says_how_fast() -> None:

@@ -83,7 +83,7 @@ EXPLAINED = {
     "INT8Quantizer().quantize_weights(linear)": "pass layer.weight",
     "calibrate(cnn, digits)": "pass its x_train",
     "calibrate(cnn, [(digits.x_train[:8], digits.y_train[:8])])": "has no labels",
-    "quantize(cnn)": "calibration needs data",
+    "quantize(cnn)": "there is no calibration data",
     "QuantizedConv2d(conv)": "QuantizedConv2d.from_float",
     "QuantizedLinear(linear)": "QuantizedLinear.from_float",
     "MagnitudePruner().prune(cnn, 0.7)": "prune(model, sparsity)",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from tilewise import Tensor, models, nn, no_grad, optim
+from tilewise import Tensor, data, models, nn, no_grad, optim
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError, FileFormatError, GradientError, ShapeError, TilewiseError
 from tilewise.nn import functional as F
@@ -17,6 +17,7 @@ from tilewise.prune import (
     SparseLinear,
     prune,
     prune_conv_filters,
+    prune_gradually,
     sensitivity,
     shrink,
     sparsify,
@@ -295,3 +296,61 @@ def test_a_pruned_model_becomes_one_with_sparse_layers() -> None:
     x = Tensor(weights(5, 64))
     with no_grad():
         np.testing.assert_allclose(sparse(x).data, model(x).data, atol=1e-5)
+
+
+# --- gradual pruning, Wanda scores, sparse decoding ---
+
+
+def test_gradual_pruning_ends_at_the_sparsity_and_loses_less_than_one_shot():
+    digits, rng = data.digits().flat(), np.random.default_rng(0)
+    model = models.pretrained("mlp")
+
+    def loss(network):
+        rows = rng.integers(0, len(digits.x_train), 64)
+        return F.cross_entropy(network(Tensor(digits.x_train[rows])), digits.y_train[rows])
+
+    def accuracy(network):
+        with no_grad():
+            return float((np.asarray(network(Tensor(digits.x_test))).argmax(1) == digits.y_test).mean())
+
+    levels = []
+    tuned = prune_gradually(model, 0.7, loss, steps=100, progress=lambda step, value: levels.append(step))
+    assert abs(tuned.pruning.sparsity - 0.7) < 1e-3 and levels == list(range(1, 101))
+    assert all((w.data[~tuned.pruning.masks[n]] == 0).all() for n, w in tuned.pruning._weights.items())
+    assert accuracy(tuned) > accuracy(prune(model, 0.7)) + 0.02
+
+
+def test_wanda_keeps_small_weights_of_large_inputs():
+    model = nn.Sequential(nn.Linear(4, 2, bias=False))
+    model[0].weight.data[...] = [[1.0, 1.0, 0.5, 0.5], [1.0, 0.9, 0.2, 0.1]]
+    x = np.array([[0.1, 0.1, 5.0, 5.0]], np.float32)
+    pruned = prune(model, 0.5, "row", calibration=[x])
+    assert np.array_equal(pruned.pruning.masks["0.weight"], [[False, False, True, True]] * 2)
+    with pytest.raises(ConfigurationError, match="calibration data"):
+        prune(model, 0.5, calibration=[])
+
+
+def test_wanda_scores_lose_less_than_magnitudes_without_training():
+    digits, model = data.digits().flat(), models.pretrained("mlp")
+
+    def wrong(network):
+        with no_grad():
+            return int((np.asarray(network(Tensor(digits.x_test))).argmax(1) != digits.y_test).sum())
+
+    assert wrong(prune(model, 0.7, calibration=[digits.x_train[:256]])) < wrong(prune(model, 0.7)) / 2
+
+
+def test_a_sparse_gpt_writes_what_the_pruned_one_writes():
+    from tilewise.generate import generate, make_engine
+
+    pruned = prune(models.pretrained("gpt"), 0.7)
+    assert "blocks.0.self_attn.in_proj_weight" in pruned.pruning.masks
+    sparse, prompt = sparsify(pruned), data.text().valid[:40]
+    assert list(generate(sparse, prompt, 30)) == list(generate(pruned, prompt, 30))
+    pair = [prompt, prompt[:7]]
+    assert np.array_equal(list(generate(sparse, pair, 8)), list(generate(pruned, pair, 8)))
+    if native is not None:
+        assert type(make_engine(sparse)).__name__ == "NativeEngine"
+        assert make_engine(sparse).weight_bytes < 0.6 * make_engine(pruned).weight_bytes
+        with pytest.raises(ConfigurationError, match="weights are sparse"):
+            list(generate(sparse, prompt, 2, weights="int8"))

@@ -31,11 +31,25 @@ class ImageData:
 
     def flat(self) -> ImageData:
         """Flatten the images to vectors, for the mlp."""
-        return replace(
-            self,
-            x_train=self.x_train.reshape(len(self.x_train), -1),
-            x_test=self.x_test.reshape(len(self.x_test), -1),
-        )
+        return self.for_model("mlp")
+
+    def for_model(self, name: str) -> ImageData:
+        """Convert the images to the inputs of a reference model; see `model_inputs`."""
+        return replace(self, x_train=model_inputs(name, self.x_train), x_test=model_inputs(name, self.x_test))
+
+
+def model_inputs(model_name: str, images: Images) -> Images:
+    """Convert grey images (N, 1, H, W) to the inputs of a reference model.
+
+    The mlp receives vectors; resnet8 and vgg6 receive three equal channels of 32×32 pixels (nearest neighbour).
+    """
+    if model_name == "mlp":
+        return images.reshape(len(images), -1)
+    if model_name not in ("resnet8", "vgg6"):
+        return images
+    rows, columns = (np.arange(32) * size // 32 for size in images.shape[2:])
+    enlarged = images[:, :, rows[:, None], columns]  # (N, 1, 32, 32)
+    return np.ascontiguousarray(np.broadcast_to(enlarged, (len(images), 3, 32, 32)))
 
 
 def digits() -> ImageData:

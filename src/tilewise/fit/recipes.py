@@ -12,7 +12,7 @@ from typing import Any
 from tilewise._files import read_input
 from tilewise.errors import ConfigurationError, did_you_mean
 
-NAMES = ("mlp", "cnn", "gpt")
+NAMES = ("mlp", "cnn", "resnet8", "gpt")
 _MAX_TEXT_BYTES = 1 << 28
 
 
@@ -45,6 +45,8 @@ class Recipe:
 _RECIPES = {
     ("mlp", "digits"): Recipe("mlp", "digits", 100, 32, 3e-3, 0.05, patience=40, validation=144, shift=1),
     ("cnn", "digits"): Recipe("cnn", "digits", 40, 32, 2e-3, 0.05, patience=20, validation=144, shift=1),
+    ("resnet8", "digits"): Recipe("resnet8", "digits", 40, 32, 2e-3, 0.05, patience=15, validation=144, shift=1),
+    ("resnet8", "mnist"): Recipe("resnet8", "mnist", 3, 64, 2e-3, 0.01, patience=3, validation=5000, shift=1),
     ("mlp", "mnist"): Recipe("mlp", "mnist", 20, 64, 1e-3, 0.01, patience=5, validation=5000),
     ("cnn", "mnist"): Recipe("cnn", "mnist", 5, 64, 2e-3, 0.01, patience=3, validation=5000, shift=1),
     ("gpt", "text"): Recipe("gpt", "topics", 20, 16, 2e-3, 0.1, patience=5, validation=32),

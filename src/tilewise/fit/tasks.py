@@ -38,7 +38,7 @@ class TrainingTask(Protocol):
 
 
 class ImageTask:
-    """The mlp or the cnn on digits or MNIST."""
+    """The mlp, the cnn or the resnet8 on digits or MNIST."""
 
     higher_is_better = True
 
@@ -46,10 +46,8 @@ class ImageTask:
         """Load the images, create the model, and split validation examples off the training set."""
         images = data.digits() if recipe.data == "digits" else data.mnist(recipe.data)
         size = images.x_train.shape[-1]
-        self.flat = recipe.model == "mlp"
-        self.model: Module = (
-            models.mlp(size * size, seed=recipe.seed) if self.flat else models.cnn(1, size, seed=recipe.seed)
-        )
+        self.name = recipe.model
+        self.model: Module = models.image_model(self.name, size, recipe.seed)
         # The seed's second number is larger than any epoch, so that this draw differs from all shuffles.
         order = np.random.default_rng([recipe.seed, 2**32]).permutation(len(images.x_train))
         valid, train = np.split(order, [min(recipe.validation, len(order) // 2)])
@@ -67,7 +65,7 @@ class ImageTask:
         return F.cross_entropy(self.predict(batch[0]), batch[1])
 
     def predict(self, x: Array) -> Tensor:
-        logits: Tensor = self.model(Tensor(x.reshape(len(x), -1) if self.flat else x))
+        logits: Tensor = self.model(Tensor(data.model_inputs(self.name, x)))
         return logits
 
     def validate(self) -> float:

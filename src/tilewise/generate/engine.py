@@ -1,8 +1,9 @@
 """Engines that compute logits over a KV cache: the native decoder, or the model's own layers.
 
 Both take a flat list of rows (token, sequence, position), so prompts of different lengths are prefilled together
-without padding. The native decoder runs a whole model in one call and reads float32 weights in place; INT8 and INT4
-weights are copies, a quarter and a seventh of the size. Its preparations (copies, large pages) are cached in the model.
+without padding. The native decoder runs a whole model in one call and reads float32 and sparse weights in place; INT8
+and INT4 weights are copies, a quarter and a seventh of the size. Its preparations (copies, large pages) are cached in
+the model.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def head_shape(model: LanguageModel) -> tuple[int, int]:
 def make_engine(model: LanguageModel, weights: str = "float32") -> Engine:
     """Create the fastest engine for this model.
 
-    The native engine supports float32 and INT4 weights (`quantize(model, bits=4)`); `weights` "int8" or "int4" decodes
-    with quantized copies of float32 weights. It is cached in the model and created again when a parameter was replaced
-    or, if it has quantized copies, changed.
+    The native engine supports float32, INT4 (`quantize(model, bits=4)`) and sparse weights (`prune.sparsify(model)`);
+    `weights` "int8" or "int4" decodes with quantized copies of float32 weights. It is cached in the model and created
+    again when a parameter was replaced or, if it has quantized copies, changed.
     """
     if weights not in ("float32", "int8", "int4"):
         raise ConfigurationError(f'weights must be "float32", "int8" or "int4", not {weights!r}')
@@ -127,14 +128,14 @@ def _rotary_frequencies(model: LanguageModel) -> Array | None:
     return np.ascontiguousarray(model.config.frequencies, np.float32)
 
 
-LinearWeights = tuple[Array | None, Any, Array | None]  # float32 weight, INT4 weight, bias
+LinearWeights = tuple[Array | None, Any, Array | None]  # float32 weight, INT4 or sparse weight, bias
 
 
 def _linear_weights(layer: Any) -> LinearWeights:
     """Weights of a linear layer in the decoder's form."""
     if isinstance(layer, Linear):
         return layer.weight.data, None, None if layer.bias is None else layer.bias.data
-    return None, layer.kernel, layer.float_bias
+    return None, _packed_kernel(layer), layer.float_bias
 
 
 def _int4_weights(layer: Any) -> LinearWeights:
@@ -169,12 +170,15 @@ def _norm_weights(norm: Any) -> list[Array | None]:
 def _is_native(model: LanguageModel) -> bool:
     """True if the native decoder supports all layers of this model."""
     layers = [layer for block in model.blocks for group in _block_layers(block) for layer in group] + [model.head]
-    supported = all(isinstance(layer, Linear) or _is_int4(layer) for layer in layers)
+    supported = all(isinstance(layer, Linear) or _packed_kernel(layer) is not None for layer in layers)
     return supported and all(p.data.dtype == np.float32 and p.data.flags.c_contiguous for p in model.parameters())
 
 
-def _is_int4(layer: Any) -> bool:
-    return native is not None and isinstance(getattr(layer, "kernel", None), native.Int4Weights)
+def _packed_kernel(layer: Any) -> Any:
+    """Return the INT4 or sparse weights of a linear layer; None if it has neither."""
+    kernel = vars(layer).get("kernel", vars(layer).get("_kernel"))
+    packed = native is not None and isinstance(kernel, native.Int4Weights | native.SparseWeights)
+    return kernel if packed else None
 
 
 class EngineCache:
@@ -206,8 +210,9 @@ class EngineCache:
 
 
 def _all_weights(model: LanguageModel) -> list[Any]:
-    """All float32 arrays and INT4 kernels of a model."""
-    return [p.data for p in model.parameters()] + [vars(m)["kernel"] for m in model.modules() if _is_int4(m)]
+    """All float32 arrays, INT4 kernels and sparse kernels of a model."""
+    kernels = map(_packed_kernel, model.modules())
+    return [p.data for p in model.parameters()] + [kernel for kernel in kernels if kernel is not None]
 
 
 def _engine_cache(model: LanguageModel) -> EngineCache:

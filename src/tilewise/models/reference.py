@@ -6,6 +6,8 @@ with a seed, so two runs start equally.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tilewise.errors import ConfigurationError
@@ -111,6 +113,18 @@ class ResNet8(Module):
 def resnet8(classes: int = 10, seed: Rng = 0) -> ResNet8:
     """Build conv 16, residual blocks of 16, 32 and 64 (the last two with stride 2), global average pool, linear."""
     return ResNet8(classes, seed)
+
+
+def image_model(name: str, size: int = 8, seed: Rng = 0) -> Module:
+    """Build "mlp", "cnn", "resnet8" or "vgg6" for grey images of `size` × `size` pixels; see `data.model_inputs`."""
+    builders: dict[str, Callable[[], Module]] = {
+        "mlp": lambda: mlp(size * size, seed=seed),
+        "cnn": lambda: cnn(1, size, seed=seed),
+    }
+    builders |= {"resnet8": lambda: resnet8(seed=seed), "vgg6": lambda: vgg6(seed=seed)}
+    if name not in builders:
+        raise ConfigurationError(f"there is no image model {name!r}; choose one of {', '.join(builders)}")
+    return builders[name]()
 
 
 def gpt(size: str = "4x128", vocab: int = 65, context: int = 256, seed: Rng = 0) -> GPT:

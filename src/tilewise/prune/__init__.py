@@ -6,7 +6,7 @@ The three most important names: `prune` (zeros, by magnitude), `sparsify` (spars
 from tilewise.prune.conv import SparseConv2d
 from tilewise.prune.int8 import SparseInt8Linear, load_pruned, save_pruned
 from tilewise.prune.masks import MagnitudePruner
-from tilewise.prune.model import LayerSparsity, Pruning, Sensitivity, prune, sensitivity
+from tilewise.prune.model import LayerSparsity, Pruning, Sensitivity, prune, prune_gradually, sensitivity
 from tilewise.prune.sparse import SparseLinear, sparsify
 from tilewise.prune.structured import prune_conv_filters, shrink
 
@@ -21,6 +21,7 @@ __all__ = [
     "load_pruned",
     "prune",
     "prune_conv_filters",
+    "prune_gradually",
     "save_pruned",
     "sensitivity",
     "shrink",

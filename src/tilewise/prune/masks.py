@@ -50,6 +50,15 @@ def magnitude_mask(scores: Array, sparsity: float) -> Mask:
     return keep.reshape(scores.shape)
 
 
+def row_mask(scores: Array, sparsity: float) -> Mask:
+    """Drop the fraction `sparsity` of the smallest scores of each row (output)."""
+    rows = scores.reshape(len(scores), -1)
+    keep = np.ones(rows.shape, bool)
+    drop = round(checked_sparsity(sparsity) * rows.shape[1])
+    np.put_along_axis(keep, np.argsort(rows, axis=1, kind="stable")[:, :drop], False, axis=1)
+    return keep.reshape(scores.shape)
+
+
 def n_of_m_mask(weights: Array, n: int, m: int) -> Mask:
     """Keep the `n` largest of every `m` consecutive weights of a row; a filter counts as one row."""
     if not 0 < n <= m:

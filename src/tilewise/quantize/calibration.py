@@ -305,7 +305,9 @@ def _as_batches(dataset: Any) -> Iterable[Any]:
     if isinstance(dataset, Iterable):
         return dataset
     if dataset is None:
-        raise ConfigurationError("calibration needs data: pass an array of inputs or an iterable of batches of them")
+        raise ConfigurationError(
+            "there is no calibration data: pass an array of inputs or an iterable of batches of them"
+        )
     hint = "pass its x_train" if hasattr(dataset, "x_train") else "pass an array of inputs or an iterable of batches"
     raise ConfigurationError(f"{type(dataset).__name__} is not calibration data; {hint}")
 

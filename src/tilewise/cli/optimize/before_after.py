@@ -6,7 +6,8 @@ on which they disagree, so it is much narrower than the intervals of two separat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,32 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """One form of a model: a function that runs it once, its bytes, and how many answers of each group are correct.
+
+    A group is a test image (0 or 1 correct answers) or a window of text (the share of correct answers).
+    """
+
+    run: Callable[[], Any]
+    bytes_in_memory: int
+    correct: Array
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """Accuracy, size and latency of one model on one task."""
+    """Accuracy, size and latency of one form of a model, compared with the first form.
+
+    `doubts` are the reasons of the timer not to trust the latencies.
+    """
 
     name: str
-    correct: npt.NDArray[np.bool_]
+    correct: Array
     bytes_in_memory: int
     latency_s: float
     speedup: float
     drop_points: float
     drop_interval: tuple[float, float]
+    doubts: list[str] = field(default_factory=list)
 
     @property
     def accuracy(self) -> float:
@@ -55,26 +72,25 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         facts: dict[str, Any] = {name: getattr(self, name) for name in ("name", "accuracy", "bytes_in_memory")}
         facts |= {name: getattr(self, name) for name in ("latency_s", "speedup", "drop_points", "drop_interval")}
-        return facts
+        return facts | {"doubts": self.doubts}
 
 
 def image_task(name: str, folder: str | None, weights: Path | None) -> Task:
-    """Load `cnn`, `mlp` or an ONNX file with the digits that ship with the package, or with MNIST files."""
+    """Load `cnn`, `mlp`, `resnet8` or an ONNX file with the digits that ship with the package, or with MNIST files."""
     images = data.digits() if folder is None else data.mnist(folder)
     if name.endswith(".onnx"):
         return _onnx_task(name, images)
-    if name not in ("cnn", "mlp"):
-        raise ConfigurationError(f"this command takes cnn, mlp or an ONNX file, not {name!r}")
+    if name not in ("cnn", "mlp", "resnet8"):
+        raise ConfigurationError(f"this command takes cnn, mlp, resnet8 or an ONNX file, not {name!r}")
     if folder is None and weights is None:
         model = models.pretrained(name)
     elif weights is None:
         raise ConfigurationError("MNIST needs --weights, a model written by `tilewise fit cnn --data FOLDER`")
     else:
-        size = images.x_train.shape[-1]
-        model = models.cnn(size=size) if name == "cnn" else models.mlp(inputs=size * size)
+        model = models.image_model(name, images.x_train.shape[-1])
         model.load_state_dict(load(weights))
         model.eval()
-    return Task(name, model, images.flat() if name == "mlp" else images)
+    return Task(name, model, images.for_model(name))
 
 
 def _onnx_task(name: str, images: data.ImageData) -> Task:
@@ -107,31 +123,40 @@ def accuracy(model: Module, images: data.ImageData) -> float:
 
 def outcomes(task: Task, candidates: dict[str, tuple[Module, int]], batch: int, runs: int, seed: int) -> list[Outcome]:
     """Evaluate models, given with their bytes, against the first one; timings on one batch are interleaved."""
-    x, batch_x = task.data.x_test, Tensor(task.data.x_test[:batch])
+    batch_x = Tensor(task.data.x_test[:batch])
 
     @no_grad()
     def run(model: Module) -> Any:
         return model(batch_x)
 
-    timing = Timer().compare({name: partial(run, model) for name, (model, _) in candidates.items()}, runs=runs)
-    correct = {name: answers(model, x) == task.data.y_test for name, (model, _) in candidates.items()}
+    forms = {
+        name: Candidate(partial(run, model), size, answers(model, task.data.x_test) == task.data.y_test)
+        for name, (model, size) in candidates.items()
+    }
+    return compare(forms, runs, seed)
+
+
+def compare(candidates: dict[str, Candidate], runs: int, seed: int) -> list[Outcome]:
+    """Time candidates interleaved and compare each with the first one."""
+    timing = Timer(time_limit=60.0).compare({name: c.run for name, c in candidates.items()}, runs=runs)
     first = next(iter(candidates))
     return [
         Outcome(
             name,
-            correct[name],
-            size,
+            candidate.correct,
+            candidate.bytes_in_memory,
             timing.measurements[name].p50,
             timing.measurements[first].p50 / timing.measurements[name].p50,
-            *paired_drop(correct[first], correct[name], seed),
+            *paired_drop(candidates[first].correct, candidate.correct, seed),
+            doubts=list(timing.reasons),
         )
-        for name, (_, size) in candidates.items()
+        for name, candidate in candidates.items()
     ]
 
 
 def paired_drop(before: Array, after: Array, seed: int) -> tuple[float, tuple[float, float]]:
-    """Return the loss of accuracy in percentage points and its 95 % bootstrap interval over images."""
-    difference = before.astype(np.int8) - after.astype(np.int8)
+    """Return the loss of accuracy in percentage points and its 95 % bootstrap interval over images or windows."""
+    difference = before.astype(np.float64) - after.astype(np.float64)
     low, high = np.quantile(resampled_means(difference, 1000, seed), [0.025, 0.975])
     return 100 * float(difference.mean()), (100 * float(low), 100 * float(high))
 
@@ -140,9 +165,13 @@ def float_bytes(model: Module) -> int:
     return sum(t.data.nbytes for _, t in model.named_tensors())
 
 
-def print_table(title: str, rows: list[Outcome], batch: int) -> None:
-    headings = ("", "accuracy", "points lost (95 % interval)", "in memory", f"p50 of {batch} images", "speed-up")
+def print_table(title: str, rows: list[Outcome], batch: int, timed: str = "") -> None:
+    """Print a table of outcomes, and below it the timer's doubts about the latencies."""
+    timed = timed or f"{batch} images"
+    headings = ("", "accuracy", "points lost (95 % interval)", "in memory", f"p50 of {timed}", "speed-up")
     show(table(headings, map(_cells, rows), title))
+    for doubt in rows[0].doubts:
+        print(f"  Unsteady times: {doubt}.")
 
 
 def _cells(row: Outcome) -> tuple[str, ...]:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def fit(
-    model: Annotated[str, one_of("mlp", "cnn", "gpt", declare=typer.Argument)],
+    model: Annotated[str, one_of("mlp", "cnn", "resnet8", "gpt", declare=typer.Argument)],
     data: Annotated[
         str | None,
         typer.Option(
-            help="A folder with the MNIST files (mlp, cnn) or a text file (gpt).",
+            help="A folder with the MNIST files (images) or a text file (gpt).",
             show_default="digits or Python's topics",
         ),
     ] = None,

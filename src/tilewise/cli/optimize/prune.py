@@ -1,25 +1,40 @@
-"""`tilewise prune`: remove weights or filters of a model, and compare accuracy, size and latency."""
+"""`tilewise prune`: remove weights or filters of a model, fine-tune, and compare accuracy, size and latency."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilewise.cli.every import AsJson, one_of, output_folder
 from tilewise.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from tilewise.cli.optimize.before_after import Candidate, Outcome
+    from tilewise.cli.optimize.pruning_tasks import ImagePruning, TextPruning
+
+_TOLERABLE_LOSS = 2.0  # points of accuracy; the plan's success metric
+
 
 def prune(
-    model: Annotated[str, typer.Argument(help="cnn, mlp, or an ONNX file of a network for the same images.")] = "cnn",
+    model: Annotated[
+        str, typer.Argument(help="cnn, mlp, resnet8, gpt, or an ONNX file of a network for the same images.")
+    ] = "cnn",
     sparsity: Annotated[float, typer.Option(help="Share of weights (or filters) to remove.")] = 0.7,
     structured: Annotated[bool, typer.Option("--structured", help="Remove whole filters instead of weights.")] = False,
-    scope: Annotated[str, one_of("global", "layer")] = "global",
+    scope: Annotated[str, one_of("auto", "global", "layer", "row")] = "auto",
     pattern: Annotated[str, typer.Option(help="unstructured, N:M such as 2:4, or block:HxW.")] = "unstructured",
-    epochs: Annotated[int, typer.Option(min=0, help="Epochs of fine-tuning after pruning.")] = 0,
+    epochs: Annotated[
+        int | None, typer.Option(min=0, help="Epochs of fine-tuning.", show_default="20 (mlp 100, gpt 3)")
+    ] = None,
+    finetune: Annotated[
+        bool, typer.Option("--finetune/--no-finetune", help="Fine-tune while pruning, or see the damage without it.")
+    ] = True,
     data: Annotated[str | None, typer.Option(help="A folder with the MNIST files instead of the digits.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A model written by `tilewise fit`.")] = None,
     scan: Annotated[
@@ -34,44 +49,54 @@ def prune(
 ) -> None:
     """Prune a trained model and compare accuracy, size and latency; `--scan` shows which layers suffer.
 
-    Example: tilewise prune cnn --sparsity 0.7 --epochs 2
+    Weights are removed gradually during a short fine-tuning. Where sparse kernels are not faster than planned dense
+    ones, whole filters are removed instead; where that does not help either, the model stays dense.
+
+    Example: tilewise prune gpt
     """
-    from tilewise.cli.optimize.before_after import accuracy, float_bytes, image_task, outcomes, print_table
+    from tilewise.cli.optimize.before_after import accuracy, compare, image_task, print_table
+    from tilewise.cli.optimize.pruning_tasks import ImagePruning, TextPruning
     from tilewise.io import save
     from tilewise.nn.describe import layer_names
-    from tilewise.prune import prune as run
-    from tilewise.prune import sensitivity, shrink, sparsify
+    from tilewise.prune import sensitivity
+    from tilewise.prune.masks import checked_sparsity
 
-    task = image_task(model, data, weights)
-    if structured:
-        smaller: Any = shrink(task.model, sparsity)
-        if sparsity and float_bytes(smaller) == float_bytes(task.model):
-            raise ConfigurationError(f"{task.name} has no filters that could be removed; leave --structured out")
-        layers: list[Any] = []
-    else:
-        smaller = run(task.model, sparsity, scope, pattern=pattern)
-        layers = smaller.pruning.layers
-    if epochs:
-        fine_tune(smaller, task.data, epochs, seed)
-    smaller.eval()
+    checked_sparsity(sparsity)
+    if model == "gpt" and (structured or int8 or scan or data or weights):
+        raise ConfigurationError("gpt is pruned with its shipped weights and text; leave the options for images out")
+    task = TextPruning(seed) if model == "gpt" else ImagePruning(image_task(model, data, weights), batch, seed)
+    epochs = 0 if not finetune else task.epochs if epochs is None else epochs
+    if epochs > 1000:
+        raise ConfigurationError(f"{epochs} epochs of fine-tuning are more than anyone waits for")
+    versions: dict[str, Any] = {"dense": task.model}
+    layers: list[Any] = []
+    if not structured:
+        zeros = _prune_weights(task, sparsity, scope, pattern, epochs)
+        layers = zeros.pruning.layers
+        versions["sparse"] = _sparsified(zeros, task)
+    if structured or (task.can_shrink and pattern == "unstructured" and not _is_faster(task, versions, runs)):
+        versions["filters removed"] = _remove_filters(task, sparsity, not structured, epochs)
     out.mkdir(parents=True, exist_ok=True)
-    save(smaller, out / f"{task.name}-pruned.safetensors")
-    fast = smaller if structured else sparsify(smaller, sample=task.data.x_test[:batch])
-    candidates = {"dense": (task.model, float_bytes(task.model)), "pruned": (fast, _bytes(fast))}
+    candidates = {name: _candidate(task, version) for name, version in versions.items()}
     if int8:
+        smaller = versions["filters removed"] if structured else zeros
         candidates |= _quantized(task, smaller, out / task.name)
-    rows = outcomes(task, candidates, batch, runs, seed)
+    rows = compare(candidates, runs, seed)
     names = layer_names(task.model)
-    notes = _choices(fast, names) + (_int8_notes(rows, out / task.name) if int8 else [])
-    sensitivities = sensitivity(task.model, lambda m: accuracy(m, task.data)) if scan else []
+    best, verdict = choose(rows[: len(versions)])
+    save(zeros if best == "sparse" else versions[best], out / f"{task.name}-pruned.safetensors")
+    notes = [verdict, *_choices(versions.get("sparse"), names)]
+    notes += _int8_notes(rows, out / task.name) if int8 else []
+    sensitivities = sensitivity(task.model, lambda m: accuracy(m, task.images)) if scan else []  # type: ignore[union-attr]
     if sensitivities:
         _draw(sensitivities, out / "sensitivity.png")
     if as_json:
         facts: dict[str, Any] = {"models": [r.as_dict() for r in rows], "layers": [vars(layer) for layer in layers]}
-        facts |= {"sensitivity": [vars(s) for s in sensitivities], "notes": notes}
+        facts |= {"sensitivity": [vars(s) for s in sensitivities], "notes": notes, "kept": best}
         print(json.dumps(facts, default=float))
         return
-    print_table(f"{task.name}, {sparsity:.0%} of its {'filters' if structured else 'weights'} removed", rows, batch)
+    how = f"{epochs} epochs of fine-tuning" if epochs else "no fine-tuning"
+    print_table(f"{task.name}, {sparsity:.0%} of its weights removed, {how}", rows, batch, task.timed)
     for layer in layers:
         layer_name = names.get(layer.name.removesuffix(".weight"), layer.name)
         print(f"  {layer_name}: {layer.zeros:,} of {layer.weights:,} weights are zero ({layer.sparsity:.1%})")
@@ -81,6 +106,122 @@ def prune(
         layer_name = names.get(entry.name.removesuffix(".weight"), entry.name)
         curve = ", ".join(f"{level:.0%}: {100 * value:.1f} %" for level, value in entry.accuracy.items())
         print(f"  {layer_name} alone: {curve}{'  <- leave this one alone' if entry.fragile else ''}")
+
+
+def _prune_weights(task: ImagePruning | TextPruning, sparsity: float, scope: str, pattern: str, epochs: int) -> Any:
+    """Prune single weights, gradually with fine-tuning or in one shot; the scope is chosen on validation data."""
+    from tilewise.prune import prune as prune_once
+    from tilewise.prune import prune_gradually
+
+    # Without training, Wanda scores are candidates too.
+    scopes = ("global", "layer") if scope == "auto" else (scope,)
+    settings: list[dict[str, Any]] = [{"scope": name} for name in scopes]
+    if not epochs and scope == "auto" and pattern == "unstructured":
+        settings += [{"scope": name, "calibration": task.calibration()} for name in ("global", "layer", "row")]
+    trials: list[tuple[float, dict[str, Any], Any]] = []
+    for options in settings:
+        try:
+            pruned = prune_once(task.model, sparsity, pattern=pattern, **options).eval()
+        except ConfigurationError:  # the scope would remove a whole layer
+            if len(settings) == 1:
+                raise
+            continue
+        trials.append((task.validate(pruned) if len(settings) > 1 else 0.0, options, pruned))
+    _, options, pruned = max(trials, key=lambda trial: trial[0])
+    if not epochs:
+        return pruned
+    steps = epochs * task.steps_per_epoch
+    with _fine_tuning(steps) as progress:
+        return prune_gradually(
+            task.model, sparsity, task.loss, steps=steps, lr=task.lr, pattern=pattern, progress=progress, **options
+        )
+
+
+def _remove_filters(task: Any, sparsity: float, of_weights: bool, epochs: int) -> Any:
+    """Remove filters, as many as make up the share `sparsity` of filters or of weights, and fine-tune."""
+    from tilewise.prune import shrink
+
+    # A layer that loses the share f of its inputs and outputs keeps (1 - f)² of its weights.
+    smaller: Any = shrink(task.model, 1 - (1 - sparsity) ** 0.5 if of_weights else sparsity)
+    if sparsity and _bytes(smaller) == _bytes(task.model):
+        raise ConfigurationError(f"{task.name} has no filters that could be removed; leave --structured out")
+    if epochs:
+        steps = epochs * task.steps_per_epoch
+        with _fine_tuning(steps) as progress:
+            fine_tune(smaller, task.loss, steps, task.lr, progress)
+    return smaller.eval()
+
+
+def fine_tune(model: Any, loss: Any, steps: int, lr: float, progress: Any = lambda *_: None) -> None:
+    """Train further on `loss(model)`, with a learning rate that falls to zero; pruned weights stay zero."""
+    from tilewise import optim
+
+    optimizer = optim.AdamW(list(model.parameters()), lr=lr, weight_decay=0.0)
+    if hasattr(model, "pruning"):
+        model.pruning.hold(optimizer)
+    model.train()
+    for step in range(steps):
+        optimizer.lr = lr * (1 - step / steps)
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        optimizer.step()
+        progress(step + 1, value.item())
+
+
+def _sparsified(zeros: Any, task: Any) -> Any:
+    from tilewise.prune import sparsify
+
+    return sparsify(zeros, sample=task.sample())
+
+
+def _candidate(task: Any, version: Any) -> Candidate:
+    from tilewise.cli.optimize.before_after import Candidate
+
+    return Candidate(task.call(version), _bytes(version), task.correct(version))
+
+
+def _is_faster(task: Any, versions: dict[str, Any], runs: int) -> bool:
+    """Return whether the sparse version is faster than the dense one by more than their variation."""
+    from tilewise.profile import Timer
+
+    calls = {name: task.call(version) for name, version in versions.items()}
+    timing = Timer(time_limit=20.0).compare(calls, runs=min(runs, 30))
+    return bool(timing.ratios["sparse"].interval.high < 1)
+
+
+def choose(rows: list[Outcome]) -> tuple[str, str]:
+    """Choose the fastest form that loses too little to matter; return its name and a sentence about it."""
+    dense, *others = rows
+    fine = [row for row in others if row.drop_interval[1] < _TOLERABLE_LOSS and row.speedup > 1]
+    if not fine:
+        accurate = [row for row in others if row.drop_interval[1] < _TOLERABLE_LOSS]
+        why = "no pruned form is faster here" if accurate else f"pruning loses {_TOLERABLE_LOSS:g} points or more"
+        return dense.name, f"Kept dense: {why}."
+    best = max(fine, key=lambda row: row.speedup)
+    size = best.bytes_in_memory / dense.bytes_in_memory
+    return best.name, f"Kept {best.name}: {best.speedup:.2f}× as fast as dense, {size:.2f}× the memory."
+
+
+def _fine_tuning(steps: int) -> Any:
+    """Return a context that yields a progress function: a bar on a terminal, ten lines in a log."""
+    from contextlib import contextmanager
+
+    from tilewise.cli.tables import progress_bar
+
+    @contextmanager
+    def progress() -> Any:
+        with progress_bar(None) as move:
+
+            def report(step: int, loss: float) -> None:
+                if move is not None:
+                    move(step, steps, f"fine-tuning, loss {loss:.3f}")
+                elif step % max(1, steps // 10) == 0:
+                    print(f"fine-tuning: step {step} of {steps}, loss {loss:.3f}", file=sys.stderr, flush=True)
+
+            yield report
+
+    return progress()
 
 
 def _bytes(model: Any) -> int:
@@ -95,19 +236,21 @@ def _choices(model: Any, names: Mapping[str, str]) -> list[str]:
     return [f"{names.get(name, name)} runs {why}" for name, why in getattr(model, "sparse_report", {}).items()]
 
 
-def _quantized(task: Any, pruned: Any, stem: Path) -> dict[str, tuple[Any, int]]:
-    """Quantize the dense and the pruned model, save both, and return them with their sizes in bytes."""
+def _quantized(task: Any, pruned: Any, stem: Path) -> dict[str, Candidate]:
+    """Quantize the dense and the pruned model, save both, and return them as candidates."""
     import numpy as np
 
+    from tilewise.cli.optimize.before_after import Candidate
     from tilewise.prune import save_pruned
     from tilewise.quantize import quantize, save_quantized
 
-    batches = np.array_split(task.data.x_train[:256], 4)
+    batches = np.array_split(task.images.x_train[:256], 4)
     plain: Any = quantize(task.model, batches)
     small: Any = quantize(pruned, batches)
     save_quantized(plain, f"{stem}-int8.safetensors")
     save_pruned(small, f"{stem}-pruned-int8.safetensors")
-    return {"int8": (plain, int(plain.nbytes)), "pruned + int8": (small, int(small.nbytes))}
+    versions = {"int8": plain, "pruned + int8": small}
+    return {n: Candidate(partial(m, task.sample()), int(m.nbytes), task.correct(m)) for n, m in versions.items()}
 
 
 def _int8_notes(rows: list[Any], stem: Path) -> list[str]:
@@ -121,29 +264,6 @@ def _int8_notes(rows: list[Any], stem: Path) -> list[str]:
         f"files beside {before / 1024:.1f} KiB of float32: {sizes}",
         f"pruning saves int8 bytes, not time: its convolutions multiply the zeros too ({gain:.2f}× int8 alone)",
     ]
-
-
-def fine_tune(model: Any, images: Any, epochs: int, seed: int) -> None:
-    """Train further; weights that were pruned stay zero."""
-    import numpy as np
-
-    from tilewise import Tensor, optim
-    from tilewise.nn import functional as F
-
-    if epochs > 1000:
-        raise ConfigurationError(f"{epochs} epochs of fine-tuning are more than anyone waits for")
-    optimizer = optim.Adam(model.parameters(), lr=1e-3)
-    if hasattr(model, "pruning"):
-        model.pruning.hold(optimizer)
-    rng, x, y = np.random.default_rng(seed), images.x_train, images.y_train
-    model.train()
-    for _ in range(epochs):
-        order = rng.permutation(len(x))
-        for start in range(0, len(x), 64):
-            rows = order[start : start + 64]
-            optimizer.zero_grad()
-            F.cross_entropy(model(Tensor(x[rows])), y[rows]).backward()
-            optimizer.step()
 
 
 def _draw(sensitivities: list[Any], path: Path) -> None:

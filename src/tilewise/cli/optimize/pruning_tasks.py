@@ -1,0 +1,145 @@
+"""Tasks of `tilewise prune`: a trained model with batches to fine-tune on, tests of its quality, and a call to time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import Tensor, data, models, no_grad
+from tilewise._extension import native
+from tilewise.cli.optimize.before_after import Task, answers
+from tilewise.fit.tasks import random_shift
+from tilewise.nn import Conv2d, Module, Sequential
+from tilewise.nn import functional as F
+
+Array = npt.NDArray[Any]
+
+
+class PruningTask(Protocol):
+    """Everything that pruning needs to know about a model."""
+
+    name: str
+    model: Any
+    steps_per_epoch: int
+    epochs: int  # of fine-tuning, by default
+    lr: float
+    timed: str  # the timed call, in words
+
+    def loss(self, model: Module) -> Tensor: ...
+    def calibration(self) -> list[Array]: ...
+    def validate(self, model: Module) -> float: ...
+    def correct(self, model: Module) -> Array: ...
+    def call(self, model: Module) -> Callable[[], Any]: ...
+    def sample(self) -> Array: ...
+
+
+class ImagePruning:
+    """A classifier of images; fine-tuning shifts them by up to a pixel."""
+
+    lr = 2e-3  # as the training of the models
+    _BATCH = 64
+
+    def __init__(self, task: Task, batch: int, seed: int) -> None:
+        self.name, self.model, self.images = task.name, task.model, task.data
+        self.has_filters = any(isinstance(m, Conv2d) for m in self.model.modules())
+        self.can_shrink = self.has_filters and isinstance(self.model, Sequential | models.ResNet8)
+        self.rng = np.random.default_rng(seed)
+        self.batch, self.timed = batch, f"{batch} images"
+        self.steps_per_epoch = -(-len(self.images.x_train) // self._BATCH)
+        # An epoch of a network without convolutions takes milliseconds; 60,000 images need fewer passes than 1,437.
+        few = 20 if self.has_filters else 100
+        self.epochs = max(1, min(few, 143_700 // len(self.images.x_train)))
+
+    def loss(self, model: Module) -> Tensor:
+        rows = self.rng.integers(0, len(self.images.x_train), self._BATCH)
+        x = self.images.x_train[rows]
+        side = round((x.size // len(x)) ** 0.5)
+        if x.shape[1:] in ((side * side,), (1, side, side)):
+            x = random_shift(x.reshape(-1, 1, side, side), 1, self.rng).reshape(x.shape)
+        return F.cross_entropy(model(Tensor(x)), self.images.y_train[rows])
+
+    def calibration(self) -> list[Array]:
+        return list(np.array_split(self.images.x_train[:256], 4))
+
+    def validate(self, model: Module) -> float:
+        x, y = self.images.x_train[-512:], self.images.y_train[-512:]
+        return float((answers(model, x) == y).mean())
+
+    def correct(self, model: Module) -> Array:
+        correct: Array = answers(model, self.images.x_test) == self.images.y_test
+        return correct
+
+    def sample(self) -> Array:
+        return self.images.x_test[: self.batch]
+
+    def call(self, model: Module) -> Callable[[], Any]:
+        """Return a function that runs the planned model, or the model itself if it has sparse layers."""
+        x = Tensor(self.sample())
+        planned: Any = model
+        if native is not None and not getattr(model, "sparse_report", None):
+            from tilewise.graph.plan import compile
+
+            planned = compile(model, x)
+
+        @no_grad()
+        def run() -> Any:
+            return planned(x)
+
+        return run
+
+
+class TextPruning:
+    """The character GPT; quality is the share of characters that it predicts, per window of held-out text."""
+
+    name, epochs, lr, can_shrink = "gpt", 3, 3e-3, False
+    timed = "128 tokens"
+    _BATCH, _TOKENS = 8, 128
+
+    def __init__(self, seed: int) -> None:
+        self.model, text = models.pretrained("gpt"), data.text()
+        context = self.model.context
+        self.loader = data.TextLoader(text.train, self._BATCH, context, seed)
+        self.steps_per_epoch = len(text.train) // (self._BATCH * context)
+        self.train, self.test = (_windows(part, context) for part in (text.train, text.valid))
+        self.prompt = text.valid[:32]
+
+    def loss(self, model: Module) -> Tensor:
+        x, y = self.loader.next()
+        return F.cross_entropy(model(x), y)
+
+    def calibration(self) -> list[Array]:
+        return [window[None, :-1] for window in self.train[::50][:16]]
+
+    def validate(self, model: Module) -> float:
+        return float(_share_correct(model, self.train[-16:]).mean())
+
+    def correct(self, model: Module) -> Array:
+        return _share_correct(model, self.test)
+
+    def sample(self) -> Array:
+        return self.prompt[None, :1]
+
+    def call(self, model: Any) -> Callable[[], Any]:
+        from tilewise.generate import generate
+
+        return lambda: list(generate(model, self.prompt, self._TOKENS))
+
+
+def _windows(text: Array, context: int) -> Array:
+    """Split a text into windows (W, context + 1) whose inputs do not overlap."""
+    starts = np.arange(0, len(text) - context - 1, context)
+    windows: Array = text[starts[:, None] + np.arange(context + 1)]
+    return windows
+
+
+@no_grad()
+def _share_correct(model: Module, windows: Array) -> Array:
+    """Share of correctly predicted characters of each window."""
+    shares = [
+        (np.asarray(model(part[:, :-1])).argmax(-1) == part[:, 1:]).mean(1)
+        for part in np.array_split(windows, -(-len(windows) // 16))
+    ]
+    return np.concatenate(shares)
