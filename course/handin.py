@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import _start
+import numpy as np
 from flags import DATA_ROOT, OUT_DIR, find_model_dir, read_run, run_file_of, write_run
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 
@@ -93,6 +94,8 @@ def keras_arguments(file: ModelFile, scaled_by: MinMax | None = None) -> tuple[d
         return kwargs, preparation
     arrays = dict(preparation.tensors())
     scaling = scaled_by or MinMax.restore(arrays, {})
+    constant = np.flatnonzero(arrays["node_low"] == arrays["node_high"])
+    arrays["node_constant"] = np.stack([constant, arrays["node_low"][constant]], axis=1)
     arrays |= {"config_rest": arrays["config_low"]} | scaling.tensors()
     tables = {name: array.astype(float).tolist() for name, array in arrays.items()}
     return ranker_sizes(file.weights) | {"features": tables}, scaling

@@ -318,16 +318,20 @@ class RankerFeatures:
         config = unscaled(config, self.config_low, self.config_high).astype(np.float64)
         rest = self._tables.get("config_rest", np.zeros(0))[config.shape[1] :]
         config = np.hstack([config, np.tile(rest, (len(config), 1))])
+        written, node = node, node.copy()
+        # Columns that were constant in training say nothing, as in tilewise.
+        constant = self._tables.get("node_constant", np.zeros((0, 2)))
+        node[:, constant[:, 0].astype(np.int64)] = constant[:, 1]
         summary = self._summary(node, opcode, edges)
         if len(self._tables.get("tile_columns", ())):
-            wide, raw = self._tpu(node, opcode, edges, config)
+            wide, raw = self._tpu(written, opcode, edges, config)
             heavy = self._reading.node
         else:
             sizes = self._sizes(node, opcode, edges)
             heavy = self._heaviest(node, opcode, edges, len(node) - 1)
             wide = log(sizes[self.sizes.astype(np.int64)])
-            element = self.BYTES[int(np.argmax(node[0, self.TYPES]))]
-            filling = self._filling(node, opcode, sizes, config, element)
+            element = self.BYTES[int(np.argmax(written[0, self.TYPES]))]
+            filling = self._filling(written, opcode, sizes, config, element)
             raw = np.hstack([self._cuts(sizes, config), self._crowds(sizes, config, element), filling])
         wide = np.concatenate([wide, summary, node[heavy, self.TYPES]])
         wide = (as_float32(wide) - as_float32(self.global_centre)) * as_float32(self.global_scale)

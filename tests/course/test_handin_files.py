@@ -94,6 +94,8 @@ def test_a_hand_in_trained_on_other_data_reads_the_graders_kernels() -> None:
     toy, tpu = load_dataset("h200", limit=40).train, dataset_from_kernels(*simulated_as_splits()).train
     fitted, grader = RankerFeatures.fit(toy), MinMax.fit(tpu)
     arrays = dict(fitted.tensors())
+    constant = np.flatnonzero(arrays["node_low"] == arrays["node_high"])
+    arrays["node_constant"] = np.stack([constant, arrays["node_low"][constant]], axis=1)
     arrays |= {"config_rest": arrays["config_low"]} | grader.tensors()
     theirs = numpy_parts()["RankerFeatures"]({name: array.tolist() for name, array in arrays.items()})
     for kernel in tpu:

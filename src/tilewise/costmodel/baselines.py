@@ -60,7 +60,7 @@ class Analytical:
     def __init__(self, split: Split) -> None:
         self.gpu = Gpu.from_schema(split.schema)
         self.cpu = _cpu_columns(split.schema)
-        self.known = self.applies(split.schema)
+        self.applicable = self.applies(split.schema)
 
     @staticmethod
     def applies(schema: Schema) -> bool:
@@ -69,7 +69,7 @@ class Analytical:
 
     def score(self, kernel: Kernel) -> npt.NDArray[np.float32]:
         """Return the logarithm of the estimated cost of each configuration; 0 where columns have no known meaning."""
-        if not self.known:
+        if not self.applicable:
             return np.zeros(kernel.n_configs, np.float32)
         if self.gpu is not None:
             cost = _gpu_cycles(self.gpu, kernel)

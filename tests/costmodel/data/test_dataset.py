@@ -97,7 +97,7 @@ BAD = {
     "edge shape": {"edge_index": np.zeros((2, 3), np.int64)},
     "float edges": {"edge_index": np.zeros((2, 2))},
     "opcode": {"node_opcode": np.array([63, 63, 200], np.uint8)},
-    "too many opcodes": {"node_opcode": np.zeros(4, np.uint8)},
+    "too many opcodes": {"node_opcode": np.zeros(40, np.uint8)},
     "nan": {"node_feat": np.full((3, 140), np.nan, np.float32)},
     "infinite": {"config_feat": np.full((60, 24), np.inf, np.float32)},
     "beyond float32": {"config_feat": np.full((60, 24), 1e300)},

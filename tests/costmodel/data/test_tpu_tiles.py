@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tilewise.costmodel.data import tpu_tiles
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import ELEMENT_TYPES, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
+from tilewise.costmodel.data.synthetic_tiles import synthetic_dataset
 from tilewise.costmodel.data.tpu_tiles import (
     estimate_runtime,
     read_tiles,
@@ -136,3 +137,17 @@ def test_tiles_cover_their_tensor_and_ignore_the_numbering_of_dimensions(data: s
         assert np.isfinite(tables[-1]).all()
     np.testing.assert_array_equal(tables[0], tables[1])
     np.testing.assert_array_equal(readings[0], readings[1])
+
+
+def test_synthetic_kernels_follow_the_semantics_and_show_a_misread_layout() -> None:
+    kernels = list(synthetic_dataset(60, 0, seed=3).train)
+    assert {reading_of(k).operation for k in kernels} == {"contraction", "reduction", "loop"}
+    errors = []
+    for kernel in kernels:
+        assert tile_consistency(reading_of(kernel), kernel.config_feat).all()
+        rows = kernel.node_feat.copy(), kernel.node_feat.copy()
+        rows[1][:, tpu_tiles.LAYOUT] = 0
+        scores = [estimate_runtime(n, kernel.node_opcode, kernel.edge_index, kernel.config_feat) for n in rows]
+        errors.append([top_k_error(kernel.target, s, 5) for s in scores])
+    right, misread = np.mean(errors, axis=0)
+    assert right < 0.6 * misread

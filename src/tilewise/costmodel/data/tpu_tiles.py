@@ -1,4 +1,4 @@
-"""What the tile bounds of a TPU kernel mean, and the quantities that follow from them.
+"""Meaning of the tile bounds of a TPU kernel, and the quantities that follow from them.
 
 XLA stores a tensor in registers of 8 rows by 128 lanes (float32; 16 rows for 16-bit types). A tile bound counts
 elements in the major dimensions and registers in the two minor ones, and bounds are listed in layout order, major to
@@ -34,7 +34,7 @@ ELEMENT_BYTES = (4, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2, 8, 16, 4, 4, 4)
 REGISTER_ROWS = (8, 16, 32, 16, 8, 8, 32, 16, 8, 8, 16, 8, 8, 16, 8, 8, 8, 8, 8)
 _MAX_PADDING = 64.0  # ratio of padded to real size; larger ratios are clipped
 # Rough figures of a TPU v3 core for `estimate`: its top-1 error on the public sample is equal for half or twice each.
-_BYTES_PER_NS, _MXU_COLUMNS, _MXU_ROWS_PER_NS, _ITERATION_NS = 400.0, 128, 2.0, 300.0
+_BYTES_PER_NS, _MXU_COLUMNS, MXU_ROWS_PER_NS, _ITERATION_NS = 400.0, 128, 2.0, 300.0
 
 
 class TiledTensor(NamedTuple):
@@ -77,7 +77,7 @@ class TileReading(NamedTuple):
     input: TiledTensor | None = None
     # Contractions: pairs of positions in the output and in the other tensors, -1 if there is none.
     features: tuple[int, int] = (-1, -1)  # output features: position in the output and in the filter
-    contracted: tuple[int, int] = (-1, -1)  # input features: position in the filter and in the input
+    contraction: tuple[int, int] = (-1, -1)  # input features: position in the filter and in the input
     spatial: tuple[tuple[int, int, int, float], ...] = ()  # output, filter and input position, and stride
 
 
@@ -116,11 +116,11 @@ def read_tiles(
             heaviest = max(contractions, key=lambda n: volume[[n, *operands[n]]].prod())
             return _contraction(node, heaviest, operands[heaviest])
     # Operands of reductions come first, so that they win against a root of the same size.
-    reduced = [(int(n), v) for n in np.flatnonzero(opcode == REDUCE) for v in _operands(edges, int(n))]
+    reduction_operands = [(int(n), v) for n in np.flatnonzero(opcode == REDUCE) for v in _operands(edges, int(n))]
     roots = np.flatnonzero(node[:, ROOT] > 0)
     outputs = [int(roots[-1]) if len(roots) else len(node) - 1]
     outputs += [v for n in np.flatnonzero(opcode == TUPLE) for v in _operands(edges, int(n))]
-    candidates = reduced + [(v, v) for v in outputs]
+    candidates = reduction_operands + [(v, v) for v in outputs]
     matching = [pair for pair in candidates if ranks[pair[1]] == rank] or [(outputs[0], outputs[0])]
     owner, tensor = max(matching, key=lambda pair: volume[pair[1]])
     return TileReading("reduction" if owner != tensor else "loop", owner, tiled_tensor(node[tensor]))
@@ -147,7 +147,7 @@ def _contraction(node: npt.NDArray[Any], index: int, operands: list[int]) -> Til
     (out_feature, filter_feature), (filter_input, input_feature), spatial = dimensions
     return reading._replace(
         features=(output.position(out_feature), filters.position(filter_feature)),
-        contracted=(filters.position(filter_input), source.position(input_feature)),
+        contraction=(filters.position(filter_input), source.position(input_feature)),
         spatial=tuple(
             (output.position(o), filters.position(f), source.position(i), max(stride, 1.0))
             for o, f, i, stride in spatial
@@ -167,23 +167,23 @@ def _contraction_dimensions(
     rank, first = ranks[0], (0, 1)
     if numbers[[OUTPUT_FEATURE, FILTER_INPUT, FILTER_OUTPUT, OUTPUT_BATCH, INPUT_FEATURE]].any():
         batch, feature = numbers[OUTPUT_BATCH], numbers[OUTPUT_FEATURE]
-        features, contracted = (feature, numbers[FILTER_OUTPUT]), (numbers[FILTER_INPUT], numbers[INPUT_FEATURE])
-        if max(*features, *contracted, batch) >= rank:
+        features, contraction = (feature, numbers[FILTER_OUTPUT]), (numbers[FILTER_INPUT], numbers[INPUT_FEATURE])
+        if max(*features, *contraction, batch) >= rank:
             return None
-        places = [d for d in range(rank) if d not in (batch, feature)]
-        columns = zip(places, numbers[FILTER_SPATIAL], numbers[INPUT_SPATIAL], fields[STRIDE], strict=False)
+        positions = [d for d in range(rank) if d not in (batch, feature)]
+        columns = zip(positions, numbers[FILTER_SPATIAL], numbers[INPUT_SPATIAL], fields[STRIDE], strict=False)
         spatial = [(o, int(f), int(i), float(s)) for o, f, i, s in columns]
         if any(max(f, i) >= rank for _, f, i, _ in spatial):
             return None
     else:
-        # A dot has no dimension numbers here: find its contracted dimension by size.
+        # A dot has no dimension numbers here: find its contraction dimension by size.
         spatial = []
         options = [((rank - 1, rank - 1 - j), (rank - 2 + j, rank - 1 - i)) for j in first for i in first]
         fits = [o for o in options if _fits(out, source, filters, *o)]
         if not fits:
             return None
-        features, contracted = fits[0]
-    return (features, contracted, spatial) if _fits(out, source, filters, features, contracted) else None
+        features, contraction = fits[0]
+    return (features, contraction, spatial) if _fits(out, source, filters, features, contraction) else None
 
 
 def _fits(
@@ -191,11 +191,11 @@ def _fits(
     source: npt.NDArray[Any],
     filters: npt.NDArray[Any],
     features: tuple[int, int],
-    contracted: tuple[int, int],
+    contraction: tuple[int, int],
 ) -> bool:
     """Compare the sizes of output features; input features of a grouped convolution are a multiple."""
     same_features = bool(out[features[0]] == filters[features[1]])
-    return same_features and source[contracted[1]] % max(filters[contracted[0]], 1) == 0
+    return same_features and source[contraction[1]] % max(filters[contraction[0]], 1) == 0
 
 
 def tile_quantities(reading: TileReading, config: npt.NDArray[Any]) -> dict[str, Floats]:
@@ -226,10 +226,10 @@ def tile_quantities(reading: TileReading, config: npt.NDArray[Any]) -> dict[str,
     bytes_moved = iterations * source_bytes + reloads * filter_bytes + tiles * out_bytes
     feature = elements[:, reading.features[0]]
     rows = elements.prod(axis=1) / feature
-    contracted = filter_elements[:, reading.contracted[0]]
-    window = filter_elements.prod(axis=1) / (filter_elements[:, reading.features[1]] * contracted)
+    contraction = filter_elements[:, reading.contraction[0]]
+    window = filter_elements.prod(axis=1) / (filter_elements[:, reading.features[1]] * contraction)
     # The matrix unit multiplies by 128 x 128 weights, which it has to load first.
-    passes = np.ceil(feature / _MXU_COLUMNS) * np.ceil(contracted / _MXU_COLUMNS) * window
+    passes = np.ceil(feature / _MXU_COLUMNS) * np.ceil(contraction / _MXU_COLUMNS) * window
     mxu_rows = passes * np.maximum(rows, _MXU_COLUMNS)
     innermost = passes * np.ceil(rows / output.units[-2])
     quantities |= {
@@ -253,7 +253,7 @@ def _times(
     iterations: Floats, scratchpad: Floats, innermost: Floats, bytes_moved: Floats, mxu: Floats
 ) -> dict[str, Floats]:
     """Return the quantities of all iterations, with a rough estimate of the runtime in nanoseconds."""
-    memory, compute = bytes_moved / _BYTES_PER_NS, iterations * mxu / _MXU_ROWS_PER_NS
+    memory, compute = bytes_moved / _BYTES_PER_NS, iterations * mxu / MXU_ROWS_PER_NS
     return {
         "iterations": iterations,
         "scratchpad_bytes": scratchpad,
@@ -275,19 +275,19 @@ def _input_elements(reading: TileReading, output: Floats, filters: Floats) -> Fl
     assert source is not None
     rank = len(source.sizes)
     elements = np.tile(source.sizes, (len(output), 1))
-    if reading.contracted[1] < 0:
+    if reading.contraction[1] < 0:
         return elements
-    used = {reading.features[0]}
-    elements[:, reading.contracted[1]] = filters[:, reading.contracted[0]]
-    for out, window, place, stride in reading.spatial:
-        elements[:, place] = (output[:, out] - 1) * stride + filters[:, window]
-        used.add(out)
+    out_positions = {reading.features[0]}
+    elements[:, reading.contraction[1]] = filters[:, reading.contraction[0]]
+    for out, window, position, stride in reading.spatial:
+        elements[:, position] = (output[:, out] - 1) * stride + filters[:, window]
+        out_positions.add(out)
     # What is left are batch dimensions: they are the same in output and input.
-    read = {reading.contracted[1], *(place for _, _, place, _ in reading.spatial)}
-    batch_out = [p for p in range(output.shape[1]) if p not in used]
-    batch_in = [p for p in range(rank) if p not in read]
-    for out, place in zip(batch_out, batch_in, strict=False):
-        elements[:, place] = output[:, out]
+    in_positions = {reading.contraction[1], *(position for _, _, position, _ in reading.spatial)}
+    batch_out = [p for p in range(output.shape[1]) if p not in out_positions]
+    batch_in = [p for p in range(rank) if p not in in_positions]
+    for out, position in zip(batch_out, batch_in, strict=False):
+        elements[:, position] = output[:, out]
     return np.minimum(elements, source.sizes)
 
 
