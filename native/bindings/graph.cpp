@@ -156,6 +156,12 @@ int add_float_conv(Graph& g, std::shared_ptr<PlanConv> layer, int x, int residua
   return g.add(conv_op(std::shared_ptr<const PlanConv>(std::move(layer)), shape, algorithm_of(algorithm)), inputs);
 }
 
+int add_dynamic_linear(Graph& g, std::shared_ptr<Int8Layer> layer, int x, int residual, const std::string& activation) {
+  std::vector<int> inputs{g.quantized_rows(x)};
+  if (residual >= 0) inputs.push_back(g.channels_last(residual));
+  return g.add(dynamic_linear_op(std::move(layer), activation_of(activation)), inputs);
+}
+
 int add_pool(Graph& g, int x, IntPair kernel, IntPair stride, Four padding, bool mean, bool count_padding,
              int out_padding) {
   const PoolWindow window = window_of(kernel, stride, padding, count_padding);
@@ -339,6 +345,8 @@ void bind_integer_operators(nb::class_<Graph>& graph) {
           nb::arg("layer"), nb::arg("inputs"), nb::arg("padding"), nb::arg("relu") = false)
       .def("linear", [](Graph& g, std::shared_ptr<Int8Layer> layer, int x, bool to_float,
                         bool relu) { return g.add(linear_op(std::move(layer), to_float, relu), {x}); })
+      .def("dynamic_linear", add_dynamic_linear, nb::arg("layer"), nb::arg("x"), nb::arg("residual") = -1,
+           nb::arg("activation") = "")
       .def("global_mean",
            [](Graph& g, int x, float scale, float out_scale, int out_zero_point, int int16_limit, bool rows,
               int padding) {

@@ -182,17 +182,17 @@ void Int8Layer::check_linear(int64_t width, Int8Out kind) const {
 }
 
 void Int8Layer::linear(const uint8_t* x, int64_t rows, Int8Out kind, const float* row_scale, bool relu, void* y,
-                       const Int8Tile* tile) const {
+                       const Int8Tile* tile, int64_t in_step, int64_t out_step) const {
   Int8Problem p = problem();
   p.width = static_cast<int>(rows);
   p.in = x;
-  p.in_grid.column_step = in_pixel();
+  p.in_grid.column_step = in_step > 0 ? in_step : in_pixel();
   p.kind = kind;
   p.relu = relu;
   p.row_scale = row_scale;
   p.out_columns = kind == Int8Out::uint8 ? static_cast<int>(out_pixel()) : geometry_.columns;
   p.out = y;
-  p.out_grid.column_step = kind == Int8Out::int16 ? out_pixel() : p.out_columns;
+  p.out_grid.column_step = out_step > 0 ? out_step : kind == Int8Out::int16 ? out_pixel() : p.out_columns;
   tile == nullptr ? run_int8(p) : run_int8(p, *tile);
 }
 

@@ -79,11 +79,12 @@ class Int8Layer {
   void conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual, const Int8Image& out,
             uint8_t* y) const;
 
-  // x (rows, in_pixel()) to (rows, columns), or (rows, out_pixel()) for bytes.
+  // x (rows, in_pixel()) to (rows, columns), or (rows, out_pixel()) for bytes. Rows of x may be `in_step` bytes apart,
+  // and rows of floats `out_step` floats; 0: without gaps.
   void check_linear(int64_t width, Int8Out kind) const;
   // `tile` null: the default; else one that int8_tile_problem has nothing to say against.
   void linear(const uint8_t* x, int64_t rows, Int8Out kind, const float* row_scale, bool relu, void* y,
-              const Int8Tile* tile = nullptr) const;
+              const Int8Tile* tile = nullptr, int64_t in_step = 0, int64_t out_step = 0) const;
 
  private:
   Int8Problem problem() const;

@@ -11,6 +11,7 @@ int Graph::add_value(const TensorDesc& desc) {
   require(!finished_, "this graph is finished");
   descs_.push_back(desc);
   converted_.push_back(-1);
+  quantized_rows_.push_back(-1);
   return static_cast<int>(descs_.size()) - 1;
 }
 
@@ -48,6 +49,15 @@ int Graph::channels_last(int value) {
     converted_[value] = result;
   }
   return converted_[value];
+}
+
+int Graph::quantized_rows(int value) {
+  value = channels_last(value);
+  if (quantized_rows_[value] < 0) {
+    const int result = add(quantize_rows_op(), {value});
+    quantized_rows_[value] = result;
+  }
+  return quantized_rows_[value];
 }
 
 void Graph::add_output(int value) {

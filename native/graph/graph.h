@@ -39,8 +39,9 @@ class Graph {
   // Each returns the number of a new value; std::invalid_argument where shapes do not fit.
   int add_input(const TensorDesc& desc);
   int add(std::unique_ptr<Op> op, std::vector<int> inputs);
-  int channels_last(int value);  // the value with channels last: itself, or a conversion of planes of floats
-  void add_output(int value);    // float values become planes
+  int channels_last(int value);   // the value with channels last: itself, or a conversion of planes of floats
+  int quantized_rows(int value);  // the value with uint8 pixels, each by its own scale
+  void add_output(int value);     // float values become planes
   void add_output_channels_last(int value);
 
   void finish();  // fuses operators; no operators after it. The first schedule does it otherwise.
@@ -79,6 +80,7 @@ class Graph {
   std::vector<Node> nodes_;
   std::vector<int> inputs_, outputs_;  // values
   std::vector<int> converted_;         // per value: its channels-last form, or -1
+  std::vector<int> quantized_rows_;    // per value: its pixels quantized by their own scales, or -1
   bool fixed_batch_ = false, finished_ = false;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Schedule>> schedules_;  // the most recently used first

@@ -1,4 +1,5 @@
 // Convolutions and linear layers: uint8, int16 and float32.
+#include <cstring>
 #include <stdexcept>
 
 #include "ops/ops.h"
@@ -219,6 +220,46 @@ class FloatLinear : public Op {
   std::shared_ptr<const PlanLinear> layer_;
 };
 
+// A linear layer with int8 weights on pixels that were quantized by their own scales: act(x w + bias + residual).
+class DynamicLinear : public Op {
+ public:
+  DynamicLinear(std::shared_ptr<const Int8Layer> layer, ConvActivation activation)
+      : layer_(std::move(layer)), activation_(activation) {}
+
+  TensorDesc infer(const std::vector<TensorDesc>& in) const override {
+    const int64_t channels = layer_->geometry().channels;
+    require(in[0].dtype == DType::uint8 && in[0].channels == RowQuantized::channels(channels),
+            "a linear layer takes rows of its own length");
+    layer_->check_linear(round_up(channels, kInt8Group), Int8Out::float32);
+    const TensorDesc out = float_pixels(in[0].n, layer_->geometry().columns, in[0].height, in[0].width);
+    require(in.size() < 2 || (is_float_pixels(in[1]) && in[1].same_pixels(out) && in[1].channels == out.channels),
+            "the residual has another shape than the result");
+    return out;
+  }
+
+  int64_t weight_bytes() const override { return layer_->nbytes(); }
+  int64_t multiply_adds(const TensorDesc& out) const override { return out.elements() * layer_->geometry().channels; }
+
+  void run(const OpCall& call) const override {
+    const LastImage y = call.out.floats(call.batch);
+    const int64_t step = call.in[0]->pixel(), pixels = y.pixels();
+    std::vector<float> scales(static_cast<std::size_t>(pixels));
+    for (int64_t p = 0; p < pixels; ++p)
+      std::memcpy(&scales[p], call.in[0].bytes() + p * step + layer_->in_pixel(), sizeof(float));
+    const bool adds = call.in[1].desc != nullptr, relu = activation_ == ConvActivation::relu && !adds;
+    layer_->linear(call.in[0].bytes(), pixels, Int8Out::float32, scales.data(), relu, y.data, nullptr, step, y.pitch);
+    if (adds) {
+      active_channels_last().binary(BinaryKind::add, y, call.in[1].floats(call.batch), activation_, y);
+    } else if (activation_ != ConvActivation::none && !relu) {
+      active_channels_last().affine(y, nullptr, nullptr, activation_, y);
+    }
+  }
+
+ private:
+  std::shared_ptr<const Int8Layer> layer_;
+  ConvActivation activation_;
+};
+
 }  // namespace
 
 OpPtr conv_op(std::shared_ptr<const Int8Layer> layer, bool residual, int padding) {
@@ -236,6 +277,9 @@ OpPtr conv_op(std::shared_ptr<const PlanConv> layer, const ConvShape& shape, Con
 }
 OpPtr linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu) {
   return std::make_unique<Int8Linear>(std::move(layer), to_float, relu);
+}
+OpPtr dynamic_linear_op(std::shared_ptr<const Int8Layer> layer, ConvActivation activation) {
+  return std::make_unique<DynamicLinear>(std::move(layer), activation);
 }
 OpPtr linear_op(std::shared_ptr<const PlanLinear> layer) { return std::make_unique<FloatLinear>(std::move(layer)); }
 

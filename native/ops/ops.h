@@ -15,6 +15,11 @@ namespace tw {
 
 using OpPtr = std::unique_ptr<Op>;
 
+// A pixel that was quantized by its own scale: groups of four channels, then the scale.
+struct RowQuantized {
+  static int64_t channels(int64_t floats) { return round_up(floats, kInt8Group) + static_cast<int64_t>(sizeof(float)); }
+};
+
 // The output stage of an integer operator: how its values become uint8 or int16.
 struct OutputStage {
   bool is_int16 = false;
@@ -26,6 +31,8 @@ struct OutputStage {
 OpPtr quantize_op(float scale, int zero_point, int padding);
 OpPtr quantize_int16_op(float scale, int limit, int padding);  // to [-limit, limit]
 OpPtr dequantize_op(float scale);
+// Floats to uint8 with the zero point 128, every pixel by its own scale, which follows its channels (`RowQuantized`).
+OpPtr quantize_rows_op();
 OpPtr layout_op(Layout layout);  // of floats
 OpPtr dense_op();                // channels-last floats without gaps between pixels
 
@@ -36,6 +43,8 @@ OpPtr conv_op(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu,
 OpPtr conv_op(std::shared_ptr<const PlanConv> layer, const ConvShape& shape, ConvAlgorithm wanted);
 OpPtr linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu);
 OpPtr linear_op(std::shared_ptr<const PlanLinear> layer);
+// Inputs: the result of `quantize_rows_op`, and perhaps a residual of floats. The result is floats.
+OpPtr dynamic_linear_op(std::shared_ptr<const Int8Layer> layer, ConvActivation activation);
 ConvAlgorithm algorithm_of(const Op& op);  // of a float convolution; else `automatic`
 
 // --- pool.cpp ---

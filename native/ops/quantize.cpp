@@ -1,4 +1,5 @@
 // Conversions: floats to integers and back, and between memory layouts of floats.
+#include <algorithm>
 #include <cstring>
 
 #include "ops/ops.h"
@@ -96,6 +97,34 @@ class Dequantize : public Op {
   float scale_;
 };
 
+class QuantizeRows : public Op {
+ public:
+  TensorDesc infer(const std::vector<TensorDesc>& in) const override {
+    require(is_float_pixels(in[0]), "only channels-last floats are quantized by row");
+    TensorDesc out = integers(DType::uint8, {0, in[0].height, in[0].width, 0, 0},
+                              RowQuantized::channels(in[0].channels), 0, kZeroPoint);
+    out.n = in[0].n;
+    return out;
+  }
+
+  void run(const OpCall& call) const override {
+    constexpr int64_t kTaskFloats = 8192;  // less than this takes as long as waking a thread
+    const LastImage x = call.in[0].floats(call.batch);
+    const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kTaskFloats);
+    const int64_t padded = round_up(x.c, kInt8Group), step = call.out->pixel();
+    parallel_near(static_cast<int>(tasks), [&](int task) {
+      for (int64_t p = pixels * task / tasks; p < pixels * (task + 1) / tasks; ++p) {
+        uint8_t* to = call.out.bytes() + p * step;
+        const float scale = active_int8_ops().quantize_row(x.data + p * x.pitch, x.c, padded, to);
+        std::memcpy(to + padded, &scale, sizeof scale);
+      }
+    });
+  }
+
+ private:
+  static constexpr int kZeroPoint = 128;
+};
+
 // Floats from planes to channels last, or back; or copied with another pitch.
 class ChangeLayout : public Op {
  public:
@@ -132,6 +161,7 @@ OpPtr quantize_int16_op(float scale, int limit, int padding) {
   require(limit > 0, "bad output range");
   return std::make_unique<Quantize>(scale, 0, limit, padding);
 }
+OpPtr quantize_rows_op() { return std::make_unique<QuantizeRows>(); }
 OpPtr dequantize_op(float scale) { return std::make_unique<Dequantize>(scale); }
 OpPtr layout_op(Layout layout) { return std::make_unique<ChangeLayout>(layout, false); }
 OpPtr dense_op() { return std::make_unique<ChangeLayout>(Layout::channels_last, true); }

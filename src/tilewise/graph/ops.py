@@ -59,6 +59,10 @@ def _linear(context: EmitContext, op: Op, operands: list[int]) -> int:
     return int(context.plan.linear(context.weights(op), *operands))
 
 
+def _int8_linear(context: EmitContext, op: Op, operands: list[int]) -> int:
+    return int(context.plan.dynamic_linear(op.options["layer"], *operands, activation=op.activation))
+
+
 def _pool(context: EmitContext, op: Op, operands: list[int]) -> int:
     return int(context.plan.pool(operands[0], mean=op.kind == "avg_pool", **op.options))
 
@@ -91,6 +95,7 @@ def _gather_spatial(context: EmitContext, op: Op, operands: list[int]) -> int:
 NATIVE_OPS: dict[str, OpSpec] = {
     "conv": OpSpec(_conv, "conv2d"),
     "linear": OpSpec(_linear, "matmul"),
+    "int8_linear": OpSpec(_int8_linear, "int8_linear"),  # int8 weights, every row of floats quantized by its own scale
     "max_pool": OpSpec(_pool, "max_pool2d"),
     "avg_pool": OpSpec(_pool, "avg_pool2d"),
     "global_mean": OpSpec(lambda c, _op, x: int(c.plan.global_mean(x[0])), "mean"),

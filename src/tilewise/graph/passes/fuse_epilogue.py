@@ -18,7 +18,7 @@ LoweringRule = Callable[["Lowering", int, Node], Op | bool | None]
 # Traced operation: name of the native activation.
 ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "Sigmoid": "sigmoid", "Silu": "silu", "HardSwish": "hard_swish"}
 # Ops that can apply an activation to their result.
-ACTIVATED_OPS = ("conv", "linear", "add", "mul", "affine")
+ACTIVATED_OPS = ("conv", "linear", "int8_linear", "add", "mul", "affine")
 
 
 def lower_activation(name: str) -> LoweringRule:
@@ -65,7 +65,7 @@ def lower_add(low: Lowering, number: int, node: Node) -> Op | bool | None:
     if operands is None:
         return None
     p, q = operands
-    layers = ("conv", "linear") if len(node.shape) == 3 or p in low.channels_last else ("conv",)
+    layers = ("conv", "linear", "int8_linear") if len(node.shape) == 3 or p in low.channels_last else ("conv",)
     for result, residual in ((q, p), (p, q)):
         layer = low.sole_consumer(result, *layers) if result != residual else None
         if layer is not None and len(layer.inputs) == 1:

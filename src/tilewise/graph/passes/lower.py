@@ -18,7 +18,7 @@ from tilewise.graph.passes.lower_tokens import PendingAttention
 from tilewise.graph.passes.views import View
 
 # Ops whose result has the layout of their first input.
-_LAYOUT_PRESERVING = ("layer_norm", "linear", "add", "sub", "mul", "affine", "concat")
+_LAYOUT_PRESERVING = ("layer_norm", "linear", "int8_linear", "add", "sub", "mul", "affine", "concat")
 
 
 class Lowering:

@@ -27,6 +27,7 @@ from tilewise.graph.passes.fuse_epilogue import (
 )
 from tilewise.graph.passes.lower_tokens import (
     lower_attention,
+    lower_dynamic_linear,
     lower_layer_norm,
     lower_packed_attention,
     lower_token_linear,
@@ -202,6 +203,7 @@ def _resample(low: Lowering, _number: int, node: Node) -> Op | None:
 RULES: dict[str, LoweringRule] = {
     "Conv2d": _conv,
     "Linear": _linear,
+    "DynamicLinear": lower_dynamic_linear,
     "FixedNorm": lower_batch_norm,
     "LayerNorm": lower_layer_norm,
     "GroupNorm": _group_norm,

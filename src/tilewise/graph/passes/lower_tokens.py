@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewise._extension import native
 from tilewise.graph.ir import Node, Op, Shape, Value
 from tilewise.graph.passes.layout import is_token_reshape, lower_view
 from tilewise.graph.passes.views import Axis, View, apply_node, permuted, reshaped, whole
@@ -71,6 +72,23 @@ def lower_token_linear(low: Lowering, node: Node, weights: tuple[Any, Any]) -> O
         return None
     inputs = (x,) if addend is None else (x, addend)
     return Op("linear", inputs, node.shape, node.layer, node.params.get("activation") or "", *weights)
+
+
+def lower_dynamic_linear(low: Lowering, _number: int, node: Node) -> Op | None:
+    """Lower an int8 linear layer that quantizes every row of its input by its own scale."""
+    layer, residual = node.params["layer"], node.params.get("residual")
+    if not low.is_float or native is None or not isinstance(layer.kernel, native.Int8Layer):
+        return None
+    # The layer's own activation comes before a residual, the node's after it.
+    activations = [name for name in (layer.activation, node.params.get("activation")) if name]
+    if len(activations) > 1 or (residual is not None and layer.activation):
+        return None
+    operands = [low.last_axis_channels(v) for v in (node.inputs[0], residual) if v is not None]
+    inputs = tuple(number for number in operands if number is not None)
+    if len(inputs) < len(operands):
+        return None
+    activation = activations[0] if activations else ""
+    return Op("int8_linear", inputs, node.shape, node.layer, activation, options={"layer": layer.kernel})
 
 
 def lower_layer_norm(low: Lowering, _number: int, node: Node) -> Op | None:
