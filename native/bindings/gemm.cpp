@@ -282,6 +282,25 @@ bool feasible(const GemmTile& tile, const Gemm& g) {
   return false;
 }
 
+// A configuration given by the caller: the name of a path, or a tile for the tiled path.
+bool read_config(PyObject* object, const Gemm& g, ProductConfig& config) {
+  if (!PyUnicode_Check(object)) {
+    GemmTile tile;
+    if (!read_tile(object, tile) || !feasible(tile, g)) return false;
+    config_of_tile(g, tile, &config);
+    return true;
+  }
+  ProductPath path;
+  const char* name = PyUnicode_AsUTF8(object);
+  if (name == nullptr) return false;
+  if (!path_from_name(name, &path) || !path_feasible(path, g)) {
+    refuse("ConfigurationError", "%R is not a path of this product; matmul_paths lists them", object);
+    return false;
+  }
+  config_of_path(g, path, num_threads(), &config);
+  return true;
+}
+
 Answer chosen_tile(TileTable& table, const Gemm& g, int64_t batch, GemmTile* tile) {
   const int layout = askable_layout(g, batch, table.least_work);
   if (layout < 0) return Answer::keep_default;
@@ -308,13 +327,15 @@ PyObject* multiply(TileTable* table, PyObject* const* args, Py_ssize_t count, Py
   Shape shape;
   if (!describe(a, b, g, batch, shape) || !parse_epilogue(call, g, batch, shape)) return nullptr;
   if (batch.dims > 0) fold_batch_into_rows(g, batch);
-  GemmTile tile;
+  ProductConfig config;
   Answer answer = Answer::keep_default;
   if (call.tile == nullptr) {
+    GemmTile tile;
     if (table != nullptr) answer = chosen_tile(*table, g, batch.count, &tile);
     if (answer == Answer::failed) return nullptr;
+    if (answer == Answer::use_tile) config_of_tile(g, tile, &config);
   } else if (call.tile != Py_None) {
-    if (!read_tile(call.tile, tile) || !feasible(tile, g)) return nullptr;
+    if (!read_config(call.tile, g, config)) return nullptr;
     answer = Answer::use_tile;
   }
   PyArrayObject* c = new_float_array(shape.dims, shape.at);
@@ -323,7 +344,7 @@ PyObject* multiply(TileTable* table, PyObject* const* args, Py_ssize_t count, Py
   bool ok;
   {
     GilRelease release(g.m * g.n * g.k * batch.count >= kWorthRelease);
-    ok = matmul(g, batch, answer == Answer::use_tile ? &tile : nullptr);
+    ok = matmul(g, batch, answer == Answer::use_tile ? &config : nullptr);
   }
   if (!ok) {
     Py_DECREF(c);
@@ -369,8 +390,8 @@ bool read_product(PyObject* a, PyObject* b, Gemm& g, Batch& batch) {
   return true;
 }
 
-// (path, tile) that matmul(a, b) would use with so many threads (those in force where not said): path is "tiled",
-// "inner products" or another name of docs/tiles.md.
+// (path, tile) that matmul(a, b) would use with this many threads (default: those in force). The tile is that of the
+// tiled path, also where another path is used.
 PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count < 2 || count > 3 || !check_usable(args[0], "a") || !check_usable(args[1], "b")) {
     return PyErr_Occurred() ? nullptr
@@ -381,8 +402,26 @@ PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!read_product(args[0], args[1], g, batch)) return nullptr;
   int64_t threads = num_threads();
   if (count == 3 && !read_size(args[2], 1, "threads", &threads)) return nullptr;
-  return Py_BuildValue("(sN)", matmul_path(g),
-                       tile_tuple(default_tile(g, batch.count >= 2 * threads ? 1 : static_cast<int>(threads))));
+  const int per_item = batch.count >= 2 * threads ? 1 : static_cast<int>(threads);
+  ProductConfig config;
+  choose_config(g, per_item, &config);
+  const bool tiled = config.path == ProductPath::tiled;
+  return Py_BuildValue("(sN)", path_name(config.path), tile_tuple(tiled ? config.tile : default_tile(g, per_item)));
+}
+
+// Names of the paths that can compute matmul(a, b); each can be passed as its tile.
+PyObject* matmul_paths(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return refuse("ConfigurationError", "matmul_paths takes two arrays");
+  Gemm g;
+  Batch batch;
+  if (!check_usable(args[0], "a") || !check_usable(args[1], "b") || !read_product(args[0], args[1], g, batch)) {
+    return nullptr;
+  }
+  nb::list paths;
+  for (int i = 0; i < kProductPaths; ++i) {
+    if (path_feasible(static_cast<ProductPath>(i), g)) paths.append(path_name(static_cast<ProductPath>(i)));
+  }
+  return paths.release().ptr();
 }
 
 // ((m, n, k), layout) as a tile chooser is asked about matmul(a, b); None where it is not.
@@ -410,6 +449,8 @@ PyMethodDef methods[] = {
      METH_FASTCALL | METH_KEYWORDS, "None when matmul takes these arguments, else the reason against."},
     {"matmul_plan", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_plan)), METH_FASTCALL,
      "The path and the tile that matmul(a, b) uses."},
+    {"matmul_paths", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_paths)), METH_FASTCALL,
+     "Names of the paths that can compute matmul(a, b); each can be passed as its tile."},
     {"matmul_tile_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_tile_key)), METH_FASTCALL,
      "((m, n, k), layout) as a tile chooser is asked, or None."},
     {nullptr, nullptr, 0, nullptr},

@@ -1,12 +1,11 @@
-// Matrix multiplication for everyone: chooses a path and a tile for the shape, splits the work over the threads, hands
+// Matrix multiplication for everyone: chooses a configuration for the shape, splits the work over the threads, hands
 // out workspaces. The kernels (kernels/gemm.h) do the arithmetic. Results depend on shapes, strides and the tile, never
 // on the number of threads: no sum over k is split.
 #pragma once
 
 #include <cstddef>
 
-#include "common/machine.h"
-#include "kernels/gemm.h"
+#include "common/product_choice.h"
 
 namespace tw {
 
@@ -19,14 +18,9 @@ struct Batch {
   int64_t shape[kMaxBatchDims], a_stride[kMaxBatchDims], b_stride[kMaxBatchDims], residual_stride[kMaxBatchDims];
 };
 
-// The tile that is used when none is given: closed-form, from the shape, the strides, the caches and the thread count.
-GemmTile default_tile(const Gemm& g, int threads);
-
-// The name of the path that matmul takes for this problem when no tile is given.
-const char* matmul_path(const Gemm& g);
-
-// False when no workspace could be allocated. A given tile must be feasible (tile_problem returns false).
-bool matmul(const Gemm& g, const Batch& batch, const GemmTile* tile);
+// False when no workspace could be allocated. A given configuration must be feasible (`path_feasible` returns true,
+// `tile_problem` false); without one `choose_config` chooses.
+bool matmul(const Gemm& g, const Batch& batch, const ProductConfig* config);
 
 // Why this tile cannot be used for this problem, written into `reason`; false when it can.
 bool tile_problem(const GemmTile& tile, const Gemm& g, char* reason, std::size_t size);

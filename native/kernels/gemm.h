@@ -53,6 +53,8 @@ struct PackedB {
 
 constexpr int64_t kFewest = 8;        // what a handful is to the kernels for few rows and few columns
 constexpr int64_t kShortestSum = 12;  // and to those for short sums
+// The most rows of `small_m` and columns of `small_n`.
+constexpr int64_t kMostSmallRows = 3, kMostSmallColumns = 4;
 
 struct GemmKernels {
   int lanes;            // floats in a vector: nr is a multiple of it

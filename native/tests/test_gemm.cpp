@@ -60,7 +60,9 @@ bool product_is_right(const Case& s, const tw::GemmTile* tile, bool epilogue) {
     g.epilogue.bias = bias.data();
     g.epilogue.activation = tw::Activation::relu;
   }
-  return tw::matmul(g, tw::Batch(), tile) && close_to_product(s, a, b, g);
+  tw::ProductConfig config;
+  if (tile) tw::config_of_tile(g, *tile, &config);
+  return tw::matmul(g, tw::Batch(), tile ? &config : nullptr) && close_to_product(s, a, b, g);
 }
 
 // One row times a transposed matrix, whose rows are read one way or the other.

@@ -118,6 +118,11 @@ def matmul_suits(a: Any, b: Any, tile: Any = ..., **options: Any) -> str | None:
 def matmul_plan(a: Array, b: Array, threads: int = ...) -> tuple[str, tuple[int, ...]]:
     """The path and the tile that matmul(a, b) uses."""
 
+def matmul_paths(*args: Any, **kwargs: Any) -> Any:
+    """
+    Names of the paths that can compute matmul(a, b); each can be passed as its tile.
+    """
+
 def matmul_tile_key(a: Array, b: Array) -> tuple[tuple[int, int, int], str] | None:
     """((m, n, k), layout) as a tile chooser is asked, or None."""
 

@@ -1,0 +1,312 @@
+#include "common/product_choice.h"
+
+#include <algorithm>
+
+namespace tw {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+int64_t multiply_adds(const Gemm& g) { return g.m * g.n * g.k; }
+
+// Below this many multiply-adds, waking a second thread costs more than it saves.
+constexpr int64_t kWorthThreads = 1 << 20;
+// Multiply-adds that are worth a task of their own, so that threads that fall behind get fewer of them.
+constexpr int64_t kWorthTask = 8 << 20, kTasksPerThread = 4;
+// What the last thread to finish keeps the others waiting, in tasks; and what reading (and packing) a column of B or a
+// row of A from afar takes, in rows or columns to multiply it by.
+constexpr double kWaiting = 0.1, kReading = 8.0;
+// Inner products pay off from this length on; with a B that is first transposed, up to this many columns.
+constexpr int64_t kFewCopied = 24, kShortDot = 8;
+// ... and with no more rows (or columns) than so many vectors.
+constexpr int64_t kDotVectors = 3;
+// Adding up the lanes of an inner product takes as long as this many vectors of k.
+constexpr double kAddingUp = 2.5;
+// Transposing a result takes as long as this many terms of k.
+constexpr double kTransposing = 12;
+constexpr int64_t kFewColumns = 12, kWideRow = 128;
+// Up to this many rows of A are kept in registers for a strip of columns; a B this wide and larger than a core's share
+// of L3 is read row by row rather than strip by strip. What exceeds so many shares is in no cache, whatever L3 is
+// reported.
+constexpr int64_t kFewStreamed = 3, kGroupStreamed = 4, kWideStream = 512, kSharesOfL3 = 4;
+// Sums at least this long are split where there are few of them; columns that are computed in vectors of four.
+constexpr int64_t kLongSum = 64, kFewQuads = 4;
+// Rows this short, of a matrix that exceeds L2, are fetched ahead: the hardware only follows longer ones.
+constexpr int64_t kShortRow = 256;
+// Columns past the last whole vector: up to this many are worth a path of their own, in matrices this narrow.
+constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
+// The default tile's blocks (docs/tiles.md says why).
+constexpr int64_t kShallowest = 256, kShallow = 384, kDeep = 512, kMostBlockRows = 192, kFewestBlockRows = 48;
+constexpr int64_t kShortK = 12, kMostlyStoring = 32, kShortBlockFloats = 16384;
+// A row-major B is packed from so many rows on: where a row of a strip is a line or two, and where it is more; fewer or
+// more rows where the caches of the machine say so (`packing_rows`). With fewer rows than kMany, a B whose rows lie a
+// page apart is read in shallow blocks: their pages stay within reach of the first translation buffer.
+constexpr int64_t kPackColliding = 4, kPackNarrow = 64, kPackWide = 193, kPackRowsWide = 256, kMany = 96,
+                  kShallowFew = 128;
+constexpr int64_t kLine = 64, kPage = 4096, kShallowestAcross = 96;
+constexpr int64_t kNarrowStrip = 128, kFastL1 = 48 << 10, kManyColumnsOfA = 512, kManyStrips = 12;
+
+// Whether a row times a matrix is computed in strips of columns, in whole rows if they are wide, or with its sums over
+// k split if they are narrow.
+ProductPath row_path(int64_t columns, int64_t k, bool column) {
+  if (columns >= kWideRow) return column ? ProductPath::column_streamed : ProductPath::row_streamed;
+  const bool fits = columns <= std::min<int64_t>(kFewest, active_gemm().lanes);
+  if (fits && k >= kLongSum) return column ? ProductPath::column_split_sums : ProductPath::split_sums;
+  return column ? ProductPath::column_strips : ProductPath::row_strips;
+}
+
+ProductPath transposed_path(const Gemm& g) {
+  if (g.n <= kFewest && g.m <= active_gemm().lanes && g.k >= kLongSum) return ProductPath::transposed_split_sums;
+  if (g.n * ceil_div(g.m, active_gemm().lanes) <= 4) return ProductPath::transposed_rows;
+  if (g.n <= kFewest && g.c_row == g.n) return ProductPath::transposed_interleaved;
+  return g.n <= kFewStreamed && g.m >= kWideStream ? ProductPath::transposed_streamed : ProductPath::transposed_tiles;
+}
+
+// The last columns of a product that go another way than the tiled loops: 0, or those past the last whole vector.
+int64_t separate_tail(const Gemm& g) {
+  const int64_t tail = g.n % active_gemm().lanes;
+  const bool worth = g.n > tail && g.n < kManyColumns && g.k >= kLongTail && g.m >= (tail <= 2 ? 8 : 32);
+  return worth && tail <= kFewTail && (g.a_col == 1 || g.a_row == 1) ? tail : 0;
+}
+
+// How much of the multipliers' time the tiled loops use: lanes past the last column idle, and packing a transposed B
+// costs as much as half a vector's worth of rows.
+double tiled_use(const Gemm& g) {
+  const double lanes = active_gemm().lanes, whole = static_cast<double>(g.n / active_gemm().lanes);
+  const double rest = static_cast<double>(g.n) - whole * lanes;
+  double idle = rest == 0 ? 0 : rest <= lanes / 2 && whole > 0 ? 0.75 * lanes - rest : lanes - rest;
+  if (whole == 0 && lanes >= 16 && rest <= lanes / 2) idle = 0.6 * lanes - rest;  // in vectors of half the width
+  if (separate_tail(g) > 0) idle = rest * kAddingUp * lanes / static_cast<double>(g.k);
+  const double packing = g.b_col == 1 ? 0 : lanes / 2;
+  const double m = static_cast<double>(g.m), n = static_cast<double>(g.n);
+  return n / (n + idle) * m / (m + packing);
+}
+
+// C' = B' A' has row-major operands where A and B are transposed views, and full vectors where C has few columns. Worth
+// the transposition of the result when that is small beside the work.
+bool better_swapped(const Gemm& g) {
+  if (g.a_row != 1 || g.m <= 1) return false;
+  if (g.n <= kFewColumns && g.m > g.n) return true;
+  if (g.b_row != 1 || g.b_col == 1 || g.k < 32) return false;
+  if (g.m < 2 * active_gemm().lanes && g.n > g.m) {  // idle lanes against packing
+    const double k = static_cast<double>(g.k);
+    return tiled_use(transposed(g)) * k / (k + kTransposing) > tiled_use(g);
+  }
+  return g.k >= 2 * g.m || g.m <= 64;
+}
+
+// Both operands along k: every lane is busy, but the lanes of each result must be added up in the end. A row-major B is
+// transposed first. The shorter operand must stay in L2, and comes from there again and again: with more of it, packing
+// wins.
+bool better_as_dots(const Gemm& g) {
+  const bool copied = g.b_row != 1;
+  if (g.a_col != 1 || g.k < kShortDot || (copied && g.n > std::min(kFewCopied, g.m))) return false;
+  const int64_t short_side = std::min(g.m, g.n);
+  if (short_side * g.k * 4 > cache_sizes().l2 / 2 || short_side > kDotVectors * active_gemm().lanes) return false;
+  const double lanes = active_gemm().lanes, m = static_cast<double>(g.m), k = static_cast<double>(g.k);
+  const double copying = !copied ? 0 : 2 * g.n <= active_gemm().lanes ? lanes / 2 : lanes;
+  const double steps = static_cast<double>(round_up(g.k, active_gemm().lanes));
+  const double use = k / (steps + kAddingUp * lanes) * m / (m + copying);
+  return use > tiled_use(g);
+}
+
+// So few results that their sums over k are split, to keep the multipliers busy.
+bool small_mn(const Gemm& g) { return g.b_col == 1 && g.m <= kFewest && g.n <= active_gemm().lanes && g.k >= kLongSum; }
+
+// Two to four columns of a row-major A, with sums too short for inner products.
+bool small_n(const Gemm& g) {
+  constexpr int64_t kTerms[kFewQuads + 1] = {0, 0, 16, 32, 44};
+  const bool fits = g.n >= 2 && g.n <= kFewQuads && g.a_col == 1 && g.c_row == g.n && g.m >= 2 * active_gemm().lanes;
+  return fits && g.k <= kTerms[g.n];
+}
+
+// A handful of rows and a B from afar: whole rows of it, each page from front to back, rather than strips. Each block
+// of B's rows reads and writes the result once more, so that more rows are worth it only with a larger B, and none
+// where strips arrive in time (a core with an L1 of 48 KB).
+bool better_streamed(const Gemm& g) {
+  const CacheSizes& caches = cache_sizes();
+  const bool few = g.m > kFewStreamed && g.m <= kFewest && g.b_col == 1 && g.n >= kWideStream && caches.l1 < kFastL1;
+  return few && g.k * g.n * 4 > caches.l3_share * g.m / kGroupStreamed;
+}
+
+ProductPath choose_path(const Gemm& g) {
+  const int64_t long_side = std::max(g.m, g.n), short_side = std::min(g.m, g.n);
+  const int64_t long_bytes = long_side * g.k * 4;
+  const CacheSizes& caches = cache_sizes();
+  const bool from_memory = g.stream_b || long_bytes > (g.k <= kShortRow ? caches.l2 : kSharesOfL3 * caches.l3_share);
+  if (g.m == 1 && g.b_col == 1) return row_path(g.n, g.k, false);
+  if (g.n == 1 && g.a_row == 1 && g.c_row == 1) return row_path(g.m, g.k, true);
+  if (short_side == 1 && (g.m == 1 ? g.b_row : g.a_col) == 1) {
+    return from_memory ? ProductPath::dots_streamed : ProductPath::dots;
+  }
+  if (small_n(g)) return ProductPath::small_n;
+  if (g.k <= kShortestSum && g.n > (g.a_row == 1 ? kFewest : kFewQuads)) return ProductPath::small_k;
+  if (better_as_dots(g)) return ProductPath::dots;
+  if (small_mn(g)) return ProductPath::split_sums;
+  if (g.m <= kFewStreamed && g.b_col == 1) {
+    const bool streamed = g.n >= kWideStream && g.k * g.n * 4 > caches.l3_share;
+    return streamed ? ProductPath::row_streamed : ProductPath::small_m;
+  }
+  if (better_streamed(g)) return ProductPath::row_streamed;
+  return better_swapped(g) ? transposed_path(g) : ProductPath::tiled;
+}
+
+// Rows of the default register tile. One vector wide, only a tall tile keeps the multipliers busy, unless its rows of A
+// lie whole pages apart and evict each other. A short k leaves little to do between two stores of the tile: a small one
+// lets the next begin while this one is written.
+int default_rows(const Gemm& g, int vectors) {
+  if (vectors == 4) return g.k < kShortK && g.m > 6 ? 4 : 6;
+  if (vectors == 3 && g.k < kShortK) return 6;
+  if (vectors == 1 && g.a_row * 4 % 2048 != 0) return 14;
+  return 8;
+}
+
+// Every panel of rows reads a B that is not packed once more: nine rows by three vectors need fewer panels than six by
+// four. That counts where one panel is enough, and where two multipliers wait for L2 (a core with an L1 of 48 KB).
+bool better_taller(const Gemm& g, int64_t across) {
+  const bool again = g.b_col == 1 && g.m > 6 && g.m < kMany && (across >= kManyStrips || across % 3 == 0);
+  return again && (g.m <= 9 || cache_sizes().l1 >= kFastL1);
+}
+
+void default_registers(const Gemm& g, GemmTile& t) {
+  const GemmKernels& kernels = active_gemm();
+  const int widest = kernels.max_rows[4] >= 4 ? 4 : 2;  // sixteen registers hold 6 x 2 vectors, thirty-two 6 x 4
+  const int64_t across = ceil_div(g.n, kernels.lanes);
+  // A short k is mostly storing: strips of equal width rather than a narrow last one.
+  const int64_t strips = g.k < kShortK ? ceil_div(across, widest) : 1;
+  int vectors = static_cast<int>(std::min<int64_t>(ceil_div(across, strips), widest));
+  t.mr = std::min(kernels.max_rows[vectors], default_rows(g, vectors));
+  if (vectors == 4 && better_taller(g, across)) {
+    vectors = 3;
+    t.mr = kernels.max_rows[3];
+  }
+  t.nr = vectors * kernels.lanes;
+}
+
+// Packing reads and writes B once, and then every panel of rows reads it in order: from how many rows on that is
+// quicker. Rows of B whole pages apart share one set of L1 and evict each other even while they are fetched ahead. A
+// core with an L1 of 48 KB has two 512-bit multipliers waiting for it.
+int64_t packing_rows(const Gemm& g, const GemmTile& t) {
+  const int64_t l1 = cache_sizes().l1;
+  if (t.nr * 4 > kNarrowStrip) return l1 >= kFastL1 ? kMany : kPackWide;
+  return g.b_row * 4 % kPage == 0 ? kPackColliding : kPackNarrow;
+}
+
+// A B that stays in a quarter of L2 is read as well as it lies.
+bool worth_packing_b(const Gemm& g, const GemmTile& t) {
+  return g.k * g.n * 4 > cache_sizes().l2 / 4 && g.m >= packing_rows(g, t);
+}
+
+// Packed, a panel of A is one run of memory: worth it where A is transposed or its rows lie whole pages apart and share
+// a set of L1 with each other and the strip, and where there are rows enough to be read by many strips. Copying out a
+// few rows that collide takes longer than reading them; a wide strip leaves more time to fetch them.
+bool worth_packing_a(const Gemm& g, const GemmTile& t) {
+  const int64_t rows = t.nr * 4 > kNarrowStrip ? kPackRowsWide : kMany;
+  return g.n >= kManyColumnsOfA && g.m >= rows && (g.a_col != 1 || g.a_row * 4 % kPage == 0);
+}
+
+// Read across its rows, a panel of A takes a line or two of L1 for every step along k, and the next panel wants the
+// rest of those lines: as many steps as L1 holds beside the strip. A core of one 512-bit multiplier and an L1 of 32 KB
+// does not notice. Rows: `transposed` of benchmarks.gemm, as AVX2 on both machines and as AVX-512 on the Xeon.
+int64_t depth_across_rows(const GemmTile& t) {
+  const int64_t l1 = cache_sizes().l1, step = t.nr * 4 + 2 * kLine;
+  return active_gemm().lanes == 8 || l1 >= kFastL1 ? std::max(l1 * 3 / 4 / step, kShallowestAcross) : 0;
+}
+
+// A strip of B fills three quarters of L1 where that gives blocks deep enough (each reads and writes the result again),
+// else an eighth of L2, from where whole lines arrive in time. A k half as long again is not cut.
+int64_t default_depth(const Gemm& g, const GemmTile& t) {
+  const CacheSizes& caches = cache_sizes();
+  const int64_t across = g.a_col != 1 && !t.pack_a ? depth_across_rows(t) : 0;
+  if (across > 0) return g.k <= across * 3 / 2 ? std::max<int64_t>(g.k, 1) : across;
+  const int64_t step = t.nr * 4;
+  const int64_t depth =
+      caches.l1 * 3 / 4 / step >= kShallow ? kShallow : std::clamp(caches.l2 / 8 / step, kShallowest, kDeep);
+  const bool one_strip = g.n <= t.nr && g.k * step <= caches.l2 / 4;
+  const bool page_a_row = !t.pack_b && g.m < kMany && g.b_row * 4 > kPage / 2;
+  if (page_a_row && !one_strip) return std::min(g.k, kShallowFew);
+  return one_strip || g.k <= depth * 3 / 2 ? std::max<int64_t>(g.k, 1) : depth;
+}
+
+// A block of A is a quarter of L2, beside the strips of B that pass through it; twice that where it is then whole.
+void default_row_block(const Gemm& g, GemmTile& t) {
+  const int64_t fit = cache_sizes().l2 / 4 / (t.kc * 4), most = std::clamp(fit, kFewestBlockRows, kMostBlockRows);
+  t.mc = round_up(g.m <= std::min(2 * most, kMostBlockRows) ? g.m : most / t.mr * t.mr, t.mr);
+  if (g.k < kMostlyStoring && g.m * g.n * 4 > cache_sizes().l2) {  // mostly the result to write, in order
+    if (t.nr == 4 * active_gemm().lanes && g.m > 6) t.mr = std::min(t.mr, 4);
+    t.mc = std::max<int64_t>(4 * t.mr, round_up(kShortBlockFloats / g.n, t.mr));
+  }
+}
+
+// The grid whose threads have least to do, and that reads least twice: every row of tasks reads B, every column of
+// tasks A. Several tasks a thread where each is still worth one.
+void default_grid(const Gemm& g, int threads, GemmTile& t) {
+  const int64_t most = std::clamp<int64_t>(multiply_adds(g) / threads / kWorthTask, 1, kTasksPerThread);
+  double best = 0.0;
+  for (int each = 1; each <= most; ++each) {
+    for (int tm = 1; tm <= threads * each; ++tm) {
+      if (threads * each % tm != 0) continue;
+      const int tn = threads * each / tm;
+      const double rows = static_cast<double>(round_up(ceil_div(g.m, tm), t.mr));
+      const double cols = static_cast<double>(round_up(ceil_div(g.n, tn), tn > 1 ? t.nr : active_gemm().lanes));
+      const double area = rows * cols,
+                   cost = each * (area + kReading * (rows + cols)) + kWaiting * area;  // see `grid_of`
+      if (best == 0.0 || cost < best) {
+        best = cost;
+        t.threads_m = tm;
+        t.threads_n = tn;
+      }
+    }
+  }
+}
+
+void fill_default_tile(const Gemm& g, int threads, GemmTile& t) {
+  const CacheSizes& caches = cache_sizes();
+  default_registers(g, t);
+  t.pack_b = g.b_col != 1 || worth_packing_b(g, t);
+  t.pack_a = worth_packing_a(g, t);
+  t.kc = default_depth(g, t);
+  default_row_block(g, t);
+  t.nc = std::clamp<int64_t>(caches.l3_share / (t.kc * 4), 8 * t.nr, 4096) / t.nr * t.nr;
+  if (threads > 1 && multiply_adds(g) >= kWorthThreads) default_grid(g, threads, t);
+}
+
+// How the last columns of a tiled product are computed.
+void config_tail(const Gemm& g, ProductConfig* config) {
+  config->path = ProductPath::tiled;
+  config->tail = separate_tail(g);
+  if (config->tail > 0 && g.a_col != 1) {
+    fill_default_tile(transposed(part_of(g, 0, g.m, g.n - config->tail, config->tail)), 1, config->tail_tile);
+  }
+}
+
+}  // namespace
+
+bool worth_threads(int64_t count) { return count >= kWorthThreads; }
+
+GemmTile default_tile(const Gemm& g, int threads) {
+  GemmTile tile;
+  fill_default_tile(g, threads, tile);
+  return tile;
+}
+
+void config_of_tile(const Gemm& g, const GemmTile& tile, ProductConfig* config) {
+  config->tile = tile;
+  config_tail(g, config);
+}
+
+void config_of_path(const Gemm& g, ProductPath path, int threads, ProductConfig* config) {
+  config->path = path;
+  if (path == ProductPath::tiled) {
+    fill_default_tile(g, threads, config->tile);
+    config_tail(g, config);
+  } else if (path == ProductPath::transposed_tiles) {
+    fill_default_tile(transposed(g), 1, config->tile);
+  }
+}
+
+void choose_config(const Gemm& g, int threads, ProductConfig* config) {
+  config_of_path(g, choose_path(g), threads, config);
+}
+
+}  // namespace tw

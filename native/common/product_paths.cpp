@@ -1,0 +1,257 @@
+#include "common/product_paths.h"
+
+#include <cstring>
+
+#include "common/thread_blocks.h"
+
+namespace tw {
+namespace {
+
+int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
+constexpr const char* kPathNames[kProductPaths] = {"tiled",
+                                                   "transposed_tiles",
+                                                   "transposed_rows",
+                                                   "transposed_streamed",
+                                                   "transposed_interleaved",
+                                                   "transposed_split_sums",
+                                                   "dots",
+                                                   "dots_streamed",
+                                                   "row_strips",
+                                                   "row_streamed",
+                                                   "column_strips",
+                                                   "column_streamed",
+                                                   "column_split_sums",
+                                                   "small_m",
+                                                   "split_sums",
+                                                   "small_k",
+                                                   "small_n"};
+
+float* workspace(int64_t floats) { return thread_scratch<float>(Scratch::product, floats); }
+
+void copy_strided(const float* from, int64_t stride, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
+}
+
+// Inner products need both operands along k; the smaller one is copied where it is not.
+void run_dots(const Gemm& g, bool streamed) {
+  Gemm d = g;
+  if (g.a_col != 1) {  // m = 1
+    float* a = workspace(g.k);
+    copy_strided(g.a, g.a_col, g.k, a);
+    d.a = a;
+    d.a_col = 1;
+  }
+  if (g.b_row != 1) {                                          // n is small
+    const int64_t apart = round_up(g.k, active_gemm().lanes);  // whole vectors, so that none straddles two cache lines
+    float* b = workspace(apart * g.n);
+    if (g.b_col == 1) {
+      active_gemm().transpose(g.b, g.k, g.n, g.b_row, b, apart);
+    } else {
+      for (int64_t j = 0; j < g.n; ++j) copy_strided(g.b + j * g.b_col, g.b_row, g.k, b + j * apart);
+    }
+    d.b = b;
+    d.b_row = 1;
+    d.b_col = apart;
+  }
+  active_gemm().dots(d, streamed);
+}
+
+void run_transposed(const Gemm& g, ProductPath path, const GemmTile& tile) {
+  const GemmKernels& kernels = active_gemm();
+  Gemm t = transposed(g);
+  if (path == ProductPath::transposed_interleaved) {
+    t.c = g.c;
+    kernels.small_m(t, true);
+    if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+    return;
+  }
+  const int64_t result = round_up(g.m * g.n, 16);
+  const bool tiles = path == ProductPath::transposed_tiles;
+  t.c = workspace(result + (tiles ? kernels.workspace(t.m, t.n, t.k, tile) : 0));
+  if (path == ProductPath::transposed_streamed) {
+    kernels.row_by_matrix(t, true);
+  } else if (path == ProductPath::transposed_split_sums) {
+    kernels.small_mn(t);
+  } else if (path == ProductPath::transposed_rows) {
+    for (int64_t i = 0; i < t.m; ++i) kernels.row_by_matrix(part_of(t, i, 1, 0, t.n), false);
+  } else {
+    kernels.tiled(t, tile, {}, t.c + result);
+  }
+  kernels.transpose(t.c, g.n, g.m, g.m, g.c, g.c_row);
+  if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+}
+
+// m x k times k x 1 with A's columns contiguous: the transposed product is a row times a matrix.
+void run_column(const Gemm& g, ProductPath path) {
+  Gemm t = g;
+  t.m = 1;
+  t.n = g.m;
+  t.a = g.b;
+  t.a_col = g.b_row;
+  t.b = g.a;
+  t.b_row = g.a_col;
+  t.b_col = 1;
+  t.epilogue = Epilogue();
+  if (path == ProductPath::column_split_sums) {
+    active_gemm().small_mn(t);
+  } else {
+    active_gemm().row_by_matrix(t, path == ProductPath::column_streamed);
+  }
+  if (g.epilogue.any()) active_gemm().finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, 1);
+}
+
+void run_tiled(const Gemm& g, const GemmTile& tile, const PackedB& b) {
+  const GemmKernels& kernels = active_gemm();
+  GemmTile own = tile;
+  own.pack_b = tile.pack_b && b.at == nullptr;
+  kernels.tiled(g, tile, b, workspace(kernels.workspace(g.m, g.n, g.k, own)));
+}
+
+void run_tiled_and_tail(const Gemm& g, const ProductConfig& config, const PackedB& b) {
+  const int64_t tail = config.tail;
+  if (tail == 0 || g.n % active_gemm().lanes != tail) return run_tiled(g, config.tile, b);  // without the last columns
+  if (g.n > tail) run_tiled(part_of(g, 0, g.m, 0, g.n - tail), config.tile, b);
+  const Gemm last = part_of(g, 0, g.m, g.n - tail, tail);
+  g.a_col == 1 ? run_dots(last, false) : run_transposed(last, ProductPath::transposed_tiles, config.tail_tile);
+}
+
+// Sums of a few terms: B's rows must be contiguous, and transposing a B of a few rows costs little.
+void run_small_k(const Gemm& g) {
+  if (g.b_col == 1) return active_gemm().small_k(g);
+  Gemm t = g;
+  float* b = workspace(g.k * g.n);
+  if (g.b_row == 1) {
+    active_gemm().transpose(g.b, g.n, g.k, g.b_col, b, g.n);
+  } else {
+    for (int64_t p = 0; p < g.k; ++p) copy_strided(g.b + p * g.b_row, g.b_col, g.n, b + p * g.n);
+  }
+  t.b = b;
+  t.b_row = g.n;
+  t.b_col = 1;
+  active_gemm().small_k(t);
+}
+
+// Up to four columns, written side by side for the kernel.
+void run_small_n(const Gemm& g) {
+  float* b = workspace(4 * g.k);
+  for (int64_t p = 0; p < g.k; ++p) {
+    for (int64_t j = 0; j < 4; ++j) b[4 * p + j] = j < g.n ? g.b[p * g.b_row + j * g.b_col] : 0.0f;
+  }
+  Gemm t = g;
+  t.b = b;
+  active_gemm().small_n(t);
+}
+
+}  // namespace
+
+const char* path_name(ProductPath path) { return kPathNames[static_cast<int>(path)]; }
+
+bool path_from_name(const char* name, ProductPath* path) {
+  for (int i = 0; i < kProductPaths; ++i) {
+    if (std::strcmp(name, kPathNames[i]) == 0) {
+      *path = static_cast<ProductPath>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool path_feasible(ProductPath path, const Gemm& g) {
+  const int64_t lanes = active_gemm().lanes;
+  const bool rows_of_b = g.b_col == 1, column = g.n == 1 && g.a_row == 1 && g.c_row == 1;
+  switch (path) {
+    case ProductPath::tiled:
+    case ProductPath::transposed_tiles:
+      return true;
+    case ProductPath::transposed_rows:
+    case ProductPath::transposed_streamed:
+      return g.a_row == 1 && g.m > 1;
+    case ProductPath::transposed_interleaved:
+      return g.a_row == 1 && g.m > 1 && g.n > 1 && g.n <= kFewest && g.c_row == g.n;
+    case ProductPath::transposed_split_sums:
+      return g.a_row == 1 && g.m > 1 && g.n <= kFewest && g.m <= lanes;
+    case ProductPath::dots:
+    case ProductPath::dots_streamed:
+      return g.a_col == 1 || g.m == 1;
+    case ProductPath::row_strips:
+      return rows_of_b && g.m == 1;
+    case ProductPath::row_streamed:
+      return rows_of_b && g.m <= kFewest;
+    case ProductPath::column_strips:
+    case ProductPath::column_streamed:
+      return column;
+    case ProductPath::column_split_sums:
+      return column && g.m <= lanes;
+    case ProductPath::small_m:
+      return rows_of_b && g.m > 1 && g.m <= kMostSmallRows;
+    case ProductPath::split_sums:
+      return rows_of_b && g.m <= kFewest && g.n <= lanes;
+    case ProductPath::small_k:
+      return g.k <= kShortestSum;
+    case ProductPath::small_n:
+      return g.n > 1 && g.n <= kMostSmallColumns && g.a_col == 1 && g.c_row == g.n;
+  }
+  return false;
+}
+
+Gemm transposed(const Gemm& g) {
+  Gemm t;
+  t.m = g.n;
+  t.n = g.m;
+  t.k = g.k;
+  t.a = g.b;
+  t.a_row = g.b_col;
+  t.a_col = g.b_row;
+  t.b = g.a;
+  t.b_row = g.a_col;
+  t.b_col = g.a_row;
+  t.c_row = g.m;
+  return t;
+}
+
+Gemm part_of(const Gemm& g, int64_t row, int64_t rows, int64_t col, int64_t cols) {
+  Gemm p = g;
+  p.m = rows;
+  p.n = cols;
+  p.a += row * g.a_row;
+  p.b += col * g.b_col;
+  p.c += row * g.c_row + col;
+  if (p.epilogue.bias) p.epilogue.bias += col;
+  if (p.epilogue.residual) p.epilogue.residual += row * g.epilogue.residual_row + col;
+  return p;
+}
+
+void run_part(const Gemm& g, const ProductConfig& config, const PackedB& b) {
+  const GemmKernels& kernels = active_gemm();
+  switch (config.path) {
+    case ProductPath::tiled:
+      return run_tiled_and_tail(g, config, b);
+    case ProductPath::transposed_tiles:
+    case ProductPath::transposed_rows:
+    case ProductPath::transposed_streamed:
+    case ProductPath::transposed_interleaved:
+    case ProductPath::transposed_split_sums:
+      return run_transposed(g, config.path, config.tile);
+    case ProductPath::dots:
+    case ProductPath::dots_streamed:
+      return run_dots(g, config.path == ProductPath::dots_streamed);
+    case ProductPath::row_strips:
+    case ProductPath::row_streamed:
+      return kernels.row_by_matrix(g, config.path == ProductPath::row_streamed);
+    case ProductPath::column_strips:
+    case ProductPath::column_streamed:
+    case ProductPath::column_split_sums:
+      return run_column(g, config.path);
+    case ProductPath::small_m:
+      return kernels.small_m(g, false);
+    case ProductPath::split_sums:
+      return kernels.small_mn(g);
+    case ProductPath::small_k:
+      return run_small_k(g);
+    case ProductPath::small_n:
+      return run_small_n(g);
+  }
+}
+
+}  // namespace tw

@@ -1,0 +1,52 @@
+// Configurations of a product: the path (which kernels compute it), its tile, and how the last columns are computed.
+// Every path can be run by name on every product for which it is feasible; common/product_choice.h chooses one.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/gemm.h"
+
+namespace tw {
+
+enum class ProductPath : uint8_t {
+  tiled,                   // blocks of A and B, packed or not
+  transposed_tiles,        // C' = B' A' in tiles, then the result is transposed
+  transposed_rows,         // C' row by row
+  transposed_streamed,     // C' in whole rows of A'
+  transposed_interleaved,  // all rows of C' at once, written transposed
+  transposed_split_sums,   // C' with its sums over k split over the lanes
+  dots,                    // inner products; both operands along k
+  dots_streamed,           // the same with prefetches for an operand in memory
+  row_strips,              // rows of A times strips of columns of B
+  row_streamed,            // whole rows of B after each other
+  column_strips,           // one column: the transposed product is a row times a matrix
+  column_streamed,
+  column_split_sums,
+  small_m,     // two or three rows
+  split_sums,  // so few results that their sums over k are split over the lanes
+  small_k,     // sums of a few terms
+  small_n,     // up to four columns
+};
+constexpr int kProductPaths = 17;
+
+struct ProductConfig {
+  ProductPath path = ProductPath::tiled;
+  int64_t tail = 0;    // tiled: this many last columns, which would leave most lanes idle, are computed separately
+  GemmTile tile;       // of the tiled paths
+  GemmTile tail_tile;  // of the last columns, transposed
+};
+
+const char* path_name(ProductPath path);
+// False if no path has this name.
+bool path_from_name(const char* name, ProductPath* path);
+// True if the kernels of a path can compute this product.
+bool path_feasible(ProductPath path, const Gemm& g);
+
+// The product as C' = B' A', without its result and epilogue.
+Gemm transposed(const Gemm& g);
+// The block of C that one task computes.
+Gemm part_of(const Gemm& g, int64_t row, int64_t rows, int64_t col, int64_t cols);
+// Computes a part of a product as `config` says; `b` is B if it was packed for all parts.
+void run_part(const Gemm& g, const ProductConfig& config, const PackedB& b);
+
+}  // namespace tw

@@ -1,0 +1,63 @@
+"""Every configuration path of a product, by name, against the reference in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tilewise._extension import native
+from tilewise.errors import ConfigurationError
+
+pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
+SIZES = [
+    (1, 1, 1), (1, 5, 100), (1, 300, 33), (40, 1, 70), (2, 9, 30), (3, 90, 12), (5, 3, 64), (7, 129, 33), (13, 17, 9),
+    (16, 2, 300), (4, 1, 90), (70, 4, 21), (8, 16, 130), (300, 6, 40), (66, 49, 70), (6, 700, 90), (130, 3, 65),
+]  # fmt: skip
+
+
+def operands(m: int, n: int, k: int, layout: str) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([m, n, k])
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    a = a if layout[0] == "n" else np.ascontiguousarray(a.T).T
+    return a, b if layout[1] == "n" else np.ascontiguousarray(b.T).T
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request):
+    previous = native.num_threads()
+    native.set_num_threads(request.param)
+    yield request.param
+    native.set_num_threads(previous)
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+def test_every_feasible_path_computes_the_product(isa: str, threads: int):
+    previous = native.isa()
+    try:
+        native.set_isa(isa)
+    except Exception:  # not on this machine
+        pytest.skip(f"no {isa} here")
+    try:
+        seen = set()
+        for (m, n, k), layout in itertools.product(SIZES, ("nn", "nt", "tn", "tt")):
+            a, b = operands(m, n, k, layout)
+            bias = np.arange(n, dtype=np.float32)
+            exact = a.astype(np.float64) @ b + bias
+            paths = native.matmul_paths(a, b)
+            assert native.matmul_plan(a, b)[0] in paths
+            for path in paths:
+                close = np.abs(native.matmul(a, b, path, bias=bias) - exact).max() <= 1e-5 + 3e-6 * k
+                assert close, (path, m, n, k, layout)
+            seen.update(paths)
+        assert len(seen) == 17
+    finally:
+        native.set_isa(previous)
+
+
+def test_a_path_that_cannot_compute_a_product_is_refused():
+    a, b = operands(66, 49, 70, "nn")
+    for path in ("small_m", "column_strips", "no such path"):
+        with pytest.raises(ConfigurationError, match="matmul_paths lists them"):
+            native.matmul(a, b, path)
