@@ -1,7 +1,8 @@
 """Figures of a served board that tests do not assert on: `python -m tests.bench.bars`, or one of its parts.
 
 `pages`: a board of 20,000 entries, every page made anew, and submitting on it beside an empty board. `health`: how soon
-/health answers while one hostile client does its worst. `end`: seconds from SIGTERM to the end while a class submits.
+/health answers while one hostile client does its worst; `service`: the same for `tilewise fleet serve`. `end`: seconds
+from SIGTERM to the end while a class submits.
 """
 
 from __future__ import annotations
@@ -131,6 +132,27 @@ def health(folder: Path, names: list[str], seconds: float) -> None:
             served.stop()
 
 
+def service(folder: Path, names: list[str], seconds: float) -> None:
+    """The same attacks on the tuning service, and the time from SIGTERM to the end under each of them."""
+    from tests.fleet.served import ServedStore
+
+    for name in names or list(hostile.ATTACKS):
+        served = ServedStore(str(folder / "service.sqlite"))
+        client = multiprocessing.get_context("spawn").Process(
+            target=hostile.run, args=(name, served.port, "tw_unknown", seconds + 3.0)
+        )
+        try:
+            client.start()
+            time.sleep(1.0)
+            report(f"service, {name}", probe(served.port, seconds))
+            start = time.perf_counter()
+            served.stop()
+            print(f"    ended {time.perf_counter() - start:.2f} s after SIGTERM", flush=True)
+        finally:
+            client.terminate()
+            client.join()
+
+
 def probe(port: int, seconds: float) -> list[float]:
     """Milliseconds of /health, each time on a connection of its own, connecting included."""
     found, until = [], time.monotonic() + seconds
@@ -179,7 +201,7 @@ def _submit_until_gone(port: int, token: str, turn: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="?", choices=("prepare", "pages", "health", "end"))
+    parser.add_argument("part", nargs="?", choices=("prepare", "pages", "health", "service", "end"))
     parser.add_argument("names", nargs="*", help="attacks to try; all of them unless named")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each attack")
     parser.add_argument("--folder", type=Path, help="where the boards are kept for the next time")
@@ -193,6 +215,8 @@ def main() -> None:
             pages(folder)
         if given.part in (None, "health"):
             health(folder, given.names, given.seconds)
+        if given.part in (None, "service"):
+            service(folder, given.names, given.seconds)
         if given.part in (None, "end"):
             end(folder)
 

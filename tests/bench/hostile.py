@@ -124,6 +124,30 @@ def idle_connections(target: Target) -> None:
 
 
 @attack
+def half_sent_heads(target: Target) -> None:
+    """Two thousand connections that have begun a request and do not end it."""
+    connections: list[socket.socket] = []
+    while target.open:
+        with contextlib.suppress(OSError):
+            connections.append(target.connect())
+            connections[-1].sendall(b"POST /choose HTTP/1.1\r\nhost: x\r\n")
+        if len(connections) >= 2000:
+            time.sleep(0.05)
+            connections.pop(0).close()
+
+
+@attack
+def floods_of_choices(target: Target) -> None:
+    """Requests for choices without a token, each for another machine."""
+    problem = '{"family":"matmul","m":512,"n":512,"k":512,"dtype":"fp16"}'
+    bodies = (
+        b'{"device":{"kind":"triton","identity":"gpu %d"},"problem":%s}' % (at, problem.encode()) for at in range(10**9)
+    )
+    heads = (target.head("POST", "/choose", len(body), known=False) + body for body in bodies)
+    target.send(heads)
+
+
+@attack
 def connections_that_end_at_once(target: Target) -> None:
     while target.open:
         with contextlib.suppress(OSError):

@@ -533,8 +533,6 @@ def test_a_server_on_any_free_port_says_where_it_is(tmp_path: Path) -> None:
 
 def test_what_tells_a_server_to_end_before_it_runs_is_not_lost(tmp_path: Path) -> None:
     """Nothing is raised, since an exception at the wrong moment would be dropped; the server looks before it waits."""
-    import uvicorn
-
     from tilewise.web.connections import GuardedServer
     from tilewise_arena.server import create_app
 
@@ -542,7 +540,7 @@ def test_what_tells_a_server_to_end_before_it_runs_is_not_lost(tmp_path: Path) -
     app = create_app(str(tmp_path / "board.sqlite"), key=tmp_path / "board.key")
     for number in before:
         listening = socket.create_server(("127.0.0.1", 0))
-        server = GuardedServer(uvicorn.Config(app, log_level="error"), listening, app.health)
+        server = GuardedServer(app, listening)
         try:
             server.stop_on_signals()
             signal.raise_signal(number)

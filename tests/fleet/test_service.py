@@ -15,9 +15,12 @@ from fastapi.testclient import TestClient
 
 from tests.waiting import until
 from tilewise.gpu.families.family import get_family
+from tilewise.store.problem import Kernel, Problem
 from tilewise.store.store import Store
 from tilewise.web.bodies import MAX_BODY_BYTES
+from tilewise_fleet.service import service
 from tilewise_fleet.service.app import create_app
+from tilewise_fleet.service.choices import PROGRAM
 from tilewise_fleet.service.tokens import create_token, find_owner, revoke_token
 
 GPU = {"kind": "triton", "identity": "NVIDIA H200"}
@@ -109,6 +112,56 @@ def test_problems_that_are_unsure_or_popular_are_queued_for_the_fleet(client: Te
 
     ((kernel, why),) = until(queued, "a queued problem")
     assert dict(kernel.problem) == spec() and why in ("unsure", "popular")
+
+
+def test_a_request_without_a_token_changes_nothing_that_the_fleet_measures(client: TestClient, where: str) -> None:
+    client.post("/measurements", json={"device": GPU, "batches": [batch(m=32)]})
+    with Store(where) as store:
+        store.plan([Kernel(PROGRAM, Problem(spec(48)))])
+    stranger = {"Authorization": "Bearer tw_unknown"}
+    for problem in [spec(m) for m in range(64, 80)] + [spec(64)] * 25:
+        body = {"device": GPU, "problem": problem, "configs": tiles()}
+        assert client.post("/choose", json=body, headers=stranger).status_code == 200
+    for _ in range(25):  # with a token: written after what was gathered before
+        ask(client, problem=spec(256), configs=tiles())
+
+    def queue() -> list[int]:
+        client.get("/health")
+        with Store(where) as store:
+            return [kernel.problem["m"] for kernel, _ in store.queue()]
+
+    assert until(lambda: len(queue()) > 1 and queue(), "a queued problem") == [48, 256], "below the plan"
+
+
+def test_a_token_queues_no_more_than_its_quota(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_QUEUED_PER_HOUR", 3.0)
+    with Store(where) as store:
+        token = create_token(store, PART)
+    with TestClient(create_app(where, rate=0), headers={"Authorization": f"Bearer {token}"}) as client:
+        client.post("/measurements", json={"device": GPU, "batches": [batch(m=32)]})
+        for _ in range(25):
+            client.post(
+                "/choose", json={"device": GPU, "problems": [spec(64 + m) for m in range(8)], "configs": tiles()}
+            )
+    with Store(where) as store:
+        assert store.queue_length() == 3
+
+
+def test_a_uid_with_other_measurements_is_a_conflict(client: TestClient, where: str) -> None:
+    assert client.post("/measurements", json={"device": GPU, "batches": [batch()]}).status_code == 201
+    for other in (batch(best=4), batch(count=39), batch(m=96), {**batch(), "default_ns": 2e5}):
+        answer = client.post("/measurements", json={"device": GPU, "batches": [other]})
+        assert answer.status_code == 409 and "choose a new uid" in answer.json()["detail"], answer.text
+    with Store(where) as store:
+        assert store.counts()["timings"] == 40
+
+
+def test_choices_have_a_rate_limit(where: str) -> None:
+    with Store(where):
+        pass
+    with TestClient(create_app(where, rate=0.2)) as client:
+        body = {"device": GPU, "problem": spec(), "configs": tiles()}
+        assert {client.post("/choose", json=body).status_code for _ in range(14)} == {200, 429}
 
 
 REFUSED: list[tuple[str, Any, int, str]] = [

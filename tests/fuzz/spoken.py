@@ -153,7 +153,7 @@ def answering_process(folder: Path) -> Target:
         try:
             os.write(writing, read_input(path, 60_000))
             os.close(writing)
-            line = MessageChannel(reading, -1, time.monotonic() + 60)
+            line = MessageChannel(reading, reading, time.monotonic() + 60)
             with contextlib.suppress(*refused):
                 while True:
                     Codec().decode(line.receive().get("value"))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, Rejected
 from tilewise.store.claims import Claims
 from tilewise.store.database import MAX_STORE_BYTES, Transaction, open_database
 from tilewise.store.problem import Config, Kernel
@@ -215,16 +215,40 @@ class Store(StoreReader):
         watch: Mapping[str, float] | None = None,
         uid: str | None = None,
     ) -> None:
-        """Append one batch atomically; do nothing if a batch with this `uid` exists."""
+        """Append one batch atomically; do nothing if the same batch with this `uid` exists.
+
+        Other measurements under the same `uid` are an error (Rejected, "conflict"): one of the two would be lost.
+        """
         values: dict[str, Any] = {"run": run, "round": round_number, "taken": time.time(), "default_ns": default_ns}
         values |= {"disturbed": int(disturbed), "watch": _encode(watch), "uid": uid or secrets.token_hex(16)}
 
         def work(transaction: Transaction) -> None:
-            if transaction.execute(_BATCH, {**values, "kernel": self._claimed_kernel(transaction, kernel)}):
-                number = _batch_number(transaction, values["uid"])
-                self.add_timings(transaction, number, [(config, _ps(runtime_ns)) for config, runtime_ns in timings])
+            kernel_number = self._claimed_kernel(transaction, kernel)
+            times = [(config, _ps(runtime_ns)) for config, runtime_ns in timings]
+            is_new = transaction.execute(_BATCH, {**values, "kernel": kernel_number})
+            number = _batch_number(transaction, values["uid"])
+            if is_new:
+                self.add_timings(transaction, number, times)
+            else:
+                self._check_same_batch(transaction, number, kernel_number, default_ns, times)
 
         self.database.write(work)
+
+    def _check_same_batch(
+        self,
+        transaction: Transaction,
+        batch: int,
+        kernel: int,
+        default_ns: float,
+        timings: Sequence[tuple[Config, int]],
+    ) -> None:
+        """Raise an error if a stored batch has another kernel or other times."""
+        query = "SELECT kernel, default_ns FROM batch WHERE id = :batch"
+        same = [tuple(row) for row in transaction.fetch(query, {"batch": batch})] == [(kernel, default_ns)]
+        query = "SELECT config, runtime_ps FROM timing WHERE batch = :batch"
+        rows = {(int(config), int(runtime_ps)) for config, runtime_ps in transaction.fetch(query, {"batch": batch})}
+        if not same or rows != {(self._add_config(transaction, config), ps) for config, ps in timings}:
+            raise Rejected("conflict", "a batch with this uid and other measurements exists; choose a new uid")
 
     def open_batch(self, run: int, kernel: Kernel, round_number: int, default_ns: float) -> int:
         """Begin a batch whose timings are added one by one; return its number."""

@@ -29,6 +29,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tilewise.web.limits import Limits
+
 # The limits below are arbitrary; the tests with hostile clients pass with them.
 MAX_CONNECTIONS = 512  # with a request; more are closed after a short delay
 MAX_CONNECTIONS_BURST = 1024  # with a request; more are closed at once
@@ -301,9 +303,20 @@ def _asks_for_health(data: bytes) -> bool:
 class GuardedServer(uvicorn.Server):
     """A uvicorn server that receives a connection only after its request head has arrived."""
 
-    def __init__(self, config: uvicorn.Config, listening: socket.socket, health: Callable[[], bytes | None]) -> None:
+    def __init__(self, app: Limits, listening: socket.socket, proxy_headers: bool = False) -> None:
+        config = uvicorn.Config(
+            app,
+            http=GuardedProtocol,
+            ws="none",
+            log_level="error",  # what strangers send is in the access log, not here
+            access_log=False,
+            proxy_headers=proxy_headers,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=2,
+            h11_max_incomplete_event_size=HEADER_BYTES,
+        )
         super().__init__(config)
-        self._pending = PendingConnections(listening, self._protocol, health)
+        self._pending = PendingConnections(listening, self._protocol, app.health)
 
     def stop_on_signals(self) -> None:
         """Let SIGTERM and Ctrl-C stop the server from now on, even before it runs.

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewise.errors import UnavailableError
+from tilewise.web.health import Pulse
 from tilewise.web.rates import Rates
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Receive, Send], Awaitable[None]]
 Lookup = Callable[[str], Awaitable[TokenHolder | None]]
-Pulse = Callable[[], Awaitable[dict[str, Any]]]
 
 access = logging.getLogger("tilewise.access")
 MAX_BODY_BYTES = 12 << 20  # with a valid token; arbitrary
@@ -74,7 +74,7 @@ class Limits:
     """Wraps an application.
 
     `lookup` finds the owner of a token, and `rate` is the number of requests per second and client. `pulse` measures
-    the health of the service, and `last_pulse` returns the latest result without waiting.
+    the health of the service. `headers` are added to every response that does not have them.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Limits:
         lookup: Lookup,
         rate: float = 40.0,
         pulse: Pulse | None = None,
-        last_pulse: Callable[[], dict[str, Any] | None] | None = None,
+        headers: Mapping[bytes, bytes] = HEADERS,
     ) -> None:
-        self.app, self._lookup, self._pulse, self._last_pulse = app, lookup, pulse, last_pulse
+        self.app, self._lookup, self._pulse, self._headers = app, lookup, pulse, headers
         self._queues: dict[str, _ClientQueue] = {}
         self._rates = Rates(rate, 5 * rate)
         self._large_bodies = asyncio.Semaphore(_MAX_LARGE_BODIES)
@@ -93,23 +93,24 @@ class Limits:
 
     def health(self) -> bytes | None:
         """Return the complete response to GET /health from the last pulse; None if there is none."""
-        facts = None if self._last_pulse is None else self._last_pulse()
+        facts = None if self._pulse is None else self._pulse.last()
         if facts is None:
             return None
         body = json.dumps(facts).encode()
         lines = [b"HTTP/1.1 200 OK", b"content-type: application/json", b"content-length: %d" % len(body)]
-        return b"\r\n".join([*lines, *(name + b": " + value for name, value in HEADERS.items()), b"", body])
+        return b"\r\n".join([*lines, *(name + b": " + value for name, value in self._headers.items()), b"", body])
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a health check, or apply the limits and pass the request on; writes the access log."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        response = _ResponseSender(send, _NO_STORE if scope["path"].startswith("/teacher") else {})
+        more = _NO_STORE if scope["path"].startswith("/teacher") else {}
+        response = _ResponseSender(send, {**self._headers, **more})
         start = time.monotonic()
         try:
             if self._pulse is not None and scope["path"] == "/health" and scope["method"] == "GET":
-                await _send_json(response, 200, await self._pulse())
+                await _send_json(response, 200, await self._pulse.check())
             else:
                 await self._pass_on(scope, receive, response)
         except HttpRejection as rejection:
@@ -119,7 +120,7 @@ class Limits:
         except asyncio.CancelledError:  # the server is shutting down
             if not response.status:
                 await _send_rejection(
-                    response, HttpRejection(503, "refused", "the board is being stopped; try again in a moment")
+                    response, HttpRejection(503, "refused", "the server is being stopped; try again in a moment")
                 )
         finally:
             _log(scope, response, time.monotonic() - start)
@@ -252,8 +253,8 @@ def _client(scope: Any, holder: TokenHolder | None) -> str:
 class _ResponseSender:
     """Sends the application's messages with the site's headers, and records the status and length for the log."""
 
-    def __init__(self, send: Send, more: Mapping[bytes, bytes]) -> None:
-        self._send, self._headers = send, HEADERS | dict(more)
+    def __init__(self, send: Send, headers: Mapping[bytes, bytes]) -> None:
+        self._send, self._headers = send, headers
         self.status, self.length = 0, 0
 
     async def __call__(self, message: Message) -> None:

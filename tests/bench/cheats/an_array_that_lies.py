@@ -1,4 +1,4 @@
-# refused: is right on|finite logits|two different answers|gave no answer
+# refused: is right|finite logits|two different answers|gave no answer
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# refused: two different answers|is right on|finite logits|gave no answer|drawn
+# refused: two different answers|is right|finite logits|gave no answer|drawn
 # honest
 
 right = load

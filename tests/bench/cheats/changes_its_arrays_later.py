@@ -1,4 +1,4 @@
-# refused: is right on|two different answers|drawn|moved|below the floor|while no question was open
+# refused: is right|two different answers|drawn|moved|below the floor|while no question was open
 import threading
 
 # honest

@@ -1,4 +1,4 @@
-# refused: below the floor|is right on
+# refused: below the floor|is right
 import numpy as np
 
 

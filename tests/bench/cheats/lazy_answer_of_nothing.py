@@ -1,4 +1,4 @@
-# refused: gave no answer|finite logits|is right on
+# refused: gave no answer|finite logits|is right
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# refused: is right on|two different answers|drawn|moved and speckled
+# refused: is right|two different answers|drawn|moved and speckled
 # honest
 
 turn = [0]

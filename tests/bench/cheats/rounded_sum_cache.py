@@ -1,4 +1,4 @@
-# refused: is right on|two different answers|drawn|moved
+# refused: is right|two different answers|drawn|moved
 # honest
 
 right = load

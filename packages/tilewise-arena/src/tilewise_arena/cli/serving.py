@@ -39,8 +39,8 @@ def serve(
 
     Example: tilewise compete serve --board board.sqlite --port 8000
     """
-    uvicorn = require_uvicorn()
-    from tilewise.web.connections import HEADER_BYTES, GuardedProtocol, GuardedServer, allow_files
+    require_uvicorn()
+    from tilewise.web.connections import GuardedServer, allow_files
     from tilewise_arena.server import create_app
     from tilewise_arena.server.workers import Workers
 
@@ -62,18 +62,7 @@ def serve(
             workers=counted,
         )
         freeze_imports()
-        config = uvicorn.Config(
-            app,
-            http=GuardedProtocol,
-            ws="none",
-            log_level="error",  # what strangers send is in the access log, not here
-            access_log=False,
-            proxy_headers=behind_proxy,
-            timeout_keep_alive=10,
-            timeout_graceful_shutdown=2,
-            h11_max_incomplete_event_size=HEADER_BYTES,
-        )
-        server = GuardedServer(config, listening, app.health)
+        server = GuardedServer(app, listening, behind_proxy)
         server.stop_on_signals()
         print(f"the board is at http://{format_address(listening)}", flush=True)
         sys.setswitchinterval(1e-3)  # requests are short: a thread that reads the board gives way sooner

@@ -51,7 +51,7 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
     @router.get("/health", response_model=models.Health, responses=problems(503))
     async def health() -> Any:
         """Whether the board answers, and how many entries wait for their run."""
-        return await service.pulse()
+        return await service.pulse.check()
 
     @router.get("/api/events", response_model=models.EventList, responses=problems(503))
     async def events() -> Any:

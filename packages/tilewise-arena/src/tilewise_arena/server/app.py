@@ -67,7 +67,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     _document(app)
-    return Limits(app, service.lookup, rate, service.pulse, service.known_pulse)
+    return Limits(app, service.lookup, rate, service.pulse)
 
 
 def _document(app: FastAPI) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from tilewise.bench.jsontext import parse_json
 from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe, parse_recipe
 from tilewise.bench.scoring import NO_TRUTH
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
+from tilewise.web.health import Pulse
 from tilewise.web.limits import HOLDER, MAX_BODY_BYTES
 from tilewise_arena.board import Board, Transaction
 from tilewise_arena.board.tokens import Holder, holder_of
@@ -34,7 +34,6 @@ _SENTENCES = {400: "not understood", 401: "no token, or one that is not known", 
 _SENTENCES |= {404: "not there", 409: "there already, or closed", 413: "too large", 429: "too much at once"}
 _SENTENCES |= {503: "the board does not take it now"}
 MOST_STORED = 256 << 20
-_PULSE_SECONDS, _SECONDS_KNOWN, _SECONDS_FOR_PULSE = 0.1, 2.0, 3.0
 
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -69,11 +68,12 @@ class Service:
     most_daily: int = 10  # entries of one team in a day, where each answer tells something about the truth
     workers: Callable[[], int] | None = None  # how many measuring processes live, where this server has its own
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "board-reader"))
-    _pulse: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "board-health"))
-    _query: asyncio.Future[int] | None = None  # the last query of the board's health
-    _query_time: float = 0.0
-    _last_answer: tuple[float, int] = (-1e9, 0)  # time of the last answer, and the number of waiting jobs
+    # Health is queried in a separate thread, so that busy readers do not make the board look dead.
+    _health_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "board-health"))
     _parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # large bodies one by one
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(self._query_health, self._describe_health)
 
     async def write(self, work: Callable[[Transaction], Any]) -> Any:
         """Run a function in a transaction of the board, and wait until it is committed."""
@@ -83,40 +83,17 @@ class Service:
         """Call a function that reads or computes, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(function, *args))
 
-    async def pulse(self) -> dict[str, Any]:
-        """Check the health of the board in a separate thread, so that busy readers do not make it look dead.
+    def _query_health(self) -> asyncio.Future[int]:
+        """Count the waiting jobs in the thread for health checks."""
+        return asyncio.get_running_loop().run_in_executor(self._health_thread, self.board.waiting)
 
-        Requests within a fraction of a second share one check.
-        """
-        try:
-            waiting = await asyncio.wait_for(asyncio.shield(self._health_query()), _SECONDS_FOR_PULSE)
-        except Exception:  # any failure of the database means the same here
-            raise UnavailableError("the board's database does not answer") from None
-        self._last_answer = (time.monotonic(), waiting)
-        return self._health(waiting)
-
-    def known_pulse(self) -> dict[str, Any] | None:
-        """Return the last result of `pulse` if it is recent, and start a new check in the background."""
-        query = self._health_query()
-        if query.done() and not query.cancelled() and query.exception() is None:
-            self._last_answer = (max(self._last_answer[0], self._query_time), query.result())
-        return self._health(self._last_answer[1]) if time.monotonic() - self._last_answer[0] < _SECONDS_KNOWN else None
-
-    def _health_query(self) -> asyncio.Future[int]:
-        """Return the query of the board's health that is in progress, or start one if the last is old."""
-        now = time.monotonic()
-        if self._query is None or (self._query.done() and now - self._query_time > _PULSE_SECONDS):
-            self._query_time = now
-            self._query = asyncio.get_running_loop().run_in_executor(self._pulse, self.board.waiting)
-        return self._query
-
-    def _health(self, waiting: int) -> dict[str, Any]:
+    def _describe_health(self, waiting: int) -> dict[str, Any]:
         alive = None if self.workers is None else self.workers()
         return {"status": "no worker runs" if alive == 0 else "ok", "waiting": waiting, "workers": alive}
 
     def close(self) -> None:
         self.writer.close()
-        for pool in (self._readers, self._pulse):
+        for pool in (self._readers, self._health_thread):
             pool.shutdown(wait=False, cancel_futures=True)
         self.board.close()
 

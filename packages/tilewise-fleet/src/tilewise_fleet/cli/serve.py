@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8100,
     rate: Annotated[
-        float, typer.Option(min=0, help="Requests per second that may add measurements with one token; 0: no limit.")
+        float,
+        typer.Option(min=0, help="Requests per second that may add measurements with one token, times 10 in all."),
     ] = 50.0,
     open_to_all: Annotated[
         bool, typer.Option("--no-tokens", help="Accept measurements without a token; only on 127.0.0.1.")
@@ -29,7 +29,8 @@ def serve(
 
     Example: tilewise fleet serve --store postgresql://tilewise@db/measurements --port 8100
     """
-    uvicorn = require_uvicorn()
+    require_uvicorn()
+    from tilewise.web.connections import GuardedServer, allow_files
     from tilewise_fleet.service.app import create_app
 
     if not is_url(store) and not Path(store).exists():
@@ -39,17 +40,11 @@ def serve(
     if open_to_all and host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigurationError("--no-tokens works on one machine only; leave --host at 127.0.0.1.")
     app = create_app(store, rate=rate, tokens=not open_to_all)
-    config = uvicorn.Config(
-        app, host=host, port=port, log_level="error", access_log=False, ws="none", timeout_keep_alive=30,
-        timeout_graceful_shutdown=5, limit_concurrency=2000, backlog=2048, h11_max_incomplete_event_size=16 << 10,
-    )  # fmt: skip
+    allow_files()
     listening = listen(host, port)
     freeze_imports()
-    server = uvicorn.Server(config)
-    # The handlers only set a flag: an exception raised at an arbitrary moment could be swallowed by the code it
-    # interrupts. uvicorn installs its own handlers while it runs, and raises the signal again after a clean shutdown.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+    server = GuardedServer(app, listening)
+    server.stop_on_signals()
     typer.echo(f"the service is at http://{format_address(listening)}; its page is /docs")
     sys.stdout.flush()
-    server.run(sockets=[listening])
+    server.run(sockets=[])

@@ -20,29 +20,34 @@ try:
     from starlette.exceptions import HTTPException
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from tilewise.web.limits import HEADERS, Limits
     from tilewise_fleet.service.service import ChoiceService
 except ImportError as error:
     raise UnavailableError(f"a service needs {error.name}: pip install tilewise-fleet") from None
 
 from tilewise_fleet.service import models
 
-_STATUS = {"token": 401, "machine": 403, "too large": 413, "rate": 429}
+_STATUS = {"token": 401, "machine": 403, "conflict": 409, "too large": 413, "rate": 429}
+_REQUESTS_PER_RATE = 10.0  # all requests of a client for each that may add measurements; arbitrary
+# The page /docs loads its scripts from another site, which the board's content security policy forbids.
+_HEADERS = {name: value for name, value in HEADERS.items() if name != b"content-security-policy"}
 _ABOUT = "The configuration that a kernel should use, from the fleet's measurements or the cost model."
 _DESCRIPTIONS = {
     400: "invalid request",
     401: "missing or unknown token",
     403: "token of another machine",
+    409: "the uid of a batch belongs to other measurements",
     413: "too large",
     429: "too many requests",
     503: "the store is not available",
 }
 
 
-def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> FastAPI:
+def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> Limits:
     """Create the application over the store at `where`.
 
-    `rate` limits the requests per second that may add measurements with one token. If `tokens` is false, no token is
-    needed, which is meant for experiments on one machine.
+    `rate` limits the requests per second that may add measurements with one token; a client may send ten times as many
+    requests in all. If `tokens` is false, no token is needed, which is meant for experiments on one machine.
     """
     service = ChoiceService(where, rate, tokens)
 
@@ -61,7 +66,7 @@ def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> FastAP
     app.add_exception_handler(TilewiseError, on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
-    return app
+    return Limits(app, service.lookup, _REQUESTS_PER_RATE * rate, service.pulse, _HEADERS)
 
 
 def _error_models(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -79,14 +84,14 @@ def _request_body(model: type[Any], secured: bool = False) -> dict[str, Any]:
 def _add_routes(app: FastAPI, service: ChoiceService) -> None:
     """Add the routes, and the schemas of request bodies to the OpenAPI document."""
 
-    @app.post("/choose", response_model=models.Choices, responses=_error_models(400, 413, 503),
+    @app.post("/choose", response_model=models.Choices, responses=_error_models(400, 401, 413, 429, 503),
               openapi_extra=_request_body(models.ChooseRequest))  # fmt: skip
     async def choose(request: Request) -> Response:
         """Return the configuration to use, measured or from the cost model, and its confidence."""
         return await _choose_response(service, request)
 
     @app.post("/measurements", response_model=models.MeasurementCounts, status_code=201,
-              responses=_error_models(400, 401, 403, 413, 429, 503),
+              responses=_error_models(400, 401, 403, 409, 413, 429, 503),
               openapi_extra=_request_body(models.Measurements, secured=True))  # fmt: skip
     async def measurements(request: Request) -> Response:
         """Add measurements; the response is sent after they are committed to the store."""
@@ -95,8 +100,7 @@ def _add_routes(app: FastAPI, service: ChoiceService) -> None:
     @app.get("/health", response_model=models.Health, responses=_error_models(503))
     async def health() -> models.Health:
         """Report whether the store answers, and how many requests wait for it."""
-        await service.from_store(lambda store: store.database.read("SELECT 1"))
-        return models.Health(status="ok", store=service.store_thread.name, waiting=service.store_thread.backlog)
+        return models.Health(**await service.pulse.check())
 
     @app.get("/metrics", response_class=Response, include_in_schema=False)
     async def metrics() -> Response:

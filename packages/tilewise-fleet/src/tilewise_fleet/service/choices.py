@@ -61,7 +61,7 @@ class CachedProblem:
 
     runtimes: MeasuredRuntimes | None
     expires: float  # time of the next read from the store; negative: read before the next choice
-    requests: int = 0
+    requests: int = 0  # with a token
     queued: bool = False
     choices: dict[int, EncodedChoice] = field(default_factory=dict)  # by the number of the list of configurations
 
@@ -179,18 +179,15 @@ class ChoiceCache:
         return self._lists[key]
 
     def lookup(self, query: ChoiceQuery) -> CachedProblem | None:
-        """Return the cached problem of a query, and count the request; None if it is not cached."""
-        entry = self.problems.get(query.key)
-        if entry is not None:
-            entry.requests += 1
-        return entry
+        """Return the cached problem of a query; None if it is not cached."""
+        return self.problems.get(query.key)
 
     def update(self, query: ChoiceQuery, runtimes: MeasuredRuntimes | None) -> CachedProblem:
         """Cache the measurements of a problem that were just read from the store."""
         now = time.monotonic()
         entry = self.problems.get(query.key)
         if entry is None:
-            entry = self.problems[query.key] = CachedProblem(runtimes, now + REFRESH_SECONDS, 1)
+            entry = self.problems[query.key] = CachedProblem(runtimes, now + REFRESH_SECONDS)
             if len(self.problems) > self._max_problems:
                 self.problems.popitem(last=False)
         elif entry.runtimes != runtimes:

@@ -22,6 +22,8 @@ from tilewise.errors import Rejected, UnavailableError
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
 from tilewise.web.bodies import ListCache, parse, read_body
+from tilewise.web.health import Pulse
+from tilewise.web.limits import HOLDER
 from tilewise.web.rates import Rates
 from tilewise_fleet.service import checks
 from tilewise_fleet.service.choices import (
@@ -40,6 +42,7 @@ from tilewise_fleet.service.tokens import ANY_MACHINE, TokenOwner, find_owner
 # before they are queued in one transaction.
 _STORE_SECONDS, _TOKEN_SECONDS, _QUEUE_SECONDS = 10.0, 10.0, 0.2
 _MAX_TO_QUEUE = 2000  # problems per transaction; arbitrary
+_QUEUED_PER_HOUR = 500.0  # problems that one token may queue; arbitrary, a machine measures about a hundred
 
 
 class Meters:
@@ -69,6 +72,8 @@ class ChoiceService:
         self._owners: dict[str, tuple[float, TokenOwner | None]] = {}  # token -> expiry, owner
         self._runs: dict[tuple[str, str], int] = {}  # used by the store's thread only
         self._lists = ListCache()
+        self._queue_quota = Rates(_QUEUED_PER_HOUR / 3600, _QUEUED_PER_HOUR)
+        self.pulse = Pulse(self._query_health, self._describe_health)
         self._to_queue: list[_QueueItem] = []
 
     async def from_store(self, work: Any) -> Any:
@@ -78,16 +83,26 @@ class ChoiceService:
         except TimeoutError:
             raise UnavailableError("the store does not answer; try again in a moment") from None
 
+    def _query_health(self) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self.from_store(lambda store: store.database.read("SELECT 1")))
+
+    def _describe_health(self, _: Any) -> dict[str, Any]:
+        return {"status": "ok", "store": self.store_thread.name, "waiting": self.store_thread.backlog}
+
     async def choose(self, request: Request) -> bytes:
-        """Return the choices for the problems of a request, as JSON."""
+        """Return the choices for the problems of a request, as JSON.
+
+        Only requests with a token can queue problems for the fleet, and count for how often a problem is requested.
+        """
         start = time.perf_counter()
         queries = self._parse_queries(self._lists.parse(await read_body(request)))
+        owner = self._owner(request)
         entries = await self._cached_problems(queries)
         choices: list[bytes] = []
         for query, entry in zip(queries, entries, strict=True):
             if choices and query.number not in entry.choices:
                 await asyncio.sleep(0)  # a choice that is not cached takes a millisecond: let other requests run
-            choices.append(self._choose_one(query, entry).text)
+            choices.append(self._choose_one(query, entry, owner).text)
         self.meters.seconds.observe(time.perf_counter() - start)
         return b'{"choices": [%s]}' % b", ".join(choices)
 
@@ -124,13 +139,15 @@ class ChoiceService:
                 self._refresh(query, entry)
         return [entry for entry in entries.values() if entry is not None]
 
-    def _choose_one(self, query: ChoiceQuery, entry: CachedProblem) -> EncodedChoice:
+    def _choose_one(self, query: ChoiceQuery, entry: CachedProblem, owner: TokenOwner | None) -> EncodedChoice:
         """Choose a configuration, and queue the problem for the fleet if it should be measured."""
         choice = self.cache.choose(query, entry)
         self.meters.choices[choice.source].inc()
-        why = self.cache.reason_to_measure(query, entry, choice)
-        if why is not None:
-            self._queue(query, entry, why)
+        if owner is not None and owner.may_write(query.machine.partition):
+            entry.requests += 1
+            why = self.cache.reason_to_measure(query, entry, choice)
+            if why is not None:
+                self._queue(query, entry, owner, why)
         return choice
 
     def _refresh(self, query: ChoiceQuery, entry: CachedProblem) -> None:
@@ -146,18 +163,21 @@ class ChoiceService:
             future = self.store_thread.submit(lambda store: read_runtimes(store, query.machine, query.problem))
             future.add_done_callback(on_done)
 
-    def _queue(self, query: ChoiceQuery, entry: CachedProblem, why: str) -> None:
-        """Queue a problem for the fleet.
+    def _queue(self, query: ChoiceQuery, entry: CachedProblem, owner: TokenOwner, why: str) -> None:
+        """Queue a problem for the fleet, within the quota of the token.
 
         Problems are gathered for a moment and written in one transaction, because each transaction waits for the disk.
+        Their priorities are negative, below that of planned problems (0); the more requests, the higher.
         """
+        if len(self._to_queue) >= _MAX_TO_QUEUE or not self._queue_quota.take(owner.id):
+            return
         entry.queued = True
-        if len(self._to_queue) >= _MAX_TO_QUEUE or not measurable_problems(query.machine.kind, [query.problem]):
+        if not measurable_problems(query.machine.kind, [query.problem]):
             return
         self.meters.queued.labels(why).inc()
         if not self._to_queue:
             asyncio.get_running_loop().call_later(_QUEUE_SECONDS, self._write_queue)
-        self._to_queue.append((query.machine, query.problem, 1.0 + entry.requests, why))
+        self._to_queue.append((query.machine, query.problem, -1.0 / entry.requests, why))
 
     def _write_queue(self) -> None:
         items, self._to_queue = self._to_queue, []
@@ -172,7 +192,7 @@ class ChoiceService:
 
     async def measurements(self, request: Request) -> Response:
         """Validate the measurements of a request, store them, and return their number."""
-        owner = await self._authenticate(request)
+        owner = self._authenticate(request)
         if not self._rates.take(owner.id):
             raise Rejected("rate", "too many requests in a short time; try again in a moment")
         content = parse(await read_body(request))
@@ -202,21 +222,30 @@ class ChoiceService:
         for uid, problem, default_ns, timings in batches:
             store.add_batch(self._runs[key], Kernel(PROGRAM, problem), 0, default_ns, timings, uid=f"{owner.id}/{uid}")
 
-    async def _authenticate(self, request: Request) -> TokenOwner:
-        """Return the owner of the request's bearer token; raises an error if the token is missing or unknown."""
-        if not self._tokens:
-            return TokenOwner("local", ANY_MACHINE)
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not 0 < len(token) <= 200:
-            raise Rejected("token", "this request needs a token of the store: Authorization: Bearer tw_…")
+    async def lookup(self, token: str) -> TokenOwner | None:
+        """Return the owner of a token; None if it is unknown or revoked."""
         expires, owner = self._owners.get(token, (0.0, None))
         if expires < time.monotonic():
             owner = await self.from_store(lambda store: find_owner(store, token))
             if len(self._owners) > 4096:  # bounds the memory that invalid tokens can take
                 self._owners.clear()
             self._owners[token] = (time.monotonic() + _TOKEN_SECONDS, owner)
+        return owner
+
+    def _owner(self, request: Request) -> TokenOwner | None:
+        """Return the owner of the request's token, which `Limits` has looked up."""
+        if not self._tokens:
+            return TokenOwner("local", ANY_MACHINE)
+        owner: TokenOwner | None = request.scope.get(HOLDER)
+        return owner
+
+    def _authenticate(self, request: Request) -> TokenOwner:
+        """Return the owner of the request's token; raises an error if the token is missing or unknown."""
+        owner = self._owner(request)
         if owner is None:
-            raise Rejected("token", "the token is unknown or was revoked")
+            unknown = bool(request.headers.get("authorization"))
+            sentence = "this request needs a token of the store: Authorization: Bearer tw_…"
+            raise Rejected("token", "the token is unknown or was revoked" if unknown else sentence)
         return owner
 
 
