@@ -23,6 +23,12 @@ from tilewise.graph.trace import trace as trace_module
 from tilewise.nn import Module
 from tilewise.quantize.array import QuantizedArray, quantize_array
 from tilewise.quantize.calibration import Calibration, EvaluatedBatch, calibrated_with_holdout, check_fits, check_model
+from tilewise.quantize.checks import (
+    check_same_integers,
+    first_deviating_layer,
+    state_dynamic_error,
+    warn_if_slower,
+)
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import DynamicLinear, QuantizedLinear
@@ -349,40 +355,6 @@ def signal_to_noise(model: QuantizedModel, reference: Graph, x: Array) -> dict[i
     return ratios
 
 
-def check_same_integers(model: QuantizedModel, x: Array) -> None:
-    """Compare the native plan with the same integers computed layer by layer; AccuracyError if they differ."""
-    stepwise: dict[int, Value] = {}
-    model.run(x, lambda index, value: stepwise.__setitem__(index, value))
-    planned = model._checked(x)
-    for part in model._parts:
-        if isinstance(part, int):
-            planned[part] = model._step(part, planned)
-            continue
-        part.run(planned)
-        for index, _ in part.results:
-            if not np.array_equal(model._as_float(planned[index]), model._as_float(stepwise[index]), equal_nan=True):
-                raise AccuracyError(
-                    f"the native plan up to {model.graph.steps[index].name} gives other integers than NumPy; "
-                    "set TILEWISE_NATIVE=0 to quantize without it, and please report this"
-                )
-
-
-def first_deviating_layer(model: QuantizedModel, reference: Graph, x: Array, bound: float) -> str:
-    """A sentence that names the first layer whose result deviates by more than `bound` of its largest value."""
-    exact: list[Array] = []
-    reference.run(x, lambda _, result: exact.append(result))
-    found: list[str] = []
-
-    def watch(index: int, value: Value) -> None:
-        result, expected = model._unscaled(index, model._as_float(value)), exact[index]
-        error = float(np.abs(result - expected).max(initial=0)) / max(float(np.abs(expected).max(initial=0)), 1e-30)
-        if not found and (error > bound or not np.isfinite(error)):
-            found.append(f"the first layer beyond it is {reference.steps[index].name}, off by {error:.2%}")
-
-    model.run(x, watch)
-    return found[0] if found else "no layer deviates on the calibration data"
-
-
 def quantize(
     model: Module,
     calibration_dataset: Iterable[Any] | Calibration | None = None,
@@ -415,14 +387,14 @@ def quantize(
     (8, 10)
     """
     check_model(model)
+    if max_error is not None and not 0 < max_error < np.inf:
+        raise ConfigurationError("max_error is a share of the largest result, such as 0.01, or None")
     if bits == 4:
         return _in_four_bits(model, calibration_dataset, symmetric, accuracy_drop is not None or bool(list(keep_float)))
     if bits != 8 or not symmetric:
         raise ConfigurationError("bits is 8 or 4, and weights with a minimum (symmetric=False) have four bits")
     if is_transformer(model):
-        return _dynamic(model, calibration_dataset)
-    if max_error is not None and not 0 < max_error < np.inf:
-        raise ConfigurationError("max_error is a share of the largest result, such as 0.01, or None")
+        return _dynamic(model, calibration_dataset, tuple(keep_float), max_error, accuracy_drop, evaluate)
     kept = dict.fromkeys(keep_float, "asked for")
     if not isinstance(calibration_dataset, Calibration) and accuracy_drop is not None:
         calibration_dataset = list(calibration_dataset or ())
@@ -447,6 +419,7 @@ def quantize(
         else:
             quantized = _within_error(graph, calibration, kept, first, holdout, max_error)
         check_same_integers(quantized, first.x[:1])
+        warn_if_slower(quantized, model, first.x[:1])
         return quantized
     if evaluate is None or isinstance(calibration_dataset, Calibration):
         raise ConfigurationError(
@@ -455,15 +428,31 @@ def quantize(
     return _within_drop(model, calibration, kept, accuracy_drop, evaluate, cast(list[Any], calibration_dataset))
 
 
-def _dynamic(model: Module, data: Any) -> Module:
-    """Every linear layer in INT8, quantized row by row. The first two inputs are kept for `save_quantized`."""
+def _dynamic(
+    model: Module,
+    data: Any,
+    keep_float: tuple[str, ...],
+    max_error: float | None,
+    accuracy_drop: float | None,
+    evaluate: Evaluate | None,
+) -> Module:
+    """Quantize every linear layer row by row. The first two inputs are stored with the model for `save_quantized`."""
     from tilewise.quantize.dynamic import quantize_dynamic
 
-    quantized = quantize_dynamic(model)
+    quantized = quantize_dynamic(model, keep_float)
     first = data[0] if isinstance(data, list | tuple) and data else None
     if isinstance(first, np.ndarray | Tensor):
         array = first.data if isinstance(first, Tensor) else first
         quantized.quantization_example = array[:2].copy()  # type: ignore[attr-defined]
+        state_dynamic_error(quantized, model, array, max_error if accuracy_drop is None else None)
+        warn_if_slower(quantized, model, array[:1], stacklevel=4)
+    if accuracy_drop is not None and evaluate is not None:
+        drop = evaluate(model) - evaluate(quantized)
+        if drop > accuracy_drop:
+            raise AccuracyError(
+                f"INT8 loses {drop:.4f} of the accuracy, more than accuracy_drop={accuracy_drop:g} allows; "
+                "name layers in keep_float, or allow more"
+            )
     return quantized
 
 

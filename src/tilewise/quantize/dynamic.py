@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Collection
 
 from tilewise import nn
 from tilewise.errors import ConfigurationError
@@ -47,23 +48,40 @@ class QuantizedAttention(MultiHeadAttention):
         return self.in_proj
 
 
-def quantize_dynamic(model: Module) -> Module:
-    """A copy of `model` in which every linear layer computes in int8."""
+def quantize_dynamic(model: Module, keep_float: Collection[str] = ()) -> Module:
+    """Return a copy of `model` whose linear layers compute in int8, apart from those named in `keep_float`."""
     if is_quantized(model):
         raise ConfigurationError("this model is quantized already")
+    names = [name for name, m in model.named_modules() if isinstance(m, MultiHeadAttention | nn.Linear)]
+    unknown = set(keep_float) - set(names)
+    if unknown:
+        raise ConfigurationError(f"there is no linear layer {sorted(unknown)[0]!r} to keep in float")
     out = copy.deepcopy(model)
-    _replace(out)
-    left = [name for name, m in out.named_modules() if isinstance(m, nn.Conv2d)]
-    if left:
-        warnings.warn(f"{', '.join(left)}: convolutions inside a module of your own stay in float32", stacklevel=3)
+    _replace_linear_layers(out, "", keep_float)
+    # An int8 layer has no gradient: without this every call would have to be made under no_grad().
+    for tensor in out.parameters():
+        tensor.requires_grad = False
+    convolutions = [name for name, m in out.named_modules() if isinstance(m, nn.Conv2d)]
+    if convolutions:
+        warnings.warn(
+            f"{_some(convolutions)} in float32: only linear layers of a transformer compute in INT8", stacklevel=3
+        )
     return out.eval()
 
 
-def _replace(module: Module) -> None:
+def _some(names: list[str]) -> str:
+    """Name the first convolution, and count the others."""
+    return f"{names[0]} stays" if len(names) == 1 else f"{names[0]} and {len(names) - 1} other convolutions stay"
+
+
+def _replace_linear_layers(module: Module, prefix: str, keep_float: Collection[str]) -> None:
     for name, child in list(module.named_children()):
+        path = f"{prefix}{name}"
+        if path in keep_float:
+            continue
         if isinstance(child, MultiHeadAttention):
             setattr(module, name, QuantizedAttention(child))
         elif isinstance(child, nn.Linear):
             setattr(module, name, QuantizedLinear.from_float(child))
         else:
-            _replace(child)
+            _replace_linear_layers(child, f"{path}.", keep_float)

@@ -40,7 +40,7 @@ _RUN, _CHECKED, _LOOKED_AT = 1 << 25, 1 << 28, 1 << 22
 # Standard deviation of the logarithm of the error between images, before any image was measured, and the images that it
 # counts as. Networks exported from timm have 0.22 to 0.66. The search assumes the low end, so that few images do not
 # lead to 16 bits everywhere; what is stated about other images assumes the high end.
-_SPREAD_PRIOR, _STATED_SPREAD_PRIOR, _PRIOR_IMAGES = 0.2, 0.66, 8
+_SPREAD_PRIOR, STATED_SPREAD_PRIOR, _PRIOR_IMAGES = 0.2, 0.66, 8
 _TRIES = 6  # candidate models with fewer int16 activations, after the search
 _TIGHTEN = 0.97  # if validation fails, retry with a target this much smaller
 # Cost of int16 in cycles of an AVX2 core, roughly: per product, per product of a grouped layer, per stored value.
@@ -222,7 +222,7 @@ def _measured(model: Any, images: EvaluatedBatch) -> float:
 def stated_error(model: Any, check: EvaluatedBatch) -> float:
     """The error that is stated about images other than `check`, whose first `unseen` images were not observed."""
     count = check.unseen or len(check.x)
-    return predicted_error(model.run(check.x[:count]), check.result[:count], _STATED_SPREAD_PRIOR)
+    return predicted_error(model.run(check.x[:count]), check.result[:count], STATED_SPREAD_PRIOR)
 
 
 def measured_error(result: Array, exact: Array) -> float:

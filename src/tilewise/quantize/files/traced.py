@@ -93,7 +93,7 @@ class NodeWriter:
             return {"linear": [q, self._array(value.weight_scale), bias, value.activation]}
         if isinstance(value, np.ndarray | np.generic):
             if isinstance(other, np.ndarray) and other.shape != np.shape(value):
-                raise ConfigurationError("a constant of this network depends on the batch, so it cannot be written")
+                return self._repeated(np.asarray(value), other)
             return self._array(np.asarray(value))
         if isinstance(value, type | np.dtype):
             return {"dtype": str(np.dtype(value))}
@@ -106,6 +106,13 @@ class NodeWriter:
         if rest:
             raise ConfigurationError("a size of this network follows the batch in a way that cannot be written")
         return {"batch": [each, value - each * first]}
+
+    def _repeated(self, value: Array, other: Array) -> dict[str, Any]:
+        """Encode a constant that was repeated for every image of the batch, such as position embeddings."""
+        follows = (len(value), len(other)) == self._batches and value.shape[1:] == other.shape[1:]
+        if not follows or (value != value[:1]).any() or (other != value[:1]).any():
+            raise ConfigurationError("a constant of this network depends on the batch, so it cannot be written")
+        return {"repeated": self._array(np.ascontiguousarray(value[:1]))}
 
     def _array(self, array: Array) -> dict[str, str]:
         name = f"{self._prefix}{len(self._arrays)}"
@@ -149,6 +156,7 @@ class NodeReader:
             "array": self._arrays.__getitem__,
             "dtype": lambda name: np.dtype(str(name)),
             "batch": lambda pair: Following(int(pair[0]), int(pair[1])),
+            "repeated": lambda array: RepeatedConstant(self._value(array)),
             "taps": lambda arrays: Taps(*(self._value(v) for v in arrays)),
             "linear": self._linear,
         }
@@ -170,8 +178,20 @@ class Following:
         return self.each * batch + self.fixed
 
 
+class RepeatedConstant:
+    """A constant with one entry of shape (1, ...) that is repeated for every image of the batch."""
+
+    def __init__(self, array: Array) -> None:
+        if not isinstance(array, np.ndarray) or array.shape[:1] != (1,):
+            raise ValueError
+        self.array, self.nbytes = array, array.nbytes
+
+    def at(self, batch: int) -> Array:
+        return np.broadcast_to(self.array, (batch, *self.array.shape[1:]))
+
+
 def _at_batch(value: Any, batch: int) -> Any:
-    if isinstance(value, Following):
+    if isinstance(value, Following | RepeatedConstant):
         return value.at(batch)
     if isinstance(value, tuple | list):
         return type(value)(_at_batch(v, batch) for v in value)
@@ -214,7 +234,7 @@ class TracedModel(Module):
         batch = len(values[0].data) if values[0].ndim else 0
         uses = self._last_uses()
         for number, node in enumerate(self.nodes, len(self.inputs)):
-            tensors = [values[v.number] if isinstance(v, Value) else _constant(v) for v in node.inputs]
+            tensors = [values[v.number] if isinstance(v, Value) else _constant(v, batch) for v in node.inputs]
             params = {
                 name: values[v.number].data if isinstance(v, Value) else _at_batch(v, batch)
                 for name, v in node.params.items()
@@ -239,7 +259,7 @@ class TracedModel(Module):
     def nbytes(self) -> int:
         """Bytes of all weights."""
         held = [v for node in self.nodes for v in (*node.inputs, *node.params.values())]
-        return sum(int(v.nbytes) for v in held if isinstance(v, np.ndarray | QuantizedLinear))
+        return sum(int(v.nbytes) for v in held if isinstance(v, np.ndarray | QuantizedLinear | RepeatedConstant))
 
 
 def _forward_of(operation: Any) -> Callable[..., Any]:
@@ -247,8 +267,8 @@ def _forward_of(operation: Any) -> Callable[..., Any]:
     return forward
 
 
-def _constant(value: Any) -> Any:
-    return None if value is None else Tensor(np.asarray(value))
+def _constant(value: Any, batch: int) -> Any:
+    return None if value is None else Tensor(np.asarray(_at_batch(value, batch)))
 
 
 def encoded_trace(model: Module, examples: list[Array], arrays: dict[str, Array]) -> dict[str, Any]:
