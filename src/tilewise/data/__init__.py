@@ -3,7 +3,7 @@
 The three most important names: `digits` (images shipped with the package), `mnist` (IDX files) and `text` (token ids).
 """
 
-from tilewise.data.images import ImageData, digits, mnist, model_inputs
+from tilewise.data.images import ImageData, digits, digits_folds, mnist, model_inputs
 from tilewise.data.loader import BatchLoader, DataLoader, TextLoader
 from tilewise.data.text import VOCABULARY, TextData, decode, encode, text
 
@@ -16,6 +16,7 @@ __all__ = [
     "TextLoader",
     "decode",
     "digits",
+    "digits_folds",
     "encode",
     "mnist",
     "model_inputs",

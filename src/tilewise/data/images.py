@@ -6,6 +6,7 @@ handwritten digits" test set (CC BY 4.0, as shipped by scikit-learn), with a str
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,22 @@ def digits() -> ImageData:
         train, test = stored["train"].astype(np.int64), stored["test"].astype(np.int64)
     images = (pixels.astype(np.float32) / np.float32(16)).reshape(-1, 1, 8, 8)
     return ImageData(images[train], labels[train], images[test], labels[test])
+
+
+def digits_folds(count: int = 5, seed: int = 0) -> Iterator[ImageData]:
+    """Yield `count` splits of all 1,797 digits for cross-validation; each image is a test image of one split.
+
+    >>> sum(len(fold.x_test) for fold in digits_folds())
+    1797
+    """
+    whole = digits()
+    x, y = np.concatenate([whole.x_train, whole.x_test]), np.concatenate([whole.y_train, whole.y_test])
+    order = np.random.default_rng(seed).permutation(len(x))
+    order = order[np.argsort(y[order], kind="stable")]  # neighbours have the same class, so folds are stratified
+    for fold in range(count):
+        test = np.arange(len(order)) % count == fold
+        train, held_out = order[~test], order[test]
+        yield ImageData(x[train], y[train], x[held_out], y[held_out])
 
 
 def mnist(path: str | Path) -> ImageData:

@@ -18,7 +18,7 @@ from tilewise._files import write_atomic
 from tilewise._system import cores, cpu_name
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tour.page import page
-from tilewise.tour.stops import Stop, Visit
+from tilewise.tour.stops import Headline, Stop, Visit
 
 Show = Callable[[int, Stop], None]
 
@@ -62,6 +62,25 @@ def _describe_environment(when: str) -> str:
     return f"tilewise {__version__} on {machine}. Measured here, {when}."
 
 
+def headlines(facts: dict[str, Any]) -> list[Headline]:
+    """Choose the three numbers that say most about this machine; stops that were skipped have none."""
+    numbers = []
+    for key, what, cost in (
+        ("cnn", "a CNN, from NumPy in float32 to pruned and INT8", "accuracy {}"),
+        ("gpt", "a GPT, from NumPy without a cache to INT8 weights with one", "{} of the tokens are the same"),
+    ):
+        gains = facts.get(key, {}).get("speedup")
+        if gains:
+            last = list(gains)[-1]
+            quality = cost.format(facts[key]["quality"][last])
+            numbers.append(Headline(f"{gains[last]:,.1f}×", f"faster: {what}; {quality}."))
+    tuning = facts.get("tuning", {})
+    if "five" in tuning:
+        sentence = f"of the fastest tile's speed after five measurements; the default reaches {tuning['default']:.0%}."
+        numbers.append(Headline(f"{tuning['five']:.0%}", sentence))
+    return numbers
+
+
 def take_tour(
     folder: Path, quick: bool = False, show: Show = lambda *_: None, say: Callable[[str], None] = lambda _: None
 ) -> Tour:
@@ -81,6 +100,6 @@ def take_tour(
         show(number, stop)
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = folder / "report.html"
-    write_atomic(report, page(stops, _describe_environment(when)))
+    write_atomic(report, page(stops, _describe_environment(when), headlines(facts)))
     write_atomic(folder / "tour.json", json.dumps({"when": when, **facts}, indent=1) + "\n")
     return Tour(stops, report, facts)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from tilewise.tour.stops import Bars, Stop, Table
+from tilewise.tour.stops import Bars, Headline, Stop, Table
 
 
-def page(stops: Sequence[Stop], about: str) -> str:
-    """Format the whole page; `about` is the line under its title."""
+def page(stops: Sequence[Stop], about: str, headlines: Sequence[Headline] = ()) -> str:
+    """Format the whole page; `about` is the line under its title, `headlines` are the numbers at the top."""
     style = (files("tilewise.tour") / "page.css").read_text(encoding="utf-8")
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -19,7 +19,9 @@ def page(stops: Sequence[Stop], about: str) -> str:
     )
     links = "".join(f'<li><a href="#stop{i}">{escape(stop.title)}</a></li>' for i, stop in enumerate(stops, 1))
     hint = f'<p class="hint">{escape(about)}</p>'
-    intro = f"<h1>tilewise on this machine</h1>{hint}<nav><ol>{links}</ol></nav>"
+    numbers = "".join(f"<div><b>{escape(h.number)}</b><p>{escape(h.sentence)}</p></div>" for h in headlines)
+    hero = f'<div class="headlines">{numbers}</div>' if numbers else ""
+    intro = f"<h1>tilewise on this machine</h1>{hint}{hero}<nav><ol>{links}</ol></nav>"
     body = "\n".join(_section(number, stop) for number, stop in enumerate(stops, 1))
     steps = "".join(f"<li>{_format_code(line)}</li>" for line in NEXT)
     body += f'\n<section id="next"><h2>What next</h2><ul>{steps}</ul></section>'
@@ -65,7 +67,7 @@ def _table(table: Table) -> str:
 
 def bars(chart: Bars) -> str:
     """Format horizontal bars with their values at the end; on a narrow screen the names are above them."""
-    largest = max(chart.values.values(), default=0.0)
+    largest = max(chart.values.values(), default=0.0) if chart.largest is None else chart.largest
     rows = "".join(
         f'<div><span>{escape(name)}</span><p><i style="--share:{_share(value, largest, chart.log):.4f}"></i>'
         f"{_number(value)}</p></div>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ def ranking_stop(visit: Visit) -> Stop:
             f"{len(dataset.test)} kernels of programs it has not seen, {dataset.test.n_configs:,} configurations "
             f"measured ({name}); its five best of each are in {path.name}."
         )
+    largest = max((value for chart in charts for value in chart.values.values()), default=None)
+    charts = [replace(chart, largest=largest) for chart in charts]
     headings = ("how much slower than the best tile", "first choice", "best of five")
     meaning = (
         "A kernel works on its matrices tile by tile: blocks small enough to stay in fast memory. Their size changes "

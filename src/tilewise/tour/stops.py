@@ -17,12 +17,24 @@ class Table:
 
 @dataclass(frozen=True)
 class Bars:
-    """Named values to draw as bars; `log` selects a logarithmic scale."""
+    """Named values to draw as bars; `log` selects a logarithmic scale, `largest` the value of a full bar.
+
+    Charts of one idea share `largest`, so that their bars can be compared.
+    """
 
     title: str
     unit: str
     values: dict[str, float]
     log: bool = False
+    largest: float | None = None
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One number for the top of the report, and the sentence that explains it."""
+
+    number: str
+    sentence: str
 
 
 @dataclass(frozen=True)
