@@ -68,8 +68,12 @@ def test_a_choice_of_the_same_model_cannot_change_and_others_are_made_again() ->
     template = Config({"block_m": 64, "block_n": 64, "block_k": 64, "warps": 4, "stages": 3, "group": 8, "tma": 0,
                        "persistent": 0, "parts": 1, "swapped": 0})  # fmt: skip
     compiled = choice(kernel=f"{FAMILY}.mm", problem=product, candidates=(CUBLAS, template), config=CUBLAS)
-    first, second, third, fourth = compare_lock([same, other_model, unknown, compiled])
+    own = Problem({"dtype": "bf16", "m": 64, "n": 64, "k": 64, "layout": "nt", "epilogue": "none"})
+    first, second, third, fourth, fifth = compare_lock(
+        [same, other_model, unknown, compiled, choice(kernel="product", problem=own)]
+    )
     assert first.verdict is Verdict.SAME
     assert second.verdict is Verdict.CHANGED and second.today is not None and second.today.config in TILES[4:]
     assert third.verdict is Verdict.UNKNOWN and third.today is None
+    assert fifth.today is not None and fifth.today.model.startswith("products")
     assert fourth.today is not None and fourth.today.config in (CUBLAS, template)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from tilewise.errors import ConfigurationError
+from tilewise.gpu.products.call import matmul, problem_of
 from tilewise.gpu.products.config_fields import CUBLAS
-from tilewise.gpu.products.dispatch import choose_unmeasured, matmul, problem_of, rank_kernels
+from tilewise.gpu.products.dispatch import choose_unmeasured, rank_kernels
 from tilewise.gpu.products.family import MAX_PARTIAL_SUMS, ProductFamily, split_work, supports_tma, workspace_sizes
 from tilewise.gpu.products.roofline import columns, fits
 from tilewise.gpu.products.runtime_model import RuntimeModel, required_gain, shipped_runtime_model
-from tilewise.store.problem import Config, Problem
+from tilewise.store.problem import Problem
 from tools.drawn_products import KINDS, drawn_products
 
 SHARED = 232_448
@@ -122,29 +122,6 @@ def test_without_a_gpu_pytorch_computes_the_product() -> None:
     assert torch.allclose(matmul(a, b, bias, activation="relu"), torch.relu(torch.addmm(bias, a, b)))
     with pytest.raises(ConfigurationError, match="needs a bias"):
         matmul(a, b, activation="gelu")
-
-
-def test_a_kernel_that_cannot_be_launched_is_replaced_by_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    from tilewise.gpu.products import dispatch
-    from tilewise.gpu.products.dispatch import ProductChoice
-    from tilewise.gpu.products.family import cublas_call
-
-    class Broken:
-        choices: ClassVar[dict[Problem, ProductChoice]] = {}
-
-        def choose(self, problem: Problem, measure: bool | str) -> ProductChoice:
-            return ProductChoice(FAMILY.configs(problem)[1], False, 2.0)
-
-        def run(self, problem: Problem, operands: Any, config: Config) -> None:
-            if config != CUBLAS:
-                raise RuntimeError("launch failed")
-            cublas_call(problem, operands)()
-
-    monkeypatch.setattr(dispatch, "_dispatcher", Broken)
-    a, b = torch.randn(16, 64, dtype=torch.bfloat16), torch.randn(24, 64, dtype=torch.bfloat16)
-    assert torch.equal(matmul(a, b.T), a @ b.T)
-    assert [choice.config for choice in Broken.choices.values()] == [CUBLAS]
 
 
 def test_strided_matrices_and_other_dtypes_are_not_supported() -> None:

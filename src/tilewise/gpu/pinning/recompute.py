@@ -16,6 +16,7 @@ from tilewise.gpu.inductor.templates import FAMILY, choose_among
 from tilewise.gpu.pinning.choose import model_digest, rank_matmul, shipped_model
 from tilewise.gpu.pinning.lock import LockedChoice
 from tilewise.gpu.products.config_fields import is_cublas
+from tilewise.gpu.products.dispatch import LOCK_KERNEL, choose_unmeasured
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.gpu.triton_kernel import match_matmul
 from tilewise.store.problem import Problem
@@ -46,7 +47,10 @@ def compare_lock(choices: Iterable[LockedChoice]) -> list[Comparison]:
 def _compare_choice(choice: LockedChoice) -> Comparison:
     if choice.model in ("", *_current_models()):
         return Comparison(choice, choice, Verdict.SAME)
-    today = _choose_product(choice) if choice.kernel.startswith(f"{FAMILY}.") else _choose_matmul(choice)
+    if choice.kernel == LOCK_KERNEL:
+        today = _choose_product(choice)
+    else:
+        today = _choose_template(choice) if choice.kernel.startswith(f"{FAMILY}.") else _choose_matmul(choice)
     if today is None:
         return Comparison(choice, None, Verdict.UNKNOWN)
     return Comparison(choice, today, Verdict.SAME if today.config == choice.config else Verdict.CHANGED)
@@ -72,6 +76,16 @@ def _choose_matmul(choice: LockedChoice) -> LockedChoice | None:
 
 
 def _choose_product(choice: LockedChoice) -> LockedChoice | None:
+    """Choose the kernel of one of tilewise's own products again."""
+    model, device = shipped_runtime_model(), find_device(choice.device)
+    if model is None or device is None:
+        return None
+    problem = Problem({**choice.problem, "family": LOCK_KERNEL})
+    best = choose_unmeasured(model, problem, device.shared_bytes_per_block)
+    return replace(choice, config=best.config, model=f"products {model.digest}")
+
+
+def _choose_template(choice: LockedChoice) -> LockedChoice | None:
     """Choose a template of PyTorch's compiler again, from the candidates that the file lists."""
     model = shipped_runtime_model()
     templates = [config for config in choice.candidates if not is_cublas(config)]

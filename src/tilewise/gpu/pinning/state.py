@@ -15,9 +15,18 @@ if TYPE_CHECKING:
 _locks: list[LockFile | None] = []  # one entry for each active pin(), the newest last
 
 
+_changes = [0]  # how often pinning began or ended
+
+
+def generation() -> int:
+    """Return a number that changes whenever pinning begins or ends; records of choices are made per generation."""
+    return _changes[0]
+
+
 def push(lock: LockFile | None) -> None:
     """Begin pinning, with the lock file of its choices if there is one."""
     _locks.append(lock)
+    _changes[0] += 1
 
 
 def pop(lock: LockFile | None) -> None:
@@ -25,6 +34,7 @@ def pop(lock: LockFile | None) -> None:
     for index in reversed(range(len(_locks))):
         if _locks[index] is lock:
             del _locks[index]
+            _changes[0] += 1
             return
 
 

@@ -1,10 +1,10 @@
-"""`matmul` and `linear` on a GPU: choose between our kernels and cuBLAS for each problem, then run the choice.
+"""Choose between our kernels and cuBLAS for each matrix product, and run the choice.
 
 The first call of a shape chooses without measuring: the runtimes of all configurations and of cuBLAS are predicted, and
 a kernel is chosen only if it is ahead by more than the uncertainty of the predictions. Measuring is optional, at once
 or in the background: the most promising kernels are checked against float32, timed interleaved with cuBLAS, and the
-winner is stored for later processes. Everything that cannot be launched (another GPU, other dtypes, strided operands,
-a kernel that does not compile) goes to cuBLAS.
+winner is stored for later processes. A kernel that does not compile or fit is replaced by cuBLAS. Under
+`tilewise.pin()` nothing is measured, and nothing that was measured earlier is used.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.errors import ConfigurationError
-from tilewise.gpu.devices import model_collection
 from tilewise.gpu.families.family import Binary, Operands
 from tilewise.gpu.measure.compiler import compile_binary
-from tilewise.gpu.products.config_fields import CUBLAS, is_cublas
+from tilewise.gpu.pinning.lock import LockedChoice
+from tilewise.gpu.pinning.state import active_lock, is_unmeasured
+from tilewise.gpu.products.config_fields import CUBLAS, TRANSPOSED, is_cublas
 from tilewise.gpu.products.family import (
     MAX_PARTIAL_SUMS,
     ProductFamily,
@@ -32,8 +32,9 @@ from tilewise.gpu.products.family import (
     supports_tma,
     workspace_sizes,
 )
+from tilewise.gpu.products.launch import PreparedLaunch
 from tilewise.gpu.products.roofline import Numbers, columns, fits, sustained_rates
-from tilewise.gpu.products.runtime_model import Prediction, RuntimeModel, required_gain, shipped_runtime_model
+from tilewise.gpu.products.runtime_model import Prediction, RuntimeModel, required_gain
 from tilewise.profile.timing.cuda_graphs import DriverGraphs
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import ChoiceFile, Decision
@@ -47,9 +48,9 @@ _UNIT_SECONDS = 4e-4  # target length of one timed CUDA graph: long beside the e
 _MAX_GRAPH_LAUNCHES = 64
 _L2_BYTES = 128 << 20  # over twice the L2 cache of an H200: operand sets rotate through it
 _MAX_SPILLED_BYTES = 16  # registers spilled per thread; kernels with more are many times slower
-_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "tf32"}
-_EPILOGUES = {None: "bias", "relu": "bias_relu", "gelu": "bias_gelu"}
+_RESERVED_COUNTERS = 1 << 18  # zeroed int32 values for launches inside of CUDA graphs: 1 MiB
 _LOG_SECONDS = Hyperparameters(coefficient=1.0)  # scores are logarithms of seconds: a difference is a gain
+LOCK_KERNEL = "product"  # the name under which lock files keep these choices
 Run = Callable[[], Any]
 
 
@@ -62,22 +63,22 @@ class ProductChoice:
     gain: float
 
 
-_CUBLAS_UNMEASURED = ProductChoice(CUBLAS, False, 1.0)
+CUBLAS_UNMEASURED = ProductChoice(CUBLAS, False, 1.0)
 
 
 def choose_unmeasured(model: RuntimeModel, problem: Problem, shared_bytes: int) -> ProductChoice:
     """Choose by predictions alone. tf32 products always go to cuBLAS: no data exists to set a margin by."""
     if problem.word("dtype") == "tf32":
-        return _CUBLAS_UNMEASURED
+        return CUBLAS_UNMEASURED
     configs, kernels = rank_kernels(model, problem, shared_bytes, 1)
     if not configs:
-        return _CUBLAS_UNMEASURED
+        return CUBLAS_UNMEASURED
     cublas = model.predict_cublas(problem)
     gain = math.log(cublas.seconds[0] / kernels.seconds[0])
     margin = required_gain(supports_tma(problem), math.hypot(kernels.deviation[0], cublas.deviation[0]))
     scores = FixedScores(_LOG_SECONDS, np.array([gain, 0.0]), margin)  # log seconds above the best kernel's
     config = decide(problem, [CUBLAS, configs[0]], scores).config
-    return _CUBLAS_UNMEASURED if is_cublas(config) else ProductChoice(config, False, math.exp(gain))
+    return CUBLAS_UNMEASURED if is_cublas(config) else ProductChoice(config, False, math.exp(gain))
 
 
 def rank_kernels(
@@ -111,9 +112,14 @@ def _kernel_columns(configs: Sequence[Config]) -> dict[str, Numbers]:
 class ProductDispatcher:
     """Chooses and runs the matrix products of one GPU."""
 
-    def __init__(self, torch: Any, model: RuntimeModel, choices: ChoiceFile) -> None:
-        """Read the GPU's properties; `choices` are the measured choices of earlier processes."""
-        self.torch, self.model, self.stored_choices = torch, model, choices
+    def __init__(
+        self, torch: Any, model: RuntimeModel, choices: ChoiceFile, on_measured: Callable[[], None] = lambda: None
+    ) -> None:
+        """Read the GPU's properties; `choices` are those that earlier processes measured.
+
+        `on_measured` is called after every new measurement.
+        """
+        self.torch, self.model, self.stored_choices, self._on_measured = torch, model, choices, on_measured
         self.family = ProductFamily()
         properties = torch.cuda.get_device_properties(0)
         self.shared_bytes = int(properties.shared_memory_per_block_optin)
@@ -122,10 +128,14 @@ class ProductDispatcher:
         self.choices: dict[Problem, ProductChoice] = {}
         self._kernels: dict[str, Any] = {}  # by the binary's key; False for one that cannot be loaded
         self._workspaces: dict[int, dict[str, Any]] = {}  # by stream
+        self._counters: Any = None  # zeroed counters of which every captured launch gets a part of its own
+        self._used_counters = 0
         self._measuring = threading.Lock()
 
     def choose(self, problem: Problem, measure: bool | str = False) -> ProductChoice:
         """Return the choice for a problem: the stored one, else a prediction; `measure` asks for a measurement."""
+        if is_unmeasured():
+            return self._choose_pinned(problem)
         choice = self.choices.get(problem)
         if choice is None:
             stored = self.stored_choices.get(problem)
@@ -140,7 +150,30 @@ class ProductDispatcher:
 
     def _predict(self, problem: Problem) -> ProductChoice:
         choice = choose_unmeasured(self.model, problem, self.shared_bytes)
-        return choice if self._kernel(problem, choice.config) is not False else _CUBLAS_UNMEASURED
+        return choice if self._kernel(problem, choice.config) is not False else CUBLAS_UNMEASURED
+
+    def _choose_pinned(self, problem: Problem) -> ProductChoice:
+        """Return the lock file's choice, else the prediction, which the lock file then gets."""
+        lock, device = active_lock(), str(self.torch.cuda.get_device_name(0))
+        key = Problem({name: value for name, value in problem.items() if name != "family"})
+        locked = None if lock is None else lock.find(LOCK_KERNEL, key, device)
+        if locked is not None:
+            return ProductChoice(locked.config, False, 1.0)
+        choice = self._predict(problem)
+        if lock is not None:
+            reason = "cuBLAS" if is_cublas(choice.config) else f"{choice.gain:.2f} of cuBLAS's speed"
+            lock.add(
+                LockedChoice(
+                    kernel=LOCK_KERNEL,
+                    problem=key,
+                    device=device,
+                    config=choice.config,
+                    predicted=None,
+                    model=f"products {self.model.digest}",
+                    reason=f"{reason} by the cost model",
+                )
+            )
+        return choice
 
     def run(self, problem: Problem, operands: Operands, config: Config, *, allocate: bool = True) -> None:
         """Start the product on the current stream; without `allocate` the operands already have a workspace."""
@@ -149,7 +182,7 @@ class ProductDispatcher:
             return
         stream = self.torch.cuda.current_stream().cuda_stream
         if allocate:
-            operands.scratch |= self._workspace(problem, config, stream)
+            operands.scratch |= self._workspace(problem, config, stream, operands.out)
         launch = self.family.launch(problem, config, operands)
         kernel = self._kernel(problem, config)
         # Compile-time constants take no run-time argument; the others are consumed in order.
@@ -181,21 +214,49 @@ class ProductDispatcher:
             return False
         return kernel
 
-    def _workspace(self, problem: Problem, config: Config, stream: int) -> dict[str, Any]:
-        """Return partial sums and counters for a launch.
+    def prepare(self, problem: Problem, operands: Operands, config: Config) -> PreparedLaunch | None:
+        """Prepare the launch of a kernel for operands of these shapes; None if it has to go through Triton."""
+        operands.scratch |= self._workspace(problem, config, self.torch.cuda.current_stream().cuda_stream, operands.out)
+        try:
+            launch = self.family.launch(problem, config, operands)
+            return PreparedLaunch(self._kernel(problem, config), launch, bool(config.size(TRANSPOSED)))
+        except (AttributeError, LookupError, TypeError):  # another version of Triton
+            return None
 
-        Each stream has its own, kept between calls; a CUDA graph under capture gets buffers of its own.
+    def workspace_addresses(self, problem: Problem, config: Config, stream: int, out: Any) -> tuple[int, int]:
+        """Return the addresses of partial sums and counters for one launch."""
+        buffers = self._workspace(problem, config, stream, out)
+        return buffers["partial_sums"].data_ptr(), buffers["counters"].data_ptr()
+
+    def _workspace(self, problem: Problem, config: Config, stream: int, out: Any) -> dict[str, Any]:
+        """Return partial sums and counters for a launch; a kernel that keeps K whole gets `out`, which it ignores.
+
+        Each stream has its own, kept between calls. A launch inside of a CUDA graph gets buffers of its own, since the
+        graph may run beside other work. Counters must be zero before a launch, and the kernel leaves them at zero.
         """
         torch = self.torch
-        sizes = dict(zip(("partial_sums", "counters"), workspace_sizes(problem, config), strict=True))
-        dtypes = {"partial_sums": torch.float32, "counters": torch.int32}
+        sums, counters = workspace_sizes(problem, config)
+        if not counters:
+            return {"partial_sums": out, "counters": out, "multiprocessors": self.multiprocessors}
         capturing = torch.cuda.is_current_stream_capturing()
+        if self._counters is None and not capturing:
+            self._counters = torch.zeros(_RESERVED_COUNTERS, dtype=torch.int32, device="cuda")
         buffers: dict[str, Any] = {} if capturing else self._workspaces.setdefault(stream, {})
-        for name, size in sizes.items():
-            if name not in buffers or buffers[name].numel() < size:
-                allocate = torch.zeros if name == "counters" else torch.empty
-                buffers[name] = allocate(max(size, 1), dtype=dtypes[name], device="cuda")
+        if "partial_sums" not in buffers or buffers["partial_sums"].numel() < sums:
+            buffers["partial_sums"] = torch.empty(sums, dtype=torch.float32, device="cuda")
+        if capturing:
+            buffers["counters"] = self._captured_counters(counters)
+        elif "counters" not in buffers or buffers["counters"].numel() < counters:
+            buffers["counters"] = torch.zeros(counters, dtype=torch.int32, device="cuda")
         return {**buffers, "multiprocessors": self.multiprocessors}
+
+    def _captured_counters(self, count: int) -> Any:
+        """Return zeroed counters for a launch in a CUDA graph, from the reserve, so that the graph fills nothing."""
+        torch, start = self.torch, self._used_counters
+        if self._counters is None or start + count > _RESERVED_COUNTERS:
+            return torch.zeros(count, dtype=torch.int32, device="cuda")
+        self._used_counters += count
+        return self._counters[start : start + count]
 
     # Measuring
 
@@ -209,6 +270,7 @@ class ProductDispatcher:
             best = min(times, key=times.__getitem__)
             choice = ProductChoice(best, True, times[CUBLAS] / times[best])
             self.choices[problem] = choice
+            self._on_measured()
             best_ns, count = times[best] * 1e9, len(times)
             self.stored_choices.put(
                 Decision(problem, best, "measured", runtime_ns=best_ns, measurements=count, sure=True)
@@ -224,8 +286,10 @@ class ProductDispatcher:
         operand_sets = [family.operands(problem, torch, "cuda", generator) for _ in range(set_count)]
         # Graphs store addresses, so the workspace must reach its final size before the first capture.
         for config in configs:
+            if workspace_sizes(problem, config)[1] == 0:
+                continue
             for operands in operand_sets:
-                operands.scratch |= self._workspace(problem, config, stream.cuda_stream)
+                operands.scratch |= self._workspace(problem, config, stream.cuda_stream, operands.out)
         rates = sustained_rates(self.model.device)
         estimate = max(rates.launch_seconds, footprint / rates.memory_bandwidth)  # seconds, memory-bound
         launches = max(set_count, round(_UNIT_SECONDS / estimate) // set_count * set_count)
@@ -262,102 +326,3 @@ class ProductDispatcher:
             if is_cublas(config) or bool(is_right):
                 graphs[config] = driver.capture([runs[i % sets] for i in range(launches)])
         return graphs
-
-
-@functools.lru_cache(maxsize=1)
-def _dispatcher() -> ProductDispatcher | None:
-    """Return the dispatcher of this process's GPU; None if there is no GPU with a model."""
-    import torch
-
-    model = shipped_runtime_model()
-    if model is None or not torch.cuda.is_available():
-        return None
-    major, minor = torch.cuda.get_device_capability(0)
-    if model_collection(major * 10 + minor) is None:
-        return None
-    machine = f"{torch.cuda.get_device_name(0)}, PyTorch {torch.__version__}"
-    return ProductDispatcher(torch, model, ChoiceFile(None, machine))
-
-
-def matmul(
-    a: Any, b: Any, bias: Any = None, *, activation: str | None = None, residual: Any = None,
-    measure: bool | str = False,
-) -> Any:  # fmt: skip
-    """Compute activation(a @ b + bias) or a @ b + residual for two bf16 or fp16 matrices on the GPU.
-
-    float32 matrices are multiplied in tf32 if `torch.set_float32_matmul_precision` allows it, by cuBLAS unless
-    measured. The first call of a shape takes the configuration that is predicted to be fastest; `measure=True` first
-    times the most promising ones, `measure="background"` does so while the program goes on. An activation ("relu" or
-    "gelu") needs a bias.
-    """
-    if activation not in _EPILOGUES or measure not in (False, True, "background"):
-        raise ConfigurationError(f"activation must be None, 'relu' or 'gelu', not {activation!r}; measure must be a "
-                                 f"bool or 'background', not {measure!r}.")  # fmt: skip
-    if (activation is not None and bias is None) or (bias is not None and residual is not None):
-        raise ConfigurationError("An activation needs a bias, and a residual takes neither a bias nor an activation.")
-    epilogue = "residual" if residual is not None else "none" if bias is None else _EPILOGUES[activation]
-    dispatcher, problem = _dispatcher(), problem_of(a, b, bias, residual, epilogue)
-    if dispatcher is None or problem is None or (a.requires_grad or b.requires_grad):
-        return _torch_matmul(a, b, bias, activation, residual)
-    out = a.new_empty((a.shape[0], b.shape[1]))
-    # Kernels take operands as they are stored; the layout says which one is transposed.
-    left, right = (x.T if side == "t" else x for x, side in zip((a, b), problem.word("layout"), strict=True))
-    inputs = {
-        "a": left,
-        "b": right,
-        "bias": out if bias is None else bias,
-        "residual": out if residual is None else residual,
-    }
-    operands = Operands(inputs, out, out)
-    try:
-        dispatcher.run(problem, operands, dispatcher.choose(problem, measure).config)
-    except Exception:  # whatever failed (kernel, driver, measurement), the caller must get the product
-        dispatcher.choices[problem] = _CUBLAS_UNMEASURED
-        dispatcher.run(problem, operands, CUBLAS)
-    return out
-
-
-def linear(x: Any, weight: Any, bias: Any = None, *, activation: str | None = None, measure: bool | str = False) -> Any:
-    """Compute activation(x @ weight.T + bias), as `torch.nn.functional.linear`; x may have any number of dimensions."""
-    rows = x.reshape(-1, x.shape[-1])  # (rows, in)
-    out = matmul(rows, weight.T, bias, activation=activation, measure=measure)
-    return out.view(*x.shape[:-1], weight.shape[0])
-
-
-def problem_of(a: Any, b: Any, bias: Any, residual: Any, epilogue: str) -> Problem | None:
-    """Describe a product as a problem of the kernels; None if they do not support its dtypes, shapes or strides."""
-    dtype = _DTYPES.get(str(a.dtype))
-    if dtype == "tf32" and not _allows_tf32():
-        return None
-    if dtype is None or a.dim() != 2 or b.dim() != 2 or a.dtype != b.dtype or a.shape[1] != b.shape[0]:
-        return None
-    m, k, n = a.shape[0], a.shape[1], b.shape[1]
-    layouts = [_layout(a), _layout(b)]
-    extras = [x for x in (bias, residual) if x is not None]
-    dense = all(x.is_contiguous() and x.dtype == a.dtype for x in extras)
-    # Binaries are compiled for 16-byte aligned pointers.
-    aligned = all(x.data_ptr() % 16 == 0 for x in (a, b, *extras))
-    if None in layouts or not dense or not aligned or min(m, n, k) < 1 or max(m * k, k * n, m * n) >= 2**31:
-        return None
-    if (bias is not None and tuple(bias.shape) != (n,)) or (residual is not None and tuple(residual.shape) != (m, n)):
-        return None
-    return Problem.of("product", dtype=dtype, m=m, n=n, k=k, layout="".join(map(str, layouts)), epilogue=epilogue)
-
-
-def _allows_tf32() -> bool:
-    import torch
-
-    return str(torch.get_float32_matmul_precision()) != "highest"
-
-
-def _layout(matrix: Any) -> str | None:
-    """Return "n" for a row-major matrix, "t" for a column-major one, None for one with gaps."""
-    return "n" if matrix.is_contiguous() else "t" if matrix.T.is_contiguous() else None
-
-
-def _torch_matmul(a: Any, b: Any, bias: Any, activation: str | None, residual: Any) -> Any:
-    import torch
-
-    addend = residual if residual is not None else bias
-    out = a @ b if addend is None else torch.addmm(addend, a, b)
-    return out if activation is None else getattr(torch.nn.functional, activation)(out)

@@ -73,6 +73,13 @@ def _load_b(
 
 
 @triton.jit
+def _round_to_tf32(tile):
+    """Round to the nearest tf32 value, which lacks the last 13 bits; the tensor cores alone would cut them off."""
+    rounded = ((tile.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(tile == tile, rounded, tile)  # the addition would carry a NaN over into zero
+
+
+@triton.jit
 def _store_output(total, c, bias, residual, row, column, m, n, C_TRANSPOSED: tl.constexpr, EPILOGUE: tl.constexpr):
     """Apply the epilogue and store the tile; in the transposed problem c is stored transposed."""
     rows = row + tl.arange(0, total.shape[0])
@@ -143,6 +150,9 @@ def _compute_unit(
                        TMA=TMA, TRANSPOSED=A_TRANSPOSED, BLOCK_M=BLOCK_M, BLOCK_K=BLOCK_K)  # fmt: skip
         right = _load_b(b, columns, column, depth, n, k,
                         TMA=TMA, TRANSPOSED=B_TRANSPOSED, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K)  # fmt: skip
+        if left.dtype == tl.float32:
+            left = _round_to_tf32(left)
+            right = _round_to_tf32(right)
         total = tl.dot(left, right, total, input_precision="tf32")
     if SPLITS_K:
         if unit >= full_tiles:
