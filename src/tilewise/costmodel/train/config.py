@@ -43,6 +43,7 @@ class TrainSettings:
     average: float = 0.0  # decay of the moving average of the weights, which is then validated; 0 is no average
     settled: float = 0.0  # share of a run before which a checkpoint is replaced by the first later one
     least_steps: int = 0  # minimum steps of an epoch; small collections are passed several times
+    fastest: float = 0.0  # share of the sampled configurations that are the fastest ones; the others are random
     max_seconds: float = 0.0  # 0 is no limit; a limited run is not reproducible bit for bit
 
     def __post_init__(self) -> None:
@@ -53,12 +54,14 @@ class TrainSettings:
                 raise ConfigurationError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
         if not isinstance(self.least_steps, int) or not 0 <= self.least_steps <= _MAX_COUNT:
             raise ConfigurationError(f"least_steps must be a whole number of at least 0, not {self.least_steps!r}.")
-        for name in ("learning_rate", "weight_decay", "max_seconds", "average", "settled"):
+        for name in ("learning_rate", "weight_decay", "max_seconds", "average", "settled", "fastest"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise ConfigurationError(f"{name} must be a number of at least 0, not {value!r}.")
         if self.average >= 1:
             raise ConfigurationError(f"average must be below 1, not {self.average}.")
+        if not self.fastest < 1:
+            raise ConfigurationError(f"fastest must be below 1, not {self.fastest!r}.")
         if not 0 <= self.settled <= 1:
             raise ConfigurationError(f"settled must be between 0 and 1, not {self.settled!r}.")
         if self.select not in SELECTABLE:

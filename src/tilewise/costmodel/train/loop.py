@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from tilewise.costmodel.models.gbdt import GBDT
     from tilewise.costmodel.models.torch.ragged import KernelBatch
+    from tilewise.costmodel.train.device_epochs import DeviceEpochs
     from tilewise.costmodel.train.parallel import ProcessGroup
 
 METRICS = ("opa", "tau", "top1", "top5", "top10")
@@ -64,11 +66,25 @@ def train(
         return _train_trees(dataset, chosen_settings, Path(out_dir).expanduser() if out_dir else None)
     if not dataset.train.labelled or not dataset.valid.labelled:
         raise ConfigurationError("Training needs train and valid splits with runtimes; this collection lacks one.")
-    run = TrainingRun(dataset, chosen_settings, resolve_device(device), Path(out_dir).expanduser() if out_dir else None)
+    folder = Path(out_dir).expanduser() if out_dir else None
+    run = TrainingRun(dataset, chosen_settings, resolve_device(device), folder)
+    if device == "auto" and run.device_epochs is not None:
+        run = _faster_run(run, progress)
     if resume:
         run.resume(progress)
     run.learn(report or (print_epoch if progress and run.writes else silent))
     return run.finish()
+
+
+def _faster_run(run: TrainingRun, progress: bool) -> TrainingRun:
+    """Time a few steps on the GPU and on the CPU, and return a new run on the faster device."""
+    other = TrainingRun(run.dataset, run.settings, "cpu", run.folder, run.preparation)
+    gpu, cpu = run.seconds_per_step(), other.seconds_per_step()
+    device = run.device if gpu <= cpu else "cpu"
+    if progress:
+        print(f"training on {device}: a step takes {1e3 * gpu:.2f} ms on the GPU, {1e3 * cpu:.2f} ms on the CPU",
+              file=sys.stderr)  # fmt: skip
+    return TrainingRun(run.dataset, run.settings, device, run.folder, run.preparation)
 
 
 def _train_trees(dataset: Dataset, settings: TrainSettings, folder: Path | None) -> GBDT:
@@ -86,7 +102,16 @@ def _train_trees(dataset: Dataset, settings: TrainSettings, folder: Path | None)
 class TrainingRun(ResumableRun):
     """Training run of a torch model on a collection of tiles."""
 
-    def __init__(self, dataset: Dataset, settings: TrainSettings, device: str, folder: Path | None) -> None:
+    step_limit: int | None = None  # steps of an epoch, where only their time is of interest
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        settings: TrainSettings,
+        device: str,
+        folder: Path | None,
+        preparation: Preparation | None = None,
+    ) -> None:
         """Fit the preparation, build the model with the seed's initial weights, and set up both splits."""
         import torch
 
@@ -100,9 +125,8 @@ class TrainingRun(ResumableRun):
         self.processes = torchrun_group(device, settings.max_seconds)
         self.writes = self.processes is None or self.processes.first
         kinds = preparation_kinds()
-        self.preparation: Preparation = kinds[getattr(model_class(settings.model), "preparation", "minmax")].fit(
-            dataset.train
-        )
+        kind = getattr(model_class(settings.model), "preparation", "minmax")
+        self.preparation: Preparation = preparation or kinds[kind].fit(dataset.train)
         # Defaults are recorded too, so that a file builds the same model after a default has changed.
         self.kwargs = constructor_defaults(model_class(settings.model)) | dict(settings.model_kwargs)
         check_configs_differ(self.preparation)
@@ -121,8 +145,54 @@ class TrainingRun(ResumableRun):
         self.inputs = InputCache(dataset.train, self.preparation)
         self.validation = InputCache(_validation_kernels(dataset.valid, settings), self.preparation)
 
+    @cached_property
+    def device_epochs(self) -> DeviceEpochs | None:
+        """Whole epochs on the GPU; None where a model, a loss or a collection needs batches made on the host."""
+        if not self.device.startswith("cuda") or self.processes is not None or self.settings.model != "TileRanker":
+            return None
+        from tilewise.costmodel.train.device_epochs import DeviceEpochs, DeviceSplit
+
+        fits = self.loss.has_tensor_form and DeviceSplit.fits(self.inputs, self.preparation.config_width)
+        return DeviceEpochs(self) if fits else None
+
+    def _train_device_epoch(self, steps: DeviceEpochs, epoch: int, started: float) -> dict[str, float]:
+        """Train for one epoch without reading anything from the device until its end."""
+        import torch
+
+        settings, count = self.settings, 0
+        batches = -(-len(self.inputs) // len(steps.kernels))
+        passes = settings.passes(batches)
+        self.module.train()
+        torch.manual_seed(settings.seed * 1_000_003 + epoch)
+        total = torch.zeros((), device=self.device)
+        for number in range(passes):
+            for _ in steps.epoch(settings.seed, epoch * passes + number):
+                share = settings.share_done(epoch + count / (batches * passes), self._elapsed_seconds(started))
+                if (share >= 1 and count) or count == self.step_limit:
+                    break
+                self.optimizer.learning_rate = settings.learning_rate_at(share)
+                count += 1
+            total += steps.total_loss
+        mean = float(total) / max(count, 1)
+        if not np.isfinite(mean):
+            raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
+        return {"epoch": epoch, "train_loss": mean, "train_opa": float("nan")}
+
+    def seconds_per_step(self, steps: int = 24) -> float:
+        """Time some training steps; the weights change, so that the run cannot be used afterwards."""
+        self.step_limit = steps
+        # The first time is a warm-up: it fills caches, and a GPU captures its step.
+        for _ in range(2):
+            started = time.perf_counter()
+            self._train_epoch(0)
+            seconds = time.perf_counter() - started
+        batches = -(-len(self.inputs) // self.settings.batch)
+        return seconds / min(steps, batches * self.settings.passes(batches))
+
     def _train_epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
         """Train for one epoch; returns its mean loss and ordered pair accuracy."""
+        if self.device_epochs is not None:
+            return self._train_device_epoch(self.device_epochs, epoch, started)
         import torch
 
         from tilewise.costmodel.models.torch.fused import kernel_threads
@@ -137,14 +207,21 @@ class TrainingRun(ResumableRun):
             # Dropout is a function of seed and epoch, so that a resumed run repeats it; the factor is a prime.
             torch.manual_seed(settings.seed * 1_000_003 + epoch)
             drawn_batches = chain.from_iterable(
-                epoch_batches(self.inputs, settings.batch, settings.configs, settings.seed, epoch * passes + number)
+                epoch_batches(
+                    self.inputs,
+                    settings.batch,
+                    settings.configs,
+                    seed=settings.seed,
+                    epoch=epoch * passes + number,
+                    fastest=settings.fastest,
+                )
                 for number in range(passes)
             )
             for number, (inputs, targets) in enumerate(drawn_batches):
                 batch = collate(inputs, targets, self.device)
                 # The learning rate follows the share of the run that is finished.
                 share = settings.share_done(epoch + number / batches, self._elapsed_seconds(started))
-                if share >= 1 and number:
+                if (share >= 1 and number) or number == self.step_limit:
                     batches = number  # the time limit ended the epoch early
                     break
                 optimizer.learning_rate = settings.learning_rate_at(share)
@@ -205,14 +282,18 @@ class TrainingRun(ResumableRun):
             scores: torch.Tensor = self.module(batch)
         return scores
 
-    def _loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def tensor_loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Compute the loss by tensor operations on the device."""
+        return self._loss(scores, target, mask, self.loss.on_device)
+
+    def _loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor, loss: Any = None) -> torch.Tensor:
         """Compute the loss; members of an ensemble, (K, members, C), each have their own."""
         # Treat members as more kernels with the same targets.
         if scores.dim() == 3:
             members = scores.shape[1]
             target, mask = target.repeat_interleave(members, 0), mask.repeat_interleave(members, 0)
             scores = scores.flatten(0, 1)
-        return self.loss(scores, target, mask)
+        return (loss or self.loss)(scores, target, mask)
 
     def _validation_metrics(self) -> dict[str, float]:
         """Return the mean metrics over the validation kernels, and the loss on their first configurations."""

@@ -131,6 +131,30 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+def fastest_first_tensor(scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """Compute `fastest_first` by tensor operations, on any device."""
+    order = target.masked_fill(~mask, torch.inf).argsort(dim=1, stable=True)
+    present = mask.gather(1, order)
+    s = (-SHARPNESS * scores).gather(1, order).masked_fill(~present, -1e9)
+    log_sums = s.flip(1).logcumsumexp(1).flip(1)
+    slot = torch.arange(scores.shape[1], device=scores.device)
+    weight = present / (1.0 + slot / _POSITION_SCALE)
+    return ((log_sums - s) * weight).sum() / weight.sum()
+
+
+def log_mse_tensor(scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """Compute `log_mse` by tensor operations, on any device."""
+    gap = (scores - target.clamp_min(1e-9).log()) * mask
+    gap = (gap - gap.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)) * mask
+    return (gap * gap).sum() / mask.sum()
+
+
+TENSOR_LOSSES: dict[Any, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    fastest_first: fastest_first_tensor,
+    log_mse: log_mse_tensor,
+}
+
+
 @dataclass(frozen=True)
 class CombinedLoss:
     """Weighted sum of losses."""
@@ -141,6 +165,15 @@ class CombinedLoss:
         apply: Any = _CombinedFunction.apply
         total: Tensor = apply(scores, target, mask, self)
         return total
+
+    @property
+    def has_tensor_form(self) -> bool:
+        """Whether every term can be computed on the device."""
+        return all(loss in TENSOR_LOSSES for loss, _ in self.terms)
+
+    def on_device(self, scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        """Compute the loss by tensor operations; only if it `has_tensor_form`."""
+        return torch.stack([weight * TENSOR_LOSSES[loss](scores, target, mask) for loss, weight in self.terms]).sum()
 
     def with_gradient(self, scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
         """Return the loss and its gradient by the scores."""

@@ -49,6 +49,8 @@ class FlatAdam:
             p.data = view
             p.grad = self.grads[start : start + p.numel()].view_as(p)
             start += p.numel()
+        # Learning rate and step count on the device, so that a captured step reads their current values.
+        self.rate, self.count = (torch.zeros((), device=device) for _ in range(2))
         self._compiled = native is not None and device.type == "cpu"
         if self._compiled:
             self._vectors = [v.numpy() for v in (self.values, self.grads, self.mean, self.square)]
@@ -68,7 +70,23 @@ class FlatAdam:
         if self._compiled:
             self._compiled_update()
         else:
+            self.rate.fill_(self.learning_rate)
+            self.count.fill_(self.step_count)
             self._update()
+
+    def prepare_device_step(self) -> None:
+        """Count a step that `device_step` takes, and set its learning rate."""
+        self.step_count += 1
+        self.rate.fill_(self.learning_rate)
+        self.count.fill_(self.step_count - 1)
+
+    @torch.no_grad()
+    def device_step(self) -> None:
+        """Clip and update by tensor operations alone, as a captured graph can replay them."""
+        if self.clip_norm is not None:
+            self._clip_tensors(self.clip_norm)
+        self.count += 1
+        self._update()
 
     def _compiled_update(self) -> None:
         _kernels.adam_step(
@@ -81,13 +99,13 @@ class FlatAdam:
         first, second = self.betas
         self.mean.lerp_(self.grads, 1 - first)
         self.square.mul_(second).addcmul_(self.grads, self.grads, value=1 - second)
-        # Bias correction of the second moment; that of the first is in the step size.
-        correction = (1 - second**self.step_count) ** 0.5
+        # Bias correction of both moments.
+        correction = (1 - second**self.count).sqrt()
         denominator = self.square.sqrt().div_(correction).add_(self.epsilon)
         # Decoupled weight decay (AdamW, Loshchilov and Hutter 2019).
         if self.weight_decay:
-            self.values.mul_(1 - self.learning_rate * self.weight_decay)
-        self.values.addcdiv_(self.mean, denominator, value=-self.learning_rate / (1 - first**self.step_count))
+            self.values.mul_(1 - self.rate * self.weight_decay)
+        self.values.sub_(self.mean / denominator * (self.rate / (1 - first**self.count)))
 
     def _flush_denormals(self) -> None:
         """Zero tiny moments: those of rare embedding rows would otherwise decay into denormals, which are slow."""
@@ -102,6 +120,10 @@ class FlatAdam:
                 if not norm <= limit:
                     grad *= np.float32(limit / norm)
             return
+        self._clip_tensors(limit)
+
+    def _clip_tensors(self, limit: float) -> None:
+        """Scale the gradients by torch operations."""
         grads: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(grads))
         factors = (limit / norms.clamp_min(1e-30)).clamp_max(1.0)

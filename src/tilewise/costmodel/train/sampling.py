@@ -78,10 +78,34 @@ class InputCache:
         return inputs
 
 
+def slate_positions(counts: Any, uniform: Any, fastest: float) -> Any:
+    """Return positions (K, C) in each kernel's order by runtime: the fastest, then one of each stratum of the rest.
+
+    `counts` (K,) are the kernels' configurations and `uniform` (K, C) random numbers, both arrays or both tensors.
+    A kernel with at most C configurations gets positions 0 to C - 1, of which those beyond its count are padding.
+    """
+    slots = uniform.shape[1]
+    leaders = int(fastest * slots)
+    slot = (uniform[:1] * 0).cumsum(1) + (uniform[:1] * 0 + 1).cumsum(1) - 1  # 0 to C - 1, of the type of `uniform`
+    # Strata divide the slower configurations by rank into equal parts, so that no configuration is drawn twice.
+    rest = counts[:, None] - leaders
+    drawn = leaders + (slot - leaders + uniform) * rest / (slots - leaders)
+    direct = (slot < leaders) | (counts[:, None] <= slots)
+    return _integers(slot * direct + drawn * ~direct)
+
+
+def _integers(x: Any) -> Any:
+    """Round an array or tensor down to int64."""
+    return x.astype(np.int64) if isinstance(x, np.ndarray) else x.long()
+
+
 def epoch_batches(
-    cache: InputCache, batch: int, configs: int, seed: int, epoch: int
+    cache: InputCache, batch: int, configs: int, seed: int, epoch: int, fastest: float = 0.0
 ) -> Iterator[tuple[list[ModelInputs], list[npt.NDArray[np.float64]]]]:
-    """Yield batches (inputs, targets) of kernels in random order, each with up to `configs` random configurations."""
+    """Yield batches (inputs, targets) of kernels in random order, each with up to `configs` configurations.
+
+    The share `fastest` of them are the fastest ones, the others random.
+    """
     # One generator per epoch, so that resuming needs no generator state.
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(cache))
@@ -89,7 +113,11 @@ def epoch_batches(
         inputs, targets = [], []
         for index in order[start : start + batch].tolist():
             count = cache.kernel(index).n_configs
-            rows = rng.choice(count, min(configs, count), replace=False)
+            if fastest and count > configs:
+                positions = slate_positions(np.array([count]), rng.random((1, configs)), fastest)[0]
+                rows = np.argsort(cache.target(index), kind="stable")[positions]
+            else:
+                rows = rng.choice(count, min(configs, count), replace=False)
             inputs.append(cache.rows(index, rows))
             targets.append(cache.target(index, rows))
         yield inputs, targets

@@ -190,6 +190,18 @@ class KernelBatch:
         return str(self.node.device)
 
     @cached_property
+    def node_slots(self) -> Tensor:
+        """True where a kernel has a node, (K, largest number of nodes)."""
+        counts = torch.as_tensor(self.node_counts, device=self.device)
+        return torch.arange(int(self.node_counts.max()), device=self.device)[None] < counts[:, None]
+
+    def pad_nodes(self, x: Tensor) -> Tensor:
+        """Scatter values of nodes (N, d) to (K, largest number of nodes, d), zero at padding."""
+        padded = x.new_zeros((*self.node_slots.shape, x.shape[-1]))
+        padded[self.node_slots] = x
+        return padded
+
+    @cached_property
     def kernel_of_node(self) -> Tensor:
         """Kernel index of every node, (N,)."""
         return torch.from_numpy(np.repeat(np.arange(len(self.node_counts)), self.node_counts)).to(self.device)

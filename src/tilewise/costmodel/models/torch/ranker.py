@@ -128,21 +128,12 @@ class TileRanker(nn.Module):
 
     def _attend(self, h: Tensor, nodes: Tensor, batch: KernelBatch) -> Tensor:
         """Add attention over the nodes of each configuration's own kernel; the query is folded into the keys."""
-        counts = torch.as_tensor(batch.node_counts, device=nodes.device)
-        slots = torch.arange(int(batch.node_counts.max()), device=nodes.device)[None] < counts[:, None]
         # Kernels have different numbers of nodes: pad, and mask the padding with -inf.
-        keys, values = (self._padded(layer(nodes), slots) for layer in (self.key, self.value))
+        keys, values = (batch.pad_nodes(layer(nodes)) for layer in (self.key, self.value))
         keys = keys.transpose(-1, -2) / math.sqrt(keys.shape[-1])  # (K, node_dim, n)
-        bias = (self.query.bias @ keys).masked_fill(~slots, -torch.inf)
+        bias = (self.query.bias @ keys).masked_fill(~batch.node_slots, -torch.inf)
         weights = torch.baddbmm(bias[:, None], h, self.query.kernel @ keys).softmax(-1)
         return torch.baddbmm(h, weights, values)
-
-    @staticmethod
-    def _padded(x: Tensor, slots: Tensor) -> Tensor:
-        """Scatter nodes (N, d) to (K, max nodes, d), zero where `slots` is False."""
-        padded = x.new_zeros((*slots.shape, x.shape[-1]))
-        padded[slots] = x
-        return padded
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.dropout, self.training)
