@@ -13,10 +13,13 @@ pytest.importorskip("sqlalchemy")
 from tests.bench.test_board import filled, made_up_score, recipe
 from tilewise.bench import Rejected, Settings, parse_recipe
 from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.web.tokens import public_name
 from tilewise_arena.board import Board, open_board, verify
 from tilewise_arena.board.backup import back_up, backup_lines, restore
 from tilewise_arena.board.grades import grades_csv
+from tilewise_arena.board.sessions import open_session, session_holder
 from tilewise_arena.board.tokens import create_token
+from tilewise_arena.cli.teaching import backup, grades
 from tilewise_arena.worker import Watch, run_one
 
 
@@ -83,6 +86,22 @@ def test_the_ledger_says_which_teacher_did_it(board: Board) -> None:
     assert verify(board).good
 
 
+ENTRY_EDITS = (
+    *(
+        (name, "'other'")
+        for name in ("team", "event", "division", "name", "digest", "recipe", "submitted_at", "status")
+    ),
+    *((name, "'other'") for name in ("status", "result", "reason")),
+    *((name, "77") for name in ("score", "bytes", "link")),
+    ("verified", "0"),
+    ("record", "1"),
+    ("score", "NULL"),
+    ("score", "score + 0.001"),
+    ("status", "'disqualified'"),
+    ("status", "'noisy'"),
+)
+
+
 @pytest.mark.parametrize(
     ("statement", "sentence"),
     [
@@ -96,6 +115,24 @@ def test_the_ledger_says_which_teacher_did_it(board: Board) -> None:
         ("UPDATE jobs SET state = 'queued' WHERE entry = 1", "does not say why"),
         ("UPDATE files SET content = 'other'", "does not give its hash"),
         ("DELETE FROM files", "is missing"),
+        ("UPDATE tokens SET created_at = '2020'", "another created_at"),
+        ("UPDATE jobs SET attempts = 99", "attempts or its place in the queue"),
+        ("UPDATE jobs SET attempts = attempts - 1", "attempts or its place in the queue"),
+        ("UPDATE jobs SET turn = 99", "attempts or its place in the queue"),
+        ("UPDATE jobs SET attempts = 99, seal = ''", "attempts or its place in the queue"),
+        ("UPDATE jobs SET entry = entry + 100", "should wait for its run"),
+        ("INSERT INTO jobs VALUES (77, 'queued', 0, 0.0, '', 0, 0, '')", "does not say why"),
+        ("UPDATE sessions SET until = until + 1e6", "session of token"),
+        ("UPDATE sessions SET token = 'other'", "session of token"),
+        ("INSERT INTO sessions VALUES ('aa', 'bb', 9e9, '')", "session of token"),
+        ("CREATE TRIGGER mine AFTER INSERT ON entries BEGIN UPDATE entries SET score = 99; END", "trigger"),
+        ("CREATE TRIGGER mine AFTER UPDATE ON jobs BEGIN UPDATE entries SET team = 'rooks'; END", "trigger"),
+        ("CREATE VIEW best AS SELECT * FROM entries", "trigger, view or rule"),
+        ("UPDATE events SET open = 1", "open or closed"),
+        ("DELETE FROM events", "open or closed"),
+        ("INSERT INTO events VALUES ('CNN_MARATHON', 0)", "open or closed"),
+        ("DELETE FROM entries", "not on the board"),
+        *((f"UPDATE entries SET {name} = {value} WHERE id = 1", f"another {name}") for name, value in ENTRY_EDITS),
     ],
 )
 def test_verify_notices_what_is_changed_beside_the_ledger(board: Board, statement: str, sentence: str) -> None:
@@ -105,9 +142,65 @@ def test_verify_notices_what_is_changed_beside_the_ledger(board: Board, statemen
     with board.write() as transaction:
         content = parse_recipe({"tilewise": 1, "event": "MLP_SPRINT", "steps": steps}).as_dict()
         transaction.submit("owls", content, {"w": b"weights"})
+        transaction.set_open("TILE_OLYMPIAD", False)
+    with board.write() as transaction:
+        assert transaction.claim_job("worker", 3) is not None
+    open_session(board, "teacher1", 60.0)
     assert verify(board).good
-    _unguarded(board).execute(statement)
-    assert sentence in verify(board).faults[0]
+    connection = _unguarded(board)
+    connection.execute(statement)
+    assert sentence in " ".join(verify(board).faults)
+
+
+def test_a_session_that_was_prolonged_or_given_to_another_opens_nothing(board: Board) -> None:
+    names = {team: public_name(create_token(board, team, admin=True)) for team in ("ada", "grace")}
+    for edit in ("UPDATE sessions SET until = until + 1e6", f"UPDATE sessions SET token = '{names['grace']}'"):
+        cookie = open_session(board, names["ada"], 60.0)
+        holder = session_holder(board, cookie)
+        assert holder is not None and holder.team == "ada"
+        _unguarded(board).execute(edit)
+        assert session_holder(board, cookie) is None
+        _unguarded(board).execute("DELETE FROM sessions")
+
+
+def test_a_refused_backup_leaves_nothing_behind(board: Board, tmp_path: Path) -> None:
+    """A student's token as the teacher's: the ledger says otherwise, and once the refused board stayed in place."""
+    filled(board, 1)
+    create_token(board, "owls")
+    back_up(board, tmp_path / "b.jsonl")
+    text = (tmp_path / "b.jsonl").read_text()
+    for old, new in (('"role": "team"', '"role": "admin"'), ('"attempts": 0', '"attempts": 99')):
+        assert old in text
+        (tmp_path / "altered.jsonl").write_text(text.replace(old, new))
+        with pytest.raises(Rejected, match="does not hold a whole board"):
+            restore(tmp_path / "altered.jsonl", tmp_path / "new.sqlite")
+        assert not list(tmp_path.glob("new.sqlite*"))
+    assert restore(tmp_path / "b.jsonl", tmp_path / "new.sqlite") > 0
+
+
+def test_a_board_from_before_the_seals_is_sealed_when_it_is_opened(board: Board) -> None:
+    with board.write() as transaction:
+        transaction.submit("owls", recipe())
+    assert board.path is not None
+    connection = _unguarded(board)
+    connection.executescript("ALTER TABLE jobs DROP COLUMN seal; ALTER TABLE sessions DROP COLUMN seal")
+    assert "have no seals" in verify(board).faults[0]
+    board.close()
+    with open_board(board.path) as again:
+        assert verify(again).good and again.waiting() == 1
+
+
+def test_nothing_is_written_over_without_force(board: Board, tmp_path: Path) -> None:
+    filled(board, 1)
+    path = tmp_path / "precious.txt"
+    for command in (lambda force: backup(path, str(board.path), force=force),
+                    lambda force: grades(str(board.path), path, force=force)):  # fmt: skip
+        path.write_text("precious")
+        with pytest.raises(ConfigurationError, match="--force"):
+            command(False)
+        assert path.read_text() == "precious"
+        command(True)
+        assert path.read_text() != "precious"
 
 
 def test_a_lost_key_is_not_replaced_in_silence(board: Board) -> None:

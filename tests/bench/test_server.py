@@ -240,10 +240,30 @@ def test_pages_show_the_board_the_entry_and_its_recipe(site: Site) -> None:
     text = site.client.get("/board/MLP_SPRINT").text
     assert "owls &amp; co" in text and "&lt;b&gt;bold" in text and "<b>bold" not in text
     text = site.client.get(f"/entry/{number}").text
-    assert "Before and after" in text and "quantize" in text
+    assert "Before and after" in text and "quantize" not in text and "shown when the event is closed" in text
+    with site.board.write() as transaction:
+        transaction.set_open("MLP_SPRINT", False)
+    assert "quantize" in site.client.get(f"/entry/{number}").text
     assert "MLP sprint" in site.client.get("/").text
     for path in ("/board/NOTHING", "/entry/999", "/entry/x", "/nothing"):
         assert site.client.get(path, headers={"accept": "text/html"}).status_code == 404
+
+
+def test_a_recipe_is_its_teams_own_while_the_event_is_open(site: Site) -> None:
+    """Another team could hand it in as its own entry."""
+    number = site.board.add_scored("owls", _parsed("mine"), made_up_score())["entry"]
+    tokens = {team: create_token(site.board, team) for team in ("owls", "mice")}
+    tokens["teacher"] = create_token(site.board, "Ada", admin=True)
+
+    def steps(token: str) -> Any:
+        headers = {"Authorization": f"Bearer {token}"}
+        return site.client.get(f"/api/entries/{number}", headers=headers).json()["recipe"].get("steps")
+
+    assert steps(tokens["owls"]) and steps(tokens["teacher"])
+    assert steps(tokens["mice"]) is None and steps("") is None
+    with site.board.write() as transaction:
+        transaction.set_open("MLP_SPRINT", False)
+    assert steps(tokens["mice"])
 
 
 def _parsed(name: str) -> Any:

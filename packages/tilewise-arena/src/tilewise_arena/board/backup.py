@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,18 +25,19 @@ from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise_arena.board import schema
 from tilewise_arena.board.chain import Link, board_key, check_chain, seal_of
 from tilewise_arena.board.store import Board, open_board
+from tilewise_arena.board.transactions import job_seal
 from tilewise_arena.board.verify import Replay, verify
 
 FORMAT = "tilewise board 1"
 _MOST_BYTES, _MOST_LINE = 16 << 30, 64 << 20
-_LATER = {"beat", "turn"}  # columns that older backups do not have
+_LATER = {"beat", "turn", "seal"}  # columns that older backups do not have
 _TEXT, _MAYBE = str, (str, type(None))
 _COLUMNS: dict[str, dict[str, Any]] = {
     "link": dict.fromkeys(("at", "kind", "body", "previous", "hash", "seal"), _TEXT) | {"seq": int},
     "file": {"digest": _TEXT, "content": _TEXT},
     "token": dict.fromkeys(("id", "hash", "team", "role", "created_at"), _TEXT) | {"revoked_at": _MAYBE},
     "job": {"entry": int, "state": _TEXT, "attempts": int, "lease_until": (int, float), "worker": _TEXT, "beat": int}
-    | {"turn": int},
+    | {"turn": int, "seal": _TEXT},
 }
 
 
@@ -70,8 +72,8 @@ def back_up(board: Board, path: Path) -> int:
 def restore(path: Path, where: str | Path, key: Path | None = None, new_key: bool = False) -> int:
     """Make a new board from a backup; gives the number of links.
 
-    Chain and seals are checked before anything is written, and the board is verified after. A backup without a key
-    needs the one in the file `key`; `new_key` seals every link anew instead.
+    The backup is restored into a temporary board and verified there; nothing of a refused one is left behind. A backup
+    without a key needs the one in the file `key`; `new_key` seals every link anew instead.
     """
     with open_input(path, _MOST_BYTES) as stream, convert_read_errors(path):
         rows = _parse_backup(stream, path)
@@ -82,18 +84,31 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
     count, _, faults = check_chain(links, secret)
     if faults:
         raise Rejected("altered board", f"{path} does not hold a whole board: {faults[0]}")
-    with _empty_board(where, key, secret) as board:
-        try:
-            with board.write() as transaction:
-                _fill(transaction.connection, rows, links)
-        except (ValueError, OverflowError, KeyError) as error:
-            if isinstance(error, TilewiseError):
-                raise
-            raise FileFormatError(f"{path} does not hold a board: {type(error).__name__}") from None
+    for job in rows["job"]:
+        if new_key or "seal" not in job:  # nothing proves its counts, so it starts anew
+            job |= {"attempts": 0, "turn": 0, "seal": job_seal(secret, job["entry"], job["state"], 0, 0)}
+    with (
+        tempfile.TemporaryDirectory(prefix="tilewise-restore-") as folder,
+        _empty_board(Path(folder) / "board.sqlite", None, secret) as board,
+    ):
+        _fill_board(board, rows, links, path)
         verdict = verify(board)
     if not verdict.good:
-        raise Rejected("altered board", f"the restored board is not whole: {verdict.faults[0]}")
+        raise Rejected("altered board", f"{path} does not hold a whole board: {verdict.faults[0]}")
+    with _empty_board(where, key, secret) as board:
+        _fill_board(board, rows, links, path)
     return count
+
+
+def _fill_board(board: Board, rows: dict[str, Any], links: list[Link], path: Path) -> None:
+    """Write the rows of a backup into an empty board."""
+    try:
+        with board.write() as transaction:
+            _fill(transaction.connection, rows, links)
+    except (ValueError, OverflowError, KeyError) as error:
+        if isinstance(error, TilewiseError):
+            raise
+        raise FileFormatError(f"{path} does not hold a board: {type(error).__name__}") from None
 
 
 def _secret(stored_key: bytes | None, key: Path | None, new_key: bool) -> bytes:

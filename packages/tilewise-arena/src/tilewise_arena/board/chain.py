@@ -45,6 +45,11 @@ def seal_of(key: bytes, link: str) -> str:
     return hmac.new(key, link.encode(), hashlib.sha256).hexdigest()
 
 
+def row_seal(key: bytes, table: str, *values: Any) -> str:
+    """Return the keyed hash of a row that the ledger does not describe: a job or a session."""
+    return hmac.new(key, canonical([table, *values]), hashlib.sha256).hexdigest()
+
+
 def make_link(key: bytes, seq: int, at: str, kind: str, body: dict[str, Any], previous: str) -> Link:
     text = canonical(body).decode()
     digest = link_hash(seq, at, kind, text, previous)

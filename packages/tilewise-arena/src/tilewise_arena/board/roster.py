@@ -64,18 +64,23 @@ def tokens_csv(students: Iterable[Student], tokens: dict[str, str]) -> str:
 
 
 def class_grades_csv(board: Board, students: Iterable[Student]) -> str:
-    """Return a line per student: the columns of the roster, and the team's rank and score in each event."""
+    """Return a line per student: the columns of the roster, and the team's rank, score and status in each event.
+
+    The columns are the same before anybody has scored: those of the closed division, and of the open one if it is used.
+    """
     students = list(students)
     columns = list(dict.fromkeys(key for student in students for key in student))
     contests = [(e.name, d) for e in TinyMLPerf.events() for d in ("closed", "open")]
     best = {key: {r["team"]: (rank, r["score"]) for rank, r in best_entries(board, *key)} for key in contests}
-    contests = [contest for contest in contests if best[contest]]
-    heading = [*columns, *(f"{event} {division} {what}" for event, division in contests for what in ("rank", "score"))]
-    rows: list[tuple[str, ...]] = [tuple(heading)]
+    statuses = board.team_statuses()
+    contests = [c for c in contests if c[1] == "closed" or best[c] or any(key[1:] == c for key in statuses)]
+    heading = [f"{event} {division} {what}" for event, division in contests for what in ("rank", "score", "status")]
+    rows: list[tuple[str, ...]] = [(*columns, *heading)]
     for student in students:
         figures: list[str] = []
         for contest in contests:
             rank, score = best[contest].get(student["team"], ("", ""))
-            figures += [str(rank), score if isinstance(score, str) else f"{score:.4f}"]
+            status = "scored" if score != "" else statuses.get((student["team"], *contest), "no entry")
+            figures += [str(rank), score if isinstance(score, str) else f"{score:.4f}", status]
         rows.append((*(safe(student.get(key, "")) for key in columns), *figures))
     return as_csv(rows)

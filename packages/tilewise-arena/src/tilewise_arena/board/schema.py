@@ -87,6 +87,7 @@ jobs = Table(
     Column("worker", String(64), nullable=False, default=""),
     Column("beat", Integer, nullable=False, default=0),  # goes up while its worker lives
     Column("turn", Integer, nullable=False, default=0),  # when it was taken last, counted in jobs taken
+    Column("seal", String(64), nullable=False, default=""),  # keyed hash of entry, state, attempts and turn
 )
 
 sessions = Table(
@@ -95,6 +96,7 @@ sessions = Table(
     Column("hash", String(64), primary_key=True),
     Column("token", String(16), nullable=False),
     Column("until", Float, nullable=False),
+    Column("seal", String(64), nullable=False, default=""),  # keyed hash of the other columns
 )
 
 _INDEXES = (  # said here and not at the columns, so that a board made before them gets them too
@@ -123,6 +125,12 @@ _APPEND_ONLY = {
         "CREATE TRIGGER ledger_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON ledger "
         "FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse()",
     ],
+}
+_TRIGGERS = {
+    "sqlite": "SELECT sql FROM sqlite_master WHERE type IN ('trigger', 'view')",
+    "postgresql": "SELECT tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid WHERE NOT tgisinternal AND "
+    "relname IN ('ledger', 'entries', 'events', 'files', 'tokens', 'jobs', 'sessions') AND tgenabled = 'O' "
+    "UNION ALL SELECT rulename FROM pg_rules WHERE schemaname = current_schema()",
 }
 _LOCK = 0x74696C65  # "tile": one advisory lock per database for whoever appends
 
@@ -165,6 +173,22 @@ def take_turn(connection: Any) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _LOCK})
 
 
+def column_names(connection: Any, table: str) -> set[str]:
+    """Return the names of a table's columns."""
+    return {str(column["name"]) for column in inspect(connection).get_columns(table)}
+
+
+def foreign_triggers(connection: Any) -> list[str]:
+    """Return the triggers, views and rules of a database that a board does not have."""
+    dialect = connection.dialect.name
+    if dialect == "sqlite":
+        expected = {statement.replace("IF NOT EXISTS ", "") for statement in _APPEND_ONLY[dialect]}
+    else:
+        expected = {"ledger_append_only"}
+    present = {str(row[0]) for row in connection.execute(text(_TRIGGERS[dialect]))}
+    return sorted(present - expected)
+
+
 def check_tables(engine: Engine) -> None:
     """Reject a database with a view in place of a table, because a view can compute without end."""
     views = sorted(set(inspect(engine).get_view_names()) & set(metadata.tables))
@@ -172,14 +196,26 @@ def check_tables(engine: Engine) -> None:
         raise UnavailableError(f"this is no board: its {views[0]} is a view, not a table")
 
 
+_LATER_COLUMNS = (("jobs", "beat"), ("jobs", "turn"), ("entries", "bytes"), ("entries", "link"))
+_SEALED_TABLES = ("jobs", "sessions")
+
+
 def create_tables(engine: Engine) -> None:
-    """Create missing tables, columns, indexes and triggers."""
+    """Create missing tables, columns, indexes and triggers.
+
+    Older boards have no seals. Their sessions end, and their jobs start anew, because nothing proves their counts.
+    """
     with engine.execution_options(writes=True).begin() as connection:
         take_turn(connection)
         metadata.create_all(connection)
-        for table, name in (("jobs", "beat"), ("jobs", "turn"), ("entries", "bytes"), ("entries", "link")):
-            if name not in {column["name"] for column in inspect(connection).get_columns(table)}:
+        for table, name in _LATER_COLUMNS:
+            if name not in column_names(connection, table):
                 connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0"))
+        for table in _SEALED_TABLES:
+            if "seal" not in column_names(connection, table):
+                connection.execute(text(f"ALTER TABLE {table} ADD COLUMN seal VARCHAR(64) NOT NULL DEFAULT ''"))
+                connection.execute(text("DELETE FROM sessions"))
+                connection.execute(text("UPDATE jobs SET attempts = 0, turn = 0, seal = ''"))
         last = "" if engine.dialect.name == "sqlite" else " NULLS LAST"  # SQLite has them there by itself
         indexes = [statement.format(last=last) for statement in _INDEXES]
         for statement in (*indexes, *_APPEND_ONLY.get(engine.dialect.name, [])):

@@ -14,6 +14,7 @@ from sqlalchemy import delete, insert, select
 
 from tilewise.errors import UnavailableError
 from tilewise_arena.board import schema
+from tilewise_arena.board.chain import row_seal
 from tilewise_arena.board.store import Board
 from tilewise_arena.board.tokens import Holder
 
@@ -24,20 +25,31 @@ def open_session(board: Board, token: str, seconds: float) -> str:
     with board.write() as transaction:
         connection = transaction.connection
         connection.execute(delete(schema.sessions).where(schema.sessions.c.until < now))
-        connection.execute(insert(schema.sessions).values(hash=_hash(board, secret), token=token, until=now + seconds))
+        digest, until = _hash(board, secret), now + seconds
+        seal = session_seal(_key(board), digest, token, until)
+        connection.execute(insert(schema.sessions).values(hash=digest, token=token, until=until, seal=seal))
     return secret
 
 
 def session_holder(board: Board, secret: str) -> Holder | None:
-    """Return the owner of a cookie; None if it is unknown or has expired, or its token is revoked."""
+    """Return the owner of a cookie; None if it is unknown, altered or has expired, or its token is revoked."""
     session, tokens = schema.sessions, schema.tokens
     is_valid = (
         (session.c.hash == _hash(board, secret)) & (session.c.until > time.time()) & (tokens.c.id == session.c.token)
     )
-    query = select(tokens.c.id, tokens.c.team, tokens.c.role).where(is_valid & tokens.c.revoked_at.is_(None))
+    columns = (tokens.c.id, tokens.c.team, tokens.c.role, session.c.hash, session.c.until, session.c.seal)
+    query = select(*columns).where(is_valid & tokens.c.revoked_at.is_(None))
     with board.read() as connection:
-        found = connection.execute(query).first()
-    return None if found is None else Holder(str(found.id), str(found.team), str(found.role))
+        row = connection.execute(query).first()
+    if row is None:
+        return None
+    seal = session_seal(_key(board), str(row.hash), str(row.id), float(row.until))
+    return Holder(str(row.id), str(row.team), str(row.role)) if hmac.compare_digest(seal, str(row.seal)) else None
+
+
+def session_seal(key: bytes, digest: str, token: str, until: float) -> str:
+    """Return the seal of a session: nobody without the key can prolong it or give it to another token."""
+    return row_seal(key, "sessions", str(digest), str(token), float(until))
 
 
 def end_session(board: Board, secret: str) -> None:
@@ -46,7 +58,12 @@ def end_session(board: Board, secret: str) -> None:
         transaction.connection.execute(delete(schema.sessions).where(schema.sessions.c.hash == _hash(board, secret)))
 
 
-def _hash(board: Board, secret: str) -> str:
+def _key(board: Board) -> bytes:
     if board.key is None:
         raise UnavailableError("this board's key is missing, so nobody can sign in")
-    return hmac.new(board.key, b"session " + secret.encode("utf-8", errors="surrogatepass"), hashlib.sha256).hexdigest()
+    return board.key
+
+
+def _hash(board: Board, secret: str) -> str:
+    content = b"session " + secret.encode("utf-8", errors="surrogatepass")
+    return hmac.new(_key(board), content, hashlib.sha256).hexdigest()

@@ -69,7 +69,11 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
         if engine is not None:
             engine.dispose()
         raise UnavailableError(f"the board at {_safe(str(where))} cannot be opened: {_reason(error)}") from None
-    return Board(engine, sealed, path, key_path)
+    board = Board(engine, sealed, path, key_path)
+    if create and board.has_unsealed_jobs():
+        with board.write() as transaction:
+            transaction.seal_jobs()
+    return board
 
 
 def _url(where: str) -> tuple[str, Path | None]:
@@ -169,6 +173,10 @@ class Board:
     def __init__(self, engine: Engine, key: bytes | None, path: Path | None, key_path: Path) -> None:
         self.engine, self.key, self.path, self.key_path = engine, key, path, key_path
 
+    def has_unsealed_jobs(self) -> bool:
+        """Whether a job has no seal, as on a board that was made before there were seals."""
+        return self._value(select(schema.jobs.c.entry).where(schema.jobs.c.seal == "").limit(1)) is not None
+
     def write_key(self) -> None:
         """Put this board's key into its file; for a board that was restored."""
         assert self.key is not None
@@ -220,6 +228,13 @@ class Board:
         return receipt | {"status": "scored", "score": score.score}
 
     # --- reading ---
+
+    def team_statuses(self) -> dict[tuple[str, str, str], str]:
+        """Return the status of the latest entry by team, event and division."""
+        table = schema.entries
+        query = select(table.c.team, table.c.event, table.c.division, table.c.status).order_by(table.c.id)
+        with self.read() as connection:
+            return {(row.team, row.event, row.division): str(row.status) for row in connection.execute(query)}
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:

@@ -22,7 +22,7 @@ from tilewise.bench.recipe import Recipe, parse_recipe
 from tilewise.bench.scoring import check_consistent
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 from tilewise_arena.board import schema
-from tilewise_arena.board.chain import FIRST, Link, make_link, seal_of
+from tilewise_arena.board.chain import FIRST, Link, make_link, row_seal, seal_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -182,13 +182,30 @@ class Transaction:
         self._queue(entry)
 
     def _queue(self, entry: int) -> None:
-        jobs = schema.jobs
-        fresh = {"state": "queued", "attempts": 0, "worker": "", "beat": 0}
-        if not self._connection.execute(update(jobs).where(jobs.c.entry == entry).values(**fresh)).rowcount:
-            self._connection.execute(insert(jobs).values(entry=entry, **fresh))
+        self._write_job(entry, state="queued", attempts=0, worker="", beat=0)
 
     def _end_job(self, entry: int) -> None:
-        self._connection.execute(update(schema.jobs).where(schema.jobs.c.entry == entry).values(state="done"))
+        if self._job(entry) is not None:
+            self._write_job(entry, state="done")
+
+    def _job(self, entry: int) -> Any:
+        return self._connection.execute(select(schema.jobs).where(schema.jobs.c.entry == entry)).first()
+
+    def _write_job(self, entry: int, **changes: Any) -> None:
+        """Insert or change a job, and seal the columns that decide when it runs."""
+        job = self._job(entry)
+        stored: dict[str, Any] = {"attempts": 0, "turn": 0} if job is None else dict(job._mapping)
+        values = stored | changes
+        values["seal"] = job_seal(self._key, entry, values["state"], values["attempts"], values["turn"])
+        if job is None:
+            self._connection.execute(insert(schema.jobs).values(entry=entry, **values))
+        else:
+            self._connection.execute(update(schema.jobs).where(schema.jobs.c.entry == entry).values(**values))
+
+    def seal_jobs(self) -> None:
+        """Seal the jobs that have no seal, as those of a board made before there were seals."""
+        for row in self._connection.execute(select(schema.jobs).where(schema.jobs.c.seal == "")).all():
+            self._write_job(int(row.entry), attempts=0, turn=0)
 
     def _known(self, entry: int) -> Any:
         row = self._connection.execute(select(schema.entries).where(schema.entries.c.id == entry)).first()
@@ -251,7 +268,7 @@ class Transaction:
             else:
                 values = {"state": "running", "attempts": found.attempts + 1, "beat": found.beat + 1, "worker": worker}
                 values["turn"] = 1 + int(self._connection.execute(select(func.max(jobs.c.turn))).scalar() or 0)
-                self._connection.execute(update(jobs).where(jobs.c.entry == entry).values(**values))
+                self._write_job(entry, **values)
                 return entry
         return None
 
@@ -282,8 +299,9 @@ class Transaction:
         """Put back what a worker was at; an attempt that was broken off in good order does not count."""
         jobs = schema.jobs
         mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
-        attempts = jobs.c.attempts if counts else jobs.c.attempts - 1
-        self._connection.execute(update(jobs).where(mine).values(state="queued", worker="", attempts=attempts))
+        for job in self._connection.execute(select(jobs).where(mine)).all():
+            attempts = job.attempts if counts else job.attempts - 1
+            self._write_job(int(job.entry), state="queued", worker="", attempts=attempts)
 
     def queued_of(self, team: str) -> int:
         """Entries of a team that wait for their run, by a worker or by the teacher's hand."""
@@ -311,6 +329,11 @@ class Replayed(Rejected):
     def __init__(self, entry: int) -> None:
         super().__init__("replayed", f"this submission is on the board already, as entry {entry}")
         self.entry = entry
+
+
+def job_seal(key: bytes, entry: int, state: str, attempts: int, turn: int) -> str:
+    """Return the seal of a job; its worker and beat change all the time and decide nothing that lasts."""
+    return row_seal(key, "jobs", int(entry), str(state), int(attempts), int(turn))
 
 
 def sha256(content: bytes) -> str:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewise.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from tilewise_arena.board import Board
 
@@ -15,6 +17,7 @@ KeyOption = Annotated[Path | None, typer.Option("--key", help="The board's key f
 ImagesOption = Annotated[
     str | None, typer.Option(help="An npz of digits x and classes y that only you have, to measure accuracy on.")
 ]
+ForceOption = Annotated[bool, typer.Option("--force", help="Write over a file that exists.")]
 DEFAULT_BOARD = "board.sqlite"
 BY = "command line"  # the author of a change, in the ledger
 
@@ -23,3 +26,9 @@ def open_board(where: str, key: Path | None = None, create: bool = False) -> Boa
     from tilewise_arena.board import open_board
 
     return open_board(where, create=create, key=key)
+
+
+def check_new_file(path: Path, force: bool) -> None:
+    """Raise an error if a file exists and may not be written over."""
+    if path.exists() and not force:
+        raise ConfigurationError(f"{path} exists; name another file, or write over it with --force")

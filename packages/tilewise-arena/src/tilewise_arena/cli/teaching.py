@@ -12,7 +12,15 @@ import typer
 from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer, one_of, output_file
 from tilewise.errors import ConfigurationError
-from tilewise_arena.cli.options import BY, DEFAULT_BOARD, BoardOption, KeyOption, open_board
+from tilewise_arena.cli.options import (
+    BY,
+    DEFAULT_BOARD,
+    BoardOption,
+    ForceOption,
+    KeyOption,
+    check_new_file,
+    open_board,
+)
 
 
 def token_create(
@@ -154,6 +162,7 @@ def grades(
     where: BoardOption = DEFAULT_BOARD,
     out: Annotated[Path | None, output_file(help="A file instead of the screen.")] = None,
     roster: Annotated[Path | None, typer.Option(help="The class as CSV: one line for each student.")] = None,
+    force: ForceOption = False,
 ) -> None:
     """The best verified entry of every team in every event, as CSV; with a roster, a line for every student.
 
@@ -163,6 +172,8 @@ def grades(
     from tilewise_arena.board.grades import grades_csv
     from tilewise_arena.board.roster import class_grades_csv, read_roster
 
+    if out is not None:
+        check_new_file(out, force)
     students = None if roster is None else read_roster(roster)
     with open_board(where) as board:
         text = grades_csv(board) if students is None else class_grades_csv(board, students)
@@ -177,6 +188,7 @@ def backup(
     path: Annotated[Path, typer.Argument(help="The file to write.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
+    force: ForceOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the whole board, its key included, to one file that only you can read.
@@ -185,6 +197,7 @@ def backup(
     """
     from tilewise_arena.board.backup import back_up
 
+    check_new_file(path, force)
     with open_board(where, key) as board:
         lines = back_up(board, path)
     answer(as_json, {"lines": lines, "file": str(path)}, f"{lines} lines in {path}")
@@ -199,7 +212,7 @@ def restore(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new board from a backup; the chain is checked before anything is written, and the board after.
+    """Make a new board from a backup, which is verified before anything is written.
 
     Example: tilewise compete restore monday.jsonl --board new.sqlite
     """

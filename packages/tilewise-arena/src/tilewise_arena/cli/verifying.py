@@ -22,6 +22,7 @@ def verify(
     Example: tilewise compete verify --board board.sqlite
     """
     from tilewise_arena.board import verify as check
+    from tilewise_arena.board.verify import NOT_COVERED
 
     with open_board(where, key) as board:
         verdict = check(board, head)
@@ -30,6 +31,7 @@ def verify(
     else:
         print(f"links: {verdict.links}, entries: {verdict.entries}, last hash: {verdict.head}")
         print("the board is whole" if verdict.good else "\n".join(verdict.faults))
+        print("not covered: " + "; ".join(NOT_COVERED))
         if not verdict.sealed:
             print("the board's key is not here, so its seals were not checked")
     if not verdict.good:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from tilewise.bench.events import TinyMLPerf
 from tilewise.errors import ConfigurationError
+from tilewise.web.limits import HOLDER
 from tilewise_arena.board.grades import grades_csv
 from tilewise_arena.board.tokens import create_token, revoke_token
 from tilewise_arena.server import models
@@ -86,10 +87,10 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
         return await views.show(request, (*chosen, sort, limit, offset), make)
 
     @router.get("/api/entries/{number}", response_model=models.EntryFull, responses=problems(400, 404, 503))
-    async def entry(number: Number) -> Any:
-        """One entry with its recipe and its result."""
-        found = await service.read(board.entry, number)
-        return found or JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
+    async def entry(request: Request, number: Number) -> Any:
+        """Return one entry with its result; while its event is open, only its team and the teacher see the recipe."""
+        facts = await service.visible_entry(number, request.scope.get(HOLDER))
+        return facts or JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
 
     @router.get("/api/standings", response_model=models.Standings, responses=problems(400, 503))
     async def standings(

@@ -104,7 +104,7 @@ def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
     @router.get("/entry/{number}")
     async def entry(request: Request, number: str) -> Response:
         known = number.isascii() and number.isdecimal() and len(number) < 10
-        found = await service.read(board.entry, int(number)) if known else None
+        found = await service.visible_entry(int(number), None) if known else None
         if found is None:
             return not_there(request)
 
@@ -128,7 +128,8 @@ def _board_page(board: Board, event: Event, division: str, team: str, sort: str,
 def _entry_page(found: dict[str, Any]) -> HTMLResponse:
     result = found["result"] or {}
     pairs, steps = charts.before_and_after(result), charts.step_rows(result.get("steps", []))
-    recipe = json.dumps(parse_recipe(found["recipe"]).as_dict(), indent=2)  # in the order people write it
+    content = found["recipe"]  # empty while the event is open
+    recipe = json.dumps(parse_recipe(content).as_dict(), indent=2) if content else ""  # in the order people write it
     event = TinyMLPerf.event(found["event"])
     return page("entry.html", entry=found, result=result, pairs=pairs, steps=steps, recipe=recipe, event=event)
 

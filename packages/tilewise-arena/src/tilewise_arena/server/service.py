@@ -109,6 +109,21 @@ class Service:
             raise Rejected("token", "this needs a token that the board knows: Authorization: Bearer tw_…")
         return holder
 
+    async def visible_entry(self, number: int, holder: Holder | None) -> dict[str, Any] | None:
+        """Return an entry; while its event is open, others than its team and the teacher do not see the recipe.
+
+        Otherwise a team could hand in the recipe of another one. The steps of a result name the recipe's steps.
+        """
+        entry: dict[str, Any] | None = await self.read(self.board.entry, number)
+        if entry is None:
+            return None
+        is_open = (await self.read(self.board.open_events)).get(entry["event"], True)
+        may_see = holder is not None and (holder.is_admin or holder.team == entry["team"])
+        if not is_open or may_see:
+            return entry
+        result = entry["result"] and {**entry["result"], "steps": []}
+        return {**entry, "recipe": {}, "result": result}
+
     async def admin(self, request: Request) -> Holder:
         holder = await self.holder(request)
         if not holder.is_admin:
