@@ -331,7 +331,7 @@ PyObject* multiply(TileTable* table, PyObject* const* args, Py_ssize_t count, Py
   Answer answer = Answer::keep_default;
   if (call.tile == nullptr) {
     GemmTile tile;
-    if (table != nullptr) answer = chosen_tile(*table, g, batch.count, &tile);
+    if (table != nullptr && !batch_invariant()) answer = chosen_tile(*table, g, batch.count, &tile);
     if (answer == Answer::failed) return nullptr;
     if (answer == Answer::use_tile) config_of_tile(g, tile, &config);
   } else if (call.tile != Py_None) {

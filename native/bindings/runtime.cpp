@@ -2,6 +2,7 @@
 #include "bindings/bindings.h"
 #include "common/isa.h"
 #include "common/machine.h"
+#include "common/product_choice.h"
 #include "common/thread_pool.h"
 
 namespace tw {
@@ -47,6 +48,8 @@ void bind_runtime(nb::module_& m) {
   m.def("supported_isas", supported_isas);
   m.def("num_threads", num_threads);
   m.def("set_num_threads", set_threads);
+  m.def("batch_invariant", batch_invariant);
+  m.def("set_batch_invariant", set_batch_invariant);
   machine();  // read now: a caller may later keep to fewer cores for a while
   m.def("cache_sizes", caches);
   m.def("l3_share", [] { return cache_sizes().l3_share; });

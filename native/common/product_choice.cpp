@@ -1,6 +1,7 @@
 #include "common/product_choice.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace tw {
 namespace {
@@ -280,7 +281,37 @@ void config_tail(const Gemm& g, ProductConfig* config) {
   }
 }
 
+std::atomic<bool> invariant{false};
+
+// Two orders of summation over k serve every number of rows. With rows of B contiguous: one term after the other, in
+// blocks of a depth that depends on k alone; the tiled loops, `small_k`, `small_m` and `row_streamed` do that. With
+// columns of B contiguous: inner products, whose partial sums are spread over the lanes in one way; packing B for one
+// row would take 2.6 times as long. Inner products of a few terms have special cases for a single row: they count as
+// the first kind.
+void choose_invariant(const Gemm& g, int threads, ProductConfig* config) {
+  constexpr int64_t kDepth = 512;  // insensitive between 384 and 768 (256 x 2048 x 2048 on Zen 5: 1 %)
+  if (g.b_col != 1 && g.b_row == 1 && g.k > std::max<int64_t>(kShortestSum, active_gemm().lanes)) {
+    config->path = ProductPath::dots;
+    return;
+  }
+  config->path = ProductPath::tiled;
+  if (g.k <= kShortestSum) {
+    config->path = ProductPath::small_k;
+  } else if (g.b_col == 1 && g.m == 1 && g.n >= kWideRow) {
+    config->path = ProductPath::row_streamed;
+  } else if (g.b_col == 1 && g.m > 1 && g.m <= kMostSmallRows) {
+    config->path = ProductPath::small_m;
+  }
+  if (config->path == ProductPath::tiled) fill_default_tile(g, threads, config->tile);
+  const int64_t blocks = g.k <= kDepth * 3 / 2 ? 1 : ceil_div(g.k, kDepth);
+  config->tile.kc = ceil_div(g.k, blocks);
+  if (config->path == ProductPath::tiled) default_row_block(g, config->tile);
+}
+
 }  // namespace
+
+bool batch_invariant() { return invariant.load(std::memory_order_relaxed); }
+void set_batch_invariant(bool on) { invariant.store(on, std::memory_order_relaxed); }
 
 bool worth_threads(int64_t count) { return count >= kWorthThreads; }
 
@@ -306,6 +337,7 @@ void config_of_path(const Gemm& g, ProductPath path, int threads, ProductConfig*
 }
 
 void choose_config(const Gemm& g, int threads, ProductConfig* config) {
+  if (batch_invariant()) return choose_invariant(g, threads, config);
   config_of_path(g, choose_path(g), threads, config);
 }
 

@@ -17,6 +17,11 @@ GemmTile default_tile(const Gemm& g, int threads);
 void config_of_path(const Gemm& g, ProductPath path, int threads, ProductConfig* config);
 void config_of_tile(const Gemm& g, const GemmTile& tile, ProductConfig* config);
 
+// Batch-invariant mode: a row of a result has the same bits for every number of rows, because the path's order of
+// summation depends on B alone. Off at first; for the whole process.
+bool batch_invariant();
+void set_batch_invariant(bool on);
+
 // True if a second thread saves more than waking it costs.
 bool worth_threads(int64_t multiply_adds);
 

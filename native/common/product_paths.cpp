@@ -1,5 +1,6 @@
 #include "common/product_paths.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/thread_blocks.h"
@@ -33,18 +34,20 @@ void copy_strided(const float* from, int64_t stride, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
 }
 
-// Inner products need both operands along k; the smaller one is copied where it is not.
+// Inner products need both operands along k; one that is not is copied.
 void run_dots(const Gemm& g, bool streamed) {
   Gemm d = g;
-  if (g.a_col != 1) {  // m = 1
-    float* a = workspace(g.k);
-    copy_strided(g.a, g.a_col, g.k, a);
-    d.a = a;
+  const int64_t apart = round_up(g.k, active_gemm().lanes);  // whole vectors, so that none straddles two cache lines
+  const int64_t a_floats = g.a_col != 1 ? apart * g.m : 0;
+  float* const copies = workspace(a_floats + (g.b_row != 1 ? apart * g.n : 0));
+  if (g.a_col != 1) {
+    for (int64_t i = 0; i < g.m; ++i) copy_strided(g.a + i * g.a_row, g.a_col, g.k, copies + i * apart);
+    d.a = copies;
+    d.a_row = apart;
     d.a_col = 1;
   }
-  if (g.b_row != 1) {                                          // n is small
-    const int64_t apart = round_up(g.k, active_gemm().lanes);  // whole vectors, so that none straddles two cache lines
-    float* b = workspace(apart * g.n);
+  if (g.b_row != 1) {  // n is small
+    float* b = copies + a_floats;
     if (g.b_col == 1) {
       active_gemm().transpose(g.b, g.k, g.n, g.b_row, b, apart);
     } else {
@@ -114,6 +117,34 @@ void run_tiled_and_tail(const Gemm& g, const ProductConfig& config, const Packed
   if (g.n > tail) run_tiled(part_of(g, 0, g.m, 0, g.n - tail), config.tile, b);
   const Gemm last = part_of(g, 0, g.m, g.n - tail, tail);
   g.a_col == 1 ? run_dots(last, false) : run_transposed(last, ProductPath::transposed_tiles, config.tail_tile);
+}
+
+// A few rows. If the sums over k are cut into blocks of `depth` terms, each block is summed from zero and then added,
+// as the tiled loops do.
+void run_few_rows(const Gemm& g, ProductPath path, int64_t depth) {
+  const GemmKernels& kernels = active_gemm();
+  const auto run = [&](const Gemm& part) {
+    path == ProductPath::small_m ? kernels.small_m(part, false)
+                                 : kernels.row_by_matrix(part, path == ProductPath::row_streamed);
+  };
+  if (depth == 0 || depth >= g.k) return run(g);
+  Gemm block = g;
+  block.epilogue = Epilogue();
+  block.k = depth;
+  run(block);
+  block.c = workspace(g.m * g.n);
+  block.c_row = g.n;
+  Epilogue sum;
+  sum.residual = block.c;
+  sum.residual_row = g.n;
+  for (int64_t step = depth; step < g.k; step += depth) {
+    block.k = std::min(depth, g.k - step);
+    block.a = g.a + step * g.a_col;
+    block.b = g.b + step * g.b_row;
+    run(block);
+    kernels.finish(sum, g.c, g.c_row, 0, 0, g.m, g.n);
+  }
+  if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 // Sums of a few terms: B's rows must be contiguous, and transposing a B of a few rows costs little.
@@ -238,13 +269,12 @@ void run_part(const Gemm& g, const ProductConfig& config, const PackedB& b) {
       return run_dots(g, config.path == ProductPath::dots_streamed);
     case ProductPath::row_strips:
     case ProductPath::row_streamed:
-      return kernels.row_by_matrix(g, config.path == ProductPath::row_streamed);
+    case ProductPath::small_m:
+      return run_few_rows(g, config.path, config.tile.kc);
     case ProductPath::column_strips:
     case ProductPath::column_streamed:
     case ProductPath::column_split_sums:
       return run_column(g, config.path);
-    case ProductPath::small_m:
-      return kernels.small_m(g, false);
     case ProductPath::split_sums:
       return kernels.small_mn(g);
     case ProductPath::small_k:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewise import backend, data, interop, models, nn, onnx, optim
     from tilewise._gradcheck import gradcheck
+    from tilewise._invariance import batch_invariant, get_batch_invariant, set_batch_invariant
     from tilewise._threads import get_num_threads, set_num_threads
     from tilewise.gpu.pinning import pin, unpin
     from tilewise.io import load, save
@@ -21,10 +22,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Tensor",
     "backend",
+    "batch_invariant",
     "cat",
     "data",
     "enable_grad",
     "from_dlpack",
+    "get_batch_invariant",
     "get_num_threads",
     "gradcheck",
     "interop",
@@ -38,6 +41,7 @@ __all__ = [
     "optim",
     "pin",
     "save",
+    "set_batch_invariant",
     "set_num_threads",
     "stack",
     "unpin",
@@ -45,6 +49,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "_invariance": ("batch_invariant", "get_batch_invariant", "set_batch_invariant"),
     "_threads": ("get_num_threads", "set_num_threads"),
     "_gradcheck": ("gradcheck",),
     "gpu.pinning": ("pin", "unpin"),
