@@ -29,7 +29,7 @@ from tilewise.errors import ConfigurationError, FileFormatError
 # The layers of all models in the order in which the Keras classes create them.
 _GROUPS = (
     "embedding", "node_in", "prenet", "gnn", "kernel_in", "config_in", "scaling", "film", "blocks",
-    "query", "key", "value", "head", "out",
+    "query", "key", "value", "head", "out", "linear",
 )  # fmt: skip
 _NO_RANGES = (
     "There is no dataset at {}. A TileRanker trained on other data, such as the toy data, will only guess at the "
@@ -117,6 +117,7 @@ def ranker_sizes(weights: dict[str, Any]) -> dict[str, int]:
             "num_gnns": sum(name.startswith("gnn.") and name.endswith(".kernel") for name in weights),
             "num_blocks": sum(name.startswith("blocks.") and name.endswith(".kernel") for name in weights),
             "members": int(weights["scaling"].shape[0]),
+            "linear": int("linear" in weights),
         }
     except (KeyError, IndexError) as error:
         raise FileFormatError(f"The run's TileRanker lacks {error}; train it again.") from error

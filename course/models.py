@@ -542,6 +542,7 @@ class TileRanker(TileModel):
         num_gnns: int,
         num_blocks: int,
         members: int,
+        linear: int = 0,
     ) -> None:
         super().__init__(num_configs, num_ops, op_embed_dim)
         self._features = RankerFeatures(features)
@@ -555,6 +556,7 @@ class TileRanker(TileModel):
         self._blocks = [Dense(hidden_dim) for _ in range(num_blocks)]
         self._query, self._key, self._value = Dense(node_dim), Dense(node_dim), Dense(hidden_dim)
         self._out = Weight([members, hidden_dim, 1])
+        self._linear = Weight([self._widths[2]]) if linear else None
 
     def score(self, graph: Graph, configs: tf.Tensor) -> tf.Tensor:
         if graph.kernels != 1:
@@ -569,7 +571,8 @@ class TileRanker(TileModel):
         for film, block in zip(self._film, self._blocks, strict=True):
             scale, shift = tf.split(film(kernel), 2, axis=-1)
             h += tf.nn.relu(block(h) * (1.0 + scale) + shift)
-        return tf.reduce_mean(tf.squeeze(tf.matmul(h, self._out(h.dtype)), -1), axis=0, keepdims=True)
+        scores = tf.reduce_mean(tf.squeeze(tf.matmul(h, self._out(h.dtype)), -1), axis=0, keepdims=True)
+        return scores if self._linear is None else scores + tf.reduce_sum(own * self._linear(own.dtype), -1)[tf.newaxis]
 
     def _inputs(self, graph: Graph, configs: tf.Tensor) -> list[tf.Tensor]:
         """The features, from whatever precision the graph has, in that precision."""

@@ -81,7 +81,7 @@ def test_a_file_holds_all_parts_and_can_be_adapted(kernels, parts, tmp_path):
         lambda parts: [],
         lambda parts: parts * 9,
         lambda parts: [*parts, 3],
-        lambda parts: [parts[0], parts[1] | {"weight": 0}],
+        lambda parts: [parts[0], parts[1] | {"weight": -1}],
         lambda parts: [parts[0], parts[1] | {"weight": "1"}],
         lambda parts: [parts[0], parts[1] | {"record": parts[1]["record"] | {"model": BLEND}}],
         lambda parts: [parts[0], parts[1] | {"record": parts[1]["record"] | {"config_features": ["other"]}}],

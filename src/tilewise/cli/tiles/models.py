@@ -68,6 +68,7 @@ def train(
         str | None, typer.Option(help="Metric that chooses the checkpoint: opa, tau, top1, top5, top.")
     ] = None,
     max_seconds: Annotated[float | None, typer.Option(help="Fit the training into this many seconds.", min=0.1)] = None,
+    recipe: Annotated[str, one_of("default", "winners")] = "default",
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     seeds: Annotated[
         int, typer.Option(help="Train this many models, with consecutive seeds, and report mean and interval.", min=1)
@@ -107,7 +108,7 @@ def train(
     results = []
     for number in range(seed, seed + seeds):
         folder = out if seeds == 1 else out / f"seed_{number}"
-        options: dict[str, Any] = {"folder": folder, "device": device, "resume": resume}
+        options: dict[str, Any] = {"folder": folder, "device": device, "resume": resume, "recipe": recipe}
         results.append(_train_one(data, model, model_kwargs, settings, seed=number, **options))
     if _is_main_process():
         _report_training(results, out, as_json)
@@ -128,12 +129,20 @@ def _train_one(
     folder: Path,
     device: str,
     resume: bool,
+    recipe: str = "default",
 ) -> dict[str, Any]:
-    """Train one model, draw its learning curve, and return its metrics on the splits with runtimes."""
+    """Train one model or recipe, draw its learning curve, and return its metrics on the splits with runtimes."""
     from tilewise.costmodel.evaluate import evaluate as evaluate_model
     from tilewise.costmodel.train.loop import train as train_model
 
-    if model == "auto":
+    trained: Any
+    if recipe == "winners":
+        from tilewise.costmodel.train.winners import train_winners
+
+        if model != "TileRanker" or _arguments(kwargs):
+            raise ConfigurationError("A recipe chooses its own models; leave --model and --model-kwargs out.")
+        trained = train_winners(data, out_dir=folder, device=device, resume=resume, seed=seed, **settings)
+    elif model == "auto":
         from tilewise.costmodel.train.auto import train_auto
 
         if _arguments(kwargs):

@@ -290,6 +290,14 @@ class RankerFeatures:
     def settings(self) -> dict[str, Any]:
         return {}
 
+    @property
+    def prior(self) -> tuple[int, float]:
+        """Return the own column of the estimated runtime, and the factor that makes it a natural logarithm."""
+        if TILE_FEATURE_COUNT - 1 not in self.tile_columns:
+            return -1, 0.0
+        column = int(np.searchsorted(self.tile_columns, TILE_FEATURE_COUNT - 1))
+        return column, float(np.log(2) / self.config_scale[column])
+
     def _reading(self, kernel: Kernel) -> TileReading | None:
         """Return the tensors that the kernel's tile bounds refer to; None if the collection is not a TPU's."""
         if not len(self.tile_columns):

@@ -3,10 +3,14 @@
 The scores of a network and of trees have different units, so a model's weight is the inverse of the standard deviation
 of its scores within a kernel; the sum has the units of the first model. In a file the first model is stored as it would
 be alone, the arrays of the others follow with a number as prefix, and the record lists the weight and record of each.
+
+A blend may know its train kernels (see `familiarity`): kernels unlike them are ranked by the member that was best on
+such kernels, or keep the order in which their configurations are listed, and a warning says so.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +22,13 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.scaling import Preparation
+from tilewise.costmodel.metrics import ranking
+from tilewise.costmodel.models.familiarity import Familiarity
 from tilewise.costmodel.models.files import read_tensors, write_tensors
 from tilewise.costmodel.models.trained import BLEND, FileContents, ModelFile, checked_file, model_path
 from tilewise.errors import FileFormatError
 
+DEFAULT_ORDER = "default order"  # the fallback that keeps the order in which configurations are listed
 _MAX_MODELS = 8  # of a file, as a check against damage
 
 
@@ -46,10 +53,12 @@ class Blend:
     models: Sequence[BlendMember]
     weights: Sequence[float]
     record: dict[str, Any] = field(default_factory=dict)
+    familiarity: Familiarity | None = None
 
     @property
     def name(self) -> str:
-        return " + ".join(dict.fromkeys(model.name for model in self.models))
+        members = zip(self.models, self.weights, strict=True)
+        return " + ".join(dict.fromkeys(model.name for model, weight in members if weight))
 
     @property
     def schema(self) -> Schema:
@@ -65,8 +74,32 @@ class Blend:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """Return one score per configuration, or per configuration in `rows`; lower is faster."""
-        scores = [weight * model.score(kernel, rows) for model, weight in zip(self.models, self.weights, strict=True)]
+        if self.familiarity is not None and (distance := self.familiarity.distance(kernel)) > 1:
+            return self._fallback_scores(kernel, rows, distance)
+        members = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight]
+        if self.record.get("by_rank"):
+            # Logarithms of ranks: the difference between first and second counts as much as between 10th and 20th.
+            ranks = [weight * np.log1p(np.argsort(ranking(model.score(kernel)))) for model, weight in members]
+            total = np.sum(ranks, axis=0).astype(np.float32)
+            return np.asarray(total if rows is None else total[rows])
+        scores = [weight * model.score(kernel, rows) for model, weight in members]
         return np.asarray(np.sum(scores, axis=0), dtype=np.float32)
+
+    def _fallback_scores(
+        self, kernel: Kernel, rows: npt.NDArray[np.int64] | None, distance: float
+    ) -> npt.NDArray[np.float32]:
+        """Score a kernel unlike the train split by the fallback of the record, and say so."""
+        name = str(self.record.get("fallback") or DEFAULT_ORDER)
+        members = [model for model in self.models if model.name == name]
+        order = f"{name} alone ranks" if members else "the listed order is kept for"
+        warnings.warn(
+            f"{kernel.name} is unlike the kernels of the train split (distance {distance:.1f} of 1), so {order} its "
+            "configurations; measure some of them.",
+            stacklevel=3,
+        )
+        if not members:
+            return np.arange(kernel.n_configs if rows is None else len(rows), dtype=np.float32)
+        return np.asarray(np.mean([model.score(kernel, rows) for model in members], axis=0), dtype=np.float32)
 
     def save(self, path: str | Path) -> None:
         """Write one file with the arrays and records of all models."""
@@ -77,6 +110,8 @@ class Blend:
             {"weight": float(weight), "record": r} for weight, (_, r) in zip(self.weights, contents, strict=True)
         ]
         record = contents[0][1] | {"calibration": None} | self.record
+        if self.familiarity is not None:
+            tensors |= self.familiarity.tensors()
         write_tensors(Path(path), tensors, record | {"model": BLEND, "parts": members})
 
 
@@ -104,13 +139,25 @@ def restore_blend(path: str | Path, restore: Callable[[ModelFile], Any]) -> Blen
     # All members must read the same configurations.
     if any(part.schema.config_features != files[0].schema.config_features for part in files):
         raise FileFormatError(f"The models of {file} read different columns; train it again.")
-    return Blend([restore(part) for part in files], [float(member["weight"]) for member in members], record)
+    weights = [float(member["weight"]) for member in members]
+    return Blend([restore(part) for part in files], weights, record, _restored_familiarity(tensors, file))
+
+
+def _restored_familiarity(tensors: dict[str, npt.NDArray[Any]], file: Path) -> Familiarity | None:
+    """Read the train kernels of a file; older files have none."""
+    names = "familiar.kernels", "familiar.scale", "familiar.limit"
+    if names[0] not in tensors:
+        return None
+    kernels, scale, limit = (tensors.get(name, np.zeros(0)) for name in names)
+    if kernels.ndim != 2 or scale.shape != kernels.shape[1:] or limit.shape != (1,) or not limit[0] > 0:
+        raise FileFormatError(f"The train kernels that {file} describes are damaged; train it again.")
+    return Familiarity(kernels, scale, float(limit[0]))
 
 
 def _is_member(member: Any) -> bool:
     """Check one entry of the record's list: a positive weight and the record of a model that is not a blend."""
     weight = member.get("weight") if isinstance(member, dict) else None
-    weighted = isinstance(weight, int | float) and 0 < weight < 1e9
+    weighted = isinstance(weight, int | float) and 0 <= weight < 1e9
     return weighted and isinstance(member.get("record"), dict) and member["record"].get("model") != BLEND
 
 

@@ -6,6 +6,7 @@ are stored as LightGBM's text format inside our own file format, so no pickle is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
 TREES = 300
 MAX_ROWS = 2_000_000  # of the training table, to bound memory at about 1 GB
 _MIN_ROWS_PER_KERNEL = 16
+_MAX_GROUP_ROWS = 10_000  # LightGBM's limit for LambdaRank
 _MAX_RELEVANCE = 31  # LambdaRank's label of the fastest configuration; LightGBM allows labels 0 to 31
 
 
@@ -83,11 +85,23 @@ def tabular(
     return np.hstack([inputs.config, mean])
 
 
-def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int = 0, **parameters: Any) -> GBDT:
-    """Fit trees to the log runtime relative to the kernel's best or, with objective="lambdarank", to the order."""
+def train_gbdt(
+    dataset: Dataset,
+    seed: int = 0,
+    trees: int = TREES,
+    threads: int = 0,
+    *,
+    max_seconds: float = 0.0,
+    **parameters: Any,
+) -> GBDT:
+    """Fit trees to the order (LambdaRank, Burges 2010) or, with objective="regression", to the log runtime.
+
+    With `max_seconds`, the trees that are finished by then are used.
+    """
+    deadline = time.monotonic() + max_seconds if max_seconds else None
     if not dataset.train.labelled:
         raise ConfigurationError("Training needs a train split with runtimes; this collection has none.")
-    settings = DEFAULTS | parameters
+    settings = DEFAULTS | {"objective": "lambdarank"} | parameters
     ranks = settings["objective"] == "lambdarank"
     preparation = RankerFeatures.fit(dataset.train)
     check_configs_differ(preparation)
@@ -96,7 +110,12 @@ def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int
         # LightGBM's default gain 2^label would let the fastest configuration decide alone; a linear gain does not.
         settings["label_gain"] = list(range(_MAX_RELEVANCE + 1))
     booster = fit_trees(
-        table, labels, trees, settings | {"seed": seed, "num_threads": threads}, group=groups if ranks else None
+        table,
+        labels,
+        trees,
+        settings | {"seed": seed, "num_threads": threads},
+        group=groups if ranks else None,
+        deadline=deadline,
     )
     model = GBDT(
         booster, preparation, dataset.schema, {"model": "GBDT", "ranks": ranks, "settings": settings, "seed": seed}
@@ -109,17 +128,35 @@ def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int
 
 
 def fit_trees(
-    table: Any, labels: Any, trees: int, settings: Mapping[str, Any], weight: Any = None, group: Any = None
+    table: Any,
+    labels: Any,
+    trees: int,
+    settings: Mapping[str, Any],
+    weight: Any = None,
+    group: Any = None,
+    deadline: float | None = None,
 ) -> Any:
-    """Train a LightGBM booster deterministically."""
+    """Train a LightGBM booster deterministically, until a deadline of `time.monotonic` if there is one."""
     lightgbm = _lightgbm()
     # Histograms by rows in a fixed order make the result independent of the number of threads.
     fixed = {"deterministic": True, "force_row_wise": True, "verbose": -1}
     try:
         data = lightgbm.Dataset(table, labels, weight=weight, group=group)
-        return lightgbm.train(DEFAULTS | dict(settings) | fixed, data, int(trees))
+        callbacks = [_stop_at(deadline)] if deadline is not None else None
+        return lightgbm.train(DEFAULTS | dict(settings) | fixed, data, int(trees), callbacks=callbacks)
     except (lightgbm.basic.LightGBMError, ValueError, TypeError) as error:
         raise ConfigurationError(f"LightGBM refused these settings: {str(error).splitlines()[0]}.") from error
+
+
+def _stop_at(deadline: float) -> Any:
+    """Return a callback that ends the training after the first tree beyond the deadline."""
+    from lightgbm.callback import EarlyStopException
+
+    def stop(environment: Any) -> None:
+        if time.monotonic() > deadline:
+            raise EarlyStopException(environment.iteration, [])
+
+    return stop
 
 
 def _training_table(
@@ -127,7 +164,7 @@ def _training_table(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64], list[int]]:
     """Build the table, its labels and the number of rows per kernel; large collections are subsampled."""
     rng = np.random.default_rng(seed)
-    limit = max(_MIN_ROWS_PER_KERNEL, MAX_ROWS // max(1, len(dataset.train)))
+    limit = min(_MAX_GROUP_ROWS, max(_MIN_ROWS_PER_KERNEL, MAX_ROWS // max(1, len(dataset.train))))
     tables, labels = [], []
     for kernel in dataset.train:
         # Every kernel contributes at most its share of the rows, so that a few large ones do not dominate.

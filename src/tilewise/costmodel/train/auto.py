@@ -7,6 +7,10 @@ Selected trees are trained with several seeds, because a single forest orders th
 averaged as logarithms, so that one kernel with configurations a hundred times slower does not decide alone. The
 selected model's record holds the errors of every candidate.
 
+A network can be arbitrarily wrong on a kind of kernel that it has never seen. So the result knows its train kernels
+(see `familiarity`), and kernels unlike them get a fallback: the candidate with the lowest error on those of valid,
+or the listed order where five random picks would be better. Without such kernels trees are the fallback.
+
 A collection without a valid split lends a fifth of its kernels or, if it has fewer than five, of their configurations;
 selected trees are finally trained on those too.
 """
@@ -17,6 +21,7 @@ import dataclasses
 import hashlib
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +33,9 @@ from tilewise.costmodel.confidence import calibrate
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import top_k_error
-from tilewise.costmodel.models.blend import Blend, blend
-from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel, load_model
+from tilewise.costmodel.models.blend import DEFAULT_ORDER, Blend, blend
+from tilewise.costmodel.models.familiarity import Familiarity
+from tilewise.costmodel.models.trained import BLEND, MODEL_FILE, TrainedModel, load_model
 from tilewise.costmodel.train.loop import train
 from tilewise.errors import ConfigurationError, TilewiseError
 
@@ -47,7 +53,7 @@ _FORESTS, _SEED_STEP = 4, 1000  # trainings of selected trees, and the differenc
 
 def train_auto(
     dataset: Dataset, *, out_dir: str | Path, seed: int = 0, resume: bool = True, device: str = "auto", **settings: Any
-) -> TrainedModel | GBDT | Blend:
+) -> Blend:
     """Train every candidate in its own folder below `out_dir`, and save the best one or a blend in `out_dir`.
 
     A candidate that cannot be trained (LightGBM is not installed, a loss diverges) is skipped with a message. An
@@ -61,6 +67,7 @@ def train_auto(
     models: dict[str, TrainedModel | GBDT] = {}
     problem: TilewiseError | None = None
     for name in CANDIDATES:
+        started = time.perf_counter()
         try:
             models[name] = _train_candidate(
                 dataset,
@@ -78,13 +85,15 @@ def train_auto(
             print(f"{name} is skipped: {error}", file=sys.stderr)
             continue
         errors[name] = errors.get(name) or valid_errors(models[name], dataset)
+        print(f"{name}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / DONE_FILE, json.dumps({"key": key, "candidates": errors}, indent=1))
     if not models:
         raise problem or TilewiseError("No model could be trained.")
     # Forget finished candidates whose file could not be loaded.
     errors = {name: errors[name] for name in models}
-    selected = _select(models, errors, dataset, complete, seed)
+    max_seconds = float(settings.get("max_seconds") or 0)
+    selected = _guarded(_select(models, errors, dataset, complete, seed, max_seconds=max_seconds), models, dataset)
     summary = {name: {at: row[at] for at in ("top1", "top5")} for name, row in errors.items()}
     selected.record["auto"] = {"chosen": selected.name, "kernels": len(dataset.valid), "valid": summary}
     selected.save(folder / MODEL_FILE)
@@ -136,6 +145,8 @@ def _select(
     dataset: Dataset,
     complete: Dataset,
     seed: int,
+    *,
+    max_seconds: float = 0.0,
 ) -> TrainedModel | GBDT | Blend:
     """Select a model or build a blend by the valid errors; a blend's errors are added to `errors`."""
     names = _blend_names(errors)
@@ -144,7 +155,9 @@ def _select(
         from tilewise.costmodel.models.gbdt import train_gbdt
 
         # A single forest orders the fastest few by chance; several seeds average that out.
-        more_trees = [train_gbdt(dataset, seed + _SEED_STEP * number) for number in range(1, _FORESTS)]
+        share = max_seconds / (_FORESTS - 1)
+        seeds = [seed + _SEED_STEP * number for number in range(1, _FORESTS)]
+        more_trees = [train_gbdt(dataset, s, max_seconds=share) for s in seeds]
         selected = blend([*(models[name] for name in names), *more_trees], list(dataset.valid))
         selected.record["calibration"] = calibrate(selected, dataset.valid)
         errors[selected.name] = valid_errors(selected, dataset)
@@ -156,6 +169,28 @@ def _select(
     if others:
         return models[others[0]]
     return _retrain_trees(selected, complete) if isinstance(selected, Blend) and complete is not dataset else selected
+
+
+def _guarded(selected: TrainedModel | GBDT | Blend, models: dict[str, TrainedModel | GBDT], dataset: Dataset) -> Blend:
+    """Wrap the selected model so that kernels unlike the train split get a fallback, chosen on such valid kernels."""
+    familiarity = Familiarity.fit(list(dataset.train))
+    unfamiliar = [kernel for kernel in dataset.valid if familiarity.distance(kernel) > 1]
+    fallback = "GBDT" if "GBDT" in models else DEFAULT_ORDER
+    if unfamiliar:
+        candidates = {n: [top_k_error(k.target, m.score(k), 5) for k in unfamiliar] for n, m in models.items()}
+        # The listed order says nothing about runtimes, so it is judged like random orders.
+        rng = np.random.default_rng(0)
+        draws = [[top_k_error(k.target, rng.random(k.n_configs), 5) for _ in range(20)] for k in unfamiliar]
+        candidates[DEFAULT_ORDER] = np.mean(draws, axis=1).tolist()
+        fallback = min(candidates, key=lambda name: float(np.log1p(candidates[name]).mean()))
+        message = f"{len(unfamiliar)} of {len(dataset.valid)} valid kernels are unlike the train split"
+        print(f"{message}; such kernels are ranked by: {fallback}.", file=sys.stderr)
+    members = selected if isinstance(selected, Blend) else Blend([selected], [1.0], dict(selected.record))
+    if fallback in models and all(model.name != fallback for model in members.models):
+        # A member without weight serves as fallback alone.
+        members = Blend([*members.models, models[fallback]], [*members.weights, 0.0], members.record)
+    record = members.record | {"model": BLEND, "fallback": fallback}
+    return Blend(members.models, members.weights, record, familiarity)
 
 
 def _retrain_trees(model: Blend, complete: Dataset) -> Blend:

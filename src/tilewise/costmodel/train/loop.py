@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewise.costmodel.data.dataset import Dataset
+from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.data.shards import Split
+from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.features.scaling import Preparation, check_configs_differ, preparation_kinds
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
 from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel
-from tilewise.costmodel.train.config import TrainSettings, default_settings
+from tilewise.costmodel.train.config import TrainSettings, budget, default_settings
 from tilewise.costmodel.train.parallel import torchrun_group
 from tilewise.costmodel.train.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
 from tilewise.costmodel.train.sampling import InputCache, epoch_batches
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 METRICS = ("opa", "tau", "top1", "top5", "top10")
 _OPA_SLOTS = 32  # configurations per kernel in the training accuracy, which compares all pairs
+_MIN_NESTED_KERNELS = 30  # valid kernels from which on a third of them is kept for confidences
 _LOSS_CONFIGS = 512  # configurations per kernel in the validation loss, to bound its time
 
 
@@ -61,7 +64,12 @@ def train(
 
     >>> model = train(load_dataset("h200"), "TileRanker", seed=1)  # doctest: +SKIP
     """
-    chosen_settings = model if isinstance(model, TrainSettings) else default_settings(model, **settings)
+    if isinstance(model, TrainSettings):
+        chosen_settings = model
+    else:
+        explicit = {name: value for name, value in settings.items() if value not in (None, {})}
+        has_estimate = dataset.schema.config_features == TILE_FEATURES
+        chosen_settings = default_settings(model, **(budget(model, len(dataset.train), has_estimate) | explicit))
     if chosen_settings.model == "GBDT":
         return _train_trees(dataset, chosen_settings, Path(out_dir).expanduser() if out_dir else None)
     if not dataset.train.labelled or not dataset.valid.labelled:
@@ -92,7 +100,7 @@ def _train_trees(dataset: Dataset, settings: TrainSettings, folder: Path | None)
     from tilewise.costmodel.models.gbdt import train_gbdt
 
     started = time.perf_counter()
-    trees = train_gbdt(dataset, settings.seed, **settings.model_kwargs)
+    trees = train_gbdt(dataset, settings.seed, max_seconds=settings.max_seconds, **settings.model_kwargs)
     trees.record["seconds"] = time.perf_counter() - started
     if folder:
         trees.save(folder / MODEL_FILE)
@@ -132,6 +140,8 @@ class TrainingRun(ResumableRun):
         check_configs_differ(self.preparation)
         if hasattr(self.preparation, "global_width"):
             self.kwargs["global_width"] = self.preparation.global_width
+        if isinstance(self.preparation, RankerFeatures) and settings.model == "TileRanker":
+            self.kwargs["prior_column"], self.kwargs["prior_weight"] = self.preparation.prior
         with torch.random.fork_rng(devices=[]):
             # Initial weights depend on the seed alone, and the caller's generator is left untouched.
             torch.manual_seed(settings.seed)
@@ -143,7 +153,8 @@ class TrainingRun(ResumableRun):
         self.penalty_gradient: Any = getattr(module, "add_penalty_gradient", None)
         self._create_optimizer()
         self.inputs = InputCache(dataset.train, self.preparation)
-        self.validation = InputCache(_validation_kernels(dataset.valid, settings), self.preparation)
+        selection, self.calibration_kernels = _nested_kernels(dataset.valid, settings)
+        self.validation = InputCache(selection, self.preparation)
 
     @cached_property
     def device_epochs(self) -> DeviceEpochs | None:
@@ -323,7 +334,7 @@ class TrainingRun(ResumableRun):
         record["settings"] |= {"model_kwargs": self.kwargs}
         record["trained_on"] = {"kernels": len(self.dataset.train), "configs": self.dataset.train.n_configs}
         trained = TrainedModel(self.module.eval(), self.preparation, self.dataset.schema, record, self.device)
-        record["calibration"] = calibrate(trained, self.dataset.valid)
+        record["calibration"] = calibrate(trained, self.calibration_kernels)
         if self.folder and self.writes:
             trained.save(self.folder / MODEL_FILE)
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
@@ -363,9 +374,18 @@ def _batch_opa(scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -
     return np.count_nonzero(slower & (s[:, :, None] > s[:, None])) / count if count else float("nan")
 
 
-def _validation_kernels(split: Split, settings: TrainSettings) -> Any:
-    """Return all validation kernels, or those of the first `validate_batches` batches."""
-    return split if settings.validate_batches < 0 else split[: max(1, settings.validate_batches) * settings.batch]
+def _nested_kernels(split: Split, settings: TrainSettings) -> tuple[Any, Any]:
+    """Return the kernels that choose the checkpoint, and those that confidences are fitted to.
+
+    Confidences fitted to kernels that also chose the checkpoint are too high, so a third is left out of the choice if
+    there are enough kernels. The course's models validate on all of them, or on the first `validate_batches` batches.
+    """
+    if settings.validate_batches >= 0:
+        return split[: max(1, settings.validate_batches) * settings.batch], split
+    if settings.model != "TileRanker" or len(split) < _MIN_NESTED_KERNELS:
+        return split, split
+    kernels = list(split)
+    return [kernel for i, kernel in enumerate(kernels) if i % 3 != 2], kernels[2::3]
 
 
 def resolve_device(name: str) -> str:

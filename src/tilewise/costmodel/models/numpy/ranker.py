@@ -135,7 +135,10 @@ def score_rows(folded: FoldedWeights, encoding: KernelEncoding, config: Floats) 
     step = max(1, _CHUNK_ROWS // folded.members)
     for start in range(0, len(scores), step):
         rows = slice(start, start + step)
-        scores[rows] = score_hidden(folded, encoding, config[rows, folded.global_width :] @ folded.first)
+        own = config[rows, folded.global_width :]
+        scores[rows] = score_hidden(folded, encoding, own @ folded.first)
+        if "linear" in folded.weights:
+            scores[rows] += own @ folded.weights["linear"]
     return scores
 
 

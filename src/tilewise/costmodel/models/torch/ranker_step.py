@@ -96,6 +96,8 @@ class RankerStep:
         )  # fmt: skip
         # The compiled kernels compute everything that depends on configurations.
         scores, saved = _kernels.ranker_rows_forward(*arguments)
+        if "linear" in w:
+            scores += (arguments[0][..., width:] @ w["linear"])[..., None]
         return cls(
             weights=w, batch=batch, inputs=inputs, nodes=nodes, aggregated=aggregated, updates=updates, joined=joined,
             dropout_scale=dropout_scale, kernel=kernel, keys=keys, scales=scales, arguments=arguments, scores=scores,
@@ -110,6 +112,9 @@ class RankerStep:
         )
         grads = self._first_layer_grad(hidden)
         grads |= {"config_in.bias": first_bias.sum(axis=0), "out": _last_layer_grad(last)}
+        if "linear" in w:
+            config, width = self.arguments[:2]
+            grads["linear"] = np.tensordot(grad.sum(axis=2), config[..., width:], 2)
         # FiLM and the blocks.
         grad_kernel = first_bias
         for number, name in enumerate(_layer_names(w, "film")):
