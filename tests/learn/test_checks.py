@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.learn.wrong_answers import WRONG, source
 from tilewise import learn
 from tilewise.errors import ConfigurationError
-from tilewise.learn.checking import exercises, feedback
+from tilewise.learn.checking import _check_in_process, exercises, feedback
 from tilewise.learn.notebook import verdict_lines
 
 SOLUTIONS = Path(__file__).parent / "solutions"
@@ -29,16 +29,28 @@ def test_unfinished_exercises_fail_and_solutions_pass(lesson, tmp_path):
     assert [result.feedback for result in after] == ["", "", ""]
 
 
-WRONG = tomllib.loads((Path(__file__).parent / "wrong_answers.toml").read_text())["wrong"]
+MUTANTS = [
+    (lesson, signature, number, hint, body)
+    for lesson, answers in WRONG.items()
+    for signature, bodies in answers.items()
+    for number, (hint, body) in enumerate(bodies)
+]
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=[f"{w['name']}-{i}" for i, w in enumerate(WRONG)])
-@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
-def test_a_wrong_answer_is_told_what_is_wrong(wrong, tmp_path):
+@pytest.mark.parametrize(("lesson", "signature", "number", "hint", "body"), MUTANTS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_wrong_answer_is_told_what_is_wrong(lesson, signature, number, hint, body, tmp_path):
     path = tmp_path / "answer.py"
-    path.write_text(wrong["answer"])
-    exercise = next(e for e in exercises(wrong["lesson"]) if e.name == wrong["name"])
-    assert wrong["hint"] in feedback(exercise, str(path))
+    path.write_text(source(signature, body))
+    exercise = next(e for e in exercises(lesson) if e.name == signature[: signature.index("(")])
+    assert hint in _check_in_process(exercise, str(path))
+
+
+def test_every_exercise_has_at_least_five_wrong_answers():
+    for lesson in learn.LESSONS:
+        counts = {signature[: signature.index("(")]: len(bodies) for signature, bodies in WRONG[lesson].items()}
+        assert counts.keys() == {exercise.name for exercise in exercises(lesson)}
+        assert min(counts.values()) >= 5
 
 
 @pytest.mark.parametrize(
@@ -56,7 +68,7 @@ def test_a_wrong_answer_is_told_what_is_wrong(wrong, tmp_path):
 def test_files_that_misbehave_get_a_sentence(text, said, tmp_path):
     path = tmp_path / "profiling.py"
     path.write_text(text)
-    result = learn.check("profiling", path, time_limit=3.0)[0]
+    result = learn.check("profiling", path, time_limit=0.5)[0]
     assert not result.solved
     assert said in result.feedback
 
@@ -130,3 +142,23 @@ def test_an_answer_may_give_views_change_lists_and_ask_back(tmp_path):
 
     assert feedback(Exercise("f", "", check), path) == ""
     assert seen == [(4.0, [0, 1], True, [0, 1])]
+
+
+def test_a_missing_import_is_reported_once():
+    failed = [
+        learn.Result(name, "task", False, f"it stops with NameError: np (line {i})") for i, name in enumerate("abc")
+    ]
+    lines = verdict_lines(failed)
+    assert sum("NameError" in line for line in lines) == 1 and lines.count("    as a above") == 2
+
+
+def test_the_next_step_is_one_that_works(tmp_path, monkeypatch, capsys):
+    from tilewise.cli.check import _show_progress
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
+    _show_progress(False)
+    assert "--start" in capsys.readouterr().out
+    learn.start("profiling", tmp_path / "profiling.py")
+    _show_progress(False)
+    assert "--start" not in capsys.readouterr().out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +43,7 @@ def check(
         output_folder(help="Folder for otter-grader assignments with a Gradescope zip: write them, and stop."),
     ] = None,
     nbgrader: Annotated[Path | None, output_folder(help="Folder for an nbgrader course: write it, and stop.")] = None,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds an exercise may take.")] = 60.0,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds an exercise may compute.")] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Check the exercises of a lesson (docs/learn); the exit code is 0 if all are solved, else 1.
@@ -75,7 +77,8 @@ def check(
         return
     if file is None and not path.exists():
         raise MissingFileError(f"{path} does not exist; `tilewise check {lesson} --start` writes it to fill in.")
-    results = learn.check(lesson, path, time_limit, only=only)
+    with _progress() as show:
+        results = learn.check(lesson, path, time_limit, only=only, progress=show)
     if as_json:
         print(json.dumps([vars(result) for result in results], indent=1))
     else:
@@ -85,6 +88,18 @@ def check(
         print(storage_error, file=sys.stderr)
     if not all(result.solved for result in results):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show the exercise that is being checked, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from tilewise.cli.tables import waiting
+
+    with waiting("starting") as update:
+        yield lambda name: update(f"checking {name}")
 
 
 def _show_progress(as_json: bool) -> None:
@@ -99,10 +114,8 @@ def _show_progress(as_json: bool) -> None:
     print("\n".join(lines()))
     lesson = next((name for name, solved in progress().items() if len(solved) < len(exercise_names(name))), None)
     if lesson is not None:
-        print(
-            f"Next: `tilewise check {lesson} --start` writes {lesson}.py to fill in; "
-            f"`tilewise check {lesson}` checks it."
-        )
+        begin = f"`tilewise check {lesson} --start` writes {lesson}.py to fill in; "
+        print(f"Next: {'' if Path(f'{lesson}.py').exists() else begin}`tilewise check {lesson}` checks {lesson}.py.")
 
 
 def _hand_out(lesson: str | None, otter: Path | None, nbgrader: Path | None) -> None:

@@ -48,6 +48,7 @@ def sentence(error: BaseException, path: str) -> str:
 
 def serve(channel: MessageChannel, path: str, name: str) -> None:
     """Load the reader's function, then call it for each request and send back its result and changed arguments."""
+    channel.send({"ready": True})
     function, why = load(path, name)
     channel.send({"loaded": function is not None, "why": why})
     while function is not None:

@@ -8,6 +8,7 @@ reader's code: an answer cannot write its own verdict.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -52,6 +53,9 @@ class Result:
     feedback: str
 
 
+TIME_LIMIT = 5.0  # seconds of computing an exercise may take; a right answer takes a fraction of one
+_START_LIMIT = 60.0  # seconds until the process has imported NumPy, on a machine that is busy
+_MAX_WAIT = 4  # times the limit, if other programs keep the answer's process from computing
 Starter = Callable[[Path, str, float], AbstractContextManager[MessageChannel]]
 
 
@@ -63,10 +67,21 @@ def answering(path: Path, name: str, deadline: float) -> Iterator[MessageChannel
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
     assert process.stdin is not None and process.stdout is not None
     try:
-        yield MessageChannel(process.stdout.fileno(), process.stdin.fileno(), deadline)
+        channel = MessageChannel(process.stdout.fileno(), process.stdin.fileno(), deadline)
+        channel.computing_seconds = lambda: _cpu_seconds(process.pid)
+        yield channel
     finally:
         process.kill()
         process.communicate()
+
+
+def _cpu_seconds(pid: int) -> float | None:
+    """Return the CPU time of a process; None where /proc does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def exercises(lesson: str) -> tuple[Exercise, ...]:
@@ -102,29 +117,38 @@ def exercise_names(lesson: str, only: str | None = None) -> list[str]:
 def check(
     lesson: str,
     path: Path,
-    time_limit: float = 60.0,
+    time_limit: float = TIME_LIMIT,
     start_answering: Starter = answering,
     only: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[Result]:
-    """Check a reader's file, or one exercise in it; each exercise may take `time_limit` seconds."""
+    """Check a reader's file, or one exercise in it; each exercise may compute for `time_limit` seconds.
+
+    `progress` receives the name of each exercise before it is checked.
+    """
     names = exercise_names(lesson, only)
     selected = [exercise for exercise in exercises(lesson) if exercise.name in names]
     read_input(path, _MAX_ANSWER_BYTES)  # rejects folders and files that are too large
-    return [
-        Result(e.name, e.task, not message, message)
-        for e in selected
-        for message in [feedback(e, path, time_limit, start_answering)]
-    ]
+    results = []
+    for exercise in selected:
+        progress(exercise.name)
+        message = feedback(exercise, path, time_limit, start_answering)
+        results.append(Result(exercise.name, exercise.task, not message, message))
+    return results
 
 
 def feedback(
-    exercise: Exercise, path: str | Path, time_limit: float = 60.0, start_answering: Starter = answering
+    exercise: Exercise, path: str | Path, time_limit: float = TIME_LIMIT, start_answering: Starter = answering
 ) -> str:
     """Return a sentence about what is wrong with the answer, or "" if it is right."""
     if sys.platform == "emscripten":  # a page in a browser has no other processes
         return _check_in_process(exercise, str(path))
-    with start_answering(Path(path), exercise.name, time.monotonic() + time_limit) as channel:
+    # The process imports NumPy before the clock of the answer starts; a sandbox ends it when all limits are over.
+    last = time.monotonic() + _START_LIMIT + _MAX_WAIT * time_limit
+    with start_answering(Path(path), exercise.name, last) as channel:
         try:
+            channel.receive()  # the process is ready
+            channel.limit(time_limit, _MAX_WAIT * time_limit)
             loaded = channel.receive()
             if loaded.get("loaded") is not True:
                 return str(loaded.get("why"))[:500]

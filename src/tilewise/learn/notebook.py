@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib.resources import files
 from pathlib import Path
 
 from tilewise.learn.answering import UNREADABLE
-from tilewise.learn.checking import Result, check, check_lesson, exercise_names
+from tilewise.learn.checking import TIME_LIMIT, Result, check, check_lesson, exercise_names
 from tilewise.learn.solved import remember
+
+_CAUSES = ("the file stops with", "it stops with NameError", "the file leaves Python")  # one cause, all exercises
 
 
 def verdict_lines(results: list[Result]) -> list[str]:
@@ -16,15 +19,21 @@ def verdict_lines(results: list[Result]) -> list[str]:
     syntax_errors = {result.feedback for result in results if result.feedback.startswith(UNREADABLE)}
     if syntax_errors and len(results) > 1:  # no exercise could run, so the error is reported once
         return [f"✗ {syntax_errors.pop()}", f"0 of {len(results)} solved"]
-    lines = []
+    lines: list[str] = []
+    first_with: dict[str, str] = {}  # feedback without line numbers: the first exercise that got it
     for result in results:
         lines.append(f"{'✓' if result.solved else '✗'} {result.name}: {result.task}")
-        lines += [] if result.solved else [f"    {result.feedback}"]
+        if result.solved:
+            continue
+        cause = re.sub(r" \(line \d+\)", "", result.feedback)
+        repeated = cause in first_with and cause.startswith(_CAUSES)
+        lines.append(f"    as {first_with[cause]} above" if repeated else f"    {result.feedback}")
+        first_with.setdefault(cause, result.name)
     solved = sum(result.solved for result in results)
     return [*lines, f"{solved} of {len(results)} solved" + ("" if solved < len(results) else "; well done")]
 
 
-def report(lesson: str, file: str | Path | None = None, time_limit: float = 60.0) -> None:
+def report(lesson: str, file: str | Path | None = None, time_limit: float = TIME_LIMIT) -> None:
     """Check the answers in LESSON.py next to the notebook, store the progress, and print the verdicts."""
     results = check(lesson, Path(file) if file is not None else Path(f"{check_lesson(lesson)}.py"), time_limit)
     storage_error = remember(lesson, results)

@@ -34,8 +34,17 @@ class MessageChannel:
     def __init__(self, reading: int, writing: int, deadline: float | None = None) -> None:
         self._reading, self._writing, self.deadline = reading, writing, deadline
         self._buffer = bytearray()
+        self.computing_seconds: Callable[[], float | None] = lambda: None  # CPU time of the other process
+        self._computing_limit: float | None = None
+        self._last = deadline
         if deadline is not None:  # the other side can shrink its pipe and stop reading
             os.set_blocking(writing, False)
+
+    def limit(self, seconds: float, longest: float) -> None:
+        """From now on, let the other process compute for `seconds`, and wait for it `longest` seconds at most."""
+        used = self.computing_seconds()
+        self._computing_limit = None if used is None else used + seconds
+        self.deadline, self._last = time.monotonic() + seconds, time.monotonic() + longest
 
     def send(self, message: dict[str, Any]) -> None:
         view = memoryview(json.dumps(message).encode() + b"\n")
@@ -67,8 +76,18 @@ class MessageChannel:
     def _wait(self, reading: list[int], writing: list[int]) -> None:
         if self.deadline is not None:
             seconds_left = self.deadline - time.monotonic()
-            if seconds_left <= 0 or not any(select.select(reading, writing, [], seconds_left)):
-                raise TimeoutError
+            while seconds_left <= 0 or not any(select.select(reading, writing, [], seconds_left)):
+                seconds_left = self._more_seconds()
+                if seconds_left <= 0:
+                    raise TimeoutError
+
+    def _more_seconds(self) -> float:
+        """Move the deadline if other programs kept the process from computing as long as it may; return the seconds."""
+        used, now = self.computing_seconds(), time.monotonic()
+        if used is None or self._computing_limit is None or self._last is None:
+            return 0.0
+        self.deadline = min(now + self._computing_limit - used, self._last)
+        return self.deadline - now if self.deadline > now + 0.01 else 0.0
 
 
 class Codec:

@@ -61,10 +61,17 @@ def _blocked(answer: Callable[..., Any]) -> None:
 
 def _largest_block(answer: Callable[..., Any]) -> None:
     """Check the exercise `largest_block`."""
-    for cache_bytes in (12, 4096, 32768, 49152, 1048576):
+    for cache_bytes in (4096, 12, 32768, 49152, 1048576):
         right = max(b for b in range(1, 1000) if 3 * b * b * 4 <= cache_bytes)
         hint = "three square float32 blocks (of a, b and c) must fit together"
-        same_number(answer(cache_bytes), right, f"largest_block({cache_bytes})", hint)
+        exact = (cache_bytes / 12) ** 0.5
+        mistakes = (
+            (exact, "a block has a whole number of rows: round down"),
+            (int(exact) + 1, "round down, or the blocks do not fit"),
+            (int((cache_bytes / 3) ** 0.5), "a float32 number takes 4 bytes"),
+            (cache_bytes // 12, "that is the number of elements of a block: its side is the root"),
+        )
+        same_number(answer(cache_bytes), right, f"largest_block({cache_bytes})", hint, mistakes=mistakes)
 
 
 def _im2col(answer: Callable[..., Any]) -> None:
@@ -76,7 +83,14 @@ def _im2col(answer: Callable[..., Any]) -> None:
         right = windows.transpose(0, 3, 4, 1, 2).reshape(channels * kh * kw, -1)
         call = f"im2col of {x.shape} for a {kh}x{kw} kernel"
         columns = answer(x, kh, kw)
-        same_array(columns, right, call, "row (c, i, j) holds what kernel element (c, i, j) meets at each output")
+        flipped = windows[..., ::-1, ::-1].transpose(0, 3, 4, 1, 2).reshape(right.shape)
+        by_position = windows.transpose(3, 4, 0, 1, 2).reshape(right.shape)
+        mistakes = (
+            (flipped, "the kernel is not flipped: row (c, i, j) starts at pixel (i, j)"),
+            (by_position, "the channel comes first: rows are ordered (c, i, j)"),
+        )
+        hint = "row (c, i, j) holds what kernel element (c, i, j) meets at each output"
+        same_array(columns, right, call, hint, mistakes=mistakes)
         same_array(w.reshape(4, -1) @ columns, w.reshape(4, -1) @ right, call, "the product is then the convolution")
 
 

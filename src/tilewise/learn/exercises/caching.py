@@ -21,7 +21,13 @@ def _attend(answer: Callable[..., Any]) -> None:
         weights = np.exp(scores - scores.max())
         right = weights / weights.sum() @ values
         hint = "divide the scores by sqrt(width) and take their largest away before exp, or it overflows"
-        same_array(answer(query, keys, values), right, f"attend to {length} keys of width {width}", hint)
+        largest = np.exp(scores - scores.max())
+        mistakes = (
+            (weights @ values, "divide the weights by their sum, so that they add up to 1"),
+            (largest / largest.sum() @ keys, "the weights multiply the values, not the keys"),
+        )
+        call = f"attend to {length} keys of width {width}"
+        same_array(answer(query, keys, values), right, call, hint, mistakes=mistakes)
 
 
 def _store(answer: Callable[..., Any]) -> None:
@@ -34,7 +40,11 @@ def _store(answer: Callable[..., Any]) -> None:
         call = f"store at position {position}"
         require(isinstance(result, tuple) and len(result) == 2, f"{call} must give the keys and values so far")
         for mine, all_written, whole in zip(result, written, (keys, values), strict=True):
-            same_array(mine, all_written[: position + 1], call, "give everything up to this position, and no more")
+            missing = np.array_equal(whole[position], np.zeros(4))
+            advice = "write the key and the value into the arrays" if missing else "everything up to this position"
+            same_array(
+                mine, all_written[: position + 1], call, f"give {advice}, and no more" if not missing else advice
+            )
             require(
                 np.shares_memory(mine, whole), f"{call} gave a copy: a view costs nothing, a copy grows with length"
             )
@@ -48,7 +58,13 @@ def _projections(answer: Callable[..., Any]) -> None:
         for cached, right in ((True, with_cache if new else 0), (False, without)):
             call = f"tokens_computed({prompt}, {new}, cached={cached})"
             hint = "each new token comes out of one pass: over everything so far, or over what the cache does not hold"
-            same_number(answer(prompt, new, cached=cached), right, call, hint)
+            mistakes = (
+                (prompt + new, "the last token is not fed back, so it needs no pass"),
+                (new, "the prompt goes through the model too"),
+                (prompt * new, "without a cache every pass is one token longer than the last"),
+                (without if cached else with_cache, "a cache makes it fewer, not more"),
+            )
+            same_number(answer(prompt, new, cached=cached), right, call, hint, mistakes=mistakes if new else ())
 
 
 EXERCISES = (

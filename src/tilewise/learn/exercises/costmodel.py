@@ -19,7 +19,14 @@ def _slowdown(answer: Callable[..., Any]) -> None:
         runtimes, scores = rng.uniform(1, 9, count), rng.standard_normal(count)
         call = f"slowdown of the top {k} of {count}"
         hint = "the best measured runtime among the k lowest scores, over the best of all, minus 1"
-        same_number(answer(runtimes, scores, k), top_k_error(runtimes, scores, k), call, hint)
+        error = top_k_error(runtimes, scores, k)
+        by_score = np.argsort(scores)
+        mistakes = (
+            (error + 1, "a slowdown of nothing is 0: take 1 away"),
+            (runtimes[by_score[-k:]].min() / runtimes.min() - 1, "the lowest scores are the most promising"),
+            (runtimes[by_score[:k]].mean() / runtimes.min() - 1, "the best of the k decides, not their mean"),
+        )
+        same_number(answer(runtimes, scores, k), error, call, hint, mistakes=mistakes)
 
 
 def _pairs(answer: Callable[..., Any]) -> None:
@@ -28,7 +35,9 @@ def _pairs(answer: Callable[..., Any]) -> None:
     for count in (2, 6, 25):
         runtimes, scores = rng.permutation(count).astype(float), rng.standard_normal(count)
         hint = "of all pairs with different runtimes, the share whose scores are ordered the same way"
-        same_number(answer(runtimes, scores), opa(runtimes, scores), f"ordered_pairs of {count}", hint)
+        share = opa(runtimes, scores)
+        mistakes = ((1 - share, "low scores belong to short runtimes: the orders must agree"),)
+        same_number(answer(runtimes, scores), share, f"ordered_pairs of {count}", hint, mistakes=mistakes)
     value = answer(np.array([1.0, 1.0, 2.0]), np.array([0.3, 0.1, 0.9]))
     same_number(
         value, 1.0, "ordered_pairs with two equal runtimes", "a pair of equal runtimes has no right order: leave it out"

@@ -37,7 +37,24 @@ def _conv_flops(answer: Callable[..., Any]) -> None:
         right = 2 * n * filters * rows * columns * channels * kh * kw
         call = f"conv_flops({x_shape}, {w_shape}, stride={stride}, padding={padding})"
         hint = "each output is a sum over channels and kernel, and a multiply-add counts as 2"
-        same_number(answer(x_shape, w_shape, stride=stride, padding=padding), right, call, hint)
+        per_output = 2 * n * filters * channels * kh * kw
+        mistakes = (
+            (right / n, "each image of the batch is convolved"),
+            (right / channels, "each output sums over all input channels"),
+            (right / (kh * kw), "each output sums over all kernel elements"),
+            (per_output * height * width, "count outputs, of which there may be fewer than inputs"),
+            (
+                per_output * ((height - kh) // stride + 1) * ((width - kw) // stride + 1),
+                "padding makes the input larger",
+            ),
+            (
+                per_output * ((height + padding - kh) // stride + 1) * ((width + padding - kw) // stride + 1),
+                "padding is added on both sides",
+            ),
+            (per_output * (height + 2 * padding - kh + 1) * (width + 2 * padding - kw + 1), "a stride skips outputs"),
+        )
+        work = answer(x_shape, w_shape, stride=stride, padding=padding)
+        same_number(work, right, call, hint, mistakes=mistakes)
 
 
 def _attainable(answer: Callable[..., Any]) -> None:
@@ -47,7 +64,10 @@ def _attainable(answer: Callable[..., Any]) -> None:
         right = max(flops / peak, bytes_moved / bandwidth)
         call = f"least_seconds({flops:g}, {bytes_moved:g}, {peak:g}, {bandwidth:g})"
         hint = "computing and moving overlap at best, so the slower of the two decides; it is not their sum"
-        same_number(answer(flops, bytes_moved, peak, bandwidth), right, call, hint)
+        swapped = flops / bandwidth, bytes_moved / peak
+        advice = "divide the FLOPs by the peak and the bytes by the bandwidth"
+        mistakes = ((max(swapped), advice), (sum(swapped), advice))
+        same_number(answer(flops, bytes_moved, peak, bandwidth), right, call, hint, mistakes=mistakes)
 
 
 EXERCISES = (

@@ -14,34 +14,60 @@ from tilewise.learn.checking import Exercise
 def _mask(answer: Callable[..., Any]) -> None:
     """Check the exercise `magnitude_mask`."""
     rng = np.random.default_rng(0)
-    for shape, sparsity in (((4, 5), 0.5), ((7, 9), 0.7), ((10,), 0.0), ((3, 4, 3, 3), 0.9), ((6, 6), 0.34)):
+    for shape, sparsity in (
+        ((7, 9), 0.7),
+        ((4, 5), 0.5),
+        ((10,), 0.0),
+        ((3, 4, 3, 3), 0.9),
+        ((6, 6), 0.34),
+        ((3, 5), 0.65),
+    ):
         weights = rng.standard_normal(shape)
         call = f"magnitude_mask of {shape} at {sparsity}"
         mask = np.asarray(answer(weights, sparsity))
         require(mask.shape == shape and mask.dtype == bool, f"{call} must be an array of bool with the weights' shape")
         removed_count, expected_count = int((~mask).sum()), round(sparsity * weights.size)
+        inverted = removed_count == weights.size - expected_count != expected_count
+        advice = "True is for the weights that stay" if inverted else "count round(sparsity * size) of them"
         require(
-            abs(removed_count - expected_count) <= 1,
-            f"{call} takes {removed_count} of {weights.size} weights away, and {expected_count} were asked for",
+            removed_count == expected_count,
+            f"{call} takes {removed_count} of {weights.size} weights, and {expected_count} were asked for: {advice}",
         )
         if 0 < removed_count < weights.size:
             keeps_largest = np.abs(weights[mask]).min() >= np.abs(weights[~mask]).max()
             require(
                 bool(keeps_largest),
-                f"{call} keeps a weight that is smaller than one it takes: compare magnitudes, not values",
+                f"{call} keeps a smaller weight than one it takes: compare magnitudes, not values, of all weights",
             )
 
 
 def _two_of_four(answer: Callable[..., Any]) -> None:
     """Check the exercise `two_of_four`."""
     rng = np.random.default_rng(1)
-    for shape in ((1, 4), (3, 8), (5, 16)):
+    for shape in ((3, 8), (1, 4), (5, 16)):
         weights = rng.standard_normal(shape)
         groups = np.abs(weights).reshape(-1, 4)
         right = np.zeros(groups.shape)
         np.put_along_axis(right, np.argsort(-groups, axis=1)[:, :2], 1, axis=1)
         hint = "in each run of four neighbours in a row, the two of largest magnitude stay"
-        same_array(np.asarray(answer(weights), float), weights * right.reshape(shape), f"two_of_four of {shape}", hint)
+        before = weights.copy()
+        kept = right.reshape(shape)
+        mistakes = (
+            (kept, "give the weights, not the mask"),
+            (before * (1 - kept), "the two largest stay, the two smallest become zero"),
+            (before * _largest_two(before), "compare magnitudes, not values"),
+        )
+        result = np.asarray(answer(weights), float)
+        same_array(result, before * kept, f"two_of_four of {shape}", hint, mistakes=mistakes)
+        require(np.array_equal(weights, before), "the caller's weights came back changed: work on a copy")
+
+
+def _largest_two(weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Mask of the two largest values (not magnitudes) of every four neighbours."""
+    groups = weights.reshape(-1, 4)
+    mask = np.zeros(groups.shape)
+    np.put_along_axis(mask, np.argsort(-groups, axis=1)[:, :2], 1, axis=1)
+    return mask.reshape(weights.shape)
 
 
 def _remove_units(answer: Callable[..., Any]) -> None:

@@ -3,12 +3,15 @@
 Graders run a student's cells and the tests in one kernel, where the first can change the second. So the student's cells
 are taken out before anything runs: their text goes to a file, stubs stand in their place, and the tests ask for a
 verdict on the file. It comes from `checking`, whose process never runs an answer; the answer's own process runs in the
-sandbox of the competition's plugins if the system supports it, and with resource limits everywhere.
+sandbox of the competition's plugins. Where the system has no sandbox, grading stops with an error, unless the variable
+TILEWISE_UNSANDBOXED_GRADING=1 says that the machine is meant for untrusted code; a warning is then printed each time.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._files import read_input, write_atomic
+from tilewise.errors import UnavailableError
 from tilewise.learn.checking import Result, answering, check, exercises, feedback
 from tilewise.learn.remote import MessageChannel
 
 ANSWERS = "tilewise-answers.py"
+UNSANDBOXED = "TILEWISE_UNSANDBOXED_GRADING"
 _MOST_TEXT = 1 << 20
 _SECONDS = 10.0  # of an exercise; a right answer takes a fraction of one
 
@@ -44,7 +49,9 @@ def confined(path: Path, name: str, deadline: float) -> Iterator[MessageChannel]
     """Start the process of an answer like `checking.answering`, but in the sandbox if this system has one."""
     from tilewise_arena.sandbox import bubblewrap
 
-    if bubblewrap.unavailable_reason():
+    reason = bubblewrap.unavailable_reason()
+    if reason:
+        _check_unsandboxed(reason)
         with answering(path, name, deadline) as channel:
             yield channel
         return
@@ -61,6 +68,16 @@ def confined(path: Path, name: str, deadline: float) -> Iterator[MessageChannel]
             channel = MessageChannel(process.stdout.fileno(), process.stdin.fileno(), deadline)
             channel.send({"rules": bubblewrap.seccomp_filter().hex()})
             yield channel
+
+
+def _check_unsandboxed(reason: str) -> None:
+    """Raise UnavailableError unless grading without a sandbox is allowed; print a warning if it is."""
+    if os.environ.get(UNSANDBOXED) != "1":
+        raise UnavailableError(
+            f"students' code is not graded without a sandbox ({reason}); set {UNSANDBOXED}=1 only on a machine that "
+            "you would let any of them use"
+        )
+    print(f"WARNING: students' code runs without a sandbox, because {UNSANDBOXED}=1 ({reason})", file=sys.stderr)
 
 
 def taken_apart(notebook: dict[str, Any], lesson: str, is_test: Callable[[dict[str, Any]], bool]) -> str:
