@@ -325,7 +325,14 @@ void bind_integer_operators(nb::class_<Graph>& graph) {
   graph
       .def("quantize", add_quantize, nb::arg("x"), nb::arg("scale"), nb::arg("zero_point"), nb::arg("padding") = 0,
            nb::arg("int16_limit") = 0)
-      .def("dequantize", [](Graph& g, int x, float scale) { return g.add(dequantize_op(scale), {x}); })
+      .def(
+          "dequantize",
+          [](Graph& g, int x, float scale, bool last) {
+            return g.add(dequantize_op(scale, last ? Layout::channels_last : Layout::planes), {x});
+          },
+          nb::arg("x"), nb::arg("scale"), nb::arg("last") = false)
+      .def("to_channels_last", [](Graph& g, int x) { return g.add(layout_op(Layout::channels_last), {x}); })
+      .def("to_planes", [](Graph& g, int x) { return g.add(layout_op(Layout::planes), {x}); })
       .def("conv",
            [](Graph& g, std::shared_ptr<Int8Layer> layer, const std::vector<int>& inputs, int padding) {
              return g.add(conv_op(std::shared_ptr<const Int8Layer>(std::move(layer)), inputs.size() == 2, padding),

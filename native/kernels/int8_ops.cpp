@@ -133,6 +133,10 @@ void dequantize_image(const uint8_t* x, const BytePlane& plane, int64_t channels
   }
 }
 
+void dequantize(const uint8_t* x, int64_t n, float scale, int zero, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(x[i] - zero) * scale;
+}
+
 // --- windows ---
 
 // The part of a window that lies inside the image.
@@ -286,8 +290,9 @@ void take(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t cou
 
 }  // namespace
 
-const Int8OpsKernels int8_ops = {quantize_image,   quantize, quantize_row, quantize_weights, fingerprint,
-                                 dequantize_image, max_pool, avg_pool,     global_pool,      take};
+const Int8OpsKernels int8_ops = {quantize_image, quantize,         quantize_row, quantize_weights,
+                                 fingerprint,    dequantize_image, dequantize,   max_pool,
+                                 avg_pool,       global_pool,      take};
 
 }  // namespace TW_ISA
 }  // namespace tw

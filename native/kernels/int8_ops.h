@@ -35,6 +35,8 @@ struct Int8OpsKernels {
   // The inside of an image to (channels, height, width) floats.
   void (*dequantize_image)(const uint8_t* x, const BytePlane& plane, int64_t channels, float scale, int zero,
                            float* to);
+  // n bytes to floats, in order.
+  void (*dequantize)(const uint8_t* x, int64_t n, float scale, int zero, float* to);
   // Pixels outside are left out of the maximum.
   void (*max_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, uint8_t* y,
                    const BytePlane& out);

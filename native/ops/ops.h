@@ -30,7 +30,7 @@ struct OutputStage {
 // --- quantize.cpp ---
 OpPtr quantize_op(float scale, int zero_point, int padding);
 OpPtr quantize_int16_op(float scale, int limit, int padding);  // to [-limit, limit]
-OpPtr dequantize_op(float scale);
+OpPtr dequantize_op(float scale, Layout layout = Layout::planes);
 // Floats to uint8 with the zero point 128, every pixel by its own scale, which follows its channels (`RowQuantized`).
 OpPtr quantize_rows_op();
 OpPtr layout_op(Layout layout);  // of floats

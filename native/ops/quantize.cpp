@@ -8,7 +8,7 @@
 namespace tw {
 namespace {
 
-// Planes of floats to uint8 or int16.
+// Floats to uint8 or int16.
 class Quantize : public Op {
  public:
   // limit 0: uint8; else int16 in [-limit, limit]
@@ -18,7 +18,7 @@ class Quantize : public Op {
   }
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
-    require(!in[0].is_integer() && in[0].layout == Layout::planes, "only planes of floats are quantized");
+    require(!in[0].is_integer(), "only floats are quantized");
     require(!in[0].rows || padding_ == 0, "rows have no padding");
     const DType dtype = limit_ > 0 ? DType::int16 : DType::uint8;
     TensorDesc out =
@@ -34,6 +34,7 @@ class Quantize : public Op {
     const TensorDesc &in = *call.in[0].desc, &out = *call.out.desc;
     const float* floats = static_cast<const float*>(call.in[0].data);
     const int64_t plane = out.height * out.width, image_floats = in.channels * plane;
+    if (in.layout == Layout::channels_last) return quantize_pixels(call);
     if (limit_ > 0) {
       return for_rows(out, call.batch, [&](int64_t image, int64_t row) {
         active_int16().quantize(floats + image * image_floats + row * out.width, out.channels, out.width, plane,
@@ -54,30 +55,49 @@ class Quantize : public Op {
   }
 
  private:
+  void quantize_pixels(const OpCall& call) const {
+    const TensorDesc &in = *call.in[0].desc, &out = *call.out.desc;
+    for_rows(out, call.batch, [&](int64_t image, int64_t row) {
+      const uint8_t* from = call.in[0].row(image, row);
+      uint8_t* to = call.out.row(image, row);
+      for (int64_t i = 0; i < out.width; ++i, from += in.pixel(), to += out.pixel()) {
+        const float* x = reinterpret_cast<const float*>(from);
+        if (limit_ > 0) {
+          active_int16().quantize(x, 1, in.channels, in.channels, 1.0f / scale_, limit_, reinterpret_cast<int16_t*>(to),
+                                  1);
+        } else {
+          active_int8_ops().quantize(x, in.channels, 1.0f / scale_, zero_point_, to);
+          std::memset(to + in.channels, zero_point_, out.pixel() - in.channels);
+        }
+      }
+    });
+  }
+
   float scale_;
   int zero_point_, limit_, padding_;
 };
 
-// uint8 or int16 to planes of floats.
+// uint8 or int16 to floats.
 class Dequantize : public Op {
  public:
-  explicit Dequantize(float scale) : scale_(scale) {}
+  Dequantize(float scale, Layout layout) : scale_(scale), layout_(layout) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
     require(in[0].is_integer(), "only integers are dequantized");
     TensorDesc out = in[0];
     out.dtype = DType::float32;
-    out.layout = Layout::planes;
+    out.layout = layout_;
     out.padding = out.zero_point = 0;
     out.pitch = 0;
     return out;
   }
 
   bool reads_int16() const override { return true; }
-  bool writes_any_pitch() const override { return false; }
+  bool writes_any_pitch() const override { return layout_ == Layout::channels_last; }
 
   void run(const OpCall& call) const override {
     const TensorDesc &in = *call.in[0].desc, &out = *call.out.desc;
+    if (layout_ == Layout::channels_last) return dequantize_pixels(call);
     float* floats = static_cast<float*>(call.out.data);
     const int64_t plane = out.height * out.width, image_floats = out.channels * plane;
     if (in.is_int16()) {
@@ -94,7 +114,24 @@ class Dequantize : public Op {
   }
 
  private:
+  void dequantize_pixels(const OpCall& call) const {
+    const TensorDesc &in = *call.in[0].desc, &out = *call.out.desc;
+    for_rows(out, call.batch, [&](int64_t image, int64_t row) {
+      const uint8_t* from = call.in[0].row(image, row);
+      uint8_t* to = call.out.row(image, row);
+      for (int64_t i = 0; i < out.width; ++i, from += in.pixel(), to += out.pixel()) {
+        float* y = reinterpret_cast<float*>(to);
+        if (in.is_int16()) {
+          active_int16().dequantize(reinterpret_cast<const int16_t*>(from), 1, 1, in.channels, scale_, y, in.channels);
+        } else {
+          active_int8_ops().dequantize(from, in.channels, scale_, in.zero_point, y);
+        }
+      }
+    });
+  }
+
   float scale_;
+  Layout layout_;
 };
 
 class QuantizeRows : public Op {
@@ -134,6 +171,7 @@ class ChangeLayout : public Op {
     require(!in[0].is_integer(), "only the layout of floats is changed");
     TensorDesc out = float_pixels(in[0].n, in[0].channels, in[0].height, in[0].width);
     out.layout = layout_;
+    out.rows = in[0].rows;
     if (dense_) out.pitch = 4 * out.channels;
     return out;
   }
@@ -162,7 +200,7 @@ OpPtr quantize_int16_op(float scale, int limit, int padding) {
   return std::make_unique<Quantize>(scale, 0, limit, padding);
 }
 OpPtr quantize_rows_op() { return std::make_unique<QuantizeRows>(); }
-OpPtr dequantize_op(float scale) { return std::make_unique<Dequantize>(scale); }
+OpPtr dequantize_op(float scale, Layout layout) { return std::make_unique<Dequantize>(scale, layout); }
 OpPtr layout_op(Layout layout) { return std::make_unique<ChangeLayout>(layout, false); }
 OpPtr dense_op() { return std::make_unique<ChangeLayout>(Layout::channels_last, true); }
 

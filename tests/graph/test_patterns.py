@@ -11,8 +11,9 @@ import pytest
 
 from tilewise import Tensor, nn, no_grad, ops
 from tilewise._extension import native
-from tilewise.graph.passes.patterns import match_patterns
+from tilewise.graph.passes.patterns import UnpaddedAvgPool, match_patterns, window_shares
 from tilewise.graph.passes.views import indexed, permuted, reshaped, whole
+from tilewise.nn.primitives import AvgPool2d
 from tilewise.plan import compile, trace
 from tilewise.tensor import apply, where
 
@@ -294,3 +295,21 @@ def _read(view: Any, x: Any) -> Any:
                 [-1 if i == at else 1 for i in range(len(view.groups))]
             )
     return x[tuple(places)]
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [((3, 3), (1, 1), (1, 1)), ((3, 2), (2, 1), (1, 0))])
+def test_a_mean_without_padding_is_one_pool(
+    kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    shares = window_shares((1, 4, 7, 6), kernel=kernel, stride=stride, padding=padding)
+
+    class Pool(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return apply(AvgPool2d, x, kernel=kernel, stride=stride, padding=padding) * shares
+
+    x = numbers(2, 4, 7, 6)
+    plan = planned(Pool(), x)
+    assert plan.native_calls == 1
+    (node,) = match_patterns(trace(Pool(), x)).nodes
+    assert node.operation is UnpaddedAvgPool
+    np.testing.assert_allclose(UnpaddedAvgPool().forward(x, **node.params), plan(x), rtol=1e-5, atol=1e-6)

@@ -19,8 +19,8 @@ class EmitContext:
     """The native plan under construction: `weights(op)` returns a packed layer, `shape(i)` the shape of a value."""
 
     plan: Any
-    weights: Callable[[Op], Any]
-    shape: Callable[[int], Shape]
+    weights: Callable[[Op], Any] = lambda _op: None
+    shape: Callable[[int], Shape] = lambda _number: ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ NATIVE_OPS: dict[str, OpSpec] = {
     "flatten": OpSpec(lambda c, _op, x: int(c.plan.flatten(x[0])), "reshape"),
     "identity": OpSpec(lambda _c, _op, x: x[0], "reshape"),
     "layer_norm": OpSpec(_layer_norm, "layer_norm"),
+    "channel_norm": OpSpec(_layer_norm, "layer_norm"),  # of the pixels of an image (N, C, H, W)
     "group_norm": OpSpec(_group_norm),
     "attention": OpSpec(lambda c, op, x: int(c.plan.attention(x, **op.options)), "attention"),
 }

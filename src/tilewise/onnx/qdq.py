@@ -19,6 +19,7 @@ from tilewise.onnx import emit_layers
 from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Array, Port
 from tilewise.onnx.writer import OPSET, Writer
+from tilewise.quantize.graph import NATIVE_NORMS
 from tilewise.quantize.lowering import KEEPS
 
 assert emit_layers  # fills the table
@@ -82,8 +83,10 @@ class _Quantized:
             for other in reads[1:]:
                 made = self._node("Add", made, other)
             return self._activated(step, made)
-        if step.kind in ("add", "mul"):
-            return self._activated(step, self._node("Add" if step.kind == "add" else "Mul", *reads))
+        if step.kind in ("add", "sub", "mul"):
+            return self._activated(step, self._node(step.kind.capitalize(), *reads))
+        if step.kind in NATIVE_NORMS:
+            return self._norm(step, reads[0])
         if step.kind == "affine":
             return self._affine(step, layer, reads[0])
         if step.kind in ("max_pool", "avg_pool", "global_mean"):
@@ -117,6 +120,21 @@ class _Quantized:
                 spread = held.reshape(1, -1, *(1,) * (len(step.shape) - 2))
                 x = self._node(op, x, self._float(step.name, name, spread))
         return self._activated(step, x)
+
+    def _norm(self, step: Any, x: str) -> str:
+        weight, bias = (self._float(step.name, name, getattr(step, name)) for name in ("weight", "bias"))
+        if step.kind == "channel_norm":
+            pixels = self._node("Transpose", x, perm=[0, 2, 3, 1])
+            normed = self._node("LayerNormalization", pixels, weight, bias, axis=-1, epsilon=step.options["eps"])
+            return self._node("Transpose", normed, perm=[0, 3, 1, 2])
+        # Group norm: every group of channels is one channel of an instance norm.
+        groups = step.options["groups"]
+        ones, zeros = (self.graph.constant([value] * groups, np.float32) for value in (1, 0))
+        rows = self._node("Reshape", x, self.graph.constant([0, groups, -1]))
+        normed = self._node("InstanceNormalization", rows, ones, zeros, epsilon=step.options["eps"])
+        image = self._node("Reshape", normed, self.graph.constant([0, *step.shape[1:]]))
+        per_channel = (self._node("Reshape", a, self.graph.constant([1, -1, 1, 1])) for a in (weight, bias))
+        return self._node("Add", self._node("Mul", image, next(per_channel)), next(per_channel))
 
     def _pool(self, step: Any, x: str) -> str:
         if step.kind == "global_mean":

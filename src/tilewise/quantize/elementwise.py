@@ -7,7 +7,7 @@ Called by itself it computes in NumPy with the arithmetic of the compiled kernel
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -67,17 +67,26 @@ def _padded(pixels: Array, zero: int) -> Array:
 class Add(ElementwiseOp):
     activation: str = ""
 
+    second_sign: ClassVar[int] = 1
+
     def __call__(self, a: QuantizedArray, b: QuantizedArray) -> QuantizedArray:
         finish = finish_for(self.activation, self.output)
-        values = [_real(x, self._scale(x.parameters)) for x in (a, b)]
+        values = [_real(x, scale) for x, scale in zip((a, b), self._scales(a.parameters, b.parameters), strict=True)]
         return self._image(finish.bytes(values[0] + values[1]), a)
 
-    def _scale(self, side: AffineParameters) -> float:
-        return side.scale / accumulator_scale(finish_for(self.activation, self.output), self.output)
+    def _scales(self, first: AffineParameters, second: AffineParameters) -> tuple[float, float]:
+        unit = accumulator_scale(finish_for(self.activation, self.output), self.output)
+        return first.scale / unit, self.second_sign * second.scale / unit
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
         finish = finish_for(self.activation, self.output).native()
-        return int(plan.add(*inputs, *map(self._scale, parameters), finish, self.out_border))
+        return int(plan.add(*inputs, *self._scales(*parameters), finish, self.out_border))
+
+
+class Subtract(Add):
+    """a - b: a sum in which the second scale is negative."""
+
+    second_sign = -1
 
 
 def _real(x: QuantizedArray, scale: float) -> Array:

@@ -54,7 +54,7 @@ class _Channels:
             self.pinned[mine] = True
         if step.kind in ("conv", "linear", "affine", "input"):  # a residual is added as it is
             joined = [(mine, s) for s in sources[1:]]
-        elif step.kind in ("max_pool", "avg_pool", "upsample", "global_mean", "add"):
+        elif step.kind in ("max_pool", "avg_pool", "upsample", "global_mean", "add", "sub"):
             joined = [(mine, s) for s in sources]
         elif step.kind == "mul":
             self.pinned[sources[1]] = True

@@ -14,17 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._extension import native
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.graph.ir import Node, Op, Value
+from tilewise.graph.ops import NATIVE_OPS, EmitContext
 from tilewise.graph.passes.lower import Lowering
-from tilewise.graph.passes.patterns import GroupNorm, match_patterns
+from tilewise.graph.passes.patterns import ChannelNorm, GroupNorm, match_patterns
 from tilewise.graph.trace import trace as trace_module
 from tilewise.nn import Module
 from tilewise.ops.shapes import Reshape
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
+# Float steps that the native graph runs between integer ones.
+NATIVE_NORMS = ("group_norm", "channel_norm")
 
 
 @dataclass
@@ -129,9 +133,16 @@ def _affine(step: Op, x: Array) -> Array:
     return activated(x, step.activation)
 
 
-def _group_norm(step: Op, x: Array) -> Array:
+def _norm(step: Op, x: Array) -> Array:
+    """Normalize by the native operator, so that a step alone and inside a native call gives the same bits."""
     assert step.weight is not None and step.bias is not None
-    return GroupNorm().forward(x, step.weight, step.bias, groups=step.options["groups"], eps=step.options["eps"])
+    if native is None or x.size == 0 or x.ndim != 4:
+        operation = GroupNorm() if step.kind == "group_norm" else ChannelNorm()
+        return np.asarray(operation.forward(x, step.weight, step.bias, **step.options))
+    plan = native.Graph()
+    plan.output(NATIVE_OPS[step.kind].emit(EmitContext(plan), step, [plan.input(*x.shape)]))
+    result: Array = plan.run([np.ascontiguousarray(x, np.float32)])[0]
+    return result
 
 
 def _depth_to_space(step: Op, x: Array) -> Array:
@@ -147,6 +158,7 @@ _KINDS: dict[str, Callable[..., Array]] = {
     "avg_pool": _avg_pool,
     "global_mean": lambda step, x: x.mean((2, 3), dtype=np.float32).reshape(len(x), x.shape[1], *step.shape[2:]),
     "add": lambda step, a, b: activated(a + b, step.activation),
+    "sub": lambda step, a, b: activated(a - b, step.activation),
     "mul": lambda step, a, b: activated(a * b, step.activation),
     "affine": _affine,
     "concat": lambda _step, *parts: np.concatenate(parts, 1),
@@ -156,7 +168,7 @@ _KINDS: dict[str, Callable[..., Array]] = {
     "depth_to_space": _depth_to_space,
     "flatten": lambda _step, x: x.reshape(len(x), int(np.prod(x.shape[1:]))),
     "identity": lambda step, x: x.reshape(len(x), *step.shape[1:]),
-    "group_norm": _group_norm,
+    **dict.fromkeys(NATIVE_NORMS, _norm),
 }
 
 

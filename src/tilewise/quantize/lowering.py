@@ -10,8 +10,19 @@ import numpy.typing as npt
 
 from tilewise.graph.ir import Op
 from tilewise.quantize.calibration import Calibration
-from tilewise.quantize.elementwise import Add, Affine, Concat, DepthToSpace, GatherChannels, Mul, Same, Slice, Upsample
-from tilewise.quantize.graph import Graph
+from tilewise.quantize.elementwise import (
+    Add,
+    Affine,
+    Concat,
+    DepthToSpace,
+    GatherChannels,
+    Mul,
+    Same,
+    Slice,
+    Subtract,
+    Upsample,
+)
+from tilewise.quantize.graph import NATIVE_NORMS, Graph
 from tilewise.quantize.layers import Geometry, QuantizedConv2d, QuantizedLinear, corrected_bias
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, affine_from_range, wide_weights
 from tilewise.quantize.pooling import AvgPool, Flatten, GlobalPool, MaxPool
@@ -65,8 +76,8 @@ def _between(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any
         return pool(step.kernel, step.stride, step.padding, border, options.get("count_padding", True))
     if step.kind == "global_mean":
         return GlobalPool(model.affine[step.inputs[0]], output, len(step.shape) == 2, border)
-    if step.kind in ("add", "mul"):
-        return (Add if step.kind == "add" else Mul)(output, border, step.activation)
+    if step.kind in ("add", "sub", "mul"):
+        return {"add": Add, "sub": Subtract, "mul": Mul}[step.kind](output, border, step.activation)
     if step.kind == "affine":
         held = stored if stored is not None else {"weight": step.weight, "bias": step.bias}
         one = np.ones(step.shape[1], np.float32)
@@ -88,7 +99,9 @@ def _between(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any
 
 def unsupported_reason(model: QuantizedModel, step: Op) -> str | None:
     """Why a step must stay in float."""
-    if step.kind in MOVES and all(model.integer[i] is None for i in step.inputs):
+    # A norm between integer steps is quantized for its readers anyway.
+    in_float = [model.integer[i] is None and model.graph.steps[i].kind not in NATIVE_NORMS for i in step.inputs]
+    if step.kind in MOVES and all(in_float):
         return "what it reads is float32"
     if step.kind == "python":
         assert step.node is not None
@@ -119,7 +132,7 @@ Form = Callable[["QuantizedModel", int, Op, Stored], Any]
 FORMS: dict[str, Form] = {
     "conv": _conv,
     "linear": _linear,
-    **dict.fromkeys((*MOVES, "add", "mul", "affine"), _between),
+    **dict.fromkeys((*MOVES, "add", "sub", "mul", "affine"), _between),
 }
 
 

@@ -75,7 +75,7 @@ def lower_add(low: Lowering, number: int, node: Node) -> Op | bool | None:
 
 def lower_sub(low: Lowering, _number: int, node: Node) -> Op | None:
     a, b = node.inputs
-    if not (low.is_float and isinstance(a, Value) and isinstance(b, Value)):
+    if not (isinstance(a, Value) and isinstance(b, Value)):
         return None
     if low.shapes[a.number] != low.shapes[b.number]:
         return None

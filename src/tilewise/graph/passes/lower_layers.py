@@ -121,6 +121,13 @@ def _group_norm(low: Lowering, _number: int, node: Node) -> Op | None:
     return Op("group_norm", (x,), node.shape, node.layer, weight=weight, bias=bias, options=dict(node.params))
 
 
+def _channel_norm(low: Lowering, _number: int, node: Node) -> Op | None:
+    x, weight, bias = low.image(node.inputs[0]), *node.inputs[1:]
+    if x is None or isinstance(weight, Value) or isinstance(bias, Value):
+        return None
+    return Op("channel_norm", (x,), node.shape, node.layer, weight=weight, bias=bias, options=dict(node.params))
+
+
 def _global_mean(low: Lowering, _number: int, node: Node) -> Op | None:
     x = low.image(node.inputs[0])
     return None if x is None else Op("global_mean", (x,), node.shape, node.layer)
@@ -207,6 +214,7 @@ RULES: dict[str, LoweringRule] = {
     "FixedNorm": lower_batch_norm,
     "LayerNorm": lower_layer_norm,
     "GroupNorm": _group_norm,
+    "ChannelNorm": _channel_norm,
     "Attention": lower_attention,
     "PackedAttention": lower_packed_attention,
     "MatMul": _matmul,
@@ -219,6 +227,7 @@ RULES: dict[str, LoweringRule] = {
     "MaxPool2d": _pool("max_pool"),
     "PaddedMaxPool": _pool("max_pool"),
     "AvgPool2d": _pool("avg_pool"),
+    "UnpaddedAvgPool": _pool("avg_pool"),
     "GlobalAvgPool": _global_mean,
     "Mean": _mean,
     "Reshape": _reshape,

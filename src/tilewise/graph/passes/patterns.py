@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tilewise.backend.registry import current_backend
-from tilewise.graph.ir import Array, Node, Trace, Value
+from tilewise.graph.ir import Array, Node, Shape, Trace, Value
 from tilewise.graph.passes.attention import match_attention, match_attention_node
 from tilewise.graph.passes.rewriter import Operand, Rewriter, Rule, is_value, per_channel, scalar, value_and_constant
-from tilewise.graph.passes.views import reshaped, whole
+from tilewise.graph.passes.views import apply_node, permuted, reshaped, whole
 from tilewise.nn.primitives import LayerNorm
 from tilewise.ops import Add, Gelu, Mul
 from tilewise.ops.base import Grads, Operation
@@ -46,6 +46,42 @@ class GroupNorm(InferenceOperation):
         normed = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(eps))
         channel_shape = (-1, *(1,) * (x.ndim - 2))
         return np.asarray(normed.reshape(x.shape) * weight.reshape(channel_shape) + bias.reshape(channel_shape))
+
+
+class ChannelNorm(InferenceOperation):
+    """Layer norm over the channels of every pixel of an image (N, C, H, W)."""
+
+    def forward(self, x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
+        pixels = np.ascontiguousarray(x.transpose(0, 2, 3, 1))  # (N, H, W, C)
+        normed = np.asarray(LayerNorm().forward(pixels, weight, bias, eps=eps))
+        return np.ascontiguousarray(normed.transpose(0, 3, 1, 2))
+
+
+class UnpaddedAvgPool(InferenceOperation):
+    """Mean of each window over the pixels inside the image; padding does not count."""
+
+    def forward(
+        self,
+        x: Array,
+        *,
+        kernel: tuple[int, int],
+        stride: tuple[int, int],
+        padding: tuple[int, ...],
+        count_padding: bool = False,
+    ) -> Array:
+        pool = current_backend().dispatch
+        mean = np.asarray(pool("avg_pool2d", x, kernel=kernel, stride=stride, padding=padding))
+        return mean * window_shares(x.shape, kernel=kernel, stride=stride, padding=padding)
+
+
+def window_shares(shape: Shape, *, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, ...]) -> Array:
+    """Return (H, W): the pixels of each window divided by those of them that are inside the image."""
+    along = []
+    for size, k, s, p in zip(shape[2:], kernel, stride, padding[:2], strict=True):
+        starts = np.arange((size + 2 * p - k) // s + 1) * s - p
+        inside = np.minimum(starts + k, size) - np.maximum(starts, 0)
+        along.append(k / np.maximum(inside, 1))
+    return np.asarray(along[0][:, None] * along[1], np.float32)
 
 
 class PaddedMaxPool(InferenceOperation):
@@ -180,6 +216,37 @@ def _group_norm(w: Rewriter, node: Node) -> Value | None:
     one = np.ones(node.shape[1], np.float32)
     source, eps = Value(rows_view.source), float(norm.params["eps"])
     return w.make(node, GroupNorm, node.shape, source, one, np.zeros_like(one), groups=groups, eps=eps)
+
+
+def _channel_norm(w: Rewriter, node: Node) -> Value | None:
+    """Match an image permuted to channels-last, normed, and permuted back."""
+    normed = node.inputs[0]
+    norm = w.node(normed, "LayerNorm")
+    if norm is None or len(node.shape) != 4 or not isinstance(normed, Value):
+        return None
+    x, weight, bias = norm.inputs
+    view = w.views.get(x.number) if isinstance(x, Value) else None
+    if view is None or isinstance(weight, Value) or isinstance(bias, Value) or weight.ndim != 1:
+        return None
+    image = w.shape(Value(view.source))
+    restored = apply_node(w.view(normed), node) == permuted(whole(normed.number, norm.shape), (0, 3, 1, 2))
+    if image != node.shape or not restored or view != permuted(whole(view.source, image), (0, 2, 3, 1)):
+        return None
+    return w.make(node, ChannelNorm, node.shape, Value(view.source), weight, bias, eps=float(norm.params["eps"]))
+
+
+def _unpadded_avg_pool(w: Rewriter, node: Node) -> Value | None:
+    """Match a mean with padding times the share of each window that is inside the image."""
+    operands = value_and_constant(node)
+    pool = None if operands is None else w.node(operands[0], "AvgPool2d")
+    if operands is None or pool is None or len(pool.params["padding"]) != 2 or node.shape != pool.shape:
+        return None
+    shares = window_shares(w.shape(pool.inputs[0]), **pool.params)
+    if operands[1].shape[-2:] != shares.shape or operands[1].size != shares.size:
+        return None
+    if not np.allclose(operands[1].reshape(shares.shape), shares, rtol=1e-6):
+        return None
+    return w.make(node, UnpaddedAvgPool, node.shape, *pool.inputs, **pool.params, count_padding=False)
 
 
 def _no_effect(w: Rewriter, node: Node) -> Value | None:
@@ -372,7 +439,7 @@ def _first_match(*rules: Rule) -> Rule:
 # The patterns by the operation of their last node.
 _PATTERNS: dict[str, Rule] = {
     "Div": _layer_norm,
-    "Mul": _first_match(_no_effect, _layer_norm, _norm_weight, _gelu),
+    "Mul": _first_match(_no_effect, _unpadded_avg_pool, _layer_norm, _norm_weight, _gelu),
     "Add": _first_match(_no_effect, _norm_weight),
     "Reshape": _group_norm,
     "MatMul": match_attention,
@@ -385,3 +452,5 @@ _PATTERNS: dict[str, Rule] = {
     "MaxPool2d": _explicit_padding,
 }
 _IMAGE_PATTERNS = {name: _PATTERNS[name] for name in ("Div", "Mul", "Add", "Reshape", "Conv2d", "MaxPool2d")}
+# The float lowering tracks permutations as views; the integer one needs the norm of an image as one node.
+_IMAGE_PATTERNS["Permute"] = _channel_norm

@@ -17,7 +17,7 @@ from tilewise.quantize.calibration import Calibration, is_quantized
 from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.elementwise import Affine
 from tilewise.quantize.files.traced import NodeReader, NodeWriter, TracedModel, decoded_trace, encoded_trace
-from tilewise.quantize.graph import Graph
+from tilewise.quantize.graph import NATIVE_NORMS, Graph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.lowering import MOVES
 from tilewise.quantize.parameters import WIDEST, AffineParameters
@@ -33,7 +33,7 @@ _FORMATS = (_WITH_WIDE, _FORMAT, _BEFORE)
 # written when every flattened image kept (H, W, C): only right where linear layers alone read it.
 _FLATTEN_LAYOUT = 2
 _TRACED = "tilewise traced quantized model 1"  # dynamically quantized: a list of operations
-_KINDS = ("input", "conv", "linear", "add", "mul", "affine", "group_norm", "python", *MOVES)
+_KINDS = ("input", "conv", "linear", "add", "mul", "affine", "sub", *NATIVE_NORMS, "python", *MOVES)
 # What reading a damaged or hostile file may raise.
 _MISFITS = (
     KeyError,
@@ -154,7 +154,7 @@ def load_quantized(path: str | os.PathLike[str]) -> Any:
         graph = Graph(steps, int(facts.get("batch", 0)))
         model = QuantizedModel(graph, calibration, kept, _by_step(arrays), wide, numbers=_numbers(facts, wide))
         for step, layer in zip(steps, model.integer, strict=True):
-            if layer is None and step.kind in ("conv", "linear", "group_norm") and step.weight is None:
+            if layer is None and step.kind in ("conv", "linear", *NATIVE_NORMS) and step.weight is None:
                 raise ValueError  # left in float, and no float weight came with it
         model.measured_error, model.stated_error = (
             _error_of(facts, f"{name}_error") for name in ("measured", "stated")
@@ -245,7 +245,7 @@ def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Op:
     activation = str(entry["activation"]) if "activation" in entry else "relu" if entry["relu"] else ""
     if kind not in _KINDS or activation not in ACTIVATIONS or not all(0 <= i < at for i in inputs):
         raise ValueError
-    if len(inputs) != (0 if at == 0 else 1) and kind not in ("conv", "add", "mul", "concat", "python"):
+    if len(inputs) != (0 if at == 0 else 1) and kind not in ("conv", "add", "sub", "mul", "concat", "python"):
         raise ValueError
     if (kind == "input") != (at == 0) or (kind == "conv" and len(shape) != 3):
         raise ValueError
