@@ -51,7 +51,7 @@ def read_compiled(path: str | os.PathLike[str]) -> list[CompiledProblem]:
     try:
         return [CompiledProblem(str(row["name"]), str(row["kind"]), _times(row["us"]), _times(row["seconds"]))
                 for row in content["problems"]]  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FileFormatError(f"{path} holds no compiled problems ({type(error).__name__}: {error}).") from error
 
 

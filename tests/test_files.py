@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import socket
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from tilewise import _files
 from tilewise._files import gunzip, open_input, parse_json, read_input, read_json_input, read_text_input
-from tilewise.errors import FileFormatError, TilewiseError, UnavailableError
+from tilewise.errors import FileFormatError, Rejected, TilewiseError, UnavailableError
 
 LIMIT = 1 << 20
 
@@ -152,3 +153,23 @@ def test_threads_may_open_while_others_are_refused(tmp_path):
 def test_a_device_is_called_one():
     with pytest.raises(FileFormatError, match="is a device, not a file"):
         open_input("/dev/zero", LIMIT)
+
+
+def test_an_error_is_one_line_of_printable_characters() -> None:
+    """Names and values of a stranger's file are quoted; one had 70,135 characters, others move a terminal's cursor."""
+    long = str(FileFormatError("x" * 70_000 + " is not a file; name another."))
+    assert len(long) <= 400 and long.startswith("xxx") and long.endswith("name another.")
+    assert str(FileFormatError("a\x1b[2J\u202eb\nc\0")) == "a?[2J?b?c?"
+    assert str(Rejected("code", "b\x07")) == "b?"
+    assert str(FileFormatError("plain – “ü” 日本")) == "plain – “ü” 日本"
+
+
+def test_a_file_of_the_kernel_without_data_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """/proc/kmsg is a regular file that gives None if nobody has logged anything since it was opened."""
+
+    class Silent(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return None  # type: ignore[return-value]
+
+    monkeypatch.setattr(_files, "open_input", lambda path, limit: Silent())
+    assert read_input(tmp_path / "kmsg", 10) == b""

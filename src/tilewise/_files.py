@@ -104,7 +104,8 @@ def open_input(path: str | os.PathLike[str], limit: int) -> IO[bytes]:
 def read_input(path: str | os.PathLike[str], limit: int) -> bytes:
     """Read a regular file of at most `limit` bytes."""
     with open_input(path, limit) as stream, convert_read_errors(path):
-        content = stream.read(limit + 1)  # the file may grow, and files in /proc report a size of 0
+        # The file may grow, and files in /proc report a size of 0. One without data at the moment gives None.
+        content = stream.read(limit + 1) or b""
     if len(content) > limit:
         raise FileFormatError(f"{path} is larger than the limit of {_amount(limit)}.")
     return content

@@ -17,8 +17,29 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     return f"did you mean {lower[similar[0]]!r}?" if similar else f"known are {', '.join(names)}."
 
 
+_MAX_LENGTH, _MAX_ENDING = 400, 120  # characters of a sentence, and of the ending that a long one keeps
+
+
+def printable_sentence(text: str) -> str:
+    """Return a message as one line of at most 400 printable characters.
+
+    Messages quote names and values of files that strangers have written: those may have thousands of characters, or
+    control characters that change what a terminal shows. A long message keeps its beginning and its ending.
+
+    >>> printable_sentence("a\\x1b[2Jb")
+    'a?[2Jb'
+    """
+    if len(text) > _MAX_LENGTH:
+        text = f"{text[: _MAX_LENGTH - _MAX_ENDING - 3]} … {text[-_MAX_ENDING:]}"
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
 class TilewiseError(Exception):
-    """Base class of all errors whose message is meant for the user."""
+    """Base class of all errors whose message is meant for the user: one line of printable characters."""
+
+    def __init__(self, *arguments: object) -> None:
+        """Bound the length and the characters of the message."""
+        super().__init__(*(printable_sentence(a) if isinstance(a, str) else a for a in arguments))
 
 
 class ShapeError(TilewiseError, ValueError):

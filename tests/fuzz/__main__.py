@@ -1,6 +1,6 @@
 """`make fuzz`: many damaged files for every reader, each target in a process of its own.
 
-    python -m fuzz --count 1000 --seed 1 [--jobs 16] [--only quantized]
+    python -m fuzz --count 1000 --seed 1 [--jobs 16] [--only quantized] [--strangers]
 
 Nothing may escape but a TilewiseError of one line, nothing may crash, take ten seconds or grow by 512 MiB. What does is
 written to the folder `build/fuzz` beside a line saying where; with --keep, to the corpus that the tests replay.
@@ -18,11 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fuzz.runner import CORPUS, Outcome, run_target
+from fuzz.strangers import mutated
 from fuzz.targets import TARGETS
 
 
-def child(name: str, count: int, seed: int) -> int:
-    outcome = run_target(name, count, seed, progress=Path("build/fuzz") / f"{name}.last")
+def child(name: str, count: int, seed: int, strangers: bool) -> int:
+    mutate = mutated if strangers else None
+    outcome = run_target(name, count, seed, progress=Path("build/fuzz") / f"{name}.last", mutate=mutate)
     print(json.dumps(outcome.as_dict()))
     return 0
 
@@ -35,10 +37,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="readers at once")
     parser.add_argument("--limit", type=float, default=None, help="seconds that one reader's files may take in all")
     parser.add_argument("--keep", action="store_true", help="put what failed into the tests' corpus")
+    parser.add_argument("--strangers", action="store_true", help="the mutator that knows no format of this project")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        return child(options.child, options.count, options.seed)
+        return child(options.child, options.count, options.seed, options.strangers)
     Path("build/fuzz").mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = list(pool.map(lambda name: report(name, options), options.only))
@@ -56,7 +59,7 @@ def main() -> int:
 def report(name: str, options: argparse.Namespace) -> Outcome | None:
     """Run one reader's files in a process of its own and say how it went; None where the process did not end well."""
     started = time.perf_counter()
-    numbers = ["--count", str(options.count), "--seed", str(options.seed)]
+    numbers = ["--count", str(options.count), "--seed", str(options.seed), *["--strangers"] * options.strangers]
     command = [sys.executable, "-W", "ignore", "-m", "fuzz", "--child", name, *numbers]
     last = Path("build/fuzz") / f"{name}.last"
     try:

@@ -154,3 +154,13 @@ def torch_layout_model(folder: Path) -> Target:
     record = {"model": "LayoutAttention", "model_kwargs": kwargs, "hops": 2, "segment_nodes": 10}
     TrainedLayoutModel(module, scaling, record).save(folder / "m.safetensors")
     return Target(folder / "m.safetensors", lambda path: load_layout_model(path).score(graph), TENSORS)
+
+
+@target
+def lock_file(folder: Path) -> Target:
+    from tilewise.gpu.pinning.lock import read_lock
+
+    lines = ["format = 1", "[[choice]]", 'kernel = "matmul"', 'device = "NVIDIA H200"', 'model = "m"', 'reason = "r"']
+    lines += ["predicted = 1.5", "problem = { family = 'matmul', m = 512 }", "config = { block = 64 }"]
+    (folder / "tilewise.lock").write_text("\n".join(lines) + "\n")
+    return Target(folder / "tilewise.lock", read_lock)

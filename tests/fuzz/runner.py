@@ -20,11 +20,13 @@ import fuzz.more_files
 import fuzz.onnx_files
 import fuzz.spoken  # noqa: F401 - each adds its targets to the table
 from fuzz.damage import in_bytes
+from fuzz.strangers import Mutation
 from fuzz.targets import TARGETS, Target
 from tilewise.errors import TilewiseError
 
 CORPUS = Path(__file__).with_name("corpus")
 MOST_SECONDS = 10.0
+MOST_CHARACTERS = 400  # of a sentence
 MOST_GROWTH_MIB = 512.0
 
 
@@ -42,8 +44,13 @@ class Outcome:
         return dataclasses.asdict(self)
 
 
-def run_target(name: str, count: int, seed: int, progress: Path | None = None) -> Outcome:
-    """`count` damaged files for the reader called `name`; the same ones for the same seed."""
+def run_target(
+    name: str, count: int, seed: int, progress: Path | None = None, mutate: Mutation | None = None
+) -> Outcome:
+    """Try `count` damaged files on the reader called `name`, the same ones for the same seed.
+
+    `mutate` replaces the target's own damage.
+    """
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, contextlib.ExitStack() as stack:
@@ -53,7 +60,7 @@ def run_target(name: str, count: int, seed: int, progress: Path | None = None) -
         target.use(target.place)  # what is not damaged must be read
         before = _peak_mib()
         for _ in range(count):
-            content = damaged(target, good, rng)
+            content = damaged(target, good, rng) if mutate is None else mutate(good, rng)
             if progress is not None:
                 progress.write_bytes(content)
             try_one(target, content, outcome)
@@ -84,8 +91,9 @@ def try_one(target: Target, content: bytes, outcome: Outcome) -> None:
         outcome.read += 1
     except TilewiseError as error:
         outcome.refused += 1
-        if "\n" in str(error) or not str(error):
-            _failed(outcome, f"not one line: {error}"[:200], content)
+        sentence = str(error)
+        if not 0 < len(sentence) <= MOST_CHARACTERS or not sentence.isprintable():
+            _failed(outcome, f"not one printable sentence: {sentence!r}"[:200], content)
     except Exception as error:
         _failed(outcome, _place(error), content)
     seconds = time.process_time() - started

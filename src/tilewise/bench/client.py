@@ -80,7 +80,7 @@ def call(url: str, path: str, token: str | None = None, body: dict[str, Any] | N
 def _parse_answer(content: bytes, url: str) -> dict[str, Any]:
     try:
         facts = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         facts = None
     if not isinstance(facts, dict):
         raise FileFormatError(f"{url} does not answer like a board of tilewise")

@@ -270,5 +270,5 @@ def _finished_candidates(folder: Path, key: str, kernels: int) -> dict[str, dict
             for name, errors in candidates.items()
             if name in CANDIDATES and (folder / name / MODEL_FILE).is_file() and len(errors["each"]) == kernels
         }
-    except (TilewiseError, OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (TilewiseError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
