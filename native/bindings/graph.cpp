@@ -2,8 +2,11 @@
 // ops/ops.h, whose std::invalid_argument becomes Python's ValueError.
 #include "graph/graph.h"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <string>
@@ -291,6 +294,84 @@ nb::list graph_products(Graph& graph, nb::list arrays) {
   return out;
 }
 
+// --- strided operators ---
+
+// A loop as Python gives it: sizes, then per operand and for the result (first pixel, first channel, [(pixels,
+// channels) per axis]), and the shape (n, c, h, w) of the result.
+using OperandTuple = std::tuple<int64_t, int64_t, std::vector<std::array<int64_t, 2>>>;
+using LoopTuple = std::tuple<std::vector<int64_t>, std::vector<OperandTuple>, std::array<int64_t, 4>>;
+
+StridedLoop loop_of(const LoopTuple& tuple) {
+  StridedLoop loop;
+  loop.sizes = std::get<0>(tuple);
+  if (loop.sizes.empty() || std::get<1>(tuple).empty()) throw nb::value_error("a loop has axes and a result");
+  for (const OperandTuple& operand : std::get<1>(tuple))
+    loop.operands.push_back({std::get<0>(operand), std::get<1>(operand), std::get<2>(operand)});
+  loop.result = loop.operands.back();
+  loop.operands.pop_back();
+  const std::array<int64_t, 4>& shape = std::get<2>(tuple);
+  loop.n = shape[0], loop.channels = shape[1], loop.height = shape[2], loop.width = shape[3];
+  return loop;
+}
+
+std::vector<int> as_pixels(Graph& g, std::vector<int> values) {
+  for (int& value : values) value = g.channels_last(value);
+  return values;
+}
+
+int add_assemble(Graph& g, const std::vector<int>& inputs, const std::vector<LoopTuple>& parts, float fill,
+                 bool covered) {
+  std::vector<StridedLoop> loops;
+  for (const LoopTuple& part : parts) {
+    loops.push_back(loop_of(part));
+    if (loops.back().operands.size() != 1) throw nb::value_error("a part has one operand");
+  }
+  return g.add(assemble_op(std::move(loops), fill, covered), as_pixels(g, inputs));
+}
+
+void bind_strided_operators(nb::class_<Graph>& graph) {
+  graph
+      .def(
+          "map",
+          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, const std::string& kind, float low,
+             float high) { return g.add(map_op(loop_of(loop), kind, low, high), as_pixels(g, inputs)); },
+          nb::arg("inputs"), nb::arg("loop"), nb::arg("kind"), nb::arg("low") = 0.0f, nb::arg("high") = 0.0f)
+      .def(
+          "reduce",
+          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, const std::string& kind,
+             std::size_t reduced) { return g.add(reduce_op(loop_of(loop), kind, reduced), as_pixels(g, inputs)); },
+          nb::arg("inputs"), nb::arg("loop"), nb::arg("kind"), nb::arg("reduced"))
+      .def(
+          "softmax",
+          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop) {
+            return g.add(softmax_op(loop_of(loop)), as_pixels(g, inputs));
+          },
+          nb::arg("inputs"), nb::arg("loop"))
+      .def(
+          "cumulative_sum",
+          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, std::size_t axis) {
+            return g.add(cumulative_sum_op(loop_of(loop), axis), as_pixels(g, inputs));
+          },
+          nb::arg("inputs"), nb::arg("loop"), nb::arg("axis"))
+      .def(
+          "matmul",
+          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, int64_t k) {
+            return g.add(matmul_op(loop_of(loop), k), as_pixels(g, inputs));
+          },
+          nb::arg("inputs"), nb::arg("loop"), nb::arg("k"))
+      .def("assemble", add_assemble, nb::arg("inputs"), nb::arg("parts"), nb::arg("fill"), nb::arg("covered"))
+      .def(
+          "grouped_attention",
+          [](Graph& g, const std::vector<int>& inputs, const LoopTuple& loop, int64_t keys, int64_t dim, float scale,
+             bool causal) {
+            return g.add(grouped_attention_op(loop_of(loop), {keys, dim, scale, causal}), as_pixels(g, inputs));
+          },
+          nb::arg("inputs"), nb::arg("loop"), nb::arg("keys"), nb::arg("dim"), nb::arg("scale"), nb::arg("causal"))
+      .def("rms_norm", [](Graph& g, int x, const std::vector<float>& weight, float eps) {
+        return g.add(rms_norm_op(weight, eps), {g.channels_last(x)});
+      });
+}
+
 void bind_float_operators(nb::class_<Graph>& graph) {
   graph.def("conv", add_float_conv, nb::arg("layer"), nb::arg("x"), nb::arg("residual") = -1, nb::arg("algorithm") = "")
       .def("algorithm",
@@ -433,6 +514,7 @@ void bind_graph(nb::module_& m) {
       .def_prop_ro("values", &Graph::values)
       .def_prop_ro("arena_bytes", [](Graph& g) { return g.schedule()->arena_bytes(); });
   bind_float_operators(graph);
+  bind_strided_operators(graph);
   bind_integer_operators(graph);
   bind_movement(graph);
 }

@@ -2,7 +2,9 @@
 // reads it.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/int16_layer.h"
@@ -89,5 +91,33 @@ struct AttentionHeads {
   bool causal;
 };
 OpPtr attention_op(const AttentionHeads& heads);  // inputs: queries, keys, values and perhaps a mask
+
+// --- strided.cpp: floats of any rank, read through strides ---
+
+// The strides of a channels-last value along the axes of a loop: {pixels, channels} per axis, one of them 0.
+struct StridedOperand {
+  int64_t first_pixel = 0, first_channel = 0;
+  std::vector<std::array<int64_t, 2>> steps;
+};
+// A loop over `sizes` and the shape of its result; the last axis of the result is contiguous.
+struct StridedLoop {
+  std::vector<int64_t> sizes;
+  std::vector<StridedOperand> operands;
+  StridedOperand result;
+  int64_t n = 1, channels = 1, height = 1, width = 1;
+};
+struct GroupedHeads {
+  int64_t keys, dim;
+  float scale;
+  bool causal;
+};
+OpPtr map_op(StridedLoop loop, const std::string& kind, float low, float high);
+OpPtr reduce_op(StridedLoop loop, const std::string& kind, std::size_t reduced);  // over the last axes
+OpPtr softmax_op(StridedLoop loop);
+OpPtr cumulative_sum_op(StridedLoop loop, std::size_t axis);
+OpPtr matmul_op(StridedLoop loop, int64_t k);
+OpPtr assemble_op(std::vector<StridedLoop> parts, float fill, bool covered);  // covered: the parts fill the result
+OpPtr grouped_attention_op(StridedLoop loop, const GroupedHeads& heads);
+OpPtr rms_norm_op(const std::vector<float>& weight, float eps);
 
 }  // namespace tw

@@ -415,6 +415,55 @@ class Graph:
         scale: float,
         causal: bool,
     ) -> int: ...
+    def map(
+        self,
+        inputs: Sequence[int],
+        loop: tuple[Sequence[int], Sequence[tuple[int, int, Sequence[Sequence[int]]]], Sequence[int]],
+        kind: str,
+        low: float = 0.0,
+        high: float = 0.0,
+    ) -> int: ...
+    def reduce(
+        self,
+        inputs: Sequence[int],
+        loop: tuple[Sequence[int], Sequence[tuple[int, int, Sequence[Sequence[int]]]], Sequence[int]],
+        kind: str,
+        reduced: int,
+    ) -> int: ...
+    def softmax(
+        self,
+        inputs: Sequence[int],
+        loop: tuple[Sequence[int], Sequence[tuple[int, int, Sequence[Sequence[int]]]], Sequence[int]],
+    ) -> int: ...
+    def cumulative_sum(
+        self,
+        inputs: Sequence[int],
+        loop: tuple[Sequence[int], Sequence[tuple[int, int, Sequence[Sequence[int]]]], Sequence[int]],
+        axis: int,
+    ) -> int: ...
+    def matmul(
+        self,
+        inputs: Sequence[int],
+        loop: tuple[Sequence[int], Sequence[tuple[int, int, Sequence[Sequence[int]]]], Sequence[int]],
+        k: int,
+    ) -> int: ...
+    def assemble(
+        self,
+        inputs: Sequence[int],
+        parts: Sequence[tuple[Sequence[int], Sequence[tuple[int, int, Sequence[Sequence[int]]]], Sequence[int]]],
+        fill: float,
+        covered: bool,
+    ) -> int: ...
+    def grouped_attention(
+        self,
+        inputs: Sequence[int],
+        loop: tuple[Sequence[int], Sequence[tuple[int, int, Sequence[Sequence[int]]]], Sequence[int]],
+        keys: int,
+        dim: int,
+        scale: float,
+        causal: bool,
+    ) -> int: ...
+    def rms_norm(self, arg0: int, arg1: Sequence[float], arg2: float, /) -> int: ...
     def quantize(self, x: int, scale: float, zero_point: int, padding: int = 0, int16_limit: int = 0) -> int: ...
     def dequantize(self, x: int, scale: float, last: bool = False) -> int: ...
     def to_channels_last(self, arg: int, /) -> int: ...

@@ -178,7 +178,7 @@ class Odd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x).relu()
         left, right = y[:, :6], y[:, 6:]
-        return cat([self.deep(left) * left.sigmoid(), self.wide(right).exp(), left], axis=1).mean((2, 3))
+        return cat([self.deep(left) * left.sigmoid(), self.wide(right).log_softmax(1), left], axis=1).mean((2, 3))
 
 
 def test_what_a_plan_does_not_know_is_called_between_native_parts() -> None:

@@ -68,7 +68,7 @@ def _kernel_record(op: Op, shapes: list[Shape]) -> tuple[list[Any], list[Any], A
         # Tokens (B, T, H · D) are recorded as heads (B, H, T, D).
         operands = [(s[0], op.options["heads"], s[1], op.options["dim"]) for s in shapes[:3]]
         operands[2] = (*operands[2][:3], op.options["value_dim"])
-    if op.weight is not None and op.kind not in ("affine", "layer_norm"):
+    if op.weight is not None and op.kind not in ("affine", "layer_norm", "rms_norm"):
         operands.append(op.weight.shape if op.kind == "conv" else op.weight.shape[::-1])
     options = {"activation": op.activation or None, "kernel": op.options.get("kernel")}
     options |= {"bias": op.bias is not None or None, "residual": len(shapes) > 1 or None}

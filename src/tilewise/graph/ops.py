@@ -92,6 +92,15 @@ def _gather_spatial(context: EmitContext, op: Op, operands: list[int]) -> int:
     return int(context.plan.gather_spatial(operands[0], op.options["index"], op.shape[0], *op.options["size"]))
 
 
+def _rms_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
+    assert op.weight is not None
+    return int(context.plan.rms_norm(operands[0], op.weight.tolist(), op.options["eps"]))
+
+
+def _strided(context: EmitContext, op: Op, operands: list[int]) -> int:
+    return int(getattr(context.plan, op.kind)(operands, **op.options))
+
+
 NATIVE_OPS: dict[str, OpSpec] = {
     "conv": OpSpec(_conv, "conv2d"),
     "linear": OpSpec(_linear, "matmul"),
@@ -116,4 +125,13 @@ NATIVE_OPS: dict[str, OpSpec] = {
     "channel_norm": OpSpec(_layer_norm, "layer_norm"),  # of the pixels of an image (N, C, H, W)
     "group_norm": OpSpec(_group_norm),
     "attention": OpSpec(lambda c, op, x: int(c.plan.attention(x, **op.options)), "attention"),
+    "rms_norm": OpSpec(_rms_norm),
+    # Strided ops: floats of any rank, operands read through views (passes/strided.py).
+    "map": OpSpec(_strided),  # an elementwise function, options["kind"]
+    "reduce": OpSpec(_strided),
+    "softmax": OpSpec(_strided),
+    "cumulative_sum": OpSpec(_strided),
+    "matmul": OpSpec(_strided),
+    "assemble": OpSpec(_strided, "cat"),  # concatenation, padding
+    "grouped_attention": OpSpec(_strided, "attention"),
 }

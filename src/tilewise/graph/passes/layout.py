@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.graph.ir import Op, Shape
+from tilewise.graph.passes.strided import native_shape
 from tilewise.graph.passes.views import Axis, Group, View
 
 if TYPE_CHECKING:
@@ -51,14 +52,6 @@ class _ViewOps:
     channels_last: bool
     channels: int
     moves: list[_Move]
-
-
-def image_shape(shape: Shape, channels_last: bool) -> tuple[int, int, int, int]:
-    """Return a value's shape as (N, C, H, W); tokens (B, T, C) and rows (N, C) are images of one row."""
-    if len(shape) == 4:
-        n, h, w, c = shape if channels_last else (shape[0], shape[2], shape[3], shape[1])
-        return (n, c, h, w)
-    return (shape[0], shape[2], 1, shape[1]) if len(shape) == 3 else (shape[0], shape[1], 1, 1)
 
 
 def lower_view(low: Lowering, number: int) -> Op | None:
@@ -106,14 +99,14 @@ def _view_ops(low: Lowering, number: int) -> _ViewOps | None:
 
 def _moves(low: Lowering, number: int, source: int, source_last: bool, gather: _Gather) -> _ViewOps | None:
     """Express a gather as channel and pixel moves; None if the result is not an image, tokens or rows."""
-    shape, before = low.shapes[number], image_shape(low.shapes[source], source_last)
+    shape, before = low.shapes[number], native_shape(low.shapes[source], source_last)
     rank = len(shape)
     # (B, C, T): channels and positions are exchanged.
     transposed = rank == 3 and gather.axis == 1
     if rank not in (2, 3, 4) or gather.axis not in (rank - 1, 1) or (transposed and shape[0] != before[0]):
         return None
     channels_last = rank == 4 and gather.axis == 3
-    n, _, h, w = (shape[0], 0, 1, shape[2]) if transposed else image_shape(shape, channels_last)
+    n, _, h, w = (shape[0], 0, 1, shape[2]) if transposed else native_shape(shape, channels_last)
     moves = [*_channel_moves(gather, before), *_pixel_moves(gather, before, (n, h, w))]
     moves += [_Move("transpose", {}, (n, h, w))] if transposed else []
     moves_pixels = any(move.kind in ("gather_spatial", "transpose") for move in moves)
@@ -126,7 +119,8 @@ def _moves(low: Lowering, number: int, source: int, source_last: bool, gather: _
 def _as_gather(view: View, shape: Shape, axis: int) -> _Gather | None:
     """Express a view of a value with its channels on `axis` as lists of channels and pixels."""
     at = _channel_axis(view, axis)
-    if at is None or not shape[0]:
+    repeats = any(a.along < 0 for group in view.groups for a in group)
+    if at is None or not shape[0] or repeats:
         return None
     lead = [a for i, group in enumerate(view.groups) if i != at for a in group]
     per_image = shape[0] == 1 or lead[:1] == [Axis(shape[0], 0, 1)]  # images keep their order

@@ -14,11 +14,12 @@ import numpy as np
 from tilewise.graph.ir import Array, Node, Op, Shape, Trace, Value
 from tilewise.graph.passes.layout import lower_view
 from tilewise.graph.passes.lower_layers import RULES
-from tilewise.graph.passes.lower_tokens import PendingAttention
+from tilewise.graph.passes.lower_strided import STRIDED_RULES
+from tilewise.graph.passes.strided import copy_op, strided_operand
 from tilewise.graph.passes.views import View
 
 # Ops whose result has the layout of their first input.
-_LAYOUT_PRESERVING = ("layer_norm", "linear", "int8_linear", "add", "sub", "mul", "affine", "concat")
+_LAYOUT_PRESERVING = ("layer_norm", "rms_norm", "linear", "int8_linear", "add", "sub", "mul", "affine", "concat")
 
 
 class Lowering:
@@ -39,8 +40,8 @@ class Lowering:
         self.constants: dict[int, Array] = {}  # constants that ops read as values
         self.aliases: dict[int, int] = {}  # values that another op makes
         self.views: dict[int, View] = {}  # values that are not computed unless an op needs them
-        self.pending_attention: dict[int, PendingAttention] = {}  # attention whose result no op has read yet
         self.channels_last: set[int] = set()  # values (N, H, W, C)
+        self._converted: dict[tuple[int, bool], int] = {}  # copies of values in another layout
         self._channels_first: set[int] = set()  # values fixed as (N, C, H, W) that no native op makes
         for number, node in enumerate(trace.nodes, len(trace.inputs)):
             self._lower_node(number, node)
@@ -62,8 +63,11 @@ class Lowering:
 
     def _apply_rule(self, number: int, node: Node) -> Op | bool | None:
         """Return a new op, True if the node was fused into an existing op, or None if it is not supported."""
-        rule = RULES.get(node.operation.__name__)
-        return None if rule is None else rule(self, number, node)
+        name = node.operation.__name__
+        result = RULES[name](self, number, node) if name in RULES else None
+        if result is None and self.is_float and node.dtype == np.float32 and name in STRIDED_RULES:
+            result = STRIDED_RULES[name](self, number, node)
+        return result
 
     def _operands(self, node: Node) -> list[int]:
         return [self.resolve(v) for v in node.reads()]
@@ -88,7 +92,15 @@ class Lowering:
         """Make an op for a view; return whether the value was one."""
         if value not in self.views:
             return False
-        if not (self.is_native(self.resolve(self.views[value].source)) and self._lower_view(value)):
+        is_native = self.is_native(self.resolve(self.views[value].source))
+        if is_native and self._lower_view(value):
+            return True
+        if is_native and self.is_float and (operand := strided_operand(self, Value(value))) is not None:
+            channels_last = len(self.shapes[value]) == 4
+            self.ops[value] = copy_op(operand, self.shapes[value], channels_last, self.trace.node(value).layer)
+            self.fix_layout(value, channels_last)
+            del self.views[value]
+        else:
             del self.views[value]
             node = self.trace.node(value)
             self._materialize_operands(node)
@@ -97,7 +109,7 @@ class Lowering:
 
     def _lower_view(self, value: int) -> bool:
         """Make a native op for a view if there is one."""
-        if self.views[value].source in self.pending_attention or (op := lower_view(self, value)) is None:
+        if (op := lower_view(self, value)) is None:
             return False
         del self.views[value]
         self.ops[value] = op
@@ -120,8 +132,8 @@ class Lowering:
         return (False, True)
 
     def is_channels_last(self, number: int) -> bool:
-        """Whether the channels are the last axis of a value."""
-        return number in self.channels_last or len(self.shapes[number]) == 3
+        """Whether the channels are the last axis of a value; values of an unusual rank are one row of channels."""
+        return number in self.channels_last or len(self.shapes[number]) not in (2, 4)
 
     def fix_layout(self, number: int, channels_last: bool) -> None:
         """Decide the layout of a value with four axes."""
@@ -130,16 +142,22 @@ class Lowering:
 
     def image(self, value: Value | Array) -> int | None:
         """Return the number of a non-empty value (N, C, H, W) or (N, C), None for other operands."""
-        return self._operand(value, False, 2, 4)
+        number = self._operand(value, False, 2, 4)
+        return self._convert(value, False, 2, 4) if number is None else number
 
     def tokens(self, value: Value | Array) -> int | None:
         """Return the number of a non-empty value (B, T, C) or (N, H, W, C), None for other operands."""
-        return self._operand(value, True, 3, 4)
+        number = self._operand(value, True, 3, 4)
+        return self._convert(value, True, 3, 4) if number is None else number
 
     def last_axis_channels(self, value: Value | Array) -> int | None:
         """Return the number of a value with two to four axes whose last axis are the channels."""
         rows = isinstance(value, Value) and len(self.shapes[value.number]) == 2
         return self.image(value) if rows else self.tokens(value)
+
+    def is_image(self, value: Value | Array) -> bool:
+        """Whether a native op can read a value as an image (N, C, H, W) or row (N, C) without a copy."""
+        return False in self._readable_layouts(value)
 
     def any_layout(self, value: Value | Array) -> int | None:
         """Return the number of a value in any supported layout."""
@@ -175,6 +193,21 @@ class Lowering:
             self.fix_layout(number, channels_last)
         return number
 
+    def _convert(self, value: Value | Array, channels_last: bool, *ranks: int) -> int | None:
+        """Copy a float value of another layout, or a view that has none, into this layout."""
+        if not self.is_float or not isinstance(value, Value) or len(self.shapes[value.number]) not in ranks:
+            return None
+        key = (self.resolve(value), channels_last)
+        if key not in self._converted:
+            operand = strided_operand(self, value)
+            if operand is None:
+                return None
+            shape = self.shapes[value.number]
+            self._converted[key] = copy = self.new_value(shape)
+            self.fix_layout(copy, channels_last)
+            self.ops[copy] = copy_op(operand, shape, channels_last, "")
+        return self._converted[key]
+
     # --- new values, fusion ---
 
     def new_value(self, shape: Shape) -> int:
@@ -190,6 +223,8 @@ class Lowering:
         return number
 
     def dtype(self, value: Value) -> Any:
+        if value.number < 0:
+            return np.dtype(np.float32)  # values between the ops of one node
         first = len(self.trace.inputs)
         return (self.trace.inputs[value.number] if value.number < first else self.trace.node(value.number)).dtype
 

@@ -30,6 +30,7 @@ from tilewise.graph.passes.lower_tokens import (
     lower_dynamic_linear,
     lower_layer_norm,
     lower_packed_attention,
+    lower_rms_norm,
     lower_token_linear,
     lower_view_node,
 )
@@ -141,7 +142,7 @@ def _mean(low: Lowering, number: int, node: Node) -> Op | None:
     # Over (2, 3) of an image (N, C, H, W), or over all axes between batch and channels of tokens.
     rank = len(low.shapes[value.number])
     axes = sorted(a % rank for a in (axis if isinstance(axis, tuple) else (axis,)))
-    if rank == 4 and axes == [2, 3]:
+    if rank == 4 and axes == [2, 3] and low.is_image(value):
         return _global_mean(low, number, node)
     x = low.tokens(value) if axes == list(range(1, rank - 1)) and len(node.shape) in (2, 3) else None
     return None if x is None else Op("global_mean", (x,), node.shape, node.layer)
@@ -152,7 +153,8 @@ def _reshape(low: Lowering, number: int, node: Node) -> Op | bool | None:
     value = node.inputs[0]
     assert isinstance(value, Value)
     before, after = low.shapes[value.number], node.shape
-    if len(before) == 4 and math.prod(before[2:]) > 1 and after == (before[0], math.prod(before[1:])):
+    flattens = len(before) == 4 and math.prod(before[2:]) > 1 and after == (before[0], math.prod(before[1:]))
+    if flattens and low.is_image(value):
         x = low.image(value)
         return None if x is None else Op("flatten", (x,), after, node.layer)
     return lower_view_node(low, number, node)
@@ -215,6 +217,7 @@ RULES: dict[str, LoweringRule] = {
     "LayerNorm": lower_layer_norm,
     "GroupNorm": _group_norm,
     "ChannelNorm": _channel_norm,
+    "RmsNorm": lower_rms_norm,
     "Attention": lower_attention,
     "PackedAttention": lower_packed_attention,
     "MatMul": _matmul,
@@ -234,6 +237,7 @@ RULES: dict[str, LoweringRule] = {
     "Permute": lower_view_node,
     "Cat": _cat,
     "GetItem": lower_view_node,
+    "Expand": lower_view_node,
     "Resample": _resample,
     "ConvTranspose2d": _conv_transpose,
     "GeluTanh": lower_gelu_tanh,

@@ -8,40 +8,35 @@ and never run. Attention over views of whole heads becomes an op that reads the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewise._extension import native
-from tilewise.graph.ir import Node, Op, Shape, Value
+from tilewise.graph.ir import Node, Op, Value
 from tilewise.graph.passes.layout import is_token_reshape, lower_view
+from tilewise.graph.passes.strided import (
+    Factor,
+    Strided,
+    common_axes,
+    flatten_op,
+    materialized,
+    merge_factors,
+    strided_operand,
+)
 from tilewise.graph.passes.views import Axis, View, apply_node, permuted, reshaped, whole
 
 if TYPE_CHECKING:
     from tilewise.graph.passes.lower import Lowering
 
 
-@dataclass(frozen=True)
-class PendingAttention:
-    """An attention op that is added once a reshape reads its result as tokens."""
-
-    inputs: tuple[int, ...]
-    options: dict[str, Any]
-    layer: str
-    shape: Shape
-
-
 def lower_view_node(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Track a reshape, permutation or index as a view; add the attention op where its heads are joined again."""
+    """Track a reshape, permutation, index or broadcast as a view; it becomes an op where its numbers are needed."""
     source = _view(low, node.inputs[0])
     view = None if source is None else apply_node(source, node)
     if view is None:
-        return None
-    # A view of pending attention that is exactly its tokens needs the numbers now.
-    pending = low.pending_attention.get(view.source)
-    if pending is not None and node.shape == pending.shape and view == whole(view.source, pending.shape):
-        return Op("attention", pending.inputs, node.shape, pending.layer, options=pending.options)
+        return _reshape_copy(low, number, node)
     # A chain without effect is an alias of its source.
     if node.shape == low.shapes[view.source] and view == whole(view.source, node.shape):
         low.aliases[number] = view.source
@@ -54,6 +49,20 @@ def lower_view_node(low: Lowering, number: int, node: Node) -> Op | bool | None:
     return op
 
 
+def _reshape_copy(low: Lowering, number: int, node: Node) -> bool | None:
+    """Lower a reshape that is not a view: copy the value to one row in its logical order, and view that."""
+    operand = strided_operand(low, node.inputs[0]) if low.is_float and node.dtype == np.float32 else None
+    if operand is None or node.operation.__name__ != "Reshape":
+        return None
+    row = materialized(low, operand, node.layer).number if len(operand.axes) > 1 else operand.number
+    flat = low.new_value((math.prod(node.shape),))
+    low.ops[flat] = flatten_op(low, row, node.layer)
+    view = reshaped(whole(flat, low.shapes[flat]), node.shape)
+    assert view is not None  # one contiguous axis splits into any shape
+    low.views[number] = view
+    return True
+
+
 def _view(low: Lowering, value: Any) -> View | None:
     """Return a value as the view it is, or as the view of all of itself."""
     if not isinstance(value, Value):
@@ -61,6 +70,7 @@ def _view(low: Lowering, value: Any) -> View | None:
     source, shape = low.resolve(value), low.shapes[value.number]
     view = low.views.get(source)
     supported = low.possible_layouts(source) and min(shape[1:]) > 0
+    supported = supported or (low.is_float and math.prod(shape) > 0)
     return whole(source, shape) if view is None and supported else view
 
 
@@ -101,6 +111,15 @@ def lower_layer_norm(low: Lowering, _number: int, node: Node) -> Op | None:
     return Op("layer_norm", (x,), node.shape, node.layer, weight=weight, bias=bias, options=options)
 
 
+def lower_rms_norm(low: Lowering, _number: int, node: Node) -> Op | None:
+    x = low.last_axis_channels(node.inputs[0])
+    weight = node.inputs[1]
+    if x is None or isinstance(weight, Value):
+        return None
+    options = {"eps": float(node.params["eps"])}
+    return Op("rms_norm", (x,), node.shape, node.layer, weight=weight, options=options)
+
+
 @dataclass(frozen=True)
 class _Heads:
     """Heads in the channels of tokens: the first channel, the distance between heads, and their width."""
@@ -117,7 +136,7 @@ def _heads(low: Lowering, value: Any) -> _Heads | None:
     view = _view(low, value)
     if view is None or len(view.groups) != 4:
         return None
-    if view.source in low.pending_attention or len(low.shapes[view.source]) != 3:
+    if len(low.shapes[view.source]) != 3:
         return None
     batch, tokens, _ = low.shapes[view.source]
     _, _, length, dim = view.shape
@@ -136,39 +155,113 @@ def _heads(low: Lowering, value: Any) -> _Heads | None:
 
 
 def lower_attention(low: Lowering, number: int, node: Node) -> bool | None:
-    """Note attention over views of heads; the op is added where its result is read as tokens."""
-    if not low.is_float:
+    """Lower attention to an op that writes tokens (B, T, H · D); the traced result (B, H, T, D) is a view of them."""
+    if not low.is_float or len(node.shape) != 4:
         return None
+    op = _token_attention(low, node) or _grouped_attention(low, node)
+    if op is None:
+        return None
+    b, h, t, d = node.shape
+    tokens = low.new_value((b, t, h * d))
+    low.ops[tokens] = op
+    heads = reshaped(whole(tokens, (b, t, h * d)), (b, t, h, d))
+    assert heads is not None
+    low.views[number] = permuted(heads, (0, 2, 1, 3))
+    return True
+
+
+def _scale(node: Node, dim: int) -> float:
+    return float(1 / math.sqrt(dim) if node.params["scale"] is None else node.params["scale"])
+
+
+def _token_attention(low: Lowering, node: Node) -> Op | None:
+    """Make an attention op over heads in the channels of tokens."""
     q, k, v = (_heads(low, value) for value in node.inputs)
     if q is None or k is None or v is None or len({(h.batch, h.count) for h in (q, k, v)}) > 1:
         return None
-    scale = 1 / math.sqrt(q.dim) if node.params["scale"] is None else node.params["scale"]
-    options: dict[str, Any] = {"heads": q.count, "dim": q.dim, "value_dim": v.dim, "scale": float(scale)}
+    if any(
+        not low.is_native(view.source) and low.dtype(Value(view.source)) != np.float32 for view in _views(low, node)
+    ):
+        return None
+    options: dict[str, Any] = {"heads": q.count, "dim": q.dim, "value_dim": v.dim, "scale": _scale(node, q.dim)}
     options |= {"first": [h.first for h in (q, k, v)], "step": [h.step for h in (q, k, v)]}
     options["causal"] = bool(node.params["causal"])
-    views = [_view(low, value) for value in node.inputs]
-    tokens = (q.batch, node.shape[2], q.count * v.dim)
-    inputs = tuple(view.source for view in views if view)
+    inputs = tuple(view.source for view in _views(low, node))
     if node.params["mask"] is not None:
         mask = _mask(low, node.params["mask"])
         if mask is None or node.shape[:2] != (q.batch, q.count):
             return None
         inputs = (*inputs, mask)
-    low.pending_attention[number] = PendingAttention(inputs, options, node.layer, tokens)
-    # The traced result (B, H, T, D) is a view of the tokens (B, T, H · D).
-    heads = reshaped(whole(number, tokens), (q.batch, node.shape[2], q.count, v.dim))
-    assert heads is not None
-    result = reshaped(permuted(heads, (0, 2, 1, 3)), node.shape)
-    if result is None:
+    return Op("attention", inputs, (q.batch, node.shape[2], q.count * v.dim), node.layer, options=options)
+
+
+def _views(low: Lowering, node: Node) -> list[View]:
+    return [view for value in node.inputs if (view := _view(low, value)) is not None]
+
+
+def _grouped_attention(low: Lowering, node: Node) -> Op | None:
+    """Make an attention op over heads anywhere in memory; several heads may share their keys and values."""
+    operands = [strided_operand(low, value) for value in node.inputs]
+    q, k, v = operands
+    if q is None or k is None or v is None or any(len(o.axes) != 4 for o in (q, k, v)):
         return None
-    low.views[number] = result
-    return True
+    (b, h, t, dim), keys, value_dim = q.shape, k.shape[2], v.shape[3]
+    # Repeated heads are broadcast: their factor has a step of 0 (Ainslie et al. 2023, grouped queries).
+    repeats = k.axes[1][-1].size if k.axes[1] and k.axes[1][-1].step == (0, 0) else 1
+    repeats = repeats if v.axes[1] and v.axes[1][-1] == Factor(repeats, (0, 0)) else 1
+    groups = (h // repeats, repeats)
+    mask = node.params["mask"]
+    fourth = []
+    if mask is not None:
+        mask = np.where(mask, 0, -np.inf) if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ else mask
+        operand = strided_operand(low, mask)
+        if operand is None:
+            return None
+        fourth = [operand.broadcast((b, h, t, keys))]
+    # Steps of each operand along (B, groups, heads per group, T, D).
+    views = [_five_axes(low, o, groups, node.layer) for o in (q, k, v)]
+    views += [_five_axes(low, o, groups, node.layer, contiguous=False) for o in fourth]
+    result = [(t, 0), (0, groups[1] * value_dim), (0, value_dim), (1, 0), (0, 1)]
+    sizes = [b, *groups, t, value_dim]
+    loop = (sizes, [*(view[1] for view in views), (0, 0, result)], (b, h * value_dim, 1, t))
+    options = {
+        "loop": loop,
+        "keys": keys,
+        "dim": dim,
+        "scale": _scale(node, dim),
+        "causal": bool(node.params["causal"]),
+    }
+    inputs = tuple(view[0] for view in views)
+    return Op("grouped_attention", inputs, (b, t, h * value_dim), node.layer, options=options)
+
+
+def _five_axes(
+    low: Lowering, x: Strided, groups: tuple[int, int], layer: str, contiguous: bool = True
+) -> tuple[int, Any]:
+    """Return a value (B, H, T, D) as steps along (B, groups, heads per group, T, D); copy it if it has none."""
+    split = Strided(0, (0, 0), (tuple(Factor(n, (0, 0)) for n in groups if n != 1),))
+    for operand in (x, None):
+        operand = operand or materialized(low, x, layer)
+        heads = common_axes([replace(operand, axes=operand.axes[1:2]), split], [0], merge=False)
+        sizes = [n for n in groups if n != 1]
+        single = all(len(merge_factors(operand.axes[i])) <= 1 for i in (0, 2, 3))
+        channels = merge_factors(operand.axes[3])
+        if heads is None or [n for n, _ in heads] != sizes or not single:
+            continue
+        if contiguous and channels and channels[0].step != (0, 1):
+            continue
+        steps = iter([s[0] for _, s in heads])
+        head_steps = [next(steps) if n != 1 else (0, 0) for n in groups]
+        first, third, fourth = ((f[0].step if (f := merge_factors(operand.axes[i])) else (0, 0)) for i in (0, 2, 3))
+        return operand.number, (*operand.first, [first, *head_steps, third, fourth])
+    raise AssertionError("a copy has one factor per axis")
 
 
 def _mask(low: Lowering, mask: Any) -> int | None:
     """Return the additive mask (B or 1, H or 1, T or 1, S) as a value."""
     if isinstance(mask, Value):
-        return low.image(mask) if len(low.shapes[mask.number]) == 4 and low.dtype(mask) == np.float32 else None
+        is_scores = len(low.shapes[mask.number]) == 4 and low.dtype(mask) == np.float32
+        return low.image(mask) if is_scores and low.is_image(mask) else None
     # True means visible.
     if mask.dtype == bool:
         mask = np.where(mask, 0, -np.inf)

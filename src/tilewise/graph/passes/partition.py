@@ -14,8 +14,8 @@ from tilewise._extension import native
 from tilewise.graph.executor import Call, NativeCall, PythonCall
 from tilewise.graph.ir import Array, Op, Shape
 from tilewise.graph.ops import NATIVE_OPS, EmitContext
-from tilewise.graph.passes.layout import image_shape
 from tilewise.graph.passes.lower import Lowering
+from tilewise.graph.passes.strided import native_shape
 
 
 class WeightCache:
@@ -102,7 +102,7 @@ def _native_call(lowering: Lowering, group: list[int], weights: WeightCache) -> 
     values: dict[int, int] = {}  # native value by number
     for i in sources:
         channels_last = lowering.is_channels_last(i)
-        values[i] = plan.input(*image_shape(lowering.shapes[i], channels_last), channels_last)
+        values[i] = plan.input(*native_shape(lowering.shapes[i], channels_last), channels_last)
     native_ops: dict[int, tuple[Op, list[Shape]]] = {}
     for number in group:
         op = ops[number]
@@ -185,7 +185,10 @@ def is_batch_independent(lowering: Lowering, traced: int) -> bool:
     All ops must be native, which treats images independently, and read nothing but the images and each other.
     """
     ops = lowering.ops
-    all_native = all(op.kind != "python" and op.shape[0] == traced for op in ops.values())
+    # The loops of strided ops contain the batch as a number.
+    all_native = all(
+        op.kind != "python" and not {"loop", "parts"} & set(op.options) and op.shape[0] == traced for op in ops.values()
+    )
     self_contained = all(i in ops or i == 0 for op in ops.values() for i in op.inputs)
     return all_native and self_contained and lowering.resolve(lowering.result) in ops
 

@@ -84,6 +84,14 @@ def window_shares(shape: Shape, *, kernel: tuple[int, int], stride: tuple[int, i
     return np.asarray(along[0][:, None] * along[1], np.float32)
 
 
+class RmsNorm(InferenceOperation):
+    """Root-mean-square normalization over the last axis (Zhang and Sennrich 2019)."""
+
+    def forward(self, x: Array, weight: Array, *, eps: float) -> Array:
+        scale = 1 / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(eps))
+        return np.asarray(x * scale * weight)
+
+
 class PaddedMaxPool(InferenceOperation):
     """Max pooling with separate padding at the top, left, bottom and right."""
 
@@ -172,6 +180,31 @@ def _layer_norm(w: Rewriter, node: Node) -> Value | None:
             one = np.ones(node.shape[-1:], np.float32)
             return w.make(node, LayerNorm, node.shape, x, one, np.zeros_like(one), eps=variance[1])
     return None
+
+
+def _rms_norm(w: Rewriter, node: Node) -> Value | None:
+    """Match x / sqrt(mean(x²) + eps), or the product with the reciprocal root."""
+    for x, below in _root_quotients(w, node):
+        total = w.node(below, "Add")
+        operands = None if total is None else value_and_constant(total)
+        eps = None if operands is None else scalar(operands[1])
+        if operands is None or eps is None or eps < 0 or len(node.shape) < 2:
+            continue
+        if is_value(x, _square_source(w, _mean_source(w, operands[0]))) and w.shape(x) == node.shape:
+            return w.make(node, RmsNorm, node.shape, x, np.ones(node.shape[-1:], np.float32), eps=eps)
+    return None
+
+
+def _rms_weight(w: Rewriter, node: Node) -> Value | None:
+    """Move a per-channel product after an RMS norm into its weight."""
+    operands = value_and_constant(node)
+    norm = None if operands is None else w.node(operands[0], "RmsNorm")
+    if operands is None or norm is None or w.readers[operands[0].number] != 1 or node.shape != norm.shape:
+        return None
+    constant = per_channel(operands[1], node.shape, len(node.shape) - 1)
+    if constant is None or operands[1].dtype != np.float32:
+        return None
+    return w.make(node, RmsNorm, node.shape, norm.inputs[0], norm.inputs[1] * constant, **norm.params)
 
 
 def _norm_weight(w: Rewriter, node: Node) -> Value | None:
@@ -438,8 +471,8 @@ def _first_match(*rules: Rule) -> Rule:
 
 # The patterns by the operation of their last node.
 _PATTERNS: dict[str, Rule] = {
-    "Div": _layer_norm,
-    "Mul": _first_match(_no_effect, _unpadded_avg_pool, _layer_norm, _norm_weight, _gelu),
+    "Div": _first_match(_layer_norm, _rms_norm),
+    "Mul": _first_match(_no_effect, _unpadded_avg_pool, _layer_norm, _rms_norm, _rms_weight, _norm_weight, _gelu),
     "Add": _first_match(_no_effect, _norm_weight),
     "Reshape": _group_norm,
     "MatMul": match_attention,
@@ -451,6 +484,10 @@ _PATTERNS: dict[str, Rule] = {
     "Conv2d": _explicit_padding,
     "MaxPool2d": _explicit_padding,
 }
-_IMAGE_PATTERNS = {name: _PATTERNS[name] for name in ("Div", "Mul", "Add", "Reshape", "Conv2d", "MaxPool2d")}
-# The float lowering tracks permutations as views; the integer one needs the norm of an image as one node.
-_IMAGE_PATTERNS["Permute"] = _channel_norm
+_IMAGE_PATTERNS: dict[str, Rule] = {
+    "Div": _layer_norm,
+    "Mul": _first_match(_no_effect, _unpadded_avg_pool, _layer_norm, _norm_weight, _gelu),
+    **{name: _PATTERNS[name] for name in ("Add", "Reshape", "Conv2d", "MaxPool2d")},
+    # The float lowering tracks permutations as views; the integer one needs the norm of an image as one node.
+    "Permute": _channel_norm,
+}

@@ -13,12 +13,12 @@ import numpy as np
 
 from tilewise.graph.ir import Node, Shape
 
-VIEW_OPERATIONS = ("Reshape", "Permute", "GetItem")
+VIEW_OPERATIONS = ("Reshape", "Permute", "GetItem", "Expand")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Entries along one axis of the source: their count and their distance."""
+    """Entries along one axis of the source: their count and their distance. A broadcast runs along axis -1 by 0."""
 
     size: int
     along: int
@@ -89,17 +89,29 @@ def _merge_contiguous(group: list[Axis]) -> Group:
     return tuple(merged)
 
 
+def expanded(view: View, shape: Shape) -> View:
+    """Broadcast axes of size 1 and add leading axes."""
+    groups = ((),) * (len(shape) - len(view.groups)) + view.groups
+    repeated = (group or ((Axis(n, -1, 0),) if n != 1 else ()) for group, n in zip(groups, shape, strict=True))
+    return replace(view, groups=tuple(repeated))
+
+
 def permuted(view: View, axes: Shape) -> View:
     return replace(view, groups=tuple(view.groups[a] for a in axes))
 
 
 def indexed(view: View, index: Any) -> View | None:
-    """Index a view by integers and slices with a positive step; None for other indices."""
+    """Index a view by integers, slices with a positive step and new axes; None for other indices."""
     entries = list(index) if isinstance(index, tuple) else [index]
-    if len(entries) > len(view.groups):
+    missing = len(view.groups) - sum(entry is not None for entry in entries)
+    if missing < 0 or any(entry is Ellipsis for entry in entries):
         return None
-    first, groups = list(view.first), []
-    for group, entry in zip(view.groups, [*entries, *[slice(None)] * (len(view.groups) - len(entries))], strict=True):
+    first, groups, remaining = list(view.first), list[Group](), iter(view.groups)
+    for entry in [*entries, *[slice(None)] * missing]:
+        if entry is None:
+            groups.append(())
+            continue
+        group = next(remaining)
         size = _size(group)
         if isinstance(entry, slice):
             start, stop, step = entry.indices(size)
@@ -122,11 +134,13 @@ def indexed(view: View, index: Any) -> View | None:
 
 
 def apply_node(view: View, node: Node) -> View | None:
-    """Apply a traced Reshape, Permute or GetItem to a view; None for other operations."""
+    """Apply a traced operation of `VIEW_OPERATIONS` to a view; None if the result is not a view."""
     kind, rank = node.operation.__name__, len(view.groups)
     if kind == "Reshape":
         return reshaped(view, node.shape)
     if kind == "Permute":
         axes = node.params["axes"]
         return permuted(view, tuple(int(a) % rank for a in (range(rank)[::-1] if axes is None else axes)))
+    if kind == "Expand":
+        return expanded(view, node.shape)
     return indexed(view, node.params["index"]) if kind == "GetItem" else None

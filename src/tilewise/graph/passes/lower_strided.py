@@ -1,0 +1,362 @@
+"""Lowering of everything that is not a layer: elementwise functions, reductions, products, concatenation and padding.
+
+These rules accept floats of any rank and read views in target (strided.py). They are tried after the rules of layers.
+A new elementwise function is one entry of `UNARY` or `BINARY` and its case in native/kernels/strided.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewise.graph.ir import Node, Op, Shape, Value
+from tilewise.graph.passes.strided import (
+    Factor,
+    Strided,
+    common_axes,
+    make_loop,
+    materialized,
+    native_shape,
+    offset,
+    result_operand,
+    storage_order,
+    strided_operand,
+)
+from tilewise.graph.passes.views import permuted, whole
+
+if TYPE_CHECKING:
+    from tilewise.graph.passes.lower import Lowering
+
+StridedRule = Callable[["Lowering", int, Node], Op | bool | None]
+
+# Traced operation: native function of one operand.
+UNARY = {
+    "Neg": "neg", "Abs": "abs", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Tanh": "tanh", "Erf": "erf",
+    "Sigmoid": "sigmoid", "Silu": "silu", "Gelu": "gelu", "GeluTanh": "gelu_tanh", "Softplus": "softplus",
+    "Sin": "sin", "Cos": "cos", "Relu": "relu", "Copy": "copy",
+}  # fmt: skip
+# Traced operation: native function of two operands.
+BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Pow": "pow"}
+# A native op has at most this many operands (kMaxOperands in native/graph/op.h).
+_MAX_OPERANDS = 4
+
+
+def _result_layout(shape: Shape, operands: list[Strided]) -> bool:
+    """Whether a result is stored channels-last: all are, except images (N, C, H, W) whose operands are images."""
+    if len(shape) != 4:
+        return True
+    whole_operands = [o.axes for o in operands if o.shape == shape]
+    is_image = any(axes[1] and axes[1][-1].step == (0, 1) for axes in whole_operands)
+    return not is_image or any(axes[3] and axes[3][-1].step == (0, 1) for axes in whole_operands)
+
+
+def _elementwise(
+    low: Lowering, number: int, node: Node, values: list[Any], kind: str, bounds: tuple[float, float] = (0.0, 0.0)
+) -> Op | None:
+    """Make an elementwise op; operands whose axes cannot be split alike are copied first."""
+    operands = _operands(low, values)
+    if operands is None or node.dtype != np.float32 or not math.prod(node.shape):
+        return None
+    channels_last = _result_layout(node.shape, operands)
+    operands = [o.broadcast(node.shape) for o in operands]
+    result = result_operand(node.shape, channels_last)
+    order = storage_order(node.shape, channels_last)
+    loop_axes = common_axes([*operands, result], order)
+    if loop_axes is None:
+        operands = [materialized(low, o, node.layer) for o in operands]
+        loop_axes = common_axes([*operands, result], order)
+    assert loop_axes is not None  # copies have one factor per axis
+    low.fix_layout(number, channels_last)
+    options = {"loop": make_loop(loop_axes, [*operands, result], native_shape(node.shape, channels_last)), "kind": kind}
+    return Op(
+        "map",
+        tuple(o.number for o in operands),
+        node.shape,
+        node.layer,
+        options={**options, "low": bounds[0], "high": bounds[1]},
+    )
+
+
+def _operands(low: Lowering, values: list[Any]) -> list[Strided] | None:
+    operands = [strided_operand(low, value) for value in values]
+    complete = [o for o in operands if o is not None]
+    return complete if len(complete) == len(values) else None
+
+
+def _unary(kind: str) -> StridedRule:
+    return lambda low, number, node: _elementwise(low, number, node, [node.inputs[0]], kind)
+
+
+def _binary(kind: str) -> StridedRule:
+    return lambda low, number, node: _elementwise(low, number, node, list(node.inputs), kind)
+
+
+def _pow(low: Lowering, number: int, node: Node) -> Op | None:
+    """Lower a power; squares and roots have functions of their own."""
+    exponent = node.inputs[1]
+    constant = None if isinstance(exponent, Value) or np.size(exponent) != 1 else float(np.asarray(exponent).item())
+    kind = {2.0: "square", 0.5: "sqrt", 1.0: "copy"}.get(constant) if constant is not None else None
+    values = list(node.inputs) if kind is None else [node.inputs[0]]
+    return _elementwise(low, number, node, values, kind or "pow")
+
+
+def _clip(low: Lowering, number: int, node: Node) -> Op | None:
+    bounds = (node.params["low"], node.params["high"])
+    if any(isinstance(b, Value) or (b is not None and np.size(b) != 1) for b in bounds):
+        return None
+    lowest, highest = (default if b is None else float(b) for b, default in zip(bounds, (-np.inf, np.inf), strict=True))
+    return _elementwise(low, number, node, [node.inputs[0]], "clip", (lowest, highest))
+
+
+def _extremum(low: Lowering, number: int, node: Node) -> Op | None:
+    kind = "maximum" if node.params.get("sign", 1) > 0 else "minimum"
+    return _elementwise(low, number, node, list(node.inputs), kind)
+
+
+def _select(low: Lowering, number: int, node: Node) -> Op | None:
+    """Lower where(condition, a, b) with a constant condition."""
+    condition = node.params["condition"] if "condition" in node.params else node.inputs[0]
+    if isinstance(condition, Value):
+        return None
+    return _elementwise(low, number, node, [np.asarray(condition), *node.inputs[-2:]], "select")
+
+
+def _cast(low: Lowering, number: int, node: Node) -> Op | None:
+    return _elementwise(low, number, node, [node.inputs[0]], "copy")
+
+
+# --- reductions and scans ---
+
+
+def _reduce(kind: str) -> StridedRule:
+    """Return the rule of a sum, mean or extremum over some axes."""
+
+    def rule(low: Lowering, number: int, node: Node) -> Op | None:
+        """Lower one reduction."""
+        operands = _operands(low, [node.inputs[0]])
+        if operands is None or not math.prod(node.shape):
+            return None
+        x, axis = operands[0], node.params.get("axis")
+        rank = len(x.axes)
+        axes = list(range(rank)) if axis is None else [a % rank for a in (axis if isinstance(axis, tuple) else (axis,))]
+        # The result with all axes: reduced ones have size 1, whether the trace keeps them or not.
+        channels_last = _result_layout(x.shape, [x]) or len(node.shape) != 4
+        outer_axes = [i for i in storage_order(x.shape, channels_last) if i not in axes]
+        result = result_operand(node.shape, channels_last)
+        result_axes: list[Any] = [()] * rank
+        for position, i in enumerate(sorted(outer_axes)):
+            result_axes[i] = result.axes[i if len(node.shape) == rank else position]
+        full = replace(result, axes=tuple(result_axes))
+        outer = common_axes([x, full], outer_axes)
+        inner = common_axes([x], [i for i in axes if x.axes[i]])
+        if outer is None or inner is None:
+            return None
+        low.fix_layout(number, channels_last)
+        sizes, views, shape = make_loop(outer, [x, full], native_shape(node.shape, channels_last))
+        # The operand has the outer axes and then the axes that are reduced; the result has the outer ones only.
+        inner = inner or [(1, [(0, 0)])]
+        views[0][2].extend(steps[0] for _, steps in inner)
+        sign = "min" if kind == "max" and node.params.get("sign", 1) < 0 else kind
+        options = {"loop": ([*sizes, *(n for n, _ in inner)], views, shape), "kind": sign, "reduced": len(inner)}
+        return Op("reduce", (x.number,), node.shape, node.layer, options=options)
+
+    return rule
+
+
+def _row_operand(low: Lowering, node: Node, axis: int) -> tuple[Strided, Shape, list[int]] | None:
+    """Return the input with `axis` row_form to the end, its shape, and the permutation that restores the order."""
+    operands = _operands(low, [node.inputs[0]])
+    if operands is None:
+        return None
+    x, rank = operands[0], len(operands[0].axes)
+    order = [i for i in range(rank) if i != axis % rank] + [axis % rank]
+    rows = replace(x, axes=tuple(x.axes[i] for i in order))
+    return rows, rows.shape, [order.index(i) for i in range(rank)]
+
+
+def _softmax(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Lower a softmax; along another axis than the last it is a view of one along the last."""
+    if node.params.get("log"):
+        return None
+    # Rows along `axis`, one after the other.
+    row_form = _row_operand(low, node, node.params["axis"])
+    if row_form is None:
+        return None
+    x, shape, restore = row_form
+    # The kernel reads contiguous rows.
+    if x.axes[-1] not in ((), (Factor(shape[-1], (0, 1)),)):
+        x = materialized(low, x, node.layer)
+    result = result_operand(shape, True)
+    lead = common_axes([x, result], list(range(len(shape) - 1)))
+    assert lead is not None
+    loop = make_loop([*lead, (shape[-1], [(0, 1), (0, 1)])], [x, result], native_shape(shape, True))
+    op = Op("softmax", (x.number,), shape, node.layer, options={"loop": loop})
+    return _as_view(low, number, op, restore)
+
+
+def _cumulative_sum(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Lower a cumulative sum along any axis."""
+    # Exclusive and reversed sums have other parameters and are not supported.
+    row_form = _row_operand(low, node, node.params["axis"])
+    if row_form is None or set(node.params) != {"axis"}:
+        return None
+    x, shape, restore = row_form
+    result = result_operand(shape, True)
+    lead = common_axes([x, result], list(range(len(shape) - 1)))
+    last = common_axes([x, result], [len(shape) - 1])
+    if lead is None or last is None or len(last) != 1:
+        return None
+    sizes, views, native = make_loop([*lead, *last], [x, result], native_shape(shape, True))
+    options = {"loop": (sizes, views, native), "axis": len(lead)}
+    return _as_view(low, number, Op("cumulative_sum", (x.number,), shape, node.layer, options=options), restore)
+
+
+def _as_view(low: Lowering, number: int, op: Op, axes: list[int]) -> Op | bool:
+    """Add an op whose result is the node's result with its axes in another order."""
+    if axes == list(range(len(axes))):
+        low.fix_layout(number, True)
+        return op
+    # The op makes a value of its own, and the node is a view of it.
+    value = low.new_value(op.shape)
+    low.fix_layout(value, True)
+    low.ops[value] = op
+    low.views[number] = permuted(whole(value, op.shape), tuple(axes))
+    return True
+
+
+# --- products ---
+
+
+def _matmul(low: Lowering, number: int, node: Node) -> Op | None:
+    """Lower a product of two values (.., M, K) · (.., K, N) with broadcast batch axes."""
+    operands = _operands(low, list(node.inputs))
+    if operands is None or any(len(o.axes) < 2 for o in operands) or len(node.shape) < 2:
+        return None
+    (m, n), k, batch = node.shape[-2:], operands[0].shape[-1], node.shape[:-2]
+    result = result_operand(node.shape, True)
+    sides = [operands[0].broadcast((*batch, m, k)), operands[1].broadcast((*batch, k, n))]
+    # M, K and N must have one step each; operands that do not are copied once.
+    for attempt in range(2):
+        lead = common_axes([*sides, result], list(range(len(batch))))
+        rows = _single(common_axes([replace(sides[0], axes=sides[0].axes[-2:-1]), _axis(result, -2)], [0]))
+        inner = _single(common_axes([_axis(sides[0], -1), _axis(sides[1], -2)], [0]))
+        columns = _single(common_axes([_axis(sides[1], -1), _axis(result, -1)], [0]))
+        if lead is not None and None not in (rows, inner, columns):
+            break
+        if attempt:
+            return None
+        sides = [materialized(low, side, node.layer) for side in sides]
+    assert lead is not None and rows is not None and inner is not None and columns is not None
+    steps = [[s[i] for _, s in lead] for i in range(3)]
+    sizes = [*(size for size, _ in lead), m, n]
+    # The loop ends with (M, N); the operands have (M, K) and (K, N) there.
+    views = [
+        (*sides[0].first, [*steps[0], rows[0], inner[0]]),
+        (*sides[1].first, [*steps[1], inner[1], columns[0]]),
+        (0, 0, [*steps[2], rows[1], columns[1]]),
+    ]
+    low.fix_layout(number, True)
+    options = {"loop": (sizes, views, native_shape(node.shape, True)), "k": k}
+    return Op("matmul", (sides[0].number, sides[1].number), node.shape, node.layer, options=options)
+
+
+def _axis(operand: Strided, axis: int) -> Strided:
+    return replace(operand, axes=(operand.axes[axis],))
+
+
+def _single(loop_axes: list[tuple[int, list[Any]]] | None) -> list[Any] | None:
+    """Return the steps of an axis that is one loop axis; an axis of size 1 has steps of 0."""
+    if loop_axes is None or len(loop_axes) > 1:
+        return None
+    return loop_axes[0][1] if loop_axes else [(0, 0), (0, 0)]
+
+
+# --- concatenation and padding ---
+
+
+def _assemble(
+    low: Lowering, number: int, node: Node, values: list[Any], starts: list[Shape], **settings: Any
+) -> Op | None:
+    """Make an op that copies each value to its target in the result; `fill` goes to the other places."""
+    operands = _operands(low, values)
+    if operands is None or not math.prod(node.shape):
+        return None
+    fill, covered = float(settings.get("fill", 0.0)), bool(settings.get("covered", False))
+    channels_last = _result_layout(operands[0].shape, operands) if len(node.shape) == 4 else True
+    result = result_operand(node.shape, channels_last)
+    # The step of each result axis places an operand at its start.
+    units = [strides[0].step if strides else (0, 0) for strides in result.axes]
+    loops = []
+    for operand, start in zip(operands, starts, strict=True):
+        axes = tuple((Factor(n, u),) if n != 1 else () for n, u in zip(operand.shape, units, strict=True))
+        target = Strided(0, offset(start, units), axes)
+        loop_axes = common_axes([operand, target], storage_order(node.shape, channels_last))
+        assert loop_axes is not None  # a target has one factor per axis
+        loops.append(make_loop(loop_axes, [operand, target], native_shape(node.shape, channels_last)))
+    low.fix_layout(number, channels_last)
+    options = {"parts": loops, "fill": fill, "covered": covered}
+    return Op("assemble", tuple(o.number for o in operands), node.shape, node.layer, options=options)
+
+
+def _cat(low: Lowering, number: int, node: Node) -> Op | None:
+    """Lower a concatenation; more loop_axes than a native op has operands are joined in groups."""
+    axis, values = node.params["axis"] % len(node.shape), list(node.inputs)
+    sizes = [low.shapes[v.number][axis] if isinstance(v, Value) else np.shape(v)[axis] for v in values]
+    values = [v for v, size in zip(values, sizes, strict=True) if size]
+    sizes = [size for size in sizes if size]
+    # Zero-sized inputs are gone; join groups until one op can read all of them.
+    while len(values) > _MAX_OPERANDS:
+        groups = range(0, len(values), _MAX_OPERANDS)
+        joined: list[Any] = []
+        for i in groups:
+            part, widths = values[i : i + _MAX_OPERANDS], sizes[i : i + _MAX_OPERANDS]
+            shape = tuple(sum(widths) if a == axis else n for a, n in enumerate(node.shape))
+            value = low.new_value(shape)
+            op = _cat_op(low, value, replace(node, shape=shape), part, widths, axis)
+            if op is None:
+                return None
+            low.ops[value] = op
+            joined.append(Value(value))
+        sizes = [sum(sizes[i : i + _MAX_OPERANDS]) for i in groups]
+        values = joined
+    return _cat_op(low, number, node, values, sizes, axis)
+
+
+def _cat_op(low: Lowering, number: int, node: Node, values: list[Any], sizes: list[int], axis: int) -> Op | None:
+    # Each value starts where the one before it ends.
+    ends = np.cumsum(sizes).tolist()
+    starts = [
+        tuple(end - n if a == axis else 0 for a in range(len(node.shape))) for end, n in zip(ends, sizes, strict=True)
+    ]
+    return _assemble(low, number, node, values, starts, covered=True)
+
+
+def _pad(low: Lowering, number: int, node: Node) -> Op | None:
+    """Lower constant padding."""
+    starts = [tuple(before for before, _ in node.params["widths"])]
+    return _assemble(low, number, node, [node.inputs[0]], starts, fill=node.params["value"])
+
+
+# The strided rule of each traced operation.
+STRIDED_RULES: dict[str, StridedRule] = {
+    **{operation: _unary(kind) for operation, kind in UNARY.items()},
+    **{operation: _binary(kind) for operation, kind in BINARY.items()},
+    "Pow": _pow,
+    "Clip": _clip,
+    "Maximum": _extremum,
+    "Where": _select,
+    "Choose": _select,
+    "Cast": _cast,
+    "Sum": _reduce("sum"),
+    "Mean": _reduce("mean"),
+    "Max": _reduce("max"),
+    "Softmax": _softmax,
+    "CumSum": _cumulative_sum,
+    "MatMul": _matmul,
+    "Cat": _cat,
+    "Pad": _pad,
+}
