@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tilewise.gpu.pinning import pin, unpin
     from tilewise.io import load, save
     from tilewise.models import load_model
+    from tilewise.nn.self_planning import explain, get_self_planning, set_self_planning
+    from tilewise.plan import compile
     from tilewise.tensor import Tensor, cat, enable_grad, from_dlpack, is_grad_enabled, no_grad, stack, where
 
 __version__ = "0.1.0"
@@ -24,11 +26,14 @@ __all__ = [
     "backend",
     "batch_invariant",
     "cat",
+    "compile",
     "data",
     "enable_grad",
+    "explain",
     "from_dlpack",
     "get_batch_invariant",
     "get_num_threads",
+    "get_self_planning",
     "gradcheck",
     "interop",
     "is_grad_enabled",
@@ -43,6 +48,7 @@ __all__ = [
     "save",
     "set_batch_invariant",
     "set_num_threads",
+    "set_self_planning",
     "stack",
     "unpin",
     "where",
@@ -53,7 +59,9 @@ _MODULES = {
     "_threads": ("get_num_threads", "set_num_threads"),
     "_gradcheck": ("gradcheck",),
     "gpu.pinning": ("pin", "unpin"),
+    "nn.self_planning": ("explain", "get_self_planning", "set_self_planning"),
     "io": ("load", "save"),
+    "plan": ("compile",),
     "models": ("load_model",),
     "tensor": ("Tensor", "cat", "enable_grad", "from_dlpack", "is_grad_enabled", "no_grad", "stack", "where"),
 }

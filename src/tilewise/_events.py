@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +57,22 @@ class Recorder(Protocol):
     models: list[Callable[[], Any]]  # weak references to the outermost models that ran, for the names of their layers
 
 
+class Tracer(Protocol):
+    """Receives every operation with its arrays, parameters and result."""
+
+    def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None: ...
+
+    def is_traced(self, array: Any) -> bool:
+        """Whether an array depends on the inputs of the module that is traced."""
+
+
+def note_read(array: Any) -> None:
+    """Note that the numbers of an array leave the framework: what is computed from them is not traced."""
+    layers = value_readers.get()
+    if layers is not None and any(tracer.is_traced(array) for tracer in tracers):
+        layers.append(running_layer())
+
+
 class Recorders(list[Recorder]):
     """The active recorders. `changes` counts attaches and detaches, so that threads can cache their own recorders."""
 
@@ -73,9 +90,12 @@ class Recorders(list[Recorder]):
 
 recorders = Recorders()
 
+# Layers that read the numbers of a traced tensor instead of computing with it, while somebody collects their names.
+value_readers: ContextVar[list[str] | None] = ContextVar("value_readers", default=None)
+
 # Functions of `tilewise.plan` that receive every operation with its arrays, parameters and result. They are called only
 # while something records, so a tracer also attaches a recorder.
-tracers: list[Callable[[Any, list[Any], dict[str, Any], Any], None]] = []
+tracers: list[Tracer] = []
 
 
 class _ThreadState:

@@ -52,7 +52,7 @@ def walk_back(root: Tensor, seed: Array, retain_graph: bool) -> None:
         grads = _events.record_backward(step, grad) if recorders else step.backward(grad)
         for t, g in zip(step.inputs, grads if isinstance(grads, tuple) else (grads,), strict=True):
             if g is not None and t.requires_grad:
-                g = _sum_to_shape(g, t.data)
+                g = _sum_to_shape(g, t._array)
                 receive(t, g, g is not grad and not isinstance(g.base, np.ndarray))
         if not retain_graph:
             step.__dict__.clear()

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import _events, ops
-from tilewise._events import recorders
+from tilewise._events import recorders, tracers
 from tilewise.autograd import walk_back
 from tilewise.backend.registry import current_backend
 from tilewise.errors import DtypeError, GradientError, ShapeError, UnavailableError
@@ -68,9 +68,9 @@ def apply(operation: type[ops.Operation], *inputs: Tensor, **params: Any) -> Ten
     step = operation()
     try:
         if recorders:
-            data = _events.record_forward(step, [t.data for t in inputs], params)
+            data = _events.record_forward(step, [t._array for t in inputs], params)
         else:
-            data = step.forward(*[t.data for t in inputs], **params)
+            data = step.forward(*[t._array for t in inputs], **params)
     except (ShapeError, DtypeError):
         raise
     except AttributeError:
@@ -83,6 +83,7 @@ def apply(operation: type[ops.Operation], *inputs: Tensor, **params: Any) -> Ten
         raise ShapeError(f"{operation.__name__} cannot work on shapes {shapes}: {error}") from None
     out = _wrap(data)
     if step.is_view:
+        inputs[0]._expose()
         out._version = inputs[0]._version
         out._made_at = out._version[0]
     if _recording.get():
@@ -95,7 +96,7 @@ def apply(operation: type[ops.Operation], *inputs: Tensor, **params: Any) -> Ten
 
 def _wrap(data: Array) -> Tensor:
     out = Tensor.__new__(Tensor)
-    out.data = data if type(data) is np.ndarray else np.asarray(data)
+    out._array = data if type(data) is np.ndarray else np.asarray(data)
     out.grad = out._step = None
     out.requires_grad = False
     out._version = [0]
@@ -105,7 +106,7 @@ def _wrap(data: Array) -> Tensor:
 
 def _record(step: ops.Operation, inputs: tuple[Tensor, ...], out: Tensor) -> None:
     """Add an operation to the graph, with the version counters of the values it needs for its gradient."""
-    if out.data.dtype.kind != "f":
+    if out._array.dtype.kind != "f":
         return
     for t in inputs:
         if t._step is not None and t._made_at != t._version[0]:
@@ -129,10 +130,10 @@ class Tensor:
     changes, so change tensors that take part in a gradient through their own methods.
     """
 
-    __slots__ = ("__weakref__", "_made_at", "_step", "_version", "data", "grad", "requires_grad")
+    __slots__ = ("__weakref__", "_array", "_made_at", "_step", "_version", "grad", "requires_grad")
     __array_priority__ = 1000  # ndarray + Tensor is Tensor.__radd__
 
-    data: Array
+    _array: Array  # internal code reads it where nobody outside gets hold of it
     grad: Tensor | None
     requires_grad: bool
     _step: ops.Operation | None  # the operation that computed this tensor; None for a leaf
@@ -140,10 +141,10 @@ class Tensor:
     _made_at: int  # the counter's value when this tensor entered the graph
 
     def __init__(self, data: TensorLike, requires_grad: bool = False, dtype: npt.DTypeLike | None = None) -> None:
-        self.data = _as_array(data, dtype)
+        self._array = _as_array(data, dtype)
         self.grad = self._step = None
         self.requires_grad = False
-        self._version = data._version if isinstance(data, Tensor) and data.data is self.data else [0]
+        self._version = data._version if isinstance(data, Tensor) and data._array is self._array else [0]
         self._made_at = self._version[0]
         if requires_grad:
             self.requires_grad_()
@@ -151,30 +152,44 @@ class Tensor:
     # --- properties ---
 
     @property
+    def data(self) -> Array:
+        """The underlying array, not a copy."""
+        if tracers:
+            _events.note_read(self._array)
+        return self._array
+
+    @data.setter
+    def data(self, array: Array) -> None:
+        self._array = array
+
+    def _expose(self) -> None:
+        """Note that somebody may now write to this tensor's array."""
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        return self.data.shape
+        return self._array.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.data.dtype
+        return self._array.dtype
 
     @property
     def ndim(self) -> int:
-        return self.data.ndim
+        return self._array.ndim
 
     @property
     def size(self) -> int:
-        return self.data.size
+        return self._array.size
 
     @property
     def is_leaf(self) -> bool:
         return self._step is None
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self._array)
 
     def __repr__(self) -> str:
-        text = np.array2string(self.data, separator=", ", prefix="Tensor(")
+        text = np.array2string(self._array, separator=", ", prefix="Tensor(")
         dtype = "" if self.dtype in (np.float32, np.int64, np.bool_) else f", dtype={self.dtype}"
         return f"Tensor({text}{dtype}{', requires_grad=True' if self.requires_grad else ''})"
 
@@ -192,7 +207,7 @@ class Tensor:
 
     def item(self) -> Any:
         """Return the only element as a Python number."""
-        if self.data.size != 1:
+        if self._array.size != 1:
             raise ShapeError(f"item() needs a tensor with one element, not shape {self.shape}")
         return self.data.item()
 
@@ -541,7 +556,7 @@ class Tensor:
         return apply(ops.Copy, self)
 
     def contiguous(self) -> Tensor:
-        return self if self.data.flags.c_contiguous else self.clone()
+        return self if self._array.flags.c_contiguous else self.clone()
 
 
 # --- functions of several tensors ---
@@ -596,8 +611,8 @@ def _operand(value: TensorLike, like: Tensor) -> Tensor:
     """Convert the other operand to a tensor; Python numbers take the dtype of `like`."""
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, bool | int) or (isinstance(value, float) and like.data.dtype.kind == "f"):
-        return _wrap(np.array(value, like.data.dtype if like.data.dtype != bool else None))
+    if isinstance(value, bool | int) or (isinstance(value, float) and like._array.dtype.kind == "f"):
+        return _wrap(np.array(value, like._array.dtype if like._array.dtype != bool else None))
     return _wrap(_as_array(value))
 
 
@@ -605,7 +620,7 @@ def _as_index(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(_as_index(part) for part in index)
     if isinstance(index, Tensor):
-        return index.data
+        return index._array
     return np.asarray(index, dtype=np.intp if not index else None) if isinstance(index, list) else index
 
 

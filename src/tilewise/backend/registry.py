@@ -95,6 +95,7 @@ class OptimizedBackend:
         self._implementations: dict[str, list[Implementation]] = {}
         self._routes: dict[str, list[Implementation]] = {}  # the implementations, with the tile chooser applied
         self.only = only
+        self.is_customized = False  # somebody registered an implementation
         self._tile_chooser, self._table = tile_chooser, _tile_table(tile_chooser)
         for implementation in _DEFAULTS:
             if only is None or implementation.name in (only, _FALLBACK):
@@ -129,6 +130,7 @@ class OptimizedBackend:
     ) -> None:
         """Add an implementation with the highest preference."""
         self.add(Implementation(op, name, run, unsupported_reason), first=True)
+        self.is_customized = True
 
     def add(self, implementation: Implementation, first: bool = False) -> None:
         """Add an implementation at the end (or at the front), replacing one of the same name."""
@@ -261,6 +263,7 @@ class _Active:
     """The active backend, created on first use, when all implementation modules have been imported."""
 
     backend: OptimizedBackend | None = None
+    overrides = 0  # `use_backend` blocks that are active
 
 
 def current_backend() -> OptimizedBackend:
@@ -268,6 +271,11 @@ def current_backend() -> OptimizedBackend:
     if _Active.backend is None:
         _Active.backend = OptimizedBackend(tile_chooser=tuned_chooser())
     return _Active.backend
+
+
+def is_default_backend() -> bool:
+    """Whether operations run on the kernels that tilewise chooses: no other backend, no registered implementation."""
+    return not _Active.overrides and not current_backend().is_customized
 
 
 @contextmanager
@@ -279,10 +287,12 @@ def use_backend(backend: str | OptimizedBackend) -> Iterator[OptimizedBackend]:
     """
     previous = _Active.backend
     _Active.backend = backend if isinstance(backend, OptimizedBackend) else named_backend(backend)
+    _Active.overrides += 1
     try:
         yield _Active.backend
     finally:
         _Active.backend = previous
+        _Active.overrides -= 1
 
 
 def named_backend(name: str) -> OptimizedBackend:

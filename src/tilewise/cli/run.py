@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.every import AsJson, Threads, output_file
+from tilewise.cli.optimize.network_inputs import InputFiles, InputShapes, network_inputs
 
 if TYPE_CHECKING:
     from tilewise.onnx import Network
@@ -16,9 +17,13 @@ if TYPE_CHECKING:
 
 def run(
     model: Annotated[str, typer.Argument(help="An ONNX file, or a network of the zoo by name, such as resnet18.")],
-    batch: Annotated[int, typer.Option(min=1, help="Batch size of the random input.")] = 1,
-    data: Annotated[Path | None, typer.Option("--input", help="A .npy file with the input, instead of random.")] = None,
-    size: Annotated[int, typer.Option(min=1, help="Value of every other dimension that the file leaves open.")] = 8,
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch size (default: the file's, or 1).")] = None,
+    shapes: InputShapes = None,
+    files: InputFiles = None,
+    size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Other dimensions that the file leaves open (default: 224 pixels, else 8)."),
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantize first, calibrating on the input.")] = False,
     runs: Annotated[int, typer.Option(min=1, help="Timed calls.")] = 20,
     out: Annotated[Path | None, output_file(help="Write the results to this .npz file.")] = None,
@@ -29,13 +34,13 @@ def run(
 ) -> None:
     """Run a network and show its outputs and the time of a pass.
 
-    Example: tilewise run resnet18.onnx --batch 8 --int8
+    Example: tilewise run resnet18.onnx --shape x=8x3x224x224 --int8
     """
     from tilewise import Tensor, no_grad, onnx
     from tilewise.profile import Timer
 
     network = _network(model, seed)
-    inputs = _inputs(network, data, batch, seed, size)
+    inputs = network_inputs(network, shapes, files, batch=batch, seed=seed, free=size or 8, pixels=size)
     with no_grad():
         timer, plan_or_network = Timer(time_limit=20.0), _compile_plan(network, inputs)
         written, fastest = network, plan_or_network
@@ -86,17 +91,6 @@ def _network(name: str, seed: int) -> Network:
         hint = did_you_mean(name, ZOO)
         raise ConfigurationError(f"{name!r} is neither an ONNX file nor a network of the zoo; {hint}")
     return onnx.load(name)
-
-
-def _inputs(network: Network, data: Path | None, batch: int, seed: int, size: int) -> list[Any]:
-    if data is None:
-        return network.example(batch, seed, free=size)
-    from tilewise.costmodel.data.npz import read_npy
-    from tilewise.errors import ConfigurationError
-
-    if len(network.inputs) != 1:
-        raise ConfigurationError(f"{network.title} takes {len(network.inputs)} inputs, and --input is one")
-    return [read_npy(data, 1 << 33)]
 
 
 def _results_by_name(network: Network, result: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.every import AsJson, one_of, output_folder
+from tilewise.cli.optimize.network_inputs import InputFiles, InputShapes, inputs_for
 from tilewise.cli.tables import waiting
 
 if TYPE_CHECKING:
@@ -45,7 +46,12 @@ def tune(
     budget: Annotated[
         int | None, typer.Option(help="Measure at most this many configurations of a shape.", min=1)
     ] = None,
-    batch: Annotated[int, typer.Option(help="Inputs in a model's batch.", min=1)] = 32,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Inputs in a model's batch (default: 32; for an ONNX file the file's, or 1).", min=1),
+    ] = None,
+    shapes: InputShapes = None,
+    files: InputFiles = None,
     tokens: Annotated[int, typer.Option(help="Tokens in a sequence (gpt).", min=1)] = 128,
     model: Annotated[Path | None, typer.Option(help="A cost model in place of the shipped one.")] = None,
     cache: Annotated[
@@ -75,10 +81,12 @@ def tune(
         return
     if what is None:
         raise ConfigurationError("name what to tune: a family and its sizes, a model, or --check shapes.json")
+    make_inputs = inputs_for(what, shapes, files, batch=batch, seed=seed, free=tokens)
     tuner = Tuner(device, model=model, cache=cache, budget=budget, limit_s=limit, learn=learn, say=say)
     if shape is None and what not in _families(device) and not _SHAPE.match(what):
         _check_spelling(what, device)
-        _tune_model(what, tuner, batch, tokens, seed, as_json)
+        sizes = {"batch": batch, "tokens": tokens, "seed": seed, "make_inputs": make_inputs}
+        _tune_model(what, tuner, sizes, as_json)
     else:
         tuned = _tune_shape(tuner, _spec(what, shape, option or [], device), fresh)
         lines = [*_lines(tuned), _describe_usage(tuner, tuned)]
@@ -237,11 +245,11 @@ def _describe_usage(tuner: Tuner, tuned: Tuned) -> str:
     return f"kept in {tuner.choices.path}, which tilewise.tune.enable(cache=...) reads"
 
 
-def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_json: bool) -> None:
+def _tune_model(name: str, tuner: Tuner, sizes: dict[str, Any], as_json: bool) -> None:
     """Tune every layer of a model and print the time of each before and after."""
     from tilewise.tune.choose.network import tune_model
 
-    result = tune_model(name, tuner, batch=batch, tokens=tokens, seed=seed, report=_say)
+    result = tune_model(name, tuner, **sizes, report=_say)
     if as_json:
         layers = [
             {name: layer[name] for name in ("layer", "op", "shape")}

@@ -17,6 +17,7 @@ from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.generate.cache import KVCache
 from tilewise.generate.engine import LanguageModel, head_shape, make_engine, new_cache
 from tilewise.generate.sampling import Sampler, is_integer
+from tilewise.nn.self_planning import layer_by_layer
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
@@ -134,7 +135,7 @@ def _uncached(model: LanguageModel, prompts: list[Array]) -> NextLogits:
     def next_logits(tokens: Array) -> Array:
         for sequence, token in zip(sequences, tokens, strict=False):
             sequence.append(token)
-        with no_grad():
+        with no_grad(), layer_by_layer():  # every token is another shape
             # Sequences of equal length run as one batch; others run one by one, because the model has no padding.
             if len({len(s) for s in sequences}) == 1:
                 logits: Array = model(np.array(sequences)).data[:, -1]

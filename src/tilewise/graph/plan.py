@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +44,8 @@ class Plan:
         self._module, self._weights = module, WeightCache()
         self._specializations: dict[tuple[str, Shapes], _Specialization] = {}  # by instruction set and input shapes
         self._chunk_sizes: dict[tuple[str, tuple[int, ...]], int] = {}  # by instruction set and input shape
+        self._latest: _Specialization | None = None
+        self._lock = threading.Lock()
         arrays = [np.ascontiguousarray(x.data if isinstance(x, Tensor) else x) for x in examples]
         self._dtypes = [array.dtype for array in arrays]
         self._specialize(self._chunks(arrays)[0])
@@ -84,19 +88,29 @@ class Plan:
         """Return the specialization for these input shapes; make it if they are new."""
         assert native is not None
         key = (native.isa(), tuple(array.shape for array in arrays))
-        entry = self._specializations.pop(key, None) or _Specialization(self._module, arrays, self._weights)
-        self._store(key, entry)
+        entry = self._specializations.get(key)
+        if entry is None:
+            entry = _Specialization(self._module, arrays, self._weights)
+        if entry is not self._latest:
+            self._store(key, entry)
         return entry
 
+    def prepare(self, *arrays: Array) -> None:
+        """Specialize the plan for inputs of these shapes without running them."""
+        self._specialize(self._chunks(list(arrays))[0])
+
     def _store(self, key: tuple[str, Shapes], entry: _Specialization) -> None:
-        self._specializations[key] = entry
-        # The first key is the least recently used one.
-        if len(self._specializations) > _MAX_SPECIALIZATIONS:
-            del self._specializations[next(iter(self._specializations))]
+        with self._lock:  # other threads may run the same plan
+            self._specializations.pop(key, None)
+            self._specializations[key] = self._latest = entry
+            # The first key is the least recently used one.
+            if len(self._specializations) > _MAX_SPECIALIZATIONS:
+                del self._specializations[next(iter(self._specializations))]
 
     @property
     def _last(self) -> _Specialization:
-        return next(reversed(self._specializations.values()))
+        assert self._latest is not None
+        return self._latest
 
     @property
     def algorithms(self) -> list[tuple[str, str]]:
@@ -113,6 +127,20 @@ class Plan:
     def arena_bytes(self) -> int:
         """Memory of the activations, for the size used last."""
         return sum(call.plan.arena_bytes for call in self._last.calls if isinstance(call, NativeCall))
+
+
+class SelfPlan(Plan):
+    """A plan that belongs to its module (nn.self_planning): it refers to it weakly, so that both end at once."""
+
+    @property
+    def _module(self) -> Module:
+        module = self._module_reference()
+        assert module is not None, "only the module itself calls its plan"
+        return module
+
+    @_module.setter
+    def _module(self, module: Module) -> None:
+        self._module_reference = weakref.ref(module)
 
 
 class _Specialization:

@@ -19,6 +19,7 @@ from tilewise import _events
 from tilewise.errors import ConfigurationError
 from tilewise.graph.ir import Array, Node, Trace, Value
 from tilewise.nn.module import Module
+from tilewise.nn.self_planning import layer_by_layer
 from tilewise.tensor import Tensor, no_grad
 
 
@@ -51,6 +52,10 @@ class _Tracer:
         """Return the value that `array` is the result of, or `array` itself as a constant."""
         entry = self.values.get(id(array))
         return entry[0] if entry is not None and entry[1]() is array else array
+
+    def is_traced(self, array: Any) -> bool:
+        """Whether an array is an input of this trace or the result of one of its nodes."""
+        return threading.get_ident() == self.owner and isinstance(self.operand(array), Value)
 
     def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None:
         """Record one operation (the interface of `_events.tracers`)."""
@@ -88,7 +93,7 @@ def _inference_mode(module: Module) -> Iterator[None]:
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
     try:
-        with no_grad():
+        with no_grad(), layer_by_layer():
             yield
     finally:
         for layer, training in modes:

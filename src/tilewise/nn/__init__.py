@@ -23,7 +23,7 @@ from tilewise.nn.layers import (
     Softmax,
 )
 from tilewise.nn.llama import GroupedQueryAttention, Llama, LlamaConfig, RMSNorm, SwiGLU
-from tilewise.nn.module import Module, ModuleList, Parameter, Sequential
+from tilewise.nn.module import Buffer, Module, ModuleList, Parameter, Sequential
 from tilewise.nn.spatial import ConvTranspose2d, GroupNorm, Upsample
 from tilewise.nn.transformer import GPT, MultiHeadAttention, TransformerBlock
 
@@ -33,6 +33,7 @@ __all__ = [
     "GPT",
     "AvgPool2d",
     "BatchNorm2d",
+    "Buffer",
     "Conv2d",
     "ConvTranspose2d",
     "CrossEntropyLoss",

@@ -36,7 +36,7 @@ def sides(padding: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _array(value: TensorLike) -> Array:
-    return value.data if isinstance(value, Tensor) else np.asarray(value)
+    return value._array if isinstance(value, Tensor) else np.asarray(value)
 
 
 def relu(x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def linear(
         primitives.Linear,
         *inputs,
         activation=activation,
-        residual=None if residual is None else residual.data,
+        residual=None if residual is None else residual._array,
     )
 
 
@@ -156,7 +156,7 @@ def conv2d(
         groups=groups,
         dilation=dilation,
         activation=activation,
-        residual=None if residual is None else residual.data,
+        residual=None if residual is None else residual._array,
     )
 
 
@@ -227,9 +227,12 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Normalise each channel, while training with the batch's statistics, which also update the running ones."""
-    mean = None if running_mean is None else running_mean.data
-    var = None if running_var is None else running_var.data
+    mean = None if running_mean is None else running_mean._array
+    var = None if running_var is None else running_var._array
     if training or mean is None or var is None:
+        for statistics in (running_mean, running_var):
+            if statistics is not None:
+                statistics._expose()  # written in place
         running = {"running_mean": mean, "running_var": var, "momentum": momentum}
         return apply(primitives.BatchNorm, x, weight, bias, eps=eps, **running)
     return apply(primitives.FixedNorm, x, weight, bias, mean=mean, var=var, eps=eps)

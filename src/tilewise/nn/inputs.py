@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._events import recorders
 from tilewise.errors import DtypeError, GradientError
+from tilewise.nn.self_planning import infer
 from tilewise.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -36,8 +38,9 @@ def call_with_arrays(module: Module, args: tuple[Any, ...], kwargs: dict[str, An
     """Call a module whose first input is an array."""
     dtype = next((p.dtype for p in module.parameters() if p.dtype.kind == "f"), None)
     tensors = [_as_tensor(module, value, dtype) for value in args]
-    named = {name: _as_tensor(module, value, dtype) for name, value in kwargs.items()}
-    result = module(*tensors, **named)
+    keywords = {name: _as_tensor(module, value, dtype) for name, value in kwargs.items()}
+    is_inference = not (module.training or recorders)
+    result = infer(module, tuple(tensors), keywords) if is_inference else module(*tensors, **keywords)
     from_torch = not module.training and any(map(_is_torch, (*args, *kwargs.values())))
     return _as_torch(result) if from_torch else result
 
@@ -57,13 +60,16 @@ def _as_tensor(module: Module, value: Any, dtype: npt.DTypeLike | None) -> Any:
     return tensor
 
 
+_DEVICES = ("cpu",)
+
+
 def _is_torch(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+    return type(value).__module__.startswith("torch") and hasattr(value, "detach")
 
 
 def _as_array(tensor: Any) -> npt.NDArray[Any]:
     """Return the array of a PyTorch tensor, which shares its memory."""
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in _DEVICES:
         raise DtypeError(f"this PyTorch tensor is on {tensor.device}, and tilewise computes on the CPU; pass x.cpu()")
     if tensor.requires_grad:
         raise GradientError("gradients do not flow from tilewise to PyTorch; pass x.detach()")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tilewise.errors import ShapeError
 from tilewise.nn import functional as F
-from tilewise.nn.module import FusibleLayer, Module, Parameter
+from tilewise.nn.module import Buffer, FusibleLayer, Module, Parameter
 from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
 
 Rng: TypeAlias = "np.random.Generator | int | None"  # a string, so that numpy.random is imported only on first use
@@ -126,22 +126,24 @@ def fusable_activation(next_layers: list[Module]) -> str | None:
 def fold_batch_norm(conv: Conv2d, norm: BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Weight and bias of the convolution that equals `conv` followed by `norm` in eval mode."""
     # norm(conv(x)) = scale · (w * x + b) + shift: scale the weight and the bias, and add the shift.
-    scale = norm.weight.data / np.sqrt(norm.running_var.data + np.float32(norm.eps))
-    shift = norm.bias.data - norm.running_mean.data * scale
-    bias = shift if conv.bias is None else shift + conv.bias.data * scale
-    return Tensor(conv.weight.data * scale[:, None, None, None]), Tensor(bias)
+    scale = norm.weight._array / np.sqrt(norm.running_var._array + np.float32(norm.eps))
+    shift = norm.bias._array - norm.running_mean._array * scale
+    bias = shift if conv.bias is None else shift + conv.bias._array * scale
+    return Tensor(conv.weight._array * scale[:, None, None, None]), Tensor(bias)
 
 
 class BatchNorm2d(Module):
     """Batch normalisation (Ioffe and Szegedy 2015) over (N, C, H, W), with running statistics for `eval`."""
 
+    depends_on_mode = True
+
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.weight = Parameter(np.ones(num_features, np.float32))
         self.bias = Parameter(np.zeros(num_features, np.float32))
-        self.running_mean = Tensor(np.zeros(num_features, np.float32))
-        self.running_var = Tensor(np.ones(num_features, np.float32))
-        self.num_batches_tracked = Tensor(np.zeros((), np.int64))
+        self.running_mean = Buffer(np.zeros(num_features, np.float32))
+        self.running_var = Buffer(np.ones(num_features, np.float32))
+        self.num_batches_tracked = Buffer(np.zeros((), np.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4:
@@ -255,6 +257,8 @@ class MSELoss(Module):
 
 class Dropout(Module):
     """Zeroes elements with probability `p` while training, with its own random generator."""
+
+    depends_on_mode = True
 
     def __init__(self, p: float = 0.5, rng: Rng = None) -> None:
         self.p, self.rng = p, np.random.default_rng(rng)

@@ -195,7 +195,7 @@ class Llama(Module):
         self, ids: TensorLike, past_kv: Sequence[LayerCache] | None = None, position: int | Sequence[int] = 0
     ) -> Tensor:
         """Compute logits for `ids`, whose first token is at `position` (one start for all rows, or one each)."""
-        tokens = ids.data if isinstance(ids, Tensor) else np.asarray(ids)
+        tokens = ids._array if isinstance(ids, Tensor) else np.asarray(ids)
         if tokens.ndim != 2:
             raise ShapeError(f"Llama takes token ids of shape (B, T), not {tokens.shape}")
         positions = np.asarray(position)[..., None] + np.arange(tokens.shape[1])  # (T,) or (B, T)

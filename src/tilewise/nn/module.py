@@ -16,16 +16,49 @@ from tilewise import _events
 from tilewise._events import recorders
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
 from tilewise.nn.inputs import call_with_arrays, needs_conversion
-from tilewise.tensor import Tensor, TensorLike
+from tilewise.nn.self_planning import infer, structure
+from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
 
 
-class Parameter(Tensor):
+class WatchedTensor(Tensor):
+    """A tensor of a module, which counts how often its array was handed out: then somebody may have changed it."""
+
+    __slots__ = ("exposures",)
+
+    exposures: int
+
+    def __init__(self, data: TensorLike, requires_grad: bool = False) -> None:
+        self.exposures = 0
+        super().__init__(data, requires_grad=requires_grad)
+
+    @property
+    def data(self) -> npt.NDArray[Any]:
+        """The underlying array, not a copy."""
+        self.exposures += 1
+        return self._array
+
+    @data.setter
+    def data(self, array: npt.NDArray[Any]) -> None:
+        self.exposures += 1
+        self._array = array
+
+    def _expose(self) -> None:
+        self.exposures += 1
+
+
+class Parameter(WatchedTensor):
     """A tensor that a module trains."""
 
     __slots__ = ()
 
     def __init__(self, data: TensorLike, requires_grad: bool = True) -> None:
         super().__init__(data, requires_grad=requires_grad)
+
+
+class Buffer(WatchedTensor):
+    """A tensor that a module saves and does not train, such as a running mean."""
+
+    __slots__ = ()
 
 
 class Module:
@@ -37,6 +70,8 @@ class Module:
 
     training: bool = True
     takes_arrays: bool = False  # True: `forward` gets arrays as they are
+    depends_on_mode: bool = False  # of tilewise's own classes: whether `forward` reads `training`
+    plans_itself: bool = True  # False: a module that contains this one always runs layer by layer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not define forward()")
@@ -47,7 +82,27 @@ class Module:
             return call_with_arrays(self, args, kwargs)
         if recorders:
             return _events.record_module(self, self.forward, args, kwargs)
-        return self.forward(*args, **kwargs)
+        if self.training or is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        return infer(self, args, kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        structure.count += 1
+
+    def __delattr__(self, name: str) -> None:
+        object.__delattr__(self, name)
+        structure.count += 1
+
+    def _plan_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[npt.NDArray[Any]] | None:
+        """Return the inputs of a plan; None for a call that a plan cannot do."""
+        if kwargs or not all(isinstance(value, Tensor) for value in args):
+            return None
+        return [value._array for value in args]
+
+    def holds_weights(self) -> bool:
+        """Whether this module itself, not only a module inside it, has tensors."""
+        return any(isinstance(value, Tensor) for value in vars(self).values())
 
     def __repr__(self) -> str:
         from tilewise.nn.describe import tree

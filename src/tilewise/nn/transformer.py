@@ -152,7 +152,7 @@ class GPT(Module):
 
         `past_kv` has one cache view per block.
         """
-        tokens = ids.data if isinstance(ids, Tensor) else np.asarray(ids)
+        tokens = ids._array if isinstance(ids, Tensor) else np.asarray(ids)
         if tokens.ndim != 2:
             raise ShapeError(f"GPT takes token ids of shape (B, T), not {tokens.shape}")
         positions = np.asarray(position)[..., None] + np.arange(tokens.shape[1])  # (T,) or (B, T)

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from tilewise import nn
-from tilewise.nn import Module, Parameter
+from tilewise.nn import Buffer, Module, Parameter
 from tilewise.onnx.graph import Array, Node
 from tilewise.onnx.operators import TABLE
-from tilewise.tensor import Tensor
 
 Weights = list[Array | None]  # of a node's inputs: the constant, or None where it is computed
 Build = Callable[[Node, Weights], Module | None]
@@ -66,7 +65,7 @@ def _fresh(layer: Module, **tensors: Array) -> Module:
     """The layer with these weights in place of its own."""
     for name, value in tensors.items():
         old = getattr(layer, name)
-        setattr(layer, name, Parameter(value) if old is None or isinstance(old, Parameter) else Tensor(value))
+        setattr(layer, name, Parameter(value) if old is None or isinstance(old, Parameter) else Buffer(value))
     return layer
 
 
@@ -192,8 +191,8 @@ def batch_norm(node: Node, weights: Weights) -> nn.BatchNorm2d | None:
     layer.weight, layer.bias, layer.running_mean, layer.running_var = (
         Parameter(weight),
         Parameter(bias),
-        Tensor(mean),
-        Tensor(var),
+        Buffer(mean),
+        Buffer(var),
     )
     return layer
 

@@ -7,24 +7,20 @@ them in one pass. Values are let go after their last reader.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tilewise.errors import DtypeError, FileFormatError, ShapeError, TilewiseError, UnavailableError
 from tilewise.nn import Module, Parameter, Sequential
 from tilewise.onnx import layers
 from tilewise.onnx.building import Builder, Step, unique, with_ends
+from tilewise.onnx.example import batch_conflicts, example_inputs, fixed_dimension_error
 from tilewise.onnx.graph import Array, Graph, Port
 from tilewise.onnx.operators import TABLE, Value, array, most_alive, room_for, tensor
 from tilewise.onnx.reader import one_line, read_graph
 from tilewise.tensor import Tensor
-
-_MOST_EXAMPLE = 1 << 20  # numbers in one made-up input: what a file claims to take is no reason to fill the memory
 
 
 def load(path: str | os.PathLike[str]) -> Network:
@@ -70,9 +66,15 @@ class Network(Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         values = self._values(args, kwargs)
-        held = sum(array(v).nbytes for v in values.values()) + sum(t.data.nbytes for _, t in self.named_tensors())
+        held = sum(array(v).nbytes for v in values.values()) + sum(t._array.nbytes for _, t in self.named_tensors())
+        shapes = [tuple(values[port.name].shape) for port in self.inputs]
         with room_for(held):
-            self._run(values)
+            try:
+                self._run(values)
+            except ShapeError as error:
+                for conflict in batch_conflicts(self.inputs, shapes):
+                    raise ShapeError(f"{conflict}: {error}") from None
+                raise
         results = {port.name: tensor(values[port.name]) for port in self.outputs}
         return next(iter(results.values())) if len(results) == 1 else results
 
@@ -110,19 +112,26 @@ class Network(Module):
                 alive -= array(values.pop(name)).nbytes
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Value]:
-        names = [port.name for port in self.inputs]
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if len(args) > len(names) or set(given) != set(names):
-            raise ShapeError(one_line(f"{self.title} takes the inputs {', '.join(names) or 'none'}"))
         values: dict[str, Value] = dict(self._constants)
         values |= {name: getattr(self.weights, own) for name, own in self._names.items()}
-        return values | {port.name: as_input(given[port.name], port) for port in self.inputs}
+        return values | self._inputs(args, kwargs)
 
-    def example(self, batch: int = 1, seed: int = 0, free: int = 8) -> list[Array]:
-        """Random inputs that fit: standard normal numbers, or small integers; sizes that are free are `free`."""
-        return [
-            example_input(port, batch, np.random.default_rng([seed, i]), free) for i, port in enumerate(self.inputs)
-        ]
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the inputs by name, checked and with the dtypes of the file."""
+        names = [port.name for port in self.inputs]
+        inputs = dict(zip(names, args, strict=False)) | kwargs
+        if len(args) > len(names) or set(inputs) != set(names):
+            raise ShapeError(one_line(f"{self.title} takes the inputs {', '.join(names) or 'none'}"))
+        return {port.name: as_input(inputs[port.name], port) for port in self.inputs}
+
+    def _plan_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Array] | None:
+        """Return the inputs in the order and the dtypes of the file."""
+        values = self._inputs(args, kwargs)
+        return [values[port.name]._array for port in self.inputs] if len(self.outputs) == 1 else None
+
+    def example(self, batch: int | None = None, seed: int = 0, free: int = 8, **sizes: Any) -> list[Array]:
+        """Random inputs that fit the file (see `example_inputs`)."""
+        return example_inputs(self.inputs, batch, seed, free, **sizes)
 
 
 def as_input(value: Any, port: Port) -> Tensor:
@@ -135,25 +144,10 @@ def as_input(value: Any, port: Port) -> Tensor:
             given = Tensor(given.data.astype(port.dtype))
         else:
             raise DtypeError(one_line(f"the input {port.name} takes {port.dtype}, not {given.dtype}"))
-    if port.shape is None:
-        return given
-    # The batch may be another than the file says; where its nodes insist, they say so themselves.
-    fixed = [(i, n) for i, n in enumerate(port.shape) if isinstance(n, int) and i > 0]
-    if given.ndim != len(port.shape) or any(given.shape[i] != n for i, n in fixed):
-        wanted = ", ".join("?" if n is None else str(n) for n in port.shape)
-        raise ShapeError(one_line(f"the input {port.name!r} takes shape ({wanted}), not {given.shape}"))
+    problem = fixed_dimension_error(port, given.shape, is_batch_free=True)  # nodes that insist on a batch say so
+    if problem:
+        raise ShapeError(problem)
     return given
-
-
-def example_input(port: Port, batch: int, rng: np.random.Generator, free: int = 8) -> Array:
-    shape = [n if isinstance(n, int) else free for n in port.shape or ()]
-    if port.shape and len(shape) > 1:
-        shape[0] = batch
-    if math.prod(shape[1:]) > _MOST_EXAMPLE or math.prod(shape) > _MOST_EXAMPLE << 6:
-        raise UnavailableError(one_line(f"the input {port.name} of shape {tuple(shape)} is too large to make up"))
-    if port.dtype.kind == "f":
-        return rng.standard_normal(shape).astype(port.dtype)
-    return rng.integers(0, 2, shape).astype(port.dtype)
 
 
 def refuse_unsupported(graph: Graph, title: str) -> None:

@@ -7,12 +7,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewise.errors import ConfigurationError, TilewiseError, did_you_mean
+from tilewise.nn.self_planning import layer_by_layer
 
 MODELS = ("mlp", "cnn", "vgg6", "resnet8", "gpt")
 
@@ -27,11 +29,25 @@ class Target:
     call: Callable[[], Any]
 
 
-def model_target(name: str, batch: int, backward: bool = False, tokens: int = 128, seed: int = 0) -> Target:
-    """Load a reference model ("cnn", "gpt:6x384") or a saved file, with a random batch of matching inputs."""
+def model_target(
+    name: str,
+    batch: int | None = None,
+    backward: bool = False,
+    tokens: int = 128,
+    seed: int = 0,
+    make_inputs: Callable[[Any], list[Any]] | None = None,
+) -> Target:
+    """Load a reference model ("cnn", "gpt:6x384") or a saved file, with a random batch of matching inputs.
+
+    A batch is 32 if it is not given; that of an ONNX file is what the file says, else 1. `make_inputs` creates the
+    inputs of an ONNX network.
+    """
     from tilewise import Tensor, models, no_grad
     from tilewise.models.zoo import ZOO
 
+    if name.endswith(".onnx"):
+        return _onnx_target(name, backward, make_inputs or partial(_example, batch=batch, tokens=tokens, seed=seed))
+    batch = 32 if batch is None else batch
     if batch < 1 or tokens < 1:
         raise ConfigurationError(f"batch and tokens must be at least 1, not {batch} and {tokens}")
     kind, _, size = name.partition(":")
@@ -41,8 +57,6 @@ def model_target(name: str, batch: int, backward: bool = False, tokens: int = 12
         model = getattr(models, kind)(seed=seed)
     elif name in ZOO:
         model = ZOO[name](seed=seed)
-    elif name.endswith(".onnx"):
-        return _onnx_target(name, batch, backward, tokens, seed)
     elif name.endswith(".py"):
         raise ConfigurationError(f"{name} is a Python program, not a model; profile it with --script {name}")
     elif Path(name).is_file():
@@ -60,25 +74,30 @@ def model_target(name: str, batch: int, backward: bool = False, tokens: int = 12
         if backward:
             model.zero_grad()
             return model(argument).sum().backward()
-        with no_grad():
+        with no_grad(), layer_by_layer():
             return model(argument)
 
     return Target(name, model, x, call)
 
 
-def _onnx_target(name: str, batch: int, backward: bool, tokens: int, seed: int) -> Target:
-    """Load an ONNX network; dynamic dimensions other than the batch get the size `tokens`."""
+def _example(network: Any, batch: int | None, tokens: int, seed: int) -> list[Any]:
+    inputs: list[Any] = network.example(batch, seed, free=tokens)
+    return inputs
+
+
+def _onnx_target(name: str, backward: bool, make_inputs: Callable[[Any], list[Any]]) -> Target:
+    """Load an ONNX network with its inputs."""
     from tilewise import no_grad, onnx
 
     network = onnx.load(name).train(backward)
-    inputs = network.example(batch, seed, free=tokens)
+    inputs = make_inputs(network)
 
     def call() -> Any:
         if backward:
             network.zero_grad()
             result = network(*inputs)
             return sum(t.sum() for t in (result.values() if isinstance(result, dict) else [result])).backward()
-        with no_grad():
+        with no_grad(), layer_by_layer():
             return network(*inputs)
 
     return Target(name, network, inputs[0] if inputs else None, call)

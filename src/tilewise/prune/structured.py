@@ -17,9 +17,8 @@ from tilewise import nn
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.models import ResidualBlock, ResNet8
 from tilewise.nn import Module
-from tilewise.nn.module import Parameter
+from tilewise.nn.module import Buffer, Parameter
 from tilewise.prune.masks import checked_sparsity, checked_weights
-from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
 
@@ -95,8 +94,8 @@ def smaller_norm(norm: nn.BatchNorm2d, channels: Array) -> nn.BatchNorm2d:
     """Copy a batch norm with only these channels."""
     small = nn.BatchNorm2d(len(channels), norm.eps, norm.momentum)
     small.weight, small.bias = Parameter(norm.weight.data[channels]), Parameter(norm.bias.data[channels])
-    small.running_mean = Tensor(norm.running_mean.data[channels])
-    small.running_var = Tensor(norm.running_var.data[channels])
+    small.running_mean = Buffer(norm.running_mean.data[channels])
+    small.running_var = Buffer(norm.running_var.data[channels])
     small.training = norm.training
     return small
 

@@ -443,7 +443,7 @@ def _dynamic(
     first = data[0] if isinstance(data, list | tuple) and data else None
     if isinstance(first, np.ndarray | Tensor):
         array = first.data if isinstance(first, Tensor) else first
-        quantized.quantization_example = array[:2].copy()  # type: ignore[attr-defined]
+        quantized.quantization_example = array[:2].copy()
         state_dynamic_error(quantized, model, array, max_error if accuracy_drop is None else None)
         warn_if_slower(quantized, model, array[:1], stacklevel=4)
     if accuracy_drop is not None and evaluate is not None:

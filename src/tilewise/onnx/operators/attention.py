@@ -10,7 +10,7 @@ import numpy as np
 from tilewise.errors import DtypeError, ShapeError
 from tilewise.nn import functional as F
 from tilewise.onnx.graph import Node
-from tilewise.onnx.operators.base import Value, array, is_float, operator, room, tensor
+from tilewise.onnx.operators.base import Value, array, is_float, operator, read_values, room, tensor
 from tilewise.tensor import Tensor, cat
 
 
@@ -98,7 +98,7 @@ def _rotary(node: Node, x: Value, cos: Value, sin: Value, places: Value | None =
     width = node.get("rotary_embedding_dim", 0) or t.shape[3]
     cosines, sines = array(cos), array(sin)
     if places is not None:
-        where = array(places)
+        where = read_values(places)
         if where.dtype.kind not in "iu" or (
             where.size and not 0 <= int(where.min()) <= int(where.max()) < len(cosines)
         ):

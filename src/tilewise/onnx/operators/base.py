@@ -76,12 +76,17 @@ def tensor(value: Value) -> Tensor:
 
 
 def array(value: Value) -> Array:
+    return value._array if isinstance(value, Tensor) else value
+
+
+def read_values(value: Value) -> Array:
+    """The numbers of a value, which decide something outside of the operations: such a network has no plan."""
     return value.data if isinstance(value, Tensor) else value
 
 
 def numbers(value: Value) -> list[int]:
     """A value that says sizes, axes or positions."""
-    found = array(value)
+    found = read_values(value)
     if found.dtype.kind not in "iu" or found.ndim > 1 or found.size > 64:
         raise ShapeError(f"sizes and axes are a short list of integers, not {found.dtype} of shape {found.shape}")
     return [int(n) for n in found.reshape(-1)]

@@ -19,6 +19,7 @@ from tilewise.onnx.operators.base import (
     is_float,
     known,
     operator,
+    read_values,
     same_type,
     tensor,
 )
@@ -140,7 +141,7 @@ def _is_inf(node: Node, x: Value) -> Value:
 
 @operator("Clip")
 def _clip(node: Node, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
-    bounds = [None if b is None else array(b).reshape(()).item() for b in (low, high)]
+    bounds = [None if b is None else read_values(b).reshape(()).item() for b in (low, high)]
     if known(x) or not is_float(x):
         return computed(lambda a: np.clip(a, *bounds).astype(a.dtype), x, name=node.op)
     return tensor(x).clip(*bounds)

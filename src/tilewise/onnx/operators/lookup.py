@@ -10,7 +10,19 @@ from tilewise import ops
 from tilewise.errors import DtypeError, ShapeError
 from tilewise.nn import functional as F
 from tilewise.onnx.graph import Node
-from tilewise.onnx.operators.base import Array, Value, array, axis_of, choice, computed, known, operator, room, tensor
+from tilewise.onnx.operators.base import (
+    Array,
+    Value,
+    array,
+    axis_of,
+    choice,
+    computed,
+    known,
+    operator,
+    read_values,
+    room,
+    tensor,
+)
 from tilewise.tensor import Tensor, apply
 
 
@@ -58,7 +70,7 @@ class Lookup(ops.Operation):
 
 @operator("GatherElements")
 def _gather_elements(node: Node, x: Value, indices: Value) -> Value:
-    axis, where = axis_of(node.get("axis", 0), len(x.shape), node), array(indices)
+    axis, where = axis_of(node.get("axis", 0), len(x.shape), node), read_values(indices)
     if where.dtype.kind not in "iu" or where.ndim != len(x.shape):
         raise ShapeError(f"{node} looks up {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
     if any(a > b for i, (a, b) in enumerate(zip(where.shape, x.shape, strict=True)) if i != axis):
@@ -72,7 +84,7 @@ def _gather_elements(node: Node, x: Value, indices: Value) -> Value:
 
 @operator("GatherND")
 def _gather_nd(node: Node, x: Value, indices: Value) -> Value:
-    where, batch = array(indices), node.get("batch_dims", 0)
+    where, batch = read_values(indices), node.get("batch_dims", 0)
     if where.dtype.kind not in "iu" or not where.ndim or not 0 < where.shape[-1] <= len(x.shape) - batch:
         raise ShapeError(f"{node} looks up {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
     if not 0 <= batch < min(where.ndim, len(x.shape)) or where.shape[:batch] != x.shape[:batch]:
@@ -88,7 +100,7 @@ def _gather_nd(node: Node, x: Value, indices: Value) -> Value:
 
 @operator("ScatterND")
 def _scatter_nd(node: Node, x: Value, indices: Value, updates: Value) -> Value:
-    where = array(indices)
+    where = read_values(indices)
     if where.dtype.kind not in "iu" or not where.ndim or where.shape[-1] > len(x.shape):
         raise ShapeError(f"{node} writes at {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
     if tuple(updates.shape) != (*where.shape[:-1], *x.shape[where.shape[-1] :]):
@@ -100,7 +112,7 @@ def _scatter_nd(node: Node, x: Value, indices: Value, updates: Value) -> Value:
 
 @operator("ScatterElements")
 def _scatter_elements(node: Node, x: Value, indices: Value, updates: Value) -> Value:
-    axis, where = axis_of(node.get("axis", 0), len(x.shape), node), array(indices)
+    axis, where = axis_of(node.get("axis", 0), len(x.shape), node), read_values(indices)
     if where.dtype.kind not in "iu" or where.ndim != len(x.shape) or where.shape != tuple(updates.shape):
         raise ShapeError(f"{node} writes {updates.shape} at {where.shape} in a tensor of shape {x.shape}")
     places: list[Any] = list(np.ix_(*(np.arange(n) for n in where.shape)))

@@ -20,6 +20,7 @@ from tilewise.onnx.operators.base import (
     known,
     numbers,
     operator,
+    read_values,
     room,
     same_type,
     tensor,
@@ -126,7 +127,7 @@ def _top_k(node: Node, x: Value, k: Value) -> Any:
     axis, count = axis_of(node.get("axis", -1), len(x.shape), node), int(array(k).reshape(()).item())
     if not x.shape or not 0 <= count <= x.shape[axis]:
         raise ShapeError(f"{node} asks for the {count} first of a tensor of shape {x.shape}")
-    data = array(x)
+    data = read_values(x)
     keys = -data if node.get("largest", 1) and data.dtype.kind in "f" else data
     if node.get("largest", 1) and data.dtype.kind != "f":
         keys = np.max(data, initial=0) - data.astype(np.int64)

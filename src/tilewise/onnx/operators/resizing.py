@@ -10,7 +10,7 @@ import numpy as np
 from tilewise.errors import DtypeError, ShapeError
 from tilewise.nn import resampling
 from tilewise.onnx.graph import Node
-from tilewise.onnx.operators.base import Value, array, choice, is_float, numbers, operator, room, tensor
+from tilewise.onnx.operators.base import Value, array, choice, is_float, numbers, operator, read_values, room, tensor
 from tilewise.tensor import apply
 
 _COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -41,7 +41,7 @@ def _wanted_sizes(
     node: Node, x: Value, axes: list[int], scales: Value | None, sizes: Value | None
 ) -> list[tuple[int, int, float]]:
     """(axis, its size after, the scale) of each axis that the node names."""
-    factors = None if scales is None or not scales.shape[0] else array(scales)
+    factors = None if scales is None or not scales.shape[0] else read_values(scales)
     if any(not 0 <= a < len(x.shape) for a in axes) or len(set(axes)) != len(axes) or 0 in x.shape:
         raise ShapeError(f"{node} resizes axes {axes} of a tensor of shape {x.shape}")
     if factors is not None:

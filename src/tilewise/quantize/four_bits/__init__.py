@@ -151,6 +151,8 @@ def quantize_four_bits(model: Module, data: Iterable[Any] | None = None, symmetr
 class _Watched(Module):
     """A linear layer that collects the second moments of its inputs while it is asked to."""
 
+    plans_itself = False
+
     def __init__(self, linear: Any) -> None:
         self.linear = linear
         self.watching, self.seen = False, 0

@@ -58,15 +58,16 @@ def tune_model(
     name: str,
     tuner: Tuner,
     *,
-    batch: int = 32,
+    batch: int | None = None,
     tokens: int = 128,
     seed: int = 0,
+    make_inputs: Callable[[Any], list[Any]] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> TunedModel:
-    """Tune every kernel that a model (by name, or a saved file) runs on a batch."""
+    """Tune every kernel that a model (by name, or a saved file) runs on a batch; see `model_target`."""
     if native is None:
         raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-    start, target = time.perf_counter(), _target(name, batch, tokens, seed)
+    start, target = time.perf_counter(), _target(name, batch, tokens, seed, make_inputs)
     layers = []
     done: dict[Problem, Tuned] = {}
     for layer in _layers(target, native.num_threads()):
@@ -113,11 +114,14 @@ def _useful_tiles(
     return useful, (before_ns, before_ns / gain.ratio)
 
 
-def _target(name: str, batch: int, tokens: int, seed: int) -> Target:
+def _target(
+    name: str, batch: int | None, tokens: int, seed: int, make_inputs: Callable[[Any], list[Any]] | None
+) -> Target:
     """Load a reference model, a saved model or a quantized model with an input batch."""
     is_reference_model = name.partition(":")[0] in MODELS  # takes precedence over a file of that name
     if is_reference_model or name.endswith(".onnx") or not (Path(name).is_file() and holds_quantized(name)):
-        return model_target(name, batch, False, tokens, seed)
+        return model_target(name, batch, tokens=tokens, seed=seed, make_inputs=make_inputs)
+    batch = 32 if batch is None else batch
     if batch < 1:
         raise ConfigurationError(f"batch must be at least 1, not {batch}")
     model = load_quantized(name)
