@@ -38,7 +38,7 @@ def chain(channels: int, side: int, batch: int, algorithm: str, filters: list[np
     plan = kernels.Graph()
     value = plan.input(*x.shape)
     for weight in filters:
-        layer = kernels.PlanConv(weight, None, (1, 1), (1, 1, 1, 1), (1, 1), 1, "relu")
+        layer = kernels.FloatConvLayer(weight, None, (1, 1), (1, 1, 1, 1), (1, 1), 1, "relu")
         value = plan.conv(layer, value, algorithm=algorithm)
         layer.release()
     plan.output(value)

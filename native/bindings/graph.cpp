@@ -88,28 +88,28 @@ std::vector<int64_t> shape_of(const std::optional<FloatArray>& weights, const st
   return shape;
 }
 
-void make_conv(PlanConv* self, std::optional<FloatArray> weights, std::optional<FloatArray> bias,
+void make_conv(FloatConvLayer* self, std::optional<FloatArray> weights, std::optional<FloatArray> bias,
                std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation, int64_t groups,
-               const std::string& activation, const std::vector<int64_t>& outline) {
-  const std::vector<int64_t> shape = shape_of(weights, outline);
+               const std::string& activation, const std::vector<int64_t>& meta) {
+  const std::vector<int64_t> shape = shape_of(weights, meta);
   if (shape.size() != 4 || stride.size() != 2 || padding.size() != 4 || dilation.size() != 2) {
     throw nb::value_error("a convolution has weights of four dimensions, two strides, four paddings, two dilations");
   }
   const ConvGeometry geometry{
       {stride[0], stride[1]}, {padding[0], padding[1], padding[2], padding[3]}, {dilation[0], dilation[1]}, groups};
-  new (self) PlanConv(weights ? weights->data() : nullptr, shape.data(), bias_of(bias, shape[0]), geometry,
-                      activation_of(activation));
+  new (self) FloatConvLayer(weights ? weights->data() : nullptr, shape.data(), bias_of(bias, shape[0]), geometry,
+                            activation_of(activation));
 }
 
-void make_linear(PlanLinear* self, std::optional<FloatArray> weights, std::optional<FloatArray> bias,
-                 const std::string& activation, const std::vector<int64_t>& outline) {
-  const std::vector<int64_t> shape = shape_of(weights, outline);
+void make_linear(FloatLinearLayer* self, std::optional<FloatArray> weights, std::optional<FloatArray> bias,
+                 const std::string& activation, const std::vector<int64_t>& meta) {
+  const std::vector<int64_t> shape = shape_of(weights, meta);
   if (shape.size() != 2) throw nb::value_error("a linear layer has weights of two dimensions");
-  new (self) PlanLinear(weights ? weights->data() : nullptr, shape[0], shape[1], bias_of(bias, shape[0]),
-                        activation_of(activation));
+  new (self) FloatLinearLayer(weights ? weights->data() : nullptr, shape[0], shape[1], bias_of(bias, shape[0]),
+                              activation_of(activation));
 }
 
-void restore(PlanConv& layer, const FloatArray& weights) {
+void restore(FloatConvLayer& layer, const FloatArray& weights) {
   if (static_cast<int64_t>(weights.size()) != layer.count())
     throw nb::value_error("this layer has another number of weights");
   layer.restore(weights.data());
@@ -148,7 +148,7 @@ int add_quantize(Graph& g, int x, float scale, int zero_point, int padding, int 
       int16_limit > 0 ? quantize_int16_op(scale, int16_limit, padding) : quantize_op(scale, zero_point, padding), {x});
 }
 
-int add_float_conv(Graph& g, std::shared_ptr<PlanConv> layer, int x, int residual, const std::string& algorithm) {
+int add_float_conv(Graph& g, std::shared_ptr<FloatConvLayer> layer, int x, int residual, const std::string& algorithm) {
   constexpr int64_t kFewChannels = 16;  // a vector: so few are read as planes, each once
   const TensorDesc from = g.desc(x);
   const ConvShape shape = layer->shape(from.n, from.channels, from.height, from.width);
@@ -156,7 +156,7 @@ int add_float_conv(Graph& g, std::shared_ptr<PlanConv> layer, int x, int residua
     x = g.channels_last(x);
   std::vector<int> inputs{x};
   if (residual >= 0) inputs.push_back(g.channels_last(residual));
-  return g.add(conv_op(std::shared_ptr<const PlanConv>(std::move(layer)), shape, algorithm_of(algorithm)), inputs);
+  return g.add(conv_op(std::move(layer), shape, algorithm_of(algorithm)), inputs);
 }
 
 int add_dynamic_linear(Graph& g, std::shared_ptr<Int8Layer> layer, int x, int residual, const std::string& activation) {
@@ -379,8 +379,8 @@ void bind_float_operators(nb::class_<Graph>& graph) {
              const Op* op = g.producer(value);
              return std::string(algorithm_name(op == nullptr ? ConvAlgorithm::automatic : algorithm_of(*op)));
            })
-      .def("linear", [](Graph& g, std::shared_ptr<PlanLinear> layer,
-                        int x) { return g.add(linear_op(std::shared_ptr<const PlanLinear>(std::move(layer))), {x}); })
+      .def("linear", [](Graph& g, std::shared_ptr<FloatLinearLayer> layer,
+                        int x) { return g.add(linear_op(std::move(layer)), {x}); })
       .def("global_mean", [](Graph& g, int x) { return g.add(global_mean_op(), {g.channels_last(x)}); })
       .def("binary", add_binary, nb::arg("kind"), nb::arg("a"), nb::arg("b"), nb::arg("activation") = "")
       .def(
@@ -414,17 +414,10 @@ void bind_integer_operators(nb::class_<Graph>& graph) {
           nb::arg("x"), nb::arg("scale"), nb::arg("last") = false)
       .def("to_channels_last", [](Graph& g, int x) { return g.add(layout_op(Layout::channels_last), {x}); })
       .def("to_planes", [](Graph& g, int x) { return g.add(layout_op(Layout::planes), {x}); })
-      .def("conv",
-           [](Graph& g, std::shared_ptr<Int8Layer> layer, const std::vector<int>& inputs, int padding) {
-             return g.add(conv_op(std::shared_ptr<const Int8Layer>(std::move(layer)), inputs.size() == 2, padding),
-                          inputs);
-           })
-      .def("conv",
-           [](Graph& g, std::shared_ptr<Int8GroupedLayer> layer, const std::vector<int>& inputs, int padding) {
-             return g.add(
-                 conv_op(std::shared_ptr<const Int8GroupedLayer>(std::move(layer)), inputs.size() == 2, padding),
-                 inputs);
-           })
+      .def("conv", [](Graph& g, std::shared_ptr<Int8Layer> layer, const std::vector<int>& inputs,
+                      int padding) { return g.add(conv_op(std::move(layer), inputs.size() == 2, padding), inputs); })
+      .def("conv", [](Graph& g, std::shared_ptr<Int8GroupedLayer> layer, const std::vector<int>& inputs,
+                      int padding) { return g.add(conv_op(std::move(layer), inputs.size() == 2, padding), inputs); })
       .def(
           "conv",
           [](Graph& g, std::shared_ptr<Int16Layer> layer, const std::vector<int>& inputs, int padding, bool relu) {
@@ -489,15 +482,15 @@ void bind_movement(nb::class_<Graph>& graph) {
 }  // namespace
 
 void bind_graph(nb::module_& m) {
-  nb::class_<PlanConv>(m, "PlanConv")
+  nb::class_<FloatConvLayer>(m, "FloatConvLayer")
       .def("__init__", make_conv, nb::arg("weights").none(), nb::arg("bias").none(), nb::arg("stride"),
            nb::arg("padding"), nb::arg("dilation"), nb::arg("groups"), nb::arg("activation"),
-           nb::arg("outline") = std::vector<int64_t>())
-      .def("release", &PlanConv::release)
+           nb::arg("meta") = std::vector<int64_t>())
+      .def("release", &FloatConvLayer::release)
       .def("restore", restore);
-  nb::class_<PlanLinear>(m, "PlanLinear")
+  nb::class_<FloatLinearLayer>(m, "FloatLinearLayer")
       .def("__init__", make_linear, nb::arg("weights").none(), nb::arg("bias").none(), nb::arg("activation"),
-           nb::arg("outline") = std::vector<int64_t>());
+           nb::arg("meta") = std::vector<int64_t>());
   nb::class_<Graph> graph(m, "Graph");
   graph.def(nb::init<>())
       .def("input", add_input, nb::arg("n"), nb::arg("c"), nb::arg("h"), nb::arg("w"), nb::arg("last") = false)

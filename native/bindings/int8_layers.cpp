@@ -1,6 +1,5 @@
-// Python bindings of grouped int8 layers, int16 layers and elementwise operations on rows of uint8. The meaning of the
-// arguments is documented in common/int8_grouped_layer.h and common/int16_layer.h, whose std::invalid_argument becomes
-// Python's ValueError.
+// Python bindings of grouped int8 layers and int16 layers. The meaning of the arguments is documented in
+// common/int8_grouped_layer.h and common/int16_layer.h, whose std::invalid_argument becomes Python's ValueError.
 #include <nanobind/stl/shared_ptr.h>
 
 #include <limits>
@@ -92,74 +91,6 @@ nb::object wide_weights(const Int16Layer& layer) {
   return out;
 }
 
-// --- rows of pixels, one operation at a time ---
-
-struct Rows {
-  BytePixels pixels;
-  int64_t count, channels;
-};
-
-// (pixels, channels) bytes
-Rows rows_of(nb::handle x, float scale, int zero) {
-  PyArrayObject* array = checked(x, NPY_UINT8, 2, "x");
-  check_zero(zero);
-  return {{data<const uint8_t>(x), PyArray_DIM(array, 1), scale, zero}, PyArray_DIM(array, 0), PyArray_DIM(array, 1)};
-}
-
-nb::object like_rows(const Rows& rows) {
-  const npy_intp shape[2] = {rows.count, rows.channels};
-  return new_object(2, shape, NPY_UINT8);
-}
-
-Rows second_of(nb::handle x, float scale, int zero, const Rows& first) {
-  Rows rows = rows_of(x, scale, zero);
-  if (rows.channels != first.channels || (rows.count != first.count && rows.count != 1)) {
-    throw nb::value_error("these two do not have one shape");
-  }
-  if (rows.count == 1) rows.pixels.step = 0;
-  return rows;
-}
-
-nb::object add_bytes(nb::handle a, nb::handle b, float a_scale, int a_zero, float b_scale, int b_zero, Finish finish) {
-  const Rows first = rows_of(a, a_scale, a_zero), second = second_of(b, b_scale, b_zero, first);
-  nb::object out = like_rows(first);
-  active_int8_between().add(first.pixels, second.pixels, first.count, first.channels, finish_of(finish),
-                            {data<uint8_t>(out), first.channels});
-  return out;
-}
-
-nb::object mul_bytes(nb::handle a, nb::handle b, float scale, int a_zero, int b_zero, Finish finish) {
-  const Rows first = rows_of(a, scale, a_zero), second = second_of(b, 0.0f, b_zero, first);
-  nb::object out = like_rows(first);
-  active_int8_between().mul(first.pixels, second.pixels, first.count, first.channels, finish_of(finish),
-                            {data<uint8_t>(out), first.channels});
-  return out;
-}
-
-nb::object affine_bytes(nb::handle x, int zero, nb::handle scale, nb::handle shift, Finish finish) {
-  const Rows rows = rows_of(x, 0.0f, zero);
-  const int channels = static_cast<int>(rows.channels);
-  if (scale.is_none() || shift.is_none()) throw nb::type_error("a scale and a shift a channel");
-  const float* by = per_column<float>(scale, NPY_FLOAT32, channels, "scale");
-  const float* plus = per_column<float>(shift, NPY_FLOAT32, channels, "shift");
-  nb::object out = like_rows(rows);
-  active_int8_between().affine(rows.pixels, by, plus, rows.count, rows.channels, finish_of(finish),
-                               {data<uint8_t>(out), rows.channels});
-  return out;
-}
-
-nb::object take_bytes(nb::handle x, std::vector<int> channels) {
-  const Rows rows = rows_of(x, 0.0f, 0);
-  for (int c : channels) {
-    if (c < 0 || c >= rows.channels) throw nb::value_error("there is no such channel");
-  }
-  const npy_intp shape[2] = {rows.count, static_cast<npy_intp>(channels.size())};
-  nb::object out = new_object(2, shape, NPY_UINT8);
-  active_int8_ops().take(rows.pixels.data, rows.pixels.step, channels.data(), shape[1], rows.count, data<uint8_t>(out),
-                         shape[1]);
-  return out;
-}
-
 }  // namespace
 
 void bind_int8_layers(nb::module_& m) {
@@ -182,13 +113,6 @@ void bind_int8_layers(nb::module_& m) {
       .def("set_residual", &Int16Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide"))
       .def("weights", wide_weights)
       .def_prop_ro("nbytes", &Int16Layer::nbytes);
-  m.def("int8_add", add_bytes, nb::arg("a"), nb::arg("b"), nb::arg("a_scale"), nb::arg("a_zero"), nb::arg("b_scale"),
-        nb::arg("b_zero"), nb::arg("finish"));
-  m.def("int8_mul", mul_bytes, nb::arg("a"), nb::arg("b"), nb::arg("scale"), nb::arg("a_zero"), nb::arg("b_zero"),
-        nb::arg("finish"));
-  m.def("int8_affine", affine_bytes, nb::arg("x"), nb::arg("zero"), nb::arg("scale"), nb::arg("shift"),
-        nb::arg("finish"));
-  m.def("int8_take", take_bytes, nb::arg("x"), nb::arg("channels"));
 }
 
 }  // namespace tw

@@ -159,7 +159,8 @@ class Int8Linear : public Op {
 // A float convolution by one algorithm, or a pointwise one and the depthwise one that reads it (`next`).
 class FloatConv : public Op {
  public:
-  FloatConv(std::shared_ptr<const PlanConv> layer, ConvAlgorithm algorithm, std::shared_ptr<const PlanConv> next)
+  FloatConv(std::shared_ptr<const FloatConvLayer> layer, ConvAlgorithm algorithm,
+            std::shared_ptr<const FloatConvLayer> next)
       : layer_(std::move(layer)), next_(std::move(next)), algorithm_(algorithm) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
@@ -195,13 +196,13 @@ class FloatConv : public Op {
   ConvAlgorithm algorithm() const { return algorithm_; }
 
  private:
-  std::shared_ptr<const PlanConv> layer_, next_;
+  std::shared_ptr<const FloatConvLayer> layer_, next_;
   ConvAlgorithm algorithm_;
 };
 
 class FloatLinear : public Op {
  public:
-  explicit FloatLinear(std::shared_ptr<const PlanLinear> layer) : layer_(std::move(layer)) {}
+  explicit FloatLinear(std::shared_ptr<const FloatLinearLayer> layer) : layer_(std::move(layer)) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
     require(!in[0].is_integer() && in[0].height * in[0].width == 1 && in[0].channels == layer_->inputs(),
@@ -217,7 +218,7 @@ class FloatLinear : public Op {
   }
 
  private:
-  std::shared_ptr<const PlanLinear> layer_;
+  std::shared_ptr<const FloatLinearLayer> layer_;
 };
 
 // A linear layer with int8 weights on pixels that were quantized by their own scales: act(x w + bias + residual).
@@ -271,7 +272,7 @@ OpPtr conv_op(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int 
 OpPtr conv_op(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int padding) {
   return std::make_unique<Int16Conv>(std::move(layer), residual, relu, padding);
 }
-OpPtr conv_op(std::shared_ptr<const PlanConv> layer, const ConvShape& shape, ConvAlgorithm wanted) {
+OpPtr conv_op(std::shared_ptr<const FloatConvLayer> layer, const ConvShape& shape, ConvAlgorithm wanted) {
   const ConvAlgorithm algorithm = layer->prepare(shape, wanted);
   return std::make_unique<FloatConv>(std::move(layer), algorithm, nullptr);
 }
@@ -281,7 +282,9 @@ OpPtr linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu
 OpPtr dynamic_linear_op(std::shared_ptr<const Int8Layer> layer, ConvActivation activation) {
   return std::make_unique<DynamicLinear>(std::move(layer), activation);
 }
-OpPtr linear_op(std::shared_ptr<const PlanLinear> layer) { return std::make_unique<FloatLinear>(std::move(layer)); }
+OpPtr linear_op(std::shared_ptr<const FloatLinearLayer> layer) {
+  return std::make_unique<FloatLinear>(std::move(layer));
+}
 
 ConvAlgorithm algorithm_of(const Op& op) {
   const auto* conv = dynamic_cast<const FloatConv*>(&op);

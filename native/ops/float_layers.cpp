@@ -10,32 +10,32 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kRoom = 16;  // floats of the widest vector
+constexpr int64_t kVectorFloats = 16;  // of the widest vector
 
-Buffer<float> copied(const float* from, int64_t count, int64_t room) {
-  Buffer<float> to(static_cast<std::size_t>(count + room));
+Buffer<float> copy_padded(const float* from, int64_t count, int64_t padding) {
+  Buffer<float> to(static_cast<std::size_t>(count + padding));
   if (count > 0) std::memcpy(to.data(), from, static_cast<std::size_t>(count) * sizeof(float));
-  std::fill(to.data() + count, to.data() + count + room, 0.0f);
+  std::fill(to.data() + count, to.data() + count + padding, 0.0f);
   return to;
 }
 
-// How many outputs fit along one side; negative or zero where none do.
-int64_t outputs(int64_t size, int64_t before, int64_t after, int64_t reach, int64_t stride) {
-  const int64_t room = size + before + after - reach;
-  return room < 0 ? -1 : room / stride + 1;
+// The number of outputs along one side; -1 where none fits.
+int64_t output_size(int64_t size, int64_t before, int64_t after, int64_t reach, int64_t stride) {
+  const int64_t last = size + before + after - reach;
+  return last < 0 ? -1 : last / stride + 1;
 }
 
 }  // namespace
 
-PlanConv::PlanConv(const float* weights, const int64_t shape[4], const float* bias, const ConvGeometry& geometry,
-                   ConvActivation activation)
+FloatConvLayer::FloatConvLayer(const float* weights, const int64_t shape[4], const float* bias,
+                               const ConvGeometry& geometry, ConvActivation activation)
     : o_(shape[0]),
       c_(shape[1] * geometry.groups),
       kh_(shape[2]),
       kw_(shape[3]),
       geometry_(geometry),
       activation_(activation),
-      outline_(weights == nullptr) {
+      is_meta_(weights == nullptr) {
   const ConvGeometry& g = geometry_;
   const bool positive = g.stride[0] > 0 && g.stride[1] > 0 && g.dilation[0] > 0 && g.dilation[1] > 0 && g.groups > 0;
   if (!positive || o_ % g.groups != 0 || std::min({o_, shape[1], kh_, kw_}) < 1) {
@@ -43,11 +43,11 @@ PlanConv::PlanConv(const float* weights, const int64_t shape[4], const float* bi
         "this convolution has no weights, or its strides, dilation or groups are not positive numbers that fit");
   }
   if (*std::min_element(g.padding, g.padding + 4) < 0) throw std::invalid_argument("padding must not be negative");
-  if (!outline_) weights_ = copied(weights, count(), 0);
-  if (bias != nullptr) bias_ = copied(bias, o_, kRoom);
+  if (!is_meta_) weights_ = copy_padded(weights, count(), 0);
+  if (bias != nullptr) bias_ = copy_padded(bias, o_, kVectorFloats);
 }
 
-ConvShape PlanConv::shape(int64_t n, int64_t c, int64_t h, int64_t w) const {
+ConvShape FloatConvLayer::shape(int64_t n, int64_t c, int64_t h, int64_t w) const {
   const ConvGeometry& g = geometry_;
   ConvShape s{n,
               c,
@@ -65,29 +65,29 @@ ConvShape PlanConv::shape(int64_t n, int64_t c, int64_t h, int64_t w) const {
               0,
               g.dilation[0],
               g.dilation[1]};
-  s.oh = outputs(h, g.padding[0], g.padding[2], s.reach_h(), s.sh);
-  s.ow = outputs(w, g.padding[1], g.padding[3], s.reach_w(), s.sw);
+  s.oh = output_size(h, g.padding[0], g.padding[2], s.reach_h(), s.sh);
+  s.ow = output_size(w, g.padding[1], g.padding[3], s.reach_w(), s.sw);
   if (c != c_ || s.oh < 1 || s.ow < 1) throw std::invalid_argument("this convolution does not fit its input");
   return s;
 }
 
-void PlanConv::release() {
+void FloatConvLayer::release() {
   std::lock_guard<std::mutex> lock(mutex_);
   weights_ = Buffer<float>();
 }
 
-void PlanConv::restore(const float* weights) {
-  Buffer<float> again = copied(weights, count(), 0);
+void FloatConvLayer::restore(const float* weights) {
+  Buffer<float> again = copy_padded(weights, count(), 0);
   std::lock_guard<std::mutex> lock(mutex_);
   weights_ = std::move(again);
 }
 
-PlanConv::Packed& PlanConv::slot(ConvAlgorithm algorithm) const {
+FloatConvLayer::Packed& FloatConvLayer::slot(ConvAlgorithm algorithm) const {
   return packed_[static_cast<int>(algorithm) - static_cast<int>(ConvAlgorithm::direct)][static_cast<int>(active_isa())];
 }
 
-// Where an image holds numbers that Winograd does not take, after the weights were let go: out of their transform.
-Buffer<float> PlanConv::recovered(const ConvShape& s) const {
+// Recovers released weights from their Winograd transform, for images with numbers that Winograd cannot process.
+Buffer<float> FloatConvLayer::unpacked_weights(const ConvShape& s) const {
   for (ConvAlgorithm algorithm : {ConvAlgorithm::winograd_late, ConvAlgorithm::winograd2, ConvAlgorithm::winograd}) {
     const Packed& p = slot(algorithm);
     if (p.floats.size() == 0) continue;
@@ -95,14 +95,14 @@ Buffer<float> PlanConv::recovered(const ConvShape& s) const {
     winograd_kernels(algorithm).unpack(s, p.floats.data(), raw.data());
     return raw;
   }
-  throw std::invalid_argument("this plan was made for another instruction set");
+  throw std::invalid_argument("this graph was built for another instruction set");
 }
 
-const PlanConv::Packed& PlanConv::packed(ConvAlgorithm algorithm, const ConvShape& s) const {
+const FloatConvLayer::Packed& FloatConvLayer::packed(ConvAlgorithm algorithm, const ConvShape& s) const {
   Packed& p = slot(algorithm);
   std::call_once(p.once, [&] {
     std::lock_guard<std::mutex> lock(mutex_);
-    const Buffer<float> again = weights_.size() == 0 ? recovered(s) : Buffer<float>();
+    const Buffer<float> again = weights_.size() == 0 ? unpacked_weights(s) : Buffer<float>();
     const int64_t taps = kh_ * kw_, row = s.group_c() * taps;
     const WeightView view{weights_.size() == 0 ? again.data() : weights_.data(), s.group_o() * row, row, taps, kw_, 1};
     if (transforms(algorithm)) {
@@ -117,15 +117,16 @@ const PlanConv::Packed& PlanConv::packed(ConvAlgorithm algorithm, const ConvShap
   return p;
 }
 
-ConvAlgorithm PlanConv::prepare(const ConvShape& s, ConvAlgorithm wanted) const {
+ConvAlgorithm FloatConvLayer::prepare(const ConvShape& s, ConvAlgorithm wanted) const {
   const bool applies = wanted == ConvAlgorithm::direct || (transforms(wanted) && winograd_applies(s));
   const ConvAlgorithm algorithm = applies ? wanted : choose_algorithm(s);
-  if (outline_ || packed(algorithm, s).usable) return algorithm;
+  if (is_meta_ || packed(algorithm, s).usable) return algorithm;
   packed(ConvAlgorithm::direct, s);
   return ConvAlgorithm::direct;
 }
 
-void PlanConv::run(ConvAlgorithm algorithm, const LastImage& x, const LastImage* residual, const LastImage& y) const {
+void FloatConvLayer::run(ConvAlgorithm algorithm, const LastImage& x, const LastImage* residual,
+                         const LastImage& y) const {
   const ConvShape s = shape(x.n, x.c, x.h, x.w);
   const ConvEpilogue e{bias_.data(), residual == nullptr ? nullptr : residual->data, activation_};
   const ConvLayout layout{x.pitch, y.pitch, residual == nullptr ? 0 : residual->pitch};
@@ -139,14 +140,15 @@ void PlanConv::run(ConvAlgorithm algorithm, const LastImage& x, const LastImage*
   if (!active_conv_channels_last().forward(s, x.data, p.floats.data(), e, layout, y.data)) throw std::bad_alloc();
 }
 
-bool PlanConv::pairs_with(const PlanConv& next) const {
+bool FloatConvLayer::pairs_with(const FloatConvLayer& next) const {
   const ConvGeometry& g = geometry_;
   const bool point = kh_ == 1 && kw_ == 1 && g.stride[0] == 1 && g.stride[1] == 1 && g.groups == 1;
   const bool padded = *std::max_element(g.padding, g.padding + 4) > 0;
   return point && !padded && next.c_ == o_ && next.o_ == o_ && next.geometry_.groups == o_ && o_ > 1;
 }
 
-void PlanConv::run_pair(const PlanConv& next, const LastImage& x, const LastImage* residual, const LastImage& y) const {
+void FloatConvLayer::run_pair(const FloatConvLayer& next, const LastImage& x, const LastImage* residual,
+                              const LastImage& y) const {
   const ConvShape first = shape(x.n, x.c, x.h, x.w), second = next.shape(x.n, o_, x.h, x.w);
   if (x.n == 0) return;
   const ConvEpilogue between{bias_.data(), nullptr, activation_};
@@ -159,13 +161,14 @@ void PlanConv::run_pair(const PlanConv& next, const LastImage& x, const LastImag
     throw std::bad_alloc();
 }
 
-PlanLinear::PlanLinear(const float* weights, int64_t out, int64_t in, const float* bias, ConvActivation activation)
+FloatLinearLayer::FloatLinearLayer(const float* weights, int64_t out, int64_t in, const float* bias,
+                                   ConvActivation activation)
     : out_(out), in_(in), activation_(activation) {
-  if (weights != nullptr) weights_ = copied(weights, out * in, 0);
-  if (bias != nullptr) bias_ = copied(bias, out, 0);
+  if (weights != nullptr) weights_ = copy_padded(weights, out * in, 0);
+  if (bias != nullptr) bias_ = copy_padded(bias, out, 0);
 }
 
-void PlanLinear::run(const LastImage& x, const LastImage& y) const {
+void FloatLinearLayer::run(const LastImage& x, const LastImage& y) const {
   Gemm g;
   g.m = x.n, g.n = out_, g.k = in_;
   g.a = x.data, g.a_row = x.pitch == 0 ? in_ : x.pitch, g.a_col = 1;

@@ -1,6 +1,6 @@
-// The layers of a float plan that have weights. A layer keeps them in the forms its kernels read, for as long as it
-// lives: plans for several image sizes share one layer. Once its plan is made, the weights as they came can be let go
-// (`release`) until a plan for another size needs them in another form.
+// Packed layers of floats: convolutions and linear layers. Graphs for several image sizes share one layer, which packs
+// its weights once per algorithm and instruction set. After packing, the original weights can be freed (`release`)
+// until a graph for another size needs them in another form.
 #pragma once
 
 #include <cstdint>
@@ -13,40 +13,41 @@
 
 namespace tw {
 
-// Of a convolution, besides its weights. Padding: top, left, bottom, right.
+// A convolution without its weights. Padding: top, left, bottom, right.
 struct ConvGeometry {
   int64_t stride[2], padding[4], dilation[2], groups;
 };
 
-class PlanConv {
+class FloatConvLayer {
  public:
-  // weights (o, c, kh, kw), or null for an outline: plans are made of it, and none of them runs; bias (o) or null
-  PlanConv(const float* weights, const int64_t shape[4], const float* bias, const ConvGeometry& geometry,
-           ConvActivation activation);
+  // weights (o, c, kh, kw), or null for a meta layer, whose graphs are planned and never run; bias (o) or null
+  FloatConvLayer(const float* weights, const int64_t shape[4], const float* bias, const ConvGeometry& geometry,
+                 ConvActivation activation);
 
-  // The convolution of images of this size; throws std::invalid_argument where it does not fit.
+  // The convolution for images of this size; throws std::invalid_argument where it does not fit.
   ConvShape shape(int64_t n, int64_t c, int64_t h, int64_t w) const;
 
-  // Packs the weights for images of this shape and says by which algorithm they will go: the one that is wanted where
-  // it applies, else the default.
+  // Packs the weights for images of this shape. Returns the algorithm: the requested one where it applies, else the
+  // default.
   ConvAlgorithm prepare(const ConvShape& s, ConvAlgorithm wanted) const;
 
-  // act(conv(x) + bias + residual); residual may be null; algorithm as `prepare` gave it. Throws std::bad_alloc.
+  // act(conv(x) + bias + residual); residual may be null; `algorithm` is what `prepare` returned. Throws
+  // std::bad_alloc.
   void run(ConvAlgorithm algorithm, const LastImage& x, const LastImage* residual, const LastImage& y) const;
 
-  // Whether `run_pair` takes this layer, of these images, and `next`, which reads its result.
-  bool pairs_with(const PlanConv& next) const;
-  // next's run of this layer's result, which is not kept. Both were prepared as direct.
-  void run_pair(const PlanConv& next, const LastImage& x, const LastImage* residual, const LastImage& y) const;
+  // Whether `run_pair` applies to this layer and `next`, which reads its result.
+  bool pairs_with(const FloatConvLayer& next) const;
+  // Runs this layer and `next` without storing the value between them. Both were prepared for the direct algorithm.
+  void run_pair(const FloatConvLayer& next, const LastImage& x, const LastImage* residual, const LastImage& y) const;
 
-  void release();                      // lets the weights go that no kernel reads
-  void restore(const float* weights);  // the same ones again
+  void release();                      // frees the weights that no kernel reads
+  void restore(const float* weights);  // sets the same weights again
 
   int64_t groups() const { return geometry_.groups; }
   int64_t count() const { return o_ * (c_ / geometry_.groups) * kh_ * kw_; }  // weights
 
  private:
-  // For the instruction set in force, made when a plan is, or at first use.
+  // For the current instruction set; packed when a graph is built, or at first use.
   struct Packed {
     std::once_flag once;
     Buffer<float> floats;
@@ -54,21 +55,21 @@ class PlanConv {
   };
   Packed& slot(ConvAlgorithm algorithm) const;
   const Packed& packed(ConvAlgorithm algorithm, const ConvShape& s) const;
-  Buffer<float> recovered(const ConvShape& s) const;
+  Buffer<float> unpacked_weights(const ConvShape& s) const;
 
   int64_t o_, c_, kh_, kw_;
   ConvGeometry geometry_;
   ConvActivation activation_;
-  bool outline_;
-  Buffer<float> weights_, bias_;  // the bias with a vector of zeros after it
-  mutable std::mutex mutex_;      // of weights_
+  bool is_meta_;
+  Buffer<float> weights_, bias_;  // a vector of zeros follows the bias
+  mutable std::mutex mutex_;      // protects weights_
   mutable Packed packed_[4][3];
 };
 
-class PlanLinear {
+class FloatLinearLayer {
  public:
-  // weights (out, in) or null for an outline; bias (out) or null
-  PlanLinear(const float* weights, int64_t out, int64_t in, const float* bias, ConvActivation activation);
+  // weights (out, in), or null for a meta layer; bias (out) or null
+  FloatLinearLayer(const float* weights, int64_t out, int64_t in, const float* bias, ConvActivation activation);
 
   int64_t inputs() const { return in_; }
   int64_t outputs() const { return out_; }

@@ -303,32 +303,6 @@ class Int16Layer:
     @property
     def nbytes(self) -> int: ...
 
-def int8_add(
-    a: object,
-    b: object,
-    a_scale: float,
-    a_zero: int,
-    b_scale: float,
-    b_zero: int,
-    finish: tuple[int, int, int, bytes, float, int, float, float, bytes],
-) -> object: ...
-def int8_mul(
-    a: object,
-    b: object,
-    scale: float,
-    a_zero: int,
-    b_zero: int,
-    finish: tuple[int, int, int, bytes, float, int, float, float, bytes],
-) -> object: ...
-def int8_affine(
-    x: object,
-    zero: int,
-    scale: object,
-    shift: object,
-    finish: tuple[int, int, int, bytes, float, int, float, float, bytes],
-) -> object: ...
-def int8_take(x: object, channels: Sequence[int]) -> object: ...
-
 class Int4Weights:
     def __init__(self, codes: object, scales: object, minimums: object | None, column_scale: object) -> None: ...
     def linear(self, x: object) -> object: ...
@@ -338,7 +312,7 @@ class Int4Weights:
 
 def int4_quantize_rows(x: object) -> tuple[Any, ...]: ...
 
-class PlanConv:
+class FloatConvLayer:
     def __init__(
         self,
         weights: NDArray[numpy.float32] | None,
@@ -348,18 +322,18 @@ class PlanConv:
         dilation: Sequence[int],
         groups: int,
         activation: str,
-        outline: Sequence[int] = [],
+        meta: Sequence[int] = [],
     ) -> None: ...
     def release(self) -> None: ...
     def restore(self, arg: NDArray[numpy.float32], /) -> None: ...
 
-class PlanLinear:
+class FloatLinearLayer:
     def __init__(
         self,
         weights: NDArray[numpy.float32] | None,
         bias: NDArray[numpy.float32] | None,
         activation: str,
-        outline: Sequence[int] = [],
+        meta: Sequence[int] = [],
     ) -> None: ...
 
 class Graph:
@@ -377,7 +351,7 @@ class Graph:
     @property
     def arena_bytes(self) -> int: ...
     @overload
-    def conv(self, layer: PlanConv, x: int, residual: int = -1, algorithm: str = "") -> int: ...
+    def conv(self, layer: FloatConvLayer, x: int, residual: int = -1, algorithm: str = "") -> int: ...
     @overload
     def conv(self, arg0: Int8Layer, arg1: Sequence[int], arg2: int, /) -> int: ...
     @overload
@@ -386,7 +360,7 @@ class Graph:
     def conv(self, layer: Int16Layer, inputs: Sequence[int], padding: int, relu: bool = False) -> int: ...
     def algorithm(self, arg: int, /) -> str: ...
     @overload
-    def linear(self, arg0: PlanLinear, arg1: int, /) -> int: ...
+    def linear(self, arg0: FloatLinearLayer, arg1: int, /) -> int: ...
     @overload
     def linear(self, arg0: Int8Layer, arg1: int, arg2: bool, arg3: bool, /) -> int: ...
     @overload

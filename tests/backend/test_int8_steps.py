@@ -98,6 +98,17 @@ def test_a_product_with_an_activation_gives_numpys_bytes(isa: str, activation: s
     np.testing.assert_array_equal(*[layer.conv(x, 1, residual, 0, 1) for layer in layers])
 
 
+def through_graph(operator: str, arrays: list[np.ndarray], zeros: tuple[int, ...], *settings: Any) -> np.ndarray:
+    """Run one operator of a native graph on rows (pixels, channels) of bytes, each a row of an image."""
+    graph, images = native.Graph(), []
+    for x in arrays:
+        images.append(np.pad(x, ((0, 0), (0, -x.shape[1] % 4)))[None, None])  # (1, 1, pixels, whole groups of four)
+    values = [graph.dynamic_input("uint8", False, x.shape[1], 0, z) for x, z in zip(arrays, zeros, strict=True)]
+    graph.output(getattr(graph, operator)(*values, *settings))
+    result: np.ndarray = graph.run(images)[0][0, 0]
+    return result
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("pixels", "channels"), [(1, 1), (3, 7), (5, 16), (4, 35), (2, 64)])
 def test_numbers_between_products_are_numpys_bytes(isa: str, activation: str, pixels: int, channels: int) -> None:
@@ -105,14 +116,18 @@ def test_numbers_between_products_are_numpys_bytes(isa: str, activation: str, pi
     how = finish(activation)
     whole = [x.astype(np.int32) - z for x, z in ((a, 100), (b, 3))]
     total = whole[0].astype(F) * F(0.03) + whole[1].astype(F) * F(0.01)
-    np.testing.assert_array_equal(native.int8_add(a, b, 0.03, 100, 0.01, 3, how.native()), how.bytes(total))
+    same = np.testing.assert_array_equal
+    same(through_graph("add", [a, b], (100, 3), 0.03, 0.01, how.native(), 0)[:, :channels], how.bytes(total))
     product = (whole[0] * whole[1]).astype(F) * F(1e-3)
-    np.testing.assert_array_equal(native.int8_mul(a, b, 1e-3, 100, 3, how.native()), how.bytes(product))
+    same(through_graph("mul", [a, b], (100, 3), 1e-3, 0.0, how.native(), 0)[:, :channels], how.bytes(product))
     gate = (whole[0] * whole[1][:1]).astype(F) * F(1e-3)
-    np.testing.assert_array_equal(native.int8_mul(a, b[:1].copy(), 1e-3, 100, 3, how.native()), how.bytes(gate))
+    same(through_graph("mul", [a, b[:1]], (100, 3), 1e-3, 0.0, how.native(), 0)[:, :channels], how.bytes(gate))
     by, plus = (RNG.standard_normal((2, channels)) * [[0.05], [2]]).astype(F)
     scaled = whole[0].astype(F) * by + plus
-    np.testing.assert_array_equal(native.int8_affine(a, 100, by, plus, how.native()), how.bytes(scaled))
+    same(
+        through_graph("affine", [a], (100,), by.tolist(), plus.tolist(), how.native(), 0)[:, :channels],
+        how.bytes(scaled),
+    )
 
 
 @pytest.mark.parametrize("channels", [2, 10, 58, 64, 116])
@@ -120,7 +135,8 @@ def test_channels_are_taken_in_any_order(isa: str, channels: int) -> None:
     x = RNG.integers(0, 256, (5, channels)).astype(np.uint8)
     shuffled = np.arange(channels).reshape(2, -1).T.reshape(-1)
     for order in (shuffled, RNG.permutation(channels), np.zeros(3, int)):
-        np.testing.assert_array_equal(native.int8_take(x, order.tolist()), x[:, order])
+        result = through_graph("gather_channels", [x], (0,), order.tolist())
+        np.testing.assert_array_equal(result[:, : len(order)], x[:, order])
 
 
 def exact(name: str, x: np.ndarray) -> np.ndarray:
@@ -165,11 +181,12 @@ def test_every_value_that_a_byte_can_have_is_bent_alike(isa: str, name: str, ste
     by = (np.arange(-254, 255) / 97).astype(F)
     for plus in (np.zeros(509, F), np.linspace(-40, 40, 509).astype(F) / F(step)):
         value = (x.astype(np.int32) - 100).astype(F) * by + plus
-        np.testing.assert_array_equal(native.int8_affine(x, 100, by, plus, how.native()), how.bytes(value))
+        result = through_graph("affine", [x], (100,), by.tolist(), plus.tolist(), how.native(), 0)
+        np.testing.assert_array_equal(result[:, :509], how.bytes(value))
     odd = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0] * 5, F)
     one = np.full((1, 35), 101, np.uint8)
-    got = native.int8_affine(one, 100, np.zeros(35, F), odd, how.native())
-    np.testing.assert_array_equal(got[0], how.bytes(odd))
+    result = through_graph("affine", [one], (100,), [0.0] * 35, odd.tolist(), how.native(), 0)
+    np.testing.assert_array_equal(result[0, :35], how.bytes(odd))
 
 
 def test_misfits_get_a_sentence() -> None:
@@ -186,7 +203,7 @@ def test_misfits_get_a_sentence() -> None:
         layer.conv(np.zeros((1, 7, 7, 8), np.uint8), 1, None, 0, 0)
     for fine, first in ((0.0, 0), (float("nan"), 0), (1.0, 1), (1.0, -(1 << 20))):
         with pytest.raises(ValueError, match="table"):
-            native.int8_affine(np.zeros((1, 4), np.uint8), 0, one, one, (0, 0, 255, b"123", fine, first, 0.0, 0.0, b""))
+            native.Graph().affine(0, [], [], (0, 0, 255, b"123", fine, first, 0.0, 0.0, b""), 0)
     for high, pieces in ((255, b"123"), (200, bytes(52)), (255, bytes(48) + b"\x0f\x00\x01\x00")):
         with pytest.raises(ValueError, match="pieces"):
-            native.int8_affine(np.zeros((1, 4), np.uint8), 0, one, one, (0, 0, high, b"", 1.0, 0, 0.0, 0.0, pieces))
+            native.Graph().affine(0, [], [], (0, 0, high, b"", 1.0, 0, 0.0, 0.0, pieces), 0)

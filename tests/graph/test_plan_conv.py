@@ -107,7 +107,7 @@ def reference(case: Case, x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> tor
 
 
 def planned(case: Case, x: np.ndarray, w: np.ndarray, bias: np.ndarray, residual: np.ndarray | None) -> np.ndarray:
-    layer = kernels.PlanConv(w, bias, case.stride, case.padding, case.dilation, case.groups, case.activation)
+    layer = kernels.FloatConvLayer(w, bias, case.stride, case.padding, case.dilation, case.groups, case.activation)
     plan = kernels.Graph()
     values = [plan.input(*a.shape) for a in (x, residual) if a is not None]
     plan.output(plan.conv(layer, *values))
@@ -150,9 +150,9 @@ def point_then_depthwise(
 ) -> np.ndarray:
     """A 1x1 convolution and the depthwise one of `case` that reads it; `keep`: its result is one of the plan's too."""
     w, bias = normal(case.groups, channels, 1, 1, seed=4), normal(case.groups, seed=5)
-    point = kernels.PlanConv(w, bias, (1, 1), (0, 0, 0, 0), (1, 1), 1, case.activation)
+    point = kernels.FloatConvLayer(w, bias, (1, 1), (0, 0, 0, 0), (1, 1), 1, case.activation)
     _, taps, shift = arrays(case)
-    each = kernels.PlanConv(taps, shift, case.stride, case.padding, case.dilation, case.groups, case.activation)
+    each = kernels.FloatConvLayer(taps, shift, case.stride, case.padding, case.dilation, case.groups, case.activation)
     plan = kernels.Graph()
     image, *others = [plan.input(*a.shape) for a in (x, residual) if a is not None]
     between = plan.conv(point, plan.affine(image, [], [], ""))
@@ -189,8 +189,8 @@ def test_a_point_convolution_joined_with_the_depthwise_one_after_it_gives_the_sa
 def test_what_lies_between_a_point_and_a_depthwise_convolution_has_no_memory() -> None:
     plan = kernels.Graph()
     image = plan.affine(plan.input(1, 16, 64, 64), [], [], "")
-    point = kernels.PlanConv(normal(96, 16, 1, 1), None, (1, 1), (0, 0, 0, 0), (1, 1), 1, "")
-    each = kernels.PlanConv(normal(96, 1, 3, 3), None, (2, 2), (1, 1, 1, 1), (1, 1), 96, "")
+    point = kernels.FloatConvLayer(normal(96, 16, 1, 1), None, (1, 1), (0, 0, 0, 0), (1, 1), 1, "")
+    each = kernels.FloatConvLayer(normal(96, 1, 3, 3), None, (2, 2), (1, 1, 1, 1), (1, 1), 96, "")
     plan.output(plan.conv(each, plan.conv(point, image)))
     plan.finish()
     assert plan.arena_bytes < 4 * 96 * 64 * 64
@@ -296,7 +296,7 @@ ALGORITHMS = ["direct", "winograd", "winograd2", "winograd_late"]
 
 def planned_by(algorithm: str, x: np.ndarray, w: np.ndarray, groups: int = 1) -> tuple[Any, Any]:
     """A plan of one 3x3 convolution whose layer has let its weights go, and how it computes."""
-    layer = kernels.PlanConv(w, None, (1, 1), (1, 1, 1, 1), (1, 1), groups, "")
+    layer = kernels.FloatConvLayer(w, None, (1, 1), (1, 1, 1, 1), (1, 1), groups, "")
     plan = kernels.Graph()
     value = plan.conv(layer, plan.input(*x.shape), algorithm=algorithm)
     plan.output(value)
@@ -342,7 +342,7 @@ def test_filters_that_winograd_cannot_take_go_directly() -> None:
 
 def test_an_algorithm_that_does_not_apply_or_exist() -> None:
     x, w = normal(1, 4, 8, 8), normal(4, 4, 5, 5)
-    layer = kernels.PlanConv(w, None, (1, 1), (2, 2, 2, 2), (1, 1), 1, "")
+    layer = kernels.FloatConvLayer(w, None, (1, 1), (2, 2, 2, 2), (1, 1), 1, "")
     plan = kernels.Graph()
     assert plan.algorithm(plan.conv(layer, plan.input(*x.shape), algorithm="winograd")) == "direct"
     with pytest.raises(ValueError, match="no algorithm fft"):

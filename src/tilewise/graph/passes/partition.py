@@ -54,10 +54,10 @@ def _native_layer(op: Op, weight: Array | None) -> Any:
     assert native is not None and op.weight is not None
     bias = None if op.bias is None else np.ascontiguousarray(op.bias, np.float32)
     if len(op.shape) == 2:
-        return native.PlanLinear(weight, bias, op.activation, op.weight.shape)
+        return native.FloatLinearLayer(weight, bias, op.activation, op.weight.shape)
     shape = (*op.weight.shape[:2], *op.kernel)
     filters = None if weight is None else weight.reshape(shape)
-    return native.PlanConv(filters, bias, activation=op.activation, outline=shape, **(op.options or _POINTWISE))
+    return native.FloatConvLayer(filters, bias, activation=op.activation, meta=shape, **(op.options or _POINTWISE))
 
 
 def _digest(array: Array | None) -> bytes:
