@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import _start
-from flags import parser
+from flags import add_bool, parser
 
 from tilewise.costmodel.course.predictions import find_predictions, write_kaggle
 
@@ -18,11 +18,12 @@ from tilewise.costmodel.course.predictions import find_predictions, write_kaggle
 def main() -> int:
     flags = parser(__doc__.splitlines()[0])
     flags.add_argument("--inputcsv", default="", help="the predictions; else looked for in the working folder")
+    add_bool(flags, "force", "write the file even where predictions are missing, as after --toy_data")
     options = flags.parse_args()
     sample = Path("sample_submission.csv")
     out = Path("predictions_kaggle.csv")
     chosen = find_predictions(options.inputcsv, Path.cwd())
-    result = write_kaggle(out, chosen, sample if sample.is_file() else None)
+    result = write_kaggle(out, chosen, sample if sample.is_file() else None, force=options.force)
     for note in result.notes:
         print(note)
     print(f"wrote {out}: {result.predicted} tile rows from {chosen}")

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._files import MAX_JSON_BYTES, gunzip, parse_json, read_input, write_atomic
-from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels, embedded_collections, load_dataset
-from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.shards import Split
+from tilewise.costmodel.data.dataset import Dataset, load_dataset
+from tilewise.costmodel.data.synthetic_tiles import synthetic_dataset
 from tilewise.costmodel.train.config import default_settings
 from tilewise.errors import ConfigurationError, FileFormatError
 
@@ -29,13 +28,11 @@ DATA_ROOT = "~/data/tpugraphs/npz/tile/xla"
 CACHE_DIR = "~/data/tpugraphs/cache/tile"
 OUT_DIR = "~/out/tpugraphs_tiles"
 TOY_FILES = 100
-TOY_COLLECTIONS = ("h200", "cpu")  # the embedded ones, in order of preference
 RESULTS_PER_KERNEL = 10
 COURSE_MODELS = ("MLP", "EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN")
 # A pass over 100 kernels is ten steps: at the rate of 0.001, with ten configurations of each, a run ends before it has
-# learned anything. From ListMLE the MLP learns little of the order below the first place in so few steps.
-_TOY_SETTINGS: dict[str, Any] = {"epochs": 40, "learning_rate": 0.01, "configs": 100}
-_TOY_LOSSES = {"MLP": "PairwiseHingeLoss:1"}
+# learned anything.
+_TOY_SETTINGS: dict[str, Any] = {"epochs": 40, "learning_rate": 0.01, "configs": 60}
 _MAX_RUN_BYTES = 1 << 30
 
 
@@ -119,10 +116,10 @@ def train_parser() -> argparse.ArgumentParser:
     add("--epochs", type=int, help="passes over the train split (100; toy data 40)")
     add("--early_stop", type=int, help="epochs without a better validation OPA before stopping (20)")
     add("--eval_every", type=int, default=5, help="kept for the run's name; validation runs every epoch")
-    add("--losses", help="names and weights (ListMLELoss:1,MSE:0.02; toy data with MLP: PairwiseHingeLoss:1)")
+    add("--losses", help="names and weights (ListMLELoss:1,MSE:0.02)")
     add("--lr", type=float, help="learning rate of Adam (0.001; toy data 0.01)")
     add("--clip_norm", type=float, help="largest L2 norm of a tensor's gradient (0.001)")
-    add("--configs", type=int, help="configurations sampled per kernel (10; toy data 100)")
+    add("--configs", type=int, help="configurations sampled per kernel (10; toy data 60)")
     add("--batch", type=int, help="kernels per batch (10)")
     add("--model", default="EarlyJoinSAGE", help="a baseline, TileRanker, or package.module:Class of your own")
     add("--model_kwargs_json", default="{}", help="the model's keyword arguments as JSON")
@@ -141,12 +138,12 @@ def train_args(options: argparse.Namespace) -> TrainArgs:
     """The run's arguments from parsed flags: what was not given has the model's default, which for the baselines is
     the course's; the results file is resolved."""
     is_toy = options.toy_data and options.model in COURSE_MODELS
-    toy = _TOY_SETTINGS | {"losses": _TOY_LOSSES.get(options.model)} if is_toy else {}
+    toy = _TOY_SETTINGS if is_toy else {}
     chosen = default_settings(
         options.model,
         epochs=options.epochs if options.epochs is not None else toy.get("epochs"),
         early_stop=options.early_stop,
-        losses=options.losses if options.losses is not None else toy.get("losses"),
+        losses=options.losses,
         learning_rate=options.lr if options.lr is not None else toy.get("learning_rate"),
         clip_norm=options.clip_norm,
         configs=options.configs if options.configs is not None else toy.get("configs"),
@@ -175,9 +172,9 @@ def train_args(options: argparse.Namespace) -> TrainArgs:
 
 
 def course_dataset(data_root: str, cache_dir: str | None, toy_data: bool, *, trained: bool = False) -> Dataset:
-    """The data a command means: the folder, its first files when toy, or the embedded sample when toy and no folder.
+    """The data a command means: the folder, its first files when toy, or synthetic kernels when toy and no folder.
 
-    With a `trained` model at hand, the embedded sample also stands in for a folder that is not there.
+    With a `trained` model at hand, synthetic kernels also stand in for a folder that is not there.
     """
     root = Path(data_root).expanduser()
     limit = TOY_FILES if toy_data else None
@@ -186,28 +183,11 @@ def course_dataset(data_root: str, cache_dir: str | None, toy_data: bool, *, tra
     if not (toy_data or trained):
         raise ConfigurationError(
             f"There is no dataset at {data_root}; fetch it with `python3 echo_download_commands.py | bash`, "
-            "or use the embedded sample with --toy_data=True."
+            "or use synthetic kernels with --toy_data=True."
         )
-    return _spread(load_dataset(_toy_collection(data_root)), TOY_FILES)
-
-
-def _spread(data: Dataset, most: int) -> Dataset:
-    """Kernels spread evenly over each split: the first by name are of one kind in train and of others in valid, so that
-    nothing could be learned from them."""
-
-    def some(split: Split) -> list[Kernel]:
-        return [split[i * len(split) // most] for i in range(most)] if len(split) > most else list(split)
-
-    return dataset_from_kernels(some(data.train), some(data.valid), some(data.test), data.schema)
-
-
-def _toy_collection(data_root: str) -> str:
-    there = embedded_collections()
-    chosen = next((name for name in TOY_COLLECTIONS if name in there), there[0] if there else "")
-    if not chosen:
-        raise ConfigurationError(f"There is no dataset at {data_root}, and this installation holds no embedded sample.")
-    print(f"There is no dataset at {data_root}; using the embedded sample {chosen!r}.", file=sys.stderr, flush=True)
-    return chosen
+    kernels = f"using {TOY_FILES} synthetic kernels per split, with runtimes from a formula"
+    print(f"There is no dataset at {data_root}; {kernels}.", file=sys.stderr, flush=True)
+    return synthetic_dataset(TOY_FILES, TOY_FILES, TOY_FILES)
 
 
 def write_run(path: Path, run: Mapping[str, Any]) -> None:
@@ -246,11 +226,11 @@ def new_run(args: TrainArgs) -> dict[str, Any]:
 
 
 def test_predictions(rankings: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """The run file's ten best per kernel; a kernel with fewer repeats its best."""
+    """The run file's ten best per kernel; a kernel with fewer is padded with configuration 0."""
     filled = {}
     for name, ranking in rankings.items():
         first = [int(index) for index in ranking[:RESULTS_PER_KERNEL]]
-        filled[name] = first + [first[0]] * (RESULTS_PER_KERNEL - len(first))
+        filled[name] = first + [0] * (RESULTS_PER_KERNEL - len(first))
     return filled
 
 

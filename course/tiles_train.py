@@ -131,8 +131,9 @@ def main() -> int:
     beside = ", ".join(f"top-{k} {100 * chance[f'top{k}'].mean():.2f} %" for k in (1, 5, 10))
     print(f"validation error: {errors} (how much slower the best of the model's first K is than the fastest)")
     print(f"chance would give: {beside}")
-    if run["final_error"]["val"]["1"] > chance["top1"].mean():
-        print("The first choice is no better than chance: train on the whole dataset, or try --model=TileRanker.")
+    ratio = run["final_error"]["val"]["5"] / max(float(chance["top5"].mean()), 1e-9)
+    verdict = "clearly better than chance" if ratio <= 0.6 else "not clearly better than chance: try --model=TileRanker"
+    print(f"The top-5 error is {ratio:.2f} of chance: {verdict}.")
     print(f"wrote {args.model_dir}\nwrote {args.run_file}")
     if args.test_mode == "predictions" and run.get("test_predictions"):
         print(f"wrote {args.results_csv}")

@@ -79,7 +79,7 @@ def test_training_leaves_the_courses_files_under_the_md5_of_its_arguments(home: 
     assert only(home, "run_*.jsonz").name == f"run_{digest}.jsonz"
     assert only(home, "model_*").name == f"model_{digest}"
     assert set(run["args"]) == ARGUMENT_KEYS
-    assert run["args"]["losses"] == "PairwiseHingeLoss:1"  # the MLP's on toy data
+    assert run["args"]["losses"] == "ListMLELoss:1,MSE:0.02"
     assert (run["args"]["eval_every"], run["args"]["epochs"], run["args"]["clip_norm"]) == (5, 2, 1e-3)
     assert run["args"]["results_csv"] == str(only(home, "results_*.csv"))
     assert set(run["train_curve"]) == {"epoch", "train_loss", "train_opa", "val_loss", "val_opa"}
@@ -114,7 +114,11 @@ def test_predictions_then_kaggle_in_the_working_folder(home: Path, tmp_path: Pat
     assert {len(row) for row in rows.values()} == {5}
     ten = read_predictions(only(home, "results_*.csv"))
     assert all(ten[name][:5] == row for name, row in rows.items())
-    result = command("create_kaggle_csv.py", home=home, cwd=tmp_path)
+    assert read_predictions(tmp_path / "predictions_output_model.csv") == rows  # the name in the course's text
+    refused = command("create_kaggle_csv.py", home=home, cwd=tmp_path)
+    assert refused.returncode == 2 and "--toy_data" in refused.stderr and "--force" in refused.stderr
+    assert not (tmp_path / "predictions_kaggle.csv").exists()
+    result = command("create_kaggle_csv.py", "--force", home=home, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert len(read_predictions(tmp_path / "predictions_kaggle.csv")) == 894
     assert "844 of 844 tile rows have no prediction" in result.stdout
@@ -153,8 +157,8 @@ def test_mistakes_get_one_sentence_and_exit_code_2(
 def test_one_dash_is_enough_and_both_names_of_the_predictions_are_read(home: Path, tmp_path: Path, typed: Any) -> None:
     code, _, err = typed("tiles_gen_predictions_csv.py", "-dir", str(only(home, "model_*")), home=home, cwd=tmp_path)
     assert code == 0, err
-    (tmp_path / "predictions_model_output.csv").rename(tmp_path / "predictions_output_model.csv")
-    code, out, err = typed("create_kaggle_csv.py", home=home, cwd=tmp_path)
+    (tmp_path / "predictions_model_output.csv").unlink()
+    code, out, err = typed("create_kaggle_csv.py", "-force", home=home, cwd=tmp_path)
     assert code == 0, err
     assert "predictions_output_model.csv" in out
 

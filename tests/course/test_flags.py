@@ -59,21 +59,13 @@ def test_toy_data_takes_the_first_files_of_each_split(tmp_path: Path, monkeypatc
     assert (len(data.train), len(data.valid), len(data.test)) == (2, 2, 1)
 
 
-def test_without_data_the_toy_is_the_embedded_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_collection(tmp_path / "cpu", train=3, valid=1, test=1)
-    monkeypatch.setattr(course, "embedded_collections", lambda: ["cpu"])
-    monkeypatch.chdir(tmp_path)
+def test_without_data_the_toy_is_synthetic(tmp_path: Path) -> None:
     data = course.course_dataset("/nowhere", str(tmp_path / "c"), toy_data=True)
-    assert len(data.train) == 3
-    assert len(course.course_dataset("/nowhere", str(tmp_path / "c"), toy_data=False, trained=True).train) == 3
+    assert len(data.train) == course.TOY_FILES
+    trained = course.course_dataset("/nowhere", str(tmp_path / "c"), toy_data=False, trained=True)
+    assert trained.test[5].name == data.test[5].name
     with pytest.raises(ConfigurationError, match="echo_download_commands"):
         course.course_dataset("/nowhere", str(tmp_path / "c"), toy_data=False)
-
-
-def test_without_data_or_embedded_sample_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "embedded_collections", list)
-    with pytest.raises(ConfigurationError, match="no embedded sample"):
-        course.course_dataset("/nowhere", None, toy_data=True)
 
 
 ARGS = {"args": {"model": "MLP", "model_kwargs_json": "{}", "configs": 10}}

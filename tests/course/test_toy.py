@@ -1,4 +1,4 @@
-"""The toy data: the embedded sample that stands in for the dataset, and the baselines' settings for so little of it."""
+"""The toy data: synthetic kernels that stand in for the dataset, and the baselines' settings for so few of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from course.flags import TOY_FILES, course_dataset, train_args, train_parser
 from tilewise.costmodel.baselines import random_errors
 from tilewise.costmodel.data.dataset import Dataset
+from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.metrics import top_k_error
 
 
@@ -16,11 +17,9 @@ def toy() -> Dataset:
     return course_dataset("no-such-folder", None, toy_data=True)
 
 
-def test_what_the_toy_data_are_judged_on_is_like_what_they_teach(toy: Dataset):
-    operations = {name: [frozenset(k.node_opcode.tolist()) for k in toy.split(name)] for name in ("train", "valid")}
-    taught = sum(kind in operations["train"] for kind in operations["valid"])
+def test_the_toy_data_have_the_datasets_format(toy: Dataset):
     assert len(toy.train) == len(toy.valid) == len(toy.test) == TOY_FILES
-    assert taught > 0.75 * TOY_FILES
+    assert toy.schema.config_features == TILE_FEATURES
 
 
 def test_the_flags_that_are_typed_come_before_the_toy_settings():
@@ -32,8 +31,7 @@ def test_the_flags_that_are_typed_come_before_the_toy_settings():
     assert (plain.learning_rate, plain.epochs, plain.configs) != (0.001, 100, 10)
 
 
-@pytest.mark.slow
-def test_the_mlp_learns_more_than_chance_from_the_toy_data(toy: Dataset, tmp_path):
+def test_the_mlp_learns_far_more_than_chance_from_the_toy_data(toy: Dataset, tmp_path):
     from tilewise.costmodel.train import train
     from tilewise.costmodel.train.config import default_settings
 
@@ -41,8 +39,8 @@ def test_the_mlp_learns_more_than_chance_from_the_toy_data(toy: Dataset, tmp_pat
     settings = default_settings(
         "MLP", epochs=args.epochs, learning_rate=args.learning_rate, losses=args.losses, configs=args.configs
     )
-    model = train(toy, settings, out_dir=tmp_path)
+    model = train(toy, settings, out_dir=tmp_path, progress=False)
     chance = random_errors(toy.valid, (1, 5))
-    found = {k: np.mean([top_k_error(kernel.target, model.score(kernel), k) for kernel in toy.valid]) for k in (1, 5)}
-    assert found[1] < 0.6 * chance["top1"].mean()
-    assert found[5] < chance["top5"].mean()
+    errors = {k: np.mean([top_k_error(kernel.target, model.score(kernel), k) for kernel in toy.valid]) for k in (1, 5)}
+    assert errors[1] < 0.3 * chance["top1"].mean()
+    assert errors[5] < 0.3 * chance["top5"].mean()

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "make ": "the Makefile's targets are run by CI and by hand",
     "tilewise collect triton": "needs a GPU; tests/gpu/test_collect_triton.py runs its collector on the interpreter",
     "--device triton": "needs a GPU, where `python3 -m tilewise.tune.triton.check` does the same by hand",
+    "~/data/tpugraphs": "needs the dataset; tests/course/test_commands.py runs the same steps on a small one",
     "tilewise tiles download": "tests/costmodel/course/test_download.py runs it against a local server",
     "tilewise tiles from-pb": "needs an autotuner's file; tests/cli/test_tiles_data.py makes one",
     "tilewise tiles from-jax": "needs JAX; tests/cli/test_tiles_data.py",

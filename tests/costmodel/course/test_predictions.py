@@ -25,10 +25,10 @@ from tilewise.errors import ConfigurationError, FileFormatError
 KERNELS = [simulated_kernel(np.random.default_rng(i), f"prog{i % 2}_{i}", n_configs=12) for i in range(4)]
 
 
-def test_each_row_holds_exactly_five_and_short_kernels_repeat_their_best(tmp_path: Path) -> None:
+def test_each_row_holds_exactly_five_and_short_kernels_are_padded_as_the_grader_does(tmp_path: Path) -> None:
     path = tmp_path / "p.csv"
     assert write_predictions(path, {"a": [4, 2, 0, 1, 3, 5], "b": [1, 0], "c": np.array([7])}) == 2
-    assert path.read_text() == f"{HEADER}\ntile:xla:a,4;2;0;1;3\ntile:xla:b,1;0;1;1;1\ntile:xla:c,7;7;7;7;7\n"
+    assert path.read_text() == f"{HEADER}\ntile:xla:a,4;2;0;1;3\ntile:xla:b,1;0;0;0;0\ntile:xla:c,7;0;0;0;0\n"
     assert "2 kernels have fewer than 5" in padding_note(2)
     assert padding_note(0) == ""
 
@@ -59,6 +59,9 @@ def test_kaggle_says_which_rows_are_placeholders_and_what_was_left_out(tmp_path:
     result = write_kaggle(tmp_path / "k.csv", tmp_path / "p.csv")
     assert (result.predicted, result.filled, result.unused, len(result.notes)) == (1, 843, 1, 3)
     assert read_predictions(tmp_path / "k.csv")[competition_ids()[0]] == [9, 8, 7, 6, 5]
+    with pytest.raises(ConfigurationError, match="1 of 844 tile rows"):
+        write_kaggle(tmp_path / "refused.csv", tmp_path / "p.csv", force=False)
+    assert not (tmp_path / "refused.csv").exists()
 
 
 def test_a_sample_submission_decides_the_rows(tmp_path: Path) -> None:
@@ -67,7 +70,7 @@ def test_a_sample_submission_decides_the_rows(tmp_path: Path) -> None:
     write_kaggle(tmp_path / "k.csv", tmp_path / "p.csv", tmp_path / "s.csv")
     assert list(read_predictions(tmp_path / "k.csv").items()) == [
         ("layout:x:y", list(range(1000))),
-        ("tile:xla:q", [3, 1, 3, 3, 3]),
+        ("tile:xla:q", [3, 1, 0, 0, 0]),
     ]
 
 

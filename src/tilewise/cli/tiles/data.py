@@ -198,6 +198,7 @@ def kaggle(
     ] = None,
     out: Annotated[Path, output_file(help="The file to upload.")] = Path("predictions_kaggle.csv"),
     sample: Annotated[Path | None, typer.Option(help="A sample_submission.csv that decides the rows.")] = None,
+    force: Annotated[bool, typer.Option(help="Write the file even if tile predictions are missing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make the Kaggle file of all five collections: 844 tile rows and 50 layout rows, matched by ID.
@@ -210,7 +211,7 @@ def kaggle(
 
     paths: list[Path | None] = list(predictions) if predictions else [None]
     files = [find_predictions(str(path) if path else None, Path.cwd()) for path in paths]
-    result = write_kaggle(out, files, sample)
+    result = write_kaggle(out, files, sample, force=force)
     if as_json:
         return typer.echo(json.dumps({"file": str(out), **dataclasses.asdict(result)}))
     for note in result.notes:

@@ -1,7 +1,7 @@
 """Reads, writes and scores prediction files: the course's CSV of best configurations, and the Kaggle file.
 
 A row is ``tile:xla:<kernel>,i;j;k;…``, best configuration first. Rows are matched by ID, never by position. A kernel
-with fewer configurations than a row needs repeats its best one, which is a valid index and cannot change a score. A row
+with fewer configurations than a row needs is padded with configuration 0, as the course's grading script pads it. A row
 of a layout collection, ``layout:xla:random:<graph>,…``, lists all configurations of its graph in the predicted order.
 """
 
@@ -80,7 +80,7 @@ def padding_note(n_short: int, per_kernel: int = PER_KERNEL) -> str:
     if not n_short:
         return ""
     kernels = "1 kernel has" if n_short == 1 else f"{n_short} kernels have"
-    return f"{kernels} fewer than {per_kernel} configurations; their best one is repeated to fill the row."
+    return f"{kernels} fewer than {per_kernel} configurations; configuration 0 fills their rows, as the grader does."
 
 
 def read_predictions(path: Path) -> dict[str, list[int]]:
@@ -131,13 +131,18 @@ def competition_ids() -> list[str]:
     return ids
 
 
-def write_kaggle(out: Path, predictions: Path | Sequence[Path], sample: Path | None = None) -> KaggleFile:
+def write_kaggle(
+    out: Path, predictions: Path | Sequence[Path], sample: Path | None = None, *, force: bool = True
+) -> KaggleFile:
     """Write the file to upload: a row for every ID of `sample` or of the competition.
 
-    A row without a prediction gets a placeholder. Predictions of several collections may be in several files.
+    A row without a prediction gets a placeholder. Predictions of several collections may be in several files. Without
+    `force`, tile predictions that do not cover all tile rows are refused.
     """
     rankings = _read_all([predictions] if isinstance(predictions, Path) else predictions)
     ids = list(read_predictions(sample)) if sample is not None else competition_ids()
+    if not force:
+        _check_coverage(rankings, ids)
     lines = [HEADER, *(f"{identifier},{_kaggle_row(identifier, rankings.get(identifier))}" for identifier in ids)]
     write_atomic(out, "\n".join(lines) + "\n")
     tile_ids = [identifier for identifier in ids if identifier.startswith("tile:")]
@@ -146,6 +151,17 @@ def write_kaggle(out: Path, predictions: Path | Sequence[Path], sample: Path | N
     n_placeholders, n_unused = len(tile_ids) - n_tiles, len(rankings) - n_tiles - n_layouts
     notes = _tile_notes(n_tiles, n_placeholders, n_unused) + _layout_notes(layout_ids, rankings)
     return KaggleFile(n_tiles, n_placeholders, n_unused, n_layouts, notes)
+
+
+def _check_coverage(rankings: Mapping[str, Any], ids: Sequence[str]) -> None:
+    """Raise `ConfigurationError` if there are tile predictions, but not for every tile row."""
+    rows = [identifier for identifier in ids if identifier.startswith(PREFIX)]
+    covered = sum(identifier in rankings for identifier in rows)
+    if covered < len(rows) and any(identifier.startswith(PREFIX) for identifier in rankings):
+        raise ConfigurationError(
+            f"Only {covered} of {len(rows)} tile rows have a prediction, as after --toy_data: the others would be "
+            "placeholders. Predict the test split of the whole dataset, or write the file anyway with --force."
+        )
 
 
 def _read_all(paths: Sequence[Path]) -> dict[str, list[int]]:
@@ -198,9 +214,9 @@ def score_predictions(path: Path, truth: Iterable[Kernel], ks: Sequence[int] = (
 
 
 def _pad_ranking(ranking: Sequence[int] | npt.NDArray[Any], per_kernel: int) -> list[int]:
-    """Return the first `per_kernel` configurations; a shorter ranking is padded with its best one."""
+    """Return the first `per_kernel` configurations; a shorter ranking is padded with configuration 0."""
     first = [int(index) for index in ranking[:per_kernel]]
-    return first + [first[0]] * (per_kernel - len(first))
+    return first + [0] * (per_kernel - len(first))
 
 
 def _top_k_errors(kernel: Kernel, row: list[int], ks: Sequence[int], path: Path) -> list[float]:
