@@ -37,6 +37,14 @@ def scale_and_shift(low: Lowering, number: int, node: Node, x: int, *, scale: Ar
         bias = shift if layer.bias is None else layer.bias * scale + shift
         gain = scale if layer.gain is None else layer.gain * scale
         return low.fuse_into(number, x, gain=gain, bias=bias, layer=layer.layer)
+    behind = low.conv_before_movement(x) if low.is_float else None
+    if behind is not None:
+        conv, repeats = behind
+        scale, shift = np.tile(scale, repeats), np.tile(shift, repeats)
+        conv.bias = shift if conv.bias is None else conv.bias * scale + shift
+        conv.gain = scale if conv.gain is None else conv.gain * scale
+        low.aliases[number] = x
+        return True
     return Op("affine", (x,), node.shape, node.layer, weight=scale, bias=shift)
 
 

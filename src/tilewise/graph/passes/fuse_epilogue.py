@@ -30,6 +30,12 @@ def lower_activation(name: str) -> LoweringRule:
             return None
         if low.sole_consumer(x, *ACTIVATED_OPS) is not None:
             return low.fuse_into(number, x, activation=name)
+        # A pointwise function of moved pixels commutes with the movement.
+        behind = low.conv_before_movement(x) if low.is_float else None
+        if behind is not None:
+            behind[0].activation = name
+            low.aliases[number] = x
+            return True
         return Op("affine", (x,), node.shape, node.layer, name)
 
     return rule

@@ -41,6 +41,7 @@ class Lowering:
         self.aliases: dict[int, int] = {}  # values that another op makes
         self.views: dict[int, View] = {}  # values that are not computed unless an op needs them
         self.channels_last: set[int] = set()  # values (N, H, W, C)
+        self.cropped: dict[int, int] = {}  # images of transposed convolutions: the node that crops them
         self._converted: dict[tuple[int, bool], int] = {}  # copies of values in another layout
         self._channels_first: set[int] = set()  # values fixed as (N, C, H, W) that no native op makes
         for number, node in enumerate(trace.nodes, len(trace.inputs)):
@@ -249,6 +250,27 @@ class Lowering:
         op = self.ops.get(number)
         fusable = op is not None and op.kind in kinds and self.reader_count(number) == 1
         return op if fusable and op is not None and not op.activation else None
+
+    def conv_before_movement(self, number: int) -> tuple[Op, int] | None:
+        """Return the convolution whose result only depth-to-space and a crop move before `number` is read.
+
+        Elementwise functions of the moved pixels may be fused into it. The count says how many groups of channels the
+        convolution has for each channel of `number`.
+        """
+        op, repeats, source = self.ops.get(number), 1, number
+        if self.reader_count(number) != 1:
+            return None
+        if op is not None and op.kind == "gather_spatial" and (node := self.cropped.get(op.inputs[0])) is not None:
+            # The crop is the node itself or an index of it that nothing else reads.
+            reads = number == node or [v.number for v in self.trace.node(number).reads()] == [node]
+            source = op.inputs[0] if reads and self.users[node] == 1 else source
+            op = self.ops.get(source)
+        if op is not None and op.kind == "depth_to_space":
+            repeats = op.options["by"][0] * op.options["by"][1]
+            op = self.ops.get(op.inputs[0])
+            if op is not None and op.kind == "conv" and len(op.inputs) == 1 and not op.activation:
+                return op, repeats
+        return None
 
     def reader_count(self, number: int) -> int:
         """Count how often the trace reads a value or one of its aliases."""

@@ -34,6 +34,7 @@ from tilewise.graph.passes.lower_tokens import (
     lower_token_linear,
     lower_view_node,
 )
+from tilewise.graph.passes.views import indexed, whole
 
 if TYPE_CHECKING:
     from tilewise.graph.passes.lower import Lowering
@@ -170,25 +171,43 @@ def _cat(low: Lowering, _number: int, node: Node) -> Op | None:
     return Op("concat", tuple(operands), node.shape, node.layer)
 
 
-def _conv_transpose(low: Lowering, number: int, node: Node) -> Op | None:
-    """Lower a transposed convolution whose windows do not overlap: a 1×1 convolution and depth-to-space."""
+def _conv_transpose(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Lower a transposed convolution to a convolution and depth-to-space (sub-pixel convolution, Shi et al. 2016).
+
+    Output pixel s · q + r - padding reads the taps r, r + s, r + 2 s ... of the inputs q, q - 1, q - 2 ...: each of
+    the s phases r is a convolution with every s-th tap.
+    """
     x, weights, params = low.image(node.inputs[0]), _constant_weights(node), node.params
-    if x is None or weights is None:
+    if x is None or weights is None or params.get("groups", 1) != 1:
         return None
-    weight, bias = weights
+    (weight, bias), (n, _, h, w), (sh, sw) = weights, low.shapes[x], params["stride"]
     c, o, kh, kw = weight.shape
-    disjoint = params["stride"] == (kh, kw) and params.get("groups", 1) == 1
-    if not disjoint or any(params.get("padding", (0,))) or any(params.get("output_padding", (0,))):
+    taps = (-(-kh // sh), -(-kw // sw))  # of one phase
+    full = (sh * (h + taps[0] - 1), sw * (w + taps[1] - 1))
+    start = params.get("padding", (0, 0))
+    if any(p + size > most for p, size, most in zip(start, node.shape[2:], full, strict=True)):
         return None
-    # Every output pixel comes from one input pixel and one tap: (kh · kw · O, C, 1, 1).
-    taps = np.ascontiguousarray(weight.transpose(2, 3, 1, 0)).reshape(kh * kw * o, c, 1, 1)
-    tiled_bias = None if bias is None else np.tile(bias, kh * kw)
-    n, _, h, w = low.shapes[x]
-    options = {"stride": (1, 1), "padding": (0, 0, 0, 0), "groups": 1, "dilation": (1, 1)}
-    product = low.new_value((n, kh * kw * o, h, w))
+    if full != node.shape[2:] and not low.is_float:
+        return None  # integer images are not cropped
+    # (C, O, taps, phases, taps, phases), the taps reversed, becomes filters (phases · O, C, taps, taps).
+    padded = np.pad(weight, ((0, 0), (0, 0), (0, taps[0] * sh - kh), (0, taps[1] * sw - kw)))
+    phases = padded.reshape(c, o, taps[0], sh, taps[1], sw)[:, :, ::-1, :, ::-1]
+    filters = np.ascontiguousarray(phases.transpose(3, 5, 1, 0, 2, 4)).reshape(sh * sw * o, c, *taps)
+    tiled_bias = None if bias is None else np.tile(bias, sh * sw)
+    reach = (taps[0] - 1, taps[1] - 1)
+    options = {"stride": (1, 1), "padding": (*reach, *reach), "groups": 1, "dilation": (1, 1)}
+    product = low.new_value((n, sh * sw * o, full[0] // sh, full[1] // sw))
     shape = low.shapes[product]
-    low.ops[product] = Op("conv", (x,), shape, node.layer, weight=taps, bias=tiled_bias, options=options)
-    return Op("depth_to_space", (product,), node.shape, node.layer, options={"by": (kh, kw)})
+    low.ops[product] = Op("conv", (x,), shape, node.layer, weight=filters, bias=tiled_bias, options=options)
+    if full == node.shape[2:]:
+        return Op("depth_to_space", (product,), node.shape, node.layer, options={"by": (sh, sw)})
+    image = low.new_value((n, o, *full))
+    low.ops[image] = Op("depth_to_space", (product,), (n, o, *full), node.layer, options={"by": (sh, sw)})
+    rows, columns = (slice(p, p + size) for p, size in zip(start, node.shape[2:], strict=True))
+    crop = indexed(whole(image, (n, o, *full)), (slice(None), slice(None), rows, columns))
+    assert crop is not None  # slices of an image are views
+    low.views[number], low.cropped[image] = crop, number
+    return True
 
 
 def _resample(low: Lowering, _number: int, node: Node) -> Op | None:
