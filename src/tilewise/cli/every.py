@@ -36,6 +36,7 @@ class OutputKind(Enum):
     FILE = "file"
     FOLDER = "folder"
     PICTURE = "picture"
+    EITHER = "file or folder"
 
 
 def output_file(*names: str, declare: Callable[..., Any] = typer.Option, **settings: Any) -> Any:
@@ -46,6 +47,11 @@ def output_file(*names: str, declare: Callable[..., Any] = typer.Option, **setti
 def output_folder(*names: str, **settings: Any) -> Any:
     """Declare an option that names a folder to write into."""
     return _output(OutputKind.FOLDER, typer.Option(*names, **settings))
+
+
+def output_file_or_folder(*names: str, **settings: Any) -> Any:
+    """Declare an option that names a file, if the path has a suffix, or a folder to write into."""
+    return _output(OutputKind.EITHER, typer.Option(*names, **settings))
 
 
 def output_picture(*names: str, **settings: Any) -> Any:
@@ -140,7 +146,8 @@ def check_arguments(signature: inspect.Signature, options: Mapping[str, Any]) ->
         elif isinstance(value, Path) and name in kinds:
             if kinds[name] is OutputKind.PICTURE and value.suffix.lower() not in _PICTURE_SUFFIXES:
                 raise ConfigurationError(f"{label} {value}: a picture's name ends in {', '.join(_PICTURE_SUFFIXES)}")
-            check_output(value, label, folder=kinds[name] is OutputKind.FOLDER)
+            is_folder = kinds[name] is OutputKind.FOLDER or (kinds[name] is OutputKind.EITHER and not value.suffix)
+            check_output(value, label, folder=is_folder)
             for other in kinds.keys() - {name}:
                 if options.get(other) == value and not value.is_dir():
                     raise ConfigurationError(f"{label} and --{other.replace('_', '-')} name the same file, {value}")

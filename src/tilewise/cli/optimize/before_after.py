@@ -162,7 +162,7 @@ def paired_drop(before: Array, after: Array, seed: int) -> tuple[float, tuple[fl
 
 
 def float_bytes(model: Module) -> int:
-    return sum(t.data.nbytes for _, t in model.named_tensors())
+    return sum(t.size * t.dtype.itemsize for _, t in model.named_tensors())
 
 
 def print_table(title: str, rows: list[Outcome], batch: int, timed: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson, one_of, output_folder
+from tilewise.cli.every import AsJson, one_of, output_file_or_folder
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -43,7 +43,13 @@ def prune(
     int8: Annotated[bool, typer.Option("--int8", help="Also quantize the model, before and after pruning.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
     runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
-    out: Annotated[Path, output_folder(help="Folder for the pruned model and the picture.")] = Path("out/prune"),
+    calibration: Annotated[
+        list[str] | None,
+        typer.Option(help="Inputs of your own ONNX file, any network: a .npy or .npz file with many of them."),
+    ] = None,
+    out: Annotated[
+        Path, output_file_or_folder(help="Folder for the pruned model and the picture; your own network: a .onnx file.")
+    ] = Path("out/prune"),
     seed: Annotated[int, typer.Option(help="Seed of the fine-tuning and the interval.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -62,6 +68,15 @@ def prune(
     from tilewise.prune.masks import checked_sparsity
 
     checked_sparsity(sparsity)
+    if calibration:
+        from tilewise.cli.optimize.own_network import load_own_network, prune_own
+
+        if structured or scan or int8 or epochs:
+            raise ConfigurationError("filters, --scan, --int8 and fine-tuning need a model of ours and labelled images")
+        own = load_own_network(model, calibration)
+        scope = "global" if scope == "auto" else scope
+        prune_own(own, sparsity, out, runs, as_json, scope=scope, pattern=pattern)
+        return
     if model == "gpt" and (structured or int8 or scan or data or weights):
         raise ConfigurationError("gpt is pruned with its shipped weights and text; leave the options for images out")
     task = TextPruning(seed) if model == "gpt" else ImagePruning(image_task(model, data, weights), batch, seed)

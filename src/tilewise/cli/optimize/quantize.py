@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson, Threads, one_of, output_folder
+from tilewise.cli.every import AsJson, Threads, one_of, output_file_or_folder
 from tilewise.cli.tables import show, table
 
 
@@ -31,7 +31,13 @@ def quantize(
     ] = 0.01,
     batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
     runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
-    out: Annotated[Path, output_folder(help="Folder for the int8 model and the picture.")] = Path("out/quantize"),
+    calibration: Annotated[
+        list[str] | None,
+        typer.Option(help="Inputs of your own ONNX file, any network: a .npy or .npz file with many of them."),
+    ] = None,
+    out: Annotated[
+        Path, output_file_or_folder(help="Folder for the int8 model and the picture; your own network: a .onnx file.")
+    ] = Path("out/quantize"),
     threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Seed of the interval's bootstrap.")] = 0,
     as_json: AsJson = False,
@@ -47,9 +53,15 @@ def quantize(
     from tilewise.quantize import save_quantized
     from tilewise.quantize.graph import trace
 
+    if calibration:
+        from tilewise.cli.optimize.own_network import load_own_network, quantize_own
+
+        options: dict[str, Any] = {"observer": observer, "max_error": max_error or None}
+        quantize_own(load_own_network(model, calibration), options, out, runs, as_json)
+        return
     task = image_task(model, data, weights)
     batches = [task.data.x_train[:samples][i : i + 64] for i in range(0, min(samples, len(task.data.x_train)), 64)]
-    options: dict[str, Any] = {"observer": observer, "max_error": max_error or None}
+    options = {"observer": observer, "max_error": max_error or None}
     if accuracy_drop is not None:
         options |= {"accuracy_drop": accuracy_drop, "evaluate": lambda candidate: accuracy(candidate, task.data)}
     int8: Any = run(task.model, batches, **options, progress=sys.stderr.isatty() and not as_json)

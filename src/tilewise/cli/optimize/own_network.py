@@ -1,0 +1,146 @@
+"""`quantize` and `prune` on somebody's own ONNX file: results and times are compared with the float network's.
+
+Nobody knows the labels of somebody's data, so that the comparison is of results: the largest difference, as a share of
+the largest result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import typer
+
+from tilewise.cli.optimize.before_after import float_bytes
+from tilewise.cli.optimize.network_inputs import input_arrays
+from tilewise.errors import ConfigurationError
+from tilewise.nn import Module
+from tilewise.profile import Timer
+from tilewise.tensor import Tensor, no_grad
+
+if TYPE_CHECKING:
+    from tilewise.onnx import Network
+
+_OPEN_BATCH = 8  # inputs per call where the file leaves the batch open; arbitrary, bounds the memory of calibration
+_SUFFIXES = (".onnx", ".safetensors")
+
+
+@dataclass(frozen=True)
+class OwnNetwork:
+    """A network from a file, and batches of its input."""
+
+    path: Path
+    network: Network
+    batches: list[Any]
+
+
+def load_own_network(name: str, calibration: Iterable[str]) -> OwnNetwork:
+    """Load an ONNX file with one input, and the batches that a .npy or .npz file has for it."""
+    from tilewise import onnx
+
+    if not name.endswith(".onnx"):
+        raise ConfigurationError(f"--calibration belongs to an ONNX file, and {name} is none")
+    network = onnx.load(name)
+    if len(network.inputs) != 1 or network.inputs[0].dtype.kind != "f" or len(network.outputs) != 1:
+        raise ConfigurationError(f"this command takes networks with one float input and one output; {name} differs")
+    data = input_arrays(network, calibration, "--calibration")[network.inputs[0].name]
+    return OwnNetwork(Path(name), network, _batches(network, data))
+
+
+def _batches(network: Network, data: Any) -> list[Any]:
+    """Split an array of inputs into batches of the size that the file fixes."""
+    shape = network.inputs[0].shape
+    fixed = shape[0] if shape and isinstance(shape[0], int) else None
+    size = fixed or _OPEN_BATCH
+    batches = [data[i : i + size] for i in range(0, len(data), size)] if data.ndim else []
+    if fixed is not None:
+        batches = [batch for batch in batches if len(batch) == fixed]
+    if not batches:
+        raise ConfigurationError(f"{network.title} takes {size} inputs at a time; the calibration file has fewer")
+    return batches
+
+
+def output_path(out: Path, own: OwnNetwork, word: str) -> Path:
+    """Return the file to write: `out` if it names one, else one in the folder `out`."""
+    path = out if out.suffix in _SUFFIXES else out / f"{own.path.stem}-{word}.onnx"
+    if path.exists() and own.path.exists() and path.samefile(own.path):
+        raise ConfigurationError(f"--out {path} is the network itself; name another file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def report(
+    own: OwnNetwork, versions: dict[str, tuple[Module, int]], path: Path, runs: int, as_json: bool, note: str = ""
+) -> None:
+    """Print how far versions of a network, given with their bytes, are off, and their times beside the network's."""
+    x = Tensor(own.batches[0])
+    forms = {"float32": (own.network, float_bytes(own.network)), **versions}
+
+    def call(model: Module) -> Callable[[], Any]:
+        return lambda: model(x)
+
+    with no_grad():
+        errors = {name: max(_error(own.network, form, b) for b in own.batches) for name, (form, _) in versions.items()}
+        timing = Timer(time_limit=30.0).compare({name: call(model) for name, (model, _) in forms.items()}, runs=runs)
+    seconds = {name: timing.measurements[name].p50 for name in forms}
+    error, doubts = max(errors.values()), [f"Unsteady times: {doubt}." for doubt in timing.reasons]
+    if as_json:
+        sizes = {name: size for name, (_, size) in forms.items()}
+        facts = {"model": str(own.path), "error_of_largest": error, "p50_s": seconds, "bytes_in_memory": sizes}
+        typer.echo(json.dumps(facts | {"note": note, "doubts": list(timing.reasons), "saved": str(path)}))
+        return
+    typer.echo(f"{own.path.name}: off by {error:.2%} of the largest result on {sum(map(len, own.batches))} inputs")
+    for name, (_, size) in forms.items():
+        speedup = seconds["float32"] / seconds[name]
+        typer.echo(f"  {name:15} {seconds[name] * 1e3:10.3f} ms  {size / 1024:12,.1f} KiB  {speedup:.2f}×")
+    for line in filter(None, [note, *doubts]):
+        typer.echo(f"  {line}")
+    typer.echo(f"Saved as {path}")
+
+
+def _error(network: Module, version: Module, batch: Any) -> float:
+    """Return the largest difference between two networks' results, as a share of the largest result."""
+    expected, actual = np.asarray(network(batch)), np.asarray(version(batch))
+    return float(np.abs(expected - actual).max() / (np.abs(expected).max() or 1.0))
+
+
+def quantize_own(own: OwnNetwork, options: dict[str, Any], out: Path, runs: int, as_json: bool) -> None:
+    """Quantize a network to int8 and save it as an ONNX file with QuantizeLinear nodes, or as safetensors."""
+    from tilewise import onnx
+    from tilewise.quantize import quantize, save_quantized
+
+    path = output_path(out, own, "int8")
+    int8: Any = quantize(own.network, own.batches, **options)
+    (onnx.save if path.suffix == ".onnx" else save_quantized)(int8, path)
+    size = int(getattr(int8, "nbytes", 0)) or float_bytes(int8)
+    stated = getattr(int8, "stated_error", None)
+    note = "" if stated is None else f"At most {stated:.2%} expected on other inputs."
+    report(own, {"int8": (int8, size)}, path, runs, as_json, note)
+
+
+def prune_own(own: OwnNetwork, sparsity: float, out: Path, runs: int, as_json: bool, **options: Any) -> None:
+    """Set the smallest weights of a network to zero, and save it as an ONNX file or as safetensors.
+
+    The file has the zeros, which save no time by themselves; sparse kernels are timed beside it.
+    """
+    from tilewise import onnx, save
+    from tilewise.prune import prune, sparsify
+
+    path = output_path(out, own, "pruned")
+    zeros: Any = prune(own.network, sparsity, **options).eval()
+    (onnx.save if path.suffix == ".onnx" else save)(zeros, path)
+    sparse = sparsify(zeros, sample=own.batches[0])
+    versions = {"pruned": (zeros, float_bytes(zeros)), "sparse kernels": (sparse, _bytes_with_kernels(sparse))}
+    report(own, versions, path, runs, as_json, "The file holds the zeros; tilewise.prune.sparsify uses sparse kernels.")
+
+
+def _bytes_with_kernels(model: Module) -> int:
+    """Return the bytes of a model whose layers may be sparse."""
+    from tilewise.prune import SparseConv2d, SparseLinear
+
+    sparse = [layer.nbytes for layer in model.modules() if isinstance(layer, SparseConv2d | SparseLinear)]
+    return float_bytes(model) + sum(sparse)
