@@ -25,25 +25,29 @@ class InputCache:
     def __init__(self, kernels: Sequence[Kernel], preparation: Preparation, budget: int = CACHE_BYTES) -> None:
         self.kernels, self.preparation = kernels, preparation
         self._inputs: dict[int, ModelInputs] = {}
-        self._budget = budget  # bytes left
+        self._budget = self._kernel_budget = budget  # bytes left, for inputs and for kernels
         self._kernels: dict[int, Kernel] = {}
 
     def __len__(self) -> int:
         return len(self.kernels)
 
     def kernel(self, index: int) -> Kernel:
-        """Return a kernel. It is cached, because creating its array views takes longer than a look-up.
+        """Return a kernel, cached within the budget: creating its array views takes longer than a look-up.
 
         Views of a memory map become plain arrays, whose rows are selected in half the time.
         """
-        cached = self._kernels.get(index)
-        if cached is None:
-            kernel = self.kernels[index]
-            rows: dict[str, Any] = {
-                name: np.asarray(getattr(kernel, name)) for name in ("config_feat", "runtime", "normalizer")
-            }
-            cached = self._kernels[index] = dataclasses.replace(kernel, **rows)
-        return cached
+        if index in self._kernels:
+            return self._kernels[index]
+        kernel = self.kernels[index]
+        size = kernel.config_feat.nbytes + kernel.runtime.nbytes + kernel.normalizer.nbytes
+        if size > self._kernel_budget:
+            return kernel
+        self._kernel_budget -= size
+        rows: dict[str, Any] = {
+            name: np.asarray(getattr(kernel, name)) for name in ("config_feat", "runtime", "normalizer")
+        }
+        self._kernels[index] = dataclasses.replace(kernel, **rows)
+        return self._kernels[index]
 
     def inputs(self, index: int) -> ModelInputs:
         """Return the inputs of all configurations of a kernel."""
