@@ -31,6 +31,7 @@ Mutation = Callable[[bytes, Rng], bytes]
 _PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please sign in to continue.</body></html>\n"
 _CONTROL = "\x1b[2J\x1b]0;owned\x07\u202e\x00\x08\r"
 _LARGEST = 4 << 20  # bytes of a mutated file
+_RADAMSA_BYTES = 64 << 10  # radamsa takes half a second for larger files
 
 
 # --- natural damage ---
@@ -257,7 +258,7 @@ STRUCTURED: tuple[Mutation, ...] = (lengths, havoc, tokens, tokens, json_values)
 def mutated(content: bytes, rng: Rng) -> bytes:
     """Return a mutated file: by radamsa, by nature, or by taking apart what the file seems to be."""
     choice = rng.random()
-    if Radamsa is not None and choice < 1 / 3:
+    if Radamsa is not None and choice < 1 / 3 and len(content) < _RADAMSA_BYTES:
         mutation: Mutation = radamsa
     elif choice < 0.5:
         mutation = NATURAL[int(rng.integers(len(NATURAL)))]

@@ -46,6 +46,9 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         store.add_batch(run, _kernel(1), 0, 900.0, [(config, 1.5) for config in _configs(3)])
         store.finish(run, _kernel(1), _configs(1)[0], 0.1)
         assert store.finished() == {_kernel(1).problem.key}
+        assert store.verdicts(_kernel(1)) == [(_configs(1)[0], "misfit", "too big")]
+        (batch,) = store.batches(_kernel(1))
+        assert batch.runtime_ns == {config.key: 1.5 for config in _configs(3)} and not batch.open
         assert store.counts() == {"kernels": 1, "pairs": 3, "timings": 3, "batches": 1, "disturbed": 0}
 
 
@@ -200,3 +203,97 @@ def test_a_scrap_of_a_file_is_not_taken_for_a_store_and_stays_as_it_is(tmp_path,
         with pytest.raises(FileFormatError, match="not a measurement store"):
             Store(path)
     assert path.read_bytes() == content
+
+
+def test_a_finished_kernel_is_claimed_only_again(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        run = store.begin(MACHINE, 0, {})
+        assert store.claim(run, _kernel(1)) and store.claim(run, _kernel(1)), "it has the kernel already"
+        store.finish(run, _kernel(1), _configs(1)[0], 0.1)
+        assert not store.claim(run, _kernel(1))
+        assert store.claim(run, _kernel(1), again=True)
+
+
+def test_the_queue_gives_kernels_by_priority_each_once(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        run = store.begin(MACHINE, 0, {})
+        assert store.plan([_kernel(1), _kernel(2)]) == 2
+        assert store.plan([_kernel(3)], priority=-0.5, why="popular") == 1
+        assert store.plan([_kernel(2), _kernel(4)], priority=1.0) == 1, "queued already"
+        order = [kernel.problem["rows"] for kernel, _ in store.queue()]
+        assert order == [4, 1, 2, 3] and store.queue_length() == 4
+        store.postpone(_kernel(4))
+        store.dequeue(_kernel(1))
+        claimed = [store.claim_next(run) for _ in range(4)]
+        assert [kernel and kernel.problem["rows"] for kernel in claimed] == [2, 3, 4, None]
+        store.finish(run, _kernel(2), _configs(1)[0], 0.1)
+        assert store.queue_length() == 2 and store.plan([_kernel(2)]) == 0, "finished"
+
+
+def test_an_open_batch_is_disturbed_until_it_is_closed(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        run = store.begin(MACHINE, 0, {})
+        number = store.open_batch(run, _kernel(1), 2, 900.0)
+        store.add_timing(number, _configs(1)[0], 5.0)
+        (batch,) = store.batches(_kernel(1))
+        assert batch.open and batch.disturbed and batch.round == 2
+        store.close_batch(number, 800.0, disturbed=False)
+        (batch,) = store.batches(_kernel(1))
+        assert not batch.open and not batch.disturbed and batch.default_ns == 800.0
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        ("UPDATE timing SET runtime_ps = 0", "an impossible time"),
+        ("UPDATE timing SET runtime_ps = -5", "an impossible time"),
+        ("UPDATE timing SET runtime_ps = 'x'", "an impossible time"),
+        ("UPDATE batch SET default_ns = 0", "an impossible time"),
+        ("UPDATE batch SET round = 1.5", "an impossible time"),
+        ("UPDATE batch SET taken = 'x'", "an impossible time"),
+        ("UPDATE config SET key = '[1]'", "a row that is not a table"),
+        ("UPDATE config SET key = '{\"block\": 1.5}'", "values that are not integers"),
+        (f"UPDATE config SET key = '{{\"block\": {2**53}}}'", "values that are not integers"),
+        ("UPDATE config SET key = X'00'", "a configuration that is not a text"),
+    ],
+)
+def test_damaged_rows_are_a_sentence_each(tmp_path: Path, edit: str, sentence: str) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        run = store.begin(MACHINE, 0, {})
+        store.add_batch(run, _kernel(1), 0, 900.0, [(_configs(1)[0], 1.5)])
+    connection = sqlite3.connect(tmp_path / "s.sqlite", isolation_level=None)
+    connection.execute("PRAGMA foreign_keys = OFF")
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    connection.execute(edit)
+    connection.close()
+    with Store(tmp_path / "s.sqlite") as store, pytest.raises(FileFormatError, match=sentence):
+        for batch in store.batches(_kernel(1)):
+            [store.config_of(key) for key in batch.runtime_ns]
+
+
+@pytest.mark.parametrize("reason", ["database is locked", "database table is busy"])
+def test_a_locked_store_is_a_sentence_about_another_process(tmp_path: Path, reason: str) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        error = store.database._to_tilewise_error(sqlite3.OperationalError(reason))  # type: ignore[attr-defined]
+        assert isinstance(error, ConfigurationError) and "another process" in str(error)
+        for other in ("attempt to write a readonly database", "unable to open database file"):
+            error = store.database._to_tilewise_error(sqlite3.OperationalError(other))  # type: ignore[attr-defined]
+            assert "cannot be written" in str(error)
+
+
+def test_a_store_without_machine_and_run_rows_is_a_sentence_or_empty(tmp_path: Path) -> None:
+    """Rows that others refer to may be missing in a damaged file; once that was an IndexError."""
+    for table in ("machine", "run", "kernel", "config", "batch"):
+        path = tmp_path / f"{table}.sqlite"
+        with Store(path) as store:
+            run = store.begin(MACHINE, 0, {})
+            store.plan([_kernel(2)])
+            store.add_batch(run, _kernel(1), 0, 900.0, [(config, 1.5) for config in _configs(3)])
+            store.finish(run, _kernel(1), _configs(1)[0], 0.1)
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute(f"DELETE FROM {table}")
+        connection.close()
+        for read in (read_measured, Store.counts, Store.queue, Store.partitions, Store.machines, Store.runs):
+            with contextlib.suppress(TilewiseError), Store(path) as store:
+                read(store)
