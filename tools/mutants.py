@@ -76,7 +76,13 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
         if operator in table:
             yield Mutant(path, left.end_lineno, start, end, source[start:end].replace(operator, table[operator], 1))
 
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    # Annotations are never evaluated, so a change in one is not a fault.
+    annotations = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
+    unused = {id(node) for annotation in annotations if annotation for node in ast.walk(annotation)}
+    for node in ast.walk(tree):
+        if id(node) in unused:
+            continue
         if isinstance(node, ast.Compare):
             yield from between(node.left, node.comparators[0], _COMPARISONS)
         elif isinstance(node, ast.BinOp):

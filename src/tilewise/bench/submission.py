@@ -131,6 +131,7 @@ def _tiles_reference() -> Recipe:
 
 
 def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+    """Return a recipe as it is, or parse it from its content or its file."""
     if isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, Mapping):

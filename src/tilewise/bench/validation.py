@@ -171,6 +171,7 @@ def _centred(logits: Array) -> Array:
 def _validate_text(
     entry: Runner, reference: Runner, settings: Settings, rng: np.random.Generator, dtypes: tuple[str, ...]
 ) -> Validation:
+    """Check that every token equals the reference's, on public prompts and on new ones."""
     event = entry.event
     public, drawn = event.public_inputs(), event.draw(rng, max(4, settings.drawn_inputs // 32))
     prompts = np.concatenate([public, drawn])

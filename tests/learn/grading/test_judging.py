@@ -11,7 +11,7 @@ from tests.learn.grading.submissions import HOSTILE, SOLUTION, WRONG
 from tilewise.errors import UnavailableError
 from tilewise.learn.checking import LESSONS, check, exercises
 from tilewise_arena.grading import judge, must_be_solved
-from tilewise_arena.grading.judging import ANSWERS, keep_answers, taken_apart
+from tilewise_arena.grading.judging import ANSWERS, extract_code, keep_answers
 from tilewise_arena.grading.nbgrader import source
 from tilewise_arena.grading.notebooks import unfinished
 from tilewise_arena.grading.otter import master
@@ -64,7 +64,7 @@ def test_a_students_code_is_taken_out_of_a_notebook() -> None:
         {"cell_type": "code", "source": "%matplotlib inline\n!rm -rf x\ndef percentile(samples, q):\n    return 1"},
         {"cell_type": "code", "source": "must_be_solved()", "metadata": {"test": True}},
     ]
-    taken = taken_apart({"cells": cells}, "profiling", lambda cell: "test" in cell.get("metadata", {}))
+    taken = extract_code({"cells": cells}, "profiling", lambda cell: "test" in cell.get("metadata", {}))
     assert taken == "def percentile(samples, q):\n    return 1"
     left = "".join("".join(cell["source"]) for cell in cells)
     assert "return 1" not in left and "def percentile(*_, **__): ..." in left and "must_be_solved()" in left

@@ -1,9 +1,9 @@
-"""The worker: takes entries from the board's queue, measures each in a fresh process, and writes down what it found.
+"""The worker: takes entries from the board's queue, measures each in a fresh process, and stores the results.
 
-It is a process of its own, beside the web server and never inside it. While it lives its job shows a beat; one whose
-beat stands still for a while, by the watcher's own steady clock, is free for the next worker, so nothing depends on
-what time any machine thinks it is. When an entry scores above the record, both are measured in turns, and the record
-changes hands only if the new one wins at p < 0.01.
+It runs in a separate process and never inside the web server. A running job has a heartbeat, a counter. If another
+worker sees no change of it for the length of a lease, by its own monotonic clock, the job is free again; wall clocks of
+machines play no part. If an entry scores above the record, both are measured interleaved, and the record changes hands
+only if the new entry wins at p < 0.01.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Watch:
 
 @contextmanager
 def beating(board: Board, worker: str, every: float = BEAT_SECONDS) -> Iterator[None]:
-    """Show signs of life while the block runs."""
-    done = threading.Event()
+    """Increase the heartbeat of the worker's job while the block runs."""
+    ended = threading.Event()
 
     def run() -> None:
-        while not done.wait(every):
+        while not ended.wait(every):
             with contextlib.suppress(TilewiseError), board.write() as transaction:
                 transaction.beat(worker)
 
@@ -72,14 +72,14 @@ def beating(board: Board, worker: str, every: float = BEAT_SECONDS) -> Iterator[
     try:
         yield
     finally:
-        done.set()
+        ended.set()
         thread.join(10)
 
 
 def run_one(
     board: Board, settings: Settings, threads: int = 1, worker: str = "", watch: Watch | None = None
 ) -> int | None:
-    """Measure the next entry of the queue; gives its number, or None where nothing waits."""
+    """Measure the next entry of the queue; returns its number, or None if the queue is empty."""
     worker = worker or new_name()
     gone = watch.abandoned(board.running()) if watch is not None else {}
     with board.write() as transaction:
@@ -89,7 +89,7 @@ def run_one(
     try:
         with tempfile.TemporaryDirectory(prefix="tilewise-entry-") as folder, beating(board, worker):
             outcome, facts, reason = _measured(board, number, Path(folder), settings, threads)
-    except (SystemExit, KeyboardInterrupt):  # asked to end: the entry goes back as if it had not been tried
+    except (SystemExit, KeyboardInterrupt):  # the entry goes back to the queue, and this attempt does not count
         with board.write() as transaction:
             transaction.release(worker, counts=False)
         raise
@@ -105,7 +105,7 @@ def run_one(
 
 
 def new_name() -> str:
-    """A worker's name: no two ever have the same."""
+    """Return a unique name for a worker."""
     return f"{os.getpid()}-{secrets.token_hex(8)}"
 
 
@@ -119,7 +119,7 @@ def _measured(
 
     try:
         return _outcome(measure)
-    except UnavailableError as error:  # what a process says at its end is for the teacher
+    except UnavailableError as error:  # the last words of a process are for the teacher only
         log.warning("entry %s: %s", number, error)
         return "rejected", None, "the process that measured this entry ended before it had a result"
     except TilewiseError as error:
@@ -137,7 +137,7 @@ def _outcome(measure: Callable[[], dict[str, Any]]) -> tuple[str, dict[str, Any]
 
 
 def for_everybody(error: TilewiseError) -> str:
-    """An error's sentence with files by their own names: the folders of this machine are nobody's business."""
+    """Return an error's sentence without the folders of this machine."""
     return _FOLDERS.sub("", str(error))
 
 
@@ -154,17 +154,17 @@ def consider_record(board: Board, number: int, settings: Settings, threads: int 
     record = board.entry(holder)
     if record is None or entry["score"] <= (record["score"] or 0):
         return False
-    found = _duel(board, number, holder, settings, threads)
-    if found["beaten"]:
+    outcome = _duel(board, number, holder, settings, threads)
+    if outcome["beaten"]:
         with board.write() as transaction:
-            transaction.record(number, found["p_value"], found["factor"], holder)
-    return bool(found["beaten"])
+            transaction.record(number, outcome["p_value"], outcome["factor"], holder)
+    return bool(outcome["beaten"])
 
 
 def _duel(board: Board, number: int, holder: int, settings: Settings, threads: int) -> dict[str, Any]:
     entry = board.entry(number)
     assert entry is not None
-    if entry["event"] == "TILE_OLYMPIAD":  # nothing there varies from run to run
+    if entry["event"] == "TILE_OLYMPIAD":  # its score does not vary between runs
         return {"beaten": True, "p_value": 0.0, "factor": 1.0}
     with tempfile.TemporaryDirectory(prefix="tilewise-duel-") as folder:
         one, other = (board.recipe(n, Path(folder) / str(n)) for n in (number, holder))
@@ -182,7 +182,7 @@ def _duel_request(one: Recipe, other: Recipe, settings: Settings, threads: int) 
 
 
 def rerun_plugin(board: Board, number: int, threads: int = 1, settings: Settings | None = None) -> dict[str, Any]:
-    """Run the plugin of an open entry on this machine, as its owner, and write down what was found."""
+    """Run the plugin of an open entry on this machine, and store the result; for the owner of the board."""
     from tilewise_arena.sandbox import score_plugin
 
     entry = board.entry(number)
@@ -196,9 +196,9 @@ def rerun_plugin(board: Board, number: int, threads: int = 1, settings: Settings
         outcome, facts, reason = _outcome(lambda: score_plugin(path, entry["event"], settings, threads).as_dict())
     with board.write() as transaction:
         transaction.result(number, outcome, facts, reason)
-    found = board.entry(number)
-    assert found is not None
-    return found
+    updated_entry = board.entry(number)
+    assert updated_entry is not None
+    return updated_entry
 
 
 def work(
@@ -209,25 +209,25 @@ def work(
     key: Path | None = None,
     name: str = "",
 ) -> None:
-    """Run until the process that started this one is gone (or, `once`, until nothing waits any more)."""
+    """Measure entries until the parent process ends or, with `once`, until the queue is empty."""
     parent, worker, watch = os.getppid(), name or new_name(), Watch()
     with open_board(where, create=False, key=key) as board:
         while os.getppid() == parent:
-            found = None
+            number = None
             try:
-                found = run_one(board, settings, threads, worker, watch)
-                if found is None and once and not board.running():
+                number = run_one(board, settings, threads, worker, watch)
+                if number is None and once and not board.running():
                     return
             except TilewiseError as error:
                 log.warning("%s", error)
                 if once:
                     raise
-            if found is None:
+            if number is None:
                 time.sleep(_PAUSE)
 
 
 def _end(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what is put back now is not broken off
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the release of the job
     sys.exit(0)
 
 
@@ -235,8 +235,8 @@ def main() -> None:
     die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGTERM, _end)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    where, threads, given, key, name = sys.argv[1:6]
-    work(where, replace(Settings(), **json.loads(given)), int(threads), key=Path(key) if key else None, name=name)
+    where, threads, settings, key, name = sys.argv[1:6]
+    work(where, replace(Settings(), **json.loads(settings)), int(threads), key=Path(key) if key else None, name=name)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ _SORTS = {"score": "score", "team": "team", "time": "id", "id": "id"}  # numbers
 
 
 def open_board(where: str | Path, *, create: bool = True, key: Path | None = None) -> Board:
-    """The board in a SQLite file or behind a database URL; a new one where there is none and `create` is set."""
+    """Open the board in a SQLite file or at a database URL; with `create`, a new one if there is none."""
     url, path = _url(str(where))
     if path is not None and not create and not path.is_file():
         raise UnavailableError(f"there is no board at {path}")
@@ -54,9 +54,9 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
             schema.create_tables(engine)
         schema.check_tables(engine)
         with engine.connect() as connection:
-            begun = connection.execute(select(func.max(schema.ledger.c.seq))).scalar() is not None
-        sealed = board_key(key_path, create=create and not begun)
-        if sealed is None and create:
+            has_links = connection.execute(select(func.max(schema.ledger.c.seq))).scalar() is not None
+        board_key_bytes = board_key(key_path, create=create and not has_links)
+        if board_key_bytes is None and create:
             raise UnavailableError(
                 f"the board's key is missing: there is none at {key_path}, and this board has entries that were sealed "
                 "with one; put the key back (a backup made on the command line holds it) or name it with --key"
@@ -69,7 +69,7 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
         if engine is not None:
             engine.dispose()
         raise UnavailableError(f"the board at {_safe(str(where))} cannot be opened: {_reason(error)}") from None
-    board = Board(engine, sealed, path, key_path)
+    board = Board(engine, board_key_bytes, path, key_path)
     if create and board.has_unsealed_jobs():
         with board.write() as transaction:
             transaction.seal_jobs()
@@ -148,7 +148,7 @@ def _places(
 
 
 def _holder(event: str, division: str) -> Select[tuple[int]]:
-    """The entry that holds the record."""
+    """Select the entry that holds the record."""
     table = schema.entries
     return select(table.c.id).where((table.c.event == event) & (table.c.division == division) & table.c.record)
 
@@ -178,7 +178,7 @@ class Board:
         return self._value(select(schema.jobs.c.entry).where(schema.jobs.c.seal == "").limit(1)) is not None
 
     def write_key(self) -> None:
-        """Put this board's key into its file; for a board that was restored."""
+        """Write this board's key to its file; for a restored board."""
         assert self.key is not None
         write_atomic(self.key_path, self.key.hex() + "\n")
         self.key_path.chmod(0o600)
@@ -196,7 +196,7 @@ class Board:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """One lasting change, or several: committed to the disk when the block ends, undone if it raises."""
+        """Open a transaction, which is committed to the disk when the block ends, and undone if it raises."""
         if self.key is None:
             raise UnavailableError("this board's key is missing, so nothing can be added to it")
         try:
@@ -217,7 +217,7 @@ class Board:
             return connection.execute(query).scalar()
 
     def add_scored(self, team: str, recipe: Recipe, score: Score) -> dict[str, Any]:
-        """Enter what was measured on this machine: submission and result together."""
+        """Add an entry that was measured on this machine: its submission and its result together."""
         check_ranked(score.practice)
         files = {name: recipe.file_content(name) for name in recipe.files}
         with self.write() as transaction:
@@ -238,13 +238,13 @@ class Board:
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A connection that sees the board as it is now, however long it is read."""
+        """Open a connection that sees one state of the board, however long it reads."""
         level = {} if self.path is not None else {"isolation_level": "REPEATABLE READ"}
         with readable(self), self.engine.connect().execution_options(**level) as connection:
             yield connection
 
     def links(self, connection: Connection | None = None) -> Iterator[Link]:
-        """The ledger, in order."""
+        """Yield the links of the ledger in order."""
         query = select(schema.ledger).order_by(schema.ledger.c.seq)
         with contextlib.nullcontext(connection) if connection is not None else self.read() as opened:
             for row in opened.execute(query).yield_per(500):
@@ -270,26 +270,26 @@ class Board:
         table = schema.entries
         column = table.c[_SORTS.get(sort, "score")]
         order = column.desc().nulls_last() if sort in ("score", "time") else column.asc()
-        chosen = select(table.c.id).where(*_entry_conditions(event, division, status, team))
-        return self._rows(chosen.order_by(order, table.c.id).limit(limit).offset(offset))
+        conditions = select(table.c.id).where(*_entry_conditions(event, division, status, team))
+        return self._rows(conditions.order_by(order, table.c.id).limit(limit).offset(offset))
 
     def best_of_teams(self, event: str, division: str) -> list[dict[str, Any]]:
         """The best scored entry of every team, best first."""
         table, other, names = schema.entries, schema.entries.alias(), _team_names()
         own = (other.c.event == event, other.c.division == division, other.c.team == names.c.team)
         best = select(other.c.id).where(*own, other.c.status == "scored").order_by(other.c.score.desc(), other.c.id)
-        chosen = table.c.id.in_(select(best.limit(1).scalar_subquery()).select_from(names))
-        return self._rows(select(table.c.id).where(chosen).order_by(table.c.score.desc(), table.c.id))
+        conditions = table.c.id.in_(select(best.limit(1).scalar_subquery()).select_from(names))
+        return self._rows(select(table.c.id).where(conditions).order_by(table.c.score.desc(), table.c.id))
 
     def _rows(self, query: Any) -> list[dict[str, Any]]:
         """Return the listed columns of the entries that a query finds, in its order: ids first, then rows."""
         table = schema.entries
-        shown = [column for column in table.c if column.name not in ("result", "recipe", "bytes")]
+        columns = [column for column in table.c if column.name not in ("result", "recipe", "bytes")]
         with self.read() as connection:
             numbers = [int(row.id) for row in connection.execute(query)]
             rows: dict[int, dict[str, Any]] = {}
             for at in range(0, len(numbers), 500):
-                some = select(*shown).where(table.c.id.in_(numbers[at : at + 500]))
+                some = select(*columns).where(table.c.id.in_(numbers[at : at + 500]))
                 rows |= {int(row.id): dict(row._mapping) for row in connection.execute(some)}
         return [rows[number] for number in numbers if number in rows]
 
@@ -310,27 +310,27 @@ class Board:
     def standings(
         self, event: str, division: str, team: str = "", sort: str = "score", limit: int = 100, offset: int = 0
     ) -> list[dict[str, Any]]:
-        """The rows of a board page: entries with their place and the figures of their results."""
-        shown = self.entries(event, division, None, team or None, sort, limit, offset)
+        """Return the rows of a board page: entries with their rank and the figures of their results."""
+        rows = self.entries(event, division, None, team or None, sort, limit, offset)
         table = schema.entries
-        numbers = [row["id"] for row in shown]
+        numbers = [row["id"] for row in rows]
         with self.read() as connection:
-            chosen = select(table.c.id, table.c.result).where(table.c.id.in_(numbers))
-            results = {int(row.id): json.loads(row.result) for row in connection.execute(chosen) if row.result}
-            scored = [row for row in shown if row["status"] == "scored"]
+            query = select(table.c.id, table.c.result).where(table.c.id.in_(numbers))
+            results = {int(row.id): json.loads(row.result) for row in connection.execute(query) if row.result}
+            scored = [row for row in rows if row["status"] == "scored"]
             ranks = _places(connection, event, division, scored, in_a_row=sort == "score" and not team)
-        for row in shown:
+        for row in rows:
             row["rank"] = ranks.get(row["id"])
         names = ("speedup", "memory_gain", "size_gain")
         with readable(self):
-            for row in shown:
-                found = results.get(row["id"], {})
-                row |= {name: found.get(name) for name in names}
-                row["accuracy"] = found.get("validation", {}).get("accuracy")
-        return shown
+            for row in rows:
+                result = results.get(row["id"], {})
+                row |= {name: result.get(name) for name in names}
+                row["accuracy"] = result.get("validation", {}).get("accuracy")
+        return rows
 
     def entry(self, number: int) -> dict[str, Any] | None:
-        """One entry with recipe and result, or None."""
+        """Return an entry with its recipe and result, or None."""
         row = self._row(number)
         if row is None:
             return None
@@ -376,9 +376,9 @@ class Board:
         return body
 
     def record(self, event: str, division: str) -> int | None:
-        """The entry that holds the record."""
-        found = self._value(_holder(event, division))
-        return None if found is None else int(found)
+        """Select the entry that holds the record."""
+        row = self._value(_holder(event, division))
+        return None if row is None else int(row)
 
     def records(self, event: str, division: str) -> list[dict[str, Any]]:
         """Every record of an event in the order it was set, with score and team."""
@@ -387,10 +387,12 @@ class Board:
         with self.read() as connection:
             links = [(str(row.at), json.loads(row.body)) for row in connection.execute(query)]
             links = [(at, body) for at, body in links if (body["event"], body["division"]) == (event, division)]
-            held = select(entries.c.id, entries.c.team, entries.c.score).where(
+            select_holders = select(entries.c.id, entries.c.team, entries.c.score).where(
                 entries.c.id.in_({int(body["entry"]) for _, body in links})
             )
-            holders = {int(row.id): {"team": row.team, "score": row.score} for row in connection.execute(held)}
+            holders = {
+                int(row.id): {"team": row.team, "score": row.score} for row in connection.execute(select_holders)
+            }
         return [body | {"at": at} | holders[int(body["entry"])] for at, body in links if int(body["entry"]) in holders]
 
     def open_events(self) -> dict[str, bool]:
@@ -398,7 +400,7 @@ class Board:
             return {str(r.name): bool(r.open) for r in connection.execute(select(schema.events))}
 
     def running(self) -> dict[int, int]:
-        """Entries that some worker is at, with its beat."""
+        """Return the running entries with their heartbeats."""
         jobs = schema.jobs
         with self.read() as connection:
             rows = connection.execute(select(jobs.c.entry, jobs.c.beat).where(jobs.c.state == "running"))
@@ -409,8 +411,8 @@ class Board:
         return int(self._value(select(func.count()).select_from(schema.jobs).where(schema.jobs.c.state != "done")) or 0)
 
     def teams(self) -> list[dict[str, Any]]:
-        """Tokens without their secrets, newest first."""
+        """Return the tokens without their hashes, the newest first."""
         table = schema.tokens
-        shown = (table.c.id, table.c.team, table.c.role, table.c.created_at, table.c.revoked_at)
+        columns = (table.c.id, table.c.team, table.c.role, table.c.created_at, table.c.revoked_at)
         with self.read() as connection:
-            return [dict(r._mapping) for r in connection.execute(select(*shown).order_by(table.c.created_at.desc()))]
+            return [dict(r._mapping) for r in connection.execute(select(*columns).order_by(table.c.created_at.desc()))]

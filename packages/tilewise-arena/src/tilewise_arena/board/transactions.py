@@ -1,6 +1,6 @@
-"""The changes that a board allows: each one adds a link to the ledger and updates the tables that follow from it.
+"""Changes of a board: each one adds a link to the ledger and updates the tables that are derived from it.
 
-A `Transaction` lives for one `with board.write()` block; all its changes are committed together or not at all.
+A `Transaction` lasts for one `with board.write()` block; all its changes are committed together or not at all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def now() -> str:
 
 
 class Transaction:
-    """Changes to a board that become lasting together."""
+    """Changes to a board that are committed together."""
 
     def __init__(self, connection: Connection, key: bytes) -> None:
         self.connection, self._connection, self._key = connection, connection, key
@@ -53,7 +53,7 @@ class Transaction:
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """A change that may fail without taking the others with it."""
+        """Open a savepoint: if the block raises, only its own changes are undone."""
         seq, head = self._seq, self._head
         try:
             with self._connection.begin_nested():
@@ -79,19 +79,19 @@ class Transaction:
         plugin: bytes | None = None,
         queue: bool = True,
     ) -> dict[str, Any]:
-        """Enter a checked recipe (or, in the open division, a plugin) and give the receipt."""
+        """Add an entry from a valid recipe (or, in the open division, a plugin) and return its receipt."""
         files = dict(files or {})
         event = str(recipe["event"])
         if not self.is_open(event):
             raise Rejected("event closed", f"{event} is closed for new entries")
         body = self._submission(team, recipe, files, division, plugin)
-        known = self._connection.execute(
+        earlier_entry = self._connection.execute(
             select(schema.entries.c.id).where(schema.entries.c.digest == body["digest"])
         ).scalar()
-        if known is not None:
-            raise Replayed(int(known))
-        kept = sum(self._keep_file(content) for content in [*files.values(), *([plugin] if plugin else [])])
-        body["bytes"] = kept + len(canonical(body["recipe"]))
+        if earlier_entry is not None:
+            raise Replayed(int(earlier_entry))
+        new_bytes = sum(self._keep_file(content) for content in [*files.values(), *([plugin] if plugin else [])])
+        body["bytes"] = new_bytes + len(canonical(body["recipe"]))
         body["entry"] = number = self._next_number()
         link = self._append("submission", body)
         status = "unverified" if division == "open" else "queued"
@@ -101,7 +101,7 @@ class Transaction:
         return {"entry": number, "hash": link.hash, "at": link.at, "status": status}
 
     def _next_number(self) -> int:
-        """Entries are counted from 1 by themselves: tokens and results are links of the ledger too, but no entries."""
+        """Return the number of the next entry; entries are numbered from 1, independently of the ledger's links."""
         return int(self._connection.execute(select(func.max(schema.entries.c.id))).scalar() or 0) + 1
 
     def _submission(
@@ -115,7 +115,7 @@ class Transaction:
         return body | {"digest": sha256(canonical(_nameless(body)))}
 
     def _keep_file(self, content: bytes) -> int:
-        """Store a file that is not there yet; gives the bytes that this takes."""
+        """Store a file unless it is stored already; returns the bytes added."""
         digest = sha256(content)
         table = schema.files
         if self._connection.execute(select(table.c.digest).where(table.c.digest == digest)).scalar() is not None:
@@ -139,7 +139,7 @@ class Transaction:
         self._change(entry, **result_columns(body))
 
     def record(self, entry: int, p_value: float, factor: float, previous: int | None) -> None:
-        """The entry holds the record of its event and division from now on."""
+        """Give an entry the record of its event and division."""
         row = self._known(entry)
         if row.status != "scored":
             raise Rejected("no record", f"entry {entry} is {row.status}, and only a scored one holds a record")
@@ -148,12 +148,12 @@ class Transaction:
         body = {"entry": entry, "p_value": p_value, "factor": factor, "previous": previous}
         self._append("record", body | {"event": row.event, "division": row.division})
         table = schema.entries
-        held = (table.c.event == row.event) & (table.c.division == row.division) & table.c.record
-        self._connection.execute(update(table).where(held).values(record=False))
+        holders = (table.c.event == row.event) & (table.c.division == row.division) & table.c.record
+        self._connection.execute(update(table).where(holders).values(record=False))
         self._change(entry, record=True)
 
     def disqualify(self, entry: int, reason: str, by: str = "") -> None:
-        """Take an entry out of the ranking until somebody lifts it; the entry and the reason stay to be seen."""
+        """Remove an entry from the ranking until it is reinstated; the entry and the reason stay visible."""
         self._known(entry)
         if not 3 <= len(reason.strip()) <= 300 or not reason.isprintable():
             raise ConfigurationError("a disqualification needs a reason of 3 to 300 printable characters")
@@ -162,7 +162,7 @@ class Transaction:
         self._end_job(entry)
 
     def reinstate(self, entry: int, by: str = "") -> None:
-        """Lift a disqualification: the entry is as it was when it came, and waits for a run."""
+        """Lift a disqualification: the entry is as when it was submitted, and waits for a run."""
         row = self._known(entry)
         if row.status != "disqualified":
             raise ConfigurationError(f"entry {entry} is not disqualified")
@@ -172,7 +172,7 @@ class Transaction:
             self._queue(entry)
 
     def requeue(self, entry: int, by: str = "") -> None:
-        """Have an entry run again."""
+        """Queue an entry for another run."""
         row = self._known(entry)
         if row.division != "closed":
             raise ConfigurationError("an entry of the open division is re-run by hand: tilewise compete rerun")
@@ -219,8 +219,8 @@ class Transaction:
     # --- events ---
 
     def is_open(self, event: str) -> bool:
-        found = self._connection.execute(select(schema.events.c.open).where(schema.events.c.name == event)).scalar()
-        return found is None or bool(found)
+        is_open = self._connection.execute(select(schema.events.c.open).where(schema.events.c.name == event)).scalar()
+        return is_open is None or bool(is_open)
 
     def set_open(self, event: str, is_open: bool, by: str = "") -> None:
         """Open or close an event for new entries."""
@@ -248,25 +248,25 @@ class Transaction:
     # --- the queue ---
 
     def claim_job(self, worker: str, most_attempts: int, abandoned: Mapping[int, int] | None = None) -> int | None:
-        """The next entry to run, reserved for `worker`.
+        """Reserve the next entry for `worker` and return it; None if there is none.
 
-        `abandoned` are running entries whose beat the caller has seen stand still for too long: they are free, unless
-        their beat has moved since.
+        `abandoned` maps running entries to heartbeats that have not changed for too long: these entries are free,
+        unless their heartbeat has changed since.
         """
         jobs = schema.jobs
         free = jobs.c.state == "queued"
         for entry, beat in (abandoned or {}).items():
             free |= (jobs.c.state == "running") & (jobs.c.entry == entry) & (jobs.c.beat == beat)
         query = self._in_turn(select(jobs.c.entry, jobs.c.attempts, jobs.c.beat).where(free)).limit(1)
-        while (found := self._connection.execute(query).first()) is not None:
-            entry = int(found.entry)
+        while (job := self._connection.execute(query).first()) is not None:
+            entry = int(job.entry)
             if self._known(entry).status == "disqualified":
                 self._end_job(entry)
-            elif found.attempts >= most_attempts:
+            elif job.attempts >= most_attempts:
                 sentence = f"not scored: its run was ended {most_attempts} times; the teacher can have it run again"
                 self.result(entry, "noisy", None, sentence)
             else:
-                values = {"state": "running", "attempts": found.attempts + 1, "beat": found.beat + 1, "worker": worker}
+                values = {"state": "running", "attempts": job.attempts + 1, "beat": job.beat + 1, "worker": worker}
                 values["turn"] = 1 + int(self._connection.execute(select(func.max(jobs.c.turn))).scalar() or 0)
                 self._write_job(entry, **values)
                 return entry
@@ -274,29 +274,29 @@ class Transaction:
 
     @staticmethod
     def _in_turn(query: Any) -> Any:
-        """First the team whose last job was taken longest ago, then the earliest entry."""
+        """Order jobs: first the team whose last job started longest ago, then the earliest entry."""
         jobs, entries = schema.jobs, schema.entries
         others, of = jobs.alias(), entries.alias()
         last = select(of.c.team, func.max(others.c.turn).label("turn")).join(others, others.c.entry == of.c.id)
-        waiting = select(entries.c.team).join(jobs, jobs.c.entry == entries.c.id).where(jobs.c.state != "done")
-        turns = last.where(others.c.turn > 0, of.c.team.in_(waiting)).group_by(of.c.team).subquery()
+        teams_waiting = select(entries.c.team).join(jobs, jobs.c.entry == entries.c.id).where(jobs.c.state != "done")
+        turns = last.where(others.c.turn > 0, of.c.team.in_(teams_waiting)).group_by(of.c.team).subquery()
         joined = query.join(entries, entries.c.id == jobs.c.entry).outerjoin(turns, turns.c.team == entries.c.team)
         return joined.order_by(func.coalesce(turns.c.turn, 0), jobs.c.entry)
 
     def beat(self, worker: str) -> None:
-        """A sign of life of a worker: its job is not abandoned."""
+        """Increase the heartbeat of a worker's job, so that it does not count as abandoned."""
         jobs = schema.jobs
         mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
         self._connection.execute(update(jobs).where(mine).values(beat=jobs.c.beat + 1))
 
     def holds(self, worker: str, entry: int) -> bool:
-        """Whether the job is still this worker's; another may have taken it, or a teacher ended it."""
+        """Return whether this worker still has the job; another may have taken it over, or a teacher ended it."""
         jobs = schema.jobs
         mine = (jobs.c.entry == entry) & (jobs.c.state == "running") & (jobs.c.worker == worker)
         return self._connection.execute(select(jobs.c.entry).where(mine)).first() is not None
 
     def release(self, worker: str, counts: bool = True) -> None:
-        """Put back what a worker was at; an attempt that was broken off in good order does not count."""
+        """Put a worker's job back into the queue; without `counts`, the attempt does not count."""
         jobs = schema.jobs
         mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
         for job in self._connection.execute(select(jobs).where(mine)).all():
@@ -304,14 +304,14 @@ class Transaction:
             self._write_job(int(job.entry), state="queued", worker="", attempts=attempts)
 
     def queued_of(self, team: str) -> int:
-        """Entries of a team that wait for their run, by a worker or by the teacher's hand."""
+        """Count the entries of a team that wait for a run, by a worker or by the teacher."""
         table = schema.entries
-        waiting = (table.c.team == team) & table.c.status.in_(("queued", "unverified"))
-        query = select(func.count()).select_from(table).where(waiting)
+        is_waiting = (table.c.team == team) & table.c.status.in_(("queued", "unverified"))
+        query = select(func.count()).select_from(table).where(is_waiting)
         return int(self._connection.execute(query).scalar() or 0)
 
     def stored_by(self, team: str) -> int:
-        """Bytes that a team's entries have added to the database."""
+        """Return the bytes that a team's entries have added to the database."""
         table = schema.entries
         query = select(func.coalesce(func.sum(table.c.bytes), 0)).where(table.c.team == team)
         return int(self._connection.execute(query).scalar() or 0)
@@ -324,7 +324,7 @@ class Transaction:
 
 
 class Replayed(Rejected):
-    """A submission that is on the board already."""
+    """An error: the board has the same submission already."""
 
     def __init__(self, entry: int) -> None:
         super().__init__("replayed", f"this submission is on the board already, as entry {entry}")
@@ -341,7 +341,7 @@ def sha256(content: bytes) -> str:
 
 
 def entry_row(link: Link, body: Mapping[str, Any], status: str) -> dict[str, Any]:
-    """The row of `entries` that a submission gives. In an older ledger an entry has the number of its link."""
+    """Return the row of `entries` for a submission. In an older ledger an entry has the number of its link."""
     recipe = body["recipe"]
     number, where = (int(body["entry"]), link.seq) if "entry" in body else (link.seq, 0)
     names = {name: body[name] for name in ("team", "event", "division", "digest")}
@@ -358,10 +358,10 @@ def entry_row(link: Link, body: Mapping[str, Any], status: str) -> dict[str, Any
 
 
 def result_columns(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of `entries` that a result gives."""
-    found = body["result"]
-    text = None if found is None else canonical(found).decode()
-    score = None if found is None else float(found["score"])
+    """Return the columns of `entries` that a result changes."""
+    result = body["result"]
+    text = None if result is None else canonical(result).decode()
+    score = None if result is None else float(result["score"])
     scored = body["outcome"] == "scored"
     return {"status": body["outcome"], "reason": body["reason"], "result": text, "score": score, "verified": scored}
 
@@ -374,7 +374,7 @@ def _nameless(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fresh_columns(division: str) -> dict[str, Any]:
-    """The columns of an entry that has not been run."""
+    """Return the columns of an entry that has not been run."""
     status = "unverified" if division == "open" else "queued"
     return {"status": status, "reason": "", "score": None, "result": None, "verified": False, "record": False}
 
@@ -389,7 +389,7 @@ def plain_number(value: Any) -> Any:
 
 
 def recipe_of(row: Any) -> Recipe:
-    found = json.loads(row.recipe)
-    if not isinstance(found, dict):
+    recipe = json.loads(row.recipe)
+    if not isinstance(recipe, dict):
         raise FileFormatError(f"the board's entry {row.id} has no recipe; the file is damaged")
-    return parse_recipe(found)
+    return parse_recipe(recipe)

@@ -190,8 +190,8 @@ def _token_faults(connection: Connection, replay: Replay) -> list[str]:
 
 def _job_faults(connection: Connection, replay: Replay) -> list[str]:
     jobs = schema.jobs
-    queued = {int(row.entry) for row in connection.execute(select(jobs.c.entry).where(jobs.c.state != "done"))}
-    missing, unexpected = replay.pending - queued, queued - replay.pending
+    in_queue = {int(row.entry) for row in connection.execute(select(jobs.c.entry).where(jobs.c.state != "done"))}
+    missing, unexpected = replay.pending - in_queue, in_queue - replay.pending
     faults = [f"entry {number} should wait for its run, and the queue does not have it" for number in sorted(missing)]
     return faults + [
         f"entry {number} is in the queue, and the ledger does not say why" for number in sorted(unexpected)

@@ -51,7 +51,7 @@ def serve(
     open_board(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
     crew = Workers(workers, where, threads, {"truth": truth, "images": images}, key)
     try:
-        counted = crew.alive if workers else None
+        count_workers = crew.alive if workers else None
         app = create_app(
             where,
             most_queued=most_queued,
@@ -59,7 +59,7 @@ def serve(
             key=key,
             rate=rate,
             has_truth=truth is not None,
-            workers=counted,
+            workers=count_workers,
         )
         freeze_imports()
         server = GuardedServer(app, listening, behind_proxy)
@@ -133,5 +133,5 @@ def rerun(
 
     with open_board(where, key) as board:
         entry = rerun_plugin(board, number, threads)
-    shown = {name: entry[name] for name in ("id", "team", "event", "status", "score", "reason")}
-    answer(as_json, shown, f"entry {number}: {entry['status']} {entry['reason'] or entry['score']}")
+    facts = {name: entry[name] for name in ("id", "team", "event", "status", "score", "reason")}
+    answer(as_json, facts, f"entry {number}: {entry['status']} {entry['reason'] or entry['score']}")

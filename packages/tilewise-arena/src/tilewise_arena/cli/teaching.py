@@ -75,8 +75,8 @@ def token_list(where: BoardOption = DEFAULT_BOARD, as_json: AsJson = False) -> N
         print(json.dumps(rows))
         return
     for row in rows:
-        ended = f", revoked {row['revoked_at'][:16]}" if row["revoked_at"] else ""
-        print(f"{row['id']}  {row['team']}  {row['role']}  since {row['created_at'][:16]}{ended}")
+        revocation = f", revoked {row['revoked_at'][:16]}" if row["revoked_at"] else ""
+        print(f"{row['id']}  {row['team']}  {row['role']}  since {row['created_at'][:16]}{revocation}")
 
 
 def event(

@@ -1,10 +1,9 @@
-"""Judging what a student handed in as a notebook, without running it where grades are made.
+"""Checks of notebooks that students hand in, without running their code in the grader's process.
 
-Graders run a student's cells and the tests in one kernel, where the first can change the second. So the student's cells
-are taken out before anything runs: their text goes to a file, stubs stand in their place, and the tests ask for a
-verdict on the file. It comes from `checking`, whose process never runs an answer; the answer's own process runs in the
-sandbox of the competition's plugins. Where the system has no sandbox, grading stops with an error, unless the variable
-TILEWISE_UNSANDBOXED_GRADING=1 says that the machine is meant for untrusted code; a warning is then printed each time.
+Graders run a student's cells and the tests in one kernel, where the cells could change the tests. Therefore the cells
+are removed before anything runs: their text goes to a file, stubs replace them, and the tests ask for a verdict on the
+file. The verdict comes from `checking`, whose process never runs an answer. The answer runs in another process: in the
+sandbox of the competition's plugins if the system supports it, and always with resource limits.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def judge(lesson: str, path: Path, seconds: float = _SECONDS) -> list[Result]:
 
 
 def must_be_solved(lesson: str, name: str, folder: Path | None = None) -> None:
-    """Raise AssertionError with what is wrong with an exercise in the answers that were taken out of a notebook."""
+    """Raise AssertionError with the feedback on an exercise if its answer, from a notebook, is wrong."""
     exercise = next(e for e in exercises(lesson) if e.name == name)
     path = (folder or Path()) / ANSWERS
     read_input(path, _MOST_TEXT)
@@ -80,8 +79,8 @@ def _check_unsandboxed(reason: str) -> None:
     print(f"WARNING: students' code runs without a sandbox, because {UNSANDBOXED}=1 ({reason})", file=sys.stderr)
 
 
-def taken_apart(notebook: dict[str, Any], lesson: str, is_test: Callable[[dict[str, Any]], bool]) -> str:
-    """Take a student's code out of a notebook, in place: stubs instead of it, tests as they are. Gives the code."""
+def extract_code(notebook: dict[str, Any], lesson: str, is_test: Callable[[dict[str, Any]], bool]) -> str:
+    """Replace a student's code in a notebook by stubs, in place, and return the code; tests stay as they are."""
     sources: list[str] = []
     for cell in notebook.get("cells", []):
         if cell.get("cell_type") != "code" or is_test(cell):
@@ -96,7 +95,7 @@ def taken_apart(notebook: dict[str, Any], lesson: str, is_test: Callable[[dict[s
 
 
 def plain_code(text: str) -> str:
-    """A cell without what only a notebook understands, and without what belongs to the grader."""
+    """Return the code of a cell without lines for notebooks only (%, !, ?) and without the grader's own lines."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(("%", "!", "?"))]
     return "\n".join(line for line in lines if not line.startswith(("import otter", "grader")))
 

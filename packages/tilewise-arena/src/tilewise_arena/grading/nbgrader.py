@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._files import write_atomic
-from tilewise_arena.grading.judging import keep_answers, taken_apart
+from tilewise_arena.grading.judging import extract_code, keep_answers
 from tilewise_arena.grading.notebooks import (
     cell,
     hidden_test,
@@ -83,7 +83,7 @@ def apart() -> Any:
         def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
             folder = Path(resources["metadata"]["path"])
             lesson = str(resources["nbgrader"]["assignment"])
-            keep_answers(folder, taken_apart(nb, lesson, _is_test))
+            keep_answers(folder, extract_code(nb, lesson, _is_test))
             return nb, resources
 
     return Apart

@@ -13,12 +13,12 @@ _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def unfinished(lesson: str) -> dict[str, str]:
-    """The text of each function to write, by name."""
+    """Return the text of each function that students write, by name."""
     text = (files("tilewise.learn") / "start" / f"{check_lesson(lesson)}.py").read_text(encoding="utf-8")
     parts = re.split(r"^(?=def )", text, flags=re.M)
     head = "\n".join(line for line in parts[0].splitlines() if line.startswith(("import ", "from ")))
-    found = {part[4 : part.index("(")]: part.strip() + "\n" for part in parts[1:]}
-    return {name: f"{head}\n\n\n{text}" if head else text for name, text in found.items()}
+    functions = {part[4 : part.index("(")]: part.strip() + "\n" for part in parts[1:]}
+    return {name: f"{head}\n\n\n{text}" if head else text for name, text in functions.items()}
 
 
 def introduction(lesson: str) -> str:
@@ -42,13 +42,13 @@ def hidden_test(lesson: str, name: str) -> str:
 
 
 def cell(kind: str, text: str, **metadata: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {"cell_type": kind, "metadata": metadata, "source": text}
-    return made | ({"execution_count": None, "outputs": []} if kind == "code" else {})
+    content: dict[str, Any] = {"cell_type": kind, "metadata": metadata, "source": text}
+    return content | ({"execution_count": None, "outputs": []} if kind == "code" else {})
 
 
 def notebook(lesson: str, cells: list[dict[str, Any]]) -> str:
-    """A notebook as text."""
-    for number, made in enumerate(cells, 1):
-        made["id"] = f"{lesson}-{number}"
+    """Return a notebook as text."""
+    for number, content in enumerate(cells, 1):
+        content["id"] = f"{lesson}-{number}"
     about = {"kernelspec": _KERNEL, "language_info": {"name": "python"}}
     return json.dumps({"cells": cells, "metadata": about, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewise._files import write_atomic
 from tilewise.errors import UnavailableError
-from tilewise_arena.grading.judging import keep_answers, taken_apart
+from tilewise_arena.grading.judging import extract_code, keep_answers
 from tilewise_arena.grading.notebooks import (
     cell,
     hidden_test,
@@ -75,16 +75,16 @@ def write_assignment(lesson: str, folder: Path) -> Path:
     write_atomic(place / f"{lesson}.ipynb", master(lesson))
     shutil.rmtree(place / "dist", ignore_errors=True)
     command = [sys.executable, "-m", "otter", "assign", f"{lesson}.ipynb", "dist", "--no-run-tests"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True)
-    found = sorted((place / "dist" / "autograder").glob("*.zip"))
-    if done.returncode or not found:
-        said = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        raise UnavailableError(f"otter assign made no autograder for {lesson}: {said[:300]}")
-    return found[0]
+    process = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    archives = sorted((place / "dist" / "autograder").glob("*.zip"))
+    if process.returncode or not archives:
+        message = (process.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        raise UnavailableError(f"otter assign made no autograder for {lesson}: {message[:300]}")
+    return archives[0]
 
 
 class Apart:
-    """otter's plugin: what a student wrote is judged in a process apart, and never runs in the grader's kernel."""
+    """Plugin of otter: a student's code is checked in a separate process, and never runs in the grader's kernel."""
 
     IMPORTABLE_NAME = _PLUGIN
 
@@ -94,7 +94,7 @@ class Apart:
         self._folder, self._lesson = Path(submission_path).parent, str(plugin_config["lesson"])
 
     def before_execution(self, submission: Any) -> Any:
-        keep_answers(self._folder, taken_apart(submission, self._lesson, lambda _: False))
+        keep_answers(self._folder, extract_code(submission, self._lesson, lambda _: False))
         return submission
 
     def _nothing(self, *_: Any, **__: Any) -> None:

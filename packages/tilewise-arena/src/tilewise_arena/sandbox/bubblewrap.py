@@ -36,8 +36,8 @@ from tilewise.errors import UnavailableError
 SITE, PLUGIN, SCRATCH = "/site", "/plugin", "/tmp"
 SCRATCH_BYTES = 16 << 20  # arbitrary; counts as memory of the plugin
 _SUPERVISOR = f"{SITE}/tilewise_arena/sandbox/supervisor.py"
-_KILL_SECONDS = 5.0  # how long to wait for a killed process; arbitrary
-_SPARE_SECONDS = 10.0  # what the supervisor waits longer than the harness, which reports the reason; arbitrary
+# How long to wait for a killed process, and how much longer the supervisor waits than the harness; arbitrary.
+_KILL_SECONDS = 5.0
 _CLONE_THREAD = 0x10000  # CLONE_THREAD of <sched.h>
 _MAP_HUGETLB = 0x40000  # MAP_HUGETLB of <sys/mman.h>: pages that the kernel does not count as resident memory
 _MADVISE_ALLOWED = (3, 14, 15)  # WILLNEED, HUGEPAGE, NOHUGEPAGE; others could hide memory from its measurement
@@ -67,11 +67,11 @@ def unavailable_reason() -> str:
         return "the open division needs libseccomp and its binding: pip install tilewise-arena"
     with tempfile.TemporaryDirectory(prefix="tilewise-sandbox-") as folder:
         arguments = ("-c", "import numpy, tilewise, os; os.listdir('/plugin')")
-        done = subprocess.run(
+        probe = subprocess.run(
             command(Path(folder), arguments, hide_weights=True, info=None), capture_output=True, env=environment(1)
         )
-    if done.returncode:
-        message = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no error message"]
+    if probe.returncode:
+        message = probe.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no error message"]
         return f"the open division is off: this system has no sandbox for plugins ({message[0][:200]})"
     return ""
 
@@ -228,7 +228,7 @@ def start_process(
     """
     require_sandbox()
     cores = ",".join(str(core) for core in sorted(cores_for(threads)))
-    program = (_SUPERVISOR, str(seconds + _SPARE_SECONDS), cores, module, *arguments)
+    program = (_SUPERVISOR, str(seconds + _KILL_SECONDS), cores, module, *arguments)
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile() as errors, Path(errors.name).open("ab", 0) as error_stream:
         process = subprocess.Popen(

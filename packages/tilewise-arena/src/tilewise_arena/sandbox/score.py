@@ -118,10 +118,10 @@ def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | No
     )  # fmt: skip
 
 
-def _least_memory(event: Event, stored: int) -> int:
+def _least_memory(event: Event, weight_bytes: int) -> int:
     """Return the bytes that any program for this event needs: weights, a question and an answer."""
     layouts = (wire.question_of(event), wire.answer_of(event))
-    return stored + sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in layouts)
+    return weight_bytes + sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in layouts)
 
 
 def _check_baseline(event: Event, reference: Runner, questions: list[Question], quickest: float) -> None:

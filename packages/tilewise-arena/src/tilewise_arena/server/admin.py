@@ -123,23 +123,25 @@ def _add_overview(router: APIRouter, service: Service) -> None:
         return StreamingResponse(lines, media_type="application/jsonl", headers=headers)
 
 
-async def _overview(service: Service, request: Request, said: str = "", token: str = "", status: int = 200) -> Response:
+async def _overview(
+    service: Service, request: Request, sentence: str = "", token: str = "", status: int = 200
+) -> Response:
     """The page; the whole board is verified only when asked for (?check=1), since that reads all of it."""
     board = service.board
     links, head = await service.read(board.head)
-    known = await service.read(board.open_events)
+    open_events = await service.read(board.open_events)
     return page(
         "teacher.html",
         status,
         tokens=await service.read(board.teams),
-        openings=[(event, known.get(event.name, True)) for event in TinyMLPerf.events()],
+        openings=[(event, open_events.get(event.name, True)) for event in TinyMLPerf.events()],
         latest=await service.read(board.entries, None, None, None, None, "time", 50, 0),
         verdict=await service.read(verify, board) if request.query_params.get("check") else None,
         links=links,
         head=head,
         form=_form_token(request),
         waiting=await service.read(board.waiting),
-        said=said,
+        said=sentence,
         token=token,
     )
 
@@ -154,10 +156,10 @@ def _add_actions(router: APIRouter, service: Service) -> None:
         if teacher is None or not _is_ours(request, fields):
             return page("login.html", 403, error="Sign in first.")
         try:
-            said, token = await _carry_out(service, fields, teacher.id)
+            sentence, token = await _carry_out(service, fields, teacher.id)
         except (TilewiseError, ValueError) as error:
             return await _overview(service, request, f"Not done: {error}", status=400)
-        return await _overview(service, request, said, token)
+        return await _overview(service, request, sentence, token)
 
 
 async def _carry_out(service: Service, fields: dict[str, str], by: str) -> tuple[str, str]:

@@ -56,10 +56,10 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
 
     @router.get("/api/events", response_model=models.EventList, responses=problems(503))
     async def events() -> Any:
-        """The events with their rules, and whether they take entries."""
-        known = await service.read(board.open_events)
+        """Return the events with their rules, and whether they accept entries."""
+        open_events = await service.read(board.open_events)
         rows = [
-            {"name": e.name, "title": e.title, "rules": e.rules, "open": known.get(e.name, True)}
+            {"name": e.name, "title": e.title, "rules": e.rules, "open": open_events.get(e.name, True)}
             for e in TinyMLPerf.events()
         ]
         return {"events": rows}
@@ -76,15 +76,15 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
         offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
     ) -> Any:
         """Entries, best first unless asked otherwise, a page at a time."""
-        chosen = (event, division, status, _text(team))
+        filters = (event, division, status, _text(team))
 
         async def make() -> Response:
-            rows = await service.read(board.entries, *chosen, sort, limit, offset)
-            total = await service.read(board.count, *chosen)
-            following = offset + len(rows)
-            return JSONResponse({"entries": rows, "total": total, "next": following if following < total else None})
+            rows = await service.read(board.entries, *filters, sort, limit, offset)
+            total = await service.read(board.count, *filters)
+            next_offset = offset + len(rows)
+            return JSONResponse({"entries": rows, "total": total, "next": next_offset if next_offset < total else None})
 
-        return await views.show(request, (*chosen, sort, limit, offset), make)
+        return await views.show(request, (*filters, sort, limit, offset), make)
 
     @router.get("/api/entries/{number}", response_model=models.EntryFull, responses=problems(400, 404, 503))
     async def entry(request: Request, number: Number) -> Any:
@@ -133,10 +133,10 @@ def _text(value: str | None) -> str | None:
 def _add_teams(router: APIRouter, service: Service) -> None:
     @router.post("/api/entries", status_code=201, **_secured(models.Receipt, 400, 409, 413, takes=models.Submission))
     async def submit(request: Request) -> Any:
-        """Enter a recipe. It is answered when it is on the disk; a worker measures it afterwards."""
+        """Submit a recipe. The response is sent once it is on the disk; a worker measures it afterwards."""
         holder = await service.holder(request)
-        given = await service.body(request, models.Submission)
-        return await service.enter(holder, given)
+        body = await service.body(request, models.Submission)
+        return await service.enter(holder, body)
 
 
 def _add_teacher(router: APIRouter, service: Service) -> None:
@@ -152,9 +152,9 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
     async def make_token(request: Request) -> Any:
         """A new token for a team; shown once."""
         teacher = await service.admin(request)
-        given = await service.body(request, models.NewToken)
-        token = await service.read(create_token, board, given.team, given.admin, teacher.id)
-        return {"token": token, "id": token.split("_")[1], "team": given.team}
+        body = await service.body(request, models.NewToken)
+        token = await service.read(create_token, board, body.team, body.admin, teacher.id)
+        return {"token": token, "id": token.split("_")[1], "team": body.team}
 
     @router.delete("/api/tokens/{identifier}", **_secured(models.Done, 400, 404, 413))
     async def drop_token(request: Request, identifier: Annotated[str, Path(pattern="^[0-9a-f]{8}$")]) -> Any:
@@ -170,9 +170,9 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
     async def open_or_close(request: Request, name: models.EventName) -> Any:
         """Open or close an event for new entries."""
         teacher = await service.admin(request)
-        given = await service.body(request, models.Opening)
-        await service.write(lambda transaction: transaction.set_open(name, given.open, teacher.id))
-        return {"done": f"{name} is {'open' if given.open else 'closed'}"}
+        body = await service.body(request, models.Opening)
+        await service.write(lambda transaction: transaction.set_open(name, body.open, teacher.id))
+        return {"done": f"{name} is {'open' if body.open else 'closed'}"}
 
     on_entry = _secured(models.Done, 400, 404, 413)
 
@@ -182,8 +182,8 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
     async def disqualify(request: Request, number: Number) -> Any:
         """Take an entry out of the ranking, with a reason that stays to be seen."""
         by = (await service.admin(request)).id
-        given = await service.body(request, models.Disqualification)
-        return await _on_entry(service, number, lambda t: t.disqualify(number, given.reason, by), "disqualified")
+        body = await service.body(request, models.Disqualification)
+        return await _on_entry(service, number, lambda t: t.disqualify(number, body.reason, by), "disqualified")
 
     @router.post("/api/entries/{number}/reinstate", **on_entry)
     async def reinstate(request: Request, number: Number) -> Any:

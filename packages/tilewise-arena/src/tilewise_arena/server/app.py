@@ -72,10 +72,10 @@ def create_app(
 
 def _document(app: FastAPI) -> None:
     """The OpenAPI document with the token as a security scheme, and without the framework's own 422."""
-    made = app.openapi
+    build_openapi = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = made()
+        document = build_openapi()
         parts = document.setdefault("components", {})
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         for methods in document["paths"].values():
@@ -89,9 +89,9 @@ def _document(app: FastAPI) -> None:
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = error.errors()[0]
-    where = ".".join(str(part) for part in found["loc"][1:])
-    return JSONResponse({"detail": f"{where}: {found['msg']}", "code": "schema"}, 400)
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"][1:])
+    return JSONResponse({"detail": f"{where}: {problem['msg']}", "code": "schema"}, 400)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

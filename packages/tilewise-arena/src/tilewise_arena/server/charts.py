@@ -39,16 +39,16 @@ def _cut(text: str, most: int = 60) -> str:
 
 
 def history(records: list[dict[str, Any]]) -> Markup:
-    """Records over time as steps, each a link to its entry."""
+    """Draw the records over time as steps, each with a link to its entry."""
     if not records:
         return Markup()
-    wide, high, left, bottom = 720, 210, 56, 44
+    wide, high, axis_x, bottom = 720, 210, 56, 44
     scores = [float(r["score"] or 0) for r in records]
     low, top = 0.8 * min(scores), max(scores) * 1.08 or 1.0
     count = len(records)
 
     def x(at: float) -> float:
-        return left + (wide - left - 20) * (at / max(count, 1))
+        return axis_x + (wide - axis_x - 20) * (at / max(count, 1))
 
     def y(score: float) -> float:
         return 12 + (high - bottom - 12) * (1 - (score - low) / (top - low))
@@ -56,8 +56,8 @@ def history(records: list[dict[str, Any]]) -> Markup:
     parts = [f'<svg class="chart" viewBox="0 0 {wide} {high}" role="img" aria-label="Records over time">']
     for share in (0, 0.5, 1):
         level = low + (top - low) * share
-        parts.append(f'<line class="grid" x1="{left}" x2="{wide - 10}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>')
-        parts.append(f'<text class="chart-axis" x="{left - 8}" y="{y(level) + 4:.1f}">{level:.1f}</text>')
+        parts.append(f'<line class="grid" x1="{axis_x}" x2="{wide - 10}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>')
+        parts.append(f'<text class="chart-axis" x="{axis_x - 8}" y="{y(level) + 4:.1f}">{level:.1f}</text>')
     path = f"M {x(0):.1f} {y(scores[0]):.1f}"
     for at, score in enumerate(scores):
         path += f" V {y(score):.1f} H {x(at + 1):.1f}"
@@ -109,7 +109,7 @@ def pair_bars(pair: dict[str, Any]) -> Markup:
 
 
 def step_rows(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cumulative speed-up after each step of a recipe."""
+    """Return the cumulative speed-up after each step of a recipe."""
     return [
         {
             "label": str(step["label"]),

@@ -45,9 +45,9 @@ STATUS = {
 
 
 def page(name: str, status: int = 200, **values: Any) -> HTMLResponse:
-    """A template as an answer."""
-    shown = {"events": TinyMLPerf.events(), "status_words": STATUS} | values
-    return HTMLResponse(_pages.get_template(name).render(**shown), status)
+    """Render a template as a response."""
+    variables = {"events": TinyMLPerf.events(), "status_words": STATUS} | values
+    return HTMLResponse(_pages.get_template(name).render(**variables), status)
 
 
 def not_there(request: Request) -> HTMLResponse:
@@ -103,19 +103,19 @@ def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
 
     @router.get("/entry/{number}")
     async def entry(request: Request, number: str) -> Response:
-        known = number.isascii() and number.isdecimal() and len(number) < 10
-        found = await service.visible_entry(int(number), None) if known else None
-        if found is None:
+        is_number = number.isascii() and number.isdecimal() and len(number) < 10
+        facts = await service.visible_entry(int(number), None) if is_number else None
+        if facts is None:
             return not_there(request)
 
         async def make() -> Response:
-            return await service.read(_entry_page, found)  # type: ignore[no-any-return]
+            return await service.read(_entry_page, facts)  # type: ignore[no-any-return]
 
         return await views.show(request, number, make)
 
 
 def _board_page(board: Board, event: Event, division: str, team: str, sort: str, at: int) -> HTMLResponse:
-    """One page of a board: some rows of it, and where the others are."""
+    """Render one page of a board's rows, with links to the other pages."""
     total = board.count(event.name, division, None, team or None)
     pages = max(-(-total // _ROWS), 1)
     at = min(at, pages)
@@ -125,23 +125,23 @@ def _board_page(board: Board, event: Event, division: str, team: str, sort: str,
     return page("board.html", **values, is_open=board.open_events().get(event.name, True))
 
 
-def _entry_page(found: dict[str, Any]) -> HTMLResponse:
-    result = found["result"] or {}
+def _entry_page(entry: dict[str, Any]) -> HTMLResponse:
+    result = entry["result"] or {}
     pairs, steps = charts.before_and_after(result), charts.step_rows(result.get("steps", []))
-    content = found["recipe"]  # empty while the event is open
+    content = entry["recipe"]  # empty while the event is open
     recipe = json.dumps(parse_recipe(content).as_dict(), indent=2) if content else ""  # in the order people write it
-    event = TinyMLPerf.event(found["event"])
-    return page("entry.html", entry=found, result=result, pairs=pairs, steps=steps, recipe=recipe, event=event)
+    event = TinyMLPerf.event(entry["event"])
+    return page("entry.html", entry=entry, result=result, pairs=pairs, steps=steps, recipe=recipe, event=event)
 
 
 def _cards(board: Board) -> list[dict[str, Any]]:
     """Return the card of every event: its record, its number of entries, and whether it is open."""
-    known, cards = board.open_events(), []
+    open_events, cards = board.open_events(), []
     for event in TinyMLPerf.events():
         number = board.record(event.name, "closed")
         holder = board.entry(number) if number is not None else None
         card = {"event": event, "record": holder, "count": board.count(event.name), "teams": board.teams_of(event.name)}
-        cards.append(card | {"open": known.get(event.name, True)})
+        cards.append(card | {"open": open_events.get(event.name, True)})
     return cards
 
 

@@ -163,9 +163,9 @@ class Service:
         receipt: dict[str, Any] = await self.write(add_entry)
         return receipt
 
-    def _check_room(self, transaction: Transaction, team: str, recipe: Recipe, brings: int) -> None:
+    def _check_room(self, transaction: Transaction, team: str, recipe: Recipe, more_bytes: int) -> None:
         """Reject an entry of a team with too many waiting entries, stored bytes or entries per day."""
-        if transaction.stored_by(team) + brings > self.most_stored:
+        if transaction.stored_by(team) + more_bytes > self.most_stored:
             most = f"{self.most_stored / (1 << 20):,.0f} MiB"
             raise Rejected("room", f"the files of {team} would take more than the {most} that a team has here")
         if transaction.queued_of(team) >= self.most_queued:
