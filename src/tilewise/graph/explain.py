@@ -29,7 +29,7 @@ class OpRecord:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class PlanExplanation:
     """The ops of a plan in execution order, and the bytes of its activations with and without reuse of memory."""
 
     ops: tuple[OpRecord, ...]
@@ -54,7 +54,7 @@ class Explanation:
             yield f"{op.call:3d}  {op.kind:18s} {shape:16s} {op.dtype:8s} {op.layer}{note}"
 
 
-def explain(calls: list[Call]) -> Explanation:
+def explain(calls: list[Call]) -> PlanExplanation:
     """Describe the calls of one specialization of a plan."""
     records: list[OpRecord] = []
     arena_bytes = unshared_bytes = 0
@@ -68,7 +68,7 @@ def explain(calls: list[Call]) -> Explanation:
             unshared_bytes += 4 * math.prod(op.shape)
             records.append(OpRecord(index, op.kind, op.layer, op.shape, "float32", _detail(op)))
     native_calls = sum(isinstance(call, NativeCall) for call in calls)
-    return Explanation(tuple(records), native_calls, arena_bytes, unshared_bytes)
+    return PlanExplanation(tuple(records), native_calls, arena_bytes, unshared_bytes)
 
 
 def _detail(op: Op) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
 from tilewise.graph.executor import Call, NativeCall
-from tilewise.graph.explain import Explanation, explain
+from tilewise.graph.explain import PlanExplanation, explain
 from tilewise.graph.ir import Array, Value
 from tilewise.graph.passes.lower import Lowering
 from tilewise.graph.passes.partition import WeightCache, chunk_size, is_batch_independent, partition, set_batch
@@ -129,7 +129,7 @@ class Plan:
         """Number of operations that run in Python between native calls, for the size used last."""
         return sum(not isinstance(call, NativeCall) for call in self._last.calls)
 
-    def explain(self) -> Explanation:
+    def explain(self) -> PlanExplanation:
         """Describe the ops, the memory and what runs outside the native call, for the size used last."""
         return explain(self._last.calls)
 

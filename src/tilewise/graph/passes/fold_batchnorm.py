@@ -43,7 +43,7 @@ def scale_and_shift(low: Lowering, number: int, node: Node, x: int, *, scale: Ar
         scale, shift = np.tile(scale, repeats), np.tile(shift, repeats)
         conv.bias = shift if conv.bias is None else conv.bias * scale + shift
         conv.gain = scale if conv.gain is None else conv.gain * scale
-        low.aliases[number] = x
+        low.add_alias(number, x)
         return True
     return Op("affine", (x,), node.shape, node.layer, weight=scale, bias=shift)
 

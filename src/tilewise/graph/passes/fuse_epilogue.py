@@ -34,7 +34,7 @@ def lower_activation(name: str) -> LoweringRule:
         behind = low.conv_before_movement(x) if low.is_float else None
         if behind is not None:
             behind[0].activation = name
-            low.aliases[number] = x
+            low.add_alias(number, x)
             return True
         return Op("affine", (x,), node.shape, node.layer, name)
 

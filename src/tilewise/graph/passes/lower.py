@@ -39,9 +39,11 @@ class Lowering:
         self.ops: dict[int, Op] = {}
         self.constants: dict[int, Array] = {}  # constants that ops read as values
         self.aliases: dict[int, int] = {}  # values that another op makes
+        self._aliases_of: dict[int, list[int]] = {}  # the values that are directly another name of this one
         self.views: dict[int, View] = {}  # values that are not computed unless an op needs them
         self.channels_last: set[int] = set()  # values (N, H, W, C)
         self.cropped: dict[int, int] = {}  # images of transposed convolutions: the node that crops them
+        self._constant_numbers: dict[int, tuple[Array, int]] = {}  # by identity: steps of a loop share weights
         self._converted: dict[tuple[int, bool], int] = {}  # copies of values in another layout
         self._channels_first: set[int] = set()  # values fixed as (N, C, H, W) that no native op makes
         for number, node in enumerate(trace.nodes, len(trace.inputs)):
@@ -82,6 +84,11 @@ class Lowering:
         while number in self.aliases:
             number = self.aliases[number]
         return number
+
+    def add_alias(self, number: int, target: int) -> None:
+        """Make a value another name of the value `target`."""
+        self.aliases[number] = target
+        self._aliases_of.setdefault(target, []).append(number)
 
     # --- views become values where an op needs them ---
 
@@ -219,8 +226,14 @@ class Lowering:
 
     def constant(self, array: Array) -> int:
         """Return the number of a value that is a constant."""
+        key = id(array)
+        if key in self._constant_numbers:
+            return self._constant_numbers[key][1]
         number = self.new_value(array.shape)
         self.constants[number] = np.ascontiguousarray(array)
+        self._constant_numbers[key] = (array, number)  # the array is held, so that its identity stays its own
+        if len(array.shape) == 2:
+            self.channels_last.add(number)  # rows need no conversion
         return number
 
     def dtype(self, value: Value) -> Any:
@@ -237,7 +250,7 @@ class Lowering:
             setattr(op, name, field)
         op.shape = self.shapes[number]
         self.ops[number] = op
-        self.aliases[producer] = number
+        self.add_alias(producer, number)
         if producer in self.channels_last:
             self.channels_last.add(number)
         return True
@@ -274,5 +287,6 @@ class Lowering:
 
     def reader_count(self, number: int) -> int:
         """Count how often the trace reads a value or one of its aliases."""
-        earlier = [n for n in self.aliases if self.resolve(n) == number]
-        return self.users[number] + sum(self.users[n] - 1 for n in earlier if self.users[n] > 0)
+        # An alias reads its value once, which is not a reader of its own.
+        names = self._aliases_of.get(number, ())
+        return self.users[number] + sum(max(self.reader_count(name) - 1, 0) for name in names)

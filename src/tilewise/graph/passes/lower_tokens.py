@@ -39,7 +39,7 @@ def lower_view_node(low: Lowering, number: int, node: Node) -> Op | bool | None:
         return _reshape_copy(low, number, node)
     # A chain without effect is an alias of its source.
     if node.shape == low.shapes[view.source] and view == whole(view.source, node.shape):
-        low.aliases[number] = view.source
+        low.add_alias(number, view.source)
         return True
     low.views[number] = view
     if not is_token_reshape(low, number):

@@ -126,7 +126,7 @@ def _mean_source(w: Rewriter, value: Any) -> Operand | None:
 def _centred_source(w: Rewriter, value: Any) -> Operand | None:
     """Return x where `value` is x - mean(x)."""
     difference = w.node(value, "Sub")
-    if difference is None or _mean_source(w, difference.inputs[1]) != difference.inputs[0]:
+    if difference is None or not is_value(difference.inputs[0], _mean_source(w, difference.inputs[1])):
         return None
     return difference.inputs[0]
 

@@ -117,7 +117,7 @@ def strided_operand(low: Lowering, value: Any) -> Strided | None:
     array = np.asarray(value)
     if array.dtype.kind not in "fiub" or not array.size:
         return None
-    return _from_view(low, whole(low.constant(array.astype(np.float32)), array.shape))
+    return _from_view(low, whole(low.constant(array.astype(np.float32, copy=False)), array.shape))
 
 
 def _refine(axes: list[Factors]) -> LoopAxes | None:
