@@ -78,12 +78,17 @@ def autotuner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(choose_module, "this_gpu", lambda: (Machine("autotune", "NVIDIA H200", {}), "3", "h200"))
     monkeypatch.setattr(choose_module, "_announced", set())
     monkeypatch.setattr(choose_module, "_fits", lambda *_: True)
+    monkeypatch.setattr(choose_module, "describe_candidates", _no_front_end)
     yield module.Autotuner  # type: ignore[attr-defined]
     tilewise.unpin()
 
 
+def _no_front_end(*_: Any) -> Any:
+    raise ValueError("the stand-in has no front end")
+
+
 def _launch(kernel: Any, sizes: tuple[int, int, int] = (4096, 4096, 1024)) -> Any:
-    return kernel.run(_Operand(), _Operand(), *sizes)
+    return kernel.run(_Operand(), _Operand(), *sizes, grid=(1,))
 
 
 def test_a_pinned_kernel_is_ranked_by_the_model_and_never_benchmarked(autotuner: Any) -> None:
@@ -114,7 +119,7 @@ def test_an_unknown_kernel_keeps_its_first_configuration_that_fits_and_says_so_o
     kernel = autotuner(_Kernel(), configs, ["M"])
     with tilewise.pin(), pytest.warns(UserWarning, match="keeps its first configuration that fits") as caught:
         assert [_launch(kernel, (m, 2, 3)).kwargs["BLOCK"] for m in (1, 2, 3)] == [64, 64, 64]
-    assert len(caught) == 1
+    assert len([one for one in caught if "keeps" in str(one.message)]) == 1
 
 
 def test_a_device_without_a_record_is_said_once(autotuner: Any, monkeypatch: pytest.MonkeyPatch) -> None:

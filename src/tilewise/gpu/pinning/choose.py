@@ -1,14 +1,16 @@
 """Choose a configuration of a Triton kernel without measuring: a pure function of kernel, problem, device and model.
 
-The lock file's choice comes first. Otherwise the configurations are ordered by the cost model, if the kernel looks like
-a matrix product with blocks along m, n and k, else they keep the kernel's own order. The first that compiles and fits
-the device is chosen. Measurements of earlier runs are not consulted: they differ from machine to machine.
+The lock file's choice comes first. Otherwise the configurations are ordered: by the cost model of matrix products, if
+the kernel's arguments are named like one's; else by the work in its intermediate representation (`ranker.py`); and in
+the kernel's own order if that cannot be read. The first that compiles and fits the device is chosen. Measurements of
+earlier runs are not consulted: they differ from machine to machine.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from tilewise.costmodel.models.shipped import shipped_file
-from tilewise.errors import TilewiseError
-from tilewise.gpu.devices import find_device
+from tilewise.gpu.devices import H200_CAPABILITY, Device, find_device
+from tilewise.gpu.pinning.candidates import describe_candidates
 from tilewise.gpu.pinning.lock import LockedChoice
+from tilewise.gpu.pinning.ranker import MAX_ACCUMULATORS, TOO_LARGE, Candidate, shipped_ranker
 from tilewise.gpu.pinning.state import active_lock
 from tilewise.gpu.triton_kernel import (
     config_of,
@@ -36,6 +39,7 @@ from tilewise.tune.choose.scores import ModelScores, shipped_scores
 
 # Errors of Triton that mean "this configuration does not fit"; any other error concerns the call itself.
 _MISFIT_ERRORS = ("OutOfResources", "CompileTimeAssertionFailure", "PTXASError", "OutOfMemoryError")
+_MAX_SPILLS = 64  # registers that a thread spills to memory; configurations with more were 3 to 6 times slower
 _mutex = threading.RLock()  # choices are made one at a time: the model's caches are not made for threads
 _announced: set[str] = set()  # sentences that were said before
 Say = Callable[[str], None]
@@ -48,7 +52,7 @@ class Ranking:
     order: Sequence[int]
     costs: Sequence[float] | None = None
     model: str = ""
-    reason: str = "the kernel's own order: the cost model does not know this kernel"
+    reason: str = "the kernel's own order: no model could rank it"
 
 
 def choose_config(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any], say: Say | None = None) -> Any:
@@ -66,8 +70,15 @@ def choose_config(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, A
         key={**key, **{f"dtype{number}": dtype for number, dtype in enumerate(dtypes)}},
         sizes={name: value for name, value in arguments.items() if isinstance(value, int)},
         dtypes=dtypes,
+        uses_tma=any(hasattr(value, "block_shape") for value in arguments.values()),
     )
-    index = choose_index(call, configs, lambda config: _fits(autotuner, config, kwargs), say)
+    index = choose_index(
+        call,
+        configs,
+        fits=lambda config: _fits(autotuner, config, kwargs),
+        describe=lambda: describe_candidates(autotuner.fn, arguments, configs, kwargs["grid"], _capability()),
+        say=say,
+    )
     return configs[index]
 
 
@@ -80,6 +91,7 @@ class KernelCall:
     key: Mapping[str, Any]
     sizes: Mapping[str, Any]
     dtypes: Sequence[str]
+    uses_tma: bool = False  # some arguments are TMA descriptors
 
     @property
     def kernel(self) -> str:
@@ -91,8 +103,18 @@ class KernelCall:
         return Problem({name: value for name, value in problem_of("", "", self.key).items() if name != "family"})
 
 
-def choose_index(call: KernelCall, configs: Sequence[Any], fits: Callable[[Any], bool], say: Say | None = None) -> int:
-    """Return the index of the configuration to launch; `fits` tells whether one compiles and can be loaded."""
+def choose_index(
+    call: KernelCall,
+    configs: Sequence[Any],
+    *,
+    fits: Callable[[Any], bool],
+    describe: Callable[[], Sequence[Candidate]],
+    say: Say | None = None,
+) -> int:
+    """Return the index of the configuration to launch.
+
+    `fits` tells whether one compiles and can be loaded; `describe` lowers the kernel for the ranker.
+    """
     with _mutex:
         device, problem, lock = _device_name(), call.problem, active_lock()
         settings = [settings_of(config) for config in configs]
@@ -100,9 +122,9 @@ def choose_index(call: KernelCall, configs: Sequence[Any], fits: Callable[[Any],
         locked = None if lock is None else lock.find(call.kernel, problem, device)
         if locked is not None and locked.config in candidates:
             return candidates.index(locked.config)
-        ranking = _rank(call, settings, device)
+        ranking = _rank(call, settings, device, describe)
         if not ranking.model:
-            _announce(f"{call.name} keeps its first configuration that fits: the cost model does not know it", say)
+            _announce(f"{call.name} keeps its first configuration that fits: no model could rank it", say)
         # Without any that fits, Triton raises its own error for the first.
         index = next((i for i in ranking.order if fits(configs[i])), ranking.order[0])
         if lock is not None:
@@ -120,24 +142,55 @@ def choose_index(call: KernelCall, configs: Sequence[Any], fits: Callable[[Any],
         return int(index)
 
 
-def _rank(call: KernelCall, settings: Sequence[Mapping[str, Any]], device: str) -> Ranking:
-    """Order the configurations by the cost model; in their own order if it does not know the kernel."""
-    as_matmul = match_matmul(settings, call.sizes, call.dtypes)
-    model = shipped_model(device) if as_matmul is not None else None
-    if as_matmul is None or model is None:
+def _rank(
+    call: KernelCall, settings: Sequence[Mapping[str, Any]], device: str, describe: Callable[[], Sequence[Candidate]]
+) -> Ranking:
+    """Order the configurations by a model; in their own order if none knows the kernel or the device."""
+    # The model of matrix products was trained on kernels that load through pointers.
+    record = find_device(device)
+    as_matmul = None if call.uses_tma else match_matmul(settings, call.sizes, call.dtypes)
+    if record is None:
+        _announce(f"there is no record of {device}, so its kernels keep their first configuration that fits", None)
         return Ranking(range(len(settings)))
     try:
-        return rank_matmul(model, *as_matmul)
-    except TilewiseError as error:
-        _announce(f"the cost model cannot rank {call.name}: {error}", None)
-        return Ranking(range(len(settings)))
+        model = shipped_model(device) if as_matmul is not None else None
+        if as_matmul is not None and model is not None:
+            return rank_matmul(model, *as_matmul, record)
+        ranking = rank_by_work(describe(), record)
+    except Exception as error:  # Triton's front end raises many types; the launch will raise what concerns the call
+        _announce(f"{call.name} cannot be ranked ({type(error).__name__}: {str(error)[:200]})", None)
+        ranking = None
+    return ranking or Ranking(range(len(settings)))
 
 
-def rank_matmul(model: ModelScores, problem: Problem, configs: Sequence[Config]) -> Ranking:
-    """Order configurations of a matrix product by the model's scores; equal ones keep their order."""
-    scores = model.scores(problem, configs)
+def rank_by_work(candidates: Sequence[Candidate], device: Device) -> Ranking | None:
+    """Order configurations by the work in the kernel's intermediate representation; None without a ranker."""
+    ranker = shipped_ranker()
+    if ranker is None:
+        return None
+    scores = ranker.scores(candidates, device)
+    order = [int(index) for index in np.argsort(scores, kind="stable")]
+    return Ranking(order, scores.tolist(), ranker.name, f"first of {len(candidates)} by the work of the kernel")
+
+
+def rank_matmul(model: ModelScores, problem: Problem, configs: Sequence[Config], device: Device) -> Ranking:
+    """Order configurations of a matrix product by the model's scores; equal ones keep their order.
+
+    Those that exceed shared memory or registers come last: the model was trained on configurations that fit.
+    """
+    element_bytes = 4 if problem.word("dtype") == "tf32" else 2
+    too_large = [_is_too_large(config, element_bytes, device) for config in configs]
+    scores = model.scores(problem, configs) + TOO_LARGE * np.array(too_large)
     order = [int(index) for index in np.argsort(scores, kind="stable")]
     return Ranking(order, scores.tolist(), model_digest(), f"first of {len(configs)} by the cost model")
+
+
+def _is_too_large(config: Config, element_bytes: int, device: Device) -> bool:
+    """Tell whether a tile's accumulators exceed a thread's registers, or its pipeline exceeds shared memory."""
+    block_m, block_n, block_k = (config.size(name) for name in ("block_m", "block_n", "block_k"))
+    shared = (block_m + block_n) * block_k * element_bytes * max(config.size("stages") - 1, 1)
+    accumulators = block_m * block_n / (32 * config.size("warps"))
+    return shared > device.shared_bytes_per_block or accumulators > MAX_ACCUMULATORS
 
 
 @functools.cache
@@ -148,10 +201,7 @@ def model_digest() -> str:
 
 @functools.cache
 def shipped_model(device: str) -> ModelScores | None:
-    """Load the model that serves a device; None, said once, for a device without a record."""
-    if find_device(device) is None:
-        _announce(f"there is no record of {device}, so its kernels keep their first configuration that fits", None)
-        return None
+    """Load the model of matrix products that serves a device."""
     return shipped_scores("h200", device, "triton", 0.0)[0]
 
 
@@ -160,6 +210,15 @@ def _device_name() -> str:
         return this_gpu()[0].identity
     except ImportError:
         return "no GPU"
+
+
+def _capability() -> int:
+    """Return the compute capability that kernels are lowered for: this GPU's, or the H200's without one."""
+    cuda: Any = importlib.import_module("torch").cuda
+    if not cuda.is_available():
+        return H200_CAPABILITY
+    major, minor = cuda.get_device_capability()
+    return int(major) * 10 + int(minor)
 
 
 def _fits(autotuner: Any, config: Any, kwargs: Mapping[str, Any]) -> bool:
@@ -175,6 +234,8 @@ def _fits(autotuner: Any, config: Any, kwargs: Mapping[str, Any]) -> bool:
         compiled = autotuner.fn.run(*autotuner.nargs.values(), **{**settings, "warmup": True})
         if hasattr(compiled, "_init_handles"):
             compiled._init_handles()
+        if (getattr(compiled, "n_spills", 0) or 0) > _MAX_SPILLS:
+            return False
     except Exception as error:  # Triton raises many types; those that are not about resources reappear at the launch
         return type(error).__name__ not in _MISFIT_ERRORS
     return True

@@ -15,6 +15,7 @@ from tilewise.gpu.devices import find_device
 from tilewise.gpu.inductor.templates import FAMILY, choose_among
 from tilewise.gpu.pinning.choose import model_digest, rank_matmul, shipped_model
 from tilewise.gpu.pinning.lock import LockedChoice
+from tilewise.gpu.pinning.ranker import RANKER, shipped_ranker
 from tilewise.gpu.products.config_fields import is_cublas
 from tilewise.gpu.products.dispatch import LOCK_KERNEL, choose_unmeasured
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
@@ -47,6 +48,8 @@ def compare_lock(choices: Iterable[LockedChoice]) -> list[Comparison]:
 def _compare_choice(choice: LockedChoice) -> Comparison:
     if choice.model in ("", *_current_models()):
         return Comparison(choice, choice, Verdict.SAME)
+    if choice.model.startswith(RANKER):
+        return Comparison(choice, None, Verdict.UNKNOWN)
     if choice.kernel == LOCK_KERNEL:
         today = _choose_product(choice)
     else:
@@ -59,17 +62,21 @@ def _compare_choice(choice: LockedChoice) -> Comparison:
 def _current_models() -> tuple[str, ...]:
     """Name the installed models as lock files do."""
     runtime_model = shipped_runtime_model()
-    return (model_digest(), *(() if runtime_model is None else (f"products {runtime_model.digest}",)))
+    ranker = shipped_ranker()
+    names = [model_digest()]
+    names += [] if runtime_model is None else [f"products {runtime_model.digest}"]
+    return (*names, *(() if ranker is None else (ranker.name,)))
 
 
 def _choose_matmul(choice: LockedChoice) -> LockedChoice | None:
     """Choose a configuration of a Triton matrix product again; None if it is not one or has no model."""
     dtypes = [str(value) for name, value in choice.problem.items() if name.startswith("dtype")]
     as_matmul = match_matmul([dict(config) for config in choice.candidates], choice.problem, dtypes)
-    model = shipped_model(choice.device) if as_matmul is not None and find_device(choice.device) is not None else None
-    if as_matmul is None or model is None:
+    device = find_device(choice.device)
+    model = None if as_matmul is None or device is None else shipped_model(choice.device)
+    if as_matmul is None or model is None or device is None:
         return None
-    ranking = rank_matmul(model, *as_matmul)
+    ranking = rank_matmul(model, *as_matmul, device)
     best = ranking.order[0]
     costs = ranking.costs or ()
     return replace(choice, config=choice.candidates[best], predicted=float(costs[best]), model=ranking.model)
