@@ -1,7 +1,8 @@
 """Write the lessons as Jupyter notebooks, from the Markdown of their pages: ``python -m tools.notebooks``.
 
 Text becomes text cells and every block of Python a code cell. A first cell installs tilewise if it is missing (Colab,
-Binder), and the exercises become cells that write the answers to a file and check them. Outputs are not stored.
+Binder) from a wheel in the same folder, and the exercises become cells that write the answers to a file and check them.
+Outputs are not stored.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ FOLDER = PAGES / "notebooks"
 START = ROOT / "src" / "tilewise" / "learn" / "start"
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.M | re.S)
 _NO_SCREEN = 'import matplotlib\n\nmatplotlib.use("Agg")\n'  # a page has no screen, a notebook shows its figures
+# The name is not published on PyPI, where anybody could take it: nothing is installed from there.
 _INSTALL = """try:
     import tilewise
 except ImportError:
-    %pip install -q tilewise"""
+    from pathlib import Path
+
+    wheels = sorted(Path().glob("tilewise-*.whl"))
+    if not wheels:
+        message = "Put your course's wheel next to this notebook, or run: %pip install git+ADDRESS_OF_THE_REPOSITORY"
+        raise SystemExit(message) from None
+    %pip install -q {wheels[-1]}"""
 
 
 def notebook(lesson: str) -> dict[str, Any]:

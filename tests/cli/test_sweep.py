@@ -73,7 +73,18 @@ def with_value(name: str, parameter: Any, value: str) -> list[str]:
     return [*name.split(), *kept]
 
 
-FREE = {"arguments", "team", "prompt", "reason", "host", "token", "head", "truth", "stop"}  # words that may be anything
+FREE = {
+    "arguments",
+    "student",
+    "team",
+    "prompt",
+    "reason",
+    "host",
+    "token",
+    "head",
+    "truth",
+    "stop",
+}  # words that may be anything
 MADE = {"key", "file"}  # files that are made where there are none
 
 

@@ -8,7 +8,7 @@ import typer
 
 # Headings of `tilewise --help` with their commands; those of an add-on appear when it is installed.
 HEADINGS = {
-    "Learn and measure": ("tour", "check", "machine", "profile", "ladder"),
+    "Learn and measure": ("tour", "check", "lab", "machine", "profile", "ladder"),
     "Make models fast": ("run", "fit", "quantize", "prune", "generate", "kv"),
     "Choose tiles": ("tiles", "collect", "tune", "calibrate", "replay", "lock", "store"),
     "Compete and share": ("compete", "fleet"),
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.compete.app import compete
     from tilewise.cli.every import prepare_all
     from tilewise.cli.help import Sections
+    from tilewise.cli.lab import lab
     from tilewise.cli.ladder import ladder
     from tilewise.cli.lock import lock
     from tilewise.cli.machine import machine
@@ -42,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
     app.callback()(options)
     functions = (
-        tour, check, machine, profile, ladder, run, fit, quantize, prune, generate, kv, tune, calibrate, replay,
+        tour, check, lab, machine, profile, ladder, run, fit, quantize, prune, generate, kv, tune, calibrate, replay,
     )  # fmt: skip
     for function in functions:
         app.command()(function)

@@ -1,7 +1,8 @@
-"""The lessons' exercises: unfinished files to start from, checks that say what is wrong with an answer, and hints."""
+"""The lessons' exercises and labs: checks that say what is wrong with an answer, hints, and sealed predictions."""
 
 from tilewise.learn.checking import LESSONS, Result, check, start
+from tilewise.learn.labs import Lab, lab
 from tilewise.learn.notebook import hint, hints, report
 from tilewise.learn.solved import progress
 
-__all__ = ["LESSONS", "Result", "check", "hint", "hints", "progress", "report", "start"]
+__all__ = ["LESSONS", "Lab", "Result", "check", "hint", "hints", "lab", "progress", "report", "start"]

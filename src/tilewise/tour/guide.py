@@ -17,6 +17,7 @@ from tilewise._extension import native
 from tilewise._files import write_atomic
 from tilewise._system import cores, cpu_name
 from tilewise.errors import TilewiseError, UnavailableError
+from tilewise.tour.machine import BUSY_CORES
 from tilewise.tour.page import page
 from tilewise.tour.stops import Headline, Stop, Visit
 
@@ -78,7 +79,9 @@ def headlines(facts: dict[str, Any]) -> list[Headline]:
     if "five" in tuning:
         sentence = f"of the fastest tile's speed after five measurements; the default reaches {tuning['default']:.0%}."
         numbers.append(Headline(f"{tuning['five']:.0%}", sentence))
-    return numbers
+    busy = facts.get("machine", {}).get("load", 0.0) > BUSY_CORES
+    note = " Other programs were running: take it as rough." if busy else ""
+    return [Headline(headline.number, headline.sentence + note) for headline in numbers]
 
 
 def take_tour(

@@ -9,6 +9,8 @@ from pathlib import Path
 from tilewise._extension import native
 from tilewise.tour.stops import Bars, Stop, Table, Visit
 
+BUSY_CORES = 0.3  # cores that other programs use, above which times are called unsteady; arbitrary
+
 
 def _cores_used_by_others(seconds: float = 0.3) -> float:
     """Return how many cores other processes use while this one sleeps; 0 if /proc/stat is missing."""
@@ -59,7 +61,7 @@ def machine_stop(visit: Visit) -> Stop:
         ]
     busy = _cores_used_by_others()
     facts["load"] = busy
-    if busy > 0.3:
+    if busy > BUSY_CORES:
         lines.append(
             f"Other programs keep {busy:.1f} of its cores busy: the times below are unsteady, and libraries that share "
             "the cores suffer most. Close them and take the tour again."

@@ -59,12 +59,12 @@ def points(found: dict[str, Any]) -> dict[str, float]:
 
 def test_right_answers_get_full_marks(assignment: Path, tmp_path: Path) -> None:
     found = graded(assignment, SOLUTION, tmp_path)
-    assert points(found) == {"percentile": 1.0, "conv_flops": 1.0, "least_seconds": 1.0}
+    assert points(found) == {"percentile": 1.0, "conv_flops": 1.0, "least_seconds": 1.0, "lab_token": 0.0}
 
 
 def test_a_wrong_answer_loses_its_point_and_is_told_why(assignment: Path, tmp_path: Path) -> None:
     found = graded(assignment, WRONG, tmp_path)
-    assert points(found) == {"percentile": 0.0, "conv_flops": 1.0, "least_seconds": 1.0}
+    assert points(found) == {"percentile": 0.0, "conv_flops": 1.0, "least_seconds": 1.0, "lab_token": 0.0}
     assert "interpolate between its two neighbours" in json.dumps(found)
 
 

@@ -10,7 +10,8 @@ import pytest
 from tests.learn.grading.submissions import HOSTILE, SOLUTION, WRONG
 from tilewise.errors import UnavailableError
 from tilewise.learn.checking import LESSONS, check, exercises
-from tilewise_arena.grading import judge, must_be_solved
+from tilewise.learn.labs import Lab
+from tilewise_arena.grading import judge, must_be_predicted, must_be_solved
 from tilewise_arena.grading.judging import ANSWERS, extract_code, keep_answers
 from tilewise_arena.grading.nbgrader import source
 from tilewise_arena.grading.notebooks import unfinished
@@ -55,6 +56,23 @@ def test_grading_stops_without_a_sandbox_unless_told_otherwise(tmp_path, monkeyp
     monkeypatch.setenv("TILEWISE_UNSANDBOXED_GRADING", "1")
     must_be_solved("profiling", "percentile", tmp_path)
     assert "WARNING: students' code runs without a sandbox" in capsys.readouterr().err
+
+
+def test_a_lab_is_graded_from_its_token_and_a_forged_one_is_refused(tmp_path: Path) -> None:
+    work = Lab("benchmarking", tmp_path / "lab.json", "ada")
+    work.predict("batch_gain", 5.0)
+    work.measure()
+    good = f"def lab_token():\n    return {work.token()!r}\n"
+    answers(tmp_path, good)
+    if work.grade().percent >= 50:
+        must_be_predicted("benchmarking", tmp_path)
+    for text, reason in (
+        (good.replace("c$", "d$")[:-9] + "'\n", "lab_token"),
+        ("def lab_token():\n    return 3\n", "token"),
+    ):
+        answers(tmp_path, text)
+        with pytest.raises(AssertionError, match=reason):
+            must_be_predicted("benchmarking", tmp_path)
 
 
 def test_a_students_code_is_taken_out_of_a_notebook() -> None:

@@ -65,9 +65,10 @@ def prune(
     from tilewise.io import save
     from tilewise.nn.describe import layer_names
     from tilewise.prune import sensitivity
-    from tilewise.prune.masks import checked_sparsity
+    from tilewise.prune.masks import Pattern, checked_sparsity
 
     checked_sparsity(sparsity)
+    Pattern(pattern)
     if calibration:
         from tilewise.cli.optimize.own_network import load_own_network, prune_own
 

@@ -20,12 +20,17 @@ from typing import Any
 
 from tilewise._files import read_input, write_atomic
 from tilewise.errors import UnavailableError
-from tilewise.learn.checking import Result, answering, check, exercises, feedback
+from tilewise.learn.asking import require
+from tilewise.learn.checking import Exercise, Result, answering, check, exercises, feedback
+from tilewise.learn.labs import LabGrade, grade
+from tilewise.learn.labs.labwork import read_token
 from tilewise.learn.remote import MessageChannel
 
 ANSWERS = "tilewise-answers.py"
+LAB = "lab_token"  # the student's function that returns the token of the lab
 UNSANDBOXED = "TILEWISE_UNSANDBOXED_GRADING"
 _MOST_TEXT = 1 << 20
+_PASSING_PERCENT = 50.0  # of a lab's points
 _SECONDS = 10.0  # of an exercise; a right answer takes a fraction of one
 
 
@@ -41,6 +46,27 @@ def must_be_solved(lesson: str, name: str, folder: Path | None = None) -> None:
     read_input(path, _MOST_TEXT)
     message = feedback(exercise, path, _SECONDS, confined)
     assert not message, f"{name}: {message}"
+
+
+def must_be_predicted(lesson: str, folder: Path | None = None) -> None:
+    """Raise AssertionError unless the answers contain the token of a lab with at least half of its points.
+
+    The student's function `lab_token()` runs in the sandbox and returns the line that `tilewise lab LESSON --token`
+    printed; the record in it is verified and graded here.
+    """
+    graded: list[LabGrade] = []
+
+    def check_token(answer: Callable[..., Any]) -> None:
+        record = read_token(str(answer()))
+        require(record["lesson"] == lesson, f"this is the lab of {record['lesson']}, not of {lesson}")
+        graded.append(grade(record))
+
+    path = (folder or Path()) / ANSWERS
+    read_input(path, _MOST_TEXT)
+    message = feedback(Exercise(LAB, "the token of the lab", check_token), path, _SECONDS, confined)
+    assert not message, f"lab_token: {message}"
+    remarks = "; ".join([q.remark for q in graded[0].questions] + graded[0].remarks)
+    assert graded[0].percent >= _PASSING_PERCENT, f"the lab has {graded[0].percent:.0f} % of its points: {remarks}"
 
 
 @contextmanager
@@ -87,7 +113,8 @@ def extract_code(notebook: dict[str, Any], lesson: str, is_test: Callable[[dict[
             continue
         sources.append(plain_code(_source(cell)))
         cell["source"] = ""
-    stubs = "\n".join(f"def {exercise.name}(*_, **__): ..." for exercise in exercises(lesson))
+    names = [*(exercise.name for exercise in exercises(lesson)), LAB]
+    stubs = "\n".join(f"def {name}(*_, **__): ..." for name in names)
     first = next((c for c in notebook.get("cells", []) if c.get("cell_type") == "code" and not is_test(c)), None)
     if first is not None:
         first["source"] = stubs

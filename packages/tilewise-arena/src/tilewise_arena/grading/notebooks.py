@@ -8,7 +8,12 @@ from importlib.resources import files
 from typing import Any
 
 from tilewise.learn.checking import check_lesson, exercises
+from tilewise_arena.grading.judging import LAB
 
+_LAB_STUB = '''def lab_token():
+    """The line that `tilewise lab {lesson} --token` prints."""
+    raise NotImplementedError
+'''
 _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -17,19 +22,21 @@ def unfinished(lesson: str) -> dict[str, str]:
     text = (files("tilewise.learn") / "start" / f"{check_lesson(lesson)}.py").read_text(encoding="utf-8")
     parts = re.split(r"^(?=def )", text, flags=re.M)
     head = "\n".join(line for line in parts[0].splitlines() if line.startswith(("import ", "from ")))
-    functions = {part[4 : part.index("(")]: part.strip() + "\n" for part in parts[1:]}
-    return {name: f"{head}\n\n\n{text}" if head else text for name, text in functions.items()}
+    bodies = {part[4 : part.index("(")]: part.strip() + "\n" for part in parts[1:]}
+    functions = {name: f"{head}\n\n\n{text}" if head else text for name, text in bodies.items()}
+    return functions | {LAB: _LAB_STUB.format(lesson=lesson)}
 
 
 def introduction(lesson: str) -> str:
     return (
-        f"# {lesson.capitalize()}: exercises\n\nWrite the functions below. `pip install tilewise` brings what they are "
-        f"checked with; `tilewise.learn.hint({lesson!r}, NAME)` helps with one of them."
+        f"# {lesson.capitalize()}: exercises\n\nWrite the functions below. tilewise, installed from your course's "
+        f"wheel or repository, checks them; `tilewise.learn.hint({lesson!r}, NAME)` helps with one of them."
     )
 
 
 def tasks(lesson: str) -> dict[str, str]:
-    return {exercise.name: exercise.task for exercise in exercises(lesson)}
+    lab = f"the token of your lab: predict with `tilewise lab {lesson}`, measure, decide, and print it with `--token`"
+    return {exercise.name: exercise.task for exercise in exercises(lesson)} | {LAB: lab}
 
 
 def visible_test(name: str) -> str:
@@ -38,6 +45,8 @@ def visible_test(name: str) -> str:
 
 def hidden_test(lesson: str, name: str) -> str:
     quiet = "import warnings\n\nwarnings.simplefilter('ignore')  # nbgrader takes a warning for a failure"
+    if name == LAB:
+        return f"{quiet}\nfrom tilewise_arena.grading import must_be_predicted\n\nmust_be_predicted({lesson!r})"
     return f"{quiet}\nfrom tilewise_arena.grading import must_be_solved\n\nmust_be_solved({lesson!r}, {name!r})"
 
 

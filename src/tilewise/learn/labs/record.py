@@ -1,0 +1,173 @@
+"""Records of labs: sealed entries, verification and grades.
+
+Every entry carries a seal, the SHA-256 of the entry and of the seal before it. Changing or reordering an entry breaks
+all seals after it, so a prediction cannot be adjusted once its measurement is recorded. A seal proves the order inside
+one record; it is no protection against somebody who writes a whole record by hand on a machine of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewise.errors import FileFormatError
+from tilewise.learn.labs.questions import LIMITS, QUESTIONS, Question
+
+FORMAT = "tilewise lab 1"
+MAX_ATTEMPTS = 3
+_FULL = math.log(1.25)  # predictions within this factor get all points
+_NONE = math.log(2.5)  # predictions beyond this factor get none
+_TILE_NONE = math.log(1.5)  # a choice that is this much slower than the best gets no points
+_NUMBER_SHARE = 0.8  # of a question's points; the rest is for its limit
+_OVERHEAD = 5.0  # times the roofline: slower work is limited by neither arithmetic nor memory
+
+
+@dataclass(frozen=True)
+class QuestionGrade:
+    """Grade of one question: the prediction, the measurement, and points between 0 and 1."""
+
+    name: str
+    attempt: int
+    predicted: float
+    measured: float
+    points: float
+    remark: str
+
+
+@dataclass(frozen=True)
+class LabGrade:
+    """Grades of the last attempt at each question, and what is wrong with the decision log."""
+
+    lesson: str
+    student: str
+    questions: list[QuestionGrade]
+    attempts: int
+    remarks: list[str]
+
+    @property
+    def percent(self) -> float:
+        """Points in percent of all questions of the lesson."""
+        return 100 * sum(question.points for question in self.questions) / len(QUESTIONS[self.lesson])
+
+
+def seal(previous: str, entry: dict[str, Any]) -> str:
+    """Return the seal of an entry that follows the entry sealed with `previous`."""
+    text = json.dumps({key: value for key, value in entry.items() if key != "seal"}, sort_keys=True)
+    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
+
+
+def machine_key(machine: dict[str, Any]) -> str:
+    """Return a short key of the machine that a record was made on."""
+    return hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def drawn_sizes(record: dict[str, Any], question: Question, attempt: int) -> dict[str, Any]:
+    """Draw the sizes of a question for this student, machine and attempt."""
+    words = (record["student"], machine_key(record["machine"]), question.name, str(attempt))
+    digest = hashlib.sha256("\n".join(words).encode()).digest()
+    return question.draw(np.random.default_rng(int.from_bytes(digest[:8], "little")))
+
+
+def verify(record: Any) -> None:
+    """Raise FileFormatError if a record was changed, or if a measurement has no prediction before it."""
+    try:
+        if record["format"] != FORMAT or record["lesson"] not in QUESTIONS:
+            raise FileFormatError("this is not the record of a tilewise lab")
+        questions = {question.name: question for question in QUESTIONS[record["lesson"]]}
+        previous, predicted = machine_key(record["machine"]), set()
+        for number, entry in enumerate(record["entries"], 1):
+            if entry["seal"] != seal(previous, entry):
+                raise FileFormatError(f"entry {number} of the lab was changed after it was sealed")
+            previous = entry["seal"]
+            if entry["kind"] == "decision":
+                continue
+            key = (entry["question"], entry["attempt"])
+            drawn = drawn_sizes(record, questions[entry["question"]], entry["attempt"])
+            if entry["sizes"] != drawn or not 1 <= entry["attempt"] <= MAX_ATTEMPTS:
+                raise FileFormatError(f"entry {number} of the lab has other sizes or attempts than were drawn")
+            if entry["kind"] == "measurement" and key not in predicted:
+                raise FileFormatError(f"{key[0]} was measured before it was predicted")
+            if entry["kind"] == "prediction":
+                predicted.add(key)
+    except FileFormatError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise FileFormatError("this is not the record of a tilewise lab") from None
+
+
+def grade(record: dict[str, Any]) -> LabGrade:
+    """Verify a record and grade the last measured attempt at each question."""
+    from tilewise.learn.labs.decision import read_decision
+
+    verify(record)
+    predictions: dict[tuple[str, int], dict[str, Any]] = {}
+    latest: dict[str, QuestionGrade] = {}
+    questions = {question.name: question for question in QUESTIONS[record["lesson"]]}
+    for entry in record["entries"]:
+        if entry["kind"] == "prediction":
+            predictions.setdefault((entry["question"], entry["attempt"]), entry)
+        elif entry["kind"] == "measurement":
+            question = questions[entry["question"]]
+            prediction = predictions[question.name, entry["attempt"]]
+            latest[question.name] = _question_grade(question, prediction, entry, record["machine"])
+    attempts = max((entry.get("attempt", 0) for entry in record["entries"]), default=0)
+    return LabGrade(record["lesson"], record["student"], list(latest.values()), attempts, read_decision(record))
+
+
+def _question_grade(question: Question, prediction: Any, measurement: Any, machine: Any) -> QuestionGrade:
+    """Grade one prediction against one measurement."""
+    predicted, value = float(prediction["value"]), measurement["value"]
+    if question.unit == "choice":
+        slower = value[int(predicted)] / min(value)
+        points = _log_points(slower, math.log(1.03), _TILE_NONE)
+        remark = f"choice {predicted:.0f} is {slower:.2f} times as slow as the best, {int(np.argmin(value))}"
+        return QuestionGrade(question.name, prediction["attempt"], predicted, float(np.argmin(value)), points, remark)
+    measured = float(value)
+    points = _log_points(max(predicted / measured, measured / predicted), _FULL, _NONE)
+    remark = f"measured {measured:.3g} {question.unit}, a factor of {predicted / measured:.2f} from the prediction"
+    if question.work is not None:
+        limit = limit_of(question, measurement["sizes"], measured, machine)
+        correct = prediction["limit"] == limit
+        points = _NUMBER_SHARE * points + (1 - _NUMBER_SHARE) * correct * (points > 0)
+        remark += f"; by the roofline it is limited by {limit}"
+    return QuestionGrade(question.name, prediction["attempt"], predicted, measured, points, remark)
+
+
+def limit_of(question: Question, sizes: dict[str, Any], seconds: float, machine: dict[str, Any]) -> str:
+    """Return what limits a measurement by the machine's own roofline."""
+    assert question.work is not None
+    flops, moved = question.work(sizes)
+    bounds = flops / machine["flops_per_second"], moved / machine["bytes_per_second"]
+    return LIMITS[2] if seconds > _OVERHEAD * max(bounds) else LIMITS[int(bounds[1] > bounds[0])]
+
+
+def _log_points(factor: float, full: float, none: float) -> float:
+    """Return 1 within `full` (a log ratio), 0 beyond `none`, and linear in the logarithm between them."""
+    return min(1.0, max(0.0, (none - math.log(factor)) / (none - full)))
+
+
+def statistics(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return students, mean points, share without points, median factor and attempts of each question."""
+    grades: dict[tuple[str, str], list[tuple[QuestionGrade, int]]] = defaultdict(list)
+    for record in records:
+        graded = grade(record)
+        for question in graded.questions:
+            grades[graded.lesson, question.name].append((question, graded.attempts))
+    rows = []
+    for (lesson, name), entries in grades.items():
+        points = [question.points for question, _ in entries]
+        factors = [question.predicted / question.measured for question, _ in entries if question.measured > 0]
+        row = {"lesson": lesson, "question": name, "students": len(entries), "mean points": float(np.mean(points))}
+        row |= {
+            "without points": float(np.mean([p == 0 for p in points])),
+            "median factor": float(np.median(factors or [0])),
+        }
+        rows.append(row | {"mean attempts": float(np.mean([attempts for _, attempts in entries]))})
+    return rows
