@@ -61,12 +61,12 @@ int numpy_type(const TensorDesc& desc) {
 
 OutputStage stage_of(nb::handle tuple) {
   OutputStage stage;
-  ShortFinish int16;
+  Int16StageTuple int16;
   stage.is_int16 = nb::try_cast(tuple, int16);
   if (stage.is_int16) {
-    stage.int16 = wide_finish_of(int16);
+    stage.int16 = int16_stage_of(int16);
   } else {
-    stage.uint8 = finish_of(nb::cast<Finish>(tuple));  // the operator copies the tuple's table
+    stage.uint8 = uint8_stage_of(nb::cast<Finish>(tuple));  // the operator copies the tuple's table
   }
   return stage;
 }
@@ -248,7 +248,7 @@ nb::object new_output(const TensorDesc& desc, int64_t batch) {
     const npy_intp dims[2] = {images, desc.is_integer() ? desc.numbers(1).pixel : desc.channels};
     return new_object(2, dims, numpy_type(desc));
   }
-  if (desc.is_int16()) return new_wide_image(desc.numbers(batch));
+  if (desc.is_int16()) return new_int16_image(desc.numbers(batch));
   if (desc.is_integer()) return new_image(desc.image(batch), desc.zero_point);
   const npy_intp dims[4] = {images, desc.channels, desc.height, desc.width};  // dense pixels are reshaped by the caller
   return new_object(4, dims, NPY_FLOAT32);

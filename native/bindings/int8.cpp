@@ -42,7 +42,7 @@ void make_layer(Int8Layer* self, nb::handle weights, nb::handle offset, nb::hand
 
 nb::object layer_conv(const Int8Layer& layer, nb::handle x, int border, nb::handle residual, int residual_border,
                       int out_border) {
-  if (layer.gives_wide()) throw nb::value_error("only a plan runs a layer that gives 16 bits");
+  if (layer.gives_int16()) throw nb::value_error("only a plan runs a layer that gives 16 bits");
   const Int8Image in = image_of(x, border, "x");
   Int8Image out = layer.conv_shape(in), skip;
   if (!residual.is_none()) {
@@ -296,9 +296,9 @@ void bind_int8(nb::module_& m) {
       .def("__init__", make_layer, nb::arg("weights"), nb::arg("offset"), nb::arg("scale").none(),
            nb::arg("bias").none(), nb::arg("stride"), nb::arg("padding"))
       .def("set_output", &Int8Layer::set_output)
-      .def("set_finish", [](Int8Layer& layer, const Finish& finish) { layer.set_finish(finish_of(finish)); })
+      .def("set_finish", [](Int8Layer& layer, const Finish& finish) { layer.set_finish(uint8_stage_of(finish)); })
       .def("set_wide_finish",
-           [](Int8Layer& layer, const ShortFinish& finish) { layer.set_wide_finish(wide_finish_of(finish)); })
+           [](Int8Layer& layer, const Int16StageTuple& finish) { layer.set_int16_stage(int16_stage_of(finish)); })
       .def("set_residual", &Int8Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide") = false)
       .def("conv", layer_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(), nb::arg("residual_border"),
            nb::arg("out_border"))

@@ -56,7 +56,7 @@ inline nb::object new_image(const Int8Image& image, int zero) {
 }
 
 // The same of numbers of two bytes, by whose zero point all bytes are 0; `image` is in numbers.
-inline nb::object new_wide_image(Int8Image image) {
+inline nb::object new_int16_image(Int8Image image) {
   const npy_intp shape[4] = {image.images, image.full_height(), image.full_width(), image.pixel};
   nb::object out = new_object(4, shape, NPY_INT16);
   image.pixel *= 2;
@@ -83,19 +83,19 @@ inline void check_zero(int zero) {
 }
 
 // zero, low, high; and of an activation that bytes cannot have by being clamped: the table, points of its grid in 1,
-// its first, or the bend: how far it reaches (0: there is none), and its slope; or the pieces: BytePieces as it lies in
-// memory
+// its first, or the bend: how far it reaches (0: there is none), and its slope; or the pieces: Uint8Piecewise as it
+// lies in memory
 using Finish = std::tuple<int, int, int, nb::bytes, float, int, float, float, nb::bytes>;
 
-inline ByteFinish finish_of(const Finish& given) {
+inline Uint8Stage uint8_stage_of(const Finish& given) {
   const auto& [zero, low, high, table, fine, first, far, slope, pieces] = given;
   check_zero(zero);
   check_zero(low);
   check_zero(high);
-  ByteFinish finish;
+  Uint8Stage finish;
   finish.zero = zero, finish.low = low, finish.high = high;
   if (far > 0.0f) {
-    finish.curve = Curve::bent;
+    finish.curve = Approximation::parabola;
     finish.bend = {far, slope};
     return finish;
   }
@@ -103,31 +103,32 @@ inline ByteFinish finish_of(const Finish& given) {
     const bool whole = pieces.size() == sizeof finish.pieces && high == 255;
     if (whole) std::memcpy(&finish.pieces, pieces.data(), sizeof finish.pieces);
     if (!whole || finish.pieces.shift < 0 || finish.pieces.shift > 14) throw nb::value_error("bad pieces");
-    finish.curve = Curve::pieces;
+    finish.curve = Approximation::piecewise;
     return finish;
   }
   if (table.size() == 0) return finish;
-  finish.curve = Curve::table;
+  finish.curve = Approximation::lookup_table;
   if (table.size() > (1u << 17) || first < -(1 << 16) || first > 0 || !(fine > 0.0f))
     throw nb::value_error("bad table");
   finish.table = {static_cast<const uint8_t*>(table.data()), fine, first, first + static_cast<int>(table.size()) - 1};
   return finish;
 }
 
-// low, high, curve (the places of WideCurve), inverse; far and slope of a bend; the bytes of its pieces
-using ShortFinish = std::tuple<int, int, int, float, float, float, nb::bytes>;
+// low, high, curve (the places of Int16Activation), inverse; far and slope of a bend; the bytes of its pieces
+using Int16StageTuple = std::tuple<int, int, int, float, float, float, nb::bytes>;
 
-inline WideFinish wide_finish_of(const ShortFinish& given) {
+inline Int16Stage int16_stage_of(const Int16StageTuple& given) {
   const auto& [low, high, curve, inverse, far, slope, pieces] = given;
-  if (curve < 0 || curve > static_cast<int>(WideCurve::pieces)) throw nb::value_error("there is no such activation");
-  WideFinish finish{low, high, static_cast<WideCurve>(curve), inverse, {far, slope}, {}};
-  if (finish.curve == WideCurve::pieces) {
+  if (curve < 0 || curve > static_cast<int>(Int16Activation::piecewise))
+    throw nb::value_error("there is no such activation");
+  Int16Stage finish{low, high, static_cast<Int16Activation>(curve), inverse, {far, slope}, {}};
+  if (finish.curve == Int16Activation::piecewise) {
     const bool whole = pieces.size() == sizeof finish.pieces;
     if (whole) std::memcpy(&finish.pieces, pieces.data(), sizeof finish.pieces);
-    const WidePieces& p = finish.pieces;
+    const Int16Piecewise& p = finish.pieces;
     const int last = (p.far * p.turn + (1 << 14)) >> 15;  // the eighths end at 32767
     const bool fits = whole && p.shift >= 0 && p.shift <= 15 && p.far >= 0 && p.turn >= 0 && last <= (32767 >> p.shift);
-    if (!fits || p.step < 0 || p.most < 0 || ((p.most * p.step + (1 << 14)) >> 15) > kWideMost)
+    if (!fits || p.step < 0 || p.most < 0 || ((p.most * p.step + (1 << 14)) >> 15) > kInt16Limit)
       throw nb::value_error("bad pieces");
   }
   return finish;

@@ -71,8 +71,8 @@ nb::object grouped_weights(const Int8GroupedLayer& layer) {
 
 // weights (columns, kh, kw, channels of a group) int16; offset int32, scale and bias float32 (columns,); bias may be
 // None
-void make_wide(Int16Layer* self, nb::handle weights, nb::handle offset, nb::handle scale, nb::handle bias, int groups,
-               IntPair stride, Four padding, IntPair dilation) {
+void make_int16_layer(Int16Layer* self, nb::handle weights, nb::handle offset, nb::handle scale, nb::handle bias,
+                      int groups, IntPair stride, Four padding, IntPair dilation) {
   PyArrayObject* w = checked(weights, NPY_INT16, 4, "weights");
   if (PyArray_SIZE(w) > std::numeric_limits<int>::max()) throw nb::value_error("the weights have too many elements");
   if (offset.is_none() || scale.is_none()) throw nb::type_error("a layer needs its offset and scale");
@@ -83,7 +83,7 @@ void make_wide(Int16Layer* self, nb::handle weights, nb::handle offset, nb::hand
                         per_column<float>(bias, NPY_FLOAT32, columns, "bias"));
 }
 
-nb::object wide_weights(const Int16Layer& layer) {
+nb::object int16_weights(const Int16Layer& layer) {
   const GroupedGeometry& g = layer.geometry();
   const npy_intp shape[4] = {g.columns, g.taps.kernel_h, g.taps.kernel_w, g.group_channels};
   nb::object out = new_object(4, shape, NPY_INT16);
@@ -97,21 +97,21 @@ void bind_int8_layers(nb::module_& m) {
   nb::class_<Int8GroupedLayer>(m, "Int8GroupedLayer")
       .def("__init__", make_grouped, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"), nb::arg("groups"),
            nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
-      .def("set_finish", [](Int8GroupedLayer& layer, Finish finish) { layer.set_finish(finish_of(finish)); })
+      .def("set_finish", [](Int8GroupedLayer& layer, Finish finish) { layer.set_finish(uint8_stage_of(finish)); })
       .def("set_residual", &Int8GroupedLayer::set_residual)
       .def("conv", grouped_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(),
            nb::arg("residual_border"), nb::arg("out_border"))
       .def("weights", grouped_weights)
       .def_prop_ro("nbytes", &Int8GroupedLayer::nbytes);
   nb::class_<Int16Layer>(m, "Int16Layer")
-      .def("__init__", make_wide, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"), nb::arg("bias").none(),
-           nb::arg("groups"), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
-      .def("set_finish", [](Int16Layer& layer, Finish finish) { layer.set_finish(finish_of(finish)); })
+      .def("__init__", make_int16_layer, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"),
+           nb::arg("bias").none(), nb::arg("groups"), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
+      .def("set_finish", [](Int16Layer& layer, Finish finish) { layer.set_finish(uint8_stage_of(finish)); })
       .def("set_wide_finish",
-           [](Int16Layer& layer, const ShortFinish& finish) { layer.set_wide_finish(wide_finish_of(finish)); })
+           [](Int16Layer& layer, const Int16StageTuple& finish) { layer.set_int16_stage(int16_stage_of(finish)); })
       .def("set_bytes_read", &Int16Layer::set_bytes_read)
       .def("set_residual", &Int16Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide"))
-      .def("weights", wide_weights)
+      .def("weights", int16_weights)
       .def_prop_ro("nbytes", &Int16Layer::nbytes);
 }
 

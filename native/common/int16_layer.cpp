@@ -71,9 +71,9 @@ void Int16Layer::pack_panels(const int16_t* weights) {
   int64_t total = 0;
   for (int64_t panel = 0; panel < g.columns; panel += kInt8Panel) {
     const int64_t last = std::min(panel + kInt8Panel, g.columns) - 1;
-    const int64_t first = panel / group_columns * g.group_channels / kWideGroup * kWideGroup;
-    const int64_t end = round_up((last / group_columns + 1) * g.group_channels, kWideGroup);
-    windows_.push_back({static_cast<int32_t>(first), static_cast<int32_t>((end - first) / kWideGroup), total});
+    const int64_t first = panel / group_columns * g.group_channels / kInt16Group * kInt16Group;
+    const int64_t end = round_up((last / group_columns + 1) * g.group_channels, kInt16Group);
+    windows_.push_back({static_cast<int32_t>(first), static_cast<int32_t>((end - first) / kInt16Group), total});
     total += taps * (end - first) * kInt8Panel;
   }
   packed_ = Buffer<int16_t>(static_cast<std::size_t>(total));
@@ -87,20 +87,20 @@ void Int16Layer::pack_panels(const int16_t* weights) {
 
 int64_t Int16Layer::packed_at(int64_t column, int64_t tap, int64_t channel) const {
   const GroupedGeometry& g = geometry_;
-  const WideWindow& window = windows_[column / kInt8Panel];
+  const Int16Window& window = windows_[column / kInt8Panel];
   const int64_t c = column / (g.columns / g.groups) * g.group_channels + channel - window.first;
-  return window.weights + ((tap * window.pairs + c / kWideGroup) * kInt8Panel + column % kInt8Panel) * kWideGroup +
-         c % kWideGroup;
+  return window.weights + ((tap * window.pairs + c / kInt16Group) * kInt8Panel + column % kInt8Panel) * kInt16Group +
+         c % kInt16Group;
 }
 
-void Int16Layer::set_finish(const ByteFinish& finish) {
-  finish_ = KeptFinish(finish);
+void Int16Layer::set_finish(const Uint8Stage& finish) {
+  finish_ = OwnedUint8Stage(finish);
   kind_ = Int8Out::uint8;
 }
 
-void Int16Layer::set_wide_finish(const WideFinish& finish) {
-  check_finish(finish);
-  wide_finish_ = finish;
+void Int16Layer::set_int16_stage(const Int16Stage& finish) {
+  check_stage(finish);
+  int16_stage_ = finish;
   kind_ = Int8Out::int16;
 }
 
@@ -108,7 +108,7 @@ void Int16Layer::set_residual(float scale, int zero, bool wide) {
   require(zero >= 0 && zero <= 255 && (!wide || kind_ == Int8Out::int16), "bad residual");
   residual_scale_ = scale;
   residual_zero_ = zero;
-  wide_residual_ = wide;
+  int16_residual_ = wide;
 }
 
 void Int16Layer::set_bytes_read(int zero) {
@@ -136,7 +136,7 @@ void Int16Layer::unpack(int16_t* to) const {
 }
 
 Int8Image Int16Layer::conv_shape(const Int8Image& in) const {
-  const Int8Image out = geometry_.result(in, kWideGroup);
+  const Int8Image out = geometry_.result(in, kInt16Group);
   require(out.images <= std::numeric_limits<int>::max() && out.height * out.width <= std::numeric_limits<int>::max(),
           "x has too many pixels");
   return out;
@@ -145,7 +145,7 @@ Int8Image Int16Layer::conv_shape(const Int8Image& in) const {
 void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip, const void* residual,
                       const Int8Image& out, bool relu, void* y) const {
   const GroupedGeometry& g = geometry_;
-  WideProblem p;
+  Int16Problem p;
   const int64_t first = (in.border - g.top) * in.row_step() + (in.border - g.left) * in.pixel;
   if (reads_bytes()) {
     p.bytes = static_cast<const uint8_t*>(x) + first;
@@ -173,12 +173,12 @@ void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip,
   to.out_grid = out.grid();
   to.out_columns = to.columns;
   to.finish = finish_;
-  to.wide = wide_finish_;
+  to.wide = int16_stage_;
   to.residual_scale = residual_scale_;
   to.residual_zero = residual_zero_;
-  to.wide_residual = wide_residual_;
+  to.int16_residual = int16_residual_;
   if (residual != nullptr) {
-    to.residual = static_cast<const uint8_t*>(residual) + skip.inside() * (wide_residual_ ? 2 : 1);
+    to.residual = static_cast<const uint8_t*>(residual) + skip.inside() * (int16_residual_ ? 2 : 1);
     to.residual_grid = skip.grid();
   }
   const int64_t size = kind_ == Int8Out::uint8 ? 1 : kind_ == Int8Out::int16 ? 2 : 4;
@@ -186,7 +186,7 @@ void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip,
   run(p);
 }
 
-void Int16Layer::run(const WideProblem& p) const {
+void Int16Layer::run(const Int16Problem& p) const {
   const GroupedGeometry& g = geometry_;
   const int64_t pixels = static_cast<int64_t>(p.to.images) * p.to.height * p.to.width;
   if (pixels == 0) return;

@@ -19,15 +19,15 @@ class Int16Layer {
   Int16Layer(const GroupedGeometry& geometry, const int16_t* weights, const int32_t* offset, const float* scale,
              const float* bias);
 
-  void set_finish(const ByteFinish& finish);       // gives bytes
-  void set_wide_finish(const WideFinish& finish);  // gives 16 bits
+  void set_finish(const Uint8Stage& finish);       // gives bytes
+  void set_int16_stage(const Int16Stage& finish);  // gives 16 bits
   void set_residual(float scale, int zero, bool wide);
   void set_bytes_read(int zero);  // depthwise only: x is bytes
 
   const GroupedGeometry& geometry() const { return geometry_; }
   Int8Out kind() const { return kind_; }  // float32, where no finish was set
-  int zero() const { return kind_ == Int8Out::uint8 ? static_cast<const ByteFinish&>(finish_).zero : 0; }
-  bool wide_residual() const { return wide_residual_; }
+  int zero() const { return kind_ == Int8Out::uint8 ? static_cast<const Uint8Stage&>(finish_).zero : 0; }
+  bool int16_residual() const { return int16_residual_; }
   bool reads_bytes() const { return bytes_zero_ >= 0; }
   int64_t nbytes() const;
   void unpack(int16_t* weights) const;  // as they were given
@@ -43,19 +43,19 @@ class Int16Layer {
   int64_t in_block(int64_t block, int64_t column, int64_t tap) const;
   void pack_depthwise(const int16_t* weights);
   void pack_panels(const int16_t* weights);
-  void run(const WideProblem& problem) const;
+  void run(const Int16Problem& problem) const;
 
   GroupedGeometry geometry_;
   Buffer<int16_t> packed_;
-  std::vector<WideWindow> windows_;
+  std::vector<Int16Window> windows_;
   Buffer<int32_t> offset_;
   Buffer<float> scale_, bias_;
-  KeptFinish finish_;
-  WideFinish wide_finish_;
+  OwnedUint8Stage finish_;
+  Int16Stage int16_stage_;
   Int8Out kind_ = Int8Out::float32;
   float residual_scale_ = 0.0f;
   int residual_zero_ = 0;
-  bool wide_residual_ = false;
+  bool int16_residual_ = false;
   int bytes_zero_ = -1;  // of the bytes that are read; -1: 16 bits are
 };
 

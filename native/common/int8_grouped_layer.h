@@ -29,14 +29,14 @@ class Int8GroupedLayer {
   // weights (columns, kh, kw, group_channels); offset and scale of `columns` numbers
   Int8GroupedLayer(const GroupedGeometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale);
 
-  void set_finish(const ByteFinish& finish) { finish_ = KeptFinish(finish); }
+  void set_finish(const Uint8Stage& finish) { finish_ = OwnedUint8Stage(finish); }
   void set_residual(float scale, int zero);
 
   const GroupedGeometry& geometry() const { return geometry_; }
-  const ByteFinish& finish() const { return finish_; }
+  const Uint8Stage& finish() const { return finish_; }
   int zero() const { return finish().zero; }
-  bool gives_wide() const { return false; }  // as Int8Layer may
-  bool wide_residual() const { return false; }
+  bool gives_int16() const { return false; }  // as Int8Layer may
+  bool int16_residual() const { return false; }
   int64_t nbytes() const;
   void unpack(int8_t* weights) const;  // as they were given
 
@@ -57,7 +57,7 @@ class Int8GroupedLayer {
   std::vector<PanelWindow> windows_;
   Buffer<int32_t> offset_;
   Buffer<float> scale_;
-  KeptFinish finish_;
+  OwnedUint8Stage finish_;
   float residual_scale_ = 0.0f;
   int residual_zero_ = 0;
 };

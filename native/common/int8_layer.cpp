@@ -69,12 +69,12 @@ Int8Layer::Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const 
   bias_ = padded(bias, g.columns);
 }
 
-KeptFinish::KeptFinish(const ByteFinish& finish) : finish_(finish) {
-  const ByteTable& t = finish.table;
+OwnedUint8Stage::OwnedUint8Stage(const Uint8Stage& finish) : finish_(finish) {
+  const LookupTable& t = finish.table;
   const auto is_byte = [](int v) { return v >= 0 && v <= 255; };
   require(is_byte(finish.zero) && is_byte(finish.low) && is_byte(finish.high) && finish.low <= finish.high,
           "bad output range");
-  require((finish.curve == Curve::table) == (t.bytes != nullptr), "bad table");
+  require((finish.curve == Approximation::lookup_table) == (t.bytes != nullptr), "bad table");
   if (t.bytes == nullptr) return;
   require(t.first <= t.last && -kMostPlaces <= t.first && t.last <= kMostPlaces, "bad table");
   table_ = Buffer<uint8_t>(static_cast<std::size_t>(t.last - t.first + 1));
@@ -82,21 +82,21 @@ KeptFinish::KeptFinish(const ByteFinish& finish) : finish_(finish) {
   finish_.table.bytes = table_.data();
 }
 
-void Int8Layer::set_finish(const ByteFinish& finish) { finish_ = KeptFinish(finish); }
+void Int8Layer::set_finish(const Uint8Stage& finish) { finish_ = OwnedUint8Stage(finish); }
 
-void check_finish(const WideFinish& finish) {
-  require(-kWideMost <= finish.low && finish.low <= finish.high && finish.high <= kWideMost, "bad output range");
+void check_stage(const Int16Stage& finish) {
+  require(-kInt16Limit <= finish.low && finish.low <= finish.high && finish.high <= kInt16Limit, "bad output range");
 }
 
-void Int8Layer::set_wide_finish(const WideFinish& finish) {
-  check_finish(finish);
-  wide_finish_ = finish;
-  gives_wide_ = true;
+void Int8Layer::set_int16_stage(const Int16Stage& finish) {
+  check_stage(finish);
+  int16_stage_ = finish;
+  gives_int16_ = true;
 }
 
 void Int8Layer::set_residual(float scale, int zero, bool wide) {
-  require(zero >= 0 && zero <= 255 && (!wide || gives_wide_), "bad residual");
-  wide_residual_ = wide;
+  require(zero >= 0 && zero <= 255 && (!wide || gives_int16_), "bad residual");
+  int16_residual_ = wide;
   residual_scale_ = scale;
   residual_zero_ = zero;
 }
@@ -127,8 +127,8 @@ Int8Problem Int8Layer::problem() const {
   p.scale = scale_.data();
   p.bias = bias_.data();
   p.finish = finish_;
-  p.wide = wide_finish_;
-  p.wide_residual = wide_residual_;
+  p.wide = int16_stage_;
+  p.int16_residual = int16_residual_;
   p.residual_scale = residual_scale_;
   p.residual_zero = residual_zero_;
   return p;
@@ -166,11 +166,11 @@ void Int8Layer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& ski
   p.run_step = in.row_step();
   p.groups_per_run = g.kernel_w * groups_;
   if (residual != nullptr) {
-    p.residual = residual + skip.inside() * (wide_residual_ ? 2 : 1);
+    p.residual = residual + skip.inside() * (int16_residual_ ? 2 : 1);
     p.residual_grid = skip.grid();
   }
-  p.kind = gives_wide_ ? Int8Out::int16 : Int8Out::uint8;
-  p.out = y + out.inside() * (gives_wide_ ? 2 : 1);
+  p.kind = gives_int16_ ? Int8Out::int16 : Int8Out::uint8;
+  p.out = y + out.inside() * (gives_int16_ ? 2 : 1);
   p.out_grid = out.grid();
   p.out_columns = out.pixel == out_pixel() ? static_cast<int>(out.pixel) : g.columns;
   run_int8(p);

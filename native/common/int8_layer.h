@@ -6,7 +6,7 @@
 
 #include "common/alloc.h"
 #include "kernels/int8.h"
-#include "kernels/int8_between.h"
+#include "kernels/int8_elementwise.h"
 #include "kernels/int8_ops.h"
 
 namespace tw {
@@ -38,18 +38,18 @@ struct Int8Geometry {
 };
 
 // A finish with its table, if it has one; it may be moved, and what was taken from it stays as it was.
-class KeptFinish {
+class OwnedUint8Stage {
  public:
-  explicit KeptFinish(const ByteFinish& finish = {});  // the table is copied
-  operator const ByteFinish&() const { return finish_; }
+  explicit OwnedUint8Stage(const Uint8Stage& finish = {});  // the table is copied
+  operator const Uint8Stage&() const { return finish_; }
   int64_t nbytes() const { return static_cast<int64_t>(table_.size()); }
 
  private:
   Buffer<uint8_t> table_;
-  ByteFinish finish_;
+  Uint8Stage finish_;
 };
 
-void check_finish(const WideFinish& finish);  // throws where its range is none
+void check_stage(const Int16Stage& finish);  // throws where its range is none
 
 class Int8Layer {
  public:
@@ -57,16 +57,16 @@ class Int8Layer {
   Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale,
             const float* bias);
 
-  void set_output(int zero, int low, int high) { set_finish({zero, low, high, {}, Curve::straight, {}, {}}); }
-  void set_finish(const ByteFinish& finish);       // with a table, scales are real numbers
-  void set_wide_finish(const WideFinish& finish);  // gives numbers of 16 bits (kernels/int16.h)
+  void set_output(int zero, int low, int high) { set_finish({zero, low, high, {}, Approximation::none, {}, {}}); }
+  void set_finish(const Uint8Stage& finish);       // with a table, scales are real numbers
+  void set_int16_stage(const Int16Stage& finish);  // gives numbers of 16 bits (kernels/int16.h)
   void set_residual(float scale, int zero, bool wide = false);
 
   const Int8Geometry& geometry() const { return geometry_; }
-  int zero() const { return gives_wide_ ? 0 : finish().zero; }
-  bool gives_wide() const { return gives_wide_; }
-  bool wide_residual() const { return wide_residual_; }
-  const ByteFinish& finish() const { return finish_; }
+  int zero() const { return gives_int16_ ? 0 : finish().zero; }
+  bool gives_int16() const { return gives_int16_; }
+  bool int16_residual() const { return int16_residual_; }
+  const Uint8Stage& finish() const { return finish_; }
   int64_t in_pixel() const { return static_cast<int64_t>(groups_) * kInt8Group; }
   int64_t out_pixel() const { return round_up(geometry_.columns, kInt8Group); }
   int64_t nbytes() const;
@@ -96,9 +96,9 @@ class Int8Layer {
   Buffer<int8_t> packed_;
   Buffer<int32_t> offset_;
   Buffer<float> scale_, bias_;
-  KeptFinish finish_;
-  WideFinish wide_finish_;
-  bool gives_wide_ = false, wide_residual_ = false;
+  OwnedUint8Stage finish_;
+  Int16Stage int16_stage_;
+  bool gives_int16_ = false, int16_residual_ = false;
   int residual_zero_ = 0;
   float residual_scale_ = 0.0f;
 };

@@ -1,8 +1,8 @@
 // This file, like int8.cpp, is compiled with -ffp-contract=off: every number is the same on every instruction set.
 #include "kernels/int16.h"
 
-#include "kernels/int16_between.h"
 #include "kernels/int16_depthwise.h"
+#include "kernels/int16_elementwise.h"
 #include "kernels/int16_products.h"
 
 namespace tw {
@@ -78,14 +78,14 @@ void pool(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWin
     const int64_t cells = w.count_padding ? w.kernel_h * w.kernel_w : inside > 0 ? inside : 1;
     for (int64_t c = 0; c < channels; c += kLanes) {
       const int n = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
-      vi most = (mean ? 0 : -kWideMost) - vi{};
+      vi most = (mean ? 0 : -kInt16Limit) - vi{};
       for (int64_t iy = above; iy < below; ++iy) {
         for (int64_t ix = left; ix < right; ++ix) {
           const vi v = first_shorts(x + iy * in.row_step + ix * in.pixel_step + c, n);
           most = mean ? most + v : (vi)select(v > most, (vf)v, (vf)most);
         }
       }
-      if (mean) most = whole_in(as_floats(most) / splat(static_cast<float>(cells)), -kWideMost, kWideMost);
+      if (mean) most = whole_in(as_floats(most) / splat(static_cast<float>(cells)), -kInt16Limit, kInt16Limit);
       store_first_shorts(y + ox * out.pixel_step + c, most, n);
     }
   }

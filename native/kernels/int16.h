@@ -1,8 +1,8 @@
-// Integer layers on activations of 16 bits, where bytes would round too much: convolution of every kind with weights of
-// 16 bits, summed in 32, and what stands between such layers. A number is real = q * scale with |q| <= kWideMost;
-// buffers are channels last like those of bytes, with zeros in frames. Steps are in numbers, not bytes.
+// int16 activations, for layers where uint8 would round too much: convolutions with int16 weights and 32-bit
+// accumulators, and the elementwise operators and pools between them. real = q * scale with |q| <= kInt16Limit;
+// buffers have channels last and zeros in their padding. Steps are in numbers, not bytes.
 //
-// All sums are exact: who makes the weights sees to it that no sum leaves 32 bits. Every instruction set gives the same
+// All sums are exact: weights are chosen such that no sum exceeds 32 bits. Every instruction set gives the same
 // numbers.
 #pragma once
 
@@ -15,15 +15,15 @@
 namespace tw {
 
 constexpr int64_t kMostSummed = 65535;  // pixels whose sum fits into 32 bits, whatever they are
-constexpr int kWideGroup = 2;           // channels that one multiply-add takes
+constexpr int kInt16Group = 2;          // channels that one multiply-add takes
 
 // A panel's run of input channels: where it begins, its pairs of channels, and where its packed weights begin.
-struct WideWindow {
+struct Int16Window {
   int32_t first, pairs;
   int64_t weights;
 };
 
-struct WideProblem {
+struct Int16Problem {
   Int8Problem
       to;  // the pixels, where they are read (`in_grid`), and what becomes of their sums; not its bytes and weights
   const int16_t* x = nullptr;      // pixel (0, 0) of image 0 at the first tap
@@ -31,7 +31,7 @@ struct WideProblem {
   int zero = 0;
   int64_t kernel_h = 1, kernel_w = 1;
   int64_t tap_row = 0, tap_step = 0;  // from tap to tap
-  const WideWindow* windows = nullptr;
+  const Int16Window* windows = nullptr;
   const int16_t* weights = nullptr;  // of a panel [tap][pair of channels][16 columns][2]; of depthwise layers see below
 };
 
@@ -46,7 +46,7 @@ static inline int64_t block_at(int64_t block, int64_t channels) {  // static: a 
   return first > last && last >= 0 ? last : first;
 }
 
-// Pixels of bytes or of 16 bits; `step` numbers from one to the next, 0 where all read the same one.
+// Pixels of uint8 or int16, `step` numbers apart; 0: one pixel is used for all.
 struct MixedPixels {
   const void* data = nullptr;
   int64_t step = 0;
@@ -55,32 +55,32 @@ struct MixedPixels {
   bool wide = false;
 };
 
-// Where results go: bytes by `finish`, or 16 bits by `wide_finish`.
+// The result: uint8 or int16.
 struct MixedTarget {
   void* data = nullptr;
   int64_t step = 0;
   bool wide = false;
 };
 
-struct MixedFinish {
-  ByteFinish bytes;
-  WideFinish wide;
+struct MixedStage {
+  Uint8Stage bytes;
+  Int16Stage wide;
 };
 
 struct Int16Kernels {
   // The pixels [first, last) of the problem for the panels [first_panel, last_panel).
-  void (*rows)(const WideProblem& problem, int64_t first, int64_t last, int first_panel, int last_panel);
-  void (*depthwise)(const WideProblem& problem, int64_t first, int64_t last);
-  void (*add)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
+  void (*rows)(const Int16Problem& problem, int64_t first, int64_t last, int first_panel, int last_panel);
+  void (*depthwise)(const Int16Problem& problem, int64_t first, int64_t last);
+  void (*add)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& finish,
               const MixedTarget& to);
   // (a - its zero) * (b - its zero) * a's scale. Where b is one pixel for all and has a scale, it is numbers of 16
   // bits, w = round((b - its zero) * b's scale), that a's, of 16 bits too, are multiplied with: (a * w + 2^14) >> 15
   // within `finish`'s limits.
-  void (*mul)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
+  void (*mul)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& finish,
               const MixedTarget& to);
   // (x - its zero) * scale[channel] + shift[channel]
   void (*affine)(const MixedPixels& x, const float* scale, const float* shift, int64_t pixels, int64_t channels,
-                 const MixedFinish& finish, const MixedTarget& to);
+                 const MixedStage& finish, const MixedTarget& to);
   // round(x * inverse), ties to even, at most `most` either way, NaN as 0: a plane of each channel to pixels `step`
   // apart.
   void (*quantize)(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int most,

@@ -10,18 +10,18 @@ namespace {
 
 // Numbers of 16 bits, or bytes less their zero point.
 template <bool kBytes>
-TW_INLINE vi numbers(const WideProblem& p, int64_t at, int lanes) {
+TW_INLINE vi numbers(const Int16Problem& p, int64_t at, int lanes) {
   if constexpr (kBytes) return first_bytes(p.bytes + at, lanes) - p.zero;
   return first_shorts(p.x + at, lanes);
 }
 
 // Where the weights of a block begin.
-TW_INLINE const int16_t* block_weights(const WideProblem& p, int64_t block) {
+TW_INLINE const int16_t* block_weights(const Int16Problem& p, int64_t block) {
   return p.weights + block * ((p.kernel_h + 1) / 2) * p.kernel_w * 2 * kDepthwiseBlock;
 }
 
 // A vector of channels, a whole number of vectors from the block's first: the weights of one tap.
-TW_INLINE vi tap_weights(const WideProblem& p, const int16_t* w, int64_t ky, int64_t kx, int channel) {
+TW_INLINE vi tap_weights(const Int16Problem& p, const int16_t* w, int64_t ky, int64_t kx, int channel) {
   const bool last = ky + 1 == p.kernel_h && p.kernel_h % 2 == 1;  // whose taps lie side by side
   const int16_t* two = w + (ky / 2 * p.kernel_w + (last ? kx / 2 : kx)) * 2 * kDepthwiseBlock;
   int32_t held[kLanes];
@@ -56,7 +56,7 @@ TW_INLINE void finish_at(const Int8Problem& p, vi sums, const Run& run, int64_t 
 
 // A vector of a block's channels at one pixel, for every geometry.
 template <bool kBytes>
-void depthwise_pixel(const WideProblem& p, const Run& run, int64_t i, int64_t block) {
+void depthwise_pixel(const Int16Problem& p, const Run& run, int64_t i, int64_t block) {
   const int64_t first = block_at(block, p.to.columns), x = run.in + i * p.to.in_grid.column_step;
   for (int c = 0; c < kDepthwiseBlock && first + c < p.to.columns; c += kLanes) {
     const int64_t column = first + c, left = p.to.columns - column;
@@ -72,7 +72,7 @@ void depthwise_pixel(const WideProblem& p, const Run& run, int64_t i, int64_t bl
   }
 }
 
-void depthwise_pixels(const WideProblem& p, const Run& run) {
+void depthwise_pixels(const Int16Problem& p, const Run& run) {
   for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
     for (int64_t i = 0; i < run.count; ++i)
       (p.bytes != nullptr ? depthwise_pixel<true> : depthwise_pixel<false>)(p, run, i, block);
@@ -82,7 +82,7 @@ void depthwise_pixels(const WideProblem& p, const Run& run) {
 #if defined(__AVX2__)
 // Sixteen channels of a pixel, in 16 bits.
 template <bool kBytes>
-TW_INLINE __m256i sixteen(const WideProblem& p, int64_t at) {
+TW_INLINE __m256i sixteen(const Int16Problem& p, int64_t at) {
   if constexpr (kBytes) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p.bytes + at));
     return _mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes), _mm256_set1_epi16(static_cast<int16_t>(p.zero)));
@@ -112,13 +112,13 @@ class BlockFinish {
   BlockFinish(const Int8Problem& p, int64_t column)
       : p_(p),
         column_(column),
-        most_(_mm256_set1_ps(SixteenWide::most(p.wide))),
+        most_(_mm256_set1_ps(Int16PiecewiseVectors::most(p.wide))),
         low_(_mm256_set1_epi16(static_cast<int16_t>(p.wide.low))) {
     for (int half = 0; half < 2; ++half) {
       offset[half] = two_fours(p.offset + column + 4 * half, p.offset + column + 4 * half + 8);
       scale_[half] = _mm256_castsi256_ps(two_fours(p.scale + column + 4 * half, p.scale + column + 4 * half + 8));
     }
-    quick = p.kind == Int8Out::int16 && p.residual == nullptr && p.wide.curve == WideCurve::straight;
+    quick = p.kind == Int8Out::int16 && p.residual == nullptr && p.wide.curve == Int16Activation::none;
   }
 
   template <int Pixels>
@@ -162,7 +162,7 @@ TW_INLINE __m256i side_by_side(__m256i a, __m256i b) {
 // Neighbouring windows `Stride` apart: pixels that lie in several of them are read once. The taps of two rows are
 // multiplied at once.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
-TW_INLINE void two_rows(const WideProblem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
+TW_INLINE void two_rows(const Int16Problem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
   __m256i weight[Taps];
 #pragma GCC unroll 7
   for (int k = 0; k < Taps; ++k) weight[k] = load_sixteen(w + k * 2 * kDepthwiseBlock);
@@ -180,7 +180,7 @@ TW_INLINE void two_rows(const WideProblem& p, const int16_t* w, int64_t x, __m25
 
 // A row that is left over: two neighbouring taps at once. The last one of an odd number stands beside itself, times 0.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
-TW_INLINE void last_row(const WideProblem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
+TW_INLINE void last_row(const Int16Problem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
   constexpr int kPairs = (Taps + 1) / 2, kRead = (Pixels - 1) * Stride + Taps;
   __m256i weight[kPairs];
 #pragma GCC unroll 4
@@ -203,7 +203,7 @@ TW_INLINE void last_row(const WideProblem& p, const int16_t* w, int64_t x, __m25
 // The same for any number of taps, and any distance: `below` is where the second of two numbers lies, the taps that are
 // multiplied at once `step` apart.
 template <bool kBytes, int Pixels, int Half>
-TW_INLINE void taps_of(const WideProblem& p, const int16_t* w, int64_t x, int64_t below, int step,
+TW_INLINE void taps_of(const Int16Problem& p, const int16_t* w, int64_t x, int64_t below, int step,
                        __m256i (&acc)[Pixels]) {
   for (int64_t k = 0; k < p.kernel_w; k += step, w += 2 * kDepthwiseBlock) {
     const __m256i weight = load_sixteen(w);
@@ -219,7 +219,7 @@ TW_INLINE void taps_of(const WideProblem& p, const int16_t* w, int64_t x, int64_
 // Half of a block's channels at neighbouring pixels: as many as leave room in the registers for a row of weights. As
 // many rows of taps as taps of a row, where that number is known.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
-TW_INLINE void half_block(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t x,
+TW_INLINE void half_block(const Int16Problem& p, const BlockFinish& end, const int16_t* w, int64_t x,
                           __m256i (&acc)[Pixels]) {
 #pragma GCC unroll 8
   for (int j = 0; j < Pixels; ++j) acc[j] = end.offset[Half];
@@ -245,7 +245,7 @@ TW_INLINE void half_block(const WideProblem& p, const BlockFinish& end, const in
 }
 
 template <bool kBytes, int Taps, int Stride, int Pixels>
-TW_INLINE void block_tile(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t column,
+TW_INLINE void block_tile(const Int16Problem& p, const BlockFinish& end, const int16_t* w, int64_t column,
                           const Run& run, int64_t i) {
   const int64_t x = run.in + i * p.to.in_grid.column_step + column;
   __m256i low[Pixels], high[Pixels];
@@ -257,9 +257,10 @@ TW_INLINE void block_tile(const WideProblem& p, const BlockFinish& end, const in
 
 // A row of pixels, block by block. What is stored is bent then, where there is a `curve`.
 template <bool kBytes, int Taps, int Stride>
-__attribute__((noinline)) void depthwise_run(const WideProblem& given, const Run& run, const SixteenWide* curve) {
+__attribute__((noinline)) void depthwise_run(const Int16Problem& given, const Run& run,
+                                             const Int16PiecewiseVectors* curve) {
   constexpr int kFew = 4, kMany = 8;
-  const WideProblem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
+  const Int16Problem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
   for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
     const int64_t column = block_at(block, p.to.columns);
     const BlockFinish end(p.to, column);
@@ -284,7 +285,7 @@ __attribute__((noinline)) void depthwise_run(const WideProblem& given, const Run
 }
 
 template <bool kBytes>
-void whole_blocks(const WideProblem& p, const Run& run, const SixteenWide* curve) {
+void whole_blocks(const Int16Problem& p, const Run& run, const Int16PiecewiseVectors* curve) {
   const int64_t step = p.to.in_grid.column_step, taps = p.kernel_w == p.kernel_h ? p.kernel_w : 0;
   if (taps == 3 && step == p.tap_step) return depthwise_run<kBytes, 3, 1>(p, run, curve);
   if (taps == 3 && step == 2 * p.tap_step) return depthwise_run<kBytes, 3, 2>(p, run, curve);
@@ -294,9 +295,9 @@ void whole_blocks(const WideProblem& p, const Run& run, const SixteenWide* curve
   depthwise_run<kBytes, 0, 0>(p, run, curve);
 }
 
-void depthwise(const WideProblem& given, int64_t first, int64_t last) {
-  WideProblem p = given;
-  const SixteenWide curve(given.to.wide);
+void depthwise(const Int16Problem& given, int64_t first, int64_t last) {
+  Int16Problem p = given;
+  const Int16PiecewiseVectors curve(given.to.wide);
   const bool blocks = p.to.columns >= kDepthwiseBlock, later = blocks && bends_later(given.to);
   if (later) p.to.wide = whole_numbers(given.to.wide);
   while (first < last) {
@@ -310,7 +311,7 @@ void depthwise(const WideProblem& given, int64_t first, int64_t last) {
   }
 }
 #else
-void depthwise(const WideProblem& p, int64_t first, int64_t last) {
+void depthwise(const Int16Problem& p, int64_t first, int64_t last) {
   while (first < last) {
     const Run run = run_at(p.to, first, last);
     depthwise_pixels(p, run);

@@ -46,22 +46,24 @@ TW_INLINE __m256i load_sixteen(const int16_t* p) { return _mm256_loadu_si256(rei
 
 // Whether results are bent after they are stored, as whole numbers: one after the other by itself each waits for the
 // one before.
-bool bends_later(const Int8Problem& p) { return p.kind == Int8Out::int16 && p.wide.curve == WideCurve::pieces; }
+bool bends_later(const Int8Problem& p) {
+  return p.kind == Int8Out::int16 && p.wide.curve == Int16Activation::piecewise;
+}
 
-WideFinish whole_numbers(const WideFinish& bent) {
-  WideFinish whole;
+Int16Stage whole_numbers(const Int16Stage& bent) {
+  Int16Stage whole;
   whole.low = -32767;
   whole.high = bent.pieces.most;
   return whole;
 }
 
-TW_INLINE void bend_sixteen(const SixteenWide& curve, int16_t* numbers) {
+TW_INLINE void bend_sixteen(const Int16PiecewiseVectors& curve, int16_t* numbers) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers), curve.pieces(load_sixteen(numbers)));
 }
 
 // Columns [first, last) of `count` pixels, sixteen of them at a time; those left over beside the result.
 void bend(const Int8Problem& p, const RowOffsets& at, int count, int first, int last) {
-  const SixteenWide curve(p.wide);
+  const Int16PiecewiseVectors curve(p.wide);
   int16_t* out = static_cast<int16_t*>(p.out);
   int c = first;
   for (; c + kInt8Panel <= last; c += kInt8Panel) {
@@ -76,7 +78,7 @@ void bend(const Int8Problem& p, const RowOffsets& at, int count, int first, int 
 }
 #else
 bool bends_later(const Int8Problem&) { return false; }
-WideFinish whole_numbers(const WideFinish& bent) { return bent; }
+Int16Stage whole_numbers(const Int16Stage& bent) { return bent; }
 void bend(const Int8Problem&, const RowOffsets&, int, int, int) {}
 #endif
 
@@ -87,7 +89,7 @@ template <int R, int V>
 TW_INLINE void multiply_pair(const int16_t* const (&rows)[R], int64_t c, const int16_t* w, vi (&acc)[R][V]) {
   vi weight[V];
 #pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) std::memcpy(&weight[v], w + v * kLanes * kWideGroup, sizeof weight[v]);
+  for (int v = 0; v < V; ++v) std::memcpy(&weight[v], w + v * kLanes * kInt16Group, sizeof weight[v]);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     int32_t two;
@@ -100,10 +102,10 @@ TW_INLINE void multiply_pair(const int16_t* const (&rows)[R], int64_t c, const i
 
 // V vectors of a panel for R pixels.
 template <int R, int V>
-TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, int panel, NextPanel& next,
+TW_INLINE void multiply(const Int16Problem& p, const RowOffsets& at, int first, int panel, NextPanel& next,
                         vi (&acc)[R][V]) {
-  constexpr int64_t kLine = kInt8Panel * kWideGroup;
-  const WideWindow window = p.windows[panel];
+  constexpr int64_t kLine = kInt8Panel * kInt16Group;
+  const Int16Window window = p.windows[panel];
   const int16_t* w = p.weights + window.weights;
   const int16_t* rows[R];
 #pragma GCC unroll 16
@@ -115,14 +117,14 @@ TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, i
   for (int64_t ky = 0; ky < p.kernel_h; ++ky) {
     for (int64_t kx = 0; kx < p.kernel_w; ++kx) {
       int64_t c = ky * p.tap_row + kx * p.tap_step;
-      const int64_t end = c + kWideGroup * window.pairs;
-      for (; c + kWideGroup * kPairsAtOnce <= end; c += kWideGroup * kPairsAtOnce, w += kPairsAtOnce * kLine) {
+      const int64_t end = c + kInt16Group * window.pairs;
+      for (; c + kInt16Group * kPairsAtOnce <= end; c += kInt16Group * kPairsAtOnce, w += kPairsAtOnce * kLine) {
         next.fetch();
 #pragma GCC unroll 4
         for (int pair = 0; pair < kPairsAtOnce; ++pair)
-          multiply_pair(rows, c + pair * kWideGroup, w + pair * kLine, acc);
+          multiply_pair(rows, c + pair * kInt16Group, w + pair * kLine, acc);
       }
-      for (; c < end; c += kWideGroup, w += kLine) multiply_pair(rows, c, w, acc);
+      for (; c < end; c += kInt16Group, w += kLine) multiply_pair(rows, c, w, acc);
     }
   }
 }
@@ -130,11 +132,11 @@ TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, i
 #if defined(__AVX2__)
 // V vectors of a panel, finished by way W, for whole tiles of the block's pixels; how many pixels that are.
 template <int R, int V, ByteWay W>
-__attribute__((noinline)) int strip(const WideProblem& given, const RowOffsets& at, int count, int panel,
+__attribute__((noinline)) int strip(const Int16Problem& given, const RowOffsets& at, int count, int panel,
                                     int last_panel) {
-  const WideProblem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
-  const WideWindow window = p.windows[panel];
-  const int64_t numbers = p.kernel_h * p.kernel_w * window.pairs * kInt8Panel * kWideGroup;
+  const Int16Problem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
+  const Int16Window window = p.windows[panel];
+  const int64_t numbers = p.kernel_h * p.kernel_w * window.pairs * kInt8Panel * kInt16Group;
   const int64_t parts = p.kernel_h * p.kernel_w * (window.pairs / kPairsAtOnce);
   NextPanel next(p.weights + window.weights + numbers, panel + 1 < last_panel ? 2 * numbers : 0, count / R * parts);
   int i = 0;
@@ -146,7 +148,7 @@ __attribute__((noinline)) int strip(const WideProblem& given, const RowOffsets& 
   return i;
 }
 
-int whole_tiles(const WideProblem& p, const RowOffsets& at, int count, int panel, int last_panel) {
+int whole_tiles(const Int16Problem& p, const RowOffsets& at, int count, int panel, int last_panel) {
   const int left = whole_columns(p.to) - panel * kInt8Panel;
   int done = 0;
   with_way(p.to, [&](auto known) {
@@ -159,11 +161,11 @@ int whole_tiles(const WideProblem& p, const RowOffsets& at, int count, int panel
   return done;
 }
 #else
-int whole_tiles(const WideProblem&, const RowOffsets&, int, int, int) { return 0; }
+int whole_tiles(const Int16Problem&, const RowOffsets&, int, int, int) { return 0; }
 #endif
 
 template <int R = kTallest>
-TW_INLINE void last_rows(const WideProblem& p, const RowOffsets& at, int first, int64_t row, int panel, int count) {
+TW_INLINE void last_rows(const Int16Problem& p, const RowOffsets& at, int first, int64_t row, int panel, int count) {
   if constexpr (R > 0) {
     if (count != R) return last_rows<R - 1>(p, at, first, row, panel, count);
     vi acc[R][kVectors];
@@ -173,9 +175,9 @@ TW_INLINE void last_rows(const WideProblem& p, const RowOffsets& at, int first, 
   }
 }
 
-void rows(const WideProblem& given, int64_t first, int64_t last, int first_panel, int last_panel) {
+void rows(const Int16Problem& given, int64_t first, int64_t last, int first_panel, int last_panel) {
   RowOffsets at;
-  WideProblem p = given;
+  Int16Problem p = given;
   const bool later = bends_later(given.to);
   if (later) p.to.wide = whole_numbers(given.to.wide);
   for (int64_t row = first; row < last; row += kBlock) {

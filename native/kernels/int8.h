@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "common/isa.h"
-#include "kernels/int8_between.h"
+#include "kernels/int8_elementwise.h"
 
 namespace tw {
 
@@ -56,11 +56,11 @@ struct Int8Problem {
   PixelGrid residual_grid;
   float residual_scale = 0.0f;
   int residual_zero = 0;
-  ByteFinish finish;
+  Uint8Stage finish;
 
   // int16: the same, with the residual in bytes or in 16 bits
-  bool wide_residual = false;
-  WideFinish wide;
+  bool int16_residual = false;
+  Int16Stage wide;
 };
 
 // Bytes of the packed weights of `columns` columns and `groups` groups of four values of K.

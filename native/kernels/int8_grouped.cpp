@@ -30,7 +30,7 @@ TW_INLINE vi multiply_add(vi acc, vi x, vi w) {
 }
 
 // One vector of channels of one output pixel.
-template <Curve C>
+template <Approximation C>
 TW_INLINE void finish(const GroupedRows& r, vi sum, const float* scale, int64_t y, int64_t x, int64_t c, int lanes) {
   vf value = __builtin_convertvector(sum, vf) * load(scale + c);
   if (r.residual != nullptr) {
@@ -83,7 +83,7 @@ struct Depthwise {
   const float* scale;
   const GroupedRows& r;
 
-  template <int Pixels, Curve C>
+  template <int Pixels, Approximation C>
   TW_INLINE void tile(int64_t y, int64_t x, int64_t c, int lanes) const {
     const int64_t tap_step = (r.channels + kPanel - 1) / kPanel * kPanel;
     const uint8_t* at = r.x + y * t.stride_h * r.row_step + x * t.stride_w * r.pixel_step + c;
@@ -102,7 +102,7 @@ struct Depthwise {
     for (int p = 0; p < Pixels; ++p) finish<C>(r, acc[p], scale, y, x + p, c, lanes);
   }
 
-  template <Curve C>
+  template <Approximation C>
   TW_INLINE void row(int64_t y, int64_t c, int lanes) const {
     int64_t x = 0;
     for (; x + kPixels <= r.width; x += kPixels) tile<kPixels, C>(y, x, c, lanes);
@@ -280,7 +280,7 @@ struct Grouped {
   const float* scale;
   const GroupedRows& r;
 
-  template <Dot D, int Pixels, Curve C>
+  template <Dot D, int Pixels, Approximation C>
   TW_INLINE void tile(int64_t y, int64_t x, int64_t panel) const {
     const PanelWindow& window = windows[panel];
     const uint8_t* at = r.x + y * t.stride_h * r.row_step + x * t.stride_w * r.pixel_step + window.first;
@@ -315,7 +315,7 @@ struct Grouped {
     }
   }
 
-  template <Dot D, Curve C>
+  template <Dot D, Approximation C>
   void row(int64_t y, int64_t panel) const {
     constexpr int kPixels = kLanes == 16 ? 8 : 4;
     int64_t x = 0;

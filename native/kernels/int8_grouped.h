@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "common/isa.h"
-#include "kernels/int8_between.h"
+#include "kernels/int8_elementwise.h"
 
 namespace tw {
 
@@ -29,7 +29,7 @@ struct GroupedRows {
   int residual_zero = 0;
   uint8_t* y = nullptr;
   int64_t out_row = 0, out_pixel = 0;
-  ByteFinish finish;
+  Uint8Stage finish;
 };
 
 // How many products of any bytes with a panel's weights are proven to add up to 16 bits: a pair, or two pairs.

@@ -2,7 +2,7 @@
 #include "kernels/int8_ops.h"
 
 #include "common/simd.h"
-#include "kernels/int8_finish.h"
+#include "kernels/int8_requantize.h"
 #include "kernels/math.h"
 #include "kernels/rounding.h"
 

@@ -4,7 +4,7 @@
 
 #include "common/simd.h"
 #include "kernels/int8.h"
-#include "kernels/int8_finish.h"
+#include "kernels/int8_requantize.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -46,7 +46,7 @@ TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int colum
 }
 
 TW_INLINE vf residual_at(const Int8Problem& p, int64_t offset, int lanes) {
-  if (p.wide_residual) {
+  if (p.int16_residual) {
     const vi numbers = first_shorts(reinterpret_cast<const int16_t*>(p.residual) + offset, lanes);
     return real_of(numbers, p.residual_zero, p.residual_scale);
   }
@@ -73,14 +73,16 @@ TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_off
     return store_wide(static_cast<int16_t*>(p.out) + out_offset + column, value, p.wide, lanes);
   uint8_t* to = static_cast<uint8_t*>(p.out) + out_offset + column;
   const int own = p.columns - column;  // a table's first byte is not the padding's
-  if (p.finish.curve == Curve::table && own < lanes) lanes = own;
+  if (p.finish.curve == Approximation::lookup_table && own < lanes) lanes = own;
   with_curve(p.finish, [&](auto known) { store_finished<known.value>(to, value, p.finish, lanes); });
 }
 
 // How whole tiles become bytes, or numbers of 16 bits.
 enum class ByteWay { plain, residual, bent, pieces, table, shorts };
 
-constexpr Curve curve_of(ByteWay way) { return way == ByteWay::bent ? Curve::bent : Curve::straight; }
+constexpr Approximation curve_of(ByteWay way) {
+  return way == ByteWay::bent ? Approximation::parabola : Approximation::none;
+}
 
 // Whether there is a residual: known of the plain ways.
 template <ByteWay W>
@@ -97,9 +99,9 @@ struct KnownWay {
 template <class F>
 TW_INLINE void with_way(const Int8Problem& p, F&& f) {
   if (p.kind == Int8Out::int16) return f(KnownWay<ByteWay::shorts>());
-  if (p.finish.curve == Curve::table) return f(KnownWay<ByteWay::table>());
-  if (p.finish.curve == Curve::bent) return f(KnownWay<ByteWay::bent>());
-  if (p.finish.curve == Curve::pieces) return f(KnownWay<ByteWay::pieces>());
+  if (p.finish.curve == Approximation::lookup_table) return f(KnownWay<ByteWay::table>());
+  if (p.finish.curve == Approximation::parabola) return f(KnownWay<ByteWay::bent>());
+  if (p.finish.curve == Approximation::piecewise) return f(KnownWay<ByteWay::pieces>());
   p.residual != nullptr ? f(KnownWay<ByteWay::residual>()) : f(KnownWay<ByteWay::plain>());
 }
 
@@ -155,8 +157,8 @@ TW_INLINE __m256i sixteen_whole(vf first, vf second, vf most) {
 template <int R, int V, bool kPieces, bool kResidual>
 TW_INLINE void finish_sixteens(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
                                int column) {
-  const SixteenWide curve(p.wide);
-  const vf most = splat(SixteenWide::most(p.wide));
+  const Int16PiecewiseVectors curve(p.wide);
+  const vf most = splat(Int16PiecewiseVectors::most(p.wide));
   int16_t* out = static_cast<int16_t*>(p.out) + column;
 #if defined(__AVX512F__)
 #pragma GCC unroll 16
@@ -192,11 +194,11 @@ TW_INLINE void finish_sixteens(const Int8Problem& p, const vi (&acc)[R][V], cons
 template <int R, int V>
 TW_INLINE void finish_shorts(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
   if constexpr (kVectors == 1 || V % 2 == 0 || R % 2 == 0) {
-    if (p.wide.curve == WideCurve::straight) {
+    if (p.wide.curve == Int16Activation::none) {
       return p.residual != nullptr ? finish_sixteens<R, V, false, true>(p, acc, at, first, column)
                                    : finish_sixteens<R, V, false, false>(p, acc, at, first, column);
     }
-    if (p.wide.curve == WideCurve::pieces && p.residual == nullptr) {
+    if (p.wide.curve == Int16Activation::piecewise && p.residual == nullptr) {
       return finish_sixteens<R, V, true, false>(p, acc, at, first, column);
     }
   }
@@ -296,7 +298,7 @@ TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 hig
 struct ShortPieces {
   __m256i c0, c1, c2, far, step, shift, twice = _mm256_set1_epi16(0x0202);
 
-  explicit ShortPieces(const BytePieces& p)
+  explicit ShortPieces(const Uint8Piecewise& p)
       : c0(eight(p.c0)),
         c1(eight(p.c1)),
         c2(eight(p.c2)),
@@ -373,7 +375,7 @@ TW_INLINE void finish_whole(const Int8Problem& p, const vi (&acc)[R][V], const R
 // point.
 inline int whole_columns(const Int8Problem& p) {
   if (p.kind == Int8Out::int16) return p.columns;
-  return p.kind != Int8Out::uint8 ? 0 : p.finish.curve == Curve::table ? p.columns : p.out_columns;
+  return p.kind != Int8Out::uint8 ? 0 : p.finish.curve == Approximation::lookup_table ? p.columns : p.out_columns;
 }
 #endif
 
@@ -400,7 +402,8 @@ template <int R, int P>
 TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
                            int64_t row, int panel) {
   const int column = panel * kInt8Panel;
-  if (p.kind == Int8Out::uint8 && p.finish.curve == Curve::table && column + P * kInt8Panel <= p.columns) {
+  if (p.kind == Int8Out::uint8 && p.finish.curve == Approximation::lookup_table &&
+      column + P * kInt8Panel <= p.columns) {
     return finish_by_table(p, acc, at, first, column);
   }
   if ((p.kind == Int8Out::float32 || p.kind == Int8Out::int32) && column + P * kInt8Panel <= p.out_columns) {
@@ -409,7 +412,8 @@ TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors
 #if defined(__AVX2__)
   if (p.kind == Int8Out::int16 && column + P * kInt8Panel <= p.columns) return finish_shorts(p, acc, at, first, column);
   if constexpr (kVectors == 1 ? R * P % 4 == 0 : P == 1 && R % 2 == 0) {
-    if (p.kind == Int8Out::uint8 && p.finish.curve != Curve::table && column + P * kInt8Panel <= p.out_columns) {
+    if (p.kind == Int8Out::uint8 && p.finish.curve != Approximation::lookup_table &&
+        column + P * kInt8Panel <= p.out_columns) {
       return with_way(p, [&](auto known) {
         if constexpr (known.value < ByteWay::table)
           finish_bytes<R, P * kVectors, known.value>(p, acc, at, first, column);

@@ -41,14 +41,14 @@ class Int8Conv : public Op {
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
     require(in[0].dtype == DType::uint8 && !in[0].rows && in[0].channels == needs_.channels,
             "x has another number of channels than the weights");
-    TensorDesc out = integers(layer_->gives_wide() ? DType::int16 : DType::uint8, layer_->conv_shape(in[0].image(1)),
+    TensorDesc out = integers(layer_->gives_int16() ? DType::int16 : DType::uint8, layer_->conv_shape(in[0].image(1)),
                               layer_->geometry().columns, padding_, layer_->zero());
     out.n = in[0].n;
-    if (residual_) check_residual(in[1], out, layer_->wide_residual());
+    if (residual_) check_residual(in[1], out, layer_->int16_residual());
     return out;
   }
 
-  bool reads_int16() const override { return layer_->wide_residual(); }
+  bool reads_int16() const override { return layer_->int16_residual(); }
   bool reads_any_pitch() const override { return needs_.any_pitch; }
   ReceptiveField receptive_field() const override { return needs_.field; }
   int64_t weight_bytes() const override { return layer_->nbytes(); }
@@ -86,7 +86,7 @@ class Int16Conv : public Op {
                               rows ? 0 : padding_, layer_->zero());
     out.rows = rows;
     out.n = in[0].n;
-    if (residual_) check_residual(in[1], out, layer_->wide_residual());
+    if (residual_) check_residual(in[1], out, layer_->int16_residual());
     if (to_float) {
       require(rows && !residual_, "only rows become floats");
       out.dtype = DType::float32;
@@ -120,9 +120,9 @@ class Int8Linear : public Op {
  public:
   Int8Linear(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu)
       : layer_(std::move(layer)),
-        kind_(to_float               ? Int8Out::float32
-              : layer_->gives_wide() ? Int8Out::int16
-                                     : Int8Out::uint8),
+        kind_(to_float                ? Int8Out::float32
+              : layer_->gives_int16() ? Int8Out::int16
+                                      : Int8Out::uint8),
         relu_(relu) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {

@@ -20,7 +20,7 @@ class IntegerElementwise : public Op {
  public:
   IntegerElementwise(const OutputStage& stage, int padding)
       : is_int16_(stage.is_int16), uint8_(stage.uint8), int16_(stage.int16), padding_(padding) {
-    check_finish(stage.int16);
+    check_stage(stage.int16);
   }
   bool reads_int16() const override { return true; }
 
@@ -37,8 +37,8 @@ class IntegerElementwise : public Op {
     return !call.in[0]->is_int16() && !second && !call.out->is_int16();
   }
 
-  const ByteFinish& stage() const { return uint8_; }
-  MixedFinish mixed_stage() const { return {uint8_, int16_}; }
+  const Uint8Stage& stage() const { return uint8_; }
+  MixedStage mixed_stage() const { return {uint8_, int16_}; }
 
   static ByteTarget uint8_target(const Operand& out, int64_t image, int64_t row) {
     return {out.row(image, row), out->pixel()};
@@ -49,8 +49,8 @@ class IntegerElementwise : public Op {
 
  private:
   bool is_int16_;
-  KeptFinish uint8_;
-  WideFinish int16_;
+  OwnedUint8Stage uint8_;
+  Int16Stage int16_;
   int padding_;
 };
 
@@ -80,13 +80,13 @@ class IntegerBinary : public IntegerElementwise {
     const bool padded = out.padding + call.in[0]->padding + (gate ? 0 : call.in[1]->padding) > 0;
     const float b_scale = product_ && !gate ? 0.0f : b_scale_;
     const bool uint8 = all_uint8(call);
-    const MixedFinish mixed = mixed_stage();
+    const MixedStage mixed = mixed_stage();
     for_row_blocks(out, call.batch, padded ? 1 : out.height, [&](int64_t image, int64_t row, int64_t rows) {
       const int64_t pixels = rows * out.width, second_row = gate ? 0 : row;
       if (uint8) {
         BytePixels second = uint8_pixels(call.in[1], image, second_row, b_scale);
         if (gate) second.step = 0;
-        const auto kernel = product_ ? active_int8_between().mul : active_int8_between().add;
+        const auto kernel = product_ ? active_int8_elementwise().mul : active_int8_elementwise().add;
         return kernel(uint8_pixels(call.in[0], image, row, a_scale_), second, pixels, out.channels, stage(),
                       uint8_target(call.out, image, row));
       }
@@ -118,11 +118,12 @@ class IntegerAffine : public IntegerElementwise {
   void run(const OpCall& call) const override {
     const TensorDesc& out = *call.out.desc;
     const bool uint8 = all_uint8(call);
-    const MixedFinish mixed = mixed_stage();
+    const MixedStage mixed = mixed_stage();
     for_rows(out, call.batch, [&](int64_t image, int64_t row) {
       if (uint8) {
-        return active_int8_between().affine(uint8_pixels(call.in[0], image, row, 0.0f), scale_.data(), shift_.data(),
-                                            out.width, out.channels, stage(), uint8_target(call.out, image, row));
+        return active_int8_elementwise().affine(uint8_pixels(call.in[0], image, row, 0.0f), scale_.data(),
+                                                shift_.data(), out.width, out.channels, stage(),
+                                                uint8_target(call.out, image, row));
       }
       active_int16().affine(mixed_pixels(call.in[0], image, row, 0.0f), scale_.data(), shift_.data(), out.width,
                             out.channels, mixed, mixed_target(call.out, image, row));
@@ -192,7 +193,7 @@ OpPtr add_op(float a_scale, float b_scale, const OutputStage& stage, int padding
   return std::make_unique<IntegerBinary>(false, a_scale, b_scale, stage, padding);
 }
 OpPtr mul_op(float scale, float fraction, const OutputStage& stage, int padding) {
-  require(fraction == 0.0f || (stage.is_int16 && stage.int16.curve == WideCurve::straight),
+  require(fraction == 0.0f || (stage.is_int16 && stage.int16.curve == Int16Activation::none),
           "fractions of int16 give int16 without an activation");
   return std::make_unique<IntegerBinary>(true, scale, fraction, stage, padding);
 }

@@ -25,8 +25,8 @@ struct RowQuantized {
 // The output stage of an integer operator: how its values become uint8 or int16.
 struct OutputStage {
   bool is_int16 = false;
-  ByteFinish uint8;
-  WideFinish int16;
+  Uint8Stage uint8;
+  Int16Stage int16;
 };
 
 // --- quantize.cpp ---

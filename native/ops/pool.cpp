@@ -79,7 +79,7 @@ class FloatGlobalMean : public Op {
 class GlobalMean : public Op {
  public:
   GlobalMean(const PoolScales& scales, bool rows, int padding) : scales_(scales), padding_(padding), rows_(rows) {
-    require(scales.int16_limit >= 0 && scales.int16_limit <= kWideMost, "bad output range");
+    require(scales.int16_limit >= 0 && scales.int16_limit <= kInt16Limit, "bad output range");
   }
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {

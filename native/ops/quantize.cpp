@@ -14,7 +14,7 @@ class Quantize : public Op {
   // limit 0: uint8; else int16 in [-limit, limit]
   Quantize(float scale, int zero_point, int limit, int padding)
       : scale_(scale), zero_point_(zero_point), limit_(limit), padding_(padding) {
-    require(limit >= 0 && limit <= kWideMost, "bad output range");
+    require(limit >= 0 && limit <= kInt16Limit, "bad output range");
   }
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {

@@ -35,16 +35,16 @@ std::shared_ptr<tw::Int16Layer> layer(const tw::GroupedGeometry& g, std::vector<
   const std::vector<int32_t> offset(g.columns, 11);
   const std::vector<float> scale(g.columns, 1.0f / 64);
   auto made = std::make_shared<tw::Int16Layer>(g, weights.data(), offset.data(), scale.data(), nullptr);
-  tw::WideFinish finish;
+  tw::Int16Stage finish;
   if (bent) {
-    finish.curve = tw::WideCurve::pieces;
+    finish.curve = tw::Int16Activation::piecewise;
     finish.pieces.far = 20000, finish.pieces.turn = 26000, finish.pieces.shift = 1;
     finish.pieces.round = 16384, finish.pieces.step = 10923, finish.pieces.most = 32767;
     for (auto& row : finish.pieces.c) {
       for (int16_t& c : row) c = small(2000);
     }
   }
-  made->set_wide_finish(finish);
+  made->set_int16_stage(finish);
   return made;
 }
 

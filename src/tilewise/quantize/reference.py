@@ -24,7 +24,7 @@ _POINTS_A_STEP = 16  # of the grid, in a step of the output; at least half of it
 _MOST_POINTS = 1 << 14
 _PIECES, _PIECE = 8, 17 / 16  # of SiLU: parabolas from 0 on either side, and how wide one is; behind them it is 0 or x
 _SCALES_IN_PIECES = 1 / 64, 64.0  # where the parabolas are off by a tenth of a step at most, and 16 bits hold them
-_MOST_IN_PIECES = 32700  # native/kernels/int8_between.h: kMostInPieces
+_MOST_IN_PIECES = 32700  # native/kernels/int8_elementwise.h: kMostInPieces
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class WideFinish:
 
 @dataclass(frozen=True)
 class _WidePieces:
-    """native/kernels/int8_between.h: WidePieces as it lies in memory; what a step of the output is of 32768 units."""
+    """native/kernels/int8_elementwise.h: the bytes of Int16Piecewise, and the output step in units of 1/32768."""
 
     native: bytes
     step: int
@@ -207,7 +207,7 @@ def _cubics(d: Array, heights: Array) -> tuple[Array, int]:
 
 
 def _in_wide_pieces(value: Array, pieces: bytes) -> Array:
-    """SiLU or GELU, as native/kernels/int8_between.h says."""
+    """SiLU or GELU, as native/kernels/int8_elementwise.h says."""
     numbers = np.frombuffer(pieces, np.int16).astype(np.int32)
     coefficients, (far, turn, shift, rounds, step, most) = numbers[:-6].reshape(4, _PIECES), numbers[-6:]
     u = _whole(value, -32767, most)
@@ -255,7 +255,7 @@ def _bent(value: Array, far: F, slope: F) -> Array:
 
 
 def _in_pieces(value: Array, zero: int, low: int, numbers: Array) -> Array:
-    """SiLU, as native/kernels/int8_between.h says."""
+    """SiLU, as native/kernels/int8_elementwise.h says."""
     (c0, c1, c2), (shift, step) = numbers[:-2].reshape(3, _PIECES), numbers[-2:]
     u = _whole(value, -32767, _MOST_IN_PIECES)
     t = np.minimum(np.abs(u), 32767 >> shift) << shift

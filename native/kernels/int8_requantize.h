@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/simd.h"
-#include "kernels/int8_between.h"
+#include "kernels/int8_elementwise.h"
 #include "kernels/math.h"
 #include "kernels/rounding.h"
 
@@ -75,9 +75,9 @@ TW_INLINE vf at_most(vf value, vf bound) {
 #endif
 }
 
-template <Curve C>
-TW_INLINE vf bent(vf value, const ByteBend& b) {
-  if constexpr (C == Curve::bent) {
+template <Approximation C>
+TW_INLINE vf bent(vf value, const Parabola& b) {
+  if constexpr (C == Approximation::parabola) {
     const vf d = at_most((vf)((vi)value & 0x7fffffff), splat(b.far));
     return at_least(value, splat(0.0f)) - d * (d * splat(b.slope) + splat(0.5f));
   }
@@ -105,7 +105,7 @@ TW_INLINE vi one_of_eight(const int16_t (&numbers)[8], vi at) {
 TW_INLINE vi high_product(vi a, vi b) { return (a * b + (1 << 14)) >> 15; }
 
 // SiLU in steps of the output, without its zero point.
-TW_INLINE vi in_pieces(vf value, const BytePieces& p) {
+TW_INLINE vi in_pieces(vf value, const Uint8Piecewise& p) {
   const vi u = whole_in(value, -32767, kMostInPieces), zeros = {};
   const vi t = smaller(larger(u, -u), zeros + (32767 >> p.shift)) << p.shift, at = t >> 12;
   const vi slope = one_of_eight(p.c1, at) + high_product(t, one_of_eight(p.c2, at));
@@ -113,14 +113,14 @@ TW_INLINE vi in_pieces(vf value, const BytePieces& p) {
 }
 
 // Where in the table the values' bytes are.
-TW_INLINE vi table_places(vf value, const ByteTable& t) {
+TW_INLINE vi table_places(vf value, const LookupTable& t) {
   return whole_in(value * splat(t.fine), t.first, t.last) - t.first;
 }
 
 // The first n values as bytes. The curve is decided outside of loops.
-template <Curve C>
-TW_INLINE void store_finished(uint8_t* p, vf value, const ByteFinish& f, int n) {
-  if constexpr (C == Curve::table) {
+template <Approximation C>
+TW_INLINE void store_finished(uint8_t* p, vf value, const Uint8Stage& f, int n) {
+  if constexpr (C == Approximation::lookup_table) {
     int32_t place[kLanes];
     const vi places = table_places(value, f.table);
     std::memcpy(place, &places, sizeof place);
@@ -130,7 +130,7 @@ TW_INLINE void store_finished(uint8_t* p, vf value, const ByteFinish& f, int n) 
     } else {
       for (int i = 0; i < n; ++i) p[i] = f.table.bytes[place[i]];
     }
-  } else if constexpr (C == Curve::pieces) {
+  } else if constexpr (C == Approximation::piecewise) {
     const vi zeros = {}, bytes = in_pieces(value, f.pieces) + f.zero;
     store_first_bytes(p, smaller(larger(bytes, zeros + f.low), zeros + f.high), n);
   } else {
@@ -184,24 +184,24 @@ TW_INLINE void store_first_shorts(int16_t* p, vi v, int n) {
 #endif
 }
 
-TW_INLINE vf wide_curved(vf v, const WideFinish& f) {
+TW_INLINE vf wide_curved(vf v, const Int16Stage& f) {
   switch (f.curve) {
-    case WideCurve::bent:
-      return bent<Curve::bent>(v, f.bend);
-    case WideCurve::hard_sigmoid:
+    case Int16Activation::parabola:
+      return bent<Approximation::parabola>(v, f.bend);
+    case Int16Activation::hard_sigmoid:
       return at_most(at_least(v + 3.0f, splat(0.0f)), splat(6.0f)) * (1.0f / 6.0f) * f.inverse;
-    case WideCurve::sigmoid:
+    case Int16Activation::sigmoid:
       return 1.0f / (1.0f + vexp_of_sum(-v)) * f.inverse;
-    case WideCurve::silu:
+    case Int16Activation::silu:
       return v / (1.0f + vexp_of_sum(-v)) * f.inverse;
-    case WideCurve::gelu:
+    case Int16Activation::gelu:
       return vgelu(v) * f.inverse;
     default:
       return v;
   }
 }
 
-TW_INLINE vi in_wide_pieces(vf value, const WidePieces& p) {
+TW_INLINE vi int16_piecewise(vf value, const Int16Piecewise& p) {
   const vi u = whole_in(value, -32767, p.most), zeros = {};
   const vi t = high_product(smaller(larger(u, -u), zeros + p.far), zeros + p.turn) << p.shift, at = t >> 12;
   const vi d = (t & 4095) << 3;
@@ -210,17 +210,17 @@ TW_INLINE vi in_wide_pieces(vf value, const WidePieces& p) {
   return high_product(larger(u, zeros) - high_product(h, zeros + p.round), zeros + p.step);
 }
 
-TW_INLINE void store_wide(int16_t* p, vf value, const WideFinish& f, int n) {
-  const bool pieces = f.curve == WideCurve::pieces;
-  store_first_shorts(p, pieces ? in_wide_pieces(value, f.pieces) : whole_in(wide_curved(value, f), f.low, f.high), n);
+TW_INLINE void store_wide(int16_t* p, vf value, const Int16Stage& f, int n) {
+  const bool pieces = f.curve == Int16Activation::piecewise;
+  store_first_shorts(p, pieces ? int16_piecewise(value, f.pieces) : whole_in(wide_curved(value, f), f.low, f.high), n);
 }
 
 #if defined(__AVX2__)
 // The same numbers of sixteen values at once, which are whole already and lie in 16 bits each, in any order.
-struct SixteenWide {
+struct Int16PiecewiseVectors {
   __m256i c[4], far, turn, shift, round, step, low;  // of c every byte lies one place on: see below
 
-  explicit SixteenWide(const WideFinish& f)
+  explicit Int16PiecewiseVectors(const Int16Stage& f)
       : far(_mm256_set1_epi16(f.pieces.far)),
         turn(_mm256_set1_epi16(f.pieces.turn)),
         shift(_mm256_set1_epi16(static_cast<int16_t>(1 << f.pieces.shift))),
@@ -249,31 +249,33 @@ struct SixteenWide {
   TW_INLINE __m256i straight(__m256i u) const { return _mm256_max_epi16(u, low); }
 
   // What values may be at most before they become whole.
-  static float most(const WideFinish& f) {
-    return static_cast<float>(f.curve == WideCurve::pieces ? f.pieces.most : f.high);
+  static float most(const Int16Stage& f) {
+    return static_cast<float>(f.curve == Int16Activation::piecewise ? f.pieces.most : f.high);
   }
   // Of other curves values are bent one by one.
-  static bool takes(const WideFinish& f) { return f.curve == WideCurve::straight || f.curve == WideCurve::pieces; }
+  static bool takes(const Int16Stage& f) {
+    return f.curve == Int16Activation::none || f.curve == Int16Activation::piecewise;
+  }
 };
 #endif
 
-template <Curve C>
+template <Approximation C>
 struct KnownCurve {
-  static constexpr Curve value = C;
+  static constexpr Approximation value = C;
 };
 
 // Calls f with the curve as a constant.
 template <class F>
-TW_INLINE void with_curve(const ByteFinish& finish, F&& f) {
+TW_INLINE void with_curve(const Uint8Stage& finish, F&& f) {
   switch (finish.curve) {
-    case Curve::straight:
-      return f(KnownCurve<Curve::straight>());
-    case Curve::bent:
-      return f(KnownCurve<Curve::bent>());
-    case Curve::pieces:
-      return f(KnownCurve<Curve::pieces>());
-    case Curve::table:
-      return f(KnownCurve<Curve::table>());
+    case Approximation::none:
+      return f(KnownCurve<Approximation::none>());
+    case Approximation::parabola:
+      return f(KnownCurve<Approximation::parabola>());
+    case Approximation::piecewise:
+      return f(KnownCurve<Approximation::piecewise>());
+    case Approximation::lookup_table:
+      return f(KnownCurve<Approximation::lookup_table>());
   }
 }
 

@@ -36,11 +36,11 @@ TW_INLINE vi sixteenth_part(const MixedPixels& x, int64_t pixel, int64_t c) {
 // Calls make(channel), then what it gives with every pixel: for sixteen channels at a time, the last ones of them twice
 // where they are no multiple. What a channel has for all pixels is read once.
 template <class Make>
-TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const WideFinish& given, const MixedTarget& to,
+TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const Int16Stage& given, const MixedTarget& to,
                             Make make) {
-  const SixteenWide curve(given);
-  const vf most = splat(SixteenWide::most(given));
-  const bool pieces = given.curve == WideCurve::pieces;
+  const Int16PiecewiseVectors curve(given);
+  const vf most = splat(Int16PiecewiseVectors::most(given));
+  const bool pieces = given.curve == Int16Activation::piecewise;
   for (int64_t block = 0; block * kInt8Panel < channels; ++block) {
     const int64_t c = block_at(block, channels);
     const auto value = make(c);
@@ -58,8 +58,8 @@ TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const WideFinish& 
   }
 }
 
-bool by_sixteen(int64_t channels, const MixedFinish& finish, const MixedTarget& to) {
-  return to.wide && channels >= kInt8Panel && SixteenWide::takes(finish.wide);
+bool by_sixteen(int64_t channels, const MixedStage& finish, const MixedTarget& to) {
+  return to.wide && channels >= kInt8Panel && Int16PiecewiseVectors::takes(finish.wide);
 }
 
 template <bool kValue>
@@ -77,9 +77,9 @@ TW_INLINE void with_known(bool a, bool b, F&& f) {
 
 // Calls value(pixel, channel, lanes) for every vector of channels and stores what it gives.
 template <class Value>
-TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedFinish& given, const MixedTarget& to,
+TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedStage& given, const MixedTarget& to,
                            Value value) {
-  const MixedFinish finish = given;
+  const MixedStage finish = given;
   with_curve(finish.bytes, [&](auto known) {
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
       for (int64_t c = 0; c < channels; c += kLanes) {
@@ -95,7 +95,7 @@ TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedFinish& 
   });
 }
 
-void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
+void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& finish,
          const MixedTarget& to) {
 #if defined(__AVX2__)
   if (by_sixteen(channels, finish, to)) {
@@ -120,12 +120,12 @@ void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t cha
 }
 
 TW_INLINE vi fraction_at(const MixedPixels& gate, int64_t c, int lanes) {
-  return whole_in(as_floats(numbers_at(gate, 0, c, lanes)) * splat(gate.scale), -kWideMost, kWideMost);
+  return whole_in(as_floats(numbers_at(gate, 0, c, lanes)) * splat(gate.scale), -kInt16Limit, kInt16Limit);
 }
 
 // Every pixel by the fractions of 32768 that the gate has for its channels.
 void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pixels, int64_t channels,
-                       const WideFinish& finish, const MixedTarget& to) {
+                       const Int16Stage& finish, const MixedTarget& to) {
   const int16_t* x = static_cast<const int16_t*>(a.data);
   int16_t* out = static_cast<int16_t*>(to.data);
 #if defined(__AVX2__)
@@ -166,7 +166,7 @@ void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pi
   }
 }
 
-void mul(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
+void mul(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& finish,
          const MixedTarget& to) {
   if (b.step == 0 && b.scale != 0.0f) return gate_by_fractions(a, b, pixels, channels, finish.wide, to);
 #if defined(__AVX2__)
@@ -194,7 +194,7 @@ void mul(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t cha
 }
 
 void affine(const MixedPixels& x, const float* scale, const float* shift, int64_t pixels, int64_t channels,
-            const MixedFinish& finish, const MixedTarget& to) {
+            const MixedStage& finish, const MixedTarget& to) {
   each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
     return as_floats(numbers_at(x, pixel, c, lanes)) * load_first(scale + c, lanes) + load_first(shift + c, lanes);
   });

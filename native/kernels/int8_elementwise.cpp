@@ -1,7 +1,7 @@
 // This file, like int8.cpp, is compiled with -ffp-contract=off: every byte is the same on every instruction set.
-#include "kernels/int8_between.h"
+#include "kernels/int8_elementwise.h"
 
-#include "kernels/int8_finish.h"
+#include "kernels/int8_requantize.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -9,8 +9,8 @@ namespace {
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 // Four vectors of values, which leave as 32 bytes.
-template <Curve C>
-TW_INLINE void store_four(uint8_t* to, const vf (&values)[4], const ByteFinish& f) {
+template <Approximation C>
+TW_INLINE void store_four(uint8_t* to, const vf (&values)[4], const Uint8Stage& f) {
   const __m256 highest = _mm256_set1_ps(static_cast<float>(f.high - f.zero));
   const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(f.zero)),
                 lowest = _mm256_set1_epi8(static_cast<char>(f.low));
@@ -24,15 +24,15 @@ TW_INLINE void store_four(uint8_t* to, const vf (&values)[4], const ByteFinish& 
 
 // Calls value(pixel, channel, lanes) for every vector of channels and stores what it gives as bytes.
 template <class Value>
-TW_INLINE void each_vector(int64_t pixels, int64_t channels, const ByteFinish& given, ByteTarget to, Value value) {
+TW_INLINE void each_vector(int64_t pixels, int64_t channels, const Uint8Stage& given, ByteTarget to, Value value) {
   with_curve(given, [&](auto known) {
-    const ByteFinish finish =
+    const Uint8Stage finish =
         given;  // of its own: for all that is known, a byte that is stored might be one of `given`
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
       uint8_t* out = to.data + pixel * to.step;
       int64_t c = 0;
 #if defined(__AVX2__) && !defined(__AVX512F__)
-      if constexpr (known.value == Curve::straight || known.value == Curve::bent) {
+      if constexpr (known.value == Approximation::none || known.value == Approximation::parabola) {
         for (; c + 4 * kLanes <= channels; c += 4 * kLanes) {
           const vf values[4] = {value(pixel, c, kLanes), value(pixel, c + kLanes, kLanes),
                                 value(pixel, c + 2 * kLanes, kLanes), value(pixel, c + 3 * kLanes, kLanes)};
@@ -55,7 +55,7 @@ TW_INLINE vf real_at(const BytePixels& x, int64_t pixel, int64_t channel, int la
   return real_of(first_bytes(x.data + pixel * x.step + channel, lanes), x.zero, x.scale);
 }
 
-void add(const BytePixels& first, const BytePixels& second, int64_t pixels, int64_t channels, const ByteFinish& finish,
+void add(const BytePixels& first, const BytePixels& second, int64_t pixels, int64_t channels, const Uint8Stage& finish,
          const ByteTarget& to) {
   const BytePixels a = first, b = second;
   each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
@@ -72,7 +72,7 @@ TW_INLINE vi times(vi a, vi b) {
 #endif
 }
 
-void mul(const BytePixels& first, const BytePixels& second, int64_t pixels, int64_t channels, const ByteFinish& finish,
+void mul(const BytePixels& first, const BytePixels& second, int64_t pixels, int64_t channels, const Uint8Stage& finish,
          const ByteTarget& to) {
   const BytePixels a = first, b = second;
   each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
@@ -83,7 +83,7 @@ void mul(const BytePixels& first, const BytePixels& second, int64_t pixels, int6
 }
 
 void affine(const BytePixels& given, const float* scale, const float* shift, int64_t pixels, int64_t channels,
-            const ByteFinish& finish, const ByteTarget& to) {
+            const Uint8Stage& finish, const ByteTarget& to) {
   const BytePixels x = given;
   each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
     const vi bytes = first_bytes(x.data + pixel * x.step + c, lanes) - x.zero;
@@ -93,7 +93,7 @@ void affine(const BytePixels& given, const float* scale, const float* shift, int
 
 }  // namespace
 
-const Int8BetweenKernels int8_between = {add, mul, affine};
+const Int8ElementwiseKernels int8_elementwise = {add, mul, affine};
 
 }  // namespace TW_ISA
 }  // namespace tw

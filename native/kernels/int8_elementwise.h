@@ -1,0 +1,99 @@
+// Elementwise operators between integer products, besides pooling: sums, products, scales by channel. Data is uint8
+// with channels last; the step of an input or output from pixel to pixel may be larger than its channels.
+//
+// Requantization: a value in units of the output becomes clamp(round(value) + zero, low, high). An activation that
+// clamping cannot express is approximated first: hard-swish by a parabola on either side of 0, SiLU by eight parabolas
+// in 16-bit integers, others (and SiLU with very fine steps) by a lookup table over a grid much finer than the output's
+// steps. All are the same on every instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+
+namespace tw {
+
+// value -> bytes[clamp(round(value * fine), first, last) - first]
+struct LookupTable {
+  const uint8_t* bytes = nullptr;  // null: none
+  float fine = 1.0f;               // grid points per unit
+  int first = 0, last = 0;
+};
+
+// value -> max(value, 0) - d * (1/2 + slope * d) with d = min(|value|, far). For hard-swish the slope is -1/6 and far
+// is 3, in units of the output.
+struct Parabola {
+  float far = 0.0f, slope = 0.0f;
+};
+
+// SiLU: value, in units much finer than the output's steps, -> u = round(value), at most kMostInPieces, -> (max(u, 0) -
+// h) * step with t = min(|u| << shift, 32767), h = c0 + t * (c1 + t * c2) by the coefficients of the eighth of [0,
+// 32767] that t lies in. Products are rounded to their high bits: (a * b + 2^14) >> 15. The output's highest byte is
+// 255.
+constexpr int kMostInPieces = 32700;  // that u may be: nothing overflows from there
+struct Uint8Piecewise {
+  int16_t c0[8] = {}, c1[8] = {}, c2[8] = {};
+  int16_t shift = 0, step = 0;
+};
+
+enum class Approximation : int { none, parabola, piecewise, lookup_table };
+
+struct Uint8Stage {
+  int zero = 0, low = 0, high = 255;
+  LookupTable table;
+  Approximation curve = Approximation::none;
+  Parabola bend;
+  Uint8Piecewise pieces;
+};
+
+// Requantization to int16 with a zero point of 0: clamp(round(value), low, high). Gates, and SiLU and GELU where steps
+// are very fine, are computed in floats, with the same operations on every instruction set: act(value) * inverse.
+constexpr int kInt16Limit = 32767;  // the largest magnitude; readers with long sums need smaller ones
+
+enum class Int16Activation : int { none, parabola, hard_sigmoid, sigmoid, silu, gelu, piecewise };
+
+// SiLU and GELU are max(x, 0) minus a function that is symmetric around 0. The value, in units that are an odd part
+// of a step of the output, so that rounding to it favours no side, becomes u = round(value), at most `most`, and then
+// (max(u, 0) - h * round) * step. t = (min(|u|, far) * turn) << shift takes what is to be bent to [0, 32767], and
+// h = c0 + d * (c1 + d * (c2 + d * c3)) by the coefficients of the eighth that t lies in and d, its place there, from 0
+// to 32767. Products are rounded to their high bits, as above.
+struct Int16Piecewise {
+  int16_t c[4][8] = {};
+  int16_t far = 1, turn = 0, shift = 0, round = 0, step = 0, most = 0;
+};
+
+struct Int16Stage {
+  int low = -kInt16Limit, high = kInt16Limit;
+  Int16Activation curve = Int16Activation::none;
+  float inverse = 1.0f;
+  Parabola bend;
+  Int16Piecewise pieces;
+};
+
+// Pixels of uint8, `step` bytes apart; 0: one pixel is used for all.
+struct BytePixels {
+  const uint8_t* data = nullptr;
+  int64_t step = 0;
+  float scale = 0.0f;
+  int zero = 0;
+};
+
+struct ByteTarget {
+  uint8_t* data;
+  int64_t step;
+};
+
+struct Int8ElementwiseKernels {
+  void (*add)(const BytePixels& a, const BytePixels& b, int64_t pixels, int64_t channels, const Uint8Stage& finish,
+              const ByteTarget& to);
+  // (a - its zero) * (b - its zero) * a's scale
+  void (*mul)(const BytePixels& a, const BytePixels& b, int64_t pixels, int64_t channels, const Uint8Stage& finish,
+              const ByteTarget& to);
+  // (x - its zero) * scale[channel] + shift[channel]
+  void (*affine)(const BytePixels& x, const float* scale, const float* shift, int64_t pixels, int64_t channels,
+                 const Uint8Stage& finish, const ByteTarget& to);
+};
+
+TW_TABLE(Int8ElementwiseKernels, int8_elementwise)
+
+}  // namespace tw
