@@ -15,9 +15,11 @@ from tilewise.costmodel import load_scorer, train
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.schema import OPCODE_NUMBER
 from tilewise.costmodel.data.synthetic_tiles import synthetic_dataset
+from tilewise.costmodel.metrics import ranking
 from tilewise.costmodel.models.blend import Blend
 from tilewise.costmodel.models.familiarity import Familiarity
 from tilewise.costmodel.models.gbdt import train_gbdt
+from tilewise.costmodel.train import auto
 from tilewise.costmodel.train.winners import train_winners
 
 
@@ -46,10 +48,20 @@ def test_a_blend_falls_back_on_unfamiliar_kernels_and_says_so(data: Dataset, tmp
     blend.save(tmp_path / "model.safetensors")
     for model in (blend, load_scorer(tmp_path)):
         with pytest.warns(UserWarning, match="unlike the kernels of the train split"):
-            np.testing.assert_allclose(model.score(unfamiliar), trees.score(unfamiliar), rtol=1e-5)
+            np.testing.assert_array_equal(ranking(model.score(unfamiliar)), ranking(trees.score(unfamiliar)))
     blend.record["fallback"] = "default order"
     with pytest.warns(UserWarning, match="listed order"):
         assert list(blend.score(unfamiliar)) == list(range(unfamiliar.n_configs))
+
+
+def test_the_fallback_is_judged_on_families_that_are_left_out(
+    data: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left_out = auto._left_out_kernels(data)
+    assert 5 <= len(left_out) <= 0.4 * len(data.train)
+    fallback = auto._judge_left_out(data, ["TileRanker", "GBDT"], seed=0, max_seconds=4.0)
+    assert fallback in ("TileRanker", "GBDT", "TileRanker + GBDT")
+    assert "left-out families" in capsys.readouterr().err
 
 
 def test_trees_stop_at_the_time_limit(data: Dataset) -> None:

@@ -201,9 +201,9 @@ def _configurations(reading: TileReading, count: int, rng: Rng) -> npt.NDArray[n
 def _draw_bounds(tensor: TiledTensor, count: int, rng: Rng) -> npt.NDArray[np.float64]:
     """Draw bounds (count, rank): each dimension in one part half of the time, else in a log-uniform number of parts."""
     registers = tensor.registers
-    parts = np.floor(np.exp(rng.random((count, len(registers))) * np.log(registers + 1)))
-    parts[rng.random(parts.shape) < 0.5] = 1
-    return np.asarray(np.ceil(registers / np.clip(parts, 1, registers)))
+    divisions = np.floor(np.exp(rng.random((count, len(registers))) * np.log(registers + 1)))
+    divisions[rng.random(divisions.shape) < 0.5] = 1
+    return np.asarray(np.ceil(registers / np.clip(divisions, 1, registers)))
 
 
 def _runtime(reading: TileReading, config: npt.NDArray[np.float32], nodes: int, rng: Rng) -> npt.NDArray[np.float64]:

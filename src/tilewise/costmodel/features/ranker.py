@@ -102,6 +102,11 @@ def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
     return sizes
 
 
+def heaviest_node(kernel: Kernel) -> int:
+    """Return the node with the most work, or the last one."""
+    return _heaviest(kernel, len(kernel.node_opcode) - 1)
+
+
 def _heaviest(kernel: Kernel, root: int) -> int:
     """Return the node of the operation with the most work among contractions and reductions; else the root."""
     candidates = _IS_HEAVY[kernel.node_opcode].nonzero()[0].tolist()

@@ -78,10 +78,7 @@ class Blend:
             return self._fallback_scores(kernel, rows, distance)
         members = [(model, weight) for model, weight in zip(self.models, self.weights, strict=True) if weight]
         if self.record.get("by_rank"):
-            # Logarithms of ranks: the difference between first and second counts as much as between 10th and 20th.
-            ranks = [weight * np.log1p(np.argsort(ranking(model.score(kernel)))) for model, weight in members]
-            total = np.sum(ranks, axis=0).astype(np.float32)
-            return np.asarray(total if rows is None else total[rows])
+            return rank_scores(members, kernel, rows)
         scores = [weight * model.score(kernel, rows) for model, weight in members]
         return np.asarray(np.sum(scores, axis=0), dtype=np.float32)
 
@@ -90,7 +87,7 @@ class Blend:
     ) -> npt.NDArray[np.float32]:
         """Score a kernel unlike the train split by the fallback of the record, and say so."""
         name = str(self.record.get("fallback") or DEFAULT_ORDER)
-        members = [model for model in self.models if model.name == name]
+        members = [model for model in self.models if model.name in name.split(" + ")]
         order = f"{name} alone ranks" if members else "the listed order is kept for"
         warnings.warn(
             f"{kernel.name} is unlike the kernels of the train split (distance {distance:.1f} of 1), so {order} its "
@@ -99,7 +96,8 @@ class Blend:
         )
         if not members:
             return np.arange(kernel.n_configs if rows is None else len(rows), dtype=np.float32)
-        return np.asarray(np.mean([model.score(kernel, rows) for model in members], axis=0), dtype=np.float32)
+        kinds = [model.name for model in members]
+        return rank_scores([(model, 1 / kinds.count(model.name)) for model in members], kernel, rows)
 
     def save(self, path: str | Path) -> None:
         """Write one file with the arrays and records of all models."""
@@ -113,6 +111,18 @@ class Blend:
         if self.familiarity is not None:
             tensors |= self.familiarity.tensors()
         write_tensors(Path(path), tensors, record | {"model": BLEND, "parts": members})
+
+
+def rank_scores(
+    members: Sequence[tuple[BlendMember, float]], kernel: Kernel, rows: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.float32]:
+    """Return the weighted sum of the logarithms of the members' ranks.
+
+    In logarithms the difference between first and second counts as much as that between tenth and twentieth.
+    """
+    ranks = [weight * np.log1p(np.argsort(ranking(model.score(kernel)))) for model, weight in members]
+    total = np.sum(ranks, axis=0).astype(np.float32)
+    return np.asarray(total if rows is None else total[rows])
 
 
 def blend(models: Sequence[BlendMember], kernels: Sequence[Kernel]) -> Blend:

@@ -8,8 +8,9 @@ averaged as logarithms, so that one kernel with configurations a hundred times s
 selected model's record holds the errors of every candidate.
 
 A network can be arbitrarily wrong on a kind of kernel that it has never seen. So the result knows its train kernels
-(see `familiarity`), and kernels unlike them get a fallback: the candidate with the lowest error on those of valid,
-or the listed order where five random picks would be better. Without such kernels trees are the fallback.
+(see `familiarity`), and kernels unlike them get a fallback. It is judged on families that are left out: TileRanker and
+trees are trained briefly without some families of the train split, and whichever is best on those (one of them, their
+ranks together, or the listed order, which is as good as five random picks) ranks unfamiliar kernels.
 
 A collection without a valid split lends a fifth of its kernels or, if it has fewer than five, of their configurations;
 selected trees are finally trained on those too.
@@ -32,8 +33,10 @@ from tilewise._files import read_input, write_atomic
 from tilewise.costmodel.confidence import calibrate
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import DIMENSIONS
+from tilewise.costmodel.features.ranker import heaviest_node, kernel_sizes
 from tilewise.costmodel.metrics import top_k_error
-from tilewise.costmodel.models.blend import DEFAULT_ORDER, Blend, blend
+from tilewise.costmodel.models.blend import DEFAULT_ORDER, Blend, blend, rank_scores
 from tilewise.costmodel.models.familiarity import Familiarity
 from tilewise.costmodel.models.trained import BLEND, MODEL_FILE, TrainedModel, load_model
 from tilewise.costmodel.train.loop import train
@@ -47,6 +50,7 @@ _BLEND_CANDIDATES = CANDIDATES[:2]
 DONE_FILE = "candidates.json"
 _MIN_KERNELS = 5  # fewer kernels are too few to compare models on
 _WEIGHTS = np.array([1.0, 2.0])  # of the logs of top-1 and top-5 error, as in TileRanker's own selection
+_LEFT_OUT_SHARE = 0.4  # of the train kernels, at most, that the families left out for the fallback have
 _SIGNIFICANT = 2.0  # standard errors
 _FORESTS, _SEED_STEP = 4, 1000  # trainings of selected trees, and the difference of their seeds
 
@@ -93,7 +97,8 @@ def train_auto(
     # Forget finished candidates whose file could not be loaded.
     errors = {name: errors[name] for name in models}
     max_seconds = float(settings.get("max_seconds") or 0)
-    selected = _guarded(_select(models, errors, dataset, complete, seed, max_seconds=max_seconds), models, dataset)
+    best = _select(models, errors, dataset, complete, seed, max_seconds=max_seconds)
+    selected = _guarded(best, models, dataset, seed=seed, max_seconds=max_seconds)
     summary = {name: {at: row[at] for at in ("top1", "top5")} for name, row in errors.items()}
     selected.record["auto"] = {"chosen": selected.name, "kernels": len(dataset.valid), "valid": summary}
     selected.save(folder / MODEL_FILE)
@@ -171,26 +176,68 @@ def _select(
     return _retrain_trees(selected, complete) if isinstance(selected, Blend) and complete is not dataset else selected
 
 
-def _guarded(selected: TrainedModel | GBDT | Blend, models: dict[str, TrainedModel | GBDT], dataset: Dataset) -> Blend:
-    """Wrap the selected model so that kernels unlike the train split get a fallback, chosen on such valid kernels."""
-    familiarity = Familiarity.fit(list(dataset.train))
-    unfamiliar = [kernel for kernel in dataset.valid if familiarity.distance(kernel) > 1]
-    fallback = "GBDT" if "GBDT" in models else DEFAULT_ORDER
-    if unfamiliar:
-        candidates = {n: [top_k_error(k.target, m.score(k), 5) for k in unfamiliar] for n, m in models.items()}
-        # The listed order says nothing about runtimes, so it is judged like random orders.
-        rng = np.random.default_rng(0)
-        draws = [[top_k_error(k.target, rng.random(k.n_configs), 5) for _ in range(20)] for k in unfamiliar]
-        candidates[DEFAULT_ORDER] = np.mean(draws, axis=1).tolist()
-        fallback = min(candidates, key=lambda name: float(np.log1p(candidates[name]).mean()))
-        message = f"{len(unfamiliar)} of {len(dataset.valid)} valid kernels are unlike the train split"
-        print(f"{message}; such kernels are ranked by: {fallback}.", file=sys.stderr)
+def _guarded(
+    selected: TrainedModel | GBDT | Blend,
+    models: dict[str, TrainedModel | GBDT],
+    dataset: Dataset,
+    *,
+    seed: int,
+    max_seconds: float,
+) -> Blend:
+    """Wrap the selected model so that kernels unlike the train split get the fallback that left-out families choose."""
+    kinds = [name for name in _BLEND_CANDIDATES if name in models]
+    fallback = _judge_left_out(dataset, kinds, seed, max_seconds) if kinds else DEFAULT_ORDER
     members = selected if isinstance(selected, Blend) else Blend([selected], [1.0], dict(selected.record))
-    if fallback in models and all(model.name != fallback for model in members.models):
-        # A member without weight serves as fallback alone.
-        members = Blend([*members.models, models[fallback]], [*members.weights, 0.0], members.record)
+    # A member without weight serves the fallback alone.
+    extra = [models[n] for n in kinds if n in fallback and all(model.name != n for model in members.models)]
     record = members.record | {"model": BLEND, "fallback": fallback}
-    return Blend(members.models, members.weights, record, familiarity)
+    weights = [*members.weights, *[0.0] * len(extra)]
+    return Blend([*members.models, *extra], weights, record, Familiarity.fit(list(dataset.train)))
+
+
+def _judge_left_out(dataset: Dataset, kinds: list[str], seed: int, max_seconds: float) -> str:
+    """Train the kinds of models without some families, and return the fallback that is best on those families."""
+    together = " + ".join(kinds)
+    left_out = _left_out_kernels(dataset)
+    if len(left_out) < _MIN_KERNELS:
+        return together
+    names = {kernel.name for kernel in left_out}
+    others = dataset_from_kernels([k for k in dataset.train if k.name not in names], left_out, schema=dataset.schema)
+    settings: dict[str, Any] = {"seed": seed, "progress": False, "device": "cpu", "max_seconds": max_seconds / 2}
+    trials = [train(others, name, epochs=8, **settings) for name in kinds]
+    rng = np.random.default_rng(0)
+    errors: dict[str, list[float]] = {name: [] for name in (*kinds, together, DEFAULT_ORDER)}
+    for kernel in left_out:
+        scores: dict[str, Any] = {name: trial.score(kernel) for name, trial in zip(kinds, trials, strict=True)}
+        scores[together] = rank_scores([(trial, 1.0) for trial in trials], kernel)
+        for name, score in scores.items():
+            errors[name].append(top_k_error(kernel.target, score, 5))
+        # The listed order says nothing about runtimes, so it is judged like random orders.
+        draws = [top_k_error(kernel.target, rng.random(kernel.n_configs), 5) for _ in range(20)]
+        errors[DEFAULT_ORDER].append(float(np.mean(draws)))
+    # Plain means, so that a single kernel with a choice that is a hundred times too slow counts.
+    means = {name: float(np.mean(values)) for name, values in errors.items()}
+    fallback = min(means, key=lambda name: means[name])
+    listing = ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in means.items())
+    message = f"Kernels unlike the train split are ranked by: {fallback}"
+    print(f"{message} (top-5 error on {len(left_out)} kernels of left-out families: {listing}).", file=sys.stderr)
+    return fallback
+
+
+def _left_out_kernels(dataset: Dataset) -> list[Kernel]:
+    """Return the kernels of the smallest families of the train split, as many as leave most kernels to train on.
+
+    A family has one opcode and rank of the heaviest operation.
+    """
+    families: dict[tuple[int, int], list[Kernel]] = {}
+    for kernel in dataset.train:
+        rank = int(np.count_nonzero(kernel_sizes(kernel)[DIMENSIONS : 2 * DIMENSIONS]))
+        families.setdefault((int(kernel.node_opcode[heaviest_node(kernel)]), rank), []).append(kernel)
+    left_out: list[Kernel] = []
+    for members in sorted(families.values(), key=len)[:-1]:
+        if len(left_out) + len(members) <= _LEFT_OUT_SHARE * len(dataset.train):
+            left_out += members
+    return left_out
 
 
 def _retrain_trees(model: Blend, complete: Dataset) -> Blend:

@@ -124,7 +124,7 @@ class DeviceSplit:
         """Build a batch of kernels (K,) with the configurations at `positions` (K, C) of their order by runtime."""
         mask = positions < self.counts[kernels, None]
         rows = self.first[kernels, None] + torch.where(mask, positions, 0)
-        wide = self.kernel_wide[kernels][:, None].expand(-1, positions.shape[1], -1)
+        kernel_inputs = self.kernel_wide[kernels][:, None].expand(-1, positions.shape[1], -1)
         slots = self.node_slots[kernels]
         return PaddedBatch(
             node=self.node[kernels].flatten(0, 1),
@@ -132,7 +132,7 @@ class DeviceSplit:
             node_slots=slots,
             node_counts=slots.sum(1),
             matrices=self.matrices[kernels],
-            config=torch.cat([wide, self.config[rows]], dim=-1),
+            config=torch.cat([kernel_inputs, self.config[rows]], dim=-1),
             mask=mask,
             target=self.target[rows] * mask,
         )

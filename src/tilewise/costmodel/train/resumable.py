@@ -222,8 +222,8 @@ def print_epoch(row: dict[str, Any]) -> None:
             f"  | valid: opa {row['val_opa']:.3f}  top-1 {row['val_top1']:.2%}  top-5 {row['val_top5']:.2%}"
             f"  best epoch {row['best_epoch'] + 1}"
         )
-    left = row["seconds"] / (row["epoch"] + 1) * (row["epochs"] - row["epoch"] - 1)
-    print(f"{line}  {row['seconds']:.1f} s, at most {left:.0f} s left", file=sys.stderr, flush=True)
+    seconds_left = row["seconds"] / (row["epoch"] + 1) * (row["epochs"] - row["epoch"] - 1)
+    print(f"{line}  {row['seconds']:.1f} s, at most {seconds_left:.0f} s left", file=sys.stderr, flush=True)
 
 
 def silent(row: dict[str, Any]) -> None:

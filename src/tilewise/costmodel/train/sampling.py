@@ -92,10 +92,10 @@ def slate_positions(counts: Any, uniform: Any, fastest: float) -> Any:
     leaders = int(fastest * slots)
     slot = (uniform[:1] * 0).cumsum(1) + (uniform[:1] * 0 + 1).cumsum(1) - 1  # 0 to C - 1, of the type of `uniform`
     # Strata divide the slower configurations by rank into equal parts, so that no configuration is drawn twice.
-    rest = counts[:, None] - leaders
-    drawn = leaders + (slot - leaders + uniform) * rest / (slots - leaders)
+    slower = counts[:, None] - leaders
+    sampled_slots = leaders + (slot - leaders + uniform) * slower / (slots - leaders)
     direct = (slot < leaders) | (counts[:, None] <= slots)
-    return _integers(slot * direct + drawn * ~direct)
+    return _integers(slot * direct + sampled_slots * ~direct)
 
 
 def _integers(x: Any) -> Any:

@@ -41,10 +41,10 @@ def train_winners(
     if len(programs) < 2 or not dataset.train.labelled:
         raise ConfigurationError("The recipe winners needs a train split with runtimes and at least two programs.")
     members = min(members, len(programs))
-    chosen = WINNERS | {name: value for name, value in settings.items() if value is not None}
+    member_settings = WINNERS | {name: value for name, value in settings.items() if value is not None}
     # A time limit is shared by all members; the trees count as one.
-    if chosen.get("max_seconds"):
-        chosen["max_seconds"] = chosen["max_seconds"] / (members + 1)
+    if member_settings.get("max_seconds"):
+        member_settings["max_seconds"] = member_settings["max_seconds"] / (members + 1)
     models: list[Any] = []
     started = time.perf_counter()
     for number in range(members):
@@ -52,16 +52,13 @@ def train_winners(
         part = _without(dataset, held_out)
         target = folder / f"member_{number}"
         finished = resume and (target / MODEL_FILE).is_file() and not (target / "checkpoint.safetensors").is_file()
-        models.append(
-            load_model(target)
-            if finished
-            else train(part, "TileRanker", out_dir=target, seed=seed + number, resume=resume, device=device, **chosen)
-        )
-        left = (time.perf_counter() - started) / (number + 1) * (members - number - 1)
-        print(f"member {number + 1} of {members} is finished, about {left:.0f} s left", file=sys.stderr)
+        options: dict[str, Any] = {"out_dir": target, "seed": seed + number, "resume": resume, "device": device}
+        models.append(load_model(target) if finished else train(part, "TileRanker", **options, **member_settings))
+        seconds_left = (time.perf_counter() - started) / (number + 1) * (members - number - 1)
+        print(f"member {number + 1} of {members} is finished, about {seconds_left:.0f} s left", file=sys.stderr)
     weights = [1.0 / members] * members
     try:
-        limit = {"max_seconds": chosen.get("max_seconds", 0.0)}
+        limit = {"max_seconds": member_settings.get("max_seconds", 0.0)}
         models.append(train(dataset, "GBDT", out_dir=folder / "trees", seed=seed, **limit))
         weights.append(_TREE_WEIGHT)
     except TilewiseError as error:
