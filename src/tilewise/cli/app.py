@@ -24,16 +24,23 @@ from tilewise.cli.help import Sections
 from tilewise.errors import TilewiseError
 
 _HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
-app = typer.Typer(
-    name="tilewise",
-    cls=Sections,
-    help="Measure tensor programs, learn which tile is fastest, and make a small tensor framework fast for real.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings=_HELP,
-)
+
+
+def _new_application() -> typer.Typer:
+    """Create an application without commands."""
+    return typer.Typer(
+        name="tilewise",
+        cls=Sections,
+        help="Measure tensor programs, learn which tile is fastest, and make a small tensor framework fast for real.",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings=_HELP,
+    )
+
+
+app = _new_application()
 
 
 def main() -> None:
@@ -46,7 +53,7 @@ def main() -> None:
     substitute_unencodable(sys.stderr)
     _treat_sigterm_as_interrupt()
     try:
-        command = command_line()
+        command = _single_command(sys.argv) or command_line()
         code = command.main(prog_name="tilewise", standalone_mode=False, default_map=defaults(command))
         sys.stdout.flush()
     except TilewiseError as error:
@@ -108,6 +115,20 @@ def command_line() -> Any:
     tree = typer.main.get_command(app)
     commands.arrange(tree)
     return tree
+
+
+def _single_command(arguments: list[str]) -> Any:
+    """Build a command line with one command, if that is all that the arguments can need: all take a tenth of a second.
+
+    None before the name of the command was parsed, or where a shell asks for completions.
+    """
+    from tilewise.cli import commands
+
+    if len(arguments) < 2 or not commands.is_function(arguments[1]) or "_TILEWISE_COMPLETE" in os.environ:
+        return None
+    application = _new_application()
+    commands.register_functions(application, arguments[1])
+    return typer.main.get_command(application)
 
 
 def _format_warning(message: Warning | str, *_: Any, **__: Any) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import typer
+
+from tilewise.cli.every import prepare_all
 
 # Headings of `tilewise --help` with their commands; those of an add-on appear when it is installed.
 HEADINGS = {
@@ -15,43 +18,57 @@ HEADINGS = {
 }
 
 
+# Commands that are one function, with the module that has it; each module imports its work late.
+_FUNCTIONS = {
+    "tour": "tour",
+    "check": "check",
+    "lab": "lab",
+    "machine": "machine",
+    "profile": "profile",
+    "ladder": "ladder",
+    "run": "run",
+    "fit": "optimize.fit",
+    "quantize": "optimize.quantize",
+    "prune": "optimize.prune",
+    "generate": "optimize.generate",
+    "kv": "optimize.generate",
+    "tune": "tune",
+    "calibrate": "calibrate",
+    "replay": "replay",
+}
+
+
 def register(app: typer.Typer) -> None:
-    """Attach every command to the application. Each module defines thin Typer functions that import their work late."""
+    """Attach every command to the application."""
     from tilewise._addons import register_commands
-    from tilewise.cli.calibrate import calibrate
-    from tilewise.cli.check import check
     from tilewise.cli.collect import collect
     from tilewise.cli.compete.app import compete
-    from tilewise.cli.every import prepare_all
     from tilewise.cli.help import Sections
-    from tilewise.cli.lab import lab
-    from tilewise.cli.ladder import ladder
     from tilewise.cli.lock import lock
-    from tilewise.cli.machine import machine
-    from tilewise.cli.optimize.fit import fit
-    from tilewise.cli.optimize.generate import generate, kv
-    from tilewise.cli.optimize.prune import prune
-    from tilewise.cli.optimize.quantize import quantize
-    from tilewise.cli.profile import profile
-    from tilewise.cli.replay import replay
-    from tilewise.cli.run import run
     from tilewise.cli.store import store
     from tilewise.cli.tiles.app import tiles
-    from tilewise.cli.tour import tour
-    from tilewise.cli.tune import tune
-    from tilewise.cli.version import options
 
-    app.callback()(options)
-    functions = (
-        tour, check, lab, machine, profile, ladder, run, fit, quantize, prune, generate, kv, tune, calibrate, replay,
-    )  # fmt: skip
-    for function in functions:
-        app.command()(function)
+    register_functions(app, *_FUNCTIONS)
     groups = {"tiles": tiles, "collect": collect, "lock": lock, "store": store, "compete": compete}
     for name, group in groups.items():
         app.add_typer(group, name=name, cls=Sections)
     register_commands(app)
     prepare_all(app)
+
+
+def register_functions(app: typer.Typer, *names: str) -> None:
+    """Attach some commands that are one function, and the options before a command's name."""
+    from tilewise.cli.version import options
+
+    app.callback()(options)
+    for name in names:
+        app.command()(getattr(import_module(f"tilewise.cli.{_FUNCTIONS[name]}"), name))
+    prepare_all(app)
+
+
+def is_function(name: str) -> bool:
+    """Whether a command is one function: to run it, no other command has to be built."""
+    return name in _FUNCTIONS
 
 
 def arrange(tree: Any) -> None:

@@ -62,10 +62,10 @@ def inputs_for(
 
 def input_arrays(network: Network, files: Iterable[str], option: str = "--input") -> dict[str, Any]:
     """Read arrays by the input's name from `name=x.npy`, from `x.npy` for the only input, or from an .npz file."""
-    from tilewise.costmodel.data.npz import read_npy, read_npz
-
     arrays: dict[str, Any] = {}
     for text in files:
+        from tilewise.costmodel.data.npz import read_npy, read_npz  # loads much, so only where there are files
+
         if Path(text).suffix == ".npz" and "=" not in text:
             names = [port.name for port in network.inputs]
             members = read_npz(Path(text), (), [*names, "arr_0"], _MAX_BYTES)
