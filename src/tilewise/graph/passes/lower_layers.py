@@ -211,20 +211,25 @@ def _conv_transpose(low: Lowering, number: int, node: Node) -> Op | bool | None:
 
 
 def _resample(low: Lowering, _number: int, node: Node) -> Op | None:
-    """Lower nearest upsampling by whole factors along rows or columns."""
-    x, axis = low.image(node.inputs[0]), node.params["axis"]
-    taps, value = node.params["taps"], node.inputs[0]
+    """Lower nearest resampling along rows or columns: whole factors repeat pixels, others gather them."""
+    x, axis, taps, value = low.image(node.inputs[0]), node.params["axis"], node.params["taps"], node.inputs[0]
     if x is None or not isinstance(value, Value) or len(node.shape) != 4 or axis % 4 not in (2, 3):
         return None
-    # Nearest upsampling reads every entry `factor` times with weight 1.
-    size, positions, weights = low.shapes[value.number][axis], np.asarray(taps.positions), np.asarray(taps.weights)
-    factor = node.shape[axis] // size
-    repeated = np.repeat(np.arange(size), factor)
-    nearest = positions.size == repeated.size and np.array_equal(positions.reshape(-1), repeated)
-    if not nearest or not (weights == 1).all():
+    # Nearest resampling has one tap per entry with weight 1.
+    _, _, height, width = low.shapes[value.number]
+    positions, weights = np.asarray(taps.positions), np.asarray(taps.weights)
+    if len(positions) != 1 or not (weights == 1).all():
         return None
-    by = (factor, 1) if axis % 4 == 2 else (1, factor)
-    return Op("upsample", (x,), node.shape, node.layer, options={"by": by})
+    by_rows, size = axis % 4 == 2, low.shapes[value.number][axis]
+    factor = node.shape[axis] // size
+    if np.array_equal(positions[0], np.repeat(np.arange(size), factor)):
+        by = (factor, 1) if by_rows else (1, factor)
+        return Op("upsample", (x,), node.shape, node.layer, options={"by": by})
+    if not low.is_float:
+        return None
+    rows, columns = (positions[0], np.arange(width)) if by_rows else (np.arange(height), positions[0])
+    index = (rows[:, None] * width + columns).reshape(-1)
+    return Op("gather_spatial", (x,), node.shape, node.layer, options={"index": index.tolist(), "size": node.shape[2:]})
 
 
 # The lowering rule of each traced operation.
