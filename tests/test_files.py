@@ -173,3 +173,10 @@ def test_a_file_of_the_kernel_without_data_is_empty(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(_files, "open_input", lambda path, limit: Silent())
     assert read_input(tmp_path / "kmsg", 10) == b""
+
+
+def test_an_integer_that_no_float_can_hold_is_refused_where_it_is_read() -> None:
+    assert parse_json("1" * 308, "here") == int("1" * 308)
+    for text in ("[" + "1" * 309 + "]", b'{"a": -' + b"9" * 400 + b"}"):
+        with pytest.raises(FileFormatError, match="308 digits"):
+            parse_json(text, "here")

@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import os
+import re
 import stat
 import tempfile
 import zlib
@@ -25,6 +26,7 @@ from tilewise.errors import FileFormatError, MissingFileError, UnavailableError
 MIB = 1 << 20
 # A parsed document can take 24 times the memory of its text: `{},` is three bytes and becomes a dict.
 MAX_JSON_BYTES = 12 * MIB
+_LONG_NUMBER = re.compile(rb"\d{309}")
 _MIN_SIZE_FOR_HOLE_CHECK = 64 * MIB  # smaller files cannot exhaust memory
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -128,6 +130,9 @@ def parse_json(text: str | bytes, where: object, limit: int = MAX_JSON_BYTES) ->
     """Parse an untrusted JSON document; `where` names it in error messages."""
     if len(text) > limit:
         raise FileFormatError(f"{where} contains more JSON than the limit of {_amount(limit)}.")
+    # Python's integers have no limit: float() of a longer one would raise OverflowError wherever it is used.
+    if _LONG_NUMBER.search(text if isinstance(text, bytes) else text.encode("utf-8", "replace")):
+        raise FileFormatError(f"{where} is not JSON (a number in it has more than 308 digits).")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, or a number with 5,000 digits

@@ -105,11 +105,11 @@ def teacher_images(folder: Path) -> Target:
 
 @target
 def network_input(folder: Path) -> Target:
-    from tilewise.cli.run import _inputs
+    from tilewise.cli.optimize.network_inputs import input_arrays
 
     np.save(folder / "x.npy", np.zeros((2, 3), np.float32))
-    network: Any = SimpleNamespace(inputs=[None], title="a network")
-    return Target(folder / "x.npy", lambda path: _inputs(network, path, 1, 0, 1)[0].sum())
+    network: Any = SimpleNamespace(inputs=[SimpleNamespace(name="x")], title="a network")
+    return Target(folder / "x.npy", lambda path: input_arrays(network, [str(path)])["x"].sum())
 
 
 def _layout_file(folder: Path) -> Path:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import read_input, write_atomic
+from tilewise._files import read_json_input, write_atomic
 from tilewise.costmodel.confidence import calibrate
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
@@ -310,12 +310,12 @@ def _key(dataset: Dataset, seed: int, settings: dict[str, Any]) -> str:
 def _finished_candidates(folder: Path, key: str, kernels: int) -> dict[str, dict[str, Any]]:
     """Return the errors of the candidates that an earlier run with the same key has trained."""
     try:
-        record = json.loads(read_input(folder / DONE_FILE, 1 << 20))
+        record = read_json_input(folder / DONE_FILE, 1 << 20)
         candidates = record["candidates"] if record["key"] == key else {}
         return {
             name: {at: float(errors[at]) for at in ("top1", "top5")} | {"each": [float(e) for e in errors["each"]]}
             for name, errors in candidates.items()
             if name in CANDIDATES and (folder / name / MODEL_FILE).is_file() and len(errors["each"]) == kernels
         }
-    except (TilewiseError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (TilewiseError, OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
