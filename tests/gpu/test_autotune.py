@@ -140,6 +140,22 @@ def test_on_a_gpu_without_a_model_the_nearest_model_is_used_with_one_warning(ses
     assert len(warnings) == 1
 
 
+def test_an_unknown_kernel_is_measured_in_the_order_of_its_work_and_never_with_tiles_that_cannot_fit(session):
+    from tilewise.gpu.pinning.choose import Ranking
+
+    costs = [20.0 if config.kwargs["BLOCK"] == 256 else runtime(config, 1000) / 1e4 for config in CONFIGS]
+    measurements = []
+
+    def measure(config):
+        measurements.append(config)
+        return runtime(config, 1000)
+
+    ranking = Ranking(range(len(CONFIGS)), costs, "ranker")
+    best = session.first.choose(CONFIGS, {"n": 1000}, ["torch.float32"], measure, lambda: ranking)
+    assert best is min(CONFIGS, key=lambda config: runtime(config, 1000))
+    assert len(set(map(id, measurements))) <= 5 and all(config.kwargs["BLOCK"] < 256 for config in measurements)
+
+
 def test_settings_that_are_not_numbers_are_distinguished():
     assert config_of({"BLOCK": 32, "FAST": True, "mode": "ieee", "maxnreg": None}) == config_of(
         {"mode": "ieee", "FAST": 1, "BLOCK": 32}

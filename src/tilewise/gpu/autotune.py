@@ -1,9 +1,11 @@
 """`autotune`: a drop-in for `triton.autotune` that measures a handful of configurations instead of all of them.
 
 The call, the decorator and the results are those of Triton. For each new key it looks for a stored choice. Without one
-it ranks the configurations, with the cost model shipped for this GPU if the kernel looks like a matrix product with
-blocks along m, n and k, else with what it learned about this kernel from other keys. It measures in that order until
-more measurements cannot pay, and stores every measurement. A key whose best configuration is certain is not measured.
+it ranks the configurations: with the cost model shipped for this GPU if the kernel looks like a matrix product with
+blocks along m, n and k, else by the work in the kernel's intermediate representation, else with what it learned about
+this kernel from other keys. Tiles that cannot fit are left out before they are compiled. It measures in that order
+until more measurements cannot pay, and stores every measurement. A key whose best configuration is certain is not
+measured.
 
     @tilewise.tune.triton.autotune(configs=[...], key=["M", "N", "K"])
     @triton.jit
@@ -18,12 +20,16 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.gpu.pinning.choose import choose_config
+from tilewise.gpu.pinning.choose import Ranking, choose_config, rank_configs
+from tilewise.gpu.pinning.ranker import TOO_LARGE
 from tilewise.gpu.pinning.state import is_unmeasured
 from tilewise.gpu.triton_kernel import (
     config_of,
@@ -40,7 +46,7 @@ from tilewise.store.store import Machine
 from tilewise.tune.choose.cache import Decision, cache_folder
 from tilewise.tune.choose.decide import FIRST_PROBLEMS, decide
 from tilewise.tune.choose.memory import Memory
-from tilewise.tune.choose.scores import FixedScores, ModelScores, shipped_scores
+from tilewise.tune.choose.scores import UNCALIBRATED_GPU, FixedScores, ModelScores, shipped_scores
 from tilewise.tune.measure.trial import TrialResult
 
 PROGRAM = "autotuned"  # the program under which measurements are stored
@@ -144,7 +150,7 @@ def _autotuner_class() -> Any:
                 median = result[0] if isinstance(result, list | tuple) else result
                 return float(median) * 1e6 if 0 < float(median) < float("inf") else None
 
-            best = self.session.choose(pruned, sizes, dtypes, measure)
+            best = self.session.choose(pruned, sizes, dtypes, measure, lambda: rank_configs(self, pruned, kwargs))
             self.cache[tuning_key] = best
             self.configs_timings, self.bench_time = timings, time.time() - start
             if timings:
@@ -195,9 +201,19 @@ class Session:
         sizes: Mapping[str, Any],
         dtypes: Sequence[str],
         measure: Callable[[Any], float | None],
+        rank: Callable[[], Ranking | None] = lambda: None,
     ) -> Any:
-        """Return the triton.Config to launch with; `measure` times one in nanoseconds."""
+        """Return the triton.Config to launch with.
+
+        `measure` times one in nanoseconds; `rank` orders them by the work of the kernel.
+        """
         memory, machine = self._open()
+        ranking = rank()
+        if ranking is not None and ranking.costs is not None:
+            # Tiles that exceed shared memory or registers are not even compiled.
+            limit = min(ranking.costs) + TOO_LARGE / 2
+            small = [i for i, cost in enumerate(ranking.costs) if cost < limit]
+            configs, ranking = [configs[i] for i in small], replace(ranking, costs=[ranking.costs[i] for i in small])
         settings = [settings_of(config) for config in configs]
         candidates = tuple(config_of(values) for values in settings)
         problem = problem_of(self.name, self.source, {**sizes, **{f"dtype{i}": d for i, d in enumerate(dtypes)}})
@@ -205,6 +221,8 @@ class Session:
         if elsewhere is not None:
             return configs[candidates.index(elsewhere)]
         model = self._scores(settings, sizes, dtypes)
+        if model is None and ranking is not None and ranking.costs is not None:
+            model = FixedScores(UNCALIBRATED_GPU, np.array(ranking.costs))
         launches = _Launches(
             dict(zip(candidates, configs, strict=True)), measure, lambda line: self.say(f"{self.name}: {line}")
         )

@@ -82,6 +82,21 @@ def choose_config(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, A
     return configs[index]
 
 
+def rank_configs(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any]) -> Ranking | None:
+    """Order the configurations of a call by the work of the kernel; None if it cannot be read or the GPU is unknown."""
+    device = find_device(_device_name())
+    if device is None or len(configs) < 2:
+        return None
+    values = {**autotuner.nargs, **kwargs}
+    arguments = {name: value for name, value in values.items() if name in autotuner.arg_names}
+    try:
+        return rank_by_work(
+            describe_candidates(autotuner.fn, arguments, configs, kwargs["grid"], _capability()), device
+        )
+    except Exception:  # the interpreter's kernels cannot be lowered, and Triton's front end raises many types
+        return None
+
+
 @dataclass(frozen=True)
 class KernelCall:
     """What a choice depends on: the kernel, the values of its key, all its integers and the dtypes of its tensors."""

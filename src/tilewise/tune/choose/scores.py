@@ -43,6 +43,8 @@ _UNCALIBRATED = Hyperparameters(
     near=0.0,
 )
 
+UNCALIBRATED_GPU = dataclasses.replace(_UNCALIBRATED, by_score=True)  # GPU candidates are measured in score order
+
 
 @dataclass(eq=False)
 class ModelScores:
