@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewise import Tensor, nn, no_grad
+from tilewise import Tensor, explain, nn, no_grad
 from tilewise._extension import native
 from tilewise.nn import functional
 from tilewise.plan import compile
@@ -67,3 +67,12 @@ def test_a_quantized_transformer_is_one_native_call() -> None:
     assert plan.native_calls == 1
     expected = compile(block, x)(x)
     assert np.abs(plan(x) - expected).max() < 0.03 * np.abs(expected).max()
+
+
+def test_a_network_of_int8_layers_plans_itself() -> None:
+    mixer = TokenMixer(16, 40).eval()
+    x = np.random.default_rng(5).standard_normal((2, 9, 16)).astype(np.float32)
+    with no_grad():
+        first, second = mixer(Tensor(x)).data, mixer(Tensor(x)).data
+    np.testing.assert_array_equal(first, second)
+    assert "in 1 native calls" in explain(mixer)

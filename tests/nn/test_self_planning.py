@@ -122,6 +122,17 @@ def test_an_array_that_was_taken_out_before_the_first_call_is_not_trusted(model,
     assert_close(model(images), by_layers(model, images))
 
 
+def test_an_array_that_two_of_its_weights_share_is_planned_and_watched():
+    model = nn.Sequential(nn.Linear(8, 8, rng=0), nn.ReLU(), nn.Linear(8, 8, rng=1)).eval()
+    x = np.ones((2, 8), np.float32)
+    model[2].weight._array = model[0].weight._array  # as a file with equal constants is loaded
+    with no_grad():
+        assert_close(model(x), by_layers(model, x))
+        assert "planned" in tw.explain(model)
+        model[2].weight.data[...] = 0.25
+        assert_close(model(x), by_layers(model, x))
+
+
 def test_a_layer_in_train_mode_is_not_planned(images):
     model = nn.Sequential(*models.cnn(seed=0), nn.Dropout(0.5)).eval()
     model[-1].train()

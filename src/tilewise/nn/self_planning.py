@@ -16,6 +16,7 @@ import copy
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -337,7 +338,9 @@ class WeightWatch:
             return f"{self._odd_attribute}, whose changes cannot be noticed"
         if sum(map(len, self._contents)) > _MAX_COMPARED:
             return "it has large arrays that are neither a Parameter nor a Buffer, whose changes cannot be noticed"
-        if any(sys.getrefcount(tensor._array) > _SOLE_OWNER for tensor in self.tensors):
+        # Several tensors of a module may hold one array: exporters write equal constants once.
+        owners = Counter(id(tensor._array) for tensor in self.tensors)
+        if any(sys.getrefcount(t._array) > _SOLE_OWNER + owners[id(t._array)] - 1 for t in self.tensors):
             return "an array of its weights is also held outside of it, and could be changed there"
         return ""
 

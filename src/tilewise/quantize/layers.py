@@ -419,6 +419,10 @@ class QuantizedLinear(Module):
         if finish is not None:
             set_finish(self.kernel, finish)
 
+    def holds_weights(self) -> bool:
+        """Count as a layer when a module decides whether to plan itself; the weights are in the kernel."""
+        return True
+
     @property
     def relu(self) -> bool:
         return self.activation == "relu"
@@ -533,7 +537,8 @@ def quantize_rows(rows: Array) -> tuple[Array, Array]:
 
 
 def _float(x: Any) -> Array:
-    values = x.data if isinstance(x, Tensor) else np.asarray(x)
+    # Not `data`: reading it counts as a computation outside of tensors, which a plan could not follow.
+    values = x._array if isinstance(x, Tensor) else np.asarray(x)
     return values if values.dtype == np.float32 else values.astype(np.float32)
 
 
