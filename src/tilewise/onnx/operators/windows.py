@@ -17,6 +17,7 @@ from tilewise.nn import functional as F
 from tilewise.nn import resampling
 from tilewise.onnx.graph import Node
 from tilewise.onnx.operators.base import Value, array, choice, is_float, operator, room, tensor
+from tilewise.onnx.operators.volumes import conv_volume, pool_volume
 from tilewise.tensor import Tensor, apply
 
 Pads = list[tuple[int, int]]
@@ -24,11 +25,12 @@ _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
 def _spatial(node: Node, x: Value) -> int:
-    """How many axes the windows move along: one or two."""
+    """Return how many axes the windows move along: one to three."""
     rank = len(x.shape) - 2
-    if rank not in (1, 2) or not is_float(x):
+    supported = (1, 2) if node.op == "ConvTranspose" else (1, 2, 3)
+    if rank not in supported or not is_float(x):
         raise ShapeError(
-            f"{node} works on float images (N, C, H, W) or lines (N, C, L), not {array(x).dtype} {x.shape}"
+            f"{node} works on float lines (N, C, L), images (N, C, H, W) or volumes, not {array(x).dtype} {x.shape}"
         )
     return rank
 
@@ -88,6 +90,9 @@ def _conv(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Val
         raise ShapeError(f"{node} says its kernel is {node.get('kernel_shape', ())} and has filters {weight.shape}")
     strides, dilations = _setting(node, "strides", rank, 1), _setting(node, "dilations", rank, 1)
     pads = _pads(node, list(x.shape[2:]), kernel, strides, dilations)
+    if rank == 3:
+        shift = None if bias is None else tensor(bias)
+        return conv_volume(node, tensor(x), tensor(weight), shift, strides, dilations, pads)
     images, filters = as_images(tensor(x)), as_images(tensor(weight))
     if rank == 1:
         strides, dilations, pads, kernel = [1, *strides], [1, *dilations], [(0, 0), *pads], [1, *kernel]
@@ -191,6 +196,8 @@ def _pool(node: Node, x: Value) -> Value:
     sizes = list(x.shape[2:])
     asked = _pads(node, sizes, kernel, strides, [1] * rank)
     pads = _with_ceiling(node, sizes, kernel, strides, asked)
+    if rank == 3:
+        return pool_volume(node, tensor(x), kernel, strides, pads)
     images = as_images(tensor(x))
     if rank == 1:
         kernel, strides, pads, asked = [1, *kernel], [1, *strides], [(0, 0), *pads], [(0, 0), *asked]
