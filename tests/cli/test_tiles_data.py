@@ -69,10 +69,12 @@ def test_describe_counts_what_a_collection_holds(tmp_path: Path, monkeypatch: py
 def test_kaggle_finds_the_predictions_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_predictions(tmp_path / "predictions_output_model.csv", {"d6f5f54247bd1e58a10b9e7062c636ab": [7, 1]})
-    run("kaggle")
+    with pytest.raises(TilewiseError, match="1 of 844"):
+        run("kaggle")
+    run("kaggle", "--force")
     rows = read_predictions(tmp_path / "predictions_kaggle.csv")
     assert len(rows) == 894
-    assert rows["tile:xla:d6f5f54247bd1e58a10b9e7062c636ab"] == [7, 1, 7, 7, 7]
+    assert rows["tile:xla:d6f5f54247bd1e58a10b9e7062c636ab"] == [7, 1, 0, 0, 0]
 
 
 def test_a_jax_function_without_jax_or_module_gets_one_sentence(tmp_path: Path) -> None:

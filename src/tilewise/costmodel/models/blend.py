@@ -5,7 +5,7 @@ of its scores within a kernel; the sum has the units of the first model. In a fi
 be alone, the arrays of the others follow with a number as prefix, and the record lists the weight and record of each.
 
 A blend may know its train kernels (see `familiarity`): kernels unlike them are ranked by the member that was best on
-such kernels, or keep the order in which their configurations are listed, and a warning says so.
+such kernels, or in a random order, and a warning says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tilewise.costmodel.models.files import read_tensors, write_tensors
 from tilewise.costmodel.models.trained import BLEND, FileContents, ModelFile, checked_file, model_path
 from tilewise.errors import FileFormatError
 
-DEFAULT_ORDER = "default order"  # the fallback that keeps the order in which configurations are listed
+RANDOM_ORDER = "random order"  # the fallback without a model; the listed order is worse, because neighbours are alike
 _MAX_MODELS = 8  # of a file, as a check against damage
 
 
@@ -86,16 +86,17 @@ class Blend:
         self, kernel: Kernel, rows: npt.NDArray[np.int64] | None, distance: float
     ) -> npt.NDArray[np.float32]:
         """Score a kernel unlike the train split by the fallback of the record, and say so."""
-        name = str(self.record.get("fallback") or DEFAULT_ORDER)
+        name = str(self.record.get("fallback") or RANDOM_ORDER)
         members = [model for model in self.models if model.name in name.split(" + ")]
-        order = f"{name} alone ranks" if members else "the listed order is kept for"
+        order = f"{name} alone ranks" if members else "a random order is used for"
         warnings.warn(
             f"{kernel.name} is unlike the kernels of the train split (distance {distance:.1f} of 1), so {order} its "
             "configurations; measure some of them.",
             stacklevel=3,
         )
         if not members:
-            return np.arange(kernel.n_configs if rows is None else len(rows), dtype=np.float32)
+            positions = np.random.default_rng(0).permutation(kernel.n_configs).astype(np.float32)
+            return np.asarray(positions if rows is None else positions[rows])
         kinds = [model.name for model in members]
         return rank_scores([(model, 1 / kinds.count(model.name)) for model in members], kernel, rows)
 

@@ -10,7 +10,7 @@ selected model's record holds the errors of every candidate.
 A network can be arbitrarily wrong on a kind of kernel that it has never seen. So the result knows its train kernels
 (see `familiarity`), and kernels unlike them get a fallback. It is judged on families that are left out: TileRanker and
 trees are trained briefly without some families of the train split, and whichever is best on those (one of them, their
-ranks together, or the listed order, which is as good as five random picks) ranks unfamiliar kernels.
+ranks together, or a random order where that is significantly better) ranks unfamiliar kernels.
 
 A collection without a valid split lends a fifth of its kernels or, if it has fewer than five, of their configurations;
 selected trees are finally trained on those too.
@@ -36,7 +36,7 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS
 from tilewise.costmodel.features.ranker import heaviest_node, kernel_sizes
 from tilewise.costmodel.metrics import top_k_error
-from tilewise.costmodel.models.blend import DEFAULT_ORDER, Blend, blend, rank_scores
+from tilewise.costmodel.models.blend import RANDOM_ORDER, Blend, blend, rank_scores
 from tilewise.costmodel.models.familiarity import Familiarity
 from tilewise.costmodel.models.trained import BLEND, MODEL_FILE, TrainedModel, load_model
 from tilewise.costmodel.train.loop import train
@@ -186,7 +186,7 @@ def _guarded(
 ) -> Blend:
     """Wrap the selected model so that kernels unlike the train split get the fallback that left-out families choose."""
     kinds = [name for name in _BLEND_CANDIDATES if name in models]
-    fallback = _judge_left_out(dataset, kinds, seed, max_seconds) if kinds else DEFAULT_ORDER
+    fallback = _judge_left_out(dataset, kinds, seed, max_seconds) if kinds else RANDOM_ORDER
     members = selected if isinstance(selected, Blend) else Blend([selected], [1.0], dict(selected.record))
     # A member without weight serves the fallback alone.
     extra = [models[n] for n in kinds if n in fallback and all(model.name != n for model in members.models)]
@@ -206,18 +206,20 @@ def _judge_left_out(dataset: Dataset, kinds: list[str], seed: int, max_seconds: 
     settings: dict[str, Any] = {"seed": seed, "progress": False, "device": "cpu", "max_seconds": max_seconds / 2}
     trials = [train(others, name, epochs=8, **settings) for name in kinds]
     rng = np.random.default_rng(0)
-    errors: dict[str, list[float]] = {name: [] for name in (*kinds, together, DEFAULT_ORDER)}
+    errors: dict[str, list[float]] = {name: [] for name in (*kinds, together, RANDOM_ORDER)}
     for kernel in left_out:
         scores: dict[str, Any] = {name: trial.score(kernel) for name, trial in zip(kinds, trials, strict=True)}
         scores[together] = rank_scores([(trial, 1.0) for trial in trials], kernel)
         for name, score in scores.items():
             errors[name].append(top_k_error(kernel.target, score, 5))
-        # The listed order says nothing about runtimes, so it is judged like random orders.
         draws = [top_k_error(kernel.target, rng.random(kernel.n_configs), 5) for _ in range(20)]
-        errors[DEFAULT_ORDER].append(float(np.mean(draws)))
+        errors[RANDOM_ORDER].append(float(np.mean(draws)))
     # Plain means, so that a single kernel with a choice that is a hundred times too slow counts.
     means = {name: float(np.mean(values)) for name, values in errors.items()}
-    fallback = min(means, key=lambda name: means[name])
+    fallback = min((*kinds, together), key=lambda name: means[name])
+    gain = np.array(errors[fallback]) - np.array(errors[RANDOM_ORDER])
+    if gain.mean() > _SIGNIFICANT * gain.std(ddof=1) / len(gain) ** 0.5:
+        fallback = RANDOM_ORDER
     listing = ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in means.items())
     message = f"Kernels unlike the train split are ranked by: {fallback}"
     print(f"{message} (top-5 error on {len(left_out)} kernels of left-out families: {listing}).", file=sys.stderr)
