@@ -45,7 +45,7 @@ _MAX_SHAPES = 8  # input shapes of one module that stay planned: as many as `Pla
 _MAX_UNUSED = 4  # planned shapes that were called once; arbitrary: later shapes are planned on their second call
 _MAX_PAUSE = 1024  # calls; arbitrary, planning once in so many calls costs nothing
 _WORTH = 32  # calls after which a plan has saved more than it cost; arbitrary between 10 and 100
-_MAX_COMPARED = 1 << 16  # bytes of plain arrays that are compared at each call: a few microseconds
+_MAX_COMPARED = 64 << 20  # bytes of arrays that are compared at each call; layers compare all of theirs at each call
 _OWN_PACKAGES = ("tilewise", "tilewise_arena", "tilewise_fleet")
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.dtype, np.generic)
@@ -103,7 +103,7 @@ def infer(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with layer_by_layer(), no_grad():
             result = module.forward(*args, **kwargs)
     if is_grad_enabled():
-        _attach_gradients(result, module, args, kwargs)
+        _attach_gradients(result, Recompute.of(module, args, kwargs), planner.tensors(module))
     return result
 
 
@@ -205,6 +205,11 @@ class SelfPlanner:
         """Run layer by layer for twice as many calls as the last time."""
         self._pause = self._last_pause = min(2 * self._last_pause, _MAX_PAUSE)
 
+    def tensors(self, module: Module) -> list[Any]:
+        """Return the tensors of the module, without a walk through its layers if it is planned."""
+        state = self._state
+        return [tensor for _, tensor in module.named_tensors()] if state is None else state.watch.tensors
+
     def lines(self, module: Module) -> list[str]:
         """Describe the state, one line per input shape."""
         state = self._state
@@ -280,12 +285,19 @@ class WeightWatch:
         self._own_attributes = _attributes(module)
         tensors = {id(tensor): tensor for _, tensor in module.named_tensors()}.values()
         self.tensors: list[Any] = [tensor for tensor in tensors if hasattr(tensor, "exposures")]
-        self._plain = [tensor._array for tensor in tensors if not hasattr(tensor, "exposures")]
+        # Tensors and arrays whose numbers are compared at each call: those that do not count, and those that somebody
+        # else holds too (a state dict, another layer, a plan).
+        self._plain: list[Any] = [tensor for tensor in tensors if not hasattr(tensor, "exposures")]
+        # Several tensors of a module may hold one array: exporters write equal constants once.
+        owners = Counter(id(tensor._array) for tensor in self.tensors)
+        extra = [(sys.getrefcount(t._array) - owners[id(t._array)] - _SOLE_OWNER + 1, t) for t in self.tensors]
+        self._plain += [tensor for count, tensor in extra if count > 0]
         self._containers: list[Any] = []  # lists and dictionaries among the attributes of somebody's own classes
         self._odd_attribute = ""
         for layer in module.modules():
             self._add_attributes(layer)
-        self._contents = [array.tobytes() for array in self._plain]
+        self._is_too_large = sum(map(_bytes, self._plain)) > _MAX_COMPARED
+        self._contents = [] if self._is_too_large else list(map(_contents, self._plain))
         self._copies = [copy.copy(container) for container in self._containers]
         self.renew()
 
@@ -303,7 +315,7 @@ class WeightWatch:
         return (
             [tensor.exposures for tensor in self.tensors] == self._exposures
             and [tensor._version[0] for tensor in self.tensors] == self._versions
-            and (not self._plain or [array.tobytes() for array in self._plain] == self._contents)
+            and (not self._plain or list(map(_contents, self._plain)) == self._contents)
             and self._containers == self._copies
         )
 
@@ -336,17 +348,23 @@ class WeightWatch:
         """Return why changes of this module could not be noticed, or ""."""
         if self._odd_attribute:
             return f"{self._odd_attribute}, whose changes cannot be noticed"
-        if sum(map(len, self._contents)) > _MAX_COMPARED:
-            return "it has large arrays that are neither a Parameter nor a Buffer, whose changes cannot be noticed"
-        # Several tensors of a module may hold one array: exporters write equal constants once.
-        owners = Counter(id(tensor._array) for tensor in self.tensors)
-        if any(sys.getrefcount(t._array) > _SOLE_OWNER + owners[id(t._array)] - 1 for t in self.tensors):
-            return "an array of its weights is also held outside of it, and could be changed there"
+        if self._is_too_large:
+            return "large arrays of its weights are also held outside of it, and could be changed there"
         return ""
 
 
 _example = Tensor(np.zeros(1, np.float32))
 _SOLE_OWNER = sys.getrefcount(_example._array)  # references to an array that only its tensor has
+
+
+def _contents(holder: Any) -> bytes:
+    """Return the bytes of a tensor or an array."""
+    array: Array = holder._array if isinstance(holder, Tensor) else holder
+    return array.tobytes()
+
+
+def _bytes(holder: Any) -> int:
+    return int(holder.size * holder.dtype.itemsize)
 
 
 def _is_own(module: Module) -> bool:
@@ -405,7 +423,13 @@ class Recompute(Operation):
     module: Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    place: Any  # of this result among several: a name or a number
+    place: Any = None  # of this result among several: a name or a number
+
+    @classmethod
+    def of(cls, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recompute:
+        step = cls()
+        step.module, step.args, step.kwargs = module, args, kwargs
+        return step
 
     def backward(self, grad: Array) -> tuple[()]:
         modes = [(layer, layer.training) for layer in self.module.modules()]
@@ -422,18 +446,18 @@ class Recompute(Operation):
         return ()
 
 
-def _attach_gradients(result: Any, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _attach_gradients(result: Any, recompute: Recompute, tensors: list[Any]) -> None:
     """Make `backward` of results work: a call with arrays records nothing until then."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not parameters:
-        return
+    trained = [tensor for tensor in tensors if tensor.requires_grad]
     places = {None: result} if isinstance(result, Tensor) else result
     if isinstance(places, tuple | list):
         places = dict(enumerate(places))
-    for place, tensor in places.items() if isinstance(places, dict) else ():
-        is_new = isinstance(tensor, Tensor) and not tensor.requires_grad and all(tensor is not x for x in args)
-        if is_new and tensor.dtype.kind == "f":
-            step = Recompute()
-            step.module, step.args, step.kwargs, step.place = module, args, kwargs, place
+    if not trained or not isinstance(places, dict):
+        return
+    for place, tensor in places.items():
+        is_new = isinstance(tensor, Tensor) and not tensor.requires_grad
+        if is_new and tensor.dtype.kind == "f" and all(tensor is not x for x in recompute.args):
+            step = Recompute.of(recompute.module, recompute.args, recompute.kwargs)
+            step.place = place
             _record(step, (), tensor)
-            step.saved = tuple([(parameter._version, parameter._version[0]) for parameter in parameters])
+            step.saved = tuple([(weight._version, weight._version[0]) for weight in trained])
