@@ -8,7 +8,7 @@ import time
 
 ALL = (
     "gemm", "rows", "conv", "networks", "train_step", "int8", "sparse", "decode", "profiling", "tuning", "chooser",
-    "replay", "int8_accuracy", "prune_accuracy",
+    "replay", "int8_accuracy", "prune_accuracy", "modules", "plan_speed",
 )  # fmt: skip
 
 

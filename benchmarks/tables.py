@@ -220,6 +220,25 @@ def pruning() -> str:
     return table(headings, cells)
 
 
+def plan_claims() -> str:
+    """The teaching plan's success metrics on every reference model: accuracy by cross-validation, speed, memory."""
+    accuracy = []
+    for row in read_any("modules") or []:
+        lost = with_interval(*(f"{value:+.2f}" for value in (row["points lost"], *row["interval"])))
+        bound = "< 1 point" if row["form"] == "int8" else "< 2 points"
+        form = {"int8": "INT8", "zeros": "70 % zeros", "filters": "70 % of the weights, as filters"}[row["form"]]
+        accuracy.append((row["data"], row["model"], form, f"{row['images']:,}", f"{row['dense %']:.2f} %", lost, bound))
+    speed = []
+    for row in read_any("plan_speed") or []:
+        gain = with_interval(*(f"{value:.2f}" for value in (row["times faster"], *row["interval"])))
+        memory = f"{row['memory']:.2f}" if "memory" in row else ""
+        speed.append((row["claim"], row["model"], row["compared"], gain, memory))
+    headings = ("data", "model", "form", "test images", "float32, dense", "points lost (95 % interval)", "claim")
+    first = table(headings, accuracy)
+    headings = ("claim", "model", "what is compared", "times faster (95 % interval)", "memory, of the first")
+    return f"{first}\n\n{table(headings, speed)}"
+
+
 def filled(text: str, sections: Mapping[str, Callable[[], str]], figures: Mapping[str, Callable[[], str]]) -> str:
     """A page with every section and figure it marks written anew; a name that nobody knows is an error."""
     text = _SECTION.sub(lambda mark: f"{mark[1]}{sections[mark[2]]()}\n{mark[3]}", text)
@@ -228,7 +247,7 @@ def filled(text: str, sections: Mapping[str, Callable[[], str]], figures: Mappin
 
 def written() -> dict[Path, str]:
     """What README.md and every page under docs/ should hold."""
-    sections = {**SECTIONS, "summary": summary}
+    sections = {**SECTIONS, "summary": summary, "plan": plan_claims}
     docs = ROOT / "docs"
     whole = {
         docs / "results.md": results_page(),

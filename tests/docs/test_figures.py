@@ -58,7 +58,7 @@ def test_every_name_the_tables_know_is_shown_on_a_page():
         for mark in re.findall(r"<!-- results ([\w ]+):|<!--figure ([\w -]+)-->", page.read_text(encoding="utf-8"))
     ]
     shown = {section or figure for section, figure in marks}
-    assert shown == {*figures.SECTIONS, *figures.FIGURES, "summary"}
+    assert shown == {*figures.SECTIONS, *figures.FIGURES, "summary", "plan"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

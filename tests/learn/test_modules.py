@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.learn.test_lessons import DOCS, code_of
 
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 CALLED = """
 matmul_naive matmul_blocked matmul_numpy OptimizedBackend .dispatch INT8Quantizer .quantize_weights calibrate
 quantize QuantizedConv2d.from_float QuantizedLinear.from_float MagnitudePruner .prune prune_conv_filters
@@ -33,3 +36,28 @@ def test_every_line_of_the_page_runs_and_every_claim_holds(tmp_path):
     done = subprocess.run([sys.executable, "-c", code_of("modules")], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 6  # one measured line a module
+
+
+ACCURACY = json.loads((RESULTS / "modules.json").read_text())
+SPEED = json.loads((RESULTS / "plan_speed.json").read_text())
+
+
+@pytest.mark.parametrize("row", ACCURACY, ids=lambda row: f"{row['data']}-{row['model']}-{row['form']}")
+def test_the_accuracy_claims_hold_with_their_intervals(row):
+    assert row["images"] >= 1797
+    assert row["interval"][1] < (1 if row["form"] == "int8" else 2)
+
+
+def test_the_accuracy_of_every_image_model_is_on_the_page():
+    assert {(row["model"], row["form"]) for row in ACCURACY} >= {
+        (model, form) for model in ("mlp", "cnn", "resnet8") for form in ("int8", "zeros")
+    }
+
+
+@pytest.mark.parametrize("row", SPEED, ids=lambda row: f"{row['claim']}-{row['model']}")
+def test_the_speed_and_memory_claims_hold_with_their_intervals(row):
+    fastest_wrong = {"10–100×": 10, "4×": 1, "70 %": 1, "O(N²) → O(N)": 5, "cumulative": 5}[row["claim"]]
+    assert row["interval"][0] > fastest_wrong
+    assert row.get("memory", 0) < {"4×": 0.3, "70 %": 0.6}.get(row["claim"], 1)
+    if row["claim"] == "O(N²) → O(N)":
+        assert row["with"] < 5 < row["4 times the tokens, without"]
