@@ -46,6 +46,7 @@ ELSEWHERE = {
     "https://board.example": "stands for a server; tests/bench/test_roster.py starts one",
     "tilewise check --otter": "needs otter-grader; `make test-grading` runs tests/learn/grading/test_dry_run.py",
     ".gguf": "needs a model's file; tests/cli/test_generate_files.py writes one",
+    "python -m benchmarks.ranks": "needs the source tree; tests/gpu/pinning/test_ranks.py",
     "--plugin mine.py": "tests/bench/test_plugins.py runs plugins",
 }
 

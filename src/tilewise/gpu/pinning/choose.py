@@ -151,7 +151,7 @@ def choose_index(
                 predicted=None if ranking.costs is None else float(ranking.costs[index]),
                 model=ranking.model,
                 reason=ranking.reason,
-                candidates=tuple(candidates) if ranking.model else (),
+                candidates=tuple(candidates) if ranking.model == model_digest() else (),
             )
             lock.add(choice)
         return int(index)
