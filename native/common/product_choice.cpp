@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <memory>
+
+#include "common/product_cost.h"
 
 namespace tw {
 namespace {
@@ -12,11 +16,6 @@ int64_t multiply_adds(const Gemm& g) { return g.m * g.n * g.k; }
 
 // Below this many multiply-adds, waking a second thread costs more than it saves.
 constexpr int64_t kWorthThreads = 1 << 20;
-// Multiply-adds that are worth a task of their own, so that threads that fall behind get fewer of them.
-constexpr int64_t kWorthTask = 8 << 20, kTasksPerThread = 4;
-// What the last thread to finish keeps the others waiting, in tasks; and what reading (and packing) a column of B or a
-// row of A from afar takes, in rows or columns to multiply it by.
-constexpr double kWaiting = 0.1, kReading = 8.0;
 // Inner products pay off from this length on; with a B that is first transposed, up to this many columns.
 constexpr int64_t kFewCopied = 24, kShortDot = 8;
 // ... and with no more rows (or columns) than so many vectors.
@@ -36,16 +35,7 @@ constexpr int64_t kLongSum = 64, kFewQuads = 4;
 constexpr int64_t kShortRow = 256;
 // Columns past the last whole vector: up to this many are worth a path of their own, in matrices this narrow.
 constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
-// The default tile's blocks (docs/tiles.md says why).
-constexpr int64_t kShallowest = 256, kShallow = 384, kDeep = 512, kMostBlockRows = 192, kFewestBlockRows = 48;
-constexpr int64_t kShortK = 12, kMostlyStoring = 32, kShortBlockFloats = 16384;
-// A row-major B is packed from so many rows on: where a row of a strip is a line or two, and where it is more; fewer or
-// more rows where the caches of the machine say so (`packing_rows`). With fewer rows than kMany, a B whose rows lie a
-// page apart is read in shallow blocks: their pages stay within reach of the first translation buffer.
-constexpr int64_t kPackColliding = 4, kPackNarrow = 64, kPackWide = 193, kPackRowsWide = 256, kMany = 96,
-                  kShallowFew = 128;
-constexpr int64_t kLine = 64, kPage = 4096, kShallowestAcross = 96;
-constexpr int64_t kNarrowStrip = 128, kFastL1 = 48 << 10, kManyColumnsOfA = 512, kManyStrips = 12;
+constexpr int64_t kFastL1 = 48 << 10;  // bytes; a core with such an L1 reads strips in time
 
 // Whether a row times a matrix is computed in strips of columns, in whole rows if they are wide, or with its sums over
 // k split if they are narrow.
@@ -152,124 +142,40 @@ ProductPath choose_path(const Gemm& g) {
   return better_swapped(g) ? transposed_path(g) : ProductPath::tiled;
 }
 
-// Rows of the default register tile. One vector wide, only a tall tile keeps the multipliers busy, unless its rows of A
-// lie whole pages apart and evict each other. A short k leaves little to do between two stores of the tile: a small one
-// lets the next begin while this one is written.
-int default_rows(const Gemm& g, int vectors) {
-  if (vectors == 4) return g.k < kShortK && g.m > 6 ? 4 : 6;
-  if (vectors == 3 && g.k < kShortK) return 6;
-  if (vectors == 1 && g.a_row * 4 % 2048 != 0) return 14;
-  return 8;
-}
-
-// Every panel of rows reads a B that is not packed once more: nine rows by three vectors need fewer panels than six by
-// four. That counts where one panel is enough, and where two multipliers wait for L2 (a core with an L1 of 48 KB).
-bool better_taller(const Gemm& g, int64_t across) {
-  const bool again = g.b_col == 1 && g.m > 6 && g.m < kMany && (across >= kManyStrips || across % 3 == 0);
-  return again && (g.m <= 9 || cache_sizes().l1 >= kFastL1);
-}
-
-void default_registers(const Gemm& g, GemmTile& t) {
-  const GemmKernels& kernels = active_gemm();
-  const int widest = kernels.max_rows[4] >= 4 ? 4 : 2;  // sixteen registers hold 6 x 2 vectors, thirty-two 6 x 4
-  const int64_t across = ceil_div(g.n, kernels.lanes);
-  // A short k is mostly storing: strips of equal width rather than a narrow last one.
-  const int64_t strips = g.k < kShortK ? ceil_div(across, widest) : 1;
-  int vectors = static_cast<int>(std::min<int64_t>(ceil_div(across, strips), widest));
-  t.mr = std::min(kernels.max_rows[vectors], default_rows(g, vectors));
-  if (vectors == 4 && better_taller(g, across)) {
-    vectors = 3;
-    t.mr = kernels.max_rows[3];
-  }
-  t.nr = vectors * kernels.lanes;
-}
-
-// Packing reads and writes B once, and then every panel of rows reads it in order: from how many rows on that is
-// quicker. Rows of B whole pages apart share one set of L1 and evict each other even while they are fetched ahead. A
-// core with an L1 of 48 KB has two 512-bit multipliers waiting for it.
-int64_t packing_rows(const Gemm& g, const GemmTile& t) {
-  const int64_t l1 = cache_sizes().l1;
-  if (t.nr * 4 > kNarrowStrip) return l1 >= kFastL1 ? kMany : kPackWide;
-  return g.b_row * 4 % kPage == 0 ? kPackColliding : kPackNarrow;
-}
-
-// A B that stays in a quarter of L2 is read as well as it lies.
-bool worth_packing_b(const Gemm& g, const GemmTile& t) {
-  return g.k * g.n * 4 > cache_sizes().l2 / 4 && g.m >= packing_rows(g, t);
-}
-
-// Packed, a panel of A is one run of memory: worth it where A is transposed or its rows lie whole pages apart and share
-// a set of L1 with each other and the strip, and where there are rows enough to be read by many strips. Copying out a
-// few rows that collide takes longer than reading them; a wide strip leaves more time to fetch them.
-bool worth_packing_a(const Gemm& g, const GemmTile& t) {
-  const int64_t rows = t.nr * 4 > kNarrowStrip ? kPackRowsWide : kMany;
-  return g.n >= kManyColumnsOfA && g.m >= rows && (g.a_col != 1 || g.a_row * 4 % kPage == 0);
-}
-
-// Read across its rows, a panel of A takes a line or two of L1 for every step along k, and the next panel wants the
-// rest of those lines: as many steps as L1 holds beside the strip. A core of one 512-bit multiplier and an L1 of 32 KB
-// does not notice. Rows: `transposed` of benchmarks.gemm, as AVX2 on both machines and as AVX-512 on the Xeon.
-int64_t depth_across_rows(const GemmTile& t) {
-  const int64_t l1 = cache_sizes().l1, step = t.nr * 4 + 2 * kLine;
-  return active_gemm().lanes == 8 || l1 >= kFastL1 ? std::max(l1 * 3 / 4 / step, kShallowestAcross) : 0;
-}
-
-// A strip of B fills three quarters of L1 where that gives blocks deep enough (each reads and writes the result again),
-// else an eighth of L2, from where whole lines arrive in time. A k half as long again is not cut.
-int64_t default_depth(const Gemm& g, const GemmTile& t) {
-  const CacheSizes& caches = cache_sizes();
-  const int64_t across = g.a_col != 1 && !t.pack_a ? depth_across_rows(t) : 0;
-  if (across > 0) return g.k <= across * 3 / 2 ? std::max<int64_t>(g.k, 1) : across;
-  const int64_t step = t.nr * 4;
-  const int64_t depth =
-      caches.l1 * 3 / 4 / step >= kShallow ? kShallow : std::clamp(caches.l2 / 8 / step, kShallowest, kDeep);
-  const bool one_strip = g.n <= t.nr && g.k * step <= caches.l2 / 4;
-  const bool page_a_row = !t.pack_b && g.m < kMany && g.b_row * 4 > kPage / 2;
-  if (page_a_row && !one_strip) return std::min(g.k, kShallowFew);
-  return one_strip || g.k <= depth * 3 / 2 ? std::max<int64_t>(g.k, 1) : depth;
-}
-
-// A block of A is a quarter of L2, beside the strips of B that pass through it; twice that where it is then whole.
-void default_row_block(const Gemm& g, GemmTile& t) {
-  const int64_t fit = cache_sizes().l2 / 4 / (t.kc * 4), most = std::clamp(fit, kFewestBlockRows, kMostBlockRows);
-  t.mc = round_up(g.m <= std::min(2 * most, kMostBlockRows) ? g.m : most / t.mr * t.mr, t.mr);
-  if (g.k < kMostlyStoring && g.m * g.n * 4 > cache_sizes().l2) {  // mostly the result to write, in order
-    if (t.nr == 4 * active_gemm().lanes && g.m > 6) t.mr = std::min(t.mr, 4);
-    t.mc = std::max<int64_t>(4 * t.mr, round_up(kShortBlockFloats / g.n, t.mr));
-  }
-}
-
-// The grid whose threads have least to do, and that reads least twice: every row of tasks reads B, every column of
-// tasks A. Several tasks a thread where each is still worth one.
-void default_grid(const Gemm& g, int threads, GemmTile& t) {
-  const int64_t most = std::clamp<int64_t>(multiply_adds(g) / threads / kWorthTask, 1, kTasksPerThread);
-  double best = 0.0;
-  for (int each = 1; each <= most; ++each) {
-    for (int tm = 1; tm <= threads * each; ++tm) {
-      if (threads * each % tm != 0) continue;
-      const int tn = threads * each / tm;
-      const double rows = static_cast<double>(round_up(ceil_div(g.m, tm), t.mr));
-      const double cols = static_cast<double>(round_up(ceil_div(g.n, tn), tn > 1 ? t.nr : active_gemm().lanes));
-      const double area = rows * cols,
-                   cost = each * (area + kReading * (rows + cols)) + kWaiting * area;  // see `grid_of`
-      if (best == 0.0 || cost < best) {
-        best = cost;
-        t.threads_m = tm;
-        t.threads_n = tn;
-      }
-    }
-  }
-}
+// Decisions for the shapes that this thread met last: a direct-mapped table, looked up in some ten nanoseconds.
+struct TileCache {
+  static constexpr int kEntries = 256;
+  struct Entry {
+    int64_t key[9] = {};
+    GemmTile tile;
+  };
+  Entry entries[kEntries];
+};
 
 void fill_default_tile(const Gemm& g, int threads, GemmTile& t) {
+  thread_local std::unique_ptr<TileCache> cache;
+  const int used = threads > 1 && multiply_adds(g) >= kWorthThreads ? threads : 1;
   const CacheSizes& caches = cache_sizes();
-  default_registers(g, t);
-  t.pack_b = g.b_col != 1 || worth_packing_b(g, t);
-  t.pack_a = worth_packing_a(g, t);
-  t.kc = default_depth(g, t);
-  default_row_block(g, t);
-  t.nc = std::clamp<int64_t>(caches.l3_share / (t.kc * 4), 8 * t.nr, 4096) / t.nr * t.nr;
-  if (threads > 1 && multiply_adds(g) >= kWorthThreads) default_grid(g, threads, t);
+  const int64_t key[9] = {g.m,
+                          g.n,
+                          g.k,
+                          g.a_row,
+                          g.a_col,
+                          g.b_row,
+                          g.b_col,
+                          used | static_cast<int64_t>(active_isa()) << 16 | caches.l1 << 24,
+                          caches.l2 ^ caches.l3_share << 20};
+  uint64_t hash = 0;
+  for (int64_t word : key) hash = (hash ^ static_cast<uint64_t>(word)) * 0xd6e8feb86659fd93u;
+  if (!cache) cache = std::make_unique<TileCache>();
+  TileCache::Entry& entry = cache->entries[hash >> 56];
+  if (std::memcmp(entry.key, key, sizeof key) != 0) {
+    Gemm tiled = g;
+    tiled.n -= separate_tail(g);
+    cheapest_tile(tiled, used, &entry.tile);
+    std::memcpy(entry.key, key, sizeof key);
+  }
+  t = entry.tile;
 }
 
 // How the last columns of a tiled product are computed.
@@ -305,7 +211,6 @@ void choose_invariant(const Gemm& g, int threads, ProductConfig* config) {
   if (config->path == ProductPath::tiled) fill_default_tile(g, threads, config->tile);
   const int64_t blocks = g.k <= kDepth * 3 / 2 ? 1 : ceil_div(g.k, kDepth);
   config->tile.kc = ceil_div(g.k, blocks);
-  if (config->path == ProductPath::tiled) default_row_block(g, config->tile);
 }
 
 }  // namespace

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewise import backend, data, interop, models, nn, onnx, optim
     from tilewise._gradcheck import gradcheck
-    from tilewise._invariance import batch_invariant, get_batch_invariant, set_batch_invariant
-    from tilewise._threads import get_num_threads, set_num_threads
+    from tilewise._threads import (
+        batch_invariant,
+        get_batch_invariant,
+        get_num_threads,
+        set_batch_invariant,
+        set_num_threads,
+    )
     from tilewise.gpu.pinning import pin, unpin
     from tilewise.io import load, save
     from tilewise.models import load_model
@@ -55,8 +60,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "_invariance": ("batch_invariant", "get_batch_invariant", "set_batch_invariant"),
-    "_threads": ("get_num_threads", "set_num_threads"),
+    "_threads": (
+        "batch_invariant",
+        "get_batch_invariant",
+        "get_num_threads",
+        "set_batch_invariant",
+        "set_num_threads",
+    ),
     "_gradcheck": ("gradcheck",),
     "gpu.pinning": ("pin", "unpin"),
     "nn.self_planning": ("explain", "get_self_planning", "set_self_planning"),

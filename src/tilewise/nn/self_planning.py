@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from tilewise import _events
 from tilewise._extension import native
-from tilewise._invariance import get_batch_invariant
+from tilewise._threads import get_batch_invariant
 from tilewise.backend.registry import is_default_backend
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.ops import Operation
