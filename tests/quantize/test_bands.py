@@ -46,7 +46,7 @@ def quantized(model: nn.Module, x: np.ndarray, share: float, seed: int) -> Quant
     graph, calibration, _ = traced_and_calibrated(model, [x], "minmax")
     rng = np.random.default_rng(seed)
     wide = closed(graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share})
-    return QuantizedModel(graph, calibration, {}, wide=wide)
+    return QuantizedModel(graph, calibration, {}, int16_reasons=wide)
 
 
 @pytest.mark.parametrize("size", [(61, 46), (8, 200), (2, 3)])

@@ -112,7 +112,7 @@ def test_reports_compare_with_channels_as_they_were(model: Module, tmp_path: Pat
 def test_steps_kept_in_float_give_what_they_gave(model: Module) -> None:
     x = images(8)
     q: Any = quantize(model, [x], keep_float=["stem"])
-    assert (q.factors[1] == 1).all()
+    assert (q.equalization[1] == 1).all()
     with no_grad():
         want = model(Tensor(x)).data
     assert np.abs(q(x).data - want).max() <= 0.03 * np.abs(want).max()

@@ -41,11 +41,11 @@ def some_wide(graph: Graph, share: float, seed: int) -> dict[int, str]:
 
 def with_wide(model: nn.Module, x: np.ndarray, share: float, seed: int = 0) -> QuantizedModel:
     graph, calibration, _ = traced_and_calibrated(model.eval(), [x], "minmax")
-    return QuantizedModel(graph, calibration, {}, wide=some_wide(graph, share, seed))
+    return QuantizedModel(graph, calibration, {}, int16_reasons=some_wide(graph, share, seed))
 
 
 def assert_numbers_are_numpys(q: QuantizedModel, x: np.ndarray) -> None:
-    assert not q.kept
+    assert not q.float_reasons
     expected = q.run(x, lambda _, value: None)
     for isa in native.supported_isas():
         native.set_isa(isa)
@@ -63,7 +63,7 @@ def assert_numbers_are_numpys(q: QuantizedModel, x: np.ndarray) -> None:
 def test_networks_with_some_activations_in_16_bits(name: str, share: float, settings_restored: Any) -> None:
     x = inputs(2, 3, 32, 48)
     q = with_wide(zoo.ZOO[name](), x, share, seed=len(name))
-    assert q.wide and len(q._parts) == 1 and isinstance(q._parts[0], Segment)
+    assert q.int16_reasons and len(q._segments) == 1 and isinstance(q._segments[0], Segment)
     assert_numbers_are_numpys(q, x)
 
 
@@ -123,7 +123,7 @@ def test_layers_of_every_activation_and_width(
         weight = rng.standard_normal((columns, channels // groups, taps, taps)).astype(np.float32)
         padding, bias = (taps // 2, taps // 2), rng.standard_normal(columns).astype(np.float32)
         for skip in (None, given, made):
-            if skip is not None and skip.wide and not wide_out:
+            if skip is not None and skip.is_int16 and not wide_out:
                 continue
             settings = (given, made, (1, 1), padding, False, skip)
             layer = QuantizedConv2d.from_weights(weight, bias, *settings, activation=activation, groups=groups)
@@ -146,7 +146,7 @@ def test_depthwise_layers_whose_windows_are_no_squares(taps: tuple[int, int], se
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], p: AffineParameters) -> np.ndarray:
     lowest, highest = p.limits
-    return rng.integers(lowest, highest + 1, shape).astype(np.int16 if p.wide else np.uint8)
+    return rng.integers(lowest, highest + 1, shape).astype(np.int16 if p.is_int16 else np.uint8)
 
 
 def assert_layer_is_numpys(
@@ -201,7 +201,7 @@ def test_as_many_bits_as_the_error_asks_for() -> None:
     for bound in (0.5, 0.02, 0.004):
         q: Any = quantize(model, [x], max_error=bound)
         assert np.abs(q.run(x) - exact).max() <= bound * np.abs(exact).max()
-        sizes.append(len(q.wide))
+        sizes.append(len(q.int16_reasons))
     assert sizes[0] == 0 < sizes[1] <= sizes[2]
     bytes_only: Any = quantize(model, [x], max_error=None)
     assert {r.form for r in bytes_only.report()} == {"int8"}
@@ -218,7 +218,7 @@ def test_most_images_that_were_not_calibrated_on_keep_the_bound(name: str, size:
     narrow: Any = quantize(model, [x], max_error=None)
     bound = 0.6 * normalized_max_error(narrow.run(fresh), exact)
     q: Any = quantize(model, [x], max_error=bound)
-    assert q.wide
+    assert q.int16_reasons
     each = [np.abs(r - e).max() / np.abs(e).max() for r, e in zip(q.run(fresh), exact, strict=True)]
     assert np.quantile(each, 0.8) <= bound
     assert max(each) <= 1.5 * bound
@@ -299,7 +299,7 @@ def test_the_report_says_which_and_why_and_a_file_keeps_them(tmp_path: Path) -> 
     save_quantized(q, tmp_path / "wide.safetensors")
     again = load_quantized(tmp_path / "wide.safetensors")
     np.testing.assert_array_equal(again.run(x), q.run(x))
-    assert again.wide == q.wide
+    assert again.int16_reasons == q.int16_reasons
     narrow: Any = quantize(zoo.ZOO["shufflenet_v2"]().eval(), [x], max_error=None)
     save_quantized(narrow, tmp_path / "bytes.safetensors")
     assert load_arrays(tmp_path / "bytes.safetensors")[1]["format"] == "tilewise quantized model 2"

@@ -45,7 +45,7 @@ def test_a_network_of_the_zoo_is_one_call_in_integers(name: str, tmp_path: Path,
     model = zoo.ZOO[name]().eval()
     q = in_int8(model, x)
     assert [r.name for r in q.report() if r.form == "float32"] == []
-    assert len(q._parts) == 1 and isinstance(q._parts[0], Segment)
+    assert len(q._segments) == 1 and isinstance(q._segments[0], Segment)
     expected = step_by_step(q, x)
     for isa in native.supported_isas():
         native.set_isa(isa)

@@ -70,7 +70,7 @@ def test_a_native_plan_that_gives_other_integers_is_an_exception(monkeypatch: py
 
 def quantized_parts() -> list[Any]:
     graph, calibration, _, _ = calibrated_with_holdout(small(), [inputs(2, 3, 8, 8)], "minmax", False, 0)
-    return QuantizedModel(graph, calibration, {})._parts
+    return QuantizedModel(graph, calibration, {})._segments
 
 
 def test_a_graph_that_computes_something_else_is_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_an_error_above_the_bound_is_a_warning_then_an_exception(monkeypatch: py
         warnings.simplefilter("error")
         q: Any = quantize(model, [x], max_error=bound)
     assert q.measured_error <= bound <= q.stated_error
-    assert any("by it alone, in 16 bits" in reason for reason in q.kept.values())
+    assert any("by it alone, in 16 bits" in reason for reason in q.float_reasons.values())
     monkeypatch.setattr(convert, "_FLOAT_LAYERS", ())
     with pytest.warns(UserWarning, match="more than max_error=0.00015, although"):
         q = quantize(model, [x], max_error=bound)
@@ -150,7 +150,7 @@ def test_16_bits_reach_beyond_the_observed_values() -> None:
     first, second = nn.Conv2d(3, 16, 1, rng=rng), nn.Conv2d(16, 4, 1, rng=rng)
     model, x = nn.Sequential(first, nn.ReLU6(), second).eval(), inputs(4, 3, 6, 6)
     graph, calibration, _, _ = calibrated_with_holdout(model, [x], "minmax", False, 0)
-    q = QuantizedModel(graph, calibration, {}, wide=dict.fromkeys(range(len(graph.steps)), "all"))
+    q = QuantizedModel(graph, calibration, {}, int16_reasons=dict.fromkeys(range(len(graph.steps)), "all"))
     with no_grad():
         exact = model(Tensor(1.5 * x)).data
     assert np.abs(q.run(1.5 * x) - exact).max() < 0.002 * np.abs(exact).max()

@@ -49,7 +49,7 @@ def numpy_only(patch: pytest.MonkeyPatch) -> None:
 def test_one_call_gives_the_integers_of_every_step(make, shape, settings_restored) -> None:
     model, x = make(), inputs(5, shape)
     q = quantized(model, x)
-    assert len(q._parts) == 1 and isinstance(q._parts[0], Segment)
+    assert len(q._segments) == 1 and isinstance(q._segments[0], Segment)
     expected = step_by_step(q, x)
     for isa in native.supported_isas():
         native.set_isa(isa)
@@ -88,7 +88,7 @@ def test_several_python_threads_may_run_one_model(settings_restored) -> None:
 def test_a_float_step_breaks_the_plan_and_nothing_else(kept: str) -> None:
     model, x = models.resnet8(), inputs(3, (3, 32, 32))
     q = quantized(model, x, keep_float=[kept])
-    assert any(isinstance(part, int) for part in q._parts)
+    assert any(isinstance(part, int) for part in q._segments)
     np.testing.assert_array_equal(q(x).data, step_by_step(q, x))
     with no_grad():
         expected = model(Tensor(x)).data
@@ -156,8 +156,8 @@ def test_an_integer_layer_of_another_kind_stands_between_segments() -> None:
     q = quantized(models.vgg6(), x)
     expected = q(x).data
     other = q.integer[1] = Shuffled(q.integer[1])
-    q._parts = segments(q)
-    assert [isinstance(part, int) for part in q._parts] == [True, False]
+    q._segments = segments(q)
+    assert [isinstance(part, int) for part in q._segments] == [True, False]
     np.testing.assert_array_equal(q(x).data, expected)
     assert other.calls == 1
 

@@ -49,7 +49,7 @@ def test_a_norm_between_integer_layers_is_part_of_one_native_call(
     model_and_images: tuple[nn.Module, QuantizedModel, np.ndarray],
 ) -> None:
     module, model, x = model_and_images
-    assert len(model._parts) == 1
+    assert len(model._segments) == 1
     assert {r.form for r in model.report()} == {"int8", "float32"}
     expected = module(Tensor(x)).data
     assert np.abs(model.run(x) - expected).max() < 0.05 * np.abs(expected).max()

@@ -28,7 +28,7 @@ def quantized(model: nn.Module, x: np.ndarray, share: float) -> QuantizedModel:
         graph,
         calibration,
         {},
-        wide=closed(graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share}),
+        int16_reasons=closed(graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share}),
     )
 
 

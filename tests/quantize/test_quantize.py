@@ -67,7 +67,7 @@ def test_weights_that_are_not_numbers_are_refused(bad: np.ndarray) -> None:
 def test_every_observer_covers_zero_and_most_of_the_data(method: str) -> None:
     observer = Observer()
     for scale in (1.0, 3.0, 0.5):
-        observer.see(RNG.standard_normal(5000) * scale + 1)
+        observer.observe(RNG.standard_normal(5000) * scale + 1)
     parameters = observer.parameters(method)
     low, high = parameters.dequantize(np.array([0, 255], np.uint8))
     assert low < 0 < high and 0 <= parameters.zero_point <= 255
@@ -76,7 +76,7 @@ def test_every_observer_covers_zero_and_most_of_the_data(method: str) -> None:
 
 def test_clipping_observers_ignore_a_lone_outlier() -> None:
     observer = Observer()
-    observer.see(np.concatenate([RNG.standard_normal(200_000), [1000.0]]))
+    observer.observe(np.concatenate([RNG.standard_normal(200_000), [1000.0]]))
     assert observer.parameters("minmax").scale > 3
     assert observer.parameters("percentile").scale < 1
     assert observer.parameters("mse").scale < observer.parameters("minmax").scale
@@ -333,7 +333,7 @@ def test_pooling_the_input_stays_float_and_what_follows_uses_its_own_range(first
     after = nn.Linear(3 * 64, 5, rng=0) if isinstance(first, nn.Flatten) else nn.Conv2d(3, 5, 3, rng=0)
     model, x = nn.Sequential(first, after).eval(), images(4, 3, 8)
     q = quantize(model, [x], max_error=None)
-    assert [(r.form, r.reason) for r in q.report()] == [("float32", "what it reads is float32"), ("int8", "")]
+    assert [(r.form, r.reason) for r in q.report()] == [("float32", "its inputs are float32"), ("int8", "")]
     with no_grad():
         expected = model(Tensor(x)).data
     assert np.abs(q(x).data - expected).max() <= 0.03 * np.abs(expected).max()
@@ -349,7 +349,7 @@ def test_a_channel_of_zeros_keeps_its_bias_exact() -> None:
     step = q.calibration.parameters[1].scale
     for channel in (1, 3, 5):
         expected = max(0.0, float(conv.bias.data[channel]))
-        by = q.factors[1][channel]  # its equalization scale
+        by = q.equalization[1][channel]  # its equalization scale
         assert np.abs(seen[1].dequantize()[:, channel] / by - expected).max() <= 0.51 * step
 
 

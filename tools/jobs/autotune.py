@@ -56,7 +56,7 @@ def run() -> None:
     cuda = SimpleNamespace(
         is_available=lambda: True, current_device=lambda: 0, get_device_properties=lambda device: gpu
     )
-    stand_in("torch", cuda=cuda)
+    stand_in("torch", cuda=cuda, are_deterministic_algorithms_enabled=lambda: False)
     autotuner = stand_in("triton.runtime.autotuner", Autotuner=Autotuner)
     stand_in("triton", __version__="3.0.0", runtime=stand_in("triton.runtime", autotuner=autotuner))
     product.arg_names = ["a", "M", "N", "K"]  # type: ignore[attr-defined]

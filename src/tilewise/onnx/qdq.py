@@ -45,8 +45,8 @@ class _Quantized:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        wide = any(parameters.wide for parameters in model.affine)
-        self.graph = Writer(max(OPSET, _WITH_INT16) if wide else OPSET)
+        has_int16 = any(parameters.is_int16 for parameters in model.affine)
+        self.graph = Writer(max(OPSET, _WITH_INT16) if has_int16 else OPSET)
         self.real: dict[int, str] = {0: self.graph.name("input")}
         self._bytes: dict[int, str] = {}  # the result after quantizing and back
 
@@ -66,9 +66,9 @@ class _Quantized:
         if index not in self._bytes:
             parameters = self.model.affine[index]
             scale = self.graph.constant(parameters.scale, np.float32)
-            zero = self.graph.constant(parameters.zero_point, np.int16 if parameters.wide else np.uint8)
+            zero = self.graph.constant(parameters.zero_point, np.int16 if parameters.is_int16 else np.uint8)
             real = self.real[index]
-            if parameters.wide:
+            if parameters.is_int16:
                 low, high = (self._number(end * parameters.scale) for end in parameters.limits)
                 real = self._node("Clip", real, low, high)
             q = self.graph.node("QuantizeLinear", [real, scale, zero])

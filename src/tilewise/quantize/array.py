@@ -1,7 +1,7 @@
-"""Activations between integer layers: bytes, channels last, with a frame of zero points around each image.
+"""Activations between integer layers: NHWC, each image padded with its zero point.
 
-The frame is as wide as the padding of the convolutions that will read it, so they never test for the edge. Channels are
-rounded up to a multiple of four, what one dot instruction takes.
+The padding (`border`) is that of the convolutions that read the image, so they never test for the edge. Channels are
+rounded up to a multiple of four, the width of one int8 dot product instruction.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ def round_up(n: int) -> int:
 
 @dataclass(frozen=True)
 class QuantizedArray:
-    """`data` is (N, H + 2 border, W + 2 border, C') uint8 for images, (N, K') for rows, or int16 where the parameters
-    are wide; `channels` of them count. Rows that were an image remember its (C, H, W): their bytes lie in the order
-    (H, W, C)."""
+    """Integers with their quantization parameters.
+
+    `data` is (N, H + 2 border, W + 2 border, C') for images and (N, K') for rows, uint8 or int16, of which `channels`
+    are valid. A row that was an image stores its (C, H, W) in `image`; its values are in the order (H, W, C).
+    """
 
     data: Array
     parameters: AffineParameters
@@ -36,30 +38,30 @@ class QuantizedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As a float array would have it: (N, C, H, W) or (N, K)."""
+        """Return the shape of the float array: (N, C, H, W) or (N, K)."""
         if self.data.ndim == 2:
             return (self.data.shape[0], self.channels)
         n, h, w, _ = self.data.shape
         return (n, self.channels, h - 2 * self.border, w - 2 * self.border)
 
     def inside(self) -> Array:
-        """The image without its frame: (N, H, W, C')."""
+        """Return the image without its padding: (N, H, W, C')."""
         b = self.border
         return self.data[:, b : self.data.shape[1] - b, b : self.data.shape[2] - b] if b else self.data
 
     def dequantize(self) -> Array:
-        """float32, channels first."""
+        """Convert to float32, channels first."""
         if self.data.ndim == 2:
             rows = self.data[:, : self.channels]
             if self.image:
                 c, h, w = self.image
                 rows = rows.reshape(-1, h, w, c).transpose(0, 3, 1, 2).reshape(rows.shape)
             return self.parameters.dequantize(rows)
-        pixels = self.inside()[..., : self.channels]
-        return np.ascontiguousarray(self.parameters.dequantize(pixels).transpose(0, 3, 1, 2))
+        image = self.inside()[..., : self.channels]
+        return np.ascontiguousarray(self.parameters.dequantize(image).transpose(0, 3, 1, 2))
 
     def with_border(self, border: int) -> QuantizedArray:
-        """The same image in a frame at least `border` wide."""
+        """Return the image with a padding of at least `border`."""
         if self.border >= border:
             return self
         inside = self.inside()
@@ -70,21 +72,21 @@ class QuantizedArray:
 
 
 def as_image(x: QuantizedArray) -> QuantizedArray:
-    """Rows as images of one pixel; images as they are."""
+    """Reshape rows to images of one pixel; return images unchanged."""
     if x.data.ndim == 4:
         return x
     return QuantizedArray(x.data.reshape(len(x.data), 1, 1, -1), x.parameters, x.channels)
 
 
 def pixels_of(x: QuantizedArray) -> Array:
-    """(N, H, W, C): without the frame and without padding channels."""
+    """Return the values (N, H, W, C) without padding and without the channels that fill up a multiple of four."""
     return as_image(x).inside()[..., : x.channels]
 
 
 def quantize_array(x: Array, parameters: AffineParameters, border: int = 0) -> QuantizedArray:
-    """float32 (N, C, H, W) or (N, K) to bytes."""
+    """Quantize float32 values (N, C, H, W) or (N, K)."""
     x = np.ascontiguousarray(x, np.float32)
-    if native is None or parameters.wide:
+    if native is None or parameters.is_int16:
         data = _quantize_numpy(x, parameters, border)
     elif x.ndim == 4:
         data = native.int8_quantize_images(x, parameters.scale, parameters.zero_point, border)
@@ -94,6 +96,7 @@ def quantize_array(x: Array, parameters: AffineParameters, border: int = 0) -> Q
 
 
 def _quantize_numpy(x: Array, parameters: AffineParameters, border: int) -> Array:
+    """Quantize with NumPy into padded storage: (N, K') or (N, H + 2 border, W + 2 border, C')."""
     q, zero = parameters.quantize(x), parameters.zero_point
     if x.ndim == 2:
         out = np.full((len(q), round_up(q.shape[1])), zero, q.dtype)

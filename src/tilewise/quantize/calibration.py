@@ -1,4 +1,4 @@
-"""Ranges of a model's activations, from representative data that streams by once."""
+"""Calibration: the ranges of a model's activations, observed in one pass over representative data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ARRAY_BATCH = 64  # inputs per batch if the calibration data is one array; boun
 
 @dataclass(frozen=True)
 class Calibration:
-    """Per step of the model: the parameters its result gets, the range seen, and its shape without the batch."""
+    """The quantization parameters, observed range and shape (without the batch) of every operator's result."""
 
     observer: str
     names: tuple[str, ...]
@@ -71,11 +71,11 @@ class Calibration:
                 raise ConfigurationError(f"the calibration of {name[:80]!r} has spans that are not its channels'")
 
     def mean_of(self, step: int) -> Array | None:
-        """The mean of each channel of a step's result, where it is known."""
+        """Return the mean of each channel of an operator's result, or None if it was not observed."""
         return np.array(self.means[step]) if self.means and self.means[step] else None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """As JSON; `Calibration.load` reads it back."""
+        """Write the calibration as JSON, which `Calibration.load` reads."""
         means, spans = (part or ((),) * len(self.names) for part in (self.means, self.spans))
         every = zip(self.names, self.parameters, self.ranges, self.shapes, means, spans, strict=True)
         steps = [
@@ -147,10 +147,10 @@ class _HoldOut:
     def split(self, x: Array) -> tuple[Array, Array]:
         if len(x) == 1:
             self._single_images += 1
-        held = len(x) // 4 if len(x) > 1 else int(self._single_images % 4 == 0)
-        held = min(held, self._missing)
-        self._missing -= held
-        return x[: len(x) - held], x[len(x) - held :]
+        held_out = len(x) // 4 if len(x) > 1 else int(self._single_images % 4 == 0)
+        held_out = min(held_out, self._missing)
+        self._missing -= held_out
+        return x[: len(x) - held_out], x[len(x) - held_out :]
 
     def joined(self) -> EvaluatedBatch | None:
         if not self.batches:
@@ -169,46 +169,46 @@ def calibrated_with_holdout(
         raise ConfigurationError(f"there is no observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
     check_model(model)
     graph: Graph | None = None
-    watching: _Watching | None = None
+    statistics: _ActivationStatistics | None = None
     samples, first, split = 0, EvaluatedBatch(np.zeros(0, np.float32), np.zeros(0, np.float32)), _HoldOut(holdout)
     for batch in _with_progress(calibration_dataset, progress):
         x = _checked_batch(batch)
         if not len(x):
             continue
-        if graph is None or watching is None:
+        if graph is None or statistics is None:
             graph = trace(model, x)
-            watching = _Watching(len(graph.steps), observer != "minmax")
-        observed, held = split.split(x)
+            statistics = _ActivationStatistics(len(graph.steps), observer != "minmax")
+        observed, held_out = split.split(x)
         parts = []
         if len(observed):
-            parts.append(graph.run(observed, watching.see))
+            parts.append(graph.run(observed, statistics.observe))
             first = first if samples else EvaluatedBatch(observed, parts[0])
             samples += len(observed)
-        if len(held):
-            parts.append(graph.run(held))
-            split.batches.append(EvaluatedBatch(held, parts[-1]))
+        if len(held_out):
+            parts.append(graph.run(held_out))
+            split.batches.append(EvaluatedBatch(held_out, parts[-1]))
         if graph.module_result is not None:
             _check_graph(model, np.concatenate(parts), graph.module_result)
             graph.module_result = None
-    if graph is None or watching is None:
+    if graph is None or statistics is None:
         raise ConfigurationError("the calibration data is empty: a range needs at least one input")
-    for index in watching.masked:
+    for index in statistics.masked:
         graph.steps[index].options["masked"] = True
-    room = [_room(step, shape, samples) for step, shape in zip(graph.steps, watching.shapes, strict=True)]
-    room[-1] = 1 + _FREE_RESULT / samples**0.5
+    margins = [_range_margin(step, shape, samples) for step, shape in zip(graph.steps, statistics.shapes, strict=True)]
+    margins[-1] = 1 + _FREE_RESULT / samples**0.5
     ranges = [
-        _extended(o.range(observer), by, step.activation)
-        for o, by, step in zip(watching.observers, room, graph.steps, strict=True)
+        _extended_range(o.range(observer), by, step.activation)
+        for o, by, step in zip(statistics.observers, margins, graph.steps, strict=True)
     ]
     calibration = Calibration(
         observer,
         tuple(step.name for step in graph.steps),
         tuple(affine_from_range(*span) for span in ranges),
         tuple(ranges),
-        tuple(watching.shapes),
+        tuple(statistics.shapes),
         samples,
-        tuple(tuple(total / samples) for total in watching.means),
-        tuple(watching.spans(i, samples, by) for i, by in enumerate(room)),
+        tuple(tuple(total / samples) for total in statistics.means),
+        tuple(statistics.spans(i, samples, by) for i, by in enumerate(margins)),
     )
     return graph, calibration, first, split.joined()
 
@@ -228,18 +228,21 @@ def _check_graph(model: Module, result: Array, expected: Array) -> None:
         )
 
 
-def _room(step: Op, shape: tuple[int, ...], samples: int) -> float:
-    """How much farther a result's range reaches than what was seen. Of a picture's many values the few that saturate do
-    no harm; where a channel is one number (behind a global mean) they would, as in what leaves the network."""
+def _range_margin(step: Op, shape: tuple[int, ...], samples: int) -> float:
+    """Return the factor by which a result's range exceeds the observed one.
+
+    A few saturated values among an image's many do no harm. They would where a channel is a single value (behind a
+    global mean), and in the network's result.
+    """
     return 1.0 if step.kind == "input" or np.prod(shape[1:]) > 1 else 1 + _FREE / samples**0.5
 
 
-def _extended(seen: tuple[float, float], by: float, activation: str) -> tuple[float, float]:
+def _extended_range(seen: tuple[float, float], by: float, activation: str) -> tuple[float, float]:
     return seen[0] * by, min(seen[1] * by, max(seen[1], ACTIVATION_ENDS.get(activation, np.inf)))
 
 
-class _Watching:
-    """What is kept of every step's result while batches go by."""
+class _ActivationStatistics:
+    """Statistics of every operator's result over the batches of a calibration."""
 
     def __init__(self, steps: int, histograms: bool) -> None:
         self.observers = [Observer(histograms) for _ in range(steps)]
@@ -249,18 +252,18 @@ class _Watching:
         self.ends: list[Array] = [np.zeros((2, 0))] * steps  # the channels' smallest and largest values
         self.masked: set[int] = set()  # steps whose results hold -inf
 
-    def see(self, index: int, result: Array) -> None:
+    def observe(self, index: int, result: Array) -> None:
         finite = np.isfinite(result)
         if not finite.all() and finite.any() and np.isneginf(result[~finite]).all():
             # Masked scores of attention, of which softmax makes zeros: the range is that of the other scores.
             self.masked.add(index)
             result = np.maximum(result, result[finite].min())
-        self.observers[index].see(result)
+        self.observers[index].observe(result)
         self.shapes[index] = result.shape[1:]
         if result.ndim in (2, 4):
-            self._see_channels(index, result.reshape(*result.shape[:2], -1))
+            self._observe_channels(index, result.reshape(*result.shape[:2], -1))
 
-    def _see_channels(self, index: int, x: Array) -> None:
+    def _observe_channels(self, index: int, x: Array) -> None:
         mean, square = x.mean(2, dtype=np.float64).sum(0), np.square(x).mean(2, dtype=np.float64).sum(0)
         ends = np.stack([x.min((0, 2)), x.max((0, 2))])
         if self.means[index].size:
@@ -269,8 +272,8 @@ class _Watching:
         self.means[index], self.squares[index], self.ends[index] = mean, square, ends
 
     def spans(self, index: int, samples: int, by: float) -> tuple[tuple[float, float], ...]:
-        """What each channel may reach: `by` times what was seen of it, or as much as its spread makes likely. A few
-        values of a channel tell little about either, so both are extended."""
+        """Return the range that each channel may reach: `by` times the observed one, or six standard deviations around
+        the mean if that is wider. Both are extended where few values of a channel were observed."""
         mean = self.means[index] / samples
         few = 1 + _FREE_CHANNEL / math.sqrt(samples * math.prod(self.shapes[index][1:]))
         by *= few

@@ -33,7 +33,7 @@ def check_same_integers(model: QuantizedModel, x: Array) -> None:
     stepwise: dict[int, Value] = {}
     model.run(x, lambda index, value: stepwise.__setitem__(index, value))
     planned = model._checked(x)
-    for part in model._parts:
+    for part in model._segments:
         if isinstance(part, int):
             planned[part] = model._step(part, planned)
             continue

@@ -1,7 +1,8 @@
 """`quantize(model, data)`: a float model in, a runnable int8 model out.
 
-Steps that have integer kernels become integer layers and hand each other bytes; the rest stays in float, and the model
-says which and why. With `accuracy_drop` the most damaged layers go back to float until the criterion holds.
+Operators with integer kernels become integer layers that exchange int8 or int16 activations. All others stay in
+float32, and the model's report says which and why. With `accuracy_drop` the noisiest layers return to float32 until the
+loss of accuracy is within it.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ _ATTENTION = ("Softmax", "LayerNormalization", "LayerNorm", "RMSNorm")
 
 @dataclass(frozen=True)
 class StepReport:
-    """What became of one step: its form, why it is no int8, its bytes and signal-to-noise ratio in decibels; of integer
-    products also how AVX2 without VNNI takes them (`tilewise.quantize.saturation`)."""
+    """The outcome for one operator: its form, the reason if it is not int8, its bytes, its signal-to-noise ratio in
+    decibels, and for integer products how AVX2 without VNNI computes them (`tilewise.quantize.saturation`)."""
 
     name: str
     kind: str
@@ -75,7 +76,7 @@ class StepReport:
 
 
 class QuantizedModel(Module):
-    """A model of integer layers. Takes and gives float32 Tensors; in between, bytes."""
+    """A model of integer layers. Inputs and outputs are float32 Tensors; activations in between are int8 or int16."""
 
     computes_in_int8 = True
 
@@ -85,20 +86,24 @@ class QuantizedModel(Module):
         calibration: Calibration,
         keep_float: dict[str, str],
         stored: dict[int, dict[str, Array]] | None = None,
-        wide: Mapping[int, str] | None = None,
+        int16_reasons: Mapping[int, str] | None = None,
         rounding: GptqRounding | None = None,
         numbers: Mapping[int, AffineParameters] | None = None,
     ) -> None:
-        """`stored` holds the arrays of a model read from a file, by step; without it weights come from the graph.
-        `wide` names the steps whose results have 16 bits, and why: first members of `families`. `rounding` rounds
-        weights by what they read; `numbers` are the parameters of what is wide, else the calibration says."""
+        """Convert a traced graph.
+
+        `stored` holds the arrays of a model that was read from a file, by operator; without it, weights come from the
+        graph. `int16_reasons` maps the first member of each group of tied values that gets int16 to the reason.
+        `rounding` rounds weights with respect to the inputs of their layer (GPTQ). `numbers` are the parameters of
+        int16 groups; by default they follow from the calibration.
+        """
         check_fits(calibration, graph)
         self._stored, self._rounding = stored, rounding
-        self.graph, self.calibration, self.kept = graph, calibration, dict(keep_float)
-        self.wide = dict(wide or {})
-        self.numbers = dict(numbers or int16_parameters(graph, calibration, self.wide))
+        self.graph, self.calibration, self.float_reasons = graph, calibration, dict(keep_float)
+        self.int16_reasons = dict(int16_reasons or {})
+        self.numbers = dict(numbers or int16_parameters(graph, calibration, self.int16_reasons))
         self.affine = [
-            self.numbers[family] if family in self.wide else p
+            self.numbers[family] if family in self.int16_reasons else p
             for p, family in zip(shared_parameters(graph, calibration), tied_values(graph), strict=True)
         ]
         self.training = False
@@ -107,11 +112,11 @@ class QuantizedModel(Module):
         self.measured_error: float | None = None
         self.stated_error: float | None = None
         self.integer: list[Any] = []
-        self.factors: EqualizationScales | None = None  # per step, the equalization scale of each channel
+        self.equalization: EqualizationScales | None = None  # per step, the equalization scale of each channel
         if stored is None and calibration.spans:
-            self._magnify_and_convert()
+            self._equalize_and_convert()
         else:
-            self.factors = (
+            self.equalization = (
                 None if stored is None else [stored.get(i, {}).get("by", _ONE) for i in range(len(graph.steps))]
             )
             self._convert_all()
@@ -119,7 +124,7 @@ class QuantizedModel(Module):
             if layer is not None:  # no float copy of a weight is kept
                 step.weight = step.bias = None
         self._stored = self._rounding = None
-        self._parts: list[Segment | int] = segments(self)
+        self._segments: list[Segment | int] = segments(self)
 
     # --- running ---
 
@@ -127,13 +132,14 @@ class QuantizedModel(Module):
         return Tensor(self.run(x.data if isinstance(x, Tensor) else np.asarray(x)))
 
     def run(self, x: Array, watch: Callable[[int, Value], None] | None = None) -> Array:
-        """From floats to floats. With `watch`, which is shown every step's result, step by step: the same integers."""
+        """Run on float32 inputs and return float32 results. `watch` receives every operator's result; the integers are
+        the same, computed one operator at a time."""
         values = self._checked(x)
         try:
             if watch is not None:
                 self._run_watched(values, watch)
             else:
-                self._run_parts(values)
+                self._run_segments(values)
         except TilewiseError:
             raise
         except ValueError as error:
@@ -141,14 +147,14 @@ class QuantizedModel(Module):
         return self._as_float(values[len(self.graph.steps) - 1])
 
     def products(self, x: Array) -> list[Product]:
-        """The products of integers that the compiled kernels make of `x`, whose tiles can be chosen."""
-        found: list[Product] = []
+        """List the integer products that the native kernels compute for `x`, whose tiles can be tuned."""
+        products: list[Product] = []
         values = self._checked(x)
-        self._run_parts(values, lambda segment: found.extend(segment.products(values)))
-        return found
+        self._run_segments(values, lambda segment: products.extend(segment.products(values)))
+        return products
 
     def _checked(self, x: Array) -> dict[int, Value]:
-        """The input as the first step's result."""
+        """Check the input and return it as the first operator's result."""
         expected = self.calibration.shapes[0]
         if x.ndim != len(expected) + 1 or x.shape[1] != expected[0]:
             raise ShapeError(
@@ -158,15 +164,15 @@ class QuantizedModel(Module):
             raise DtypeError(f"this model takes numbers, not {x.dtype}")
         return {0: np.ascontiguousarray(x, np.float32)}
 
-    def _run_parts(self, values: dict[int, Value], meet: Callable[[Segment], None] | None = None) -> None:
-        """All parts; `meet` is shown each segment before it runs."""
-        for part in self._parts:
-            if isinstance(part, int):
-                values[part] = self._step(part, values)
+    def _run_segments(self, values: dict[int, Value], visit: Callable[[Segment], None] | None = None) -> None:
+        """Run all native segments and the operators between them; `visit` receives each segment before it runs."""
+        for segment in self._segments:
+            if isinstance(segment, int):
+                values[segment] = self._step(segment, values)
                 continue
-            if meet is not None:
-                meet(part)
-            part.run(values)
+            if visit is not None:
+                visit(segment)
+            segment.run(values)
 
     def _run_watched(self, values: dict[int, Value], watch: Callable[[int, Value], None]) -> None:
         watch(0, values[0])
@@ -188,23 +194,23 @@ class QuantizedModel(Module):
         return value.dequantize() if isinstance(value, QuantizedArray) else value
 
     def _unscaled(self, index: int, result: Array) -> Array:
-        """A step's result without the equalization scales of its channels."""
-        if self.factors is None or self.factors[index].shape != result.shape[1:2]:
+        """Return an operator's result without the equalization scales of its channels."""
+        if self.equalization is None or self.equalization[index].shape != result.shape[1:2]:
             return result
-        return result / self.factors[index].astype(np.float32).reshape(-1, *(1,) * (result.ndim - 2))
+        return result / self.equalization[index].astype(np.float32).reshape(-1, *(1,) * (result.ndim - 2))
 
     def _as_bytes(self, value: Value, source: int) -> QuantizedArray:
         if isinstance(value, QuantizedArray):
             return value
-        return quantize_array(value, self.affine[source], self.border_of(source))
+        return quantize_array(value, self.affine[source], self.padding_of(source))
 
     def check_input(self, layer: Any, source: int) -> None:
-        """A layer made for other parameters than its input has would give wrong numbers without a word."""
+        """Refuse a layer that was built for other quantization parameters than its input has."""
         if getattr(layer, "input", None) not in (None, self.affine[source]):
             raise ConfigurationError(f"a layer of this model reads {self.graph.steps[source].name} by another scale")
 
     def result_of(self, index: int) -> BytesResult | None:
-        """How a step's result lies in memory as bytes; None where it is floats."""
+        """Describe how an operator's integer result is stored; None for a float result."""
         layer, shape = self.integer[index], self.calibration.shapes[index]
         if layer is None or (isinstance(layer, QuantizedLinear) and layer.output is None):
             return None
@@ -219,92 +225,94 @@ class QuantizedModel(Module):
         for index in range(len(self.graph.steps)):
             self.integer.append(self._convert(index))
 
-    def _magnify_and_convert(self) -> None:
-        """With equalized channels; without, where a ReLU6 of equalized channels would end in float, at 6."""
-        steps, kept = self.graph.steps, dict(self.kept)
+    def _equalize_and_convert(self) -> None:
+        """Convert with equalized channels; without if a ReLU6 of equalized channels stays in float and clips at 6."""
+        steps, float_reasons = self.graph.steps, dict(self.float_reasons)
         before = [(step.weight, step.bias) for step in steps]
         # 16 bits are fine enough without equalization, which would take away what they reach beyond the observed
         # values: a channel scaled up to the largest one saturates on other images, and ReLU6 clips it early.
         families_of = tied_values(self.graph)
-        unscaled = {s.name for i, s in enumerate(steps) if families_of[i] in self.wide}
+        unscaled = {s.name for i, s in enumerate(steps) if families_of[i] in self.int16_reasons}
         parameters = shared_parameters(self.graph, self.calibration)
-        self.factors = equalization_scales(self.graph, self.calibration, parameters, {*kept, *unscaled})
-        equalize(self.graph, self.factors)
+        self.equalization = equalization_scales(self.graph, self.calibration, parameters, {*float_reasons, *unscaled})
+        equalize(self.graph, self.equalization)
         self._convert_all()
-        every = zip(steps, self.integer, self.factors, strict=True)
+        every = zip(steps, self.integer, self.equalization, strict=True)
         if any(s.activation == "relu6" and layer is None and by.max(initial=1.0) > 1 for s, layer, by in every):
-            self.factors, self.kept = None, kept
+            self.equalization, self.float_reasons = None, float_reasons
             for step, (weight, bias) in zip(steps, before, strict=True):
                 step.weight, step.bias = weight, bias
             self._convert_all()
 
     def mean_of(self, index: int) -> Array | None:
-        """The mean of each channel of a step's result, where it is known."""
+        """Return the mean of each channel of an operator's result, or None if it was not observed."""
         mean = self.calibration.mean_of(index)
-        return mean if mean is None or self.factors is None else mean * self.factors[index]
+        return mean if mean is None or self.equalization is None else mean * self.equalization[index]
 
     def rounded(self, index: int) -> QuantizedWeights | None:
-        """A convolution's weights in bytes, where they are rounded by what it reads."""
+        """Return a convolution's int8 weights from GPTQ; None if they are rounded to the nearest value."""
         if self._rounding is None:
             return None
         step = self.graph.steps[index]
-        return self._rounding.weights(index, step, None if self.factors is None else self.factors[step.inputs[0]])
+        scales = None if self.equalization is None else self.equalization[step.inputs[0]]
+        return self._rounding.weights(index, step, scales)
 
     def _convert(self, index: int) -> Any:
+        """Build the integer layer of an operator; None if it stays in float, which `float_reasons` then explains."""
         step = self.graph.steps[index]
         stored = None if self._stored is None else self._stored.get(index, {})
-        if step.kind == "input" or step.name in self.kept:
+        if step.kind == "input" or step.name in self.float_reasons:
             if stored:
                 step.weight, step.bias = stored.get("weight"), stored.get("bias")
             return None
         masked = step.options.get("masked")
         reason = "its results hold -infinity, as a mask does" if masked else unsupported_reason(self, step)
         if reason is not None:
-            self.kept[step.name] = reason
+            self.float_reasons[step.name] = reason
             return None
         try:
             return FORMS[step.kind](self, index, step, stored)
         except ConfigurationError as error:
-            self.kept[step.name] = str(error)
+            self.float_reasons[step.name] = str(error)
             return None
 
-    def border_of(self, index: int) -> int:
-        """As wide as the padding of the convolutions that read this step's result."""
+    def padding_of(self, index: int) -> int:
+        """Return the largest padding of the convolutions that read this operator's result."""
         return max((max(u.padding) for u in self.graph.users(index) if u.kind == "conv"), default=0)
 
     def keeps_channels_last(self, index: int) -> bool:
-        """Whether a flattened image may keep its stored order (H, W, C): only linear layers, whose weights are put into
-        that order, read it. Any other integer step would mix it up with rows in the module's order."""
+        """Tell whether a flattened image may keep its stored order (H, W, C): only linear layers read it, whose weights
+        are reordered. Any other integer operator would mix it up with rows in the module's order."""
         return all(user.kind == "linear" for user in self.graph.users(index))
 
     def channels_last_image(self, index: int) -> tuple[int, ...]:
-        """The (C, H, W) of a flattened image whose bytes are stored as (H, W, C); () for every other value."""
+        """Return the (C, H, W) of a flattened image that is stored as (H, W, C); () for every other value."""
         layer = self.integer[index]
         return layer.image if isinstance(layer, Flatten) and layer.keeps_channels_last else ()
 
-    # --- what it is ---
+    # --- size and report ---
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights, biases and scales, integer and float."""
+        """Count the bytes of all weights, biases and scales, integer and float."""
         return sum(_bytes_of(step, layer) for step, layer in zip(self.graph.steps, self.integer, strict=True))
 
     def layer_counts(self) -> tuple[int, int]:
-        """Convolutions and linear layers that compute in integers, and all of them."""
+        """Count the convolutions and linear layers that compute in integers, and all of them."""
         kinds = [_is_layer(step) for step in self.graph.steps]
         integers = [layer is not None and is_layer for layer, is_layer in zip(self.integer, kinds, strict=True)]
         return sum(integers), sum(kinds)
 
     def report(self, x: Array | None = None, reference: Graph | None = None) -> list[StepReport]:
-        """One entry per step; with an input and the float model's graph, also each result's signal-to-noise ratio."""
+        """Report on every operator; given an input and the float graph, with each result's signal-to-noise ratio."""
         ratios = {} if x is None or reference is None else signal_to_noise(self, reference, x)
         out, families_of = [], tied_values(self.graph)
         for index, (step, layer) in enumerate(zip(self.graph.steps, self.integer, strict=True)):
             if step.kind == "input":
                 continue
-            form, reason = "float32" if layer is None else "int8", self.kept.get(step.name, "")
-            if layer is not None and self.affine[index].wide:
-                form, reason = "int16", self.wide.get(families_of[index], "")
+            form, reason = "float32" if layer is None else "int8", self.float_reasons.get(step.name, "")
+            if layer is not None and self.affine[index].is_int16:
+                form, reason = "int16", self.int16_reasons.get(families_of[index], "")
             size, path = _bytes_of(step, layer), getattr(layer, "avx2", "")
             out.append(StepReport(step.name, step.kind, form, reason, size, ratios.get(index), path))
         return out
@@ -333,22 +341,22 @@ def dynamic_layer_counts(model: Module, *examples: Array) -> tuple[int, int]:
 def _bytes_of(step: Op, layer: Any) -> int:
     if hasattr(layer, "nbytes"):
         return int(layer.nbytes)
-    held = [a for a in (step.weight, step.bias) if a is not None]
+    arrays = [a for a in (step.weight, step.bias) if a is not None]
     if step.node is not None:
-        held += [a for a in (*step.node.inputs, *step.node.params.values()) if isinstance(a, np.ndarray)]
-    return int(sum(a.nbytes for a in held))
+        arrays += [a for a in (*step.node.inputs, *step.node.params.values()) if isinstance(a, np.ndarray)]
+    return int(sum(a.nbytes for a in arrays))
 
 
 def signal_to_noise(model: QuantizedModel, reference: Graph, x: Array) -> dict[int, float]:
-    """Decibels per step: how far each result lies from the float model's."""
+    """Return the signal-to-noise ratio of every operator's result against the float model's, in decibels."""
     exact: list[Array] = []
     reference.run(x.astype(np.float32, copy=False), lambda _, result: exact.append(result))
     ratios: dict[int, float] = {}
 
     def watch(index: int, value: Value) -> None:
-        got, want = model._unscaled(index, model._as_float(value)), exact[index]
-        noise = float(((got - want) ** 2).sum(dtype=np.float64))
-        signal = float((want**2).sum(dtype=np.float64))
+        result, expected = model._unscaled(index, model._as_float(value)), exact[index]
+        noise = float(((result - expected) ** 2).sum(dtype=np.float64))
+        signal = float((expected**2).sum(dtype=np.float64))
         ratios[index] = float("inf") if noise == 0 else 10 * np.log10(max(signal, 1e-300) / noise)
 
     model.run(x, watch)
@@ -368,15 +376,16 @@ def quantize(
     max_error: float | None = 0.01,
     progress: bool = False,
 ) -> Module:
-    """An int8 version of a trained model, or one whose linear layers have four-bit weights; the model is left as it is.
+    """Return an int8 version of a trained model, or one whose linear layers have four-bit weights.
 
     `calibration_dataset` is any iterable of input batches, or a `Calibration` made before. Transformers need no data:
-    their linear layers are quantized dynamically. With `accuracy_drop` (0.005 is half a point) and `evaluate`, a
-    function from a model to its accuracy, layers go back to float32, the noisiest first, until the loss is within it.
-    Without, activations get 16 bits, those first that do most harm for their time, and at last a few layers stay in
-    float32, until results on held-out images are off by at most `max_error` of the largest one. If that cannot be
-    reached, up to three times as much is a warning, and more is an AccuracyError. The model's `stated_error` is what it
-    promises on other images. None leaves all in bytes.
+    their linear layers are quantized dynamically, and their error is measured on the first batch.
+
+    With `accuracy_drop` (0.005 is half a point) and `evaluate`, a function from a model to its accuracy, layers go back
+    to float32, the noisiest first, until the loss is within it. Otherwise `max_error` is the largest error on held-out
+    images, as a share of the largest result: activations get int16, the most sensitive for their cost first, and
+    finally a few layers stay in float32, until it is reached. Up to three times as much is a warning, and more is an
+    AccuracyError. The model's `stated_error` is what it promises on other images. `max_error=None` uses int8 only.
 
     With `bits=4` every linear layer gets four-bit weights in blocks of 32, `symmetric` around zero or with a minimum
     for each block; calibration data, if there is any, decides how they are rounded. Other layers stay float32.
@@ -395,7 +404,7 @@ def quantize(
         raise ConfigurationError("bits is 8 or 4, and weights with a minimum (symmetric=False) have four bits")
     if is_transformer(model):
         return _dynamic(model, calibration_dataset, tuple(keep_float), max_error, accuracy_drop, evaluate)
-    kept = dict.fromkeys(keep_float, "asked for")
+    float_reasons = dict.fromkeys(keep_float, "asked for")
     if not isinstance(calibration_dataset, Calibration) and accuracy_drop is not None:
         calibration_dataset = list(calibration_dataset or ())
     first: EvaluatedBatch | None = None
@@ -407,17 +416,18 @@ def quantize(
         batches = cast(Iterable[Any], calibration_dataset)  # what is none of that gets its sentence there
         count = HOLDOUT_IMAGES if max_error is not None and accuracy_drop is None else 0
         graph, calibration, first, holdout = calibrated_with_holdout(model, batches, observer, progress, count)
-    unknown = set(kept) - {step.name for step in graph.steps}
+    unknown = set(float_reasons) - {step.name for step in graph.steps}
     if unknown:
         raise ConfigurationError(f"there is no layer {sorted(unknown)[0]!r} to keep in float")
     if accuracy_drop is None and first is None:
-        return QuantizedModel(graph, calibration, kept)
+        return QuantizedModel(graph, calibration, float_reasons)
     if accuracy_drop is None:
         assert first is not None
         if max_error is None:
-            quantized = QuantizedModel(Graph([replace(step) for step in graph.steps], graph.batch), calibration, kept)
+            copy = Graph([replace(step) for step in graph.steps], graph.batch)
+            quantized = QuantizedModel(copy, calibration, float_reasons)
         else:
-            quantized = _within_error(graph, calibration, kept, first, holdout, max_error)
+            quantized = _within_error(graph, calibration, float_reasons, first, holdout, max_error)
         check_same_integers(quantized, first.x[:1])
         warn_if_slower(quantized, model, first.x[:1])
         return quantized
@@ -425,7 +435,8 @@ def quantize(
         raise ConfigurationError(
             "accuracy_drop needs calibration batches and `evaluate`, a function that measures accuracy"
         )
-    return _within_drop(model, calibration, kept, accuracy_drop, evaluate, cast(list[Any], calibration_dataset))
+    batches = cast(list[Any], calibration_dataset)
+    return _within_drop(model, calibration, float_reasons, accuracy_drop, evaluate, batches)
 
 
 def _dynamic(
@@ -469,7 +480,7 @@ def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Modu
 def _within_error(
     graph: Graph,
     calibration: Calibration,
-    kept: dict[str, str],
+    float_reasons: dict[str, str],
     first: EvaluatedBatch,
     holdout: EvaluatedBatch | None,
     bound: float,
@@ -481,40 +492,44 @@ def _within_error(
     """
     images = images_at_hand(calibration, first, holdout)
 
-    def build(reach_scale: float, wide: Mapping[int, str], rounding: GptqRounding | None) -> QuantizedModel:
-        copy = Graph([replace(step) for step in graph.steps], graph.batch)  # whose weights it lets go of
-        numbers = int16_parameters(graph, calibration, wide, reach_scale)
-        return QuantizedModel(copy, calibration, kept, wide=wide, rounding=rounding, numbers=numbers)
+    def build(reach_scale: float, int16_reasons: Mapping[int, str], rounding: GptqRounding | None) -> QuantizedModel:
+        copy = Graph([replace(step) for step in graph.steps], graph.batch)  # conversion drops its float weights
+        numbers = int16_parameters(graph, calibration, int16_reasons, reach_scale)
+        return QuantizedModel(
+            copy, calibration, float_reasons, int16_reasons=int16_reasons, rounding=rounding, numbers=numbers
+        )
 
     # If 16 bits everywhere exceed the bound, either values of unseen images saturated or the steps are too coarse:
     # search again with wider and with narrower ranges, and keep the smallest error.
-    found: list[tuple[float, float, QuantizedModel]] = []
+    candidates: list[tuple[float, float, QuantizedModel]] = []
     for reach_scale in (1.0, 2.0, 0.6):
         with_reach = partial(build, reach_scale)
-        chosen, measured, predicted = assign_precision(graph, calibration, kept, first, bound, with_reach, holdout)
-        found.append((measured, predicted, chosen))
+        candidate, error, predicted = assign_precision(
+            graph, calibration, float_reasons, batch=first, bound=bound, build=with_reach, holdout=holdout
+        )
+        candidates.append((error, predicted, candidate))
         if predicted <= bound:
             break
-    within = [entry for entry in found if entry[0] <= bound]
-    measured, _, model = min(within, key=lambda e: e[1]) if within else min(found, key=lambda e: e[0])
-    if bound < measured <= _LARGEST_FLOAT_EXCESS * bound:
-        measured, model = _with_float_layers(model, graph, images, bound)
+    within = [entry for entry in candidates if entry[0] <= bound]
+    error, _, model = min(within, key=lambda e: e[1]) if within else min(candidates, key=lambda e: e[0])
+    if bound < error <= _LARGEST_FLOAT_EXCESS * bound:
+        error, model = _with_float_layers(model, graph, images, bound)
     if not np.isfinite(images.result).all():  # nothing can be promised about infinities
         return model
-    if not measured <= _LARGEST_EXCESS * bound:
+    if not error <= _LARGEST_EXCESS * bound:
         layer = first_deviating_layer(model, graph, images.x[:1], bound)
         raise AccuracyError(
-            f"INT8 is off by {measured:.2%} of the largest result, more than max_error={bound:g} allows; {layer}; "
+            f"INT8 is off by {error:.2%} of the largest result, more than max_error={bound:g} allows; {layer}; "
             "pass more calibration images, a larger max_error, or max_error=None for no bound"
         )
-    if measured > bound:
+    if error > bound:
         warnings.warn(
-            f"INT8 is off by {measured:.2%} of the largest result on held-out images, more than max_error={bound:g}, "
+            f"INT8 is off by {error:.2%} of the largest result on held-out images, more than max_error={bound:g}, "
             "although activations have 16 bits and the most sensitive layers stay in float",
             stacklevel=3,
         )
     check = images_to_check(graph, calibration, first, holdout)
-    model.measured_error, model.stated_error = measured, max(measured, bound, stated_error(model, check))
+    model.measured_error, model.stated_error = error, max(error, bound, stated_error(model, check))
     return model
 
 
@@ -529,7 +544,12 @@ def _with_float_layers(
         reasons = {name: f"results are off by {harm:.2%} by it alone, in 16 bits" for name, harm in harms[:count]}
         copy = Graph([replace(step) for step in graph.steps], graph.batch)
         candidate = QuantizedModel(
-            copy, model.calibration, model.kept | reasons, wide=model.wide, rounding=rounding, numbers=model.numbers
+            copy,
+            model.calibration,
+            model.float_reasons | reasons,
+            int16_reasons=model.int16_reasons,
+            rounding=rounding,
+            numbers=model.numbers,
         )
         error = measured_error(candidate.run(images.x), images.result)
         if error < best[0]:
@@ -552,12 +572,12 @@ def _layer_harms(model: QuantizedModel, graph: Graph, images: EvaluatedBatch) ->
         # The layer's own rounding error: its integer result less the float result for the same inputs.
         with no_grad():
             noise = rounded[index] - graph.run_float(step, [rounded[i] for i in step.inputs])
-            moved = {index: exact[index] + noise}
+            changed = {index: exact[index] + noise}
             for later in range(index + 1, len(graph.steps)):
                 reads = graph.steps[later].inputs
-                if any(i in moved for i in reads):
-                    moved[later] = graph.run_float(graph.steps[later], [moved.get(i, exact[i]) for i in reads])
-        result = moved.get(len(graph.steps) - 1, exact[-1])
+                if any(i in changed for i in reads):
+                    changed[later] = graph.run_float(graph.steps[later], [changed.get(i, exact[i]) for i in reads])
+        result = changed.get(len(graph.steps) - 1, exact[-1])
         harms.append((step.name, measured_error(result, exact[-1])))
     return sorted(harms, key=lambda entry: -entry[1])
 
@@ -565,25 +585,27 @@ def _layer_harms(model: QuantizedModel, graph: Graph, images: EvaluatedBatch) ->
 def _within_drop(
     model: Module,
     calibration: Calibration,
-    kept: dict[str, str],
+    float_reasons: dict[str, str],
     accuracy_drop: float,
     evaluate: Evaluate,
     batches: list[Any],
 ) -> QuantizedModel:
+    """Keep the layers with the lowest signal-to-noise ratio in float until the loss of accuracy is within the limit."""
     baseline = evaluate(model)
     x = np.asarray(batches[0].data if isinstance(batches[0], Tensor) else batches[0], np.float32)
     while True:
-        candidate = QuantizedModel(trace(model, x), calibration, kept)
+        candidate = QuantizedModel(trace(model, x), calibration, float_reasons)
         drop = baseline - evaluate(candidate)
         noisy = [r for r in candidate.report(x, trace(model, x)) if r.form == "int8" and r.kind in ("conv", "linear")]
         if drop <= accuracy_drop or not noisy:
             return candidate
         worst = min(noisy, key=lambda r: r.snr_db if r.snr_db is not None else np.inf)
-        kept[worst.name] = f"lowest signal-to-noise ratio ({worst.snr_db:.1f} dB) while accuracy fell by {drop:.4f}"
+        reason = f"lowest signal-to-noise ratio ({worst.snr_db:.1f} dB) while accuracy fell by {drop:.4f}"
+        float_reasons[worst.name] = reason
 
 
 def is_transformer(model: Module) -> bool:
-    """Attention, and most weights in linear layers: these are quantized with scales by row, as their inputs come."""
+    """Tell whether a model has attention and most weights in linear layers; these are quantized dynamically."""
     layers = list(model.modules())
     attends = any(isinstance(m, nn.MultiHeadAttention) or type(m).__name__ in _ATTENTION for m in layers)
     linear = sum(

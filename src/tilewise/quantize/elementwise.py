@@ -28,7 +28,7 @@ def finish_for(activation: str, output: AffineParameters) -> Finish | WideFinish
     if activation in ("relu", "relu6"):
         low = zero
     bends, inverse = activation if activation in BENT else "", float(F(1) / F(output.scale))
-    return WideFinish(bends, inverse, low, high) if output.wide else Finish(bends, inverse, zero, low, high)
+    return WideFinish(bends, inverse, low, high) if output.is_int16 else Finish(bends, inverse, zero, low, high)
 
 
 def set_finish(kernel: Any, finish: Finish | WideFinish) -> None:
@@ -120,7 +120,7 @@ class Mul(ElementwiseOp):
         """What a step of a gate, one pixel for all, makes of 32768: its channels are parts of 16 bits, where nothing
         that it can be is more than 1 and what it is multiplied with has 16 bits. Else 0."""
         straight = not finish_for(self.activation, self.output).activation
-        whole = sides[0].wide and self.output.wide and straight
+        whole = sides[0].is_int16 and self.output.is_int16 and straight
         largest = self._scale(sides) * max(abs(end - sides[1].zero_point) for end in sides[1].limits)
         return 32768 * self._scale(sides) if whole and largest <= 32767 / 32768 else 0.0
 

@@ -35,7 +35,7 @@ class _Channels:
         counts = [shape[0] if shape else 0 for shape in shapes]
         self.first = np.concatenate([[0], np.cumsum(counts)])
         self.pinned = np.zeros(int(self.first[-1]), bool)
-        self.pairs: list[tuple[Array, Array]] = []
+        self.tied_channels: list[tuple[Array, Array]] = []
         self.shapes = shapes
         for index, step in enumerate(graph.steps):
             self._join(index, step)
@@ -45,7 +45,7 @@ class _Channels:
         return np.arange(self.first[index], self.first[index + 1])
 
     def _tie(self, a: Array, b: Array) -> None:
-        self.pairs.append((a, b))
+        self.tied_channels.append((a, b))
 
     def _join(self, index: int, step: Op) -> None:
         """Tie the channels of a step's result to those of its inputs, or pin them to scale 1."""
@@ -81,8 +81,8 @@ class _Channels:
 
     def smallest_of_tied(self, numbers: Array) -> Array:
         """Replace each channel's number by the smallest among the channels it is tied to."""
-        if self.pairs:
-            a, b = (np.concatenate(side) for side in zip(*self.pairs, strict=True))
+        if self.tied_channels:
+            a, b = (np.concatenate(side) for side in zip(*self.tied_channels, strict=True))
             while True:
                 before, least = numbers, np.minimum(numbers[a], numbers[b])
                 numbers = numbers.copy()
@@ -94,14 +94,14 @@ class _Channels:
 
 
 def equalization_scales(
-    graph: Graph, calibration: Calibration, parameters: list[AffineParameters], kept: Collection[str]
+    graph: Graph, calibration: Calibration, parameters: list[AffineParameters], float_reasons: Collection[str]
 ) -> EqualizationScales:
-    """Compute the scale (1 or more) of every channel of every step's result; steps in `kept` are not scaled."""
+    """Compute the scale (1 or more) of every channel of every result; steps in `float_reasons` are not scaled."""
     channels = _Channels(graph, calibration.shapes)
     margin = np.full(channels.pinned.shape, _MAX_SCALE)
     for index, p in enumerate(parameters):
         span, mine = np.array(calibration.spans[index]), channels.of(index)
-        if len(span) != len(mine) or graph.steps[index].name in kept:
+        if len(span) != len(mine) or graph.steps[index].name in float_reasons:
             channels.pinned[mine] = True
             continue
         low, high = -p.zero_point * p.scale, (255 - p.zero_point) * p.scale
@@ -134,9 +134,9 @@ def equalize(graph: Graph, by: EqualizationScales) -> None:
 def _scaled(step: Op, source_scale: Array, result_scale: Array) -> Array:
     """Multiply the rows of weights (O, C / groups, ...) by the result's scales, divide the columns by the source's."""
     assert step.weight is not None
-    rest = (1,) * (step.weight.ndim - 2)
+    kernel_axes = (1,) * (step.weight.ndim - 2)
     outputs, inner = step.weight.shape[:2]
     groups = step.groups if step.kind == "conv" else 1
-    columns = np.repeat(source_scale.reshape(groups, inner), outputs // groups, 0).reshape(outputs, inner, *rest)
-    scaled: Array = (step.weight * result_scale.reshape(-1, 1, *rest) / columns).astype(np.float32)
+    columns = np.repeat(source_scale.reshape(groups, inner), outputs // groups, 0).reshape(outputs, inner, *kernel_axes)
+    scaled: Array = (step.weight * result_scale.reshape(-1, 1, *kernel_axes) / columns).astype(np.float32)
     return scaled

@@ -177,7 +177,7 @@ class QuantizedConv2d(Module):
         """
         geometry = Geometry(stride, four(padding), groups, dilation)
         read = read_as(input, output, geometry)
-        weights = _conv_weights(weight, bias, read, groups) if rounded is None or read.wide else rounded
+        weights = _conv_weights(weight, bias, read, groups) if rounded is None or read.is_int16 else rounded
         scale = scales_for(weights, read, output)
         if means is not None:
             bias = corrected_bias(weight, weights.dequantize(), bias, np.asarray(means), groups)
@@ -222,20 +222,21 @@ class QuantizedConv2d(Module):
     ) -> None:
         self.weight_scale, self.offset, self.input, self.output = scale, offset, input, output
         self.geometry, self.activation, self.read = geometry, activation, read_as(input, output, geometry)
-        if (q.dtype == np.int16) != self.read.wide or (residual is not None and residual.wide and not output.wide):
+        residual_is_wider = residual is not None and residual.is_int16 and not output.is_int16
+        if (q.dtype == np.int16) != self.read.is_int16 or residual_is_wider:
             raise ConfigurationError("its weights or what is added have other bits than its inputs and outputs ask for")
         self.residual, self.out_border, self.out_channels = residual, out_border, len(q)
         finish = finish_for(activation, output)
         unit = accumulator_scale(finish, output)
         self.kernel = new_conv_kernel(q, offset, self.read.scale * scale.astype(np.float64) / unit, geometry)
         set_finish(self.kernel, finish)
-        self._widens = self.read.wide and not input.wide  # its bytes, in a step before
+        self._widens = self.read.is_int16 and not input.is_int16  # its bytes, in a step before
         if self._widens and q.shape[3] == 1 and len(q) == geometry.groups and native is not None:
             self.kernel.set_bytes_read(input.zero_point)
             self._widens = False
         if residual is not None:
-            wide = (True,) if residual.wide else (False,) if self.read.wide else ()
-            self.kernel.set_residual(residual.scale / unit, residual.zero_point, *wide)
+            is_int16 = (True,) if residual.is_int16 else (False,) if self.read.is_int16 else ()
+            self.kernel.set_residual(residual.scale / unit, residual.zero_point, *is_int16)
 
     @property
     def relu(self) -> bool:
@@ -245,7 +246,7 @@ class QuantizedConv2d(Module):
     def avx2(self) -> str:
         """How AVX2 multiplies its bytes. Depthwise convolutions widen them, and those in groups that are not proven."""
         weights = self.kernel.weights()
-        if self.read.wide:
+        if self.read.is_int16:
             return "16-bit products"
         way = avx2_products(weights)
         aligned = weights.shape[3] % 4 == 0 and way.endswith("proven")
@@ -266,7 +267,7 @@ class QuantizedConv2d(Module):
         if (residual is None) != (self.residual is None):
             raise ConfigurationError("this layer was made with a residual, or without one, and must be called so")
         x = _widened(as_image(x).with_border(border), self.read)
-        kernel = self._reference() if self.read.wide or self.output.wide else self.kernel
+        kernel = self._reference() if self.read.is_int16 or self.output.is_int16 else self.kernel
         try:
             if residual is None:
                 data = kernel.conv(x.data, x.border, None, 0, self.out_border)
@@ -298,11 +299,11 @@ class QuantizedConv2d(Module):
 
 def read_as(input: AffineParameters, output: AffineParameters, geometry: Geometry) -> AffineParameters:
     """What a convolution's products read: bytes in groups are widened where 16 bits are to come out of them."""
-    return input.exactly_widened() if output.wide and not geometry.is_plain else input
+    return input.exactly_widened() if output.is_int16 and not geometry.is_plain else input
 
 
 def _conv_weights(weight: Array, bias: Array | None, read: AffineParameters, groups: int) -> QuantizedWeights:
-    return wide_weights(weight, bias, read) if read.wide else rounded_conv_weights(weight, groups)
+    return wide_weights(weight, bias, read) if read.is_int16 else rounded_conv_weights(weight, groups)
 
 
 def rounded_conv_weights(weight: Array, groups: int) -> QuantizedWeights:
@@ -313,7 +314,7 @@ def rounded_conv_weights(weight: Array, groups: int) -> QuantizedWeights:
 
 def _widened(x: QuantizedArray, read: AffineParameters) -> QuantizedArray:
     """Bytes as numbers of 16 bits, exactly."""
-    if x.parameters.wide or not read.wide:
+    if x.parameters.is_int16 or not read.is_int16:
         return x
     return QuantizedArray(x.data.astype(np.int16) - np.int16(x.parameters.zero_point), read, x.channels, x.border)
 
@@ -373,8 +374,8 @@ class QuantizedLinear(Module):
         activation: str = "",
     ) -> Self:
         """Create a layer from a float32 weight (out, in)."""
-        wide = input is not None and input.wide
-        weights = wide_weights(weight, bias, input) if input and wide else INT8Quantizer().quantize_weights(weight)
+        is_int16 = input is not None and input.is_int16
+        weights = wide_weights(weight, bias, input) if input and is_int16 else INT8Quantizer().quantize_weights(weight)
         scale = weights.scale if input is None or output is None else scales_for(weights, input, output)
         return cls.restored(weights.q, scale, bias, input, output, relu, activation)
 
@@ -407,7 +408,7 @@ class QuantizedLinear(Module):
         self.out_features, self.in_features = q.shape
         self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
         read = AffineParameters(1.0, 128) if input is None else input
-        if (q.dtype == np.int16) != read.wide:
+        if (q.dtype == np.int16) != read.is_int16:
             raise ConfigurationError("its weights have other bits than its inputs ask for")
         combined = read.scale * scale.astype(np.float64)
         whole = integer_offset(q, bias if output is not None else None, combined, read)
@@ -434,7 +435,7 @@ class QuantizedLinear(Module):
 
     @property
     def _reads_wide(self) -> bool:
-        return self.input is not None and self.input.wide
+        return self.input is not None and self.input.is_int16
 
     @property
     def nbytes(self) -> int:
@@ -456,7 +457,7 @@ class QuantizedLinear(Module):
 
     def _product(self, x: Array, kind: int, row_scale: Array | None, relu: bool) -> Array:
         """The kernel's product, with the tile that was kept for it where a tile chooser is in force."""
-        if self._reads_wide or (self.output is not None and self.output.wide):
+        if self._reads_wide or (self.output is not None and self.output.is_int16):
             return self._reference().linear(x, kind, row_scale, relu)
         tiles = current_backend().tiles
         if tiles is None:

@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Stored = dict[str, Array] | None
-# Steps that only move or compare bytes: their results have the parameters of what they read.
+# Operators that only move or compare values: their results have the quantization parameters of their input.
 KEEPS = ("max_pool", "avg_pool", "flatten", "slice", "gather_channels", "upsample", "depth_to_space", "identity")
 MOVES = (*KEEPS, "concat", "global_mean")  # nothing is gained by quantizing for their sake
 
 
 def _conv(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedConv2d:
-    source, output, border = model.affine[step.inputs[0]], model.affine[index], model.border_of(index)
+    """Build an integer convolution from float weights, or from the arrays of a file."""
+    source, output, border = model.affine[step.inputs[0]], model.affine[index], model.padding_of(index)
     residual = model.affine[step.inputs[1]] if len(step.inputs) > 1 else None
     if stored is not None:
         geometry = Geometry(step.stride, step.padding, step.groups, step.dilation)
@@ -48,29 +49,32 @@ def _conv(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Quanti
     settings = (source, output, step.stride, step.padding, False, residual, border)
     means = model.mean_of(step.inputs[0])
     options: dict[str, Any] = {"groups": step.groups, "dilation": step.dilation, "means": means}
-    options["rounded"] = None if source.wide else model.rounded(index)
+    options["rounded"] = None if source.is_int16 else model.rounded(index)
     return QuantizedConv2d.from_weights(step.weight, step.bias, *settings, activation=step.activation, **options)
 
 
 def _linear(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedLinear:
+    """Build an integer linear layer. The network's last one gives float32, which needs no requantization."""
     source, last = model.affine[step.inputs[0]], index == len(model.graph.steps) - 1
     output = None if last and step.activation in ("", "relu") else model.affine[index]
     relu = step.activation == "relu"
     if stored is not None:
-        parts = (stored["q"], stored["scale"], stored.get("bias"), source, output, relu, step.activation)
-        return QuantizedLinear.restored(*parts)
+        arguments = (stored["q"], stored["scale"], stored.get("bias"), source, output, relu, step.activation)
+        return QuantizedLinear.restored(*arguments)
     bias, means = step.bias, model.mean_of(step.inputs[0])
     assert step.weight is not None
     if means is not None:
-        wide = source.wide
-        rounded = wide_weights(step.weight, bias, source) if wide else INT8Quantizer().quantize_weights(step.weight)
+        # Bias correction (Nagel et al. 2019, section 4.2): remove the mean error that rounded weights cause.
+        int8_weights = INT8Quantizer().quantize_weights
+        rounded = wide_weights(step.weight, bias, source) if source.is_int16 else int8_weights(step.weight)
         bias = corrected_bias(step.weight, rounded.dequantize(), bias, means)
     weight = _channels_last(model, step)
     return QuantizedLinear.from_weights(weight, bias, source, output, relu, activation=step.activation)
 
 
-def _between(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any:
-    output, border, options = model.affine[index], model.border_of(index), step.options
+def _elementwise(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any:
+    """Build the integer form of a pool, an elementwise operator or one that moves values."""
+    output, border, options = model.affine[index], model.padding_of(index), step.options
     if step.kind in ("max_pool", "avg_pool"):
         pool = MaxPool if step.kind == "max_pool" else AvgPool
         return pool(step.kernel, step.stride, step.padding, border, options.get("count_padding", True))
@@ -79,9 +83,9 @@ def _between(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any
     if step.kind in ("add", "sub", "mul"):
         return {"add": Add, "sub": Subtract, "mul": Mul}[step.kind](output, border, step.activation)
     if step.kind == "affine":
-        held = stored if stored is not None else {"weight": step.weight, "bias": step.bias}
+        arrays = stored if stored is not None else {"weight": step.weight, "bias": step.bias}
         one = np.ones(step.shape[1], np.float32)
-        scale, shift = held.get("weight"), held.get("bias")
+        scale, shift = arrays.get("weight"), arrays.get("bias")
         return Affine(output, border, one if scale is None else scale, shift, step.activation)
     if step.kind == "slice":
         return Slice(output, border, options["first"], step.shape[1])
@@ -98,11 +102,11 @@ def _between(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any
 
 
 def unsupported_reason(model: QuantizedModel, step: Op) -> str | None:
-    """Why a step must stay in float."""
+    """Explain why an operator must stay in float; None if it has an integer form."""
     # A norm between integer steps is quantized for its readers anyway.
     in_float = [model.integer[i] is None and model.graph.steps[i].kind not in NATIVE_NORMS for i in step.inputs]
     if step.kind in MOVES and all(in_float):
-        return "what it reads is float32"
+        return "its inputs are float32"
     if step.kind == "python":
         assert step.node is not None
         return f"{step.node.operation.__name__} has no integer form"
@@ -110,11 +114,10 @@ def unsupported_reason(model: QuantizedModel, step: Op) -> str | None:
         return f"{step.kind} has no integer form"
     shapes = [model.calibration.shapes[i] for i in step.inputs]
     if step.kind == "linear" and len(shapes[0]) != 1:
-        return "its inputs are no rows of numbers, (N, K)"
+        return "its inputs are not rows, (N, K)"
     if any(len(shape) not in (1, 3) for shape in shapes):
         return "its inputs are neither images nor rows"
-    held = [a for a in (step.weight, step.bias) if a is not None]
-    if not all(np.isfinite(a).all() for a in held):
+    if not all(np.isfinite(a).all() for a in (step.weight, step.bias) if a is not None):
         return "its weights hold NaN or infinity"
     return None
 
@@ -132,13 +135,16 @@ Form = Callable[["QuantizedModel", int, Op, Stored], Any]
 FORMS: dict[str, Form] = {
     "conv": _conv,
     "linear": _linear,
-    **dict.fromkeys((*MOVES, "add", "sub", "mul", "affine"), _between),
+    **dict.fromkeys((*MOVES, "add", "sub", "mul", "affine"), _elementwise),
 }
 
 
 def tied_values(graph: Graph) -> list[int]:
-    """Of every step the first whose parameters its result has. Steps that move bytes keep those of what they read, and
-    parts of a concatenation have one scale, so that each can be computed in its place."""
+    """Return for every operator the first one of its group of tied quantization parameters.
+
+    Operators that move values keep the parameters of their input. Inputs of a concatenation share one scale, so that
+    each can be computed directly into the result. Groups are joined by union-find.
+    """
     root = list(range(len(graph.steps)))
 
     def find(i: int) -> int:
@@ -154,15 +160,15 @@ def tied_values(graph: Graph) -> list[int]:
 
 
 def shared_parameters(graph: Graph, calibration: Calibration) -> list[AffineParameters]:
-    """The parameters of every step's result, in bytes: those of a family reach far enough for all of it."""
+    """Return the int8 parameters of every operator's result; tied values share the union of their ranges."""
     family_of = tied_values(graph)
     own: dict[int, list[int]] = {}
     for index, step in enumerate(graph.steps):
         if step.kind not in KEEPS:
             own.setdefault(family_of[index], []).append(index)
-    found = {}
+    parameters = {}
     for family, members in own.items():
         ranges = [calibration.ranges[i] for i in members]
-        wide = affine_from_range(min(low for low, _ in ranges), max(high for _, high in ranges))
-        found[family] = calibration.parameters[members[0]] if len(members) == 1 else wide
-    return [found[f] for f in family_of]
+        union = affine_from_range(min(low for low, _ in ranges), max(high for _, high in ranges))
+        parameters[family] = calibration.parameters[members[0]] if len(members) == 1 else union
+    return [parameters[f] for f in family_of]

@@ -32,7 +32,7 @@ from tilewise.quantize.weight_rounding import GptqRounding
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
-Wide = dict[int, str]  # per group of tied values, by its first step: why it has int16
+Int16Reasons = dict[int, str]  # per group of tied values, by its first step: why it has int16
 HOLDOUT_IMAGES = 32  # most images that are held out of calibration for validation; arbitrary
 _BATCH = 32  # images whose results are to stay within the bound, also if fewer were given
 # Activations to compute when searching, when validating, and for the sensitivity of each; at least one image's.
@@ -53,7 +53,7 @@ _BALANCE = 20.0  # makes errors of activations (peak about 20 times their mean) 
 
 
 def int16_parameters(
-    graph: Graph, calibration: Calibration, wide: Collection[int], reach_scale: float = 1.0
+    graph: Graph, calibration: Calibration, int16_groups: Collection[int], reach_scale: float = 1.0
 ) -> dict[int, AffineParameters]:
     """Compute the int16 parameters of each group of tied values in `wide`, by its first step.
 
@@ -61,7 +61,7 @@ def int16_parameters(
     """
     family_of, parameters = tied_values(graph), shared_parameters(graph, calibration)
     most, reach_by = (
-        dict.fromkeys(wide, WIDEST),
+        dict.fromkeys(int16_groups, WIDEST),
         reach_scale * _REACH * (1 + _REACH_FEW / max(calibration.samples, 1) ** 0.5),
     )
     for index, step in enumerate(graph.steps):
@@ -152,18 +152,18 @@ def images_to_check(
 def assign_precision(
     graph: Graph,
     calibration: Calibration,
-    kept: dict[str, str],
+    float_reasons: dict[str, str],
     batch: EvaluatedBatch,
     bound: float,
-    build: Callable[[Wide, GptqRounding | None], Any],
+    build: Callable[[Int16Reasons, GptqRounding | None], Any],
     holdout: EvaluatedBatch | None = None,
 ) -> tuple[Any, float, float]:
-    """The model, by `build`, with the fewest activations in 16 bits whose results on images that calibration did not
-    see, and on other images as far as these tell, are off by `bound` at most; its error measured on the images at hand;
-    and the error predicted for other images. If no choice keeps the prediction within `bound`, all have 16 bits.
+    """Find the model with the fewest int16 activations whose predicted error on unseen images is within `bound`.
 
-    `batch` was observed; `holdout` was not. Without held-out images, mirror images of `batch` stand in for them.
-    `graph` is left as it is; `build` is given the activations to widen.
+    Returns the model, its error measured on the images at hand, and the error predicted for other images. If no choice
+    keeps the prediction within `bound`, all activations are int16. `batch` was observed by calibration, `holdout` was
+    not; without held-out images, mirror images of `batch` stand in for them. `build` receives the int16 activations
+    with their reasons.
     """
     check = images_to_check(graph, calibration, batch, holdout)
     at_hand = images_at_hand(calibration, batch, holdout)
@@ -171,68 +171,72 @@ def assign_precision(
     model = build({}, None)
     error = _error(model, check)
     if error <= bound or not np.isfinite(error):
-        return model, _measured(model, at_hand), error
+        return model, _measured_error_of(model, at_hand), error
     rounding = GptqRounding(graph, batch.first(_count(calibration, _RUN)).x)
-    harms = sorted(_sensitivities(graph, calibration, kept, look), key=lambda h: -h.error / h.cost)
-    least, most, target = -1, len(harms), bound  # too little, and enough where anything is
-    while harms:
+    sensitivities = sorted(_sensitivities(graph, calibration, float_reasons, look), key=lambda h: -h.error / h.cost)
+    # Bisection over the number of int16 activations, most sensitive first: `least` are too few, `most` suffice.
+    least, most, target = -1, len(sensitivities), bound
+    while sensitivities:
         while least + 1 < most:
             count = (least + most) // 2
-            enough = _error(build(_reasons(graph, harms[:count], error), rounding), search) <= target
+            enough = _error(build(_reasons(graph, sensitivities[:count], error), rounding), search) <= target
             least, most = (least, count) if enough else (count, most)
-        model = build(_reasons(graph, harms[:most], error), rounding)
-        found = _error(model, check)
-        if found <= bound:
-            smaller = _fewer(
-                model, most, lambda count: build(_reasons(graph, harms[:count], error), rounding), check, bound
-            )
-            return smaller, _measured(smaller, at_hand), _error(smaller, check)
-        if most == len(harms):
-            return model, _measured(model, at_hand), found
-        least, most, target = most, len(harms), target * _TIGHTEN * bound / found
-    return model, _measured(model, at_hand), error
+        model = build(_reasons(graph, sensitivities[:most], error), rounding)
+        validated = _error(model, check)
+        if validated <= bound:
+
+            def with_fewer(count: int) -> Any:
+                return build(_reasons(graph, sensitivities[:count], error), rounding)
+
+            smaller = _fewer(model, most, with_fewer, check, bound)
+            return smaller, _measured_error_of(smaller, at_hand), _error(smaller, check)
+        if most == len(sensitivities):
+            return model, _measured_error_of(model, at_hand), validated
+        # Validation on more images failed: search again for a smaller error.
+        least, most, target = most, len(sensitivities), target * _TIGHTEN * bound / validated
+    return model, _measured_error_of(model, at_hand), error
 
 
 def _fewer(model: Any, most: int, build: Callable[[int], Any], check: EvaluatedBatch, bound: float) -> Any:
-    """A model with fewer activations in 16 bits, where one keeps the bound too: how weights happen to be rounded
-    together moves the error by a tenth to either side, so that the search may have passed it by."""
+    """Try models with fewer int16 activations. How weights happen to be rounded together moves the error by a tenth
+    to either side, so the bisection may have skipped a smaller model that keeps the bound."""
     step = max(1, most // _TRIES // 2)
     for count in range(most - step, max(most - (_TRIES + 1) * step, -1), -step):
-        tried = build(count)
-        if _error(tried, check) <= bound:
-            model = tried
+        candidate = build(count)
+        if _error(candidate, check) <= bound:
+            model = candidate
     return model
 
 
-def _error(model: Any, seen: EvaluatedBatch) -> float:
-    result = model.run(seen.x)
-    new = seen.unseen or len(result)  # observed images would show too small errors
-    return max(normalized_max_error(result, seen.result, _BATCH), predicted_error(result[:new], seen.result[:new]))
+def _error(model: Any, batch: EvaluatedBatch) -> float:
+    result = model.run(batch.x)
+    new = batch.unseen or len(result)  # observed images would show too small errors
+    return max(normalized_max_error(result, batch.result, _BATCH), predicted_error(result[:new], batch.result[:new]))
 
 
 def images_at_hand(calibration: Calibration, batch: EvaluatedBatch, holdout: EvaluatedBatch | None) -> EvaluatedBatch:
-    """The held-out images, or the first observed ones if none were held out: what `max_error` is judged on."""
+    """Return the images that `max_error` is judged on: held-out ones, or the first observed ones if there are none."""
     return (batch if holdout is None else holdout).first(_count(calibration, _CHECKED))
 
 
-def _measured(model: Any, images: EvaluatedBatch) -> float:
+def _measured_error_of(model: Any, images: EvaluatedBatch) -> float:
     return measured_error(model.run(images.x), images.result)
 
 
 def stated_error(model: Any, check: EvaluatedBatch) -> float:
-    """The error that is stated about images other than `check`, whose first `unseen` images were not observed."""
+    """Predict the error on images other than `check`, whose first `unseen` images were not observed."""
     count = check.unseen or len(check.x)
     return predicted_error(model.run(check.x[:count]), check.result[:count], STATED_SPREAD_PRIOR)
 
 
 def measured_error(result: Array, exact: Array) -> float:
-    """The error of the worst of these images, without any prediction."""
+    """Return the error of the worst of these images, without any prediction."""
     return float(_image_errors(result, exact).max(initial=0.0))
 
 
 def _image_errors(result: Array, exact: Array) -> Array:
-    """The error of every image: its largest deviation divided by its largest result. Images whose results are all close
-    to zero are compared with a hundredth of the largest result of all images."""
+    """Return every image's largest deviation divided by its largest result. Images whose results are all close to zero
+    are compared with a hundredth of the largest result of all images."""
     axes = tuple(range(1, result.ndim))
     deviation, largest = np.abs(result - exact).max(axes), np.abs(exact).max(axes)
     errors: Array = deviation / np.maximum(largest, max(0.01 * float(largest.max(initial=0.0)), 1e-30))
@@ -240,7 +244,7 @@ def _image_errors(result: Array, exact: Array) -> Array:
 
 
 def predicted_error(result: Array, exact: Array, spread_prior: float = _SPREAD_PRIOR) -> float:
-    """The error that one more image exceeds with a probability of 1 %.
+    """Predict the error that one more image exceeds with a probability of 1 %.
 
     The logarithm of an image's error is taken as normal over images, which gives Student's prediction interval: few
     images widen it. The spread that few images show is shrunk towards `spread_prior`, which counts as `_PRIOR_IMAGES`
@@ -256,44 +260,46 @@ def predicted_error(result: Array, exact: Array, spread_prior: float = _SPREAD_P
 
 
 def _student(freedom: int) -> float:
-    """The 99 % quantile of Student's distribution, by its Cornish-Fisher expansion around the normal one (Abramowitz
-    and Stegun 26.7.5)."""
+    """Return the 99 % quantile of Student's distribution by its Cornish-Fisher expansion around the normal one
+    (Abramowitz and Stegun 26.7.5)."""
     z = 2.3263478740408408
     return float(z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2))
 
 
-def _reasons(graph: Graph, chosen: list[ActivationSensitivity], error: float) -> Wide:
+def _reasons(graph: Graph, activations: list[ActivationSensitivity], error: float) -> Int16Reasons:
     off = f"results would be off by {100 * error:.2f} % in bytes"
-    return closed(graph, {h.family: f"{off}, {100 * h.share:.2f} % by it alone" for h in chosen})
+    return closed(graph, {h.family: f"{off}, {100 * h.share:.2f} % by it alone" for h in activations})
 
 
-def closed(graph: Graph, wide: Wide) -> Wide:
-    """With what must be wide along: the result of a layer that takes a sum along, where what is added has 16 bits."""
-    family_of, found = tied_values(graph), dict(wide)
+def closed(graph: Graph, int16_groups: Int16Reasons) -> Int16Reasons:
+    """Add the groups that must be int16 as well: results of convolutions with an int16 residual."""
+    family_of, groups = tied_values(graph), dict(int16_groups)
     for index, step in enumerate(graph.steps):
-        if step.kind == "conv" and len(step.inputs) > 1 and family_of[step.inputs[1]] in found:
-            found.setdefault(family_of[index], f"it takes along {graph.steps[step.inputs[1]].name}, in 16 bits")
-    return found
+        if step.kind == "conv" and len(step.inputs) > 1 and family_of[step.inputs[1]] in groups:
+            groups.setdefault(family_of[index], f"its residual {graph.steps[step.inputs[1]].name} has 16 bits")
+    return groups
 
 
 def _sensitivities(
-    graph: Graph, calibration: Calibration, kept: dict[str, str], seen: EvaluatedBatch
+    graph: Graph, calibration: Calibration, float_reasons: dict[str, str], batch: EvaluatedBatch
 ) -> list[ActivationSensitivity]:
-    trial, exact = _Trial(graph, calibration, kept, seen.x), seen.result
+    """Measure the error of the result with each group of activations alone in int8."""
+    trial, exact = _Trial(graph, calibration, float_reasons, batch.x), batch.result
     last = len(graph.steps) - 1
     gives_floats = graph.steps[last].kind == "linear" and graph.steps[last].activation in ("", "relu")
     costs = _costs(graph, calibration)
     out = []
     for family in sorted(costs):
-        moved = trial.result(family)
-        error = 0.0 if moved is None else float(np.square(moved - exact).mean(dtype=np.float64))
+        results = trial.result(family)
+        error = 0.0 if results is None else float(np.square(results - exact).mean(dtype=np.float64))
         if error > 0 and not (family == last and gives_floats):
-            assert moved is not None
-            out.append(ActivationSensitivity(family, normalized_max_error(moved, exact), error, costs[family]))
+            assert results is not None
+            out.append(ActivationSensitivity(family, normalized_max_error(results, exact), error, costs[family]))
     return out
 
 
 def _costs(graph: Graph, calibration: Calibration) -> dict[int, float]:
+    """Estimate the cycles that int16 costs each group, in its own values and in the products that read it."""
     family_of = tied_values(graph)
     costs = dict.fromkeys(family_of, 1.0)
     for index, step in enumerate(graph.steps):
@@ -304,20 +310,22 @@ def _costs(graph: Graph, calibration: Calibration) -> dict[int, float]:
             grouped = step.kind == "conv" and step.groups > 1
             products = numbers * step.weight[0].size
             costs[family_of[step.inputs[0]]] += (_GROUPED if grouped else _PRODUCT) * products
-            costs[family_of[index]] += _GROUPED * products if grouped else 0.0  # which multiply 16 bits to give them
+            costs[family_of[index]] += (
+                _GROUPED * products if grouped else 0.0
+            )  # grouped layers compute in int16 to give int16
     return costs
 
 
 class _Trial:
-    """The model in float, run again from where one activation is rounded to bytes."""
+    """The float model, run again from the operator whose result is rounded to int8."""
 
-    def __init__(self, graph: Graph, calibration: Calibration, kept: dict[str, str], x: Array) -> None:
+    def __init__(self, graph: Graph, calibration: Calibration, float_reasons: dict[str, str], x: Array) -> None:
         self.graph = Graph([replace(step) for step in graph.steps], graph.batch)
-        self.parameters, self.kept = shared_parameters(graph, calibration), kept
-        self.factors: EqualizationScales = [np.ones(shape[:1]) for shape in calibration.shapes]
+        self.parameters, self.float_reasons = shared_parameters(graph, calibration), float_reasons
+        self.equalization: EqualizationScales = [np.ones(shape[:1]) for shape in calibration.shapes]
         if calibration.spans:
-            self.factors = equalization_scales(graph, calibration, self.parameters, kept)
-            equalize(self.graph, self.factors)
+            self.equalization = equalization_scales(graph, calibration, self.parameters, float_reasons)
+            equalize(self.graph, self.equalization)
         self.calibration, self.family_of = calibration, tied_values(graph)
         self.exact: list[Array] = []
         with no_grad():
@@ -326,25 +334,25 @@ class _Trial:
                 self.exact.append(x if step.kind == "input" else self._run(index, step, reads))
 
     def result(self, family: int) -> Array | None:
-        """The model's result where this family is in bytes and its readers' weights too; None where it is as before."""
-        moved: dict[int, Array] = {}
+        """Return the model's result with this group and its readers' weights in int8; None if that changes nothing."""
+        results: dict[int, Array] = {}
         with no_grad():
             for index, step in enumerate(self.graph.steps):
-                mine = self.family_of[index] == family and step.name not in self.kept
+                mine = self.family_of[index] == family and step.name not in self.float_reasons
                 reads_it = step.kind in ("conv", "linear") and self.family_of[step.inputs[0]] == family
-                if any(i in moved for i in step.inputs) or (reads_it and step.name not in self.kept):
-                    reads = [moved.get(i, self.exact[i]) for i in step.inputs]
-                    moved[index] = self._run(index, self._rounded(step) if reads_it else step, reads)
+                if any(i in results for i in step.inputs) or (reads_it and step.name not in self.float_reasons):
+                    reads = [results.get(i, self.exact[i]) for i in step.inputs]
+                    results[index] = self._run(index, self._rounded(step) if reads_it else step, reads)
                 if mine and step.kind not in (*KEEPS, "concat"):
-                    value = moved.get(index, self.exact[index])
+                    value = results.get(index, self.exact[index])
                     p = self.parameters[index]
-                    moved[index] = p.dequantize(p.quantize(value))
-        return moved.get(len(self.graph.steps) - 1)
+                    results[index] = p.dequantize(p.quantize(value))
+        return results.get(len(self.graph.steps) - 1)
 
     def _run(self, index: int, step: Op, reads: list[Array]) -> Array:
         if step.activation != "relu6":
             return self.graph.run_float(step, reads)
-        most = np.asarray(6 * self.factors[index], np.float32)  # of equalized channels, 6 is as much larger
+        most = np.asarray(6 * self.equalization[index], np.float32)  # the clip of equalized channels is scaled too
         made = self.graph.run_float(replace(step, activation="relu"), reads)
         return np.minimum(made, most.reshape(-1, *(1,) * (made.ndim - 2)) if most.size == made.shape[1] else 6)
 
@@ -358,6 +366,6 @@ class _Trial:
         means, bias = self.calibration.mean_of(source), step.bias
         if means is not None:
             bias = corrected_bias(
-                step.weight, rounded, bias, means * self.factors[source], 1 if linear else step.groups
+                step.weight, rounded, bias, means * self.equalization[source], 1 if linear else step.groups
             )
         return replace(step, weight=rounded, bias=bias)

@@ -30,7 +30,7 @@ class Observer:
         self.low, self.high, self.count, self._counts = np.inf, -np.inf, 0, histogram
         self.histogram: Array = np.zeros(_BINS, np.float64)
 
-    def see(self, x: Array) -> None:
+    def observe(self, x: Array) -> None:
         if x.size == 0:
             return
         low, high = float(x.min()), float(x.max())

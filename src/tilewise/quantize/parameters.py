@@ -33,13 +33,13 @@ class AffineParameters:
     most: int = 0
 
     @property
-    def wide(self) -> bool:
+    def is_int16(self) -> bool:
         return self.most > 0
 
     @property
     def limits(self) -> tuple[int, int]:
         """The smallest and the largest number."""
-        return (-self.most, self.most) if self.wide else (0, 255)
+        return (-self.most, self.most) if self.is_int16 else (0, 255)
 
     @property
     def largest(self) -> int:
@@ -52,16 +52,16 @@ class AffineParameters:
         scaled = np.nan_to_num(np.asarray(x, np.float32) * np.float32(1 / np.float32(self.scale)), nan=0.0)
         clipped = np.clip(scaled, low - self.zero_point, high - self.zero_point)
         rounded: Array = np.rint(clipped).astype(np.int32) + self.zero_point
-        return rounded.astype(np.int16 if self.wide else np.uint8)
+        return rounded.astype(np.int16 if self.is_int16 else np.uint8)
 
     def widened(self, room: float, most: int) -> AffineParameters:
         """The same range in 16 bits, and `room` times as much, for what calibration did not see, in `most` steps."""
         size = room * max(self.zero_point, 255 - self.zero_point)
-        return self if self.wide else AffineParameters(_float32(self.scale * size / most), 0, most)
+        return self if self.is_int16 else AffineParameters(_float32(self.scale * size / most), 0, most)
 
     def exactly_widened(self) -> AffineParameters:
         """Bytes less their zero point, as numbers of 16 bits."""
-        return self if self.wide else AffineParameters(self.scale, 0, 255)
+        return self if self.is_int16 else AffineParameters(self.scale, 0, 255)
 
     def dequantize(self, q: Array) -> Array:
         real: Array = (q.astype(np.int32) - self.zero_point).astype(np.float32) * np.float32(self.scale)

@@ -148,7 +148,7 @@ class _SegmentBuilder:
             self.planes[index] = self.plan.dynamic_input("float32", len(shape) == 1, shape[0])
             return
         p = known.parameters
-        dtype = "int16" if p.wide else "uint8"
+        dtype = "int16" if p.is_int16 else "uint8"
         self.integers[index] = self.plan.dynamic_input(dtype, len(shape) == 1, shape[0], known.border, p.zero_point)
 
     def _add_step(self, index: int) -> None:
@@ -164,7 +164,7 @@ class _SegmentBuilder:
 
     def _as_integers(self, index: int) -> int:
         if index not in self.integers:
-            p, border = self.model.affine[index], self.model.border_of(index)
+            p, border = self.model.affine[index], self.model.padding_of(index)
             floats = self.pixels[index] if index in self.pixels else self.planes[index]
             self.integers[index] = self.plan.quantize(floats, p.scale, p.zero_point, border, p.most)
         return self.integers[index]

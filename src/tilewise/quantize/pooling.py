@@ -43,7 +43,7 @@ class MaxPool(Pool):
     """The largest byte of each window: the largest number, since the scale is the same."""
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        if native is None or not self.is_even or x.parameters.wide:
+        if native is None or not self.is_even or x.parameters.is_int16:
             windows = _windows(x, self, x.parameters.limits[0]).max((4, 5))
             return QuantizedArray(windows, x.parameters, x.channels).with_border(self.out_border)
         return _pooled(native.int8_max_pool, x, self)
@@ -56,10 +56,10 @@ class AvgPool(Pool):
     """The mean of each window, padding counted as zeros or not at all, rounded to the input's own steps."""
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        if native is None or not self.is_even or x.parameters.wide:
+        if native is None or not self.is_even or x.parameters.is_int16:
             zero = x.parameters.zero_point if self.count_padding else 0
             sums = _windows(x, self, zero).astype(np.int32).sum((4, 5))
-            exact = np.float32 if x.parameters.wide else np.float64  # as the compiled kernels divide
+            exact = np.float32 if x.parameters.is_int16 else np.float64  # as the compiled kernels divide
             mean = np.rint(sums.astype(exact) / np.asarray(self._cells(x), exact)).astype(x.data.dtype)
             return QuantizedArray(mean, x.parameters, x.channels).with_border(self.out_border)
         return _pooled(native.int8_avg_pool, x, self)
@@ -105,7 +105,7 @@ class GlobalPool:
 
     def _mean(self, x: QuantizedArray) -> QuantizedArray:
         p, out = x.parameters, self.output
-        if native is not None and not (p.wide or out.wide):
+        if native is not None and not (p.is_int16 or out.is_int16):
             q = native.int8_global_pool(x.data, x.border, x.channels, p.scale, p.zero_point, out.scale, out.zero_point)
             return QuantizedArray(q, out, x.channels)
         _, _, h, w = x.shape

@@ -70,18 +70,18 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
             continue
         for name, array in model_arrays(step, layer).items():
             arrays[f"{index}.{name}"] = array
-        if model.factors is not None and model.factors[index].max(initial=1.0) > 1:
-            arrays[f"{index}.by"] = model.factors[index].astype(np.float32)
+        if model.equalization is not None and model.equalization[index].max(initial=1.0) > 1:
+            arrays[f"{index}.by"] = model.equalization[index].astype(np.float32)
     c = model.calibration
     facts = {
         "steps": [_facts(step) for step in model.graph.steps],
-        "kept": model.kept,
+        "kept": model.float_reasons,
         "observer": c.observer,
         "samples": c.samples,
         "parameters": [[p.scale, p.zero_point] for p in c.parameters],
         "ranges": c.ranges,
         "shapes": c.shapes,
-        "wide": model.wide,
+        "wide": model.int16_reasons,
         "numbers": {family: [p.scale, p.most] for family, p in model.numbers.items()},
         "flatten_layout": _FLATTEN_LAYOUT,
         "batch": model.graph.batch,
@@ -89,7 +89,7 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
         "measured_error": model.measured_error,
         "stated_error": model.stated_error,
     }
-    save(arrays, path, {"format": _WITH_WIDE if model.wide else _FORMAT, "model": json.dumps(facts)})
+    save(arrays, path, {"format": _WITH_WIDE if model.int16_reasons else _FORMAT, "model": json.dumps(facts)})
 
 
 def _save_traced(model: Module, path: str | os.PathLike[str], example: Any) -> None:
@@ -145,14 +145,15 @@ def load_quantized(path: str | os.PathLike[str]) -> Any:
             raise FileFormatError(
                 f"{path} was written by an older version that confused the order of flattened images: quantize it again"
             )
-        kept = {str(name): str(reason) for name, reason in facts["kept"].items()}
-        wide = {int(index): str(reason) for index, reason in facts.get("wide", {}).items()}
+        float_reasons = {str(name): str(reason) for name, reason in facts["kept"].items()}
+        int16_reasons = {int(index): str(reason) for index, reason in facts.get("wide", {}).items()}
         for index, entry in facts.get("nodes", {}).items():
             steps[int(index)].node = NodeReader(arrays).node(entry)
         if any((step.kind == "python") != (step.node is not None) for step in steps):
             raise ValueError
         graph = Graph(steps, int(facts.get("batch", 0)))
-        model = QuantizedModel(graph, calibration, kept, _by_step(arrays), wide, numbers=_numbers(facts, wide))
+        numbers = _numbers(facts, int16_reasons)
+        model = QuantizedModel(graph, calibration, float_reasons, _by_step(arrays), int16_reasons, numbers=numbers)
         for step, layer in zip(steps, model.integer, strict=True):
             if layer is None and step.kind in ("conv", "linear", *NATIVE_NORMS) and step.weight is None:
                 raise ValueError  # left in float, and no float weight came with it
@@ -190,12 +191,14 @@ def _has_old_flatten(steps: list[Op]) -> bool:
     return any(step.kind != "linear" and flattened & set(step.inputs) for step in steps)
 
 
-def _numbers(facts: dict[str, Any], wide: dict[int, str]) -> dict[int, AffineParameters]:
-    """The parameters of what has 16 bits; files that do not say are no longer read."""
-    found = {int(at): AffineParameters(float(s), 0, int(most)) for at, (s, most) in facts.get("numbers", {}).items()}
-    if set(found) != set(wide) or not all(0 < p.scale < np.inf and 0 < p.most <= WIDEST for p in found.values()):
+def _numbers(facts: dict[str, Any], int16_reasons: dict[int, str]) -> dict[int, AffineParameters]:
+    """Read the parameters of int16 values; files without them are no longer read."""
+    facts = facts.get("numbers", {})
+    parameters = {int(at): AffineParameters(float(scale), 0, int(most)) for at, (scale, most) in facts.items()}
+    valid = all(0 < p.scale < np.inf and 0 < p.most <= WIDEST for p in parameters.values())
+    if set(parameters) != set(int16_reasons) or not valid:
         raise ValueError
-    return found
+    return parameters
 
 
 def model_arrays(step: Op, layer: Any) -> dict[str, Array]:
