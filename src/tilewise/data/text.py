@@ -18,6 +18,7 @@ from tilewise.errors import ConfigurationError, UnavailableError
 VOCABULARY = "\n" + "".join(map(chr, range(32, 127)))
 _TO_ASCII = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."})
 _UNKNOWN = VOCABULARY.index("?")
+_PIECE = 1 << 16  # characters encoded at once; arbitrary
 
 Ids = npt.NDArray[np.int64]
 
@@ -35,10 +36,15 @@ def encode(string: str) -> Ids:
     >>> encode("ab")
     array([66, 67])
     """
-    # Invalid UTF-8 from a terminal arrives as surrogates, which become unknown characters like any other.
-    codes = np.frombuffer(string.translate(_TO_ASCII).encode("utf-32-le", "surrogatepass"), np.uint32)
-    # Entry 127 (DEL) of the table is the unknown character.
-    return _code_table()[np.where(codes < 128, codes, 127)]
+    string, table = string.translate(_TO_ASCII), _code_table()
+    ids = np.empty(len(string), np.int64)
+    # In pieces, so that a large text needs little more memory than its ids.
+    for first in range(0, len(string), _PIECE):
+        # Invalid UTF-8 from a terminal arrives as surrogates, which become unknown characters like any other.
+        codes = np.frombuffer(string[first : first + _PIECE].encode("utf-32-le", "surrogatepass"), np.uint32)
+        # Entry 127 (DEL) of the table is the unknown character.
+        ids[first : first + _PIECE] = table[np.where(codes < 128, codes, 127)]
+    return ids
 
 
 def decode(ids: Any) -> str:
