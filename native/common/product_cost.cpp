@@ -163,13 +163,19 @@ struct Search {
     }
   }
 
+  // True if tiles of this width have enough accumulators and their strip of B fits L2. One vector is always considered.
+  bool has_room(int v, int64_t depth) const {
+    const GemmKernels& kernels = active_gemm();
+    return kernels.max_rows[v] * v >= kFewestAccumulators && depth * v * kernels.lanes * 4 <= problem.l2;
+  }
+
   // Register tiles of every width, with as many rows as share m evenly; packed or not.
   void each_width(int64_t depth) {
     const GemmKernels& kernels = active_gemm();
     GemmTile t;
     t.kc = depth;
     for (int v = 1; v <= 4 && (v == 1 || (v - 1) * kernels.lanes < problem.n); ++v) {
-      if (v > 1 && kernels.max_rows[v] * v < kFewestAccumulators) continue;
+      if (v > 1 && !has_room(v, depth)) continue;
       t.nr = v * kernels.lanes;
       t.mr = static_cast<int>(ceil_div(problem.m, ceil_div(problem.m, kernels.max_rows[v])));
       each_packing(t);
@@ -182,7 +188,7 @@ struct Search {
     GemmTile t = best;
     each_row_block(t, false);
     for (int v = 1; v <= 4 && (v == 1 || (v - 1) * kernels.lanes < problem.n); ++v) {
-      if (v > 1 && kernels.max_rows[v] * v < kFewestAccumulators) continue;
+      if (v > 1 && !has_room(v, best.kc)) continue;
       t.nr = v * kernels.lanes;
       t.mr = kernels.max_rows[v];
       each_row_block(t, false);
