@@ -75,4 +75,4 @@ def test_a_network_of_int8_layers_plans_itself() -> None:
     with no_grad():
         first, second = mixer(Tensor(x)).data, mixer(Tensor(x)).data
     np.testing.assert_array_equal(first, second)
-    assert "in 1 native calls" in explain(mixer)
+    assert "planned in 1 native call" in explain(mixer)

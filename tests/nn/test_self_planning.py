@@ -281,5 +281,14 @@ def test_errors_are_those_of_the_layers(model):
     assert "layer by layer, because" in tw.explain(model)
 
 
+def test_a_loaded_network_takes_its_inputs_by_name_and_plans_itself(model, images, tmp_path):
+    tw.onnx.save(model, tmp_path / "cnn.onnx")
+    network = tw.onnx.load(tmp_path / "cnn.onnx")
+    (name,) = [port.name for port in network.inputs]
+    for result in (network(images), network(**{name: images}), network({name: images.astype(np.float64)})):
+        assert_close(result, by_layers(model, images))
+    assert is_planned(network)
+
+
 def test_compile_is_a_public_name(model, images):
     assert_close(tw.compile(model, images)(images), by_layers(model, images))

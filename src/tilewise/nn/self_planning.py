@@ -220,7 +220,8 @@ class SelfPlanner:
         lines = []
         for key, count in state.calls.items():
             plan = state.plans[tuple(dtype for _, dtype in key)]
-            lines.append(f"{_describe(key)}: planned, {count} calls; last shape in {plan.native_calls} native calls")
+            calls = f"{plan.native_calls} native call{'s' if plan.native_calls != 1 else ''}"
+            lines.append(f"{_describe(key)}: planned in {calls}, called {count} times")
         lines += [f"{_describe(key)}: layer by layer, because {reason}" for key, reason in state.reasons.items()]
         return lines or ["was called with several shapes once each; a shape is planned when it comes again"]
 

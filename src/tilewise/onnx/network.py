@@ -64,6 +64,13 @@ class Network(Module):
         self.weights = Weights({own: graph.constants[name] for name, own in self._names.items()})
         self._constants = {n: a for n, a in graph.constants.items() if n in builder.read and n not in self._names}
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network on inputs in their order, by their names, or in a dict by their names."""
+        by_name = args[0] if len(args) == 1 and isinstance(args[0], Mapping) else None
+        if by_name is not None:
+            return super().__call__(**{**by_name, **kwargs})
+        return super().__call__(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         values = self._values(args, kwargs)
         held = sum(array(v).nbytes for v in values.values()) + sum(t._array.nbytes for _, t in self.named_tensors())
