@@ -1,4 +1,4 @@
-"""From nodes to the steps that a network runs: layers where nn has them, with what a convolution takes along."""
+"""Building a network from nodes: layers of nn where they exist, with the norm and activation behind a convolution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Step:
     done: tuple[str, ...] = ()
 
 
-def with_ends(steps: list[Step], kept: set[str]) -> Iterator[Step]:
+def with_ends(steps: list[Step], outputs: set[str]) -> Iterator[Step]:
     """The steps, each knowing which values nobody reads after it."""
     last: dict[str, int] = {}
     for index, step in enumerate(steps):
@@ -35,41 +35,41 @@ def with_ends(steps: list[Step], kept: set[str]) -> Iterator[Step]:
             last[name] = index
     ends: dict[int, list[str]] = {}
     for name, index in last.items():
-        if name and name not in kept:
+        if name and name not in outputs:
             ends.setdefault(index, []).append(name)
     for index, step in enumerate(steps):
         yield Step(step.layer, step.inputs, step.outputs, step.nodes, tuple(ends.get(index, ())))
 
 
-def unique(name: str, taken: set[str]) -> str:
+def unique(name: str, used_names: set[str]) -> str:
     """An attribute's name close to a node's or value's, which none of `taken` has; it is taken from now on."""
     base = re.sub(r"[^0-9A-Za-z_.]+", "_", name.lstrip("/").replace("/", ".")) or "value"
-    found, count = base, 1
-    while found in taken:
+    candidate, count = base, 1
+    while candidate in used_names:
         count += 1
-        found = f"{base}_{count}"
-    taken.add(found)
-    return found
+        candidate = f"{base}_{count}"
+    used_names.add(candidate)
+    return candidate
 
 
 class Builder:
     """Turns nodes into steps: layers where nn has them, with what a convolution takes along."""
 
-    def __init__(self, graph: Graph, taken: set[str]) -> None:
+    def __init__(self, graph: Graph, used_names: set[str]) -> None:
         self.graph = graph
         self.layers: dict[str, Module] = {}
         self.steps: list[Step] = []
         self.trained: list[str] = []  # constants that operations read and that may be trained
-        self.read: set[str] = {port.name for port in graph.outputs}
+        self.read_names: set[str] = {port.name for port in graph.outputs}
         self.readers: dict[str, list[Node]] = {}
         for node in graph.nodes:
             for name in set(node.inputs):
                 self.readers.setdefault(name, []).append(node)
-        self._taken: set[int] = set()
-        self._names = {*taken, *_OWN}  # what no layer may be called
+        self._fused_nodes: set[int] = set()
+        self._names = {*used_names, *_OWN}  # what no layer may be called
         self._images: set[str] = set()  # values that are surely (N, C, H, W)
         for node in graph.nodes:
-            if id(node) not in self._taken:
+            if id(node) not in self._fused_nodes:
                 self._add(node)
 
     def _add(self, node: Node) -> None:
@@ -77,15 +77,15 @@ class Builder:
         if layer is None:
             self._operation(node)
             return
-        chain, parts = [node], [layer]
+        chain, modules = [node], [layer]
         if isinstance(layer, nn.Linear) and layer.bias is None:
             self._take_bias(chain, layer)
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            self._take_along(chain, parts)
-        self._taken.update(id(n) for n in chain)
-        made: Module = parts[0] if len(parts) == 1 else Sequential(*parts)
+            self._take_along(chain, modules)
+        self._fused_nodes.update(id(n) for n in chain)
+        module: Module = modules[0] if len(modules) == 1 else Sequential(*modules)
         data = next(n for n in node.inputs if n not in self.graph.constants)
-        self.steps.append(Step(self._name(node, made), (data,), (chain[-1].outputs[0],), tuple(chain)))
+        self.steps.append(Step(self._name(node, module), (data,), (chain[-1].outputs[0],), tuple(chain)))
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
             self._images.add(chain[-1].outputs[0])
 
@@ -97,7 +97,7 @@ class Builder:
 
     def _only_reader(self, value: str) -> Node | None:
         readers = self.readers.get(value, [])
-        return readers[0] if len(readers) == 1 and value not in self.read else None
+        return readers[0] if len(readers) == 1 and value not in self.read_names else None
 
     def _take_bias(self, chain: list[Node], layer: nn.Linear) -> None:
         """An addition of one number per output behind a product is the layer's bias."""
@@ -110,28 +110,28 @@ class Builder:
             layer.bias = Parameter(bias)
             chain.append(after)
 
-    def _take_along(self, chain: list[Node], parts: list[Module]) -> None:
+    def _take_along(self, chain: list[Node], modules: list[Module]) -> None:
         """A batch norm and an activation that alone read a convolution's result, the activation of a linear layer."""
         after = self._only_reader(chain[-1].outputs[0])
-        if after is not None and after.op == "BatchNormalization" and isinstance(parts[0], nn.Conv2d):
+        if after is not None and after.op == "BatchNormalization" and isinstance(modules[0], nn.Conv2d):
             self._images.add(chain[-1].outputs[0])
             norm = self._layer(after)
             if norm is None:
                 return
             chain.append(after)
-            parts.append(norm)
+            modules.append(norm)
             after = self._only_reader(after.outputs[0])
         layer = None if after is None else self._layer(after)
         if after is not None and isinstance(layer, _ACTIVATIONS) and after.inputs[0] == chain[-1].outputs[0]:
             chain.append(after)
-            parts.append(layer)
+            modules.append(layer)
 
     def _operation(self, node: Node) -> None:
         for name in filter(None, node.inputs):
             constant = self.graph.constants.get(name)
             if constant is not None and constant.dtype == np.float32 and constant.size > 1 and name not in self.trained:
                 self.trained.append(name)
-            self.read.add(name) if constant is not None else None
+            self.read_names.add(name) if constant is not None else None
         self.steps.append(Step(self._name(node, layers.operation(node)), node.inputs, node.outputs, (node,)))
 
     def _name(self, node: Node, layer: Module) -> str:

@@ -174,8 +174,8 @@ _TANGLED = "this model's shapes follow the batch in a way that ONNX cannot say; 
 
 @emits("Reshape")
 def _reshape(e: Emission) -> str:
-    given = e.call.input_shapes[0]
-    if len(e.call.shape) == 2 and len(given) > 1 and given[0] == e.call.shape[0]:
+    input_shape = e.call.input_shapes[0]
+    if len(e.call.shape) == 2 and len(input_shape) > 1 and input_shape[0] == e.call.shape[0]:
         return e.node("Flatten", e.inputs[0], axis=1)
     return e.node("Reshape", e.inputs[0], e.graph.constant(free_shape(e.call, e.other_shape)))
 
@@ -211,8 +211,8 @@ def _expand(e: Emission) -> str:
     at = moving[0]
     batch = e.node("Slice", e.node("Shape", e.batch_input), *(e.graph.constant([n]) for n in (0, 1, 0)))
     parts = [e.graph.constant(shape[:at]), batch, e.graph.constant(shape[at + 1 :])]
-    wanted = [p for p, n in zip(parts, (at, 1, len(shape) - at - 1), strict=True) if n]
-    return e.node("Expand", e.inputs[0], e.node("Concat", *wanted, axis=0))
+    halves = [p for p, n in zip(parts, (at, 1, len(shape) - at - 1), strict=True) if n]
+    return e.node("Expand", e.inputs[0], e.node("Concat", *halves, axis=0))
 
 
 @emits("Cat")
@@ -256,10 +256,10 @@ def _gather(e: Emission, parts: list[Any], arrays: list[Any]) -> str:
 
 def _slices(e: Emission, parts: list[Any]) -> str:
     rank = len(e.call.input_shapes[0])
-    given = sum(p is not None and p is not Ellipsis for p in parts)
+    axes_used = sum(p is not None and p is not Ellipsis for p in parts)
     if Ellipsis in parts:
         at = parts.index(Ellipsis)
-        parts[at : at + 1] = [slice(None)] * (rank - given)
+        parts[at : at + 1] = [slice(None)] * (rank - axes_used)
     axis, cuts, dropped, added, place = 0, [], [], [], 0
     for part in parts:
         if part is None:

@@ -12,7 +12,7 @@ from tilewise.onnx.emit import Emission, emits, gelu
 
 
 def finish(e: Emission, y: str) -> str:
-    """What a product takes along: a residual, an activation."""
+    """Write the fused residual and activation of a product."""
     residual = e.param("residual")
     if residual is not None:
         y = e.node("Add", y, e.name_of(residual))
@@ -29,10 +29,10 @@ def _linear(e: Emission) -> str:
         return finish(e, e.node("Gemm", *e.inputs, transB=1))
     source = e.call.inputs[1]
     if isinstance(source, Value):
-        turned = e.node("Transpose", weight, perm=[1, 0])
+        transposed = e.node("Transpose", weight, perm=[1, 0])
     else:  # a constant is written the other way round instead
-        turned = e.graph.weight(np.ascontiguousarray(source.T), f"{weight}.T")
-    y = e.node("MatMul", x, turned)
+        transposed = e.graph.weight(np.ascontiguousarray(source.T), f"{weight}.T")
+    y = e.node("MatMul", x, transposed)
     return finish(e, y if len(e.inputs) == 2 else e.node("Add", y, e.inputs[2]))
 
 
@@ -97,8 +97,8 @@ def attend(e: Emission, qkv: list[str], size: tuple[int, int], scale: float, cau
     scores = e.node("MatMul", e.node("Mul", q, e.number(scale)), e.node("Transpose", k, perm=[0, 1, 3, 2]))
     if causal:
         t, s = size
-        seen = np.tril(np.ones((t, s), bool), s - t)
-        scores = e.node("Add", scores, e.graph.constant(np.where(seen, 0, -np.inf), e.call.dtype))
+        visible = np.tril(np.ones((t, s), bool), s - t)
+        scores = e.node("Add", scores, e.graph.constant(np.where(visible, 0, -np.inf), e.call.dtype))
     if mask is not None:
         scores = _masked(e, scores, mask)
     return e.node("MatMul", e.node("Softmax", scores, axis=-1), v)

@@ -49,11 +49,11 @@ def fixed_dimension_error(port: Port, shape: Sequence[int], is_batch_free: bool 
     if len(shape) != len(port.shape):
         text = ", ".join("?" if n is None else str(n) for n in port.shape)
         return one_line(f"the input {port.name!r} takes shape ({text}), not {tuple(shape)}")
-    for axis, (size, wanted) in enumerate(zip(shape, port.shape, strict=True)):
-        if isinstance(wanted, int) and size != wanted and not (is_batch_free and axis == 0):
+    for axis, (size, expected) in enumerate(zip(shape, port.shape, strict=True)):
+        if isinstance(expected, int) and size != expected and not (is_batch_free and axis == 0):
             return one_line(
-                f"the file fixes dimension {axis} of the input {port.name!r} at {wanted}, and the shape {tuple(shape)} "
-                f"has {size} there"
+                f"the file fixes dimension {axis} of the input {port.name!r} at {expected}, and the "
+                f"shape {tuple(shape)} has {size} there"
             )
     return ""
 

@@ -37,16 +37,16 @@ class Node:
         return value
 
     def __str__(self) -> str:
-        shown = f"{self.op} ({self.name[:80]})"
-        return "".join(c if c.isprintable() else "?" for c in shown)
+        label = f"{self.op} ({self.name[:80]})"
+        return "".join(c if c.isprintable() else "?" for c in label)
 
 
 def _as_kind(value: Any, default: Any, name: str, node: Node) -> Any:
-    wanted = type(default)
-    fits = isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
-    if not fits or (wanted is tuple and not all(isinstance(v, int | float | str) for v in value)):
-        raise FileFormatError(f"{node} has a setting {name} that is no {wanted.__name__}")
-    return float(value) if wanted is float else value
+    expected_type = type(default)
+    fits = isinstance(value, int | float) if expected_type is float else isinstance(value, expected_type)
+    if not fits or (expected_type is tuple and not all(isinstance(v, int | float | str) for v in value)):
+        raise FileFormatError(f"{node} has a setting {name} that is no {expected_type.__name__}")
+    return float(value) if expected_type is float else value
 
 
 @dataclass(frozen=True)
@@ -67,25 +67,25 @@ class Graph:
     opset: int
 
 
-def in_order(nodes: Sequence[Node], known: set[str], where: object) -> list[Node]:
+def in_order(nodes: Sequence[Node], available: set[str], where: object) -> list[Node]:
     """The nodes, each after those whose results it reads. A circle, or a value that nothing makes, is an error."""
-    made = set(known)
+    produced = set(available)
     for node in nodes:
         for name in filter(None, node.outputs):
-            if name in made:
+            if name in produced:
                 raise FileFormatError(f"{where}: the value {name!r} is made twice")
-            made.add(name)
-    missing = {name for node in nodes for name in node.inputs if name and name not in made}
+            produced.add(name)
+    missing = {name for node in nodes for name in node.inputs if name and name not in produced}
     if missing:
         raise FileFormatError(f"{where}: nothing makes the value {min(missing)!r} that a node reads")
-    return _sorted(nodes, known, where)
+    return _sorted(nodes, available, where)
 
 
-def _sorted(nodes: Sequence[Node], known: set[str], where: object) -> list[Node]:
-    waiting = [len({n for n in node.inputs if n and n not in known}) for node in nodes]
+def _sorted(nodes: Sequence[Node], available: set[str], where: object) -> list[Node]:
+    waiting = [len({n for n in node.inputs if n and n not in available}) for node in nodes]
     readers: dict[str, list[int]] = {}
     for index, node in enumerate(nodes):
-        for name in {n for n in node.inputs if n and n not in known}:
+        for name in {n for n in node.inputs if n and n not in available}:
             readers.setdefault(name, []).append(index)
     ready = [i for i in range(len(nodes) - 1, -1, -1) if not waiting[i]]
     order: list[Node] = []

@@ -1,4 +1,4 @@
-"""Which nodes of an ONNX graph are layers of `nn`: those then carry their weights as any model's layers do.
+"""Nodes of an ONNX graph that are layers of `nn`: those then carry their weights as any model's layers do.
 
 A convolution, a linear layer, a norm or an activation that nn has becomes that very layer, so that what works on layers
 (quantizing, pruning, tuning, folding norms) works on networks that were loaded. Everything else runs as an `Operator`.
@@ -35,13 +35,13 @@ class Operator(Module):
 
 
 @cache
-def _named(op: str) -> type[Operator]:
+def _operator_class(op: str) -> type[Operator]:
     return type(op, (Operator,), {})
 
 
 def operation(node: Node) -> Operator:
     """The node as a layer of its operation's name."""
-    return _named(node.op)(node)
+    return _operator_class(node.op)(node)
 
 
 def layer_for(node: Node, weights: Weights) -> Module | None:
@@ -82,9 +82,9 @@ def _is_float(*arrays: Array | None) -> bool:
 
 
 def _pair(node: Node, name: str, default: int) -> tuple[int, int] | None:
-    found = node.attributes.get(name, (default, default))
-    fits = isinstance(found, tuple) and len(found) == 2 and all(isinstance(n, int) and 0 <= n < 1 << 31 for n in found)
-    return (found[0], found[1]) if fits else None
+    pair = node.attributes.get(name, (default, default))
+    fits = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(n, int) and 0 <= n < 1 << 31 for n in pair)
+    return (pair[0], pair[1]) if fits else None
 
 
 def _padding(node: Node) -> tuple[int, ...] | None:
@@ -143,8 +143,8 @@ def _gemm(node: Node, weights: Weights) -> Module | None:
         return None
     if node.get("alpha", 1.0) != 1 or node.get("beta", 1.0) != 1 or node.get("transA", 0):
         return None
-    turned = weight if node.get("transB", 0) else np.ascontiguousarray(weight.T)
-    return linear(turned, bias) if bias is None or bias.shape == turned.shape[:1] else None
+    rows_out = weight if node.get("transB", 0) else np.ascontiguousarray(weight.T)
+    return linear(rows_out, bias) if bias is None or bias.shape == rows_out.shape[:1] else None
 
 
 def linear(weight: Array, bias: Array | None) -> nn.Linear:

@@ -59,10 +59,10 @@ class Network(Module):
         self.steps = tuple(with_ends(builder.steps, {port.name for port in graph.outputs}))
         for name, layer in builder.layers.items():
             setattr(self, name, layer)
-        taken = set(dir(Module))
-        self._names = {name: unique(name, taken) for name in builder.trained}
+        used_names = set(dir(Module))
+        self._names = {name: unique(name, used_names) for name in builder.trained}
         self.weights = Weights({own: graph.constants[name] for name, own in self._names.items()})
-        self._constants = {n: a for n, a in graph.constants.items() if n in builder.read and n not in self._names}
+        self._constants = {n: a for n, a in graph.constants.items() if n in builder.read_names and n not in self._names}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network on inputs in their order, by their names, or in a dict by their names."""
@@ -73,9 +73,11 @@ class Network(Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         values = self._values(args, kwargs)
-        held = sum(array(v).nbytes for v in values.values()) + sum(t._array.nbytes for _, t in self.named_tensors())
+        input_bytes = sum(array(v).nbytes for v in values.values()) + sum(
+            t._array.nbytes for _, t in self.named_tensors()
+        )
         shapes = [tuple(values[port.name].shape) for port in self.inputs]
-        with room_for(held):
+        with room_for(input_bytes):
             try:
                 self._run(values)
             except ShapeError as error:
@@ -103,15 +105,17 @@ class Network(Module):
         for step in self.steps:
             layer = getattr(self, step.layer)
             try:
-                made = layer(*(values[name] if name else None for name in step.inputs))
+                result = layer(*(values[name] if name else None for name in step.inputs))
             except TilewiseError:
                 raise
             except MemoryError:
                 raise UnavailableError(f"{step.nodes[0]} needs more memory than there is") from None
             except (ValueError, TypeError, IndexError, OverflowError, ArithmeticError, AttributeError) as error:
-                given = ", ".join(str(values[n].shape) for n in step.inputs if n)
-                raise ShapeError(f"{step.nodes[0]} cannot work on {given or 'nothing'}: {_first_line(error)}") from None
-            _keep(values, step, made)
+                shapes = ", ".join(str(values[n].shape) for n in step.inputs if n)
+                raise ShapeError(
+                    f"{step.nodes[0]} cannot work on {shapes or 'nothing'}: {_first_line(error)}"
+                ) from None
+            _keep(values, step, result)
             alive += sum(array(values[name]).nbytes for name in step.outputs if name)
             if alive > most:
                 raise UnavailableError(f"up to {step.nodes[0]} the results take {alive >> 20} MiB, too many at a time")
@@ -142,30 +146,30 @@ class Network(Module):
 
 
 def as_input(value: Any, port: Port) -> Tensor:
-    """What somebody handed in, as the network's own kind of numbers."""
-    given = value if isinstance(value, Tensor) else Tensor(value)
-    if given.dtype != port.dtype:
-        if port.dtype.kind == "f" and given.dtype.kind in "fiub":
-            given = given.astype(port.dtype)
-        elif port.dtype.kind in "iu" and given.dtype.kind in "iub":
-            given = Tensor(given.data.astype(port.dtype))
+    """Convert an argument to the dtype of an input, and check its shape."""
+    converted = value if isinstance(value, Tensor) else Tensor(value)
+    if converted.dtype != port.dtype:
+        if port.dtype.kind == "f" and converted.dtype.kind in "fiub":
+            converted = converted.astype(port.dtype)
+        elif port.dtype.kind in "iu" and converted.dtype.kind in "iub":
+            converted = Tensor(converted.data.astype(port.dtype))
         else:
-            raise DtypeError(one_line(f"the input {port.name} takes {port.dtype}, not {given.dtype}"))
-    problem = fixed_dimension_error(port, given.shape, is_batch_free=True)  # nodes that insist on a batch say so
+            raise DtypeError(one_line(f"the input {port.name} takes {port.dtype}, not {converted.dtype}"))
+    problem = fixed_dimension_error(port, converted.shape, is_batch_free=True)  # nodes that insist on a batch say so
     if problem:
         raise ShapeError(problem)
-    return given
+    return converted
 
 
 def refuse_unsupported(graph: Graph, title: str) -> None:
     """Name every operation that cannot be run, with its nodes, at once."""
-    found: dict[str, list[str]] = {}
+    unsupported: dict[str, list[str]] = {}
     for node in graph.nodes:
         if node.op not in TABLE:
-            found.setdefault(node.op, []).append(node.name)
-    if found:
-        listed = "; ".join(f"{op} ({_some(names)})" for op, names in sorted(found.items())[:40])
-        raise UnavailableError(f"{title} uses operations that tilewise does not have: {one_line(listed)}")
+            unsupported.setdefault(node.op, []).append(node.name)
+    if unsupported:
+        listing = "; ".join(f"{op} ({_some(names)})" for op, names in sorted(unsupported.items())[:40])
+        raise UnavailableError(f"{title} uses operations that tilewise does not have: {one_line(listing)}")
 
 
 def _some(names: list[str]) -> str:
@@ -176,8 +180,8 @@ def _first_line(error: Exception) -> str:
     return one_line((str(error).splitlines() or [type(error).__name__])[0][:200])
 
 
-def _keep(values: dict[str, Value], step: Step, made: Any) -> None:
-    results = made if isinstance(made, tuple) else (made,)
+def _keep(values: dict[str, Value], step: Step, result: Any) -> None:
+    results = result if isinstance(result, tuple) else (result,)
     for name, value in zip(step.outputs, results, strict=False):
         if name:
             values[name] = value

@@ -79,10 +79,10 @@ class _Quantized:
         if step.kind == "python":
             return self._float_step(step, reads)
         if step.kind in ("conv", "linear"):
-            made = (self._conv if step.kind == "conv" else self._linear)(step, layer, reads[0])
+            result = (self._conv if step.kind == "conv" else self._linear)(step, layer, reads[0])
             for other in reads[1:]:
-                made = self._node("Add", made, other)
-            return self._activated(step, made)
+                result = self._node("Add", result, other)
+            return self._activated(step, result)
         if step.kind in ("add", "sub", "mul"):
             return self._activated(step, self._node(step.kind.capitalize(), *reads))
         if step.kind in NATIVE_NORMS:
@@ -91,7 +91,7 @@ class _Quantized:
             return self._affine(step, layer, reads[0])
         if step.kind in ("max_pool", "avg_pool", "global_mean"):
             return self._pool(step, reads[0])
-        return self._moved(step, reads)
+        return self._movement(step, reads)
 
     def _node(self, op: str, *inputs: str, **settings: Any) -> str:
         return str(self.graph.node(op, list(inputs), **settings))
@@ -115,9 +115,9 @@ class _Quantized:
 
     def _affine(self, step: Any, layer: Any, x: str) -> str:
         numbers = (step.weight, step.bias) if layer is None else (layer.scale, layer.shift)
-        for op, name, held in zip(("Mul", "Add"), ("weight", "bias"), numbers, strict=True):
-            if held is not None:
-                spread = held.reshape(1, -1, *(1,) * (len(step.shape) - 2))
+        for op, name, constant in zip(("Mul", "Add"), ("weight", "bias"), numbers, strict=True):
+            if constant is not None:
+                spread = constant.reshape(1, -1, *(1,) * (len(step.shape) - 2))
                 x = self._node(op, x, self._float(step.name, name, spread))
         return self._activated(step, x)
 
@@ -146,7 +146,7 @@ class _Quantized:
             return self._node("MaxPool", x, **settings)
         return self._node("AveragePool", x, **settings, count_include_pad=int(step.options.get("count_padding", True)))
 
-    def _moved(self, step: Any, reads: list[str]) -> str:
+    def _movement(self, step: Any, reads: list[str]) -> str:
         if step.kind == "concat":
             return self._node("Concat", *reads, axis=1)
         if step.kind == "flatten":
@@ -163,8 +163,8 @@ class _Quantized:
             rows = self._node("Gather", reads[0], self.graph.constant(np.repeat(np.arange(h // by_h), by_h)), axis=2)
             return self._node("Gather", rows, self.graph.constant(np.repeat(np.arange(w // by_w), by_w)), axis=3)
         parts = self._node("Reshape", reads[0], self.graph.constant([0, by_h, by_w, c, h // by_h, w // by_w]))
-        turned = self._node("Transpose", parts, perm=[0, 3, 4, 1, 5, 2])
-        return self._node("Reshape", turned, self.graph.constant([0, c, h, w]))
+        transposed = self._node("Transpose", parts, perm=[0, 3, 4, 1, 5, 2])
+        return self._node("Reshape", transposed, self.graph.constant([0, c, h, w]))
 
     def _float_step(self, step: Any, reads: list[str]) -> str:
         """An operation that runs in float, between bytes."""
@@ -202,8 +202,8 @@ class _Quantized:
             return str(self.graph.node("Gemm", [x, *filter(None, weights)], transB=1))
         q = self._channels_first(step, layer.kernel.weights()[:, 0, 0, : layer.in_features])
         weight = self._weight(step.name, q, layer.weight_scale)
-        turned = self.graph.node("Transpose", [weight], perm=[1, 0])
-        y = self.graph.node("MatMul", [x, turned])
+        transposed = self.graph.node("Transpose", [weight], perm=[1, 0])
+        y = self.graph.node("MatMul", [x, transposed])
         if layer.float_bias is None:
             return str(y)
         return str(self.graph.node("Add", [y, self._float(step.name, "bias", layer.float_bias)]))
@@ -217,17 +217,17 @@ class _Quantized:
         return np.ascontiguousarray(q.reshape(-1, h, w, c).transpose(0, 3, 1, 2).reshape(len(q), -1))
 
     def _weight(self, name: str, q: Array, scale: Array) -> str:
-        held = self.graph.weight(q, f"{name}.weight")
+        integers = self.graph.weight(q, f"{name}.weight")
         zero = self.graph.weight(np.zeros(len(q), q.dtype), f"{name}.weight_zero_point")
         scales = self.graph.weight(np.broadcast_to(scale, (len(q),)).astype(np.float32), f"{name}.weight_scale")
-        return str(self.graph.node("DequantizeLinear", [held, scales, zero], axis=0))
+        return str(self.graph.node("DequantizeLinear", [integers, scales, zero], axis=0))
 
     def _bias(self, name: str, steps: Array, layer: Any) -> str:
-        held = self.graph.weight(steps.astype(np.int32), f"{name}.bias")
+        integers = self.graph.weight(steps.astype(np.int32), f"{name}.bias")
         scale = np.broadcast_to(layer.weight_scale, (len(steps),)).astype(np.float64) * layer.read.scale
         scales = self.graph.weight(scale.astype(np.float32), f"{name}.bias_scale")
         zero = self.graph.weight(np.zeros(len(steps), np.int32), f"{name}.bias_zero_point")
-        return str(self.graph.node("DequantizeLinear", [held, scales, zero], axis=0))
+        return str(self.graph.node("DequantizeLinear", [integers, scales, zero], axis=0))
 
     def _float(self, step: str, name: str, value: Array | None) -> str:
         return "" if value is None else self.graph.weight(value, f"{step}.{name}")

@@ -80,9 +80,11 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
     newest = onnx.defs.onnx_opset_version()
     try:
         with open_input(where, _MOST_BYTES) as stream, convert_read_errors(where):
-            found = outline(stream)
-            if found is not None and isinstance(stream, BufferedReader):
-                return _graph(onnx.ModelProto.FromString(found.message), where, newest, (stream, found.places))
+            outline_record = outline(stream)
+            if outline_record is not None and isinstance(stream, BufferedReader):
+                return _graph(
+                    onnx.ModelProto.FromString(outline_record.message), where, newest, (stream, outline_record.places)
+                )
         return _graph(onnx.ModelProto.FromString(read_input(where, _MOST_BYTES)), where, newest)
     except TilewiseError as error:  # names come from the file
         raise type(error)(one_line(str(error))) from None
@@ -110,12 +112,12 @@ def _graph(model: Any, where: Path, newest: int, weights: Weights | None = None)
         raise FileFormatError(f"{where} has sparse initializers, which tilewise does not read")
     inputs = tuple(_port(value, where) for value in graph.input if value.name not in constants.arrays)
     nodes = [_node(node, index, opset, constants) for index, node in enumerate(graph.node)]
-    known = {*constants.arrays, *(port.name for port in inputs)}
-    ordered = in_order(_without_constants(nodes, constants.arrays), known | set(constants.arrays), where)
+    available = {*constants.arrays, *(port.name for port in inputs)}
+    ordered = in_order(_without_constants(nodes, constants.arrays), available | set(constants.arrays), where)
     outputs = tuple(_port(value, where, typed=False) for value in graph.output)
-    made = known.union(constants.arrays, *(node.outputs for node in ordered))
+    produced = available.union(constants.arrays, *(node.outputs for node in ordered))
     for port in outputs:
-        if port.name not in made:
+        if port.name not in produced:
             raise FileFormatError(f"{where}: nothing makes the output {port.name!r}")
     return Graph(tuple(ordered), constants.arrays, inputs, outputs, opset)
 
@@ -176,23 +178,23 @@ def _attribute(attribute: Any, node: str, constants: _Constants) -> Any:
 
 def _without_constants(nodes: list[Node], constants: dict[str, Array]) -> list[Node]:
     """The nodes without those that only hold a constant, which goes to the others."""
-    left = []
+    others = []
     for node in nodes:
-        value = _held(node) if node.op == "Constant" else None
+        value = _constant_value(node) if node.op == "Constant" else None
         if value is None:
-            left.append(node)
+            others.append(node)
         elif len(node.outputs) != 1 or node.outputs[0] in constants:
             raise FileFormatError(f"{node} does not make exactly one value of its own")
         else:
             constants[node.outputs[0]] = value
-    return left
+    return others
 
 
-def _held(node: Node) -> Array | None:
+def _constant_value(node: Node) -> Array | None:
     for name, kind in (("value", None), ("value_float", np.float32), ("value_int", np.int64)):
-        found = node.attributes.get(name)
-        if found is not None:
-            return np.asarray(found, kind)
+        value = node.attributes.get(name)
+        if value is not None:
+            return np.asarray(value, kind)
     for name, kind in (("value_floats", np.float32), ("value_ints", np.int64)):
         if name in node.attributes:
             return np.asarray(node.attributes[name], kind)
@@ -268,10 +270,10 @@ class _Constants:
         with open_input(path, 1 << 40) as stream, convert_read_errors(path):
             there = os.fstat(stream.fileno()).st_size
             # Each byte may be used twice, by tied weights, and not a thousand times.
-            left = self._room.setdefault(path, 2 * there) - size
-            if offset + size > there or left < 0:
+            budget_left = self._room.setdefault(path, 2 * there) - size
+            if offset + size > there or budget_left < 0:
                 raise FileFormatError(f"{what} lies outside {path.name}, which is cut short or claimed too often")
-            self._room[path] = left
+            self._room[path] = budget_left
             stream.seek(offset)
             return stream.read(size)
 

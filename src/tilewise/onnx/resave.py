@@ -61,8 +61,8 @@ def _layers(graph: Writer, layer: Module, step: Step) -> None:
 
 
 def _weights(graph: Writer, layer: Any, prefix: str, *names: str) -> list[str]:
-    found = [(name, getattr(layer, name)) for name in names]
-    return [graph.weight(t.data, f"{prefix}.{name}") for name, t in found if t is not None]
+    arrays = [(name, getattr(layer, name)) for name in names]
+    return [graph.weight(t.data, f"{prefix}.{name}") for name, t in arrays if t is not None]
 
 
 def _conv(graph: Writer, layer: Any, x: str, out: str, name: str) -> None:
@@ -82,13 +82,13 @@ def _linear(graph: Writer, layer: Any, x: str, out: str, name: str) -> None:
 
 
 def _batch_norm(graph: Writer, layer: Any, x: str, out: str, name: str) -> None:
-    found = _weights(graph, layer, name, "weight", "bias", "running_mean", "running_var")
-    graph.node("BatchNormalization", [x, *found], [out], epsilon=layer.eps)
+    arrays = _weights(graph, layer, name, "weight", "bias", "running_mean", "running_var")
+    graph.node("BatchNormalization", [x, *arrays], [out], epsilon=layer.eps)
 
 
 def _layer_norm(graph: Writer, layer: Any, x: str, out: str, name: str) -> None:
-    found = _weights(graph, layer, name, "weight", "bias")
-    graph.node("LayerNormalization", [x, *found], [out], axis=-layer.weight.ndim, epsilon=layer.eps)
+    arrays = _weights(graph, layer, name, "weight", "bias")
+    graph.node("LayerNormalization", [x, *arrays], [out], axis=-layer.weight.ndim, epsilon=layer.eps)
 
 
 def _pool(graph: Writer, layer: Any, x: str, out: str, _name: str) -> None:
@@ -104,7 +104,7 @@ def _plain(op: str, **settings: Callable[[Any], Any]) -> WriteLayer:
     """A layer that is one node without weights; its settings are read from the layer."""
 
     def write(graph: Writer, layer: Any, x: str, out: str, _name: str) -> None:
-        graph.node(op, [x], [out], **{key: read(layer) for key, read in settings.items()})
+        graph.node(op, [x], [out], **{key: read_setting(layer) for key, read_setting in settings.items()})
 
     return write
 

@@ -66,19 +66,19 @@ def _refuse_integer_layers(model: Module) -> None:
             )
 
 
-def examples(model: Module, given: Any) -> list[Array]:
-    """The example as arrays; made up where the model says what it takes."""
-    if given is not None:
-        several = given if isinstance(given, list | tuple) else [given]
+def examples(model: Module, example: Any) -> list[Array]:
+    """Return the example as arrays; it is made up if the model says what it takes."""
+    if example is not None:
+        several = example if isinstance(example, list | tuple) else [example]
         return [np.array(x.data if isinstance(x, Tensor) else x) for x in several]
     if isinstance(model, Network):
         return model.example(batch=2)
-    found = example_shape(model)
-    if found is None:
+    spec = example_shape(model)
+    if spec is None:
         raise ConfigurationError(
             f"{type(model).__name__} does not say what it takes; give save an example input, such as an array of zeros"
         )
-    shape, kind = found
+    shape, kind = spec
     return [np.zeros((2, *shape), kind)]
 
 
@@ -112,7 +112,7 @@ def _image_shape(layers: list[Module]) -> tuple[tuple[int, ...], type] | None:
 
 
 def _features(layers: list[Module], x: Array) -> int:
-    """How many numbers an image is by the time it meets the first linear layer, from sizes alone."""
+    """Count the numbers of an image where it meets the first linear layer, from sizes alone."""
     c, h, w = x.shape[1:]
     for layer in layers:
         if isinstance(layer, nn.Linear):
@@ -129,29 +129,29 @@ def _features(layers: list[Module], x: Array) -> int:
 
 
 def _other_batch(inputs: list[Array]) -> list[Array] | None:
-    """The same inputs with one row more, where all have the same number of rows."""
+    """Return the inputs with one more row, if all have equally many."""
     if any(not x.ndim or len(x) != len(inputs[0]) or not len(x) for x in inputs):
         return None
     return [np.concatenate([x, x[:1]]) for x in inputs]
 
 
 def _write(model: Module, path: str | os.PathLike[str], inputs: list[Array], others: list[Array] | None) -> None:
-    found = _traced(model, inputs)
-    other = None if others is None else _alike(model, found, others)
+    traced_model = _traced(model, inputs)
+    other = None if others is None else _alike(model, traced_model, others)
     graph = Writer()
     ports = _input_ports(model, inputs, other is not None)
     written = _Values(graph, model, [graph.name(port.name) for port in ports])
-    for index, call in enumerate(found.nodes):
+    for index, call in enumerate(traced_model.nodes):
         emission = Emission(graph, call, [written.name(v) for v in call.inputs], written.name)
         emission.batch_input = ports[0].name
         emission.other_shape = None if other is None else other.nodes[index].shape
         written.names[Value(len(inputs) + index)] = _emit(emission)
     outputs = []
-    for name, made in found.outputs.items():
-        result = graph.node("Identity", [written.name(found.results[name])], [graph.name(name or "output")])
-        moved = made.shape if other is None else other.outputs[name].shape
-        free = tuple("N" if a != b else a for a, b in zip(made.shape, moved, strict=True))
-        outputs.append(Port(result, made.dtype, free))
+    for name, output in traced_model.outputs.items():
+        result = graph.node("Identity", [written.name(traced_model.results[name])], [graph.name(name or "output")])
+        other_shape = output.shape if other is None else other.outputs[name].shape
+        free = tuple("N" if a != b else a for a, b in zip(output.shape, other_shape, strict=True))
+        outputs.append(Port(result, output.dtype, free))
     graph.write(path, ports, outputs)
 
 
@@ -178,9 +178,9 @@ def _alike(model: Module, first: Trace, others: list[Array]) -> Trace | None:
 
 def _same_but_for_sizes(a: Node, b: Node) -> bool:
     """Whether two calls have the same ranks and constants, so that one node can stand for both."""
-    held = [v.shape if isinstance(v, np.ndarray) else None for v in (*a.inputs, *a.params.values())]
+    shapes = [v.shape if isinstance(v, np.ndarray) else None for v in (*a.inputs, *a.params.values())]
     other = [v.shape if isinstance(v, np.ndarray) else None for v in (*b.inputs, *b.params.values())]
-    return len(a.shape) == len(b.shape) and held == other
+    return len(a.shape) == len(b.shape) and shapes == other
 
 
 def _input_ports(model: Module, inputs: Sequence[Array], free: bool) -> list[Port]:

@@ -1,4 +1,4 @@
-"""Where the weights of an ONNX file lie: the file's message without them, and the place of each.
+"""Positions of the weights in an ONNX file: the file's message without them, and the offset of each.
 
 An ONNX file is one protobuf message, and nearly all of it is the raw bytes of weights. Parsed whole it would be in
 memory three times: as the file's bytes, in the message, and as arrays. So the message is copied field by field without
@@ -34,49 +34,49 @@ class Outline:
 def outline(stream: IO[bytes]) -> Outline | None:
     """None where the stream does not hold such a message, or is not a file with a size."""
     size = os.fstat(stream.fileno()).st_size
-    found = Outline(b"")
+    record = Outline(b"")
     try:
-        found.message = b"".join(_model(stream, size, found))
+        record.message = b"".join(_model(stream, size, record))
     except (_Unclear, OSError):
         return None
-    return found if size and any(found.places) else None
+    return record if size and any(record.places) else None
 
 
-def _model(stream: IO[bytes], size: int, found: Outline) -> list[bytes]:
+def _model(stream: IO[bytes], size: int, record: Outline) -> list[bytes]:
     parts: list[bytes] = []
     while stream.tell() < size:
-        key, head, end = _field(stream, size, found)
+        key, head, end = _field(stream, size, record)
         if key == _GRAPH << 3 | 2:
-            parts += _nested(key, _graph(stream, end, found))
+            parts += _nested(key, _graph(stream, end, record))
         else:
             parts += [head, _exactly(stream, end - stream.tell())]
     return parts
 
 
-def _graph(stream: IO[bytes], end: int, found: Outline) -> list[bytes]:
+def _graph(stream: IO[bytes], end: int, record: Outline) -> list[bytes]:
     parts: list[bytes] = []
     while stream.tell() < end:
-        key, head, stop = _field(stream, end, found)
+        key, head, stop = _field(stream, end, record)
         if key == _INITIALIZER << 3 | 2:
-            inner, place = _tensor(stream, stop, found)
+            inner, place = _tensor(stream, stop, record)
             parts += _nested(key, inner)
-            found.places.append(place)
+            record.places.append(place)
         else:
             parts += [head, _exactly(stream, stop - stream.tell())]
     return parts
 
 
-def _tensor(stream: IO[bytes], end: int, found: Outline) -> tuple[list[bytes], Place | None]:
+def _tensor(stream: IO[bytes], end: int, record: Outline) -> tuple[list[bytes], Place | None]:
     parts: list[bytes] = []
     place: Place | None = None
-    seen = False
+    is_stored = False
     while stream.tell() < end:
-        key, head, stop = _field(stream, end, found)
+        key, head, stop = _field(stream, end, record)
         start = stream.tell()
         if key == _RAW_DATA << 3 | 2:
-            if seen:
+            if is_stored:
                 raise _Unclear  # of two the last one counts
-            seen = True
+            is_stored = True
             if stop - start >= _LEAST:
                 place = (start, stop - start)
                 stream.seek(stop)
@@ -89,10 +89,10 @@ def _nested(key: int, parts: list[bytes]) -> list[bytes]:
     return [_varint(key), _varint(sum(map(len, parts))), *parts]
 
 
-def _field(stream: IO[bytes], end: int, found: Outline) -> tuple[int, bytes, int]:
+def _field(stream: IO[bytes], end: int, record: Outline) -> tuple[int, bytes, int]:
     """A field's key, the bytes of its head, and where its content ends."""
-    found.fields += 1
-    if found.fields > _MOST_FIELDS:
+    record.fields += 1
+    if record.fields > _MOST_FIELDS:
         raise _Unclear
     start = stream.tell()
     key = _read_varint(stream)
@@ -134,7 +134,7 @@ def _varint(value: int) -> bytes:
 
 
 def _exactly(stream: IO[bytes], count: int) -> bytes:
-    found = stream.read(count)
-    if len(found) != count:
+    data = stream.read(count)
+    if len(data) != count:
         raise _Unclear
-    return found
+    return data

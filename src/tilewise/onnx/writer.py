@@ -30,20 +30,22 @@ class Writer:
         self._constants: dict[tuple[Any, ...], str] = {}
         self._alive: list[Array] = []
 
-    def name(self, wanted: str) -> str:
+    def name(self, preferred: str) -> str:
         """The name, or one close to it that nothing has."""
-        name, count = wanted, 1
+        name, count = preferred, 1
         while name in self._names:
             count += 1
-            name = f"{wanted}_{count}"
+            name = f"{preferred}_{count}"
         self._names.add(name)
         return name
 
     def node(self, op: str, inputs: Sequence[str], outputs: int | Sequence[str] = 1, **attributes: Any) -> Any:
         """Add a node; the name of its result, or the names of its results where more than one were asked for."""
         names = [self.name(f"{op}_{len(self.nodes)}") for _ in range(outputs)] if isinstance(outputs, int) else outputs
-        kept = {name: value for name, value in attributes.items() if value is not None}
-        self.nodes.append(self.onnx.helper.make_node(op, list(inputs), list(names), f"{op}_{len(self.nodes)}", **kept))
+        settings = {name: value for name, value in attributes.items() if value is not None}
+        self.nodes.append(
+            self.onnx.helper.make_node(op, list(inputs), list(names), f"{op}_{len(self.nodes)}", **settings)
+        )
         return names[0] if len(names) == 1 else list(names)
 
     def weight(self, array: Array, name: str) -> str:
@@ -67,8 +69,8 @@ class Writer:
     def write(self, path: str | os.PathLike[str], inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
         """The file, whole or not at all."""
         helper = self.onnx.helper
-        read = {name for node in self.nodes for name in node.input}.union(port.name for port in outputs)
-        self.weights = {name: a for name, a in self.weights.items() if name in read}
+        names_read = {name for node in self.nodes for name in node.input}.union(port.name for port in outputs)
+        self.weights = {name: a for name, a in self.weights.items() if name in names_read}
         size = sum(a.nbytes for a in self.weights.values())
         if size > _MOST_BYTES:
             raise FileFormatError(f"{size} bytes of weights are more than one ONNX file holds")

@@ -107,15 +107,15 @@ def _rotary(node: Node, x: Value, cos: Value, sin: Value, places: Value | None =
     if cosines.ndim != 3 or not 0 < width <= t.shape[3] or width % 2 or cosines.shape[-1] != width // 2:
         raise ShapeError(f"{node} turns {width} of {t.shape} by tables of shape {cosines.shape}")
     by_cos, by_sin = Tensor(cosines[:, None]), Tensor(sines[:, None])  # (B, 1, T, D/2)
-    turned, rest = t[..., :width], t[..., width:]
+    rotary, unrotated = t[..., :width], t[..., width:]
     if node.get("interleaved", 0):
-        first, second = turned[..., 0::2], turned[..., 1::2]
+        first, second = rotary[..., 0::2], rotary[..., 1::2]
     else:
-        first, second = turned[..., : width // 2], turned[..., width // 2 :]
+        first, second = rotary[..., : width // 2], rotary[..., width // 2 :]
     one, two = first * by_cos - second * by_sin, first * by_sin + second * by_cos
     if node.get("interleaved", 0):
-        joined = cat([one.unsqueeze(-1), two.unsqueeze(-1)], -1).reshape(*turned.shape)
+        joined = cat([one.unsqueeze(-1), two.unsqueeze(-1)], -1).reshape(*rotary.shape)
     else:
         joined = cat([one, two], -1)
-    out = cat([joined, rest], -1) if rest.shape[-1] else joined
+    out = cat([joined, unrotated], -1) if unrotated.shape[-1] else joined
     return out.permute(0, 2, 1, 3).reshape(*x.shape) if len(x.shape) == 3 else out

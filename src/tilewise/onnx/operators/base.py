@@ -1,4 +1,4 @@
-"""What ONNX operations are here: functions of a node and its input values, kept in one table by name.
+"""The ONNX operations that are supported: functions of a node and its input values, in one table by name.
 
 A value is a Tensor where it depends on the network's input, and a plain array where it does not: shapes, ranges.
 Operations with a gradient go through the tensor's own operations; the others through `computed`, which runs NumPy. What
@@ -46,7 +46,7 @@ def operator(*names: str) -> Callable[[Run], Run]:
 
 @contextmanager
 def room_for(held_bytes: int) -> Iterator[None]:
-    """Inside, no result may be a thousand times larger than inputs and weights, or 64 times where those are large."""
+    """Limit results to a thousand times the size of inputs and weights, or 64 times if those are large."""
     token = _room.set(max(LEAST_ROOM, min(1024 * held_bytes, 4 * LEAST_ROOM + 64 * held_bytes)))
     try:
         yield
@@ -55,7 +55,7 @@ def room_for(held_bytes: int) -> Iterator[None]:
 
 
 def most_alive() -> int:
-    """How many bytes all values of a network may take at a time."""
+    """Return how many bytes all values of a network may use at a time."""
     return 8 * _room.get()
 
 
@@ -86,10 +86,12 @@ def read_values(value: Value) -> Array:
 
 def numbers(value: Value) -> list[int]:
     """A value that says sizes, axes or positions."""
-    found = read_values(value)
-    if found.dtype.kind not in "iu" or found.ndim > 1 or found.size > 64:
-        raise ShapeError(f"sizes and axes are a short list of integers, not {found.dtype} of shape {found.shape}")
-    return [int(n) for n in found.reshape(-1)]
+    values_read = read_values(value)
+    if values_read.dtype.kind not in "iu" or values_read.ndim > 1 or values_read.size > 64:
+        raise ShapeError(
+            f"sizes and axes are a short list of integers, not {values_read.dtype} of shape {values_read.shape}"
+        )
+    return [int(n) for n in values_read.reshape(-1)]
 
 
 class Computed(ops.Operation):
@@ -119,7 +121,7 @@ def is_float(*values: Value) -> bool:
     return all(array(v).dtype.kind == "f" for v in values)
 
 
-def known(*values: Value | None) -> bool:
+def are_constants(*values: Value | None) -> bool:
     """Whether none of the values depends on the network's input."""
     return not any(isinstance(v, Tensor) for v in values)
 

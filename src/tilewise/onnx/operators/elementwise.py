@@ -13,11 +13,11 @@ from tilewise.onnx.graph import Node
 from tilewise.onnx.operators.base import (
     Array,
     Value,
+    are_constants,
     array,
     broadcast,
     computed,
     is_float,
-    known,
     operator,
     read_values,
     same_type,
@@ -28,7 +28,7 @@ from tilewise.tensor import Tensor, apply, where
 
 
 def _integer_division(a: Array, b: Array) -> Array:
-    """As in C: towards zero; by zero, zero instead of a signal."""
+    """Divide integers as C does, towards zero; a division by zero gives zero instead of a signal."""
     safe = np.where(b == 0, 1, b)
     quotient = np.sign(a) * np.sign(safe) * (np.abs(a) // np.abs(safe)) if a.dtype.kind == "i" else a // safe
     return np.where(b == 0, 0, quotient).astype(a.dtype)
@@ -57,7 +57,7 @@ def _arithmetic(node: Node, a: Value, b: Value) -> Value:
     broadcast(a, b)
     if not is_float(a, b):
         return computed(plain, a, b, name=node.op)
-    if known(a, b):
+    if are_constants(a, b):
         with np.errstate(all="ignore"):
             return np.asarray(operation().forward(a, b))
     return apply(operation, tensor(a), tensor(b))
@@ -115,7 +115,7 @@ def _function(node: Node, x: Value) -> Value:
     if not is_float(x) and node.op in _OF_INTEGERS:
         return computed(_OF_INTEGERS[node.op], x, name=node.op)
     float_only(node, x)
-    if known(x):
+    if are_constants(x):
         return np.asarray(_FUNCTIONS[node.op]().forward(array(x)))
     return apply(_FUNCTIONS[node.op], tensor(x))
 
@@ -142,7 +142,7 @@ def _is_inf(node: Node, x: Value) -> Value:
 @operator("Clip")
 def _clip(node: Node, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
     bounds = [None if b is None else read_values(b).reshape(()).item() for b in (low, high)]
-    if known(x) or not is_float(x):
+    if are_constants(x) or not is_float(x):
         return computed(lambda a: np.clip(a, *bounds).astype(a.dtype), x, name=node.op)
     return tensor(x).clip(*bounds)
 
@@ -157,7 +157,7 @@ def _extreme(node: Node, *values: Value) -> Value:
     plain = np.maximum if node.op == "Max" else np.minimum
     result = values[0]
     for value in values[1:]:
-        if is_float(result, value) and not known(result, value):
+        if is_float(result, value) and not are_constants(result, value):
             a, b = tensor(result), tensor(value)
             result = a.maximum(b) if node.op == "Max" else a.minimum(b)
         else:
@@ -210,8 +210,8 @@ def _where(node: Node, condition: Value, a: Value, b: Value) -> Value:
         raise DtypeError(f"{node} chooses by booleans, not by {array(condition).dtype}")
     same_type(node, a, b)
     broadcast(condition, a, b)
-    if known(condition, a, b) or not is_float(a, b) or isinstance(condition, Tensor):
-        if known(a, b) or not is_float(a, b):
+    if are_constants(condition, a, b) or not is_float(a, b) or isinstance(condition, Tensor):
+        if are_constants(a, b) or not is_float(a, b):
             return computed(np.where, condition, a, b, name=node.op)
         return apply(Choose, tensor(condition), tensor(a), tensor(b))
     return where(array(condition), tensor(a), tensor(b))

@@ -13,11 +13,11 @@ from tilewise.onnx.graph import Node
 from tilewise.onnx.operators.base import (
     Array,
     Value,
+    are_constants,
     array,
     axis_of,
     choice,
     computed,
-    known,
     operator,
     read_values,
     room,
@@ -33,11 +33,11 @@ def _gather(node: Node, x: Value, indices: Value) -> Value:
         raise DtypeError(f"{node} looks up {where.dtype} in a tensor of shape {x.shape}")
     room((*x.shape[:axis], *where.shape, *x.shape[axis + 1 :]), array(x).itemsize)
     places = _inside(where, x.shape[axis], node)
-    if known(x, indices):
+    if are_constants(x, indices):
         return np.asarray(array(x).take(places, axis))
     if axis == 0 and len(x.shape) == 2 and isinstance(x, Tensor):
-        return F.embedding(places, x) if known(indices) else apply(Lookup, x, tensor(indices))
-    if known(indices):
+        return F.embedding(places, x) if are_constants(indices) else apply(Lookup, x, tensor(indices))
+    if are_constants(indices):
         return tensor(x)[(*(slice(None),) * axis, places)]
     return apply(Lookup, tensor(x), tensor(indices), axis=axis)
 
@@ -77,7 +77,7 @@ def _gather_elements(node: Node, x: Value, indices: Value) -> Value:
         raise ShapeError(f"{node} looks up {where.shape} in a tensor of shape {x.shape}")
     places = _inside(where, x.shape[axis], node)
     cut = tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(where.shape))
-    if known(x, indices):
+    if are_constants(x, indices):
         return np.take_along_axis(array(x)[cut], places, axis)
     return tensor(x)[cut].gather(axis, places)
 
@@ -95,7 +95,7 @@ def _gather_nd(node: Node, x: Value, indices: Value) -> Value:
         np.arange(n).reshape([-1 if j == i else 1 for j in range(where.ndim - 1)])
         for i, n in enumerate(where.shape[:batch])
     )
-    return array(x)[lead + places] if known(x, indices) else tensor(x)[lead + places]
+    return array(x)[lead + places] if are_constants(x, indices) else tensor(x)[lead + places]
 
 
 @operator("ScatterND")

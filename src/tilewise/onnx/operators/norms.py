@@ -23,9 +23,9 @@ def _batch_norm(node: Node, x: Value, weight: Value, bias: Value, mean: Value, v
     result = F.batch_norm(tensor(x), None, None, tensor(weight), tensor(bias), eps=eps)  # as weights are standardised
     if len(node.outputs) == 1:
         return result
-    axes, kept = tuple(a for a in range(len(x.shape)) if a != 1), node.get("momentum", 0.9)
-    seen = tensor(x).mean(axes), tensor(x).var(axes, correction=0)
-    return result, *(before * kept + now * (1 - kept) for before, now in zip(old, seen, strict=True))
+    axes, momentum = tuple(a for a in range(len(x.shape)) if a != 1), node.get("momentum", 0.9)
+    statistics = tensor(x).mean(axes), tensor(x).var(axes, correction=0)
+    return result, *(before * momentum + now * (1 - momentum) for before, now in zip(old, statistics, strict=True))
 
 
 @operator("LayerNormalization")

@@ -13,11 +13,11 @@ from tilewise.onnx.graph import Node
 from tilewise.onnx.operators.base import (
     Array,
     Value,
+    are_constants,
     array,
     axis_of,
     computed,
     is_float,
-    known,
     numbers,
     operator,
     read_values,
@@ -56,16 +56,16 @@ _OF_INTEGERS: dict[str, Callable[..., Array]] = {
 
 @operator(*_REDUCTIONS, "ReduceProd")
 def _reduce(node: Node, x: Value, axes: Value | None = None) -> Value:
-    chosen = numbers(axes) if axes is not None else list(node.get("axes", ()))
-    if not chosen and node.get("noop_with_empty_axes", 0):
+    selected = numbers(axes) if axes is not None else list(node.get("axes", ()))
+    if not selected and node.get("noop_with_empty_axes", 0):
         return x
-    along = tuple(sorted({axis_of(a, len(x.shape), node) for a in chosen})) or tuple(range(len(x.shape)))
+    along = tuple(sorted({axis_of(a, len(x.shape), node) for a in selected})) or tuple(range(len(x.shape)))
     along = along if x.shape else ()
     keep = bool(node.get("keepdims", 1))
     shape = tuple(1 if i in along else n for i, n in enumerate(x.shape))
     if not math.prod(x.shape) and node.op in ("ReduceMax", "ReduceMin", "ReduceMean"):
         raise ShapeError(f"{node} has nothing to work on in a tensor of shape {x.shape}")
-    if known(x) or not is_float(x) or node.op == "ReduceProd":
+    if are_constants(x) or not is_float(x) or node.op == "ReduceProd":
         result = _reduced_array(node, x, along)
     else:
         result = _REDUCTIONS[node.op](tensor(x), along)
@@ -160,10 +160,10 @@ def _gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> Value:
     same_type(node, a, b)
     if len(a.shape) != 2 or len(b.shape) != 2 or not is_float(a, b):
         raise ShapeError(f"{node} multiplies matrices of floats, not shapes {a.shape} and {b.shape}")
-    left = tensor(a).T if node.get("transA", 0) else tensor(a)
+    first = tensor(a).T if node.get("transA", 0) else tensor(a)
     right = tensor(b).T if node.get("transB", 0) else tensor(b)
-    room((left.shape[0], right.shape[1]))
-    product = left @ right
+    room((first.shape[0], right.shape[1]))
+    product = first @ right
     alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
     product = product if alpha == 1 else product * alpha
     if c is None or beta == 0:
@@ -182,16 +182,16 @@ def _einsum(node: Node, *values: Value) -> Value:
     for index, value in enumerate(values[1:], 1):
         later = set(out).union(*terms[index + 1 :])
         result, letters = _contract(node, result, letters, tensor(value), terms[index], later)
-    gone = tuple(i for i, letter in enumerate(letters) if letter not in out)
-    result = result.sum(gone) if gone else result
-    kept = [letter for letter in letters if letter in out]
-    return result.permute(*(kept.index(letter) for letter in out)) if out else result.reshape(())
+    summed_axes = tuple(i for i, letter in enumerate(letters) if letter not in out)
+    result = result.sum(summed_axes) if summed_axes else result
+    remaining = [letter for letter in letters if letter in out]
+    return result.permute(*(remaining.index(letter) for letter in out)) if out else result.reshape(())
 
 
 def _einsum_terms(node: Node, values: tuple[Value, ...]) -> tuple[list[str], str]:
     equation = node.get("equation", "").replace(" ", "")
-    left, arrow, out = equation.partition("->")
-    terms = left.split(",")
+    inputs, arrow, out = equation.partition("->")
+    terms = inputs.split(",")
     if not arrow:
         joined = "".join(terms)
         out = "".join(sorted(letter for letter in set(joined) if joined.count(letter) == 1))
@@ -215,8 +215,8 @@ def _contract(node: Node, a: Tensor, ta: str, b: Tensor, tb: str, later: set[str
     shape = [sizes[x] for x in (*batch, *rows, *columns)]
     room(shape)
     lead, inner = [sizes[x] for x in batch], math.prod(sizes[x] for x in summed)
-    left = a.permute(*(ta.index(x) for x in (*batch, *rows, *summed)))
+    rows_matrix = a.permute(*(ta.index(x) for x in (*batch, *rows, *summed)))
     right = b.permute(*(tb.index(x) for x in (*batch, *summed, *columns)))
-    left = left.reshape(*lead, math.prod(sizes[x] for x in rows), inner)
+    rows_matrix = rows_matrix.reshape(*lead, math.prod(sizes[x] for x in rows), inner)
     right = right.reshape(*lead, inner, math.prod(sizes[x] for x in columns))
-    return (left @ right).reshape(*shape), "".join((*batch, *rows, *columns))
+    return (rows_matrix @ right).reshape(*shape), "".join((*batch, *rows, *columns))

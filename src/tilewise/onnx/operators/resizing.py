@@ -25,19 +25,19 @@ def _resize(
     if node.get("antialias", 0) or not is_float(x):
         raise DtypeError(f"{node} resizes {array(x).dtype}, or smooths before, which tilewise does not compute")
     axes = [a + len(x.shape) if a < 0 else a for a in node.get("axes", tuple(range(len(x.shape))))]
-    wanted = _wanted_sizes(node, x, axes, scales, sizes)
+    target_sizes = _target_sizes(node, x, axes, scales, sizes)
     shape = list(x.shape)
-    for axis, size, _ in wanted:
+    for axis, size, _ in target_sizes:
         shape[axis] = size
     room(shape, array(x).itemsize)
     result = tensor(x)
-    for axis, size, scale in wanted:
+    for axis, size, scale in target_sizes:
         if size != result.shape[axis] or scale != 1:
             result = apply(resampling.Resample, result, taps=_taps(node, mode, x.shape[axis], size, scale), axis=axis)
     return result
 
 
-def _wanted_sizes(
+def _target_sizes(
     node: Node, x: Value, axes: list[int], scales: Value | None, sizes: Value | None
 ) -> list[tuple[int, int, float]]:
     """(axis, its size after, the scale) of each axis that the node names."""
@@ -48,28 +48,28 @@ def _wanted_sizes(
         if factors.ndim != 1 or len(factors) != len(axes) or not np.isfinite(factors).all() or (factors <= 0).any():
             raise ShapeError(f"{node} has scales of shape {factors.shape} for {len(axes)} axes, or odd ones")
         return [(a, max(math.floor(x.shape[a] * float(f)), 0), float(f)) for a, f in zip(axes, factors, strict=True)]
-    wanted = [] if sizes is None else numbers(sizes)
-    if len(wanted) != len(axes) or min(wanted, default=0) < 1:
+    target_sizes = [] if sizes is None else numbers(sizes)
+    if len(target_sizes) != len(axes) or min(target_sizes, default=0) < 1:
         raise ShapeError(f"{node} has neither scales nor sizes for its {len(axes)} axes")
     policy = choice(node, "keep_aspect_ratio_policy", "stretch", ("stretch", "not_larger", "not_smaller"))
     if policy == "stretch":
-        return [(a, n, n / x.shape[a]) for a, n in zip(axes, wanted, strict=True)]
+        return [(a, n, n / x.shape[a]) for a, n in zip(axes, target_sizes, strict=True)]
     pick = min if policy == "not_larger" else max
-    scale = pick(n / x.shape[a] for a, n in zip(axes, wanted, strict=True))
+    scale = pick(n / x.shape[a] for a, n in zip(axes, target_sizes, strict=True))
     return [(a, math.floor(x.shape[a] * scale + 0.5), scale) for a in axes]
 
 
-def _taps(node: Node, mode: str, size: int, wanted: int, scale: float) -> resampling.Taps:
-    out = np.arange(wanted, dtype=np.float64)
+def _taps(node: Node, mode: str, size: int, target: int, scale: float) -> resampling.Taps:
+    out = np.arange(target, dtype=np.float64)
     how = node.get("coordinate_transformation_mode", "half_pixel")
     if how == "align_corners":
-        places = out * ((size - 1) / (wanted - 1)) if wanted > 1 else np.zeros(wanted)
+        places = out * ((size - 1) / (target - 1)) if target > 1 else np.zeros(target)
     elif how == "asymmetric":
         places = out / scale
     elif how == "half_pixel_symmetric":
-        adjust = wanted / (scale * size)
+        adjust = target / (scale * size)
         places = size / 2 * (1 - adjust) + (out + 0.5) / scale - 0.5
-    elif how == "pytorch_half_pixel" and wanted == 1:
+    elif how == "pytorch_half_pixel" and target == 1:
         places = np.zeros(1)
     else:
         places = (out + 0.5) / scale - 0.5

@@ -12,11 +12,11 @@ from tilewise.onnx.graph import Node
 from tilewise.onnx.operators.base import (
     Array,
     Value,
+    are_constants,
     array,
     axis_of,
     choice,
     computed,
-    known,
     numbers,
     operator,
     room,
@@ -34,17 +34,17 @@ def _reshaped(x: Value, shape: tuple[int, ...]) -> Value:
 
 @operator("Reshape")
 def _reshape(node: Node, x: Value, shape: Value) -> Value:
-    wanted = numbers(shape)
+    target = numbers(shape)
     if not node.get("allowzero", 0):
-        if any(n == 0 and i >= len(x.shape) for i, n in enumerate(wanted)):
+        if any(n == 0 and i >= len(x.shape) for i, n in enumerate(target)):
             raise ShapeError(f"{node} copies a size that a tensor of shape {x.shape} does not have")
-        wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
-    if wanted.count(-1) > 1 or min(wanted, default=0) < -1:
-        raise ShapeError(f"{node} asks for the shape {tuple(wanted)}")
-    if -1 in wanted:
-        rest = math.prod(n for n in wanted if n != -1)
-        wanted[wanted.index(-1)] = math.prod(x.shape) // rest if rest else 0
-    return _reshaped(x, tuple(wanted))
+        target = [x.shape[i] if n == 0 else n for i, n in enumerate(target)]
+    if target.count(-1) > 1 or min(target, default=0) < -1:
+        raise ShapeError(f"{node} asks for the shape {tuple(target)}")
+    if -1 in target:
+        rest = math.prod(n for n in target if n != -1)
+        target[target.index(-1)] = math.prod(x.shape) // rest if rest else 0
+    return _reshaped(x, tuple(target))
 
 
 @operator("Flatten")
@@ -66,21 +66,21 @@ def _transpose(node: Node, x: Value) -> Value:
 
 @operator("Squeeze")
 def _squeeze(node: Node, x: Value, axes: Value | None = None) -> Value:
-    chosen = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else numbers(axes)
-    chosen = [axis_of(a, len(x.shape), node) for a in chosen]
-    if any(x.shape[a] != 1 for a in chosen):
-        raise ShapeError(f"{node} drops axes {chosen} of {x.shape}, which are not of size 1")
-    return _reshaped(x, tuple(n for i, n in enumerate(x.shape) if i not in chosen))
+    selected = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else numbers(axes)
+    selected = [axis_of(a, len(x.shape), node) for a in selected]
+    if any(x.shape[a] != 1 for a in selected):
+        raise ShapeError(f"{node} drops axes {selected} of {x.shape}, which are not of size 1")
+    return _reshaped(x, tuple(n for i, n in enumerate(x.shape) if i not in selected))
 
 
 @operator("Unsqueeze")
 def _unsqueeze(node: Node, x: Value, axes: Value) -> Value:
     rank = len(x.shape) + len(numbers(axes))
-    chosen = {axis_of(a, rank, node) for a in numbers(axes)}
-    if len(chosen) != rank - len(x.shape):
+    selected = {axis_of(a, rank, node) for a in numbers(axes)}
+    if len(selected) != rank - len(x.shape):
         raise ShapeError(f"{node} adds an axis twice")
     sizes = iter(x.shape)
-    return _reshaped(x, tuple(1 if i in chosen else next(sizes) for i in range(rank)))
+    return _reshaped(x, tuple(1 if i in selected else next(sizes) for i in range(rank)))
 
 
 @operator("Concat")
@@ -95,7 +95,7 @@ def _concat(node: Node, *values: Value) -> Value:
         raise ShapeError(f"{node} cannot join shapes {', '.join(str(v.shape) for v in values[:8])}")
     total = sum(v.shape[axis] for v in values)
     room((*values[0].shape[:axis], total, *values[0].shape[axis + 1 :]), array(values[0]).itemsize)
-    if known(*values):
+    if are_constants(*values):
         return np.concatenate(values, axis)
     return cat([tensor(v) for v in values], axis)
 
@@ -107,15 +107,15 @@ def _split(node: Node, x: Value, sizes: Value | None = None) -> Any:
         raise ShapeError(f"{node} cannot cut a single number")
     total, parts = x.shape[axis], len(node.outputs)
     if sizes is not None:
-        wanted = numbers(sizes)
+        lengths = numbers(sizes)
     else:
         step = max(-(-total // parts), 1)
-        wanted = [min(step, max(total - i * step, 0)) for i in range(parts)]
-    if sum(wanted) != total or min(wanted, default=0) < 0 or len(wanted) != parts:
-        raise ShapeError(f"{node} cuts an axis of {total} into {parts} pieces of {wanted}")
+        lengths = [min(step, max(total - i * step, 0)) for i in range(parts)]
+    if sum(lengths) != total or min(lengths, default=0) < 0 or len(lengths) != parts:
+        raise ShapeError(f"{node} cuts an axis of {total} into {parts} pieces of {lengths}")
     if isinstance(x, Tensor):
-        return tuple(x.split(wanted, axis))
-    return tuple(np.split(x, np.cumsum(wanted)[:-1], axis))
+        return tuple(x.split(lengths, axis))
+    return tuple(np.split(x, np.cumsum(lengths)[:-1], axis))
 
 
 @operator("Slice")
@@ -150,11 +150,11 @@ def _bounds(start: int, end: int, step: int, size: int) -> slice:
 @operator("Expand")
 def _expand(node: Node, x: Value, shape: Value) -> Value:
     try:
-        wanted = np.broadcast_shapes(x.shape, tuple(numbers(shape)))
+        target = np.broadcast_shapes(x.shape, tuple(numbers(shape)))
     except ValueError:
         raise ShapeError(f"{node} cannot spread {x.shape} over {numbers(shape)}") from None
-    room(wanted, array(x).itemsize)
-    return np.broadcast_to(x, wanted) if isinstance(x, np.ndarray) else x.expand(*wanted)
+    room(target, array(x).itemsize)
+    return np.broadcast_to(x, target) if isinstance(x, np.ndarray) else x.expand(*target)
 
 
 @operator("Tile")
@@ -163,7 +163,7 @@ def _tile(node: Node, x: Value, repeats: Value) -> Value:
     if len(times) != len(x.shape) or min(times, default=0) < 0:
         raise ShapeError(f"{node} repeats a tensor of shape {x.shape} {times} times")
     room([n * t for n, t in zip(x.shape, times, strict=True)], array(x).itemsize)
-    if known(x):
+    if are_constants(x):
         return np.tile(array(x), times)
     places = np.ix_(*(np.tile(np.arange(n), t) for n, t in zip(x.shape, times, strict=True)))
     return tensor(x)[places] if x.shape else x
@@ -173,12 +173,12 @@ def _tile(node: Node, x: Value, repeats: Value) -> Value:
 def _pad(node: Node, x: Value, pads: Value, value: Value | None = None, axes: Value | None = None) -> Value:
     mode = choice(node, "mode", "constant", ("constant", "edge", "reflect", "wrap"))
     along = list(range(len(x.shape))) if axes is None else [axis_of(a, len(x.shape), node) for a in numbers(axes)]
-    wanted = numbers(pads)
-    if len(wanted) != 2 * len(along) or len(set(along)) != len(along):
-        raise ShapeError(f"{node} pads a tensor of shape {x.shape} by {wanted}")
+    widths_list = numbers(pads)
+    if len(widths_list) != 2 * len(along) or len(set(along)) != len(along):
+        raise ShapeError(f"{node} pads a tensor of shape {x.shape} by {widths_list}")
     widths = [(0, 0)] * len(x.shape)
     for i, axis in enumerate(along):
-        widths[axis] = (wanted[i], wanted[i + len(along)])
+        widths[axis] = (widths_list[i], widths_list[i + len(along)])
     room([n + a + b for n, (a, b) in zip(x.shape, widths, strict=True)], array(x).itemsize)
     if any(min(a, b) < 0 for a, b in widths):
         # Negative widths crop. Axes that keep their size must follow other batches: no fixed end for them.
@@ -189,7 +189,7 @@ def _pad(node: Node, x: Value, pads: Value, value: Value | None = None, axes: Va
 
 
 def _padded(x: Value, widths: list[tuple[int, int]], mode: str, fill: Any, node: Node) -> Value:
-    if mode == "constant" and not known(x):
+    if mode == "constant" and not are_constants(x):
         return tensor(x).pad(widths, fill)
     if mode == "constant":
         return np.pad(array(x), widths, constant_values=fill)
@@ -260,8 +260,8 @@ def _trilu(node: Node, x: Value, k: Value | None = None) -> Value:
     if len(x.shape) < 2:
         raise ShapeError(f"{node} takes matrices, not a tensor of shape {x.shape}")
     shift = 0 if k is None else int(array(k).reshape(()).item())
-    kept = np.triu if node.get("upper", 1) else np.tril
-    mask = kept(np.ones(x.shape[-2:], bool), int(np.clip(shift, -(1 << 31), 1 << 31)))
+    triangle = np.triu if node.get("upper", 1) else np.tril
+    mask = triangle(np.ones(x.shape[-2:], bool), int(np.clip(shift, -(1 << 31), 1 << 31)))
     if isinstance(x, Tensor) and array(x).dtype.kind == "f":
         return x.masked_fill(~mask, 0.0)
     return computed(lambda a: np.where(mask, a, np.zeros((), a.dtype)), x, name=node.op)

@@ -36,20 +36,20 @@ def _spatial(node: Node, x: Value) -> int:
 
 
 def _setting(node: Node, name: str, rank: int, least: int, default: int = 1) -> list[int]:
-    found = list(node.get(name, (default,) * rank))
-    if len(found) != rank or any(not isinstance(n, int) or not least <= n < 1 << 31 for n in found):
-        raise ShapeError(f"{node} has {name} {tuple(found)[:8]} for {rank} axes")
-    return found
+    values = list(node.get(name, (default,) * rank))
+    if len(values) != rank or any(not isinstance(n, int) or not least <= n < 1 << 31 for n in values):
+        raise ShapeError(f"{node} has {name} {tuple(values)[:8]} for {rank} axes")
+    return values
 
 
 def _pads(node: Node, sizes: list[int], kernel: list[int], strides: list[int], dilations: list[int]) -> Pads:
-    """(before, after) of each axis."""
+    """Return the padding (before, after) of each axis."""
     auto, rank = choice(node, "auto_pad", "NOTSET", _AUTO), len(sizes)
     if auto == "VALID":
         return [(0, 0)] * rank
     if auto == "NOTSET":
-        found = _setting(node, "pads", 2 * rank, 0, 0)
-        return [(found[i], found[i + rank]) for i in range(rank)]
+        explicit = _setting(node, "pads", 2 * rank, 0, 0)
+        return [(explicit[i], explicit[i + rank]) for i in range(rank)]
     pads = []
     for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
         total = max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
@@ -142,17 +142,17 @@ def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value | None = No
 
 
 def _transposed_pads(node: Node, x: Value, sizes: list[int], strides: list[int], extra: list[int]) -> Pads:
-    """What is cut off before and after each axis of the full result; where more is wanted, `extra` grows."""
+    """Return the crop before and after each axis of the full result; `extra` grows if more is needed."""
     auto, rank = choice(node, "auto_pad", "NOTSET", _AUTO), len(sizes)
-    wanted = node.get("output_shape", ())
-    if not wanted and auto in ("NOTSET", "VALID"):
+    target = node.get("output_shape", ())
+    if not target and auto in ("NOTSET", "VALID"):
         return _pads(node, list(x.shape[2:]), sizes, strides, [1] * rank)
-    if wanted and (len(wanted) != rank or min(wanted) < 1):
-        raise ShapeError(f"{node} wants a result of {wanted[:8]}")
-    if not wanted:
-        wanted = tuple(n * s for n, s in zip(x.shape[2:], strides, strict=True))
+    if target and (len(target) != rank or min(target) < 1):
+        raise ShapeError(f"{node} wants a result of {target[:8]}")
+    if not target:
+        target = tuple(n * s for n, s in zip(x.shape[2:], strides, strict=True))
     pads = []
-    for i, size in enumerate(wanted):
+    for i, size in enumerate(target):
         extra[i] = max(extra[i], size - sizes[i])
         total = max(sizes[i] + extra[i] - size, 0)
         half = total // 2
@@ -194,16 +194,16 @@ def _pool(node: Node, x: Value) -> Value:
     if set(node.get("dilations", (1,))) != {1} or len(node.outputs) > 1:
         raise ShapeError(f"{node} has windows with holes, or asks for positions, which tilewise does not compute")
     sizes = list(x.shape[2:])
-    asked = _pads(node, sizes, kernel, strides, [1] * rank)
-    pads = _with_ceiling(node, sizes, kernel, strides, asked)
+    requested = _pads(node, sizes, kernel, strides, [1] * rank)
+    pads = _with_ceiling(node, sizes, kernel, strides, requested)
     if rank == 3:
         return pool_volume(node, tensor(x), kernel, strides, pads)
     images = as_images(tensor(x))
     if rank == 1:
-        kernel, strides, pads, asked = [1, *kernel], [1, *strides], [(0, 0), *pads], [(0, 0), *asked]
+        kernel, strides, pads, requested = [1, *kernel], [1, *strides], [(0, 0), *pads], [(0, 0), *requested]
     room([*images.shape[:2], *(n + sum(p) for n, p in zip(images.shape[2:], pads, strict=True))])
     average = node.op == "AveragePool"
-    scale = _share_of_windows(node, images, kernel, strides, pads, asked) if average else None
+    scale = _share_of_windows(node, images, kernel, strides, pads, requested) if average else None
     small = all(2 * p[0] <= k for p, k in zip(pads, kernel, strict=True))
     if not _even(pads) or not small:
         images, pads = _pad_images(images, pads, 0.0 if average else -math.inf), [(0, 0), (0, 0)]
@@ -213,14 +213,14 @@ def _pool(node: Node, x: Value) -> Value:
 
 
 def _share_of_windows(
-    node: Node, images: Tensor, kernel: list[int], strides: list[int], pads: Pads, asked: Pads
+    node: Node, images: Tensor, kernel: list[int], strides: list[int], pads: Pads, requested: Pads
 ) -> Any:
-    """What to multiply means over whole windows by, (H, W), where some of a window does not count."""
-    counted = asked if node.get("count_include_pad", 0) else [(0, 0), (0, 0)]
-    if counted == pads:
+    """Return the factors (H, W) that correct means over whole windows if a part of a window does not count."""
+    counting = requested if node.get("count_include_pad", 0) else [(0, 0), (0, 0)]
+    if counting == pads:
         return None
     along = []
-    for n, k, s, p, c in zip(images.shape[2:], kernel, strides, pads, counted, strict=True):
+    for n, k, s, p, c in zip(images.shape[2:], kernel, strides, pads, counting, strict=True):
         starts = np.arange(_result_size(n, p, k, s)) * s - p[0]
         inside = np.minimum(starts + k, n + c[1]) - np.maximum(starts, -c[0])
         along.append(k / np.maximum(inside, 1))
