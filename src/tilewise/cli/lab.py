@@ -58,10 +58,10 @@ def lab(
     if measure:
         work.measure()
     if decide is not None:
-        parts = [part.strip() for part in decide.split("|")]
-        if len(parts) != 3:
+        sentences = [sentence.strip() for sentence in decide.split("|")]
+        if len(sentences) != 3:
             raise ConfigurationError("a decision has three parts: 'NUMBERS | WHY | TRADE-OFF'")
-        work.decide(*parts)
+        work.decide(*sentences)
     if token:
         print(work.token())
     elif as_json:

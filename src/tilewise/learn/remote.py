@@ -41,7 +41,7 @@ class MessageChannel:
             os.set_blocking(writing, False)
 
     def limit(self, seconds: float, longest: float) -> None:
-        """From now on, let the other process compute for `seconds`, and wait for it `longest` seconds at most."""
+        """Let the other process compute for `seconds` from now on, and wait for it `longest` seconds at most."""
         used = self.computing_seconds()
         self._computing_limit = None if used is None else used + seconds
         self.deadline, self._last = time.monotonic() + seconds, time.monotonic() + longest

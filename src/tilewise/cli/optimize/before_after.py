@@ -122,7 +122,10 @@ def accuracy(model: Module, images: data.ImageData) -> float:
 
 
 def outcomes(task: Task, candidates: dict[str, tuple[Module, int]], batch: int, runs: int, seed: int) -> list[Outcome]:
-    """Evaluate models, given with their bytes, against the first one; timings on one batch are interleaved."""
+    """Evaluate models, given with their bytes, against the first one; timings on one batch are interleaved.
+
+    Float networks are timed planned, in one native call, because quantized ones are: like is compared with like.
+    """
     batch_x = Tensor(task.data.x_test[:batch])
 
     @no_grad()
@@ -130,10 +133,23 @@ def outcomes(task: Task, candidates: dict[str, tuple[Module, int]], batch: int, 
         return model(batch_x)
 
     forms = {
-        name: Candidate(partial(run, model), size, answers(model, task.data.x_test) == task.data.y_test)
+        name: Candidate(
+            partial(run, _planned(model, batch_x)), size, answers(model, task.data.x_test) == task.data.y_test
+        )
         for name, (model, size) in candidates.items()
     }
     return compare(forms, runs, seed)
+
+
+def _planned(model: Module, batch: Tensor) -> Any:
+    """Return a plan of a float network; the model itself if it is quantized or cannot be planned."""
+    from tilewise.graph.plan import compile
+    from tilewise.quantize.calibration import is_quantized
+
+    try:
+        return model if is_quantized(model) else compile(model, batch)
+    except TilewiseError:
+        return model
 
 
 def compare(candidates: dict[str, Candidate], runs: int, seed: int) -> list[Outcome]:
@@ -165,10 +181,10 @@ def float_bytes(model: Module) -> int:
     return sum(t.size * t.dtype.itemsize for _, t in model.named_tensors())
 
 
-def print_table(title: str, rows: list[Outcome], batch: int, timed: str = "") -> None:
+def print_table(title: str, rows: list[Outcome], batch: int, timed_call: str = "") -> None:
     """Print a table of outcomes, and below it the timer's doubts about the latencies."""
-    timed = timed or f"{batch} images"
-    headings = ("", "accuracy", "points lost (95 % interval)", "in memory", f"p50 of {timed}", "speed-up")
+    timed_call = timed_call or f"{batch} images"
+    headings = ("", "accuracy", "points lost (95 % interval)", "in memory", f"p50 of {timed_call}", "speed-up")
     show(table(headings, map(_cells, rows), title))
     for doubt in rows[0].doubts:
         print(f"  Unsteady times: {doubt}.")

@@ -112,7 +112,7 @@ def prune(
         print(json.dumps(facts, default=float))
         return
     how = f"{epochs} epochs of fine-tuning" if epochs else "no fine-tuning"
-    print_table(f"{task.name}, {sparsity:.0%} of its weights removed, {how}", rows, batch, task.timed)
+    print_table(f"{task.name}, {sparsity:.0%} of its weights removed, {how}", rows, batch, task.timed_call)
     for layer in layers:
         layer_name = names.get(layer.name.removesuffix(".weight"), layer.name)
         print(f"  {layer_name}: {layer.zeros:,} of {layer.weights:,} weights are zero ({layer.sparsity:.1%})")

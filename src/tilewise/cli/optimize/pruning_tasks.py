@@ -26,7 +26,7 @@ class PruningTask(Protocol):
     steps_per_epoch: int
     epochs: int  # of fine-tuning, by default
     lr: float
-    timed: str  # the timed call, in words
+    timed_call: str  # in words
 
     def loss(self, model: Module) -> Tensor: ...
     def calibration(self) -> list[Array]: ...
@@ -47,11 +47,11 @@ class ImagePruning:
         self.has_filters = any(isinstance(m, Conv2d) for m in self.model.modules())
         self.can_shrink = self.has_filters and isinstance(self.model, Sequential | models.ResNet8)
         self.rng = np.random.default_rng(seed)
-        self.batch, self.timed = batch, f"{batch} images"
+        self.batch, self.timed_call = batch, f"{batch} images"
         self.steps_per_epoch = -(-len(self.images.x_train) // self._BATCH)
         # An epoch of a network without convolutions takes milliseconds; 60,000 images need fewer passes than 1,437.
-        few = 20 if self.has_filters else 100
-        self.epochs = max(1, min(few, 143_700 // len(self.images.x_train)))
+        most_epochs = 20 if self.has_filters else 100
+        self.epochs = max(1, min(most_epochs, 143_700 // len(self.images.x_train)))
 
     def loss(self, model: Module) -> Tensor:
         rows = self.rng.integers(0, len(self.images.x_train), self._BATCH)
@@ -95,7 +95,7 @@ class TextPruning:
     """The character GPT; quality is the share of characters that it predicts, per window of held-out text."""
 
     name, epochs, lr, can_shrink = "gpt", 3, 3e-3, False
-    timed = "128 tokens"
+    timed_call = "128 tokens"
     _BATCH, _TOKENS = 8, 128
 
     def __init__(self, seed: int) -> None:

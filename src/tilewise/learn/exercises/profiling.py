@@ -64,9 +64,9 @@ def _attainable(answer: Callable[..., Any]) -> None:
         right = max(flops / peak, bytes_moved / bandwidth)
         call = f"least_seconds({flops:g}, {bytes_moved:g}, {peak:g}, {bandwidth:g})"
         hint = "computing and moving overlap at best, so the slower of the two decides; it is not their sum"
-        swapped = flops / bandwidth, bytes_moved / peak
+        exchanged = flops / bandwidth, bytes_moved / peak
         advice = "divide the FLOPs by the peak and the bytes by the bandwidth"
-        mistakes = ((max(swapped), advice), (sum(swapped), advice))
+        mistakes = ((max(exchanged), advice), (sum(exchanged), advice))
         same_number(answer(flops, bytes_moved, peak, bandwidth), right, call, hint, mistakes=mistakes)
 
 
