@@ -27,7 +27,7 @@ from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.gpu.devices import H200
 from tilewise.gpu.pinning.ir import WorkSummary, summarize
-from tilewise.gpu.pinning.ranker import FILE, Candidate, KernelRanker, features, relative
+from tilewise.gpu.pinning.ranker import FILE, KernelRanker, RankedCandidate, features, relative
 from tilewise.io import save
 from tilewise.store.problem import Problem
 from tilewise.tune.families.registry import find_family
@@ -49,7 +49,7 @@ class MeasuredGroup:
     """The candidates of one problem with their runtimes; `family` is what is held out together."""
 
     family: str
-    candidates: list[Candidate]
+    candidates: list[RankedCandidate]
     runtime: list[float]
     best: float
 
@@ -84,7 +84,9 @@ def collection_groups(seed: int = 0) -> Iterator[MeasuredGroup]:
             yield MeasuredGroup(name, candidates, [ns for _, ns in chosen], float(runtime.min()))
 
 
-def _family_candidate(family: Any, problem: Any, config: Any, operands: Any, texts: Any, unique: float) -> Candidate:
+def _family_candidate(
+    family: Any, problem: Any, config: Any, operands: Any, texts: Any, unique: float
+) -> RankedCandidate:
     """Describe a configuration of one of our own kernels."""
     from tilewise.gpu.measure.compiler import find_kernel
     from tilewise.gpu.pinning.ir import lower_source
@@ -101,7 +103,7 @@ def _family_candidate(family: Any, problem: Any, config: Any, operands: Any, tex
     integers = {n: v for n, v in zip(names, launch.arguments, strict=False) if isinstance(v, int)}
     integers |= {n: int(v) for n, v in constants.items() if isinstance(v, bool | int)}
     work = summarize(texts[key], integers, [size // 2 for size in launch.grid])
-    return Candidate(work, int(np.prod(launch.grid)), binary.num_warps, binary.num_stages, unique)
+    return RankedCandidate(work, int(np.prod(launch.grid)), binary.num_warps, binary.num_stages, unique)
 
 
 def foreign_groups(path: Path) -> Iterator[MeasuredGroup]:
@@ -208,7 +210,7 @@ def main() -> int:
 def _read_group(group: Any) -> MeasuredGroup:
     """Convert a group from JSON."""
     candidates = [
-        Candidate(WorkSummary(**{**one.pop("work")}), **one)
+        RankedCandidate(WorkSummary(**{**one.pop("work")}), **one)
         for one in group["candidates"]
     ]  # fmt: skip
     return MeasuredGroup(group["family"], candidates, group["runtime"], group["best"])

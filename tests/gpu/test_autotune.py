@@ -141,7 +141,7 @@ def test_on_a_gpu_without_a_model_the_nearest_model_is_used_with_one_warning(ses
 
 
 def test_an_unknown_kernel_is_measured_in_the_order_of_its_work_and_never_with_tiles_that_cannot_fit(session):
-    from tilewise.gpu.pinning.choose import Ranking
+    from tilewise.gpu.pinning.choose import ConfigRanking
 
     costs = [20.0 if config.kwargs["BLOCK"] == 256 else runtime(config, 1000) / 1e4 for config in CONFIGS]
     measurements = []
@@ -150,7 +150,7 @@ def test_an_unknown_kernel_is_measured_in_the_order_of_its_work_and_never_with_t
         measurements.append(config)
         return runtime(config, 1000)
 
-    ranking = Ranking(range(len(CONFIGS)), costs, "ranker")
+    ranking = ConfigRanking(range(len(CONFIGS)), costs, "ranker")
     best = session.first.choose(CONFIGS, {"n": 1000}, ["torch.float32"], measure, lambda: ranking)
     assert best is min(CONFIGS, key=lambda config: runtime(config, 1000))
     assert len(set(map(id, measurements))) <= 5 and all(config.kwargs["BLOCK"] < 256 for config in measurements)

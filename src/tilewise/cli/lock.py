@@ -52,10 +52,10 @@ def check(file: _File = Path("tilewise.lock"), as_json: AsJson = False) -> None:
     Example: tilewise lock check tilewise.lock
     """
     from tilewise.gpu.pinning.lock import LockFile
-    from tilewise.gpu.pinning.recompute import Verdict, compare_lock
+    from tilewise.gpu.pinning.recompute import LockVerdict, compare_lock
 
     comparisons = compare_lock(LockFile(file, frozen=True))
-    differing = [one for one in comparisons if one.verdict is not Verdict.SAME]
+    differing = [one for one in comparisons if one.verdict is not LockVerdict.SAME]
     if as_json:
         rows = [{"kernel": one.locked.kernel, "problem": dict(one.locked.problem), "verdict": str(one.verdict)}
                 for one in comparisons]  # fmt: skip
@@ -76,14 +76,14 @@ def update(file: _File = Path("tilewise.lock"), as_json: AsJson = False) -> None
     Example: tilewise lock update tilewise.lock
     """
     from tilewise.gpu.pinning.lock import LockFile
-    from tilewise.gpu.pinning.recompute import Verdict, compare_lock
+    from tilewise.gpu.pinning.recompute import LockVerdict, compare_lock
 
     LockFile(file, frozen=True)  # a file that does not exist is an error here
     lock_file = LockFile(file)
     comparisons = compare_lock(lock_file)
     today = [one.today for one in comparisons if one.today is not None]
     removed = len(comparisons) - len(today)
-    changed = sum(one.verdict is Verdict.CHANGED for one in comparisons)
+    changed = sum(one.verdict is LockVerdict.CHANGED for one in comparisons)
     lock_file.replace_all(today)
     if as_json:
         counts = {"choices": len(today), "changed": changed, "removed": removed}

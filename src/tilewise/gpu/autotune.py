@@ -28,7 +28,7 @@ import numpy as np
 
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.gpu.pinning.choose import Ranking, choose_config, rank_configs
+from tilewise.gpu.pinning.choose import ConfigRanking, choose_config, rank_configs
 from tilewise.gpu.pinning.ranker import TOO_LARGE
 from tilewise.gpu.pinning.state import is_unmeasured
 from tilewise.gpu.triton_kernel import (
@@ -201,7 +201,7 @@ class Session:
         sizes: Mapping[str, Any],
         dtypes: Sequence[str],
         measure: Callable[[Any], float | None],
-        rank: Callable[[], Ranking | None] = lambda: None,
+        rank: Callable[[], ConfigRanking | None] = lambda: None,
     ) -> Any:
         """Return the triton.Config to launch with.
 

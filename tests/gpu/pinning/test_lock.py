@@ -12,7 +12,7 @@ import pytest
 from tilewise.errors import FileFormatError, MissingFileError
 from tilewise.gpu.inductor.templates import FAMILY
 from tilewise.gpu.pinning.lock import LockedChoice, LockFile, format_lock, read_lock
-from tilewise.gpu.pinning.recompute import Verdict, compare_lock
+from tilewise.gpu.pinning.recompute import LockVerdict, compare_lock
 from tilewise.gpu.products.config_fields import CUBLAS
 from tilewise.store.problem import Config, Problem
 
@@ -72,8 +72,8 @@ def test_a_choice_of_the_same_model_cannot_change_and_others_are_made_again() ->
     first, second, third, fourth, fifth = compare_lock(
         [same, other_model, unknown, compiled, choice(kernel="product", problem=own)]
     )
-    assert first.verdict is Verdict.SAME
-    assert second.verdict is Verdict.CHANGED and second.today is not None and second.today.config in TILES[4:]
-    assert third.verdict is Verdict.UNKNOWN and third.today is None
+    assert first.verdict is LockVerdict.SAME
+    assert second.verdict is LockVerdict.CHANGED and second.today is not None and second.today.config in TILES[4:]
+    assert third.verdict is LockVerdict.UNKNOWN and third.today is None
     assert fifth.today is not None and fifth.today.model.startswith("products")
     assert fourth.today is not None and fourth.today.config in (CUBLAS, template)

@@ -1,4 +1,4 @@
-"""Ranking unknown kernels by their intermediate representation: counting work, trees, and what cannot fit."""
+"""ConfigRanking unknown kernels by their intermediate representation: counting work, trees, and what cannot fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tilewise.errors import FileFormatError
 from tilewise.gpu.devices import DEVICES, H200
 from tilewise.gpu.pinning.ir import WorkSummary, summarize
-from tilewise.gpu.pinning.ranker import Candidate, KernelRanker, Trees, is_too_large, shipped_ranker
+from tilewise.gpu.pinning.ranker import KernelRanker, RankedCandidate, Trees, is_too_large, shipped_ranker
 from tilewise.io import save
 
 # A product of 64 x 32 tiles along K, as Triton's front end lowers it, shortened; a scale is loaded before the loop.
@@ -65,11 +65,11 @@ def test_text_of_something_else_gives_no_surprise(text: str) -> None:
         return
 
 
-def _candidate(block: int, warps: int, stages: int = 3) -> Candidate:
+def _candidate(block: int, warps: int, stages: int = 3) -> RankedCandidate:
     work = summarize(TTIR, {"K": 4096})
     work.dot_results = work.accumulators = float(block * block)
     work.dot_operand_bytes = float(4 * block * 64)
-    return Candidate(work, (4096 // block) ** 2, warps, stages, 1e8)
+    return RankedCandidate(work, (4096 // block) ** 2, warps, stages, 1e8)
 
 
 def test_tiles_that_exceed_registers_or_shared_memory_come_last() -> None:
@@ -87,7 +87,7 @@ def test_scores_are_finite_for_every_device_and_do_not_depend_on_the_order() -> 
     for device in DEVICES:
         assert np.isfinite(ranker.scores(candidates, device)).all()
     assert np.array_equal(ranker.scores(candidates, H200)[::-1], ranker.scores(candidates[::-1], H200))
-    assert np.isfinite(ranker.scores([Candidate(WorkSummary(), 1, 4, 1, 0.0)], H200)).all()
+    assert np.isfinite(ranker.scores([RankedCandidate(WorkSummary(), 1, 4, 1, 0.0)], H200)).all()
 
 
 def test_trees_are_walked_to_their_leaves_and_checked(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class Advisor:
         devices: Sequence[str] = ("cuda",),
         service: ServiceClient | None = None,
     ) -> None:
+        """Start without decisions; a budget of 0 never benchmarks."""
         self.model, self.budget, self.log, self.devices = model, budget, log, tuple(devices)
         self.service = service
         self.isolated = False  # whether a process of PyTorch's tests every template first
@@ -150,14 +151,14 @@ class Advisor:
         if lock is not None and selection.reason is Reason.PINNED:
             names, parameters = choices
             configs = {i: config_of(names[i], parameters[i]) for i in {*selection.indices, *selection.candidates}}
-            chosen = configs[selection.indices[0]] if selection.indices else CUBLAS
-            is_aten = chosen is None or is_cublas(chosen)
+            config_or_none = configs[selection.indices[0]] if selection.indices else CUBLAS
+            is_aten = config_or_none is None or is_cublas(config_or_none)
             lock.add(
                 LockedChoice(
                     kernel=kernel,
                     problem=key,
                     device=device,
-                    config=CUBLAS if chosen is None else chosen,
+                    config=CUBLAS if config_or_none is None else config_or_none,
                     predicted=selection.predicted,
                     model=f"products {self.model.digest}",
                     reason=f"{'ATen' if is_aten else 'first'} of {selection.considered} by the cost model",

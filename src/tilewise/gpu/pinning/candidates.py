@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewise.gpu.devices import H200_CAPABILITY
 from tilewise.gpu.pinning.ir import lower, summarize
-from tilewise.gpu.pinning.ranker import Candidate
+from tilewise.gpu.pinning.ranker import RankedCandidate
 from tilewise.gpu.triton_kernel import jit_function, source_digest
 
 _texts: dict[Any, str] = {}  # lowered kernels; equal for configurations that differ in warps and stages alone
@@ -18,7 +18,7 @@ _MAX_TEXTS = 4096  # arbitrary
 
 @dataclass(frozen=True)
 class _CallFacts:
-    """What all configurations of a call have in common."""
+    """Facts that all configurations of a call have in common."""
 
     kernel: Any  # as it was decorated
     function: Any  # the jitted function inside
@@ -29,7 +29,7 @@ class _CallFacts:
 
 def describe_candidates(
     kernel: Any, arguments: Mapping[str, Any], configs: Sequence[Any], grid: Any, capability: int = H200_CAPABILITY
-) -> list[Candidate]:
+) -> list[RankedCandidate]:
     """Describe every configuration of a call; raises whatever Triton's front end raises for one it cannot lower."""
     function = jit_function(kernel)
     tensors = [getattr(value, "base", value) for value in arguments.values()]
@@ -38,7 +38,7 @@ def describe_candidates(
     return [_describe(facts, arguments, config, grid) for config in configs]
 
 
-def _describe(facts: _CallFacts, arguments: Mapping[str, Any], config: Any, grid: Any) -> Candidate:
+def _describe(facts: _CallFacts, arguments: Mapping[str, Any], config: Any, grid: Any) -> RankedCandidate:
     """Describe one configuration."""
     function = facts.function
     if config.pre_hook is not None:  # sets the block shapes of TMA descriptors
@@ -56,7 +56,7 @@ def _describe(facts: _CallFacts, arguments: Mapping[str, Any], config: Any, grid
     launch = grid({**arguments, **settings}) if callable(grid) else grid
     launch = (*(int(n) for n in launch), 1, 1)[:3]
     work = summarize(text, values, [size // 2 for size in launch])
-    return Candidate(work, math.prod(launch), int(config.num_warps), int(config.num_stages), facts.unique_bytes)
+    return RankedCandidate(work, math.prod(launch), int(config.num_warps), int(config.num_stages), facts.unique_bytes)
 
 
 def _lowered(facts: _CallFacts, arguments: Mapping[str, Any], constants: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.gpu.devices import H200_CAPABILITY, Device, find_device
 from tilewise.gpu.pinning.candidates import describe_candidates
 from tilewise.gpu.pinning.lock import LockedChoice
-from tilewise.gpu.pinning.ranker import MAX_ACCUMULATORS, TOO_LARGE, Candidate, shipped_ranker
+from tilewise.gpu.pinning.ranker import MAX_ACCUMULATORS, TOO_LARGE, RankedCandidate, shipped_ranker
 from tilewise.gpu.pinning.state import active_lock
 from tilewise.gpu.triton_kernel import (
     config_of,
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Ranking:
+class ConfigRanking:
     """An order of candidates, the costs that it comes from, and the model behind them."""
 
     order: Sequence[int]
@@ -82,7 +82,7 @@ def choose_config(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, A
     return configs[index]
 
 
-def rank_configs(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any]) -> Ranking | None:
+def rank_configs(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any]) -> ConfigRanking | None:
     """Order the configurations of a call by the work of the kernel; None if it cannot be read or the GPU is unknown."""
     device = find_device(_device_name())
     if device is None or len(configs) < 2:
@@ -99,7 +99,7 @@ def rank_configs(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, An
 
 @dataclass(frozen=True)
 class KernelCall:
-    """What a choice depends on: the kernel, the values of its key, all its integers and the dtypes of its tensors."""
+    """The inputs of a choice: the kernel, the values of its key, all its integers and the dtypes of its tensors."""
 
     name: str
     source: str
@@ -123,7 +123,7 @@ def choose_index(
     configs: Sequence[Any],
     *,
     fits: Callable[[Any], bool],
-    describe: Callable[[], Sequence[Candidate]],
+    describe: Callable[[], Sequence[RankedCandidate]],
     say: Say | None = None,
 ) -> int:
     """Return the index of the configuration to launch.
@@ -158,15 +158,18 @@ def choose_index(
 
 
 def _rank(
-    call: KernelCall, settings: Sequence[Mapping[str, Any]], device: str, describe: Callable[[], Sequence[Candidate]]
-) -> Ranking:
+    call: KernelCall,
+    settings: Sequence[Mapping[str, Any]],
+    device: str,
+    describe: Callable[[], Sequence[RankedCandidate]],
+) -> ConfigRanking:
     """Order the configurations by a model; in their own order if none knows the kernel or the device."""
     # The model of matrix products was trained on kernels that load through pointers.
     record = find_device(device)
     as_matmul = None if call.uses_tma else match_matmul(settings, call.sizes, call.dtypes)
     if record is None:
         _announce(f"there is no record of {device}, so its kernels keep their first configuration that fits", None)
-        return Ranking(range(len(settings)))
+        return ConfigRanking(range(len(settings)))
     try:
         model = shipped_model(device) if as_matmul is not None else None
         if as_matmul is not None and model is not None:
@@ -175,20 +178,20 @@ def _rank(
     except Exception as error:  # Triton's front end raises many types; the launch will raise what concerns the call
         _announce(f"{call.name} cannot be ranked ({type(error).__name__}: {str(error)[:200]})", None)
         ranking = None
-    return ranking or Ranking(range(len(settings)))
+    return ranking or ConfigRanking(range(len(settings)))
 
 
-def rank_by_work(candidates: Sequence[Candidate], device: Device) -> Ranking | None:
+def rank_by_work(candidates: Sequence[RankedCandidate], device: Device) -> ConfigRanking | None:
     """Order configurations by the work in the kernel's intermediate representation; None without a ranker."""
     ranker = shipped_ranker()
     if ranker is None:
         return None
     scores = ranker.scores(candidates, device)
     order = [int(index) for index in np.argsort(scores, kind="stable")]
-    return Ranking(order, scores.tolist(), ranker.name, f"first of {len(candidates)} by the work of the kernel")
+    return ConfigRanking(order, scores.tolist(), ranker.name, f"first of {len(candidates)} by the work of the kernel")
 
 
-def rank_matmul(model: ModelScores, problem: Problem, configs: Sequence[Config], device: Device) -> Ranking:
+def rank_matmul(model: ModelScores, problem: Problem, configs: Sequence[Config], device: Device) -> ConfigRanking:
     """Order configurations of a matrix product by the model's scores; equal ones keep their order.
 
     Those that exceed shared memory or registers come last: the model was trained on configurations that fit.
@@ -197,7 +200,7 @@ def rank_matmul(model: ModelScores, problem: Problem, configs: Sequence[Config],
     too_large = [_is_too_large(config, element_bytes, device) for config in configs]
     scores = model.scores(problem, configs) + TOO_LARGE * np.array(too_large)
     order = [int(index) for index in np.argsort(scores, kind="stable")]
-    return Ranking(order, scores.tolist(), model_digest(), f"first of {len(configs)} by the cost model")
+    return ConfigRanking(order, scores.tolist(), model_digest(), f"first of {len(configs)} by the cost model")
 
 
 def _is_too_large(config: Config, element_bytes: int, device: Device) -> bool:

@@ -150,13 +150,13 @@ def _literal(token: str) -> float | None:
 
 def _tensors(text: str) -> list[_Tensor]:
     """List the tensor types in a piece of text."""
-    found = []
+    tensors = []
     for dimensions, element in _TENSOR.findall(text):
         shape = tuple(int(n) for n in dimensions.split("x") if n)
         pointee = re.search(r"ptr<(\w+)", element)
         bits = _ELEMENT_BITS.get(pointee[1] if pointee else element, 32)
-        found.append(_Tensor(math.prod(shape), shape, bits))
-    return found
+        tensors.append(_Tensor(math.prod(shape), shape, bits))
+    return tensors
 
 
 def _count(summary: WorkSummary, kind: str, body: str, trips: float, in_loop: bool) -> None:
@@ -211,17 +211,17 @@ def _evaluate(values: dict[str, float], name: str, kind: str, body: str, program
     if not name or "tensor<" in body:
         return
     operands = re.findall(r"%\w+", body)
-    known = [values[o] if o in values else _literal(o) for o in operands]
+    operand_values = [values[o] if o in values else _literal(o) for o in operands]
     if kind == "arith.constant":
         match = re.match(r"arith\.constant (-?\d+) : i", body)
         if match:
             values[name] = float(match[1])
     elif kind == "tt.get_program_id":
         values[name] = float(program["xyz".index(body.split()[1])])
-    elif kind in _CASTS and known and known[0] is not None:
-        values[name] = known[0]
-    elif kind in _SCALAR and len(known) == 2 and None not in known:
-        values[name] = float(_SCALAR[kind](int(known[0] or 0), int(known[1] or 0)))
+    elif kind in _CASTS and operand_values and operand_values[0] is not None:
+        values[name] = operand_values[0]
+    elif kind in _SCALAR and len(operand_values) == 2 and None not in operand_values:
+        values[name] = float(_SCALAR[kind](int(operand_values[0] or 0), int(operand_values[1] or 0)))
 
 
 # Lowering

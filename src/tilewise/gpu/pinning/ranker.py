@@ -38,7 +38,7 @@ _SUSTAINED_SHARE = 0.85  # of the data sheet's rates, where no measured ones exi
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RankedCandidate:
     """One configuration of a call: its work per program, its launch, and the bytes of all tensors."""
 
     work: WorkSummary
@@ -48,19 +48,19 @@ class Candidate:
     unique_bytes: float
 
 
-def shared_bytes(candidate: Candidate) -> float:
+def shared_bytes(candidate: RankedCandidate) -> float:
     """Estimate the shared memory of pipelined products: the operands of all stages but one, which may be in use."""
     work = candidate.work
     return work.dot_operand_bytes * max(candidate.stages - 1, 1) if work.trips else 0.0
 
 
-def is_too_large(candidate: Candidate, device: Device) -> bool:
+def is_too_large(candidate: RankedCandidate, device: Device) -> bool:
     """Tell whether a configuration cannot run well: its tiles exceed shared memory, or the registers of a thread."""
     live = max(candidate.work.accumulators, candidate.work.dot_results) / (32 * candidate.warps)
     return shared_bytes(candidate) > device.shared_bytes_per_block or live > MAX_ACCUMULATORS
 
 
-def features(candidates: Sequence[Candidate], device: Device) -> tuple[Numbers, Numbers]:
+def features(candidates: Sequence[RankedCandidate], device: Device) -> tuple[Numbers, Numbers]:
     """Build the trees' input, one row per candidate, and the analytic estimate in seconds."""
     of = {
         name: np.array([float(getattr(c.work, name)) for c in candidates])
@@ -143,8 +143,8 @@ class Trees:
 
     def __init__(self, arrays: dict[str, npt.NDArray[np.generic]], name: str) -> None:
         """Read the arrays `name.feature`, `name.threshold`, `name.left`, `name.right`, `name.value`, `name.root`."""
-        parts = (arrays[f"{name}.{part}"] for part in ("feature", "left", "right", "root"))
-        self._feature, self._left, self._right, self._root = (part.astype(np.int64) for part in parts)
+        indices = (arrays[f"{name}.{column}"] for column in ("feature", "left", "right", "root"))
+        self._feature, self._left, self._right, self._root = (array.astype(np.int64) for array in indices)
         self._threshold, self._value = (arrays[f"{name}.{part}"].astype(np.float64) for part in ("threshold", "value"))
         nodes = len(self._feature)
         children = np.stack([self._left, self._right])
@@ -175,7 +175,7 @@ class KernelRanker:
         except (KeyError, ValueError) as error:
             raise FileFormatError(f"{path} is not a ranker of kernels: it lacks {error}.") from error
 
-    def scores(self, candidates: Sequence[Candidate], device: Device) -> Numbers:
+    def scores(self, candidates: Sequence[RankedCandidate], device: Device) -> Numbers:
         """Return one score per candidate, a logarithm of its runtime up to a constant; lower is faster."""
         rows, estimate = features(candidates, device)
         by_ratio = self._ratio.predict(rows) + np.log(estimate)

@@ -23,7 +23,7 @@ from tilewise.gpu.triton_kernel import match_matmul
 from tilewise.store.problem import Problem
 
 
-class Verdict(StrEnum):
+class LockVerdict(StrEnum):
     """The result of comparing one choice with today's."""
 
     SAME = "same"
@@ -32,31 +32,32 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LockComparison:
     """A choice of the file and the one that would be made today."""
 
     locked: LockedChoice
     today: LockedChoice | None
-    verdict: Verdict
+    verdict: LockVerdict
 
 
-def compare_lock(choices: Iterable[LockedChoice]) -> list[Comparison]:
+def compare_lock(choices: Iterable[LockedChoice]) -> list[LockComparison]:
     """Compare every choice of a lock file."""
     return [_compare_choice(choice) for choice in choices]
 
 
-def _compare_choice(choice: LockedChoice) -> Comparison:
+def _compare_choice(choice: LockedChoice) -> LockComparison:
+    """Compare one choice: unchanged models cannot choose differently, others choose again if they can."""
     if choice.model in ("", *_current_models()):
-        return Comparison(choice, choice, Verdict.SAME)
+        return LockComparison(choice, choice, LockVerdict.SAME)
     if choice.model.startswith(RANKER):
-        return Comparison(choice, None, Verdict.UNKNOWN)
+        return LockComparison(choice, None, LockVerdict.UNKNOWN)
     if choice.kernel == LOCK_KERNEL:
         today = _choose_product(choice)
     else:
         today = _choose_template(choice) if choice.kernel.startswith(f"{FAMILY}.") else _choose_matmul(choice)
     if today is None:
-        return Comparison(choice, None, Verdict.UNKNOWN)
-    return Comparison(choice, today, Verdict.SAME if today.config == choice.config else Verdict.CHANGED)
+        return LockComparison(choice, None, LockVerdict.UNKNOWN)
+    return LockComparison(choice, today, LockVerdict.SAME if today.config == choice.config else LockVerdict.CHANGED)
 
 
 def _current_models() -> tuple[str, ...]:

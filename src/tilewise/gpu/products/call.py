@@ -31,7 +31,7 @@ Product = Callable[[Any, Any, Any, Any], Any]  # (a, b, bias, residual) to the r
 
 @dataclass(frozen=True)
 class CallRecord:
-    """What to do for one combination of shapes, strides and dtypes; a final record will not change any more."""
+    """The procedure for one combination of shapes, strides and dtypes; a final record will not change any more."""
 
     run: Product
     is_final: bool
@@ -151,6 +151,7 @@ def _kernel_product(
     raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 
     def run(a: Any, b: Any, bias: Any, residual: Any) -> Any:
+        """Launch the kernel on the current stream; misaligned operands go to PyTorch."""
         left, right = a.data_ptr(), b.data_ptr()
         bias_address = 0 if bias is None else bias.data_ptr()
         residual_address = 0 if residual is None else residual.data_ptr()

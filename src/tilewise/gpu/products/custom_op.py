@@ -35,11 +35,11 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
     """Compute the gradients of a, b, bias and residual."""
-    a, b, *rest = ctx.saved_tensors
+    a, b, *for_activation = ctx.saved_tensors
     if ctx.activation == "relu":
-        gradient = gradient * (rest[0] > 0)
+        gradient = gradient * (for_activation[0] > 0)
     elif ctx.activation == "gelu":
-        gradient = torch.ops.aten.gelu_backward(gradient, torch.addmm(rest[0], a, b))
+        gradient = torch.ops.aten.gelu_backward(gradient, torch.addmm(for_activation[0], a, b))
     of_a, of_b, of_bias, of_residual = ctx.needs_input_grad[:4]
     return (
         gradient @ b.mT if of_a else None,  # (m, n) @ (n, k)

@@ -34,7 +34,7 @@ class PreparedLaunch:
                           kernel.packed_metadata, None, None, None)  # fmt: skip
         constants, integers = dict(kernel.binary.constants), iter(launch.arguments[_TENSORS:])
         names = kernel.src.fn.arg_names[_TENSORS:]
-        self._tail = tuple(constants[name] if name in constants else next(integers) for name in names)
+        self._sizes_and_constants = tuple(constants[name] if name in constants else next(integers) for name in names)
         descriptors = [argument for argument in launch.arguments[:2] if hasattr(argument, "block_shape")]
         self._descriptors = [
             _DescriptorCache(descriptor, meta)
@@ -48,7 +48,7 @@ class PreparedLaunch:
             operands = (*self._descriptors[0](first), *self._descriptors[1](second))
         else:
             operands = (first, second)
-        self._launch(*self._grid, stream, *self._settings, *operands, *outputs, *self._tail)
+        self._launch(*self._grid, stream, *self._settings, *operands, *outputs, *self._sizes_and_constants)
 
 
 class _DescriptorCache:
@@ -61,6 +61,7 @@ class _DescriptorCache:
         self._arguments: dict[int, tuple[Any, ...]] = {}
 
     def __call__(self, address: int) -> tuple[Any, ...]:
+        """Return the arguments for an operand at this address, from memory if it was there before."""
         arguments = self._arguments.get(address)
         if arguments is None:
             if len(self._arguments) >= _MAX_DESCRIPTORS:
