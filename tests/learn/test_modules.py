@@ -56,6 +56,7 @@ def test_the_accuracy_of_every_image_model_is_on_the_page():
 
 @pytest.mark.parametrize("row", SPEED, ids=lambda row: f"{row['claim']}-{row['model']}")
 def test_the_speed_and_memory_claims_hold_with_their_intervals(row):
+    # INT8 only has to be faster here: four times holds against plain NumPy, not between planned networks.
     fastest_wrong = {"10–100×": 10, "4×": 1, "70 %": 1, "O(N²) → O(N)": 5, "cumulative": 5}[row["claim"]]
     assert row["interval"][0] > fastest_wrong
     assert row.get("memory", 0) < {"4×": 0.3, "70 %": 0.6}.get(row["claim"], 1)
