@@ -281,6 +281,7 @@ class WeightWatch:
     """Notices changes of a module: of its attributes, its layers, and the numbers in its tensors."""
 
     def __init__(self, module: Module) -> None:
+        """Remember the attributes, counts and, where nothing counts, the numbers of a module."""
         # The root is not stored: a module that refers to itself would be freed late.
         self._attributes = [(layer, _attributes(layer)) for layer in module.modules() if layer is not module]
         self._own_attributes = _attributes(module)
@@ -309,6 +310,7 @@ class WeightWatch:
         self._versions = [tensor._version[0] for tensor in self.tensors]
 
     def is_unchanged(self, module: Module) -> bool:
+        """Whether the module computes what it computed when the counts were renewed."""
         if self.structure != structure.count:
             if not self.has_same_attributes(module):
                 return False
@@ -340,8 +342,8 @@ class WeightWatch:
             _equal(_attributes(module), self._own_attributes)
             and len(layers) == len(self._attributes)
             and all(
-                layer is known and _equal(_attributes(layer), attributes)
-                for layer, (known, attributes) in zip(layers, self._attributes, strict=True)
+                layer is expected_layer and _equal(_attributes(layer), attributes)
+                for layer, (expected_layer, attributes) in zip(layers, self._attributes, strict=True)
             )
         )
 
@@ -424,7 +426,7 @@ class Recompute(Operation):
     module: Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    place: Any = None  # of this result among several: a name or a number
+    output_key: Any = None  # of this result among several: a name or a number
 
     @classmethod
     def of(cls, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recompute:
@@ -433,6 +435,7 @@ class Recompute(Operation):
         return step
 
     def backward(self, grad: Array) -> tuple[()]:
+        """Run the module in eval mode with recording, and add to the gradients of its weights."""
         modes = [(layer, layer.training) for layer in self.module.modules()]
         self.module.eval()
         try:
@@ -441,7 +444,7 @@ class Recompute(Operation):
         finally:
             for layer, training in modes:
                 layer.training = training
-        tensor: Tensor = result if isinstance(result, Tensor) else result[self.place]
+        tensor: Tensor = result if isinstance(result, Tensor) else result[self.output_key]
         if tensor.requires_grad:
             tensor.backward(grad)  # adds to the gradients of the weights
         return ()
@@ -450,15 +453,15 @@ class Recompute(Operation):
 def _attach_gradients(result: Any, recompute: Recompute, tensors: list[Any]) -> None:
     """Make `backward` of results work: a call with arrays records nothing until then."""
     trained = [tensor for tensor in tensors if tensor.requires_grad]
-    places = {None: result} if isinstance(result, Tensor) else result
-    if isinstance(places, tuple | list):
-        places = dict(enumerate(places))
-    if not trained or not isinstance(places, dict):
+    outputs = {None: result} if isinstance(result, Tensor) else result
+    if isinstance(outputs, tuple | list):
+        outputs = dict(enumerate(outputs))
+    if not trained or not isinstance(outputs, dict):
         return
-    for place, tensor in places.items():
+    for output_key, tensor in outputs.items():
         is_new = isinstance(tensor, Tensor) and not tensor.requires_grad
         if is_new and tensor.dtype.kind == "f" and all(tensor is not x for x in recompute.args):
             step = Recompute.of(recompute.module, recompute.args, recompute.kwargs)
-            step.place = place
+            step.output_key = output_key
             _record(step, (), tensor)
             step.saved = tuple([(weight._version, weight._version[0]) for weight in trained])
