@@ -14,7 +14,7 @@ HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: run kernels test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint ratchet format sanitize sanitize-python stress fuzz mnist fuzz-paths programs audit wheels check-arm clean help
+.PHONY: run kernels test check test-machines test-slow test-docs test-extras test-notebooks test-pages bench docs lint ratchet format sanitize sanitize-python stress fuzz mnist fuzz-paths programs audit wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -44,6 +44,9 @@ test-slow: $(VENV)/.test  ## the checks that take minutes
 
 test-docs: $(VENV)/.test  ## run every command line of README and docs as typed
 	$(BIN)/python -m pytest -n 2 -m slow tests/docs/test_commands.py
+
+test-extras: $(VENV)/.tools  ## the core, each extra and each add-on in an environment of its own: its commands and tests (EXTRAS="core arena")
+	$(BIN)/python -m tools.extras $(EXTRAS)
 
 test-notebooks: $(VENV)/.notebooks  ## every lesson's notebook, from top to bottom
 	$(BIN)/python -m pytest -n 2 -m 'slow or not slow' tests/learn/test_notebooks.py

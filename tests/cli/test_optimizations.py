@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from tilewise.cli import commands
+from tilewise.cli.pictures import BLUE, picture
 from tilewise.errors import TilewiseError
 
 RUNNER = CliRunner()
@@ -121,3 +122,14 @@ def test_a_prompt_can_come_from_standard_input() -> None:
     commands.register(app)
     done = RUNNER.invoke(app, ["generate", "-", "--tokens", "3"], input="def f\n", catch_exceptions=False)
     assert done.output.startswith("def f")
+
+
+def test_without_matplotlib_a_command_says_so_and_keeps_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tilewise.cli.pictures.find_spec", lambda _name: None)
+    with picture(tmp_path / "none.png", columns=2) as (left, right):
+        left.plot([1, 2], color=BLUE)
+        for bar in right.bar(["a"], [1.0]):
+            bar.set(height=2)
+    assert "tilewise[plots]" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.every import AsJson, output_picture
+from tilewise.cli.pictures import can_draw
 from tilewise.cli.tables import show, table
 from tilewise.errors import UnavailableError
 
@@ -78,7 +79,8 @@ def ladder(
     for sentence in (*slower_rungs(rates), *(f"The ceilings are doubtful: {why}." for why in figures.doubts[:1])):
         print(sentence)
     _draw(rates, ceiling, size, out)
-    print(f"Picture in {out}")
+    if can_draw():
+        print(f"Picture in {out}")
 
 
 def _seconds(rung: Rung, a: Any, b: Any, budget: float) -> float:

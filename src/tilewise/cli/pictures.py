@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from typer import echo
 
 from tilewise._files import write_atomic
 
@@ -25,9 +28,34 @@ _STYLE: Any = {
 }
 
 
+class _BlankAxes:
+    """Accepts every drawing call and draws nothing."""
+
+    def __getattr__(self, name: str) -> _BlankAxes:
+        return self
+
+    def __call__(self, *_arguments: Any, **_settings: Any) -> _BlankAxes:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def can_draw() -> bool:
+    """Tell whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
 @contextmanager
 def picture(path: Path, width: float = 9.0, height: float = 4.8, columns: int = 1) -> Iterator[Any]:
-    """Yield axes, or a row of `columns` axes; when the block ends, write the picture to `path` atomically."""
+    """Yield axes, or a row of `columns` axes; when the block ends, write the picture to `path` atomically.
+
+    Without matplotlib nothing is drawn, and a note says how to install it: the numbers that were measured count more.
+    """
+    if not can_draw():
+        echo(f"{path} was not drawn: pictures need matplotlib, pip install 'tilewise[plots]'.", err=True)
+        yield _BlankAxes() if columns == 1 else [_BlankAxes() for _ in range(columns)]
+        return
     import matplotlib
 
     matplotlib.use("Agg")

@@ -14,6 +14,7 @@ import typer
 
 from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, Threads, output_picture
+from tilewise.cli.pictures import can_draw
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ def kv(
     else:
         summary = f"{sum(cached):.3f} s with the cache, {sum(uncached):.3f} s without ({ratio:.1f}×)"
         print(f"{pluralize(tokens, 'token')}: {summary}")
-        print(f"last token: {cached[-1] * 1e3:.2f} ms with, {uncached[-1] * 1e3:.2f} ms without; picture in {out}")
+        where = f"; picture in {out}" if can_draw() else ""
+        print(f"last token: {cached[-1] * 1e3:.2f} ms with, {uncached[-1] * 1e3:.2f} ms without{where}")
 
 
 def _model(name: str) -> _TextModel:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tilewise.cli.every import AsJson, Threads, one_of, output_file_or_folder
+from tilewise.cli.pictures import can_draw
 from tilewise.cli.tables import show, table
 
 
@@ -89,7 +90,8 @@ def quantize(
             f"at most {int8.stated_error:.2%} expected on other images"
         )
     print(f"On disk: {before:,.1f} KiB in float32, {after:,.1f} KiB in int8 ({after / before:.3f}×)")
-    print(f"Saved as {on_disk['int8']}; ranges drawn in {out / 'ranges.png'}")
+    where = f"; ranges drawn in {out / 'ranges.png'}" if can_draw() else ""
+    print(f"Saved as {on_disk['int8']}{where}")
 
 
 def _layers(layers: list[Any], names: dict[str, str]) -> None:
