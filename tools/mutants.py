@@ -1,9 +1,9 @@
-"""A small mutation tester: changes one thing in a room's code at a time, and says which changes no test notices.
+"""A small mutation tester: changes one thing in a package's code at a time, and says which changes no test notices.
 
     python -m tools.mutants store --count 50 --seed 0
 
-The sources are copied, so the working tree stays as it is. Every test file of the room runs once to see which lines it
-reaches and how long it takes. A mutant runs the files that reach its line, the fastest first, until one fails.
+The sources are copied, so the working tree stays as it is. Every test file of the package runs once to see which lines
+it reaches and how long it takes. A mutant runs the files that reach its line, the fastest first, until one fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 FLEET = "packages/tilewise-fleet/src/tilewise_fleet"
-ROOMS = {
+PACKAGES = {
     "bench": ("src/tilewise/bench", "tests/bench"),
     "store": ("src/tilewise/store", "tests/store"),
     "fleet": (FLEET, "tests/fleet"),
@@ -66,11 +66,11 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
     def offset(line: int, column: int) -> int:
         return len(data[: lines[line - 1] + column].decode())
 
-    def change(node: Any, text: str) -> Mutant:
+    def replace(node: Any, text: str) -> Mutant:
         start, end = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
         return Mutant(path, node.lineno, start, end, text)
 
-    def between(left: Any, right: Any, table: dict[str, str]) -> Iterator[Mutant]:
+    def replace_operator(left: Any, right: Any, table: dict[str, str]) -> Iterator[Mutant]:
         start, end = offset(left.end_lineno, left.end_col_offset), offset(right.lineno, right.col_offset)
         operator = source[start:end].strip(" ()\n")
         if operator in table:
@@ -84,27 +84,27 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
         if id(node) in unused:
             continue
         if isinstance(node, ast.Compare):
-            yield from between(node.left, node.comparators[0], _COMPARISONS)
+            yield from replace_operator(node.left, node.comparators[0], _COMPARISONS)
         elif isinstance(node, ast.BinOp):
-            yield from between(node.left, node.right, _ARITHMETIC)
+            yield from replace_operator(node.left, node.right, _ARITHMETIC)
         elif isinstance(node, ast.BoolOp):
-            yield from between(node.values[0], node.values[1], {"and": "or", "or": "and"})
+            yield from replace_operator(node.values[0], node.values[1], {"and": "or", "or": "and"})
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            yield change(node, ast.unparse(node.operand))
+            yield replace(node, ast.unparse(node.operand))
         elif isinstance(node, ast.Constant) and type(node.value) is bool:
-            yield change(node, str(not node.value))
+            yield replace(node, str(not node.value))
         elif isinstance(node, ast.Constant) and type(node.value) is int:
-            yield change(node, str(node.value + 1))
+            yield replace(node, str(node.value + 1))
         elif isinstance(node, ast.Return) and node.value is not None:
-            yield change(node, "return None")
+            yield replace(node, "return None")
         elif isinstance(node, ast.If):
-            yield change(node.test, f"not ({ast.unparse(node.test)})")
+            yield replace(node.test, f"not ({ast.unparse(node.test)})")
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            yield change(node, "pass")
+            yield replace(node, "pass")
 
 
-def trace(room: str, output: Path, arguments: list[str]) -> int:
-    """Run pytest in this process, and write which lines of the room it reaches."""
+def trace(package: str, output: Path, arguments: list[str]) -> int:
+    """Run pytest in this process, and write which lines of the package it reaches."""
     import pytest
 
     lines: set[tuple[str, int]] = set()
@@ -114,7 +114,7 @@ def trace(room: str, output: Path, arguments: list[str]) -> int:
         return local
 
     def enter(frame: FrameType, event: str, _: Any) -> Any:
-        if room in frame.f_code.co_filename:
+        if package in frame.f_code.co_filename:
             lines.add((frame.f_code.co_filename, frame.f_lineno))
             return local
         return None
@@ -122,16 +122,16 @@ def trace(room: str, output: Path, arguments: list[str]) -> int:
     sys.settrace(enter)
     code = pytest.main(arguments)
     sys.settrace(None)
-    output.write_text(json.dumps([[name.partition(room)[2], line] for name, line in lines]))
+    output.write_text(json.dumps([[name.partition(package)[2], line] for name, line in lines]))
     return int(code)
 
 
 class Tester:
-    """A copy of the sources, the test files of a room, and the lines that they reach."""
+    """A copy of the sources, the test files of a package, and the lines that they reach."""
 
-    def __init__(self, room: str, folder: Path) -> None:
-        """Copy the sources to `folder`, and run every test file of the room once."""
-        self.room, tests = ROOMS[room]
+    def __init__(self, package: str, folder: Path) -> None:
+        """Copy the sources to `folder`, and run every test file of the package once."""
+        self.package, tests = PACKAGES[package]
         self.folder = folder
         for name in ("src", "packages"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -147,7 +147,7 @@ class Tester:
         """Run one test file; one that fails or is slow does not take part."""
         output = self.folder / "trace.json"
         output.unlink(missing_ok=True)
-        words = [sys.executable, "-m", "tools.mutants", "--trace", str(output), self.room, test]
+        words = [sys.executable, "-m", "tools.mutants", "--trace", str(output), self.package, test]
         start = time.monotonic()
         try:
             code = subprocess.run(
@@ -164,15 +164,15 @@ class Tester:
         """Draw mutants of lines that a test reaches."""
         reached = set().union(*(lines for _, lines in self.files.values()))
         mutants = []
-        for path in sorted((self.folder / self.room).rglob("*.py")):
-            name = str(path).partition(self.room)[2]
+        for path in sorted((self.folder / self.package).rglob("*.py")):
+            name = str(path).partition(self.package)[2]
             mutants += [mutant for mutant in mutants_of(name, path.read_text()) if (name, mutant.line) in reached]
-        chosen = np.random.default_rng(seed).permutation(len(mutants))[:count]
-        return [mutants[at] for at in chosen]
+        order = np.random.default_rng(seed).permutation(len(mutants))
+        return [mutants[at] for at in order[:count]]
 
     def is_noticed(self, mutant: Mutant) -> bool:
         """Run the tests that reach a mutant's line, and return whether one of them fails."""
-        path = self.folder / (self.room + mutant.path)
+        path = self.folder / (self.package + mutant.path)
         source = path.read_text()
         reaching = [
             (seconds, test) for test, (seconds, lines) in self.files.items() if (mutant.path, mutant.line) in lines
@@ -184,6 +184,7 @@ class Tester:
             path.write_text(source)
 
     def _passes(self, test: str, seconds: float) -> bool:
+        """Run a test file on the changed sources; one that takes three times as long as before counts as failed."""
         words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test]
         limit = 3 * seconds + _SPARE_SECONDS
         try:
@@ -196,8 +197,9 @@ class Tester:
 
 
 def main() -> int:
+    """Draw mutants of a package, and print those that no test notices."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("room", help=", ".join(ROOMS))
+    parser.add_argument("package", help=", ".join(PACKAGES))
     parser.add_argument("tests", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=50, help="mutants")
     parser.add_argument("--seed", type=int, default=0)
@@ -205,18 +207,18 @@ def main() -> int:
     options = parser.parse_args()
     if options.trace:
         words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options.tests]
-        return trace(options.room, options.trace, words)
+        return trace(options.package, options.trace, words)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tester = Tester(options.room, Path(folder))
+        tester = Tester(options.package, Path(folder))
         mutants, survivors = tester.sample(options.count, options.seed), 0
         for number, mutant in enumerate(mutants, 1):
             if not tester.is_noticed(mutant):
                 survivors += 1
-                source = (tester.folder / (tester.room + mutant.path)).read_text()
-                print(f"not noticed: {tester.room}{mutant.describe(source)}", flush=True)
+                source = (tester.folder / (tester.package + mutant.path)).read_text()
+                print(f"not noticed: {tester.package}{mutant.describe(source)}", flush=True)
             if number % 10 == 0:
                 print(f"{number} mutants, {number - survivors} noticed", flush=True)
-    print(f"{options.room}: {len(mutants) - survivors} of {len(mutants)} mutants noticed")
+    print(f"{options.package}: {len(mutants) - survivors} of {len(mutants)} mutants noticed")
     return 0
 
 

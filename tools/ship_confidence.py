@@ -60,7 +60,7 @@ def ship(name: str) -> None:
     path, data, model = shipped_file(name), load_dataset(name), shipped_scorer(name)
     hyper, names = load_calibration(path), data.schema.config_features
     if hyper is None:
-        raise SystemExit(f"{path.name} has no calibration; `tilewise replay {name} --calibrate` makes one.")
+        raise SystemExit(f"{path.name} has no calibration; `tilewise tiles replay {name} --calibrate` makes one.")
     unseen: tuple[Any, Sequence[Kernel]] = (model, list(data.valid))
     if model.name == NAME:
         unseen = out_of_fold(data, int(model.record.get("seed", 0)))

@@ -74,14 +74,14 @@ def collection_groups(seed: int = 0) -> Iterator[MeasuredGroup]:
             by_row = {np.asarray(row, np.float32).tobytes(): c for row, c in zip(rows, configs, strict=True)}
             columns, runtime = np.asarray(one.kernel.config_feat, np.float32), np.asarray(one.kernel.runtime, float)
             sample = {*rng.permutation(len(runtime))[:RANDOM].tolist(), *np.argsort(runtime)[:FASTEST].tolist()}
-            chosen = [
+            selection = [
                 (by_row[columns[i].tobytes()], runtime[i]) for i in sorted(sample) if columns[i].tobytes() in by_row
             ]
             operands = family.operands(problem, torch, "meta", None)
             tensors = [*operands.inputs.values(), operands.out]
             unique = sum(float(t.numel() * t.element_size()) for t in tensors if hasattr(t, "numel"))
-            candidates = [_family_candidate(family, problem, c, operands, texts, unique) for c, _ in chosen]
-            yield MeasuredGroup(name, candidates, [ns for _, ns in chosen], float(runtime.min()))
+            candidates = [_family_candidate(family, problem, c, operands, texts, unique) for c, _ in selection]
+            yield MeasuredGroup(name, candidates, [ns for _, ns in selection], float(runtime.min()))
 
 
 def _family_candidate(
@@ -115,10 +115,10 @@ def foreign_groups(path: Path) -> Iterator[MeasuredGroup]:
     for row in json.loads(path.read_text()):
         case = cases[row["case"]]
         arguments, grid = case.make(tuple(row["problem"]), "meta")
-        named = dict(zip(case.kernel.arg_names, arguments, strict=False))
-        measured = [(c, us) for c, us in zip(case.kernel.configs, row["us"], strict=True) if us is not None]
-        candidates = describe_candidates(case.kernel.fn, named, [c for c, _ in measured], grid)
-        times = [us * 1e3 for _, us in measured]
+        arguments_by_name = dict(zip(case.kernel.arg_names, arguments, strict=False))
+        timings = [(c, us) for c, us in zip(case.kernel.configs, row["us"], strict=True) if us is not None]
+        candidates = describe_candidates(case.kernel.fn, arguments_by_name, [c for c, _ in timings], grid)
+        times = [us * 1e3 for _, us in timings]
         yield MeasuredGroup(f"foreign {case.name}", candidates, times, min(times))
 
 
@@ -168,8 +168,8 @@ def _flat_trees(booster: Any, name: str) -> dict[str, Any]:
 
 def first_choices(groups: Sequence[MeasuredGroup], ranker: KernelRanker) -> list[float]:
     """Return the share of the best speed that the first choice of every group reaches."""
-    chosen = [int(np.argmin(ranker.scores(group.candidates, H200))) for group in groups]
-    return [group.best / group.runtime[index] for group, index in zip(groups, chosen, strict=True)]
+    choices = [int(np.argmin(ranker.scores(group.candidates, H200))) for group in groups]
+    return [group.best / group.runtime[index] for group, index in zip(groups, choices, strict=True)]
 
 
 def print_held_out(groups: Sequence[MeasuredGroup], folder: Path) -> None:

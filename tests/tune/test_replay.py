@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tilewise.cli.replay import draw, table
-from tilewise.cli.replay import replay as command
+from tilewise.cli.tiles.replay import draw, table
+from tilewise.cli.tiles.replay import replay as command
 from tilewise.errors import ConfigurationError
 from tilewise.tune import replay
 from tilewise.tune.search.replay import OURS, SIMPLE, Replay, compare_curves

@@ -13,7 +13,7 @@ from tilewise.cli.every import prepare_all
 HEADINGS = {
     "Learn and measure": ("tour", "check", "lab", "machine", "profile", "ladder"),
     "Make models fast": ("run", "fit", "quantize", "prune", "generate", "kv"),
-    "Choose tiles": ("tiles", "collect", "tune", "calibrate", "replay", "lock", "store"),
+    "Choose tiles": ("tiles", "collect", "tune", "calibrate", "lock", "store"),
     "Compete and share": ("compete", "fleet"),
 }
 
@@ -34,7 +34,6 @@ _FUNCTIONS = {
     "kv": "optimize.generate",
     "tune": "tune",
     "calibrate": "calibrate",
-    "replay": "replay",
 }
 
 

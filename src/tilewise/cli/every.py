@@ -94,6 +94,7 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(*args: Any, quiet: bool = False, command_context: typer.Context | None = None, **options: Any) -> Any:
+        """Check the arguments, apply the options that every command has, and run the command."""
         quiet = quiet or (command_context is not None and bool(command_context.find_root().params.get("quiet")))
         check_arguments(signature, options)
         if options.get("threads") is not None and signature.parameters["threads"].annotation == Threads:

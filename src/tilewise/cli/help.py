@@ -14,7 +14,12 @@ from tilewise._addons import provider_of
 from tilewise.errors import UnavailableError
 
 # Former top-level commands and their names now. The old names work until 0.2, with a note on stderr.
-RENAMED = {"layout": ("tiles", "layout"), "serve": ("fleet", "serve"), "inductor": ("store", "inductor")}
+RENAMED = {
+    "layout": ("tiles", "layout"),
+    "serve": ("fleet", "serve"),
+    "inductor": ("store", "inductor"),
+    "replay": ("tiles", "replay"),
+}
 # Second names of commands inside a group, without a note.
 _ALIASES = {"run-pinned": ("lock", "run")}
 

@@ -244,10 +244,10 @@ class Store(StoreReader):
     ) -> None:
         """Raise an error if a stored batch has another kernel or other times."""
         query = "SELECT kernel, default_ns FROM batch WHERE id = :batch"
-        same = [tuple(row) for row in transaction.fetch(query, {"batch": batch})] == [(kernel, default_ns)]
+        is_identical = [tuple(row) for row in transaction.fetch(query, {"batch": batch})] == [(kernel, default_ns)]
         query = "SELECT config, runtime_ps FROM timing WHERE batch = :batch"
         rows = {(int(config), int(runtime_ps)) for config, runtime_ps in transaction.fetch(query, {"batch": batch})}
-        if not same or rows != {(self._add_config(transaction, config), ps) for config, ps in timings}:
+        if not is_identical or rows != {(self._add_config(transaction, config), ps) for config, ps in timings}:
             raise Rejected("conflict", "a batch with this uid and other measurements exists; choose a new uid")
 
     def open_batch(self, run: int, kernel: Kernel, round_number: int, default_ns: float) -> int:

@@ -227,6 +227,7 @@ def _fine_tuning(steps: int) -> Any:
 
     @contextmanager
     def progress() -> Any:
+        """Yield a function that shows a fine-tuning step, as a bar on a terminal and as lines elsewhere."""
         with progress_bar(None) as move:
 
             def report(step: int, loss: float) -> None:

@@ -43,6 +43,7 @@ class ImagePruning:
     _BATCH = 64
 
     def __init__(self, task: Task, batch: int, seed: int) -> None:
+        """Set up fine-tuning on the task's training images and timing of `batch` images."""
         self.name, self.model, self.images = task.name, task.model, task.data
         self.has_filters = any(isinstance(m, Conv2d) for m in self.model.modules())
         self.can_shrink = self.has_filters and isinstance(self.model, Sequential | models.ResNet8)

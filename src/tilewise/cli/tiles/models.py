@@ -93,6 +93,8 @@ def train(
 
     if not re.fullmatch(r"[\w.]+(:\w+)?", model):  # before anything heavy is imported
         raise ConfigurationError(f"{model[:80]!r} is not a model's name; give your own as package.module:Class.")
+    if recipe not in ("default", "winners"):
+        raise ConfigurationError(f"there is no recipe {recipe[:80]!r}; choose default or winners.")
     settings = {
         "epochs": epochs, "early_stop": early_stop, "losses": losses, "learning_rate": learning_rate,
         "configs": configs, "batch": batch, "select": select, "max_seconds": max_seconds,

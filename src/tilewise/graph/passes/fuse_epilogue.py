@@ -25,6 +25,7 @@ def lower_activation(name: str) -> LoweringRule:
     """Return the rule of an activation: fused into the op before it, or an affine op without scale and shift."""
 
     def rule(low: Lowering, number: int, node: Node) -> Op | bool | None:
+        """Fuse the activation into its producer if nothing else reads that; else emit an affine op."""
         x = low.any_layout(node.inputs[0])
         if x is None:
             return None

@@ -52,8 +52,8 @@ class ChannelNorm(InferenceOperation):
     """Layer norm over the channels of every pixel of an image (N, C, H, W)."""
 
     def forward(self, x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
-        pixels = np.ascontiguousarray(x.transpose(0, 2, 3, 1))  # (N, H, W, C)
-        normed = np.asarray(LayerNorm().forward(pixels, weight, bias, eps=eps))
+        channels_last = np.ascontiguousarray(x.transpose(0, 2, 3, 1))  # (N, H, W, C)
+        normed = np.asarray(LayerNorm().forward(channels_last, weight, bias, eps=eps))
         return np.ascontiguousarray(normed.transpose(0, 3, 1, 2))
 
 

@@ -51,14 +51,14 @@ def _two_of_four(answer: Callable[..., Any]) -> None:
         np.put_along_axis(right, np.argsort(-groups, axis=1)[:, :2], 1, axis=1)
         hint = "in each run of four neighbours in a row, the two of largest magnitude stay"
         before = weights.copy()
-        kept = right.reshape(shape)
+        mask = right.reshape(shape)
         mistakes = (
-            (kept, "give the weights, not the mask"),
-            (before * (1 - kept), "the two largest stay, the two smallest become zero"),
+            (mask, "give the weights, not the mask"),
+            (before * (1 - mask), "the two largest stay, the two smallest become zero"),
             (before * _largest_two(before), "compare magnitudes, not values"),
         )
         result = np.asarray(answer(weights), float)
-        same_array(result, before * kept, f"two_of_four of {shape}", hint, mistakes=mistakes)
+        same_array(result, before * mask, f"two_of_four of {shape}", hint, mistakes=mistakes)
         require(np.array_equal(weights, before), "the caller's weights came back changed: work on a copy")
 
 

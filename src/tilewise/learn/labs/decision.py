@@ -48,9 +48,9 @@ def read_decision(record: dict[str, Any]) -> list[str]:
 def _names_a_measurement(text: str, record: dict[str, Any]) -> bool:
     """Return whether a number in the text is within 5 % of a measurement, in seconds, ms or µs, or as a factor."""
     quoted = [float(number) for number in _NUMBER.findall(text)]
-    measured = []
+    values_in_units = []
     for entry in record["entries"]:
         if entry["kind"] == "measurement":
             values = entry["value"] if isinstance(entry["value"], list) else [entry["value"]]
-            measured += [float(value) * unit for value in values for unit in (1.0, 1e3, 1e6)]
-    return any(abs(q - m) <= 0.05 * m for q in quoted for m in measured)
+            values_in_units += [float(value) * unit for value in values for unit in (1.0, 1e3, 1e6)]
+    return any(abs(q - m) <= 0.05 * m for q in quoted for m in values_in_units)

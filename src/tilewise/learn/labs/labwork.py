@@ -52,15 +52,16 @@ class Lab:
     @property
     def attempt(self) -> int:
         """Number of the current attempt: one more than the attempts whose questions are all measured."""
-        measured = self._done("measurement")
+        measurements = self._done("measurement")
         return 1 + sum(
-            all((name, attempt) in measured for name in self.questions) for attempt in range(1, MAX_ATTEMPTS + 1)
+            all((name, attempt) in measurements for name in self.questions) for attempt in range(1, MAX_ATTEMPTS + 1)
         )
 
     def sizes(self, question: Question) -> Sizes:
         return drawn_sizes(self.record, question, self.attempt)
 
     def __str__(self) -> str:
+        """Format the questions of the current attempt with the ceilings of this machine."""
         machine, attempt = self.record["machine"], self.attempt
         lines = [
             f"Lab {self.record['lesson']}, attempt {min(attempt, MAX_ATTEMPTS)} of {MAX_ATTEMPTS}. This machine: "
@@ -70,8 +71,8 @@ class Lab:
         if attempt > MAX_ATTEMPTS:
             return f"{lines[0]} All attempts are used."
         for question in self.questions.values():
-            asked = " And what limits it: compute, memory or overhead?" if question.work else ""
-            lines.append(f"  {question.name}: {question.wording(self.sizes(question))}{asked}")
+            limit_question = " And what limits it: compute, memory or overhead?" if question.work else ""
+            lines.append(f"  {question.name}: {question.wording(self.sizes(question))}{limit_question}")
         return "\n".join(lines)
 
     __repr__ = __str__

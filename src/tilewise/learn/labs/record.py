@@ -89,8 +89,8 @@ def verify(record: Any) -> None:
             if entry["kind"] == "decision":
                 continue
             key = (entry["question"], entry["attempt"])
-            drawn = drawn_sizes(record, questions[entry["question"]], entry["attempt"])
-            if entry["sizes"] != drawn or not 1 <= entry["attempt"] <= MAX_ATTEMPTS:
+            sizes = drawn_sizes(record, questions[entry["question"]], entry["attempt"])
+            if entry["sizes"] != sizes or not 1 <= entry["attempt"] <= MAX_ATTEMPTS:
                 raise FileFormatError(f"entry {number} of the lab has other sizes or attempts than were drawn")
             if entry["kind"] == "measurement" and key not in predicted:
                 raise FileFormatError(f"{key[0]} was measured before it was predicted")
@@ -129,22 +129,22 @@ def _question_grade(question: Question, prediction: Any, measurement: Any, machi
         points = _log_points(slower, math.log(1.03), _TILE_NONE)
         remark = f"choice {predicted:.0f} is {slower:.2f} times as slow as the best, {int(np.argmin(value))}"
         return QuestionGrade(question.name, prediction["attempt"], predicted, float(np.argmin(value)), points, remark)
-    measured = float(value)
-    points = _log_points(max(predicted / measured, measured / predicted), _FULL, _NONE)
-    remark = f"measured {measured:.3g} {question.unit}, a factor of {predicted / measured:.2f} from the prediction"
+    actual = float(value)
+    points = _log_points(max(predicted / actual, actual / predicted), _FULL, _NONE)
+    remark = f"measured {actual:.3g} {question.unit}, a factor of {predicted / actual:.2f} from the prediction"
     if question.work is not None:
-        limit = limit_of(question, measurement["sizes"], measured, machine)
+        limit = limit_of(question, measurement["sizes"], actual, machine)
         correct = prediction["limit"] == limit
         points = _NUMBER_SHARE * points + (1 - _NUMBER_SHARE) * correct * (points > 0)
         remark += f"; by the roofline it is limited by {limit}"
-    return QuestionGrade(question.name, prediction["attempt"], predicted, measured, points, remark)
+    return QuestionGrade(question.name, prediction["attempt"], predicted, actual, points, remark)
 
 
 def limit_of(question: Question, sizes: dict[str, Any], seconds: float, machine: dict[str, Any]) -> str:
     """Return what limits a measurement by the machine's own roofline."""
     assert question.work is not None
-    flops, moved = question.work(sizes)
-    bounds = flops / machine["flops_per_second"], moved / machine["bytes_per_second"]
+    flops, num_bytes = question.work(sizes)
+    bounds = flops / machine["flops_per_second"], num_bytes / machine["bytes_per_second"]
     return LIMITS[2] if seconds > _OVERHEAD * max(bounds) else LIMITS[int(bounds[1] > bounds[0])]
 
 

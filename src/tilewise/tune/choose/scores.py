@@ -128,7 +128,7 @@ def file_scores(path: str | Path, kind: str = "cpu", margin: float = MARGIN) -> 
         hyper = dataclasses.replace(_UNCALIBRATED, by_score=kind != "cpu")
         notes.append(
             f"{file.name} comes without a calibration: the tuner uses a general one. "
-            f"`tilewise replay COLLECTION --model {file} --calibrate` makes one from the collection it learned from."
+            f"`tilewise tiles replay COLLECTION --model {file} --calibrate` makes one from its training collection."
         )
     columns = tuple(model.schema.config_features)
     if columns[: len(TILE_FEATURES)] != TILE_FEATURES:

@@ -86,7 +86,7 @@ class Replay:
         return next(strategy for strategy in self.strategies if strategy.name == name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert to the dictionary that `tilewise replay --json` prints."""
+        """Convert to the dictionary that `tilewise tiles replay --json` prints."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""`tilewise replay`: compare tuning strategies on recorded runtimes, without measuring anything."""
+"""`tilewise tiles replay`: compare tuning strategies on recorded runtimes, without measuring anything."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def replay(
 ) -> None:
     """Replay tuning on held-out kernels: mean slowdown against the number of measurements, strategy by strategy.
 
-    Example: tilewise replay h200 --plot replay.png
+    Example: tilewise tiles replay h200 --plot replay.png
     """
     from tilewise.tune.search.replay import recalibrate
     from tilewise.tune.search.replay import replay as run
