@@ -159,3 +159,54 @@ def merged_store(folder: Path) -> Target:
             return merge(source, into)
 
     return Target(place, use, (in_store,))
+
+
+def _lab_record() -> dict[str, Any]:
+    """The record of a lab with one prediction, its measurement and a decision, on an invented machine."""
+    from tilewise.learn.labs.questions import QUESTIONS
+    from tilewise.learn.labs.record import FORMAT, drawn_sizes, machine_key, seal
+
+    machine = {"cpu": "a CPU", "isa": "avx2", "flops_per_second": 1e11, "bytes_per_second": 2e10}
+    record: dict[str, Any] = {"format": FORMAT, "lesson": "caching", "student": "ada", "machine": machine}
+    question = QUESTIONS["caching"][0]
+    shared = {"question": question.name, "attempt": 1, "sizes": drawn_sizes(record, question, 1), "when": "2026-01-01"}
+    entries: list[dict[str, Any]] = [
+        {"kind": "prediction", "value": 10.0, "limit": "memory", **shared},
+        {"kind": "measurement", "value": 12.0, **shared},
+        {"kind": "decision", "numbers": "12 times", "why": "memory", "trade_off": "bytes", "when": "2026-01-01"},
+    ]
+    previous = machine_key(machine)
+    for entry in entries:
+        plain = json.loads(json.dumps(entry))
+        entry.update(plain)
+        previous = entry["seal"] = seal(previous, plain)
+    return record | {"entries": entries}
+
+
+@target
+def lab_record(folder: Path) -> Target:
+    from tilewise.cli.lessons.lab import _print_statistics
+    from tilewise.learn.labs.labwork import Lab
+
+    place = folder / "lab-caching.json"
+    place.write_text(json.dumps(_lab_record()))
+
+    def use(path: Path) -> None:
+        Lab("caching", path).grade()
+        _print_statistics(path.parent, True)
+
+    return Target(place, use, (in_json,))
+
+
+@target
+def lab_token(folder: Path) -> Target:
+    import base64
+    import zlib
+
+    from tilewise._files import read_text_input
+    from tilewise.learn.labs.labwork import read_token
+    from tilewise.learn.labs.record import grade
+
+    place = folder / "token.txt"
+    place.write_bytes(base64.b85encode(zlib.compress(json.dumps(_lab_record()).encode())))
+    return Target(place, lambda path: grade(read_token(read_text_input(path))))

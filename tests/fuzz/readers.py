@@ -49,6 +49,8 @@ APART = {
     "costmodel/train/config.py:parse_kwargs": _WORDS,
     "learn/checking.py:check": _PROGRAM,
     "tilewise_arena/grading/judging.py:must_be_solved": _PROGRAM,
+    "tilewise_arena/grading/judging.py:must_be_predicted": _PROGRAM,
+    "learn/labs/labwork.py:Lab._append": _OWN,
     "learn/notebook.py:hints": _SHIPPED,
     "profile/timing/processes.py:_run_child": _OWN,
     "tune/choose/calibrate.py:built_in_problems": _SHIPPED,

@@ -134,5 +134,5 @@ def test_a_network_that_pytorch_exported_has_its_gradients(name: str, tmp_path: 
 
 def test_a_fixed_size_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     network = tilewise.onnx.load(exported("resnet", tmp_path / "m.onnx"))
-    with pytest.raises(ShapeError, match="takes shape"):
+    with pytest.raises(ShapeError, match="fixes dimension 1"):
         network(np.zeros((1, 4, 32, 32), np.float32))

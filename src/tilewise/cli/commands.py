@@ -21,8 +21,8 @@ HEADINGS = {
 # Commands that are one function, with the module that has it; each module imports its work late.
 _FUNCTIONS = {
     "tour": "tour",
-    "check": "check",
-    "lab": "lab",
+    "check": "lessons.check",
+    "lab": "lessons.lab",
     "machine": "machine",
     "profile": "profile",
     "ladder": "ladder",

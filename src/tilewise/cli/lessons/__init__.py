@@ -1,0 +1,1 @@
+"""`tilewise check` and `tilewise lab`: exercises and labs of the lessons."""
