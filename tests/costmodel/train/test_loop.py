@@ -84,7 +84,8 @@ def test_a_saved_model_scores_the_same_in_torch_and_numpy(much, tmp_path):
         model = train(much, name, out_dir=tmp_path / name, **QUICK)
         again, scorer = load_model(tmp_path / name), load_scorer(tmp_path / name)
         for kernel in much.test:
-            np.testing.assert_array_equal(again.score(kernel), model.score(kernel))
+            # PyTorch's products may differ in the last bit with the alignment of their operands.
+            np.testing.assert_allclose(again.score(kernel), model.score(kernel), rtol=1e-6, atol=1e-7)
             np.testing.assert_allclose(scorer.score(kernel), model.score(kernel), rtol=1e-5, atol=1e-5)
         ranking = rank(tmp_path / name, much.test[0])
         assert ranking.top(5) == rank(model, much.test[0]).top(5) and 0 <= ranking.confidence_top5 <= 1

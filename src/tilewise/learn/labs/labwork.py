@@ -157,6 +157,8 @@ def read_token(text: str) -> dict[str, Any]:
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(base64.b85decode(text), _MAX_RECORD_BYTES)
+        if not unpacker.eof:  # cut off, or too long: the checksum at the end was not reached
+            raise ValueError
         record: dict[str, Any] = json.loads(data)
     except (ValueError, zlib.error, RecursionError, TypeError):
         raise FileFormatError("this is not the token of a tilewise lab") from None
