@@ -351,6 +351,8 @@ def test_a_sparse_gpt_writes_what_the_pruned_one_writes():
     assert np.array_equal(list(generate(sparse, pair, 8)), list(generate(pruned, pair, 8)))
     if native is not None:
         assert type(make_engine(sparse)).__name__ == "NativeEngine"
-        assert make_engine(sparse).weight_bytes < 0.6 * make_engine(pruned).weight_bytes
+        assert (
+            make_engine(sparse).weight_bytes <= make_engine(pruned).weight_bytes
+        )  # where sparse is not faster, layers stay dense
         with pytest.raises(ConfigurationError, match="weights are sparse"):
             list(generate(sparse, prompt, 2, weights="int8"))

@@ -85,13 +85,21 @@ def _partition(lowering: Lowering, weights: WeightCache) -> list[Call]:
         if op.kind != "python":
             group.append(number)
             continue
-        if group:
-            calls.append(_native_call(lowering, group, weights))
-            group = []
+        calls += _native_calls(lowering, group, weights)
+        group = []
         calls.append(PythonCall(number, op, lowering))
-    if group:
-        calls.append(_native_call(lowering, group, weights))
-    return calls
+    return calls + _native_calls(lowering, group, weights)
+
+
+def _native_calls(lowering: Lowering, group: list[int], weights: WeightCache) -> list[Call]:
+    """Build the call of a group; none if nothing outside reads its results, as of a view that a Python op replaced."""
+    return [_native_call(lowering, group, weights)] if _read_outside(lowering, set(group)) else []
+
+
+def _read_outside(lowering: Lowering, members: set[int]) -> set[int]:
+    """Return the members whose values another call or the caller reads."""
+    readers = {i for n, op in lowering.ops.items() if n not in members for i in op.inputs}
+    return members & (readers | {lowering.resolve(lowering.result)})
 
 
 def _native_call(lowering: Lowering, group: list[int], weights: WeightCache) -> NativeCall:
@@ -116,9 +124,7 @@ def _native_call(lowering: Lowering, group: list[int], weights: WeightCache) -> 
         if op.kind == "conv":
             op.algorithm = plan.algorithm(values[number])
         native_ops[values[number]] = (op, [lowering.shapes[i] for i in op.inputs])
-    # Values that another call or the caller reads are results.
-    read_outside = {i for n, op in ops.items() if n not in members for i in op.inputs}
-    read_outside.add(lowering.resolve(lowering.result))
+    read_outside = _read_outside(lowering, members)
     results = [(n, lowering.shapes[n]) for n in group if n in read_outside]
     for number, _ in results:
         plan.output(values[number], lowering.is_channels_last(number))
