@@ -19,13 +19,13 @@ from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.validation import validate
 from tilewise.prune import prune
 from tilewise_arena.sandbox.host import Submitted
-from tilewise_arena.sandbox.score import Answers, Question, _check_images, _size_gain, questions_for
+from tilewise_arena.sandbox.score import Answers, PluginCall, _check_images, _size_gain, questions_for
 
 MLP, TEXT = TinyMLPerf.MLP_SPRINT, TinyMLPerf.TRANSFORMER_DECATHLON
 
 
 @lru_cache
-def _questions() -> list[Question]:
+def _questions() -> list[PluginCall]:
     return questions_for(MLP, np.random.default_rng(3), 96)
 
 

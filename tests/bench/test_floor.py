@@ -15,7 +15,7 @@ from tilewise.bench import floor as floors
 from tilewise.bench.build import build
 from tilewise.bench.floor import Ceilings, check_floor, least_seconds
 from tilewise.bench.runner import Runner, baseline
-from tilewise.profile.machine import Bandwidth, Machine, Peak
+from tilewise.profile.machine import Bandwidth, MachineFigures, Peak
 
 EVENTS = ("MLP_SPRINT", "CNN_MARATHON", "TRANSFORMER_DECATHLON")
 
@@ -69,10 +69,10 @@ def test_ceilings_measured_in_a_restless_minute_refuse_nobody(name: str, monkeyp
     assert check_floor(seconds, partial(least_seconds, entry, 1)) < seconds
 
 
-def _machine(**peaks: float) -> Machine:
+def _machine(**peaks: float) -> MachineFigures:
     threads = {"avx512": 2}
     rows = [Peak(isa, threads.get(isa, 1), rate) for isa, rate in peaks.items()]
-    return Machine("a CPU", 2, "made up", rows, [Bandwidth(32 << 10, 1, 1e11, 1e11)], [], 1e9)
+    return MachineFigures("a CPU", 2, "made up", rows, [Bandwidth(32 << 10, 1, 1e11, 1e11)], [], 1e9)
 
 
 def test_the_widest_instructions_count_whichever_are_in_force() -> None:

@@ -34,7 +34,7 @@ from tilewise.bench.scoring import check_consistent, score_recipe, validate_reci
 from tilewise.bench.validation import validate
 from tilewise.errors import ConfigurationError
 from tilewise.profile import Interval, ProfilerContext, Timer
-from tilewise.profile.machine import Bandwidth, Machine, Peak
+from tilewise.profile.machine import Bandwidth, MachineFigures, Peak
 
 needs_kernels = pytest.mark.skipif(native is None, reason="the heap watch and kernels are not built")
 MLP, CNN, GPT = TinyMLPerf.MLP_SPRINT, TinyMLPerf.CNN_MARATHON, TinyMLPerf.TRANSFORMER_DECATHLON
@@ -64,7 +64,7 @@ def test_drawn_inputs_are_new_each_time_and_look_like_the_public_ones() -> None:
 
 def test_benchmark_has_every_figure_of_a_plain_model(quick: Settings) -> None:
     peaks = [Peak(isa, 1, 1e11) for isa in (native.supported_isas() if native is not None else ["numpy"])]
-    ceilings = Machine("made up", 1, "not measured", peaks, [Bandwidth(1 << 28, 1, 1e10, 1e10)], [], 1e9)
+    ceilings = MachineFigures("made up", 1, "not measured", peaks, [Bandwidth(1 << 28, 1, 1e10, 1e10)], [], 1e9)
     profiler = ProfilerContext(machine=ceilings)
     found = benchmark_model(models.pretrained("mlp"), profiler, settings=quick)
     assert found.event == "MLP_SPRINT"

@@ -9,7 +9,7 @@ import pytest
 from tilewise import _events, get_num_threads, set_num_threads
 from tilewise._extension import native
 from tilewise.profile import heap, machine
-from tilewise.profile.machine import Bandwidth, Machine, Peak
+from tilewise.profile.machine import Bandwidth, MachineFigures, Peak
 
 ISAS = ["numpy"] if native is None else list(native.supported_isas())
 
@@ -26,7 +26,7 @@ def nothing_doubted():
 def ceilings():
     """100 GFLOP/s, 40 GB/s in cache, 20 GB/s in memory, 2 GB/s for fresh memory."""
     peaks = [Peak(isa, 1, 100e9) for isa in ISAS]
-    return Machine(
+    return MachineFigures(
         "test", 1, "made up", peaks, [Bandwidth(1 << 14, 1, 50e9, 40e9), Bandwidth(1 << 28, 1, 20e9, 20e9)], [], 2e9
     )
 

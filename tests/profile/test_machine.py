@@ -9,7 +9,7 @@ import pytest
 from tilewise import get_num_threads
 from tilewise._extension import native
 from tilewise.profile import machine as module
-from tilewise.profile.machine import Bandwidth, Machine, Peak, measure_machine
+from tilewise.profile.machine import Bandwidth, MachineFigures, Peak, measure_machine
 
 SMALL = {"sizes": [1 << 14, 1 << 18], "seconds": 0.0005}
 
@@ -99,7 +99,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(counted, own_cache, monkeypa
 
 
 def test_the_roofline_is_the_larger_of_compute_and_memory_time():
-    figures = Machine(
+    figures = MachineFigures(
         "test",
         2,
         "made up",

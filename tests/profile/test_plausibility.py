@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tilewise.profile import machine as module
-from tilewise.profile.machine import Bandwidth, Machine, Peak
+from tilewise.profile.machine import Bandwidth, MachineFigures, Peak
 from tilewise.profile.plausibility import find_doubts
 from tilewise.profile.timing.stability import MachineReading
 
@@ -18,13 +18,15 @@ LATER = dataclasses.replace(CALM, at=10.0, own_cpu=10.0, busy_cpu=10.0)
 SMALL, LARGE = 1 << 14, 1 << 28
 
 
-def machine_of(peaks: dict[int, float], memory: dict[int, float] | None = None, cache: float = 200e9) -> Machine:
+def machine_of(peaks: dict[int, float], memory: dict[int, float] | None = None, cache: float = 200e9) -> MachineFigures:
     """Multiply-adds and bytes a second by threads, and a cache as one thread sees it."""
     memory = memory or dict.fromkeys(peaks, 20e9)
     bandwidths = [
         Bandwidth(size, n, cache if size == SMALL else memory[n], 10e9) for n in memory for size in (SMALL, LARGE)
     ]
-    return Machine("test", 2, "made up", [Peak("avx2", n, rate) for n, rate in peaks.items()], bandwidths, [], 2e9)
+    return MachineFigures(
+        "test", 2, "made up", [Peak("avx2", n, rate) for n, rate in peaks.items()], bandwidths, [], 2e9
+    )
 
 
 SOUND = machine_of({1: 100e9, 2: 195e9, 16: 1.2e12}, {1: 20e9, 2: 30e9, 16: 28e9})
@@ -74,7 +76,7 @@ def test_what_a_busy_machine_gave_is_doubted(change, said):
 @pytest.fixture
 def probes(tmp_path, monkeypatch):
     """Probes that give what the test puts here, on a calm machine with a cache folder of its own."""
-    given: list[Machine] = []
+    given: list[MachineFigures] = []
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "measure_machine", lambda: given.pop(0))
     monkeypatch.setattr(module, "read_machine", lambda: CALM)

@@ -12,7 +12,7 @@ from tilewise._extension import native
 from tilewise.quantize import QuantizedModel
 from tilewise.quantize.array import QuantizedArray, pixels_of, round_up
 from tilewise.quantize.calibration import traced_and_calibrated
-from tilewise.quantize.elementwise import Mul
+from tilewise.quantize.elementwise import QuantizedMultiply
 from tilewise.quantize.lowering import tied_values
 from tilewise.quantize.mixed_precision import closed
 from tilewise.quantize.parameters import WIDEST, AffineParameters
@@ -129,7 +129,7 @@ def test_gates_are_fractions(channels: int, wide_gate: bool, border: int, settin
     a = AffineParameters(0.001, 0, WIDEST)
     gate = AffineParameters(1 / 20_000, 0, 20_000) if wide_gate else AffineParameters(1 / 255, 0)
     for output in (AffineParameters(0.0011, 0, WIDEST), AffineParameters(0.01, 0, 4095)):
-        mul = Mul(output, border)
+        mul = QuantizedMultiply(output, border)
         pixels = rng.integers(-WIDEST, WIDEST + 1, (2, 3, 5, round_up(channels))).astype(np.int16)
         gates = rng.integers(0, gate.largest + 1, (2, 1, 1, round_up(channels)))
         given = [
@@ -152,8 +152,8 @@ def test_gates_are_fractions(channels: int, wide_gate: bool, border: int, settin
 
 def test_a_gate_that_may_be_more_than_1_is_no_fraction() -> None:
     a, gate = AffineParameters(0.001, 0, WIDEST), AffineParameters(1 / 10_000, 0, 20_000)
-    assert Mul(AffineParameters(0.001, 0, WIDEST))._fraction([a, gate]) == 0
-    assert Mul(AffineParameters(0.002, 0, WIDEST))._fraction([a, gate]) == 0  # 1 is one too many of 32767
-    assert Mul(AffineParameters(0.0021, 0, WIDEST))._fraction([a, gate]) > 0
-    assert Mul(AffineParameters(0.0021, 0, WIDEST), activation="silu")._fraction([a, gate]) == 0
-    assert Mul(AffineParameters(0.0021, 3))._fraction([a, gate]) == 0
+    assert QuantizedMultiply(AffineParameters(0.001, 0, WIDEST))._fraction([a, gate]) == 0
+    assert QuantizedMultiply(AffineParameters(0.002, 0, WIDEST))._fraction([a, gate]) == 0  # 1 is one too many of 32767
+    assert QuantizedMultiply(AffineParameters(0.0021, 0, WIDEST))._fraction([a, gate]) > 0
+    assert QuantizedMultiply(AffineParameters(0.0021, 0, WIDEST), activation="silu")._fraction([a, gate]) == 0
+    assert QuantizedMultiply(AffineParameters(0.0021, 3))._fraction([a, gate]) == 0

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.bench.errors import Rejected
 from tilewise.bench.runner import Runner
-from tilewise.profile.machine import Machine, cached_machine, measure_machine
+from tilewise.profile.machine import MachineFigures, cached_machine, measure_machine
 
 Array = npt.NDArray[Any]
 _INT8, _INT8_TILES, _WINOGRAD, _GRANTED = 4.0, 64.0, 4.0, 0.5
@@ -39,7 +39,7 @@ class Ceilings:
     bytes_read: float
 
     @classmethod
-    def of(cls, machine: Machine) -> Ceilings:
+    def of(cls, machine: MachineFigures) -> Ceilings:
         return cls(max(p.flops_per_second / p.threads for p in machine.peaks), machine.read_bandwidth(_NEAR_BYTES))
 
     def at_least(self, other: Ceilings) -> Ceilings:

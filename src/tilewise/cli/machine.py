@@ -12,7 +12,7 @@ from tilewise.cli.every import AsJson, output_picture
 from tilewise.cli.tables import show, table
 
 if TYPE_CHECKING:
-    from tilewise.profile.machine import Machine
+    from tilewise.profile.machine import MachineFigures
 
 
 def machine(
@@ -45,7 +45,7 @@ def machine(
         typer.echo(f"Drew {plot}.", err=as_json)
 
 
-def _print(figures: Machine) -> None:
+def _print(figures: MachineFigures) -> None:
     """Print the machine's caches, peaks and bandwidths as tables."""
     from rich.console import Console
 
@@ -79,7 +79,7 @@ def _threads(n: int) -> str:
     return "1 thread" if n == 1 else f"{n} threads"
 
 
-def draw(figures: Machine, path: Path) -> None:
+def draw(figures: MachineFigures, path: Path) -> None:
     """Draw the rooflines of main memory and of the smallest cache, for one thread and for all."""
     import numpy as np
 

@@ -1,9 +1,9 @@
 """Train the reference models, with checkpoints from which a run continues bit for bit.
 
-The three most important names: `fit` (runs a recipe), `Recipe` (its settings) and `FitResult`.
+The three most important names: `fit` (runs a recipe), `FitRecipe` (its settings) and `FitResult`.
 """
 
 from tilewise.fit.loop import Epoch, FitResult, Progress, fit
-from tilewise.fit.recipes import Recipe, recipe_for
+from tilewise.fit.recipes import FitRecipe, recipe_for
 
-__all__ = ["Epoch", "FitResult", "Progress", "Recipe", "fit", "recipe_for"]
+__all__ = ["Epoch", "FitRecipe", "FitResult", "Progress", "fit", "recipe_for"]

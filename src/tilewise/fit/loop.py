@@ -23,7 +23,7 @@ import numpy as np
 from tilewise import optim
 from tilewise.errors import ConfigurationError, FileFormatError, GradientError
 from tilewise.fit.checkpoint import read_checkpoint, write_checkpoint
-from tilewise.fit.recipes import Recipe
+from tilewise.fit.recipes import FitRecipe
 from tilewise.fit.tasks import Batch, TrainingTask, task_for
 from tilewise.io import save
 
@@ -84,7 +84,7 @@ class RunState:
 class Trainer:
     """Trains a model by a recipe, with its checkpoint and results in the folder `out`."""
 
-    def __init__(self, recipe: Recipe, out: Path, checkpoint_every: int) -> None:
+    def __init__(self, recipe: FitRecipe, out: Path, checkpoint_every: int) -> None:
         self.recipe, self.out, self.checkpoint_every = recipe, out, checkpoint_every
         self.task: TrainingTask = task_for(recipe)
         self.run = RunState()
@@ -230,7 +230,11 @@ class Trainer:
 
 
 def fit(
-    recipe: Recipe, out: str | Path, checkpoint_every: int = 50, fresh: bool = False, progress: Progress | None = None
+    recipe: FitRecipe,
+    out: str | Path,
+    checkpoint_every: int = 50,
+    fresh: bool = False,
+    progress: Progress | None = None,
 ) -> FitResult:
     """Train by a recipe in the folder `out`, continuing from its checkpoint if there is one."""
     trainer = Trainer(recipe, Path(out), checkpoint_every)

@@ -17,7 +17,7 @@ _MAX_TEXT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
-class Recipe:
+class FitRecipe:
     """All settings that determine a run's result; two runs with equal recipes give equal weights."""
 
     model: str
@@ -43,19 +43,19 @@ class Recipe:
 
 
 _RECIPES = {
-    ("mlp", "digits"): Recipe("mlp", "digits", 100, 32, 3e-3, 0.05, patience=40, validation=144, shift=1),
-    ("cnn", "digits"): Recipe("cnn", "digits", 40, 32, 2e-3, 0.05, patience=20, validation=144, shift=1),
-    ("resnet8", "digits"): Recipe("resnet8", "digits", 40, 32, 2e-3, 0.05, patience=15, validation=144, shift=1),
-    ("resnet8", "mnist"): Recipe("resnet8", "mnist", 3, 64, 2e-3, 0.01, patience=3, validation=5000, shift=1),
-    ("mlp", "mnist"): Recipe("mlp", "mnist", 20, 64, 1e-3, 0.01, patience=5, validation=5000),
-    ("cnn", "mnist"): Recipe("cnn", "mnist", 5, 64, 2e-3, 0.01, patience=3, validation=5000, shift=1),
-    ("gpt", "text"): Recipe("gpt", "topics", 20, 16, 2e-3, 0.1, patience=5, validation=32),
+    ("mlp", "digits"): FitRecipe("mlp", "digits", 100, 32, 3e-3, 0.05, patience=40, validation=144, shift=1),
+    ("cnn", "digits"): FitRecipe("cnn", "digits", 40, 32, 2e-3, 0.05, patience=20, validation=144, shift=1),
+    ("resnet8", "digits"): FitRecipe("resnet8", "digits", 40, 32, 2e-3, 0.05, patience=15, validation=144, shift=1),
+    ("resnet8", "mnist"): FitRecipe("resnet8", "mnist", 3, 64, 2e-3, 0.01, patience=3, validation=5000, shift=1),
+    ("mlp", "mnist"): FitRecipe("mlp", "mnist", 20, 64, 1e-3, 0.01, patience=5, validation=5000),
+    ("cnn", "mnist"): FitRecipe("cnn", "mnist", 5, 64, 2e-3, 0.01, patience=3, validation=5000, shift=1),
+    ("gpt", "text"): FitRecipe("gpt", "topics", 20, 16, 2e-3, 0.1, patience=5, validation=32),
 }
 
 
 def recipe_for(
     model: str, data: str | None = None, epochs: int | None = None, seed: int = 0, lr: float | None = None
-) -> Recipe:
+) -> FitRecipe:
     """Return the default recipe of `model`, with the arguments that are not None replaced."""
     if model not in NAMES:
         raise ConfigurationError(f"there is no recipe for {model!r}; {did_you_mean(model, NAMES)}")

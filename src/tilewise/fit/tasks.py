@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tilewise import data, models
 from tilewise.errors import ConfigurationError
-from tilewise.fit.recipes import Recipe, read_text
+from tilewise.fit.recipes import FitRecipe, read_text
 from tilewise.nn import Module
 from tilewise.nn import functional as F
 from tilewise.tensor import Tensor, no_grad
@@ -42,7 +42,7 @@ class ImageTask:
 
     higher_is_better = True
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: FitRecipe) -> None:
         """Load the images, create the model, and split validation examples off the training set."""
         images = data.digits() if recipe.data == "digits" else data.mnist(recipe.data)
         size = images.x_train.shape[-1]
@@ -107,7 +107,7 @@ class TextTask:
 
     higher_is_better = False
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: FitRecipe) -> None:
         """Load the text, create the model, and choose evenly spaced validation windows."""
         text = data.text(None if recipe.data == "topics" else read_text(recipe.data))
         self.context = recipe.context
@@ -149,6 +149,6 @@ class TextTask:
         self.in_epoch = int(state["in_epoch"])
 
 
-def task_for(recipe: Recipe) -> TrainingTask:
+def task_for(recipe: FitRecipe) -> TrainingTask:
     """Create the task of a recipe."""
     return TextTask(recipe) if recipe.model == "gpt" else ImageTask(recipe)

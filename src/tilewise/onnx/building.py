@@ -11,23 +11,23 @@ import numpy as np
 from tilewise import nn
 from tilewise.nn import Module, Parameter, Sequential
 from tilewise.onnx import layers
-from tilewise.onnx.graph import Graph, Node
+from tilewise.onnx.graph import OnnxGraph, OnnxNode
 
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.LeakyReLU, nn.ELU)
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerCall:
     """One layer of the network: its name, the values it reads ("" for none), those it makes, and what to let go."""
 
     layer: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[OnnxNode, ...]
     done: tuple[str, ...] = ()
 
 
-def with_ends(steps: list[Step], outputs: set[str]) -> Iterator[Step]:
+def with_ends(steps: list[LayerCall], outputs: set[str]) -> Iterator[LayerCall]:
     """The steps, each knowing which values nobody reads after it."""
     last: dict[str, int] = {}
     for index, step in enumerate(steps):
@@ -38,7 +38,7 @@ def with_ends(steps: list[Step], outputs: set[str]) -> Iterator[Step]:
         if name and name not in outputs:
             ends.setdefault(index, []).append(name)
     for index, step in enumerate(steps):
-        yield Step(step.layer, step.inputs, step.outputs, step.nodes, tuple(ends.get(index, ())))
+        yield LayerCall(step.layer, step.inputs, step.outputs, step.nodes, tuple(ends.get(index, ())))
 
 
 def unique(name: str, used_names: set[str]) -> str:
@@ -55,13 +55,13 @@ def unique(name: str, used_names: set[str]) -> str:
 class Builder:
     """Turns nodes into steps: layers where nn has them, with what a convolution takes along."""
 
-    def __init__(self, graph: Graph, used_names: set[str]) -> None:
+    def __init__(self, graph: OnnxGraph, used_names: set[str]) -> None:
         self.graph = graph
         self.layers: dict[str, Module] = {}
-        self.steps: list[Step] = []
+        self.steps: list[LayerCall] = []
         self.trained: list[str] = []  # constants that operations read and that may be trained
         self.read_names: set[str] = {port.name for port in graph.outputs}
-        self.readers: dict[str, list[Node]] = {}
+        self.readers: dict[str, list[OnnxNode]] = {}
         for node in graph.nodes:
             for name in set(node.inputs):
                 self.readers.setdefault(name, []).append(node)
@@ -72,7 +72,7 @@ class Builder:
             if id(node) not in self._fused_nodes:
                 self._add(node)
 
-    def _add(self, node: Node) -> None:
+    def _add(self, node: OnnxNode) -> None:
         layer = self._layer(node)
         if layer is None:
             self._operation(node)
@@ -85,21 +85,21 @@ class Builder:
         self._fused_nodes.update(id(n) for n in chain)
         module: Module = modules[0] if len(modules) == 1 else Sequential(*modules)
         data = next(n for n in node.inputs if n not in self.graph.constants)
-        self.steps.append(Step(self._name(node, module), (data,), (chain[-1].outputs[0],), tuple(chain)))
+        self.steps.append(LayerCall(self._name(node, module), (data,), (chain[-1].outputs[0],), tuple(chain)))
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
             self._images.add(chain[-1].outputs[0])
 
-    def _layer(self, node: Node) -> Module | None:
+    def _layer(self, node: OnnxNode) -> Module | None:
         weights = [self.graph.constants.get(name) if name else None for name in node.inputs]
         if node.op == "BatchNormalization":
             return layers.batch_norm(node, weights) if node.inputs[0] in self._images else None
         return layers.layer_for(node, weights)
 
-    def _only_reader(self, value: str) -> Node | None:
+    def _only_reader(self, value: str) -> OnnxNode | None:
         readers = self.readers.get(value, [])
         return readers[0] if len(readers) == 1 and value not in self.read_names else None
 
-    def _take_bias(self, chain: list[Node], layer: nn.Linear) -> None:
+    def _take_bias(self, chain: list[OnnxNode], layer: nn.Linear) -> None:
         """An addition of one number per output behind a product is the layer's bias."""
         after = self._only_reader(chain[-1].outputs[0])
         if after is None or after.op != "Add" or len(after.inputs) != 2:
@@ -110,7 +110,7 @@ class Builder:
             layer.bias = Parameter(bias)
             chain.append(after)
 
-    def _take_along(self, chain: list[Node], modules: list[Module]) -> None:
+    def _take_along(self, chain: list[OnnxNode], modules: list[Module]) -> None:
         """A batch norm and an activation that alone read a convolution's result, the activation of a linear layer."""
         after = self._only_reader(chain[-1].outputs[0])
         if after is not None and after.op == "BatchNormalization" and isinstance(modules[0], nn.Conv2d):
@@ -126,15 +126,15 @@ class Builder:
             chain.append(after)
             modules.append(layer)
 
-    def _operation(self, node: Node) -> None:
+    def _operation(self, node: OnnxNode) -> None:
         for name in filter(None, node.inputs):
             constant = self.graph.constants.get(name)
             if constant is not None and constant.dtype == np.float32 and constant.size > 1 and name not in self.trained:
                 self.trained.append(name)
             self.read_names.add(name) if constant is not None else None
-        self.steps.append(Step(self._name(node, layers.operation(node)), node.inputs, node.outputs, (node,)))
+        self.steps.append(LayerCall(self._name(node, layers.operation(node)), node.inputs, node.outputs, (node,)))
 
-    def _name(self, node: Node, layer: Module) -> str:
+    def _name(self, node: OnnxNode, layer: Module) -> str:
         name = unique(node.name, self._names)
         self.layers[name] = layer
         return name

@@ -11,14 +11,14 @@ import numpy as np
 
 from tilewise.errors import ConfigurationError
 from tilewise.graph.ir import Node, Value
-from tilewise.onnx.writer import Writer
+from tilewise.onnx.writer import OnnxWriter
 
 
 @dataclass
 class Emission:
     """One call being written: the graph, the call, its input names, and its shape for another batch (None: fixed)."""
 
-    graph: Writer
+    graph: OnnxWriter
     call: Node
     inputs: list[str]
     name_of: Callable[[Any], str]

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Node:
+class OnnxNode:
     """One operation: what kind, on which values, with which settings. An input left out is ""."""
 
     name: str
@@ -41,7 +41,7 @@ class Node:
         return "".join(c if c.isprintable() else "?" for c in label)
 
 
-def _as_kind(value: Any, default: Any, name: str, node: Node) -> Any:
+def _as_kind(value: Any, default: Any, name: str, node: OnnxNode) -> Any:
     expected_type = type(default)
     fits = isinstance(value, int | float) if expected_type is float else isinstance(value, expected_type)
     if not fits or (expected_type is tuple and not all(isinstance(v, int | float | str) for v in value)):
@@ -59,15 +59,15 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Graph:
-    nodes: tuple[Node, ...]
+class OnnxGraph:
+    nodes: tuple[OnnxNode, ...]
     constants: dict[str, Array]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     opset: int
 
 
-def in_order(nodes: Sequence[Node], available: set[str], where: object) -> list[Node]:
+def in_order(nodes: Sequence[OnnxNode], available: set[str], where: object) -> list[OnnxNode]:
     """The nodes, each after those whose results it reads. A circle, or a value that nothing makes, is an error."""
     produced = set(available)
     for node in nodes:
@@ -81,14 +81,14 @@ def in_order(nodes: Sequence[Node], available: set[str], where: object) -> list[
     return _sorted(nodes, available, where)
 
 
-def _sorted(nodes: Sequence[Node], available: set[str], where: object) -> list[Node]:
+def _sorted(nodes: Sequence[OnnxNode], available: set[str], where: object) -> list[OnnxNode]:
     waiting = [len({n for n in node.inputs if n and n not in available}) for node in nodes]
     readers: dict[str, list[int]] = {}
     for index, node in enumerate(nodes):
         for name in {n for n in node.inputs if n and n not in available}:
             readers.setdefault(name, []).append(index)
     ready = [i for i in range(len(nodes) - 1, -1, -1) if not waiting[i]]
-    order: list[Node] = []
+    order: list[OnnxNode] = []
     while ready:
         node = nodes[ready.pop()]
         order.append(node)

@@ -14,11 +14,11 @@ import numpy as np
 
 from tilewise import nn
 from tilewise.nn import Buffer, Module, Parameter
-from tilewise.onnx.graph import Array, Node
+from tilewise.onnx.graph import Array, OnnxNode
 from tilewise.onnx.operators import TABLE
 
 Weights = list[Array | None]  # of a node's inputs: the constant, or None where it is computed
-Build = Callable[[Node, Weights], Module | None]
+Build = Callable[[OnnxNode, Weights], Module | None]
 _BUILDERS: dict[str, Build] = {}
 
 
@@ -27,7 +27,7 @@ class Operator(Module):
 
     takes_arrays = True
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: OnnxNode) -> None:
         self.node = node
 
     def forward(self, *values: Any) -> Any:
@@ -39,12 +39,12 @@ def _operator_class(op: str) -> type[Operator]:
     return type(op, (Operator,), {})
 
 
-def operation(node: Node) -> Operator:
+def operation(node: OnnxNode) -> Operator:
     """The node as a layer of its operation's name."""
     return _operator_class(node.op)(node)
 
 
-def layer_for(node: Node, weights: Weights) -> Module | None:
+def layer_for(node: OnnxNode, weights: Weights) -> Module | None:
     """The layer that computes this node from its first input alone; None where there is none."""
     build = _BUILDERS.get(node.op)
     if build is None or not weights or weights[0] is not None or len(node.outputs) != 1:
@@ -81,13 +81,13 @@ def _is_float(*arrays: Array | None) -> bool:
     return all(a is not None and a.dtype == np.float32 for a in arrays)
 
 
-def _pair(node: Node, name: str, default: int) -> tuple[int, int] | None:
+def _pair(node: OnnxNode, name: str, default: int) -> tuple[int, int] | None:
     pair = node.attributes.get(name, (default, default))
     fits = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(n, int) and 0 <= n < 1 << 31 for n in pair)
     return (pair[0], pair[1]) if fits else None
 
 
-def _padding(node: Node) -> tuple[int, ...] | None:
+def _padding(node: OnnxNode) -> tuple[int, ...] | None:
     """Padding as `nn.Conv2d` takes it: (rows, columns), or (top, left, bottom, right) where opposite sides differ.
 
     None for `auto_pad=SAME_*`, whose padding depends on the size of the input.
@@ -103,7 +103,7 @@ def _padding(node: Node) -> tuple[int, ...] | None:
 
 
 @_builds("Conv")
-def _conv(node: Node, weights: Weights) -> Module | None:
+def _conv(node: OnnxNode, weights: Weights) -> Module | None:
     weight, bias = weights[1], weights[2] if len(weights) > 2 else None
     padding, stride, dilation = _padding(node), _pair(node, "strides", 1), _pair(node, "dilations", 1)
     groups = node.attributes.get("group", 1)
@@ -137,7 +137,7 @@ def _conv(node: Node, weights: Weights) -> Module | None:
 
 
 @_builds("Gemm")
-def _gemm(node: Node, weights: Weights) -> Module | None:
+def _gemm(node: OnnxNode, weights: Weights) -> Module | None:
     weight, bias = weights[1], weights[2] if len(weights) > 2 else None
     if weight is None or not _is_float(weight) or weight.ndim != 2 or (len(node.inputs) > 2 and bias is None):
         return None
@@ -160,7 +160,7 @@ def linear(weight: Array, bias: Array | None) -> nn.Linear:
 
 
 @_builds("MatMul")
-def _matmul(node: Node, weights: Weights) -> Module | None:
+def _matmul(node: OnnxNode, weights: Weights) -> Module | None:
     weight = weights[1] if len(weights) == 2 else None
     if weight is None or weight.ndim != 2 or not _is_float(weight):
         return None
@@ -168,7 +168,7 @@ def _matmul(node: Node, weights: Weights) -> Module | None:
 
 
 @_builds("LayerNormalization")
-def _layer_norm(node: Node, weights: Weights) -> Module | None:
+def _layer_norm(node: OnnxNode, weights: Weights) -> Module | None:
     weight, bias = weights[1], weights[2] if len(weights) > 2 else None
     if weight is None or not _is_float(weight) or weight.ndim != 1 or node.get("axis", -1) != -1:
         return None
@@ -178,7 +178,7 @@ def _layer_norm(node: Node, weights: Weights) -> Module | None:
     return _fresh(nn.LayerNorm(weight.shape, node.get("epsilon", 1e-5)), weight=weight, bias=bias)
 
 
-def batch_norm(node: Node, weights: Weights) -> nn.BatchNorm2d | None:
+def batch_norm(node: OnnxNode, weights: Weights) -> nn.BatchNorm2d | None:
     """The layer of a batch norm over images, in eval mode."""
     arrays = weights[1:]
     if len(arrays) != 4 or not _is_float(*arrays) or node.get("training_mode", 0) or len(node.outputs) != 1:
@@ -198,7 +198,7 @@ def batch_norm(node: Node, weights: Weights) -> nn.BatchNorm2d | None:
 
 
 @_builds("MaxPool", "AveragePool")
-def _pool(node: Node, _weights: Weights) -> Module | None:
+def _pool(node: OnnxNode, _weights: Weights) -> Module | None:
     kernel, stride, padding = _pair(node, "kernel_shape", 1), _pair(node, "strides", 1), _padding(node)
     plain = not node.get("ceil_mode", 0) and set(node.attributes.get("dilations", (1,))) == {1}
     if kernel is None or stride is None or padding is None or not plain or min(*kernel, *stride) < 1:
@@ -212,7 +212,7 @@ def _pool(node: Node, _weights: Weights) -> Module | None:
     return (nn.MaxPool2d if node.op == "MaxPool" else nn.AvgPool2d)(kernel, stride, padding)
 
 
-_ACTIVATIONS: dict[str, Callable[[Node], Module | None]] = {
+_ACTIVATIONS: dict[str, Callable[[OnnxNode], Module | None]] = {
     "Relu": lambda _: nn.ReLU(),
     "Sigmoid": lambda _: nn.Sigmoid(),
     "Tanh": lambda _: nn.Tanh(),
@@ -225,23 +225,23 @@ _ACTIVATIONS: dict[str, Callable[[Node], Module | None]] = {
 
 
 @_builds(*_ACTIVATIONS)
-def _activation(node: Node, _weights: Weights) -> Module | None:
+def _activation(node: OnnxNode, _weights: Weights) -> Module | None:
     return _ACTIVATIONS[node.op](node)
 
 
 @_builds("Flatten")
-def _flatten(node: Node, _weights: Weights) -> Module | None:
+def _flatten(node: OnnxNode, _weights: Weights) -> Module | None:
     return nn.Flatten() if node.get("axis", 1) == 1 else None
 
 
 @_builds("Reshape")
-def _reshape(node: Node, weights: Weights) -> Module | None:
+def _reshape(node: OnnxNode, weights: Weights) -> Module | None:
     shape = weights[1] if len(weights) == 2 else None
     same = shape is not None and shape.shape == (2,) and shape.tolist() == [0, -1] and not node.get("allowzero", 0)
     return nn.Flatten() if same else None
 
 
 @_builds("Clip")
-def _clip(node: Node, weights: Weights) -> Module | None:
+def _clip(node: OnnxNode, weights: Weights) -> Module | None:
     bounds = [None if b is None else b.reshape(-1).tolist() for b in weights[1:]]
     return nn.ReLU6() if bounds == [[0.0], [6.0]] else None

@@ -15,9 +15,9 @@ from typing import Any
 from tilewise.errors import DtypeError, FileFormatError, ShapeError, TilewiseError, UnavailableError
 from tilewise.nn import Module, Parameter, Sequential
 from tilewise.onnx import layers
-from tilewise.onnx.building import Builder, Step, unique, with_ends
+from tilewise.onnx.building import Builder, LayerCall, unique, with_ends
 from tilewise.onnx.example import batch_conflicts, example_inputs, fixed_dimension_error
-from tilewise.onnx.graph import Array, Graph, Port
+from tilewise.onnx.graph import Array, OnnxGraph, Port
 from tilewise.onnx.operators import TABLE, Value, array, most_alive, room_for, tensor
 from tilewise.onnx.reader import one_line, read_graph
 from tilewise.tensor import Tensor
@@ -52,7 +52,7 @@ class Network(Module):
     One output is a Tensor; several are a dict by name.
     """
 
-    def __init__(self, graph: Graph, title: str = "the network") -> None:
+    def __init__(self, graph: OnnxGraph, title: str = "the network") -> None:
         refuse_unsupported(graph, title)
         self.inputs, self.outputs, self.opset, self.title = graph.inputs, graph.outputs, graph.opset, title
         builder = Builder(graph, set(dir(Network)))
@@ -161,7 +161,7 @@ def as_input(value: Any, port: Port) -> Tensor:
     return converted
 
 
-def refuse_unsupported(graph: Graph, title: str) -> None:
+def refuse_unsupported(graph: OnnxGraph, title: str) -> None:
     """Name every operation that cannot be run, with its nodes, at once."""
     unsupported: dict[str, list[str]] = {}
     for node in graph.nodes:
@@ -180,7 +180,7 @@ def _first_line(error: Exception) -> str:
     return one_line((str(error).splitlines() or [type(error).__name__])[0][:200])
 
 
-def _keep(values: dict[str, Value], step: Step, result: Any) -> None:
+def _keep(values: dict[str, Value], step: LayerCall, result: Any) -> None:
     results = result if isinstance(result, tuple) else (result,)
     for name, value in zip(step.outputs, results, strict=False):
         if name:

@@ -18,7 +18,7 @@ from tilewise.graph.ir import Value
 from tilewise.onnx import emit_layers
 from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Array, Port
-from tilewise.onnx.writer import OPSET, Writer
+from tilewise.onnx.writer import OPSET, OnnxWriter
 from tilewise.quantize.graph import NATIVE_NORMS
 from tilewise.quantize.lowering import KEEPS
 
@@ -46,7 +46,7 @@ class _Quantized:
     def __init__(self, model: Any) -> None:
         self.model = model
         has_int16 = any(parameters.is_int16 for parameters in model.affine)
-        self.graph = Writer(max(OPSET, _WITH_INT16) if has_int16 else OPSET)
+        self.graph = OnnxWriter(max(OPSET, _WITH_INT16) if has_int16 else OPSET)
         self.real: dict[int, str] = {0: self.graph.name("input")}
         self._bytes: dict[int, str] = {}  # the result after quantizing and back
 

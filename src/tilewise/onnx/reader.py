@@ -1,4 +1,4 @@
-"""Reads an ONNX file into a `Graph`, believing nothing in it.
+"""Reads an ONNX file into a `OnnxGraph`, believing nothing in it.
 
 The `onnx` package parses the protobuf message; everything else is checked here: sizes against bytes before an array is
 made, external data against the folder of the file, names, types, the version of the operations. Half-precision weights
@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewise._files import convert_read_errors, open_input, read_input
 from tilewise.errors import DtypeError, FileFormatError, TilewiseError, UnavailableError
-from tilewise.onnx.graph import Array, Graph, Node, Port, in_order
+from tilewise.onnx.graph import Array, OnnxGraph, OnnxNode, Port, in_order
 from tilewise.onnx.wire import Place, outline
 
 Weights = tuple[BufferedReader, list[Place | None]]  # a file, and where in it each initializer's numbers lie
@@ -73,7 +73,7 @@ def _type_name(number: int) -> str:
     return str(names.get(number, f"number {number}"))
 
 
-def read_graph(path: str | os.PathLike[str]) -> Graph:
+def read_graph(path: str | os.PathLike[str]) -> OnnxGraph:
     """The network in a file."""
     where = Path(path)
     onnx = onnx_package()
@@ -98,7 +98,7 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
         raise
 
 
-def _graph(model: Any, where: Path, newest: int, weights: Weights | None = None) -> Graph:
+def _graph(model: Any, where: Path, newest: int, weights: Weights | None = None) -> OnnxGraph:
     graph = model.graph
     if not graph.node and not graph.output:
         raise FileFormatError(f"{where} is not an ONNX file: there is no network in it")
@@ -119,7 +119,7 @@ def _graph(model: Any, where: Path, newest: int, weights: Weights | None = None)
     for port in outputs:
         if port.name not in produced:
             raise FileFormatError(f"{where}: nothing makes the output {port.name!r}")
-    return Graph(tuple(ordered), constants.arrays, inputs, outputs, opset)
+    return OnnxGraph(tuple(ordered), constants.arrays, inputs, outputs, opset)
 
 
 def _opset(model: Any, where: Path, newest: int) -> int:
@@ -150,11 +150,11 @@ def _port(value: Any, where: Path, typed: bool = True) -> Port:
     return Port(str(value.name), dtype_of(number, f"{where}: {value.name!r}"), shape)
 
 
-def _node(node: Any, index: int, opset: int, constants: _Constants) -> Node:
+def _node(node: Any, index: int, opset: int, constants: _Constants) -> OnnxNode:
     op = str(node.op_type) if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
     name = str(node.name) or f"{node.op_type}_{index}"
     attributes = {str(a.name): _attribute(a, name, constants) for a in node.attribute}
-    return Node(name, op, tuple(map(str, node.input)), tuple(map(str, node.output)), attributes, opset)
+    return OnnxNode(name, op, tuple(map(str, node.input)), tuple(map(str, node.output)), attributes, opset)
 
 
 def _attribute(attribute: Any, node: str, constants: _Constants) -> Any:
@@ -176,7 +176,7 @@ def _attribute(attribute: Any, node: str, constants: _Constants) -> Any:
     return None  # a graph or a type: of operations that are not supported
 
 
-def _without_constants(nodes: list[Node], constants: dict[str, Array]) -> list[Node]:
+def _without_constants(nodes: list[OnnxNode], constants: dict[str, Array]) -> list[OnnxNode]:
     """The nodes without those that only hold a constant, which goes to the others."""
     others = []
     for node in nodes:
@@ -190,7 +190,7 @@ def _without_constants(nodes: list[Node], constants: dict[str, Array]) -> list[N
     return others
 
 
-def _constant_value(node: Node) -> Array | None:
+def _constant_value(node: OnnxNode) -> Array | None:
     for name, kind in (("value", None), ("value_float", np.float32), ("value_int", np.int64)):
         value = node.attributes.get(name)
         if value is not None:

@@ -10,17 +10,17 @@ import numpy as np
 
 from tilewise import nn
 from tilewise.nn import Module, Sequential
-from tilewise.onnx.building import Step
+from tilewise.onnx.building import LayerCall
 from tilewise.onnx.layers import Operator
 from tilewise.onnx.network import Network
-from tilewise.onnx.writer import Writer
+from tilewise.onnx.writer import OnnxWriter
 
 # (graph, layer, the value it reads, the name its result gets, the layer's name)
-WriteLayer = Callable[[Writer, Any, str, str, str], None]
+WriteLayer = Callable[[OnnxWriter, Any, str, str, str], None]
 
 
 def save_network(network: Network, path: str | os.PathLike[str]) -> None:
-    graph = Writer(network.opset)
+    graph = OnnxWriter(network.opset)
     for port in network.inputs:
         graph.name(port.name)
     for step in network.steps:
@@ -41,7 +41,7 @@ def save_network(network: Network, path: str | os.PathLike[str]) -> None:
     graph.write(path, network.inputs, network.outputs)
 
 
-def _operation(graph: Writer, step: Step, constants: dict[str, Any]) -> None:
+def _operation(graph: OnnxWriter, step: LayerCall, constants: dict[str, Any]) -> None:
     node = step.nodes[0]
     for name in node.inputs:
         if name in constants:
@@ -51,7 +51,7 @@ def _operation(graph: Writer, step: Step, constants: dict[str, Any]) -> None:
     graph.node(node.op, node.inputs, node.outputs, **settings)
 
 
-def _layers(graph: Writer, layer: Module, step: Step) -> None:
+def _layers(graph: OnnxWriter, layer: Module, step: LayerCall) -> None:
     parts = list(layer) if isinstance(layer, Sequential) else [layer]
     value = step.inputs[0]
     for index, part in enumerate(parts):
@@ -60,12 +60,12 @@ def _layers(graph: Writer, layer: Module, step: Step) -> None:
         value = result
 
 
-def _weights(graph: Writer, layer: Any, prefix: str, *names: str) -> list[str]:
+def _weights(graph: OnnxWriter, layer: Any, prefix: str, *names: str) -> list[str]:
     arrays = [(name, getattr(layer, name)) for name in names]
     return [graph.weight(t.data, f"{prefix}.{name}") for name, t in arrays if t is not None]
 
 
-def _conv(graph: Writer, layer: Any, x: str, out: str, name: str) -> None:
+def _conv(graph: OnnxWriter, layer: Any, x: str, out: str, name: str) -> None:
     from tilewise.onnx.emit_layers import sides
 
     settings = {"strides": list(layer.stride), "pads": sides(layer.padding), "group": layer.groups}
@@ -73,7 +73,7 @@ def _conv(graph: Writer, layer: Any, x: str, out: str, name: str) -> None:
     graph.node("Conv", [x, *_weights(graph, layer, name, "weight", "bias")], [out], **settings)
 
 
-def _linear(graph: Writer, layer: Any, x: str, out: str, name: str) -> None:
+def _linear(graph: OnnxWriter, layer: Any, x: str, out: str, name: str) -> None:
     weight = graph.weight(np.ascontiguousarray(layer.weight.data.T), f"{name}.weight")
     product = graph.name(f"{name}.product") if layer.bias is not None else out
     graph.node("MatMul", [x, weight], [product])
@@ -81,17 +81,17 @@ def _linear(graph: Writer, layer: Any, x: str, out: str, name: str) -> None:
         graph.node("Add", [product, *_weights(graph, layer, name, "bias")], [out])
 
 
-def _batch_norm(graph: Writer, layer: Any, x: str, out: str, name: str) -> None:
+def _batch_norm(graph: OnnxWriter, layer: Any, x: str, out: str, name: str) -> None:
     arrays = _weights(graph, layer, name, "weight", "bias", "running_mean", "running_var")
     graph.node("BatchNormalization", [x, *arrays], [out], epsilon=layer.eps)
 
 
-def _layer_norm(graph: Writer, layer: Any, x: str, out: str, name: str) -> None:
+def _layer_norm(graph: OnnxWriter, layer: Any, x: str, out: str, name: str) -> None:
     arrays = _weights(graph, layer, name, "weight", "bias")
     graph.node("LayerNormalization", [x, *arrays], [out], axis=-layer.weight.ndim, epsilon=layer.eps)
 
 
-def _pool(graph: Writer, layer: Any, x: str, out: str, _name: str) -> None:
+def _pool(graph: OnnxWriter, layer: Any, x: str, out: str, _name: str) -> None:
     settings: dict[str, Any] = {"kernel_shape": list(layer.kernel_size), "strides": list(layer.stride)}
     settings["pads"] = [*layer.padding, *layer.padding]
     if isinstance(layer, nn.AvgPool2d):
@@ -103,13 +103,13 @@ def _pool(graph: Writer, layer: Any, x: str, out: str, _name: str) -> None:
 def _plain(op: str, **settings: Callable[[Any], Any]) -> WriteLayer:
     """A layer that is one node without weights; its settings are read from the layer."""
 
-    def write(graph: Writer, layer: Any, x: str, out: str, _name: str) -> None:
+    def write(graph: OnnxWriter, layer: Any, x: str, out: str, _name: str) -> None:
         graph.node(op, [x], [out], **{key: read_setting(layer) for key, read_setting in settings.items()})
 
     return write
 
 
-def _relu6(graph: Writer, _layer: Any, x: str, out: str, _name: str) -> None:
+def _relu6(graph: OnnxWriter, _layer: Any, x: str, out: str, _name: str) -> None:
     graph.node("Clip", [x, graph.constant(0.0, np.float32), graph.constant(6.0, np.float32)], [out])
 
 

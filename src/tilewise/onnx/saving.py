@@ -22,7 +22,7 @@ from tilewise.onnx import emit_layers
 from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Array, Port
 from tilewise.onnx.network import Network
-from tilewise.onnx.writer import Writer
+from tilewise.onnx.writer import OnnxWriter
 from tilewise.tensor import Tensor
 
 assert emit_layers  # fills the table
@@ -138,7 +138,7 @@ def _other_batch(inputs: list[Array]) -> list[Array] | None:
 def _write(model: Module, path: str | os.PathLike[str], inputs: list[Array], others: list[Array] | None) -> None:
     traced_model = _traced(model, inputs)
     other = None if others is None else _alike(model, traced_model, others)
-    graph = Writer()
+    graph = OnnxWriter()
     ports = _input_ports(model, inputs, other is not None)
     written = _Values(graph, model, [graph.name(port.name) for port in ports])
     for index, call in enumerate(traced_model.nodes):
@@ -194,7 +194,7 @@ def _input_ports(model: Module, inputs: Sequence[Array], free: bool) -> list[Por
 class _Values:
     """Names of values: results by their number, constants by the parameter they are."""
 
-    def __init__(self, graph: Writer, model: Module, inputs: list[str]) -> None:
+    def __init__(self, graph: OnnxWriter, model: Module, inputs: list[str]) -> None:
         self.graph = graph
         self.names: dict[Value, str] = {Value(i): name for i, name in enumerate(inputs)}
         self.parameters = {id(t.data): name for name, t in model.named_tensors()}

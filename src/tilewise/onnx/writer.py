@@ -19,7 +19,7 @@ _IR_VERSION = 9
 _MOST_BYTES = (1 << 31) - (1 << 20)  # of one protobuf message
 
 
-class Writer:
+class OnnxWriter:
     """A graph in the making."""
 
     def __init__(self, opset: int = OPSET) -> None:

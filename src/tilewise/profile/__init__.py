@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tilewise.profile.context import ProfilerContext
     from tilewise.profile.flops import Cost, FLOPCounter, OpCounts
     from tilewise.profile.leaks import AllocationSite, LeakReport
-    from tilewise.profile.machine import Machine
+    from tilewise.profile.machine import MachineFigures
     from tilewise.profile.memory import MemoryProfile, MemoryProfiler
     from tilewise.profile.report.bottleneck import Finding
     from tilewise.profile.report.results import ProfileResults
@@ -29,7 +29,7 @@ __all__ = [
     "Finding",
     "Interval",
     "LeakReport",
-    "Machine",
+    "MachineFigures",
     "Measurement",
     "MeasurementError",
     "MemoryProfile",
@@ -47,7 +47,7 @@ _MODULES = {
     "context": ("ProfilerContext",),
     "flops": ("Cost", "FLOPCounter", "OpCounts"),
     "leaks": ("AllocationSite", "LeakReport"),
-    "machine": ("Machine",),
+    "machine": ("MachineFigures",),
     "memory": ("MemoryProfile", "MemoryProfiler"),
     "report.bottleneck": ("Finding",),
     "report.results": ("ProfileResults",),

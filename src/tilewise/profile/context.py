@@ -23,7 +23,7 @@ from tilewise._files import write_atomic
 from tilewise._threads import get_num_threads
 from tilewise.errors import ConfigurationError
 from tilewise.profile.events import ProfileEvent, decode
-from tilewise.profile.machine import Machine
+from tilewise.profile.machine import MachineFigures
 from tilewise.profile.machine import machine as machine_rates
 from tilewise.profile.report.results import NANO, ProfileResults, build
 
@@ -57,7 +57,7 @@ class ProfilerContext:
     `machine` holds the peak rates to compare with (default: this machine's). `memory=False` does not count allocations.
     """
 
-    def __init__(self, machine: Machine | None = None, memory: bool = True) -> None:
+    def __init__(self, machine: MachineFigures | None = None, memory: bool = True) -> None:
         self.owner = 0
         self.models: list[Callable[[], Any]] = []
         self._labels: dict[str, str] = {}

@@ -62,7 +62,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineFigures:
     """Peak rates of this machine."""
 
     cpu: str
@@ -114,7 +114,7 @@ def cache_file() -> Path:
     return cache_folder() / ("machine-played.json" if machine_override_text() else "machine.json")
 
 
-def machine(refresh: bool = False) -> Machine:
+def machine(refresh: bool = False) -> MachineFigures:
     """Load this machine's peak rates from the cache, or measure them (a few seconds) and cache them if plausible."""
     cached = None if refresh else cached_machine()
     if cached is not None:
@@ -130,7 +130,7 @@ def machine(refresh: bool = False) -> Machine:
     return rates
 
 
-def cached_machine() -> Machine | None:
+def cached_machine() -> MachineFigures | None:
     """Load the rates from the cache file; None if the file is missing, damaged or from another machine."""
     with suppress(TilewiseError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         data = read_json_input(cache_file())
@@ -142,7 +142,7 @@ def cached_machine() -> Machine | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _measure_once(_identity_json: str) -> Machine:
+def _measure_once(_identity_json: str) -> MachineFigures:
     """Measure the rates once per process: implausible rates are not cached in a file, but reused by later reports."""
     before = read_machine()
     rates = measure_machine()
@@ -155,7 +155,7 @@ def _identity() -> list[Any]:
     return [_SCHEMA, cpu_name(), real_cores(), isas, machine_override_text()]
 
 
-def _from_dict(data: dict[str, Any]) -> Machine:
+def _from_dict(data: dict[str, Any]) -> MachineFigures:
     """Read the rates from JSON data; ValueError, LookupError or TypeError if they are not usable."""
     peaks = [Peak(str(p["isa"]), int(p["threads"]), float(p["flops_per_second"])) for p in data["peaks"]]
     bandwidths = [
@@ -169,7 +169,7 @@ def _from_dict(data: dict[str, Any]) -> Machine:
     counts = [*(p.threads for p in peaks), *(n for b in bandwidths for n in (b.bytes, b.threads))]
     if not all(0 < count < 1 << 60 for count in counts):
         raise ValueError("thread counts or sizes are out of range")
-    return Machine(
+    return MachineFigures(
         cpu=str(data["cpu"]),
         cpus=int(data["cpus"]),
         method=str(data["method"]),
@@ -180,7 +180,9 @@ def _from_dict(data: dict[str, Any]) -> Machine:
     )
 
 
-def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02, threads: list[int] | None = None) -> Machine:
+def measure_machine(
+    sizes: list[int] | None = None, seconds: float = 0.02, threads: list[int] | None = None
+) -> MachineFigures:
     """Run the probes. Each rate is the best of five tries of `seconds` each."""
     counts = threads or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64, 128) if n < real_cores()), real_cores()})
     sizes = sizes or [s for s in _SIZES if s <= memory_bytes() // 16]
@@ -200,7 +202,7 @@ def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02, threa
         method = "measured by native probes"
     fresh = _fresh_memory(min(max(sizes), 64 << 20), seconds)
     levels = [Cache(*level) for level in caches()]
-    return Machine(
+    return MachineFigures(
         cpu=cpu_name(),
         cpus=cores(),
         method=method,

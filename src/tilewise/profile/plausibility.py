@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tilewise.profile.timing.stability import MachineReading, machine_reasons
 
 if TYPE_CHECKING:
-    from tilewise.profile.machine import Machine
+    from tilewise.profile.machine import MachineFigures
 
 # Additional threads may share a core's arithmetic units or the memory bus and then gain nothing, but a rate below
 # these fractions of the rate with fewer threads means that the measurement was disturbed.
@@ -24,17 +24,17 @@ _MAX_SCALING_PER_THREAD = 1.3
 _PLAUSIBLE_RATE_PER_CORE = (1e8, 2e12)
 
 
-def find_doubts(machine: Machine, before: MachineReading, after: MachineReading) -> list[str]:
+def find_doubts(machine: MachineFigures, before: MachineReading, after: MachineReading) -> list[str]:
     """Reasons not to cache these rates: contradictions first, then the machine's load during the measurement."""
     return [*contradictions(machine), *machine_reasons(before, after)]
 
 
-def contradictions(machine: Machine) -> list[str]:
+def contradictions(machine: MachineFigures) -> list[str]:
     """Rates that are impossible or contradict each other, one sentence each."""
     return [*_impossible_rates(machine), *_implausible_scaling(machine), *_slow_caches(machine)]
 
 
-def _impossible_rates(machine: Machine) -> Iterator[str]:
+def _impossible_rates(machine: MachineFigures) -> Iterator[str]:
     """Rates per core outside the range of any CPU."""
     lowest, highest = _PLAUSIBLE_RATE_PER_CORE
     for peak in machine.peaks:
@@ -50,7 +50,7 @@ def _impossible_rates(machine: Machine) -> Iterator[str]:
             )
 
 
-def _implausible_scaling(machine: Machine) -> Iterator[str]:
+def _implausible_scaling(machine: MachineFigures) -> Iterator[str]:
     """Rates that fall with more threads, or rise faster than the number of threads."""
     for isa in dict.fromkeys(p.isa for p in machine.peaks):
         rates = {p.threads: p.flops_per_second for p in machine.peaks if p.isa == isa}
@@ -70,7 +70,7 @@ def _check_scaling(rates: dict[int, float], quantity: str, min_scaling: float) -
             yield f"{_threads(more)} reached {gain:.1f} times the {quantity} of {_threads(fewer)}, which is impossible"
 
 
-def _slow_caches(machine: Machine) -> Iterator[str]:
+def _slow_caches(machine: MachineFigures) -> Iterator[str]:
     """Single-threaded reads from cache that are slower than reads from memory."""
     rows = sorted((b for b in machine.bandwidths if b.threads == 1), key=lambda b: b.bytes)
     if len(rows) > 1 and rows[0].read < _MIN_SCALING * rows[-1].read:

@@ -17,7 +17,7 @@ from tilewise._files import read_json_input, write_atomic
 from tilewise.errors import AccuracyError, ConfigurationError, FileFormatError, ShapeError, TilewiseError
 from tilewise.graph.ir import Op
 from tilewise.nn import Module
-from tilewise.quantize.graph import Graph, trace
+from tilewise.quantize.graph import FloatGraph, trace
 from tilewise.quantize.observers import OBSERVERS, Observer
 from tilewise.quantize.parameters import AffineParameters, affine_from_range
 from tilewise.tensor import Tensor
@@ -130,7 +130,7 @@ def calibrate(
 
 def traced_and_calibrated(
     model: Module, calibration_dataset: Iterable[Any], observer: str, progress: bool = False
-) -> tuple[Graph, Calibration, EvaluatedBatch]:
+) -> tuple[FloatGraph, Calibration, EvaluatedBatch]:
     """The steps of a model, traced with the first batch that holds something, their ranges, and what became of that
     batch."""
     graph, calibration, first, _ = calibrated_with_holdout(model, calibration_dataset, observer, progress, 0)
@@ -162,13 +162,13 @@ class _HoldOut:
 
 def calibrated_with_holdout(
     model: Module, calibration_dataset: Iterable[Any], observer: str, progress: bool, holdout: int
-) -> tuple[Graph, Calibration, EvaluatedBatch, EvaluatedBatch | None]:
+) -> tuple[FloatGraph, Calibration, EvaluatedBatch, EvaluatedBatch | None]:
     """The steps of a model, their ranges, the first batch that was observed with its float results, and up to
     `holdout` images that were not observed. None are held out of fewer than four."""
     if observer not in OBSERVERS:
         raise ConfigurationError(f"there is no observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
     check_model(model)
-    graph: Graph | None = None
+    graph: FloatGraph | None = None
     statistics: _ActivationStatistics | None = None
     samples, first, split = 0, EvaluatedBatch(np.zeros(0, np.float32), np.zeros(0, np.float32)), _HoldOut(holdout)
     for batch in _with_progress(calibration_dataset, progress):
@@ -283,7 +283,7 @@ class _ActivationStatistics:
         return tuple(zip(low.tolist(), np.maximum(high, mean + margin).tolist(), strict=True))
 
 
-def check_fits(calibration: Calibration, graph: Graph) -> None:
+def check_fits(calibration: Calibration, graph: FloatGraph) -> None:
     if calibration.names != tuple(step.name for step in graph.steps):
         raise ConfigurationError("this calibration was made for another model")
 

@@ -14,7 +14,7 @@ from tilewise._extension import native
 from tilewise.errors import AccuracyError, TilewiseError
 from tilewise.nn import Module
 from tilewise.quantize.array import QuantizedArray
-from tilewise.quantize.graph import Graph
+from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.mixed_precision import STATED_SPREAD_PRIOR, measured_error, predicted_error
 from tilewise.tensor import no_grad
 
@@ -46,7 +46,7 @@ def check_same_integers(model: QuantizedModel, x: Array) -> None:
                 )
 
 
-def first_deviating_layer(model: QuantizedModel, reference: Graph, x: Array, bound: float) -> str:
+def first_deviating_layer(model: QuantizedModel, reference: FloatGraph, x: Array, bound: float) -> str:
     """Name, in a clause, the first layer whose result deviates by more than `bound` of its largest value."""
     exact: list[Array] = []
     reference.run(x, lambda _, result: exact.append(result))

@@ -31,7 +31,7 @@ from tilewise.quantize.checks import (
     warn_if_slower,
 )
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
-from tilewise.quantize.graph import Graph, trace
+from tilewise.quantize.graph import FloatGraph, trace
 from tilewise.quantize.layers import DynamicLinear, QuantizedLinear
 from tilewise.quantize.lowering import FORMS, shared_parameters, tied_values, unsupported_reason
 from tilewise.quantize.mixed_precision import (
@@ -45,7 +45,7 @@ from tilewise.quantize.mixed_precision import (
 )
 from tilewise.quantize.parameters import AffineParameters, QuantizedWeights
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
-from tilewise.quantize.pooling import Flatten
+from tilewise.quantize.pooling import QuantizedFlatten
 from tilewise.quantize.weight_rounding import GptqRounding
 from tilewise.tensor import Tensor, no_grad
 
@@ -82,7 +82,7 @@ class QuantizedModel(Module):
 
     def __init__(
         self,
-        graph: Graph,
+        graph: FloatGraph,
         calibration: Calibration,
         keep_float: dict[str, str],
         stored: dict[int, dict[str, Array]] | None = None,
@@ -288,7 +288,7 @@ class QuantizedModel(Module):
     def channels_last_image(self, index: int) -> tuple[int, ...]:
         """Return the (C, H, W) of a flattened image that is stored as (H, W, C); () for every other value."""
         layer = self.integer[index]
-        return layer.image if isinstance(layer, Flatten) and layer.keeps_channels_last else ()
+        return layer.image if isinstance(layer, QuantizedFlatten) and layer.keeps_channels_last else ()
 
     # --- size and report ---
 
@@ -303,7 +303,7 @@ class QuantizedModel(Module):
         integers = [layer is not None and is_layer for layer, is_layer in zip(self.integer, kinds, strict=True)]
         return sum(integers), sum(kinds)
 
-    def report(self, x: Array | None = None, reference: Graph | None = None) -> list[StepReport]:
+    def report(self, x: Array | None = None, reference: FloatGraph | None = None) -> list[StepReport]:
         """Report on every operator; given an input and the float graph, with each result's signal-to-noise ratio."""
         ratios = {} if x is None or reference is None else signal_to_noise(self, reference, x)
         out, families_of = [], tied_values(self.graph)
@@ -347,7 +347,7 @@ def _bytes_of(step: Op, layer: Any) -> int:
     return int(sum(a.nbytes for a in arrays))
 
 
-def signal_to_noise(model: QuantizedModel, reference: Graph, x: Array) -> dict[int, float]:
+def signal_to_noise(model: QuantizedModel, reference: FloatGraph, x: Array) -> dict[int, float]:
     """Return the signal-to-noise ratio of every operator's result against the float model's, in decibels."""
     exact: list[Array] = []
     reference.run(x.astype(np.float32, copy=False), lambda _, result: exact.append(result))
@@ -424,7 +424,7 @@ def quantize(
     if accuracy_drop is None:
         assert first is not None
         if max_error is None:
-            copy = Graph([replace(step) for step in graph.steps], graph.batch)
+            copy = FloatGraph([replace(step) for step in graph.steps], graph.batch)
             quantized = QuantizedModel(copy, calibration, float_reasons)
         else:
             quantized = _within_error(graph, calibration, float_reasons, first, holdout, max_error)
@@ -478,7 +478,7 @@ def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Modu
 
 
 def _within_error(
-    graph: Graph,
+    graph: FloatGraph,
     calibration: Calibration,
     float_reasons: dict[str, str],
     first: EvaluatedBatch,
@@ -493,7 +493,7 @@ def _within_error(
     images = images_at_hand(calibration, first, holdout)
 
     def build(reach_scale: float, int16_reasons: Mapping[int, str], rounding: GptqRounding | None) -> QuantizedModel:
-        copy = Graph([replace(step) for step in graph.steps], graph.batch)  # conversion drops its float weights
+        copy = FloatGraph([replace(step) for step in graph.steps], graph.batch)  # conversion drops its float weights
         numbers = int16_parameters(graph, calibration, int16_reasons, reach_scale)
         return QuantizedModel(
             copy, calibration, float_reasons, int16_reasons=int16_reasons, rounding=rounding, numbers=numbers
@@ -534,7 +534,7 @@ def _within_error(
 
 
 def _with_float_layers(
-    model: QuantizedModel, graph: Graph, images: EvaluatedBatch, bound: float
+    model: QuantizedModel, graph: FloatGraph, images: EvaluatedBatch, bound: float
 ) -> tuple[float, QuantizedModel]:
     """Keep the layers that harm the result most in float, as few as reach the bound. Return the measured error and
     the model; the given model if float layers do not help."""
@@ -542,7 +542,7 @@ def _with_float_layers(
     best = measured_error(model.run(images.x), images.result), model
     for count in _FLOAT_LAYERS:
         reasons = {name: f"results are off by {harm:.2%} by it alone, in 16 bits" for name, harm in harms[:count]}
-        copy = Graph([replace(step) for step in graph.steps], graph.batch)
+        copy = FloatGraph([replace(step) for step in graph.steps], graph.batch)
         candidate = QuantizedModel(
             copy,
             model.calibration,
@@ -559,7 +559,7 @@ def _with_float_layers(
     return best
 
 
-def _layer_harms(model: QuantizedModel, graph: Graph, images: EvaluatedBatch) -> list[tuple[str, float]]:
+def _layer_harms(model: QuantizedModel, graph: FloatGraph, images: EvaluatedBatch) -> list[tuple[str, float]]:
     """Convolutions and linear layers in integers, and the error of the result if only that layer computed in integers;
     the largest error first."""
     x, exact, rounded = images.x[:_HARM_IMAGES], list[Array](), list[Array]()

@@ -64,7 +64,7 @@ def _padded(pixels: Array, zero: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Add(ElementwiseOp):
+class QuantizedAdd(ElementwiseOp):
     activation: str = ""
 
     second_sign: ClassVar[int] = 1
@@ -83,7 +83,7 @@ class Add(ElementwiseOp):
         return int(plan.add(*inputs, *self._scales(*parameters), finish, self.out_border))
 
 
-class Subtract(Add):
+class QuantizedSubtract(QuantizedAdd):
     """a - b: a sum in which the second scale is negative."""
 
     second_sign = -1
@@ -94,7 +94,7 @@ def _real(x: QuantizedArray, scale: float) -> Array:
 
 
 @dataclass(frozen=True)
-class Mul(ElementwiseOp):
+class QuantizedMultiply(ElementwiseOp):
     activation: str = ""
 
     def __call__(self, a: QuantizedArray, b: QuantizedArray) -> QuantizedArray:
@@ -198,7 +198,7 @@ class GatherChannels(ElementwiseOp):
 
 
 @dataclass(frozen=True)
-class Upsample(ElementwiseOp):
+class QuantizedUpsample(ElementwiseOp):
     by: tuple[int, int] = (1, 1)
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
@@ -209,7 +209,7 @@ class Upsample(ElementwiseOp):
 
 
 @dataclass(frozen=True)
-class DepthToSpace(ElementwiseOp):
+class QuantizedDepthToSpace(ElementwiseOp):
     """Runs of channels become pixels."""
 
     by: tuple[int, int] = (1, 1)

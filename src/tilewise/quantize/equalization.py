@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tilewise.graph.ir import Op
 from tilewise.quantize.calibration import Calibration
-from tilewise.quantize.graph import Graph
+from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.parameters import AffineParameters
 
 Array = npt.NDArray[Any]
@@ -30,7 +30,7 @@ _MAX_SCALE = 4.0  # arbitrary; the readers' weights are divided by it, and their
 class _Channels:
     """Numbers the channels of all results, and records which of them must have the same scale."""
 
-    def __init__(self, graph: Graph, shapes: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(self, graph: FloatGraph, shapes: tuple[tuple[int, ...], ...]) -> None:
         self.graph = graph
         counts = [shape[0] if shape else 0 for shape in shapes]
         self.first = np.concatenate([[0], np.cumsum(counts)])
@@ -94,7 +94,7 @@ class _Channels:
 
 
 def equalization_scales(
-    graph: Graph, calibration: Calibration, parameters: list[AffineParameters], float_reasons: Collection[str]
+    graph: FloatGraph, calibration: Calibration, parameters: list[AffineParameters], float_reasons: Collection[str]
 ) -> EqualizationScales:
     """Compute the scale (1 or more) of every channel of every result; steps in `float_reasons` are not scaled."""
     channels = _Channels(graph, calibration.shapes)
@@ -116,7 +116,7 @@ def equalization_scales(
     return [scales[channels.of(i)] for i in range(len(graph.steps))]
 
 
-def equalize(graph: Graph, by: EqualizationScales) -> None:
+def equalize(graph: FloatGraph, by: EqualizationScales) -> None:
     """Scale the weights and biases of a graph in place; it computes the same result."""
     for index, step in enumerate(graph.steps):
         if step.kind not in ("conv", "linear", "affine"):

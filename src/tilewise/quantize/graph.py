@@ -32,7 +32,7 @@ NATIVE_NORMS = ("group_norm", "channel_norm")
 
 
 @dataclass
-class Graph:
+class FloatGraph:
     """Steps in the order they run; step 0 is the input, the last one the result. Names are unique."""
 
     steps: list[Op]
@@ -191,14 +191,14 @@ def _run_node(node: Node, given: list[Array], batch: int) -> Array:
 # --- from a model ---
 
 
-def trace(model: Module, example: Array) -> Graph:
+def trace(model: Module, example: Array) -> FloatGraph:
     """The steps of a model in eval mode, for inputs like this one."""
     original = trace_module(model, example)
     traced = match_patterns(original, attention=False)
     if not isinstance(traced.result, Value):
         raise ConfigurationError(f"the result of {type(model).__name__} does not depend on its input")
     lowering = Lowering(traced)
-    graph = Graph([Op("input", (), example.shape, "input")], len(example), original.outputs[""])
+    graph = FloatGraph([Op("input", (), example.shape, "input")], len(example), original.outputs[""])
     places = {0: 0}
     taken = {"input"}
     for number, step in lowering.ops.items():

@@ -11,21 +11,21 @@ import numpy.typing as npt
 from tilewise.graph.ir import Op
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.elementwise import (
-    Add,
     Affine,
     Concat,
-    DepthToSpace,
     GatherChannels,
-    Mul,
+    QuantizedAdd,
+    QuantizedDepthToSpace,
+    QuantizedMultiply,
+    QuantizedSubtract,
+    QuantizedUpsample,
     Same,
     Slice,
-    Subtract,
-    Upsample,
 )
-from tilewise.quantize.graph import NATIVE_NORMS, Graph
+from tilewise.quantize.graph import NATIVE_NORMS, FloatGraph
 from tilewise.quantize.layers import Geometry, QuantizedConv2d, QuantizedLinear, corrected_bias
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, affine_from_range, wide_weights
-from tilewise.quantize.pooling import AvgPool, Flatten, GlobalPool, MaxPool
+from tilewise.quantize.pooling import AvgPool, GlobalPool, MaxPool, QuantizedFlatten
 
 if TYPE_CHECKING:
     from tilewise.quantize.convert import QuantizedModel
@@ -81,7 +81,9 @@ def _elementwise(model: QuantizedModel, index: int, step: Op, stored: Stored) ->
     if step.kind == "global_mean":
         return GlobalPool(model.affine[step.inputs[0]], output, len(step.shape) == 2, border)
     if step.kind in ("add", "sub", "mul"):
-        return {"add": Add, "sub": Subtract, "mul": Mul}[step.kind](output, border, step.activation)
+        return {"add": QuantizedAdd, "sub": QuantizedSubtract, "mul": QuantizedMultiply}[step.kind](
+            output, border, step.activation
+        )
     if step.kind == "affine":
         arrays = stored if stored is not None else {"weight": step.weight, "bias": step.bias}
         one = np.ones(step.shape[1], np.float32)
@@ -92,13 +94,15 @@ def _elementwise(model: QuantizedModel, index: int, step: Op, stored: Stored) ->
     if step.kind == "gather_channels":
         return GatherChannels(output, border, tuple(options["channels"]))
     if step.kind in ("upsample", "depth_to_space"):
-        return (Upsample if step.kind == "upsample" else DepthToSpace)(output, border, tuple(options["by"]))
+        return (QuantizedUpsample if step.kind == "upsample" else QuantizedDepthToSpace)(
+            output, border, tuple(options["by"])
+        )
     if step.kind == "identity":
         return Same(output, border, len(step.shape) == 2)
     if step.kind == "concat":
         return Concat(output, border)
     image = model.calibration.shapes[step.inputs[0]]
-    return Flatten(image if len(image) == 3 else (), model.keeps_channels_last(index))
+    return QuantizedFlatten(image if len(image) == 3 else (), model.keeps_channels_last(index))
 
 
 def unsupported_reason(model: QuantizedModel, step: Op) -> str | None:
@@ -139,7 +143,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-def tied_values(graph: Graph) -> list[int]:
+def tied_values(graph: FloatGraph) -> list[int]:
     """Return for every operator the first one of its group of tied quantization parameters.
 
     Operators that move values keep the parameters of their input. Inputs of a concatenation share one scale, so that
@@ -159,7 +163,7 @@ def tied_values(graph: Graph) -> list[int]:
     return [find(i) for i in range(len(graph.steps))]
 
 
-def shared_parameters(graph: Graph, calibration: Calibration) -> list[AffineParameters]:
+def shared_parameters(graph: FloatGraph, calibration: Calibration) -> list[AffineParameters]:
     """Return the int8 parameters of every operator's result; tied values share the union of their ranges."""
     family_of = tied_values(graph)
     own: dict[int, list[int]] = {}

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from tilewise.graph.ir import Op
 from tilewise.quantize.calibration import ACTIVATION_ENDS, Calibration, EvaluatedBatch
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
-from tilewise.quantize.graph import Graph
+from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.layers import corrected_bias, rounded_conv_weights
 from tilewise.quantize.lowering import KEEPS, shared_parameters, tied_values
 from tilewise.quantize.parameters import USUAL, WIDEST, AffineParameters, INT8Quantizer
@@ -53,7 +53,7 @@ _BALANCE = 20.0  # makes errors of activations (peak about 20 times their mean) 
 
 
 def int16_parameters(
-    graph: Graph, calibration: Calibration, int16_groups: Collection[int], reach_scale: float = 1.0
+    graph: FloatGraph, calibration: Calibration, int16_groups: Collection[int], reach_scale: float = 1.0
 ) -> dict[int, AffineParameters]:
     """Compute the int16 parameters of each group of tied values in `wide`, by its first step.
 
@@ -84,7 +84,7 @@ def int16_parameters(
     return result
 
 
-def _largest_values(graph: Graph, family_of: list[int]) -> dict[int, float]:
+def _largest_values(graph: FloatGraph, family_of: list[int]) -> dict[int, float]:
     """Return the upper limit of each group's activations (6 for ReLU6), or infinity."""
     ends: dict[int, float] = {}
     for index, step in enumerate(graph.steps):
@@ -132,7 +132,7 @@ def _count(calibration: Calibration, most: int) -> int:
 
 
 def images_to_check(
-    graph: Graph, calibration: Calibration, batch: EvaluatedBatch, holdout: EvaluatedBatch | None
+    graph: FloatGraph, calibration: Calibration, batch: EvaluatedBatch, holdout: EvaluatedBatch | None
 ) -> EvaluatedBatch:
     """Images for predictions: held-out ones, mirror images where there are few, then observed ones."""
     count = _count(calibration, _CHECKED)
@@ -150,7 +150,7 @@ def images_to_check(
 
 
 def assign_precision(
-    graph: Graph,
+    graph: FloatGraph,
     calibration: Calibration,
     float_reasons: dict[str, str],
     batch: EvaluatedBatch,
@@ -266,12 +266,12 @@ def _student(freedom: int) -> float:
     return float(z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2))
 
 
-def _reasons(graph: Graph, activations: list[ActivationSensitivity], error: float) -> Int16Reasons:
+def _reasons(graph: FloatGraph, activations: list[ActivationSensitivity], error: float) -> Int16Reasons:
     off = f"results would be off by {100 * error:.2f} % in bytes"
     return closed(graph, {h.family: f"{off}, {100 * h.share:.2f} % by it alone" for h in activations})
 
 
-def closed(graph: Graph, int16_groups: Int16Reasons) -> Int16Reasons:
+def closed(graph: FloatGraph, int16_groups: Int16Reasons) -> Int16Reasons:
     """Add the groups that must be int16 as well: results of convolutions with an int16 residual."""
     family_of, groups = tied_values(graph), dict(int16_groups)
     for index, step in enumerate(graph.steps):
@@ -281,7 +281,7 @@ def closed(graph: Graph, int16_groups: Int16Reasons) -> Int16Reasons:
 
 
 def _sensitivities(
-    graph: Graph, calibration: Calibration, float_reasons: dict[str, str], batch: EvaluatedBatch
+    graph: FloatGraph, calibration: Calibration, float_reasons: dict[str, str], batch: EvaluatedBatch
 ) -> list[ActivationSensitivity]:
     """Measure the error of the result with each group of activations alone in int8."""
     trial, exact = _Trial(graph, calibration, float_reasons, batch.x), batch.result
@@ -298,7 +298,7 @@ def _sensitivities(
     return out
 
 
-def _costs(graph: Graph, calibration: Calibration) -> dict[int, float]:
+def _costs(graph: FloatGraph, calibration: Calibration) -> dict[int, float]:
     """Estimate the cycles that int16 costs each group, in its own values and in the products that read it."""
     family_of = tied_values(graph)
     costs = dict.fromkeys(family_of, 1.0)
@@ -319,8 +319,8 @@ def _costs(graph: Graph, calibration: Calibration) -> dict[int, float]:
 class _Trial:
     """The float model, run again from the operator whose result is rounded to int8."""
 
-    def __init__(self, graph: Graph, calibration: Calibration, float_reasons: dict[str, str], x: Array) -> None:
-        self.graph = Graph([replace(step) for step in graph.steps], graph.batch)
+    def __init__(self, graph: FloatGraph, calibration: Calibration, float_reasons: dict[str, str], x: Array) -> None:
+        self.graph = FloatGraph([replace(step) for step in graph.steps], graph.batch)
         self.parameters, self.float_reasons = shared_parameters(graph, calibration), float_reasons
         self.equalization: EqualizationScales = [np.ones(shape[:1]) for shape in calibration.shapes]
         if calibration.spans:

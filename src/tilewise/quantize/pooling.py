@@ -122,7 +122,7 @@ class GlobalPool:
 
 
 @dataclass(frozen=True)
-class Flatten:
+class QuantizedFlatten:
     """(N, C, H, W) to rows (N, C H W).
 
     Images are stored with channels last. `image` is the (C, H, W) being flattened. With `keeps_channels_last` the row

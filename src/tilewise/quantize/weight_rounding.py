@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.graph.ir import Op
-from tilewise.quantize.graph import Graph
+from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.parameters import QuantizedWeights
 from tilewise.quantize.saturation import gptq_weights
 
@@ -23,7 +23,7 @@ _MAX_CHANNELS = 2048  # arbitrary; the moments take this many squared floats
 class GptqRounding:
     """Rounds the weights of a graph's convolutions on demand, and caches them for all candidate models."""
 
-    def __init__(self, graph: Graph, x: Array) -> None:
+    def __init__(self, graph: FloatGraph, x: Array) -> None:
         sources = {s.inputs[0] for s in graph.steps if _is_plain(s)}
         self.moments: dict[int, Array] = {}
         self._cache: dict[int, tuple[Array, QuantizedWeights]] = {}

@@ -38,7 +38,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ModelVariant:
     """One form of a model: a function that runs it once, its bytes, and how many answers of each group are correct.
 
     A group is a test image (0 or 1 correct answers) or a window of text (the share of correct answers).
@@ -133,7 +133,7 @@ def outcomes(task: Task, candidates: dict[str, tuple[Module, int]], batch: int, 
         return model(batch_x)
 
     forms = {
-        name: Candidate(
+        name: ModelVariant(
             partial(run, _planned(model, batch_x)), size, answers(model, task.data.x_test) == task.data.y_test
         )
         for name, (model, size) in candidates.items()
@@ -152,7 +152,7 @@ def _planned(model: Module, batch: Tensor) -> Any:
         return model
 
 
-def compare(candidates: dict[str, Candidate], runs: int, seed: int) -> list[Outcome]:
+def compare(candidates: dict[str, ModelVariant], runs: int, seed: int) -> list[Outcome]:
     """Time candidates interleaved and compare each with the first one."""
     timing = Timer(time_limit=60.0).compare({name: c.run for name, c in candidates.items()}, runs=runs)
     first = next(iter(candidates))

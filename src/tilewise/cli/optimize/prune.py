@@ -15,7 +15,7 @@ from tilewise.cli.every import AsJson, one_of, output_file_or_folder
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tilewise.cli.optimize.before_after import Candidate, Outcome
+    from tilewise.cli.optimize.before_after import ModelVariant, Outcome
     from tilewise.cli.optimize.pruning_tasks import ImagePruning, TextPruning
 
 _TOLERABLE_LOSS = 2.0  # points of accuracy; the plan's success metric
@@ -191,10 +191,10 @@ def _sparsified(zeros: Any, task: Any) -> Any:
     return sparsify(zeros, sample=task.sample())
 
 
-def _candidate(task: Any, version: Any) -> Candidate:
-    from tilewise.cli.optimize.before_after import Candidate
+def _candidate(task: Any, version: Any) -> ModelVariant:
+    from tilewise.cli.optimize.before_after import ModelVariant
 
-    return Candidate(task.call(version), _bytes(version), task.correct(version))
+    return ModelVariant(task.call(version), _bytes(version), task.correct(version))
 
 
 def _is_faster(task: Any, versions: dict[str, Any], runs: int) -> bool:
@@ -253,11 +253,11 @@ def _choices(model: Any, names: Mapping[str, str]) -> list[str]:
     return [f"{names.get(name, name)} runs {why}" for name, why in getattr(model, "sparse_report", {}).items()]
 
 
-def _quantized(task: Any, pruned: Any, stem: Path) -> dict[str, Candidate]:
+def _quantized(task: Any, pruned: Any, stem: Path) -> dict[str, ModelVariant]:
     """Quantize the dense and the pruned model, save both, and return them as candidates."""
     import numpy as np
 
-    from tilewise.cli.optimize.before_after import Candidate
+    from tilewise.cli.optimize.before_after import ModelVariant
     from tilewise.prune import save_pruned
     from tilewise.quantize import quantize, save_quantized
 
@@ -267,7 +267,7 @@ def _quantized(task: Any, pruned: Any, stem: Path) -> dict[str, Candidate]:
     save_quantized(plain, f"{stem}-int8.safetensors")
     save_pruned(small, f"{stem}-pruned-int8.safetensors")
     versions = {"int8": plain, "pruned + int8": small}
-    return {n: Candidate(partial(m, task.sample()), int(m.nbytes), task.correct(m)) for n, m in versions.items()}
+    return {n: ModelVariant(partial(m, task.sample()), int(m.nbytes), task.correct(m)) for n, m in versions.items()}
 
 
 def _int8_notes(rows: list[Any], stem: Path) -> list[str]:

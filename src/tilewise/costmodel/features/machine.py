@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewise import _system
 from tilewise._extension import native
-from tilewise.profile.machine import Machine, cached_machine, machine
+from tilewise.profile.machine import MachineFigures, cached_machine, machine
 
 MACHINE_COLUMNS = (
     "machine_lanes", "machine_registers", "machine_cores", "machine_mflops", "machine_l1_kib", "machine_l2_kib",
@@ -41,7 +41,7 @@ def machine_features(*, measure: bool = False) -> dict[str, int]:
 
 
 @functools.cache
-def _stored_ceilings() -> Machine | None:
+def _stored_ceilings() -> MachineFigures | None:
     """Read the stored measurements once per process, so that choosing a tile never waits for a file."""
     return cached_machine()
 
@@ -54,7 +54,7 @@ def _core_features(module: Any) -> tuple[int, int, int]:
     return lanes, registers, _system.cores()
 
 
-def _cache_features(module: Any, ceilings: Machine | None) -> tuple[int, ...]:
+def _cache_features(module: Any, ceilings: MachineFigures | None) -> tuple[int, ...]:
     """Return one thread's MFLOP/s, cache sizes and L3 share in KiB, and read bandwidth from each level in MB/s."""
     l1, l2, l3 = (int(size) for size in module.cache_sizes())
     peak = round(ceilings.peak(1) / 1e6) if ceilings is not None else 0

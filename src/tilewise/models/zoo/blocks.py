@@ -63,7 +63,7 @@ class SqueezeExcite(nn.Module):
         return x * (F.hardsigmoid(gate) if self.hard else gate.sigmoid())
 
 
-class Network(nn.Module):
+class ImageNetwork(nn.Module):
     """Image classifier, (N, 3, H, W) to logits: features, global average pool, classifier."""
 
     example_shape: tuple[int, ...] = (3, 224, 224)
@@ -76,7 +76,7 @@ class Network(nn.Module):
         return logits
 
 
-def with_statistics(network: Network, rng: Rng, size: int = 96) -> Network:
+def with_statistics(network: ImageNetwork, rng: Rng, size: int = 96) -> ImageNetwork:
     """Set the batch norms' running statistics from one random batch.
 
     Squeeze-and-excite gates below one shrink activations in every block. With the initial statistics (mean 0, variance

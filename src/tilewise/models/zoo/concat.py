@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewise import nn
-from tilewise.models.zoo.blocks import Network, Rng, conv_norm, convolution
+from tilewise.models.zoo.blocks import ImageNetwork, Rng, conv_norm, convolution
 from tilewise.nn.layers import Rng as Seed
 from tilewise.tensor import Tensor, cat
 
@@ -42,7 +42,7 @@ class ShuffleUnit(nn.Module):
         return features.reshape(n, 2, c // 2, h, w).permute(0, 2, 1, 3, 4).reshape(n, c, h, w)
 
 
-def shufflenet_v2(classes: int = 1000, seed: Seed = 0) -> Network:
+def shufflenet_v2(classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build ShuffleNetV2 ×1.0: 2.3 million parameters."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [*conv_norm(3, 24, 3, 2, rng=rng), nn.MaxPool2d(3, 2, 1)]
@@ -52,7 +52,7 @@ def shufflenet_v2(classes: int = 1000, seed: Seed = 0) -> Network:
             layers.append(ShuffleUnit(channels, filters, 1 if index else 2, rng))
             channels = filters
     layers += conv_norm(channels, 1024, 1, rng=rng)
-    return Network(nn.Sequential(*layers), nn.Linear(1024, classes, rng=rng))
+    return ImageNetwork(nn.Sequential(*layers), nn.Linear(1024, classes, rng=rng))
 
 
 class DenseLayer(nn.Module):
@@ -68,7 +68,7 @@ class DenseLayer(nn.Module):
         return cat([x, self.conv2(self.norm2(hidden).relu())], axis=1)
 
 
-def densenet121(classes: int = 1000, seed: Seed = 0) -> Network:
+def densenet121(classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build DenseNet-121: 8.0 million parameters."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [*conv_norm(3, 64, 7, 2, rng=rng), nn.MaxPool2d(3, 2, 1)]
@@ -81,7 +81,7 @@ def densenet121(classes: int = 1000, seed: Seed = 0) -> Network:
         if stage < 3:
             layers += [convolution(channels, channels // 2, 1, 1, rng), nn.AvgPool2d(2)]
             channels //= 2
-    return Network(nn.Sequential(*layers), nn.Linear(channels, classes, rng=rng))
+    return ImageNetwork(nn.Sequential(*layers), nn.Linear(channels, classes, rng=rng))
 
 
 class Fire(nn.Module):
@@ -97,7 +97,7 @@ class Fire(nn.Module):
         return cat([self.small(hidden), self.large(hidden)], axis=1)
 
 
-def squeezenet(classes: int = 1000, seed: Seed = 0) -> Network:
+def squeezenet(classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build SqueezeNet 1.1: 1.2 million parameters; the classifier is a convolution."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 2, rng=rng), nn.ReLU(), nn.MaxPool2d(3, 2)]
@@ -110,7 +110,7 @@ def squeezenet(classes: int = 1000, seed: Seed = 0) -> Network:
         channels = 2 * expanded
         layers += [nn.MaxPool2d(3, 2)] if has_pool else []
     layers += [convolution(channels, classes, 1, 1, rng, bias=True), nn.ReLU()]
-    return Network(nn.Sequential(*layers), nn.Identity())
+    return ImageNetwork(nn.Sequential(*layers), nn.Identity())
 
 
 class UNet(nn.Module):

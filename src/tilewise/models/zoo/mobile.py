@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewise import nn
-from tilewise.models.zoo.blocks import Network, Rng, SqueezeExcite, conv_norm, divisible, with_statistics
+from tilewise.models.zoo.blocks import ImageNetwork, Rng, SqueezeExcite, conv_norm, divisible, with_statistics
 from tilewise.nn.layers import Rng as Seed
 from tilewise.tensor import Tensor
 
@@ -42,7 +42,7 @@ class InvertedResidual(nn.Module):
         return x + out if self.residual else out
 
 
-def mobilenet_v2(classes: int = 1000, seed: Seed = 0) -> Network:
+def mobilenet_v2(classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build MobileNetV2: 3.5 million parameters; ReLU6."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [*conv_norm(3, 32, 3, 2, "relu6", rng=rng)]
@@ -58,7 +58,7 @@ def mobilenet_v2(classes: int = 1000, seed: Seed = 0) -> Network:
             )
             channels = filters
     layers += conv_norm(channels, 1280, 1, activation="relu6", rng=rng)
-    return Network(nn.Sequential(*layers), nn.Linear(1280, classes, rng=rng))
+    return ImageNetwork(nn.Sequential(*layers), nn.Linear(1280, classes, rng=rng))
 
 
 # Tables 1 and 2 of Howard et al. 2019: filter size, inner channels, filters, squeeze-and-excite, activation, stride
@@ -77,7 +77,7 @@ _V3_SMALL = (
 )  # fmt: skip
 
 
-def mobilenet_v3(size: str = "large", classes: int = 1000, seed: Seed = 0) -> Network:
+def mobilenet_v3(size: str = "large", classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build MobileNetV3 "large" (5.5 million parameters) or "small" (2.5); hard swish and squeeze-and-excite."""
     rng = np.random.default_rng(seed)
     rows, last = (_V3_LARGE, 1280) if size == "large" else (_V3_SMALL, 1024)
@@ -93,10 +93,10 @@ def mobilenet_v3(size: str = "large", classes: int = 1000, seed: Seed = 0) -> Ne
         channels = filters
     layers += conv_norm(channels, 6 * channels, 1, activation="hardswish", rng=rng)
     head = (nn.Linear(6 * channels, last, rng=rng), nn.Hardswish(), nn.Linear(last, classes, rng=rng))
-    return Network(nn.Sequential(*layers), nn.Sequential(*head))
+    return ImageNetwork(nn.Sequential(*layers), nn.Sequential(*head))
 
 
-def efficientnet_b0(classes: int = 1000, seed: Seed = 0) -> Network:
+def efficientnet_b0(classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build EfficientNet-B0 (Tan and Le 2019): 5.3 million parameters; SiLU and squeeze-and-excite."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [*conv_norm(3, 32, 3, 2, "silu", rng=rng)]
@@ -116,4 +116,4 @@ def efficientnet_b0(classes: int = 1000, seed: Seed = 0) -> Network:
             )
             channels = filters
     layers += conv_norm(channels, 1280, 1, activation="silu", rng=rng)
-    return with_statistics(Network(nn.Sequential(*layers), nn.Linear(1280, classes, rng=rng)), rng)
+    return with_statistics(ImageNetwork(nn.Sequential(*layers), nn.Linear(1280, classes, rng=rng)), rng)

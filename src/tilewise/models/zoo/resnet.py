@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewise import nn
-from tilewise.models.zoo.blocks import Network, Rng, conv_norm
+from tilewise.models.zoo.blocks import ImageNetwork, Rng, conv_norm
 from tilewise.nn.layers import Rng as Seed
 from tilewise.tensor import Tensor
 
@@ -57,7 +57,7 @@ def _resnet(
     seed: Seed,
     groups: int,
     base: int,
-) -> Network:
+) -> ImageNetwork:
     """Build a ResNet with `depths` blocks per stage; `groups` and `base` are ResNeXt's cardinality and base width."""
     rng = np.random.default_rng(seed)
     layers: list[nn.Module] = [*conv_norm(3, 64, 7, 2, rng=rng), nn.MaxPool2d(3, 2, 1)]
@@ -66,19 +66,19 @@ def _resnet(
         for index in range(depth):
             layers.append(block(channels, 64 << stage, 2 if stage and not index else 1, rng, groups, base))
             channels = (64 << stage) * block.expansion
-    return Network(nn.Sequential(*layers), nn.Linear(channels, classes, rng=rng))
+    return ImageNetwork(nn.Sequential(*layers), nn.Linear(channels, classes, rng=rng))
 
 
-def resnet18(classes: int = 1000, seed: Seed = 0) -> Network:
+def resnet18(classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build ResNet-18: 11.7 million parameters."""
     return _resnet(BasicBlock, (2, 2, 2, 2), classes, seed, groups=1, base=64)
 
 
-def resnet50(classes: int = 1000, seed: Seed = 0) -> Network:
+def resnet50(classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build ResNet-50: 25.6 million parameters."""
     return _resnet(Bottleneck, (3, 4, 6, 3), classes, seed, groups=1, base=64)
 
 
-def resnext50(classes: int = 1000, seed: Seed = 0) -> Network:
+def resnext50(classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build ResNeXt-50 32×4d: 25.0 million parameters."""
     return _resnet(Bottleneck, (3, 4, 6, 3), classes, seed, groups=32, base=4)

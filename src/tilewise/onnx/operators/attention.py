@@ -9,12 +9,12 @@ import numpy as np
 
 from tilewise.errors import DtypeError, ShapeError
 from tilewise.nn import functional as F
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import Value, array, is_float, operator, read_values, room, tensor
 from tilewise.tensor import Tensor, cat
 
 
-def _heads(node: Node, x: Value, count: int) -> Tensor:
+def _heads(node: OnnxNode, x: Value, count: int) -> Tensor:
     """(B, T, H·D) or (B, H, T, D) as the latter."""
     t = tensor(x)
     if t.ndim == 4:
@@ -24,7 +24,7 @@ def _heads(node: Node, x: Value, count: int) -> Tensor:
     return t.reshape(t.shape[0], t.shape[1], count, t.shape[2] // count).permute(0, 2, 1, 3)
 
 
-def _repeated(x: Tensor, heads: int, node: Node) -> Tensor:
+def _repeated(x: Tensor, heads: int, node: OnnxNode) -> Tensor:
     """Keys or values shared by several heads of queries, once for each."""
     if x.shape[1] == heads:
         return x
@@ -38,7 +38,7 @@ _KNOWN = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "
 
 @operator("Attention")
 def _attention(
-    node: Node,
+    node: OnnxNode,
     q: Value,
     k: Value,
     v: Value,
@@ -77,7 +77,7 @@ def _shares(scores: Tensor) -> Tensor:
     return shares.masked_fill(np.broadcast_to(nothing, shares.shape), 0.0) if nothing.any() else shares
 
 
-def _masked(node: Node, scores: Tensor, mask: Value | None, past: int) -> Tensor:
+def _masked(node: OnnxNode, scores: Tensor, mask: Value | None, past: int) -> Tensor:
     t, s = scores.shape[2:]
     softcap = node.get("softcap", 0.0)
     scores = (scores / softcap).tanh() * softcap if softcap else scores
@@ -93,7 +93,7 @@ def _masked(node: Node, scores: Tensor, mask: Value | None, past: int) -> Tensor
 
 
 @operator("RotaryEmbedding")
-def _rotary(node: Node, x: Value, cos: Value, sin: Value, places: Value | None = None) -> Value:
+def _rotary(node: OnnxNode, x: Value, cos: Value, sin: Value, places: Value | None = None) -> Value:
     t = _heads(node, x, node.get("num_heads", 0))  # (B, H, T, D)
     width = node.get("rotary_embedding_dim", 0) or t.shape[3]
     cosines, sines = array(cos), array(sin)

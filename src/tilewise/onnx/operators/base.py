@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tilewise import ops
 from tilewise.errors import DtypeError, FileFormatError, GradientError, ShapeError, UnavailableError
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.tensor import Tensor, apply
 
 Array = npt.NDArray[Any]
@@ -135,19 +135,19 @@ def broadcast(*values: Value) -> tuple[int, ...]:
     return room(shape, max(array(v).itemsize for v in values))
 
 
-def same_type(node: Node, *values: Value) -> None:
+def same_type(node: OnnxNode, *values: Value) -> None:
     kinds = {array(v).dtype for v in values}
     if len(kinds) > 1:
         raise DtypeError(f"{node} is given {' and '.join(sorted(map(str, kinds)))}, which must be the same")
 
 
-def axis_of(axis: int, ndim: int, node: Node) -> int:
+def axis_of(axis: int, ndim: int, node: OnnxNode) -> int:
     if not -max(ndim, 1) <= axis < max(ndim, 1):
         raise ShapeError(f"{node} works along axis {axis} of a tensor with {ndim} dimensions")
     return axis % max(ndim, 1)
 
 
-def choice(node: Node, name: str, default: str, allowed: Sequence[str]) -> str:
+def choice(node: OnnxNode, name: str, default: str, allowed: Sequence[str]) -> str:
     value: str = node.get(name, default)
     if value not in allowed:
         raise FileFormatError(f"{node} has {name} {value[:40]!r}, which is none of {', '.join(allowed)}")

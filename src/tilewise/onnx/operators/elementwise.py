@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewise import ops
 from tilewise.errors import DtypeError
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
     Array,
     Value,
@@ -50,7 +50,7 @@ _ARITHMETIC: dict[str, tuple[type[ops.Operation], Callable[[Array, Array], Array
 
 
 @operator(*_ARITHMETIC)
-def _arithmetic(node: Node, a: Value, b: Value) -> Value:
+def _arithmetic(node: OnnxNode, a: Value, b: Value) -> Value:
     operation, plain = _ARITHMETIC[node.op]
     if node.op != "Pow":
         same_type(node, a, b)
@@ -105,13 +105,13 @@ _PLAIN: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def float_only(node: Node, *values: Value) -> None:
+def float_only(node: OnnxNode, *values: Value) -> None:
     if not is_float(*values):
         raise DtypeError(f"{node} takes floating-point numbers, not {array(values[0]).dtype}")
 
 
 @operator(*_FUNCTIONS)
-def _function(node: Node, x: Value) -> Value:
+def _function(node: OnnxNode, x: Value) -> Value:
     if not is_float(x) and node.op in _OF_INTEGERS:
         return computed(_OF_INTEGERS[node.op], x, name=node.op)
     float_only(node, x)
@@ -121,26 +121,26 @@ def _function(node: Node, x: Value) -> Value:
 
 
 @operator(*_PLAIN)
-def _plain(node: Node, x: Value) -> Value:
+def _plain(node: OnnxNode, x: Value) -> Value:
     if node.op in ("Not",) and array(x).dtype != bool:
         raise DtypeError(f"{node} takes booleans, not {array(x).dtype}")
     return computed(_PLAIN[node.op], x, name=node.op)
 
 
 @operator("Reciprocal")
-def _reciprocal(node: Node, x: Value) -> Value:
+def _reciprocal(node: OnnxNode, x: Value) -> Value:
     float_only(node, x)
     return 1.0 / tensor(x)
 
 
 @operator("IsInf")
-def _is_inf(node: Node, x: Value) -> Value:
+def _is_inf(node: OnnxNode, x: Value) -> Value:
     positive, negative = node.get("detect_positive", 1), node.get("detect_negative", 1)
     return computed(lambda a: np.isinf(a) & (((a > 0) & bool(positive)) | ((a < 0) & bool(negative))), x, name=node.op)
 
 
 @operator("Clip")
-def _clip(node: Node, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
+def _clip(node: OnnxNode, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
     bounds = [None if b is None else read_values(b).reshape(()).item() for b in (low, high)]
     if are_constants(x) or not is_float(x):
         return computed(lambda a: np.clip(a, *bounds).astype(a.dtype), x, name=node.op)
@@ -151,7 +151,7 @@ def _clip(node: Node, x: Value, low: Value | None = None, high: Value | None = N
 
 
 @operator("Max", "Min")
-def _extreme(node: Node, *values: Value) -> Value:
+def _extreme(node: OnnxNode, *values: Value) -> Value:
     same_type(node, *values)
     broadcast(*values)
     plain = np.maximum if node.op == "Max" else np.minimum
@@ -166,7 +166,7 @@ def _extreme(node: Node, *values: Value) -> Value:
 
 
 @operator("Sum", "Mean")
-def _sum(node: Node, *values: Value) -> Value:
+def _sum(node: OnnxNode, *values: Value) -> Value:
     float_only(node, *values)
     broadcast(*values)
     total: Tensor = tensor(values[0])
@@ -191,21 +191,21 @@ _COMPARISONS: dict[str, Callable[[Array, Array], Any]] = {
 
 
 @operator(*_COMPARISONS)
-def _comparison(node: Node, a: Value, b: Value) -> Value:
+def _comparison(node: OnnxNode, a: Value, b: Value) -> Value:
     same_type(node, a, b)
     broadcast(a, b)
     return computed(_COMPARISONS[node.op], a, b, name=node.op)
 
 
 @operator("Mod")
-def _mod(node: Node, a: Value, b: Value) -> Value:
+def _mod(node: OnnxNode, a: Value, b: Value) -> Value:
     same_type(node, a, b)
     broadcast(a, b)
     return computed(np.fmod if node.get("fmod", 0) else np.mod, a, b, name=node.op)
 
 
 @operator("Where")
-def _where(node: Node, condition: Value, a: Value, b: Value) -> Value:
+def _where(node: OnnxNode, condition: Value, a: Value, b: Value) -> Value:
     if array(condition).dtype != bool:
         raise DtypeError(f"{node} chooses by booleans, not by {array(condition).dtype}")
     same_type(node, a, b)
@@ -232,16 +232,16 @@ class Choose(ops.Operation):
 
 
 @operator("Cast")
-def _cast(node: Node, x: Value) -> Value:
+def _cast(node: OnnxNode, x: Value) -> Value:
     return _as_type(node, x, dtype_of(node.get("to", 0), node))
 
 
 @operator("CastLike")
-def _cast_like(node: Node, x: Value, like: Value) -> Value:
+def _cast_like(node: OnnxNode, x: Value, like: Value) -> Value:
     return _as_type(node, x, array(like).dtype)
 
 
-def _as_type(node: Node, x: Value, dtype: np.dtype[Any]) -> Value:
+def _as_type(node: OnnxNode, x: Value, dtype: np.dtype[Any]) -> Value:
     if array(x).dtype == dtype:
         return x
     if isinstance(x, Tensor) and is_float(x) and dtype.kind == "f":
@@ -250,12 +250,12 @@ def _as_type(node: Node, x: Value, dtype: np.dtype[Any]) -> Value:
 
 
 @operator("Identity")
-def _identity(_node: Node, x: Value) -> Value:
+def _identity(_node: OnnxNode, x: Value) -> Value:
     return x
 
 
 @operator("Dropout")
-def _dropout(node: Node, x: Value, ratio: Value | None = None, training: Value | None = None) -> Any:
+def _dropout(node: OnnxNode, x: Value, ratio: Value | None = None, training: Value | None = None) -> Any:
     """Networks are read for inference: what was dropped while training stays."""
     if training is not None and array(training).any():
         raise DtypeError(f"{node} drops numbers at random, as while training; export the network in eval mode")

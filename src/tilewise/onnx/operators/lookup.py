@@ -9,7 +9,7 @@ import numpy as np
 from tilewise import ops
 from tilewise.errors import DtypeError, ShapeError
 from tilewise.nn import functional as F
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
     Array,
     Value,
@@ -27,7 +27,7 @@ from tilewise.tensor import Tensor, apply
 
 
 @operator("Gather")
-def _gather(node: Node, x: Value, indices: Value) -> Value:
+def _gather(node: OnnxNode, x: Value, indices: Value) -> Value:
     axis, where = axis_of(node.get("axis", 0), len(x.shape), node), array(indices)
     if where.dtype.kind not in "iu" or not x.shape:
         raise DtypeError(f"{node} looks up {where.dtype} in a tensor of shape {x.shape}")
@@ -69,7 +69,7 @@ class Lookup(ops.Operation):
 
 
 @operator("GatherElements")
-def _gather_elements(node: Node, x: Value, indices: Value) -> Value:
+def _gather_elements(node: OnnxNode, x: Value, indices: Value) -> Value:
     axis, where = axis_of(node.get("axis", 0), len(x.shape), node), read_values(indices)
     if where.dtype.kind not in "iu" or where.ndim != len(x.shape):
         raise ShapeError(f"{node} looks up {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
@@ -83,7 +83,7 @@ def _gather_elements(node: Node, x: Value, indices: Value) -> Value:
 
 
 @operator("GatherND")
-def _gather_nd(node: Node, x: Value, indices: Value) -> Value:
+def _gather_nd(node: OnnxNode, x: Value, indices: Value) -> Value:
     where, batch = read_values(indices), node.get("batch_dims", 0)
     if where.dtype.kind not in "iu" or not where.ndim or not 0 < where.shape[-1] <= len(x.shape) - batch:
         raise ShapeError(f"{node} looks up {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
@@ -99,7 +99,7 @@ def _gather_nd(node: Node, x: Value, indices: Value) -> Value:
 
 
 @operator("ScatterND")
-def _scatter_nd(node: Node, x: Value, indices: Value, updates: Value) -> Value:
+def _scatter_nd(node: OnnxNode, x: Value, indices: Value, updates: Value) -> Value:
     where = read_values(indices)
     if where.dtype.kind not in "iu" or not where.ndim or where.shape[-1] > len(x.shape):
         raise ShapeError(f"{node} writes at {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
@@ -111,7 +111,7 @@ def _scatter_nd(node: Node, x: Value, indices: Value, updates: Value) -> Value:
 
 
 @operator("ScatterElements")
-def _scatter_elements(node: Node, x: Value, indices: Value, updates: Value) -> Value:
+def _scatter_elements(node: OnnxNode, x: Value, indices: Value, updates: Value) -> Value:
     axis, where = axis_of(node.get("axis", 0), len(x.shape), node), read_values(indices)
     if where.dtype.kind not in "iu" or where.ndim != len(x.shape) or where.shape != tuple(updates.shape):
         raise ShapeError(f"{node} writes {updates.shape} at {where.shape} in a tensor of shape {x.shape}")

@@ -8,13 +8,13 @@ import numpy as np
 
 from tilewise.errors import ShapeError
 from tilewise.nn import functional as F
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import Value, array, is_float, operator, tensor
 from tilewise.tensor import Tensor
 
 
 @operator("BatchNormalization")
-def _batch_norm(node: Node, x: Value, weight: Value, bias: Value, mean: Value, var: Value) -> Any:
+def _batch_norm(node: OnnxNode, x: Value, weight: Value, bias: Value, mean: Value, var: Value) -> Any:
     if not is_float(x, weight, bias, mean, var) or mean.shape != weight.shape or var.shape != weight.shape:
         raise ShapeError(f"{node} has statistics of shape {mean.shape} and a weight of shape {weight.shape}")
     eps, old = node.get("epsilon", 1e-5), (tensor(mean), tensor(var))
@@ -29,7 +29,7 @@ def _batch_norm(node: Node, x: Value, weight: Value, bias: Value, mean: Value, v
 
 
 @operator("LayerNormalization")
-def _layer_norm(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Any:
+def _layer_norm(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) -> Any:
     axis = node.get("axis", -1)
     axis = axis + len(x.shape) if axis < 0 else axis
     if not 0 <= axis < len(x.shape) or not is_float(x, weight):
@@ -47,7 +47,7 @@ def _layer_norm(node: Node, x: Value, weight: Value, bias: Value | None = None) 
 
 
 @operator("RMSNormalization")
-def _rms_norm(node: Node, x: Value, weight: Value) -> Value:
+def _rms_norm(node: OnnxNode, x: Value, weight: Value) -> Value:
     axis = node.get("axis", -1)
     axis = axis + len(x.shape) if axis < 0 else axis
     if not 0 <= axis < len(x.shape) or not is_float(x, weight):
@@ -58,14 +58,14 @@ def _rms_norm(node: Node, x: Value, weight: Value) -> Value:
 
 
 @operator("InstanceNormalization")
-def _instance_norm(node: Node, x: Value, weight: Value, bias: Value) -> Value:
+def _instance_norm(node: OnnxNode, x: Value, weight: Value, bias: Value) -> Value:
     if len(x.shape) < 3 or not is_float(x, weight, bias):
         raise ShapeError(f"{node} takes images, not a tensor of shape {x.shape}")
     return F.group_norm(tensor(x), x.shape[1], tensor(weight), tensor(bias), node.get("epsilon", 1e-5))
 
 
 @operator("GroupNormalization")
-def _group_norm(node: Node, x: Value, weight: Value, bias: Value) -> Value:
+def _group_norm(node: OnnxNode, x: Value, weight: Value, bias: Value) -> Value:
     groups = node.get("num_groups", 1)
     if len(x.shape) < 3 or not is_float(x, weight, bias) or groups < 1 or x.shape[1] % groups:
         raise ShapeError(f"{node} cuts a tensor of shape {x.shape} into {groups} groups")
@@ -77,7 +77,7 @@ def _group_norm(node: Node, x: Value, weight: Value, bias: Value) -> Value:
 
 
 @operator("LpNormalization")
-def _lp_norm(node: Node, x: Value) -> Value:
+def _lp_norm(node: OnnxNode, x: Value) -> Value:
     axis, p, t = node.get("axis", -1), node.get("p", 2), tensor(x)
     if not -t.ndim <= axis < t.ndim or p not in (1, 2):
         raise ShapeError(f"{node} normalises axis {axis} of {x.shape} by the {p}-norm")
@@ -87,7 +87,7 @@ def _lp_norm(node: Node, x: Value) -> Value:
 
 
 @operator("LRN")
-def _lrn(node: Node, x: Value) -> Value:
+def _lrn(node: OnnxNode, x: Value) -> Value:
     size = node.get("size", 1)
     if len(x.shape) < 3 or not 1 <= size <= 2 * x.shape[1] + 1 or not is_float(x):
         raise ShapeError(f"{node} normalises over {size} channels of {x.shape}")

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import DtypeError, ShapeError
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import Array, Value, array, axis_of, computed, operator
 from tilewise.onnx.reader import dtype_of
 
 _BYTES = (np.int8, np.uint8, np.int16, np.uint16, np.int32)
 
 
-def _along(node: Node, x: Value, scale: Array) -> Array:
+def _along(node: OnnxNode, x: Value, scale: Array) -> Array:
     """A scale (or zero point) of one number, or of one per entry of the node's axis, shaped to meet `x`."""
     if node.get("block_size", 0):
         raise ShapeError(f"{node} has a scale per block, which tilewise does not compute")
@@ -27,7 +27,7 @@ def _along(node: Node, x: Value, scale: Array) -> Array:
 
 
 @operator("QuantizeLinear")
-def _quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
+def _quantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None) -> Value:
     kind: np.dtype[Any] = np.dtype(np.uint8)
     if zero is not None:
         kind = array(zero).dtype
@@ -47,7 +47,7 @@ def _quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> 
 
 
 @operator("DequantizeLinear")
-def _dequantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
+def _dequantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None) -> Value:
     if array(x).dtype.type not in _BYTES:
         raise DtypeError(f"{node} is given {array(x).dtype}, which tilewise does not take for bytes")
     by = _along(node, x, array(scale))
@@ -56,7 +56,7 @@ def _dequantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -
 
 
 @operator("DynamicQuantizeLinear")
-def _dynamic(node: Node, x: Value) -> Any:
+def _dynamic(node: OnnxNode, x: Value) -> Any:
     data = array(x)
     low, high = min(float(data.min(initial=0)), 0.0), max(float(data.max(initial=0)), 0.0)
     scale = np.float32((high - low) / 255) or np.float32(1)

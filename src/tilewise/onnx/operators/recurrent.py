@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import ShapeError, UnavailableError
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import Value, array, operator, room, tensor
 from tilewise.tensor import Tensor, cat
 
@@ -23,7 +23,7 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULT_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
 
-def _lstm_cell(recurrent: Tensor, _bias: Tensor, size: int, _node: Node) -> Cell:
+def _lstm_cell(recurrent: Tensor, _bias: Tensor, size: int, _node: OnnxNode) -> Cell:
     def step(x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden, cell = state
         gates = x + hidden @ recurrent
@@ -36,7 +36,7 @@ def _lstm_cell(recurrent: Tensor, _bias: Tensor, size: int, _node: Node) -> Cell
     return step
 
 
-def _gru_cell(recurrent: Tensor, bias: Tensor, size: int, node: Node) -> Cell:
+def _gru_cell(recurrent: Tensor, bias: Tensor, size: int, node: OnnxNode) -> Cell:
     """Return the step of a GRU; `linear_before_reset` applies the reset gate after the product, as PyTorch does."""
     reset_after = bool(node.get("linear_before_reset", 0))
     gate_weights, hidden_weights = recurrent[:, :, : 2 * size], recurrent[:, :, 2 * size :]
@@ -54,7 +54,7 @@ def _gru_cell(recurrent: Tensor, bias: Tensor, size: int, node: Node) -> Cell:
     return step
 
 
-def _rnn_cell(recurrent: Tensor, _bias: Tensor, _size: int, node: Node) -> Cell:
+def _rnn_cell(recurrent: Tensor, _bias: Tensor, _size: int, node: OnnxNode) -> Cell:
     relu = tuple(node.get("activations", ("Tanh",)))[:1] == ("Relu",)
 
     def step(x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -69,7 +69,7 @@ _CELLS = {"LSTM": _lstm_cell, "GRU": _gru_cell, "RNN": _rnn_cell}
 
 @operator("LSTM", "GRU", "RNN")
 def _recurrent(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     weight: Value,
     recurrent: Value,
@@ -105,7 +105,7 @@ def _recurrent(
 
 
 def _one_direction(
-    node: Node,
+    node: OnnxNode,
     x: Tensor,
     weights: tuple[Tensor, Tensor],
     state: tuple[Tensor, ...],
@@ -135,7 +135,7 @@ def _one_direction(
     return (cat(outputs[:: -1 if reverse else 1], 0), *state)
 
 
-def _directions(node: Node, x: Value, lengths: Value | None, states: tuple[Value | None, ...]) -> tuple[bool, ...]:
+def _directions(node: OnnxNode, x: Value, lengths: Value | None, states: tuple[Value | None, ...]) -> tuple[bool, ...]:
     """Check the settings of a recurrent layer and return for each direction whether it runs backwards."""
     directions = _DIRECTIONS.get(node.get("direction", "forward"))
     usual = _DEFAULT_ACTIVATIONS[node.op] * len(directions or ())

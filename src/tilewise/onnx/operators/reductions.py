@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import DtypeError, FileFormatError, ShapeError
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
     Array,
     Value,
@@ -55,7 +55,7 @@ _OF_INTEGERS: dict[str, Callable[..., Array]] = {
 
 
 @operator(*_REDUCTIONS, "ReduceProd")
-def _reduce(node: Node, x: Value, axes: Value | None = None) -> Value:
+def _reduce(node: OnnxNode, x: Value, axes: Value | None = None) -> Value:
     selected = numbers(axes) if axes is not None else list(node.get("axes", ()))
     if not selected and node.get("noop_with_empty_axes", 0):
         return x
@@ -72,7 +72,7 @@ def _reduce(node: Node, x: Value, axes: Value | None = None) -> Value:
     return result if keep else result.reshape(tuple(n for i, n in enumerate(shape) if i not in along))
 
 
-def _reduced_array(node: Node, x: Value, along: Axes) -> Value:
+def _reduced_array(node: OnnxNode, x: Value, along: Axes) -> Value:
     if node.op in _OF_INTEGERS:
         function = _OF_INTEGERS[node.op]
         return computed(lambda a: function(a, axis=along, keepdims=True).astype(a.dtype), x, name=node.op)
@@ -81,7 +81,7 @@ def _reduced_array(node: Node, x: Value, along: Axes) -> Value:
 
 
 @operator("ArgMax", "ArgMin")
-def _arg(node: Node, x: Value) -> Value:
+def _arg(node: OnnxNode, x: Value) -> Value:
     axis, keep = axis_of(node.get("axis", 0), len(x.shape), node), bool(node.get("keepdims", 1))
     last = node.get("select_last_index", 0)
     find = np.argmax if node.op == "ArgMax" else np.argmin
@@ -97,7 +97,7 @@ def _arg(node: Node, x: Value) -> Value:
 
 
 @operator("Softmax", "LogSoftmax")
-def _softmax(node: Node, x: Value) -> Value:
+def _softmax(node: OnnxNode, x: Value) -> Value:
     axis = axis_of(node.get("axis", -1), len(x.shape), node)
     if not is_float(x):
         raise DtypeError(f"{node} takes floating-point numbers, not {array(x).dtype}")
@@ -105,7 +105,7 @@ def _softmax(node: Node, x: Value) -> Value:
 
 
 @operator("CumSum")
-def _cumsum(node: Node, x: Value, axis: Value) -> Value:
+def _cumsum(node: OnnxNode, x: Value, axis: Value) -> Value:
     along = axis_of(int(array(axis).reshape(()).item()), len(x.shape), node)
     exclusive, reverse = node.get("exclusive", 0), node.get("reverse", 0)
     if not x.shape:
@@ -123,7 +123,7 @@ def _cumsum(node: Node, x: Value, axis: Value) -> Value:
 
 
 @operator("TopK")
-def _top_k(node: Node, x: Value, k: Value) -> Any:
+def _top_k(node: OnnxNode, x: Value, k: Value) -> Any:
     axis, count = axis_of(node.get("axis", -1), len(x.shape), node), int(array(k).reshape(()).item())
     if not x.shape or not 0 <= count <= x.shape[axis]:
         raise ShapeError(f"{node} asks for the {count} first of a tensor of shape {x.shape}")
@@ -141,7 +141,7 @@ def _top_k(node: Node, x: Value, k: Value) -> Any:
 
 
 @operator("MatMul")
-def _matmul(node: Node, a: Value, b: Value) -> Value:
+def _matmul(node: OnnxNode, a: Value, b: Value) -> Value:
     same_type(node, a, b)
     if not a.shape or not b.shape or a.shape[-1] != b.shape[-2 if len(b.shape) > 1 else 0]:
         raise ShapeError(f"{node} cannot multiply shapes {a.shape} and {b.shape}")
@@ -156,7 +156,7 @@ def _matmul(node: Node, a: Value, b: Value) -> Value:
 
 
 @operator("Gemm")
-def _gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> Value:
+def _gemm(node: OnnxNode, a: Value, b: Value, c: Value | None = None) -> Value:
     same_type(node, a, b)
     if len(a.shape) != 2 or len(b.shape) != 2 or not is_float(a, b):
         raise ShapeError(f"{node} multiplies matrices of floats, not shapes {a.shape} and {b.shape}")
@@ -175,7 +175,7 @@ def _gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> Value:
 
 
 @operator("Einsum")
-def _einsum(node: Node, *values: Value) -> Value:
+def _einsum(node: OnnxNode, *values: Value) -> Value:
     """Sums of products of one or two tensors, as a product of matrices; letters only, none twice in a term."""
     terms, out = _einsum_terms(node, values)
     result, letters = tensor(values[0]), terms[0]
@@ -188,7 +188,7 @@ def _einsum(node: Node, *values: Value) -> Value:
     return result.permute(*(remaining.index(letter) for letter in out)) if out else result.reshape(())
 
 
-def _einsum_terms(node: Node, values: tuple[Value, ...]) -> tuple[list[str], str]:
+def _einsum_terms(node: OnnxNode, values: tuple[Value, ...]) -> tuple[list[str], str]:
     equation = node.get("equation", "").replace(" ", "")
     inputs, arrow, out = equation.partition("->")
     terms = inputs.split(",")
@@ -203,7 +203,7 @@ def _einsum_terms(node: Node, values: tuple[Value, ...]) -> tuple[list[str], str
     return terms, out
 
 
-def _contract(node: Node, a: Tensor, ta: str, b: Tensor, tb: str, later: set[str]) -> tuple[Tensor, str]:
+def _contract(node: OnnxNode, a: Tensor, ta: str, b: Tensor, tb: str, later: set[str]) -> tuple[Tensor, str]:
     """Two tensors into one over the letters that both have: those needed later as a batch, the others summed."""
     sizes = dict(zip(ta, a.shape, strict=True))
     if any(sizes.get(letter, n) != n for letter, n in zip(tb, b.shape, strict=True)):

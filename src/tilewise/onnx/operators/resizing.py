@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewise.errors import DtypeError, ShapeError
 from tilewise.nn import resampling
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import Value, array, choice, is_float, numbers, operator, read_values, room, tensor
 from tilewise.tensor import apply
 
@@ -18,7 +18,7 @@ _COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "ali
 
 @operator("Resize")
 def _resize(
-    node: Node, x: Value, roi: Value | None = None, scales: Value | None = None, sizes: Value | None = None
+    node: OnnxNode, x: Value, roi: Value | None = None, scales: Value | None = None, sizes: Value | None = None
 ) -> Value:
     mode = choice(node, "mode", "nearest", ("nearest", "linear", "cubic"))
     choice(node, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
@@ -38,7 +38,7 @@ def _resize(
 
 
 def _target_sizes(
-    node: Node, x: Value, axes: list[int], scales: Value | None, sizes: Value | None
+    node: OnnxNode, x: Value, axes: list[int], scales: Value | None, sizes: Value | None
 ) -> list[tuple[int, int, float]]:
     """(axis, its size after, the scale) of each axis that the node names."""
     factors = None if scales is None or not scales.shape[0] else read_values(scales)
@@ -59,7 +59,7 @@ def _target_sizes(
     return [(a, math.floor(x.shape[a] * scale + 0.5), scale) for a in axes]
 
 
-def _taps(node: Node, mode: str, size: int, target: int, scale: float) -> resampling.Taps:
+def _taps(node: OnnxNode, mode: str, size: int, target: int, scale: float) -> resampling.Taps:
     out = np.arange(target, dtype=np.float64)
     how = node.get("coordinate_transformation_mode", "half_pixel")
     if how == "align_corners":
@@ -81,7 +81,7 @@ def _taps(node: Node, mode: str, size: int, target: int, scale: float) -> resamp
     return resampling.nearest_taps(_nearest(node, places), size)
 
 
-def _nearest(node: Node, places: Any) -> Any:
+def _nearest(node: OnnxNode, places: Any) -> Any:
     kinds = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
     kind = choice(node, "nearest_mode", "round_prefer_floor", kinds)
     if kind == "floor":

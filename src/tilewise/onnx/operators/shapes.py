@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import FileFormatError, ShapeError
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
     Array,
     Value,
@@ -33,7 +33,7 @@ def _reshaped(x: Value, shape: tuple[int, ...]) -> Value:
 
 
 @operator("Reshape")
-def _reshape(node: Node, x: Value, shape: Value) -> Value:
+def _reshape(node: OnnxNode, x: Value, shape: Value) -> Value:
     target = numbers(shape)
     if not node.get("allowzero", 0):
         if any(n == 0 and i >= len(x.shape) for i, n in enumerate(target)):
@@ -48,7 +48,7 @@ def _reshape(node: Node, x: Value, shape: Value) -> Value:
 
 
 @operator("Flatten")
-def _flatten(node: Node, x: Value) -> Value:
+def _flatten(node: OnnxNode, x: Value) -> Value:
     axis = node.get("axis", 1)
     if not -len(x.shape) <= axis <= len(x.shape):
         raise ShapeError(f"{node} works along axis {axis} of a tensor with {len(x.shape)} dimensions")
@@ -57,7 +57,7 @@ def _flatten(node: Node, x: Value) -> Value:
 
 
 @operator("Transpose")
-def _transpose(node: Node, x: Value) -> Value:
+def _transpose(node: OnnxNode, x: Value) -> Value:
     axes = node.get("perm", tuple(range(len(x.shape)))[::-1])
     if sorted(axes) != list(range(len(x.shape))):
         raise ShapeError(f"{node} orders the axes of a tensor of shape {x.shape} as {axes}")
@@ -65,7 +65,7 @@ def _transpose(node: Node, x: Value) -> Value:
 
 
 @operator("Squeeze")
-def _squeeze(node: Node, x: Value, axes: Value | None = None) -> Value:
+def _squeeze(node: OnnxNode, x: Value, axes: Value | None = None) -> Value:
     selected = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else numbers(axes)
     selected = [axis_of(a, len(x.shape), node) for a in selected]
     if any(x.shape[a] != 1 for a in selected):
@@ -74,7 +74,7 @@ def _squeeze(node: Node, x: Value, axes: Value | None = None) -> Value:
 
 
 @operator("Unsqueeze")
-def _unsqueeze(node: Node, x: Value, axes: Value) -> Value:
+def _unsqueeze(node: OnnxNode, x: Value, axes: Value) -> Value:
     rank = len(x.shape) + len(numbers(axes))
     selected = {axis_of(a, rank, node) for a in numbers(axes)}
     if len(selected) != rank - len(x.shape):
@@ -84,7 +84,7 @@ def _unsqueeze(node: Node, x: Value, axes: Value) -> Value:
 
 
 @operator("Concat")
-def _concat(node: Node, *values: Value) -> Value:
+def _concat(node: OnnxNode, *values: Value) -> Value:
     same_type(node, *values)
     axis = axis_of(node.get("axis", 0), len(values[0].shape), node)
     if not values[0].shape or any(
@@ -101,7 +101,7 @@ def _concat(node: Node, *values: Value) -> Value:
 
 
 @operator("Split")
-def _split(node: Node, x: Value, sizes: Value | None = None) -> Any:
+def _split(node: OnnxNode, x: Value, sizes: Value | None = None) -> Any:
     axis = axis_of(node.get("axis", 0), len(x.shape), node)
     if not x.shape:
         raise ShapeError(f"{node} cannot cut a single number")
@@ -120,7 +120,7 @@ def _split(node: Node, x: Value, sizes: Value | None = None) -> Any:
 
 @operator("Slice")
 def _slice(
-    node: Node, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None
+    node: OnnxNode, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None
 ) -> Value:
     first, last = numbers(starts), numbers(ends)
     along = list(range(len(first))) if axes is None else numbers(axes)
@@ -148,7 +148,7 @@ def _bounds(start: int, end: int, step: int, size: int) -> slice:
 
 
 @operator("Expand")
-def _expand(node: Node, x: Value, shape: Value) -> Value:
+def _expand(node: OnnxNode, x: Value, shape: Value) -> Value:
     try:
         target = np.broadcast_shapes(x.shape, tuple(numbers(shape)))
     except ValueError:
@@ -158,7 +158,7 @@ def _expand(node: Node, x: Value, shape: Value) -> Value:
 
 
 @operator("Tile")
-def _tile(node: Node, x: Value, repeats: Value) -> Value:
+def _tile(node: OnnxNode, x: Value, repeats: Value) -> Value:
     times = numbers(repeats)
     if len(times) != len(x.shape) or min(times, default=0) < 0:
         raise ShapeError(f"{node} repeats a tensor of shape {x.shape} {times} times")
@@ -170,7 +170,7 @@ def _tile(node: Node, x: Value, repeats: Value) -> Value:
 
 
 @operator("Pad")
-def _pad(node: Node, x: Value, pads: Value, value: Value | None = None, axes: Value | None = None) -> Value:
+def _pad(node: OnnxNode, x: Value, pads: Value, value: Value | None = None, axes: Value | None = None) -> Value:
     mode = choice(node, "mode", "constant", ("constant", "edge", "reflect", "wrap"))
     along = list(range(len(x.shape))) if axes is None else [axis_of(a, len(x.shape), node) for a in numbers(axes)]
     widths_list = numbers(pads)
@@ -188,7 +188,7 @@ def _pad(node: Node, x: Value, pads: Value, value: Value | None = None, axes: Va
     return _padded(x, widths, mode, fill, node)
 
 
-def _padded(x: Value, widths: list[tuple[int, int]], mode: str, fill: Any, node: Node) -> Value:
+def _padded(x: Value, widths: list[tuple[int, int]], mode: str, fill: Any, node: OnnxNode) -> Value:
     if mode == "constant" and not are_constants(x):
         return tensor(x).pad(widths, fill)
     if mode == "constant":
@@ -203,17 +203,17 @@ def _padded(x: Value, widths: list[tuple[int, int]], mode: str, fill: Any, node:
 
 
 @operator("Shape")
-def _shape(node: Node, x: Value) -> Value:
+def _shape(node: OnnxNode, x: Value) -> Value:
     return np.array(x.shape[slice(node.get("start", 0), node.attributes.get("end"))], np.int64)
 
 
 @operator("Size")
-def _size(_node: Node, x: Value) -> Value:
+def _size(_node: OnnxNode, x: Value) -> Value:
     return np.array(math.prod(x.shape), np.int64)
 
 
 @operator("ConstantOfShape")
-def _constant_of_shape(node: Node, shape: Value) -> Value:
+def _constant_of_shape(node: OnnxNode, shape: Value) -> Value:
     value = node.attributes.get("value", np.zeros(1, np.float32))
     if not isinstance(value, np.ndarray) or value.size != 1:
         raise FileFormatError(f"{node} fills with something other than one number")
@@ -221,7 +221,7 @@ def _constant_of_shape(node: Node, shape: Value) -> Value:
 
 
 @operator("Range")
-def _range(node: Node, start: Value, limit: Value, step: Value) -> Value:
+def _range(node: OnnxNode, start: Value, limit: Value, step: Value) -> Value:
     same_type(node, start, limit, step)
     a, b, by = (array(v).reshape(()).item() for v in (start, limit, step))
     if by == 0 or not all(map(math.isfinite, (a, b, by))):
@@ -232,7 +232,7 @@ def _range(node: Node, start: Value, limit: Value, step: Value) -> Value:
 
 
 @operator("EyeLike")
-def _eye_like(node: Node, x: Value) -> Value:
+def _eye_like(node: OnnxNode, x: Value) -> Value:
     from tilewise.onnx.reader import dtype_of
 
     if len(x.shape) != 2:
@@ -242,7 +242,7 @@ def _eye_like(node: Node, x: Value) -> Value:
 
 
 @operator("OneHot")
-def _one_hot(node: Node, indices: Value, depth: Value, values: Value) -> Value:
+def _one_hot(node: OnnxNode, indices: Value, depth: Value, values: Value) -> Value:
     size, (off, on) = int(array(depth).reshape(()).item()), array(values).reshape(2)
     axis = axis_of(node.get("axis", -1), len(indices.shape) + 1, node)
     room((*indices.shape, size), array(values).itemsize)
@@ -256,7 +256,7 @@ def _one_hot_of(indices: Array, size: int, off: Any, on: Any, axis: int) -> Arra
 
 
 @operator("Trilu")
-def _trilu(node: Node, x: Value, k: Value | None = None) -> Value:
+def _trilu(node: OnnxNode, x: Value, k: Value | None = None) -> Value:
     if len(x.shape) < 2:
         raise ShapeError(f"{node} takes matrices, not a tensor of shape {x.shape}")
     shift = 0 if k is None else int(array(k).reshape(()).item())
@@ -268,13 +268,13 @@ def _trilu(node: Node, x: Value, k: Value | None = None) -> Value:
 
 
 @operator("NonZero")
-def _non_zero(node: Node, x: Value) -> Value:
+def _non_zero(node: OnnxNode, x: Value) -> Value:
     room((len(x.shape), math.prod(x.shape)), 8)
     return computed(lambda a: np.array(np.nonzero(a), np.int64).reshape(a.ndim, -1), x, name=node.op)
 
 
 @operator("DepthToSpace")
-def _depth_to_space(node: Node, x: Value) -> Value:
+def _depth_to_space(node: OnnxNode, x: Value) -> Value:
     size = node.get("blocksize", 1)
     n, c, h, w = _image(node, x, size, c_by=size * size)
     mode = choice(node, "mode", "DCR", ("DCR", "CRD"))
@@ -287,7 +287,7 @@ def _depth_to_space(node: Node, x: Value) -> Value:
 
 
 @operator("SpaceToDepth")
-def _space_to_depth(node: Node, x: Value) -> Value:
+def _space_to_depth(node: OnnxNode, x: Value) -> Value:
     size = node.get("blocksize", 1)
     n, c, h, w = _image(node, x, size, side_by=size)
     order = (0, 3, 5, 1, 2, 4) if choice(node, "mode", "DCR", ("DCR", "CRD")) == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -295,7 +295,7 @@ def _space_to_depth(node: Node, x: Value) -> Value:
     return t.reshape(n, c * size * size, h // size, w // size)
 
 
-def _image(node: Node, x: Value, size: int, c_by: int = 1, side_by: int = 1) -> tuple[int, ...]:
+def _image(node: OnnxNode, x: Value, size: int, c_by: int = 1, side_by: int = 1) -> tuple[int, ...]:
     if size < 1 or len(x.shape) != 4 or x.shape[1] % c_by or x.shape[2] % side_by or x.shape[3] % side_by:
         raise ShapeError(f"{node} cannot use blocks of {size} in a tensor of shape {x.shape}")
     return x.shape

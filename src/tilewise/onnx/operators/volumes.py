@@ -8,7 +8,7 @@ from functools import reduce
 
 from tilewise.errors import UnavailableError
 from tilewise.nn import functional as F
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import room
 from tilewise.tensor import Tensor
 
@@ -44,7 +44,7 @@ def _padded_depth(x: Tensor, pads: tuple[int, int], value: float) -> Tensor:
 
 
 def conv_volume(
-    node: Node, x: Tensor, weight: Tensor, bias: Tensor | None, strides: list[int], dilations: list[int], pads: Pads
+    node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor | None, strides: list[int], dilations: list[int], pads: Pads
 ) -> Tensor:
     """Return a three-dimensional convolution with filters (O, C / groups, kd, kh, kw)."""
     (top, bottom), (left, right) = pads[1:]
@@ -59,7 +59,7 @@ def conv_volume(
     return _over_depth(volume, (weight.shape[2], strides[0], dilations[0]), plane, lambda a, b: a + b)
 
 
-def pool_volume(node: Node, x: Tensor, kernel: list[int], strides: list[int], pads: Pads) -> Tensor:
+def pool_volume(node: OnnxNode, x: Tensor, kernel: list[int], strides: list[int], pads: Pads) -> Tensor:
     """Return the maximum or mean of windows of a volume; a mean over padding is not supported."""
     average = node.op == "AveragePool"
     if average and any(map(any, pads)):

@@ -15,7 +15,7 @@ import numpy as np
 from tilewise.errors import ShapeError
 from tilewise.nn import functional as F
 from tilewise.nn import resampling
-from tilewise.onnx.graph import Node
+from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import Value, array, choice, is_float, operator, room, tensor
 from tilewise.onnx.operators.volumes import conv_volume, pool_volume
 from tilewise.tensor import Tensor, apply
@@ -24,7 +24,7 @@ Pads = list[tuple[int, int]]
 _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
-def _spatial(node: Node, x: Value) -> int:
+def _spatial(node: OnnxNode, x: Value) -> int:
     """Return how many axes the windows move along: one to three."""
     rank = len(x.shape) - 2
     supported = (1, 2) if node.op == "ConvTranspose" else (1, 2, 3)
@@ -35,14 +35,14 @@ def _spatial(node: Node, x: Value) -> int:
     return rank
 
 
-def _setting(node: Node, name: str, rank: int, least: int, default: int = 1) -> list[int]:
+def _setting(node: OnnxNode, name: str, rank: int, least: int, default: int = 1) -> list[int]:
     values = list(node.get(name, (default,) * rank))
     if len(values) != rank or any(not isinstance(n, int) or not least <= n < 1 << 31 for n in values):
         raise ShapeError(f"{node} has {name} {tuple(values)[:8]} for {rank} axes")
     return values
 
 
-def _pads(node: Node, sizes: list[int], kernel: list[int], strides: list[int], dilations: list[int]) -> Pads:
+def _pads(node: OnnxNode, sizes: list[int], kernel: list[int], strides: list[int], dilations: list[int]) -> Pads:
     """Return the padding (before, after) of each axis."""
     auto, rank = choice(node, "auto_pad", "NOTSET", _AUTO), len(sizes)
     if auto == "VALID":
@@ -81,7 +81,7 @@ def _result_size(size: int, pads: tuple[int, int], kernel: int, stride: int) -> 
 
 
 @operator("Conv")
-def _conv(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Value:
+def _conv(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) -> Value:
     rank = _spatial(node, x)
     if len(weight.shape) != rank + 2 or not is_float(weight):
         raise ShapeError(f"{node} has filters of shape {weight.shape} for an input of shape {x.shape}")
@@ -118,7 +118,7 @@ def _conv(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Val
 
 
 @operator("ConvTranspose")
-def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Value:
+def _conv_transpose(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) -> Value:
     rank = _spatial(node, x)
     if len(weight.shape) != rank + 2 or not is_float(weight):
         raise ShapeError(f"{node} has filters of shape {weight.shape} for an input of shape {x.shape}")
@@ -141,7 +141,7 @@ def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value | None = No
     return _as_before(y, rank)
 
 
-def _transposed_pads(node: Node, x: Value, sizes: list[int], strides: list[int], extra: list[int]) -> Pads:
+def _transposed_pads(node: OnnxNode, x: Value, sizes: list[int], strides: list[int], extra: list[int]) -> Pads:
     """Return the crop before and after each axis of the full result; `extra` grows if more is needed."""
     auto, rank = choice(node, "auto_pad", "NOTSET", _AUTO), len(sizes)
     target = node.get("output_shape", ())
@@ -160,7 +160,7 @@ def _transposed_pads(node: Node, x: Value, sizes: list[int], strides: list[int],
     return pads
 
 
-def _cut(y: Tensor, pads: Pads, extra: list[int], node: Node) -> Tensor:
+def _cut(y: Tensor, pads: Pads, extra: list[int], node: OnnxNode) -> Tensor:
     if any(extra):
         y = _pad_images(y, [(0, e) for e in extra])
     ends = [n - after for n, (_, after) in zip(y.shape[2:], pads, strict=True)]
@@ -174,7 +174,7 @@ def _cut(y: Tensor, pads: Pads, extra: list[int], node: Node) -> Tensor:
 # --- pooling ---
 
 
-def _with_ceiling(node: Node, sizes: list[int], kernel: list[int], strides: list[int], pads: Pads) -> Pads:
+def _with_ceiling(node: OnnxNode, sizes: list[int], kernel: list[int], strides: list[int], pads: Pads) -> Pads:
     """Padding behind, so that a last window that lies partly outside counts, where the node asks for that."""
     if not node.get("ceil_mode", 0):
         return pads
@@ -188,7 +188,7 @@ def _with_ceiling(node: Node, sizes: list[int], kernel: list[int], strides: list
 
 
 @operator("MaxPool", "AveragePool")
-def _pool(node: Node, x: Value) -> Value:
+def _pool(node: OnnxNode, x: Value) -> Value:
     rank = _spatial(node, x)
     kernel, strides = _setting(node, "kernel_shape", rank, 1), _setting(node, "strides", rank, 1)
     if set(node.get("dilations", (1,))) != {1} or len(node.outputs) > 1:
@@ -213,7 +213,7 @@ def _pool(node: Node, x: Value) -> Value:
 
 
 def _share_of_windows(
-    node: Node, images: Tensor, kernel: list[int], strides: list[int], pads: Pads, requested: Pads
+    node: OnnxNode, images: Tensor, kernel: list[int], strides: list[int], pads: Pads, requested: Pads
 ) -> Any:
     """Return the factors (H, W) that correct means over whole windows if a part of a window does not count."""
     counting = requested if node.get("count_include_pad", 0) else [(0, 0), (0, 0)]
@@ -228,7 +228,7 @@ def _share_of_windows(
 
 
 @operator("GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(node: Node, x: Value) -> Value:
+def _global_pool(node: OnnxNode, x: Value) -> Value:
     if len(x.shape) < 3 or not math.prod(x.shape[2:]) or not is_float(x):
         raise ShapeError(f"{node} takes images, not a tensor of shape {x.shape}")
     axes, t = tuple(range(2, len(x.shape))), tensor(x)

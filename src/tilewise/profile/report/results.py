@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewise.profile.events import ProfileEvent
 from tilewise.profile.flops import Cost, cost_of, op_name
-from tilewise.profile.machine import Machine
+from tilewise.profile.machine import MachineFigures
 
 if TYPE_CHECKING:
     from tilewise.profile.report.bottleneck import Finding
@@ -124,7 +124,7 @@ class ProfileResults:
     by_layer: dict[str, ProfileRow]
     by_op: dict[str, ProfileRow]
     units: list[Unit] = field(repr=False)
-    machine: Machine = field(repr=False)
+    machine: MachineFigures = field(repr=False)
     threads: int
     failed: int
     outside_interrupted_seconds: float = 0.0
@@ -175,7 +175,7 @@ def _row_data(row: ProfileRow) -> dict[str, Any]:
 def build(
     events: Sequence[ProfileEvent],
     seconds: float,
-    machine: Machine,
+    machine: MachineFigures,
     threads: int,
     starts_ns: Sequence[int] = (),
     labels: Mapping[str, str] = MappingProxyType({}),
@@ -262,7 +262,7 @@ def _interrupted_outside(events: Sequence[ProfileEvent], starts_ns: Sequence[int
     return sum(_interrupted_seconds(times) for times in pauses.values())
 
 
-def _unit(event: ProfileEvent, cost: Cost, machine: Machine, threads: int) -> Unit:
+def _unit(event: ProfileEvent, cost: Cost, machine: MachineFigures, threads: int) -> Unit:
     """Build the unit of an event, with the roofline time of its work."""
     compute, memory = machine.roofline_seconds(cost.flops + cost.elementwise, cost.bytes_moved, threads)
     return Unit(

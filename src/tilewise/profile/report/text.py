@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewise.profile.machine import Machine, active_isa
+from tilewise.profile.machine import MachineFigures, active_isa
 from tilewise.profile.report.results import ProfileResults, ProfileRow
 from tilewise.profile.units import bytes_, count, seconds, share
 
@@ -39,7 +39,7 @@ def _head(results: ProfileResults) -> str:
     )
 
 
-def ceilings(machine: Machine, threads: int) -> str:
+def ceilings(machine: MachineFigures, threads: int) -> str:
     """Format the machine's peak rates in one line."""
     cache, memory = machine.bandwidth(0.0, threads), machine.memory_bandwidth(threads)
     plural = "thread" if threads == 1 else "threads"

@@ -17,7 +17,7 @@ from tilewise.quantize.calibration import Calibration, is_quantized
 from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.elementwise import Affine
 from tilewise.quantize.files.traced import NodeReader, NodeWriter, TracedModel, decoded_trace, encoded_trace
-from tilewise.quantize.graph import NATIVE_NORMS, Graph
+from tilewise.quantize.graph import NATIVE_NORMS, FloatGraph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.lowering import MOVES
 from tilewise.quantize.parameters import WIDEST, AffineParameters
@@ -151,7 +151,7 @@ def load_quantized(path: str | os.PathLike[str]) -> Any:
             steps[int(index)].node = NodeReader(arrays).node(entry)
         if any((step.kind == "python") != (step.node is not None) for step in steps):
             raise ValueError
-        graph = Graph(steps, int(facts.get("batch", 0)))
+        graph = FloatGraph(steps, int(facts.get("batch", 0)))
         numbers = _numbers(facts, int16_reasons)
         model = QuantizedModel(graph, calibration, float_reasons, _by_step(arrays), int16_reasons, numbers=numbers)
         for step, layer in zip(steps, model.integer, strict=True):

@@ -140,7 +140,7 @@ def quantize_four_bits(model: Module, data: Iterable[Any] | None = None, symmetr
         if batches is not None:
             _collect(out, batches, [getattr(parent, name) for parent, name in now])
         for parent, name in now:
-            watched: _Watched = getattr(parent, name)
+            watched: _MomentCollector = getattr(parent, name)
             blocks = round_blocks(watched.linear.weight.data, symmetric, watched.moments)
             bias = watched.linear.bias
             setattr(parent, name, FourBitLinear(blocks, None if bias is None else bias.data))
@@ -148,7 +148,7 @@ def quantize_four_bits(model: Module, data: Iterable[Any] | None = None, symmetr
     return out
 
 
-class _Watched(Module):
+class _MomentCollector(Module):
     """A linear layer that collects the second moments of its inputs while it is asked to."""
 
     plans_itself = False
@@ -171,11 +171,13 @@ def watch(module: Module) -> list[tuple[Module, str]]:
     places: list[tuple[Module, str]] = []
     for name, child in list(module.named_children()):
         if isinstance(child, MultiHeadAttention):
-            attention = QuantizedAttention.around(child, _Watched(child.in_layer()), _Watched(child.out_proj))
+            attention = QuantizedAttention.around(
+                child, _MomentCollector(child.in_layer()), _MomentCollector(child.out_proj)
+            )
             setattr(module, name, attention)
             places += [(attention, "in_proj"), (attention, "out_proj")]
         elif isinstance(child, nn.Linear):
-            setattr(module, name, _Watched(child))
+            setattr(module, name, _MomentCollector(child))
             places.append((module, name))
         else:
             places += watch(child)
@@ -201,7 +203,7 @@ def _model_input(batch: Any) -> Any:
     return values if values.dtype.kind in "iu" else Tensor(values.astype(np.float32, copy=False))
 
 
-def _collect(model: Module, batches: list[Any], layers: list[_Watched]) -> None:
+def _collect(model: Module, batches: list[Any], layers: list[_MomentCollector]) -> None:
     for layer in layers:
         layer.watching = True
     with no_grad():

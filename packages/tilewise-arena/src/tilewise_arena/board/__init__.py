@@ -1,7 +1,7 @@
 """The leaderboard: an append-only, hash-chained ledger in SQLite or PostgreSQL, and what follows from it."""
 
 from tilewise_arena.board.store import Board, open_board
-from tilewise_arena.board.transactions import Transaction
-from tilewise_arena.board.verify import Verdict, verify
+from tilewise_arena.board.transactions import BoardTransaction
+from tilewise_arena.board.verify import BoardVerification, verify
 
-__all__ = ["Board", "Transaction", "Verdict", "open_board", "verify"]
+__all__ = ["Board", "BoardTransaction", "BoardVerification", "open_board", "verify"]

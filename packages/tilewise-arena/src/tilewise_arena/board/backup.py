@@ -26,7 +26,7 @@ from tilewise_arena.board import schema
 from tilewise_arena.board.chain import Link, board_key, check_chain, seal_of
 from tilewise_arena.board.store import Board, open_board
 from tilewise_arena.board.transactions import job_seal
-from tilewise_arena.board.verify import Replay, verify
+from tilewise_arena.board.verify import LedgerReplay, verify
 
 FORMAT = "tilewise board 1"
 _MOST_BYTES, _MOST_LINE = 16 << 30, 64 << 20
@@ -165,7 +165,7 @@ def _checked(row: Any, columns: dict[str, Any]) -> dict[str, Any]:
 
 def _fill(connection: Any, rows: dict[str, Any], links: list[Link]) -> None:
     """Write the ledger, and the tables that follow from it, into an empty board."""
-    replay = Replay()
+    replay = LedgerReplay()
     for link in links:
         replay.take(link)
         connection.execute(insert(schema.ledger).values(**vars(link)))

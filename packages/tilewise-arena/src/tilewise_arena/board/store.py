@@ -27,7 +27,7 @@ try:
 
     from tilewise_arena.board import schema
     from tilewise_arena.board.chain import Link, board_key
-    from tilewise_arena.board.transactions import Transaction, recipe_of
+    from tilewise_arena.board.transactions import BoardTransaction, recipe_of
 except ImportError:
     raise UnavailableError("a board needs SQLAlchemy: pip install tilewise-fleet") from None
 
@@ -195,14 +195,14 @@ class Board:
         self.engine.dispose()
 
     @contextmanager
-    def write(self) -> Iterator[Transaction]:
+    def write(self) -> Iterator[BoardTransaction]:
         """Open a transaction, which is committed to the disk when the block ends, and undone if it raises."""
         if self.key is None:
             raise UnavailableError("this board's key is missing, so nothing can be added to it")
         try:
             with self.engine.execution_options(writes=True).begin() as connection:
                 schema.take_turn(connection)
-                yield Transaction(connection, self.key)
+                yield BoardTransaction(connection, self.key)
         except SQLAlchemyError as error:
             raise UnavailableError(f"the board did not take the change: {_reason(error)}") from error
 

@@ -1,6 +1,6 @@
 """Changes of a board: each one adds a link to the ledger and updates the tables that are derived from it.
 
-A `Transaction` lasts for one `with board.write()` block; all its changes are committed together or not at all.
+A `BoardTransaction` lasts for one `with board.write()` block; all its changes are committed together or not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class Transaction:
+class BoardTransaction:
     """Changes to a board that are committed together."""
 
     def __init__(self, connection: Connection, key: bytes) -> None:

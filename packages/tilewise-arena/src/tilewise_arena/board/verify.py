@@ -31,7 +31,7 @@ NOT_COVERED = (
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BoardVerification:
     """The result of a verification; `faults` is empty if the board is intact."""
 
     links: int
@@ -48,9 +48,9 @@ class Verdict:
         return vars(self) | {"good": self.good, "not_covered": list(NOT_COVERED)}
 
 
-def verify(board: Board, head: str | None = None) -> Verdict:
+def verify(board: Board, head: str | None = None) -> BoardVerification:
     """Check chain, seals and derived tables; `head` is the hash of a link that must exist, such as a receipt's."""
-    replay = Replay()
+    replay = LedgerReplay()
     head_exists = head is None
 
     def replay_links(connection: Connection) -> Iterator[Link]:
@@ -67,10 +67,10 @@ def verify(board: Board, head: str | None = None) -> Verdict:
             faults.append(f"the link {head} is not on this board: it was cut off or replaced")
         if not faults:
             faults += _compare(connection, replay, board.key)
-    return Verdict(count, last, len(replay.rows), board.key is not None, faults[:_MOST_FAULTS])
+    return BoardVerification(count, last, len(replay.rows), board.key is not None, faults[:_MOST_FAULTS])
 
 
-class Replay:
+class LedgerReplay:
     """The tables as they follow from the ledger."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Replay:
         self.pending.discard(body["entry"])
 
 
-def _compare(connection: Connection, replay: Replay, key: bytes | None) -> list[str]:
+def _compare(connection: Connection, replay: LedgerReplay, key: bytes | None) -> list[str]:
     """Compare all tables with the ledger, and check the seals of what is not in the ledger."""
     faults = []
     if {str(row.name): bool(row.open) for row in connection.execute(select(schema.events))} != replay.events:
@@ -156,7 +156,7 @@ def _compare(connection: Connection, replay: Replay, key: bytes | None) -> list[
     return faults + (_seal_faults(connection, key) if key is not None else [])
 
 
-def _entry_faults(rows: dict[int, dict[str, Any]], replay: Replay) -> list[str]:
+def _entry_faults(rows: dict[int, dict[str, Any]], replay: LedgerReplay) -> list[str]:
     """Compare the table of entries with the ledger."""
     faults = []
     for number in sorted(rows.keys() ^ replay.rows.keys()):
@@ -169,7 +169,7 @@ def _entry_faults(rows: dict[int, dict[str, Any]], replay: Replay) -> list[str]:
     return faults
 
 
-def _token_faults(connection: Connection, replay: Replay) -> list[str]:
+def _token_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
     """Compare the table of tokens with the ledger."""
     faults, names = [], set()
     for row in connection.execute(select(schema.tokens)):
@@ -188,7 +188,7 @@ def _token_faults(connection: Connection, replay: Replay) -> list[str]:
     ]
 
 
-def _job_faults(connection: Connection, replay: Replay) -> list[str]:
+def _job_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
     jobs = schema.jobs
     in_queue = {int(row.entry) for row in connection.execute(select(jobs.c.entry).where(jobs.c.state != "done"))}
     missing, unexpected = replay.pending - in_queue, in_queue - replay.pending
@@ -212,7 +212,7 @@ def _seal_faults(connection: Connection, key: bytes) -> list[str]:
     return faults
 
 
-def _file_faults(connection: Connection, replay: Replay) -> list[str]:
+def _file_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
     faults, digests = [], set()
     for row in connection.execution_options(yield_per=8).execute(select(schema.files)):
         digests.add(str(row.digest))

@@ -1,7 +1,7 @@
 """nbgrader: a course folder with a source notebook for every lesson, and the step that keeps answers out of the kernel.
 
-`nbgrader autograde` runs a student's cells before its tests in one kernel. The course's configuration puts `Apart`
-before that: solution cells are taken out and judged in a process apart.
+`nbgrader autograde` runs a student's cells before its tests in one kernel. The course's configuration puts
+`IsolateAnswers` before that: it moves solution cells to a file, which is judged in a separate process.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def apart() -> Any:
     """The preprocessor's class; made here because nbgrader is not installed everywhere."""
     base: Any = import_module("nbgrader.preprocessors").NbGraderPreprocessor
 
-    class Apart(base):  # type: ignore[misc]
+    class IsolateAnswers(base):  # type: ignore[misc]
         """Moves the student's code to a file next to the notebook, and puts stubs in its place."""
 
         def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
@@ -86,7 +86,7 @@ def apart() -> Any:
             keep_answers(folder, extract_code(nb, lesson, _is_test))
             return nb, resources
 
-    return Apart
+    return IsolateAnswers
 
 
 def _is_test(part: dict[str, Any]) -> bool:

@@ -44,7 +44,7 @@ plugins:
   - {plugin}:
       lesson: {lesson}
 """
-_PLUGIN = "tilewise_arena.grading.otter.Apart"
+_PLUGIN = "tilewise_arena.grading.otter.IsolatingPlugin"
 
 
 def master(lesson: str) -> str:
@@ -83,7 +83,7 @@ def write_assignment(lesson: str, folder: Path) -> Path:
     return archives[0]
 
 
-class Apart:
+class IsolatingPlugin:
     """Plugin of otter: a student's code is checked in a separate process, and never runs in the grader's kernel."""
 
     IMPORTABLE_NAME = _PLUGIN

@@ -40,7 +40,7 @@ _FLOOR_FRACTION = 0.7  # a plugin must take at least this fraction of the time o
 
 
 @dataclass
-class Question:
+class PluginCall:
     """One call of the plugin: the inputs, the classes of images, and the index of the question that it repeats."""
 
     inputs: Array
@@ -57,7 +57,7 @@ class Answers:
     seconds: list[float] = field(default_factory=list)
 
 
-def questions_for(event: Event, rng: np.random.Generator, count: int) -> list[Question]:
+def questions_for(event: Event, rng: np.random.Generator, count: int) -> list[PluginCall]:
     """Draw `count` timed questions, some that are not timed, and every fourth timed one again.
 
     All images are transformed in the same way, the held-out ones too, so that a plugin cannot tell what they are for.
@@ -69,15 +69,15 @@ def questions_for(event: Event, rng: np.random.Generator, count: int) -> list[Qu
         questions += _batches(event, *event.draw_labelled(rng, count * event.batch, held_out=True), timed=True)
     else:
         prompts = _unpredictable_prompts(event, rng, _UNTIMED_PROMPTS + count)
-        questions = [Question(prompt, None, timed=at >= _UNTIMED_PROMPTS) for at, prompt in enumerate(prompts)]
+        questions = [PluginCall(prompt, None, timed=at >= _UNTIMED_PROMPTS) for at, prompt in enumerate(prompts)]
     timed = [at for at, question in enumerate(questions) if question.timed]
     return questions + [replace(questions[at], repeats=at) for at in timed[::4]]
 
 
-def _batches(event: Event, images: Array, labels: Array, timed: bool) -> list[Question]:
+def _batches(event: Event, images: Array, labels: Array, timed: bool) -> list[PluginCall]:
     """Make a question of each batch of images."""
     inputs = images.reshape(-1, event.batch, *event.input_shape)
-    return [Question(*batch, timed=timed) for batch in zip(inputs, labels.reshape(len(inputs), -1), strict=True)]
+    return [PluginCall(*batch, timed=timed) for batch in zip(inputs, labels.reshape(len(inputs), -1), strict=True)]
 
 
 def _unpredictable_prompts(event: Event, rng: np.random.Generator, count: int) -> Array:
@@ -124,7 +124,7 @@ def _least_memory(event: Event, weight_bytes: int) -> int:
     return weight_bytes + sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in layouts)
 
 
-def _check_baseline(event: Event, reference: Runner, questions: list[Question], quickest: float) -> None:
+def _check_baseline(event: Event, reference: Runner, questions: list[PluginCall], quickest: float) -> None:
     """Check that the baseline in its sandbox is not much slower than outside, and that its answers are right."""
     inputs = [q.inputs for q in questions if q.timed]
     check_baseline_speed(event, reference, inputs[0], under_load=True)
@@ -141,7 +141,7 @@ def _check_baseline(event: Event, reference: Runner, questions: list[Question], 
         )
 
 
-def _check_floor(reference: Runner, questions: list[Question], ours: Answers, threads: int, deadline: float) -> None:
+def _check_floor(reference: Runner, questions: list[PluginCall], ours: Answers, threads: int, deadline: float) -> None:
     """Reject a plugin that is faster than an empty answer over the same pipe, or than its arithmetic."""
     inputs = [q.inputs for q in questions if q.timed]
     with hosted("empty", Submitted({}), reference.event, threads, deadline) as empty:
@@ -157,7 +157,7 @@ def _check_floor(reference: Runner, questions: list[Question], ours: Answers, th
 
 
 def _ask_interleaved(
-    plain: Host, entry: Host, questions: list[Question], rng: np.random.Generator
+    plain: Host, entry: Host, questions: list[PluginCall], rng: np.random.Generator
 ) -> tuple[Answers, Answers]:
     """Ask both plugins all questions, interleaved in one random order; a coin decides who answers first."""
     base, ours = Answers(), Answers()
@@ -179,7 +179,7 @@ def _ask_interleaved(
     return base, ours
 
 
-def _check_answers(event: Event, questions: list[Question], ours: Answers, reference: Runner) -> dict[str, Any]:
+def _check_answers(event: Event, questions: list[PluginCall], ours: Answers, reference: Runner) -> dict[str, Any]:
     """Check that repeated questions got equal answers, and that all answers are right."""
     for at, question in enumerate(questions):
         if question.repeats is not None and not _equal(ours.outputs[at], ours.outputs[question.repeats]):
@@ -193,7 +193,7 @@ def _check_answers(event: Event, questions: list[Question], ours: Answers, refer
     return {"accuracy": 1.0, "floor": 1.0, "checks": [f"every token equal on {len(questions)} prompts"]}
 
 
-def _check_images(event: Event, questions: list[Question], ours: Answers, reference: Runner) -> dict[str, Any]:
+def _check_images(event: Event, questions: list[PluginCall], ours: Answers, reference: Runner) -> dict[str, Any]:
     """Check accuracy on all images, and agreement with the reference's logits.
 
     Every question counts, the timed ones too: wrong answers to some of them are lost accuracy like any other.

@@ -24,7 +24,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Problem(BaseModel):
+class RequestError(BaseModel):
     """The reason why a request was rejected: a sentence for people, a code for programs."""
 
     detail: str

@@ -22,11 +22,11 @@ from tilewise.bench.scoring import NO_TRUTH
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 from tilewise.web.health import Pulse
 from tilewise.web.limits import HOLDER, MAX_BODY_BYTES
-from tilewise_arena.board import Board, Transaction
+from tilewise_arena.board import Board, BoardTransaction
 from tilewise_arena.board.tokens import Holder, holder_of
 from tilewise_arena.board.transactions import Replayed
 from tilewise_arena.sandbox import bubblewrap
-from tilewise_arena.server.models import Problem, Submission
+from tilewise_arena.server.models import RequestError, Submission
 from tilewise_arena.server.writer import Busy, Writer
 
 _STATUS = {"replayed": 409, "event closed": 409, "too large": 413, "team": 403, "token": 401, "queue": 429, "room": 413}
@@ -38,7 +38,7 @@ MOST_STORED = 256 << 20
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     """Describe the error responses of a route for OpenAPI."""
-    return {code: {"model": Problem, "description": _SENTENCES[code]} for code in sorted({*codes, 429})}
+    return {code: {"model": RequestError, "description": _SENTENCES[code]} for code in sorted({*codes, 429})}
 
 
 def answer_for(error: TilewiseError) -> JSONResponse:
@@ -75,7 +75,7 @@ class Service:
     def __post_init__(self) -> None:
         self.pulse = Pulse(self._query_health, self._describe_health)
 
-    async def write(self, work: Callable[[Transaction], Any]) -> Any:
+    async def write(self, work: Callable[[BoardTransaction], Any]) -> Any:
         """Run a function in a transaction of the board, and wait until it is committed."""
         return await asyncio.wrap_future(self.writer.put(work))
 
@@ -156,14 +156,14 @@ class Service:
         if recipe.event.kind == "tiles" and not self.has_truth:
             raise Rejected("event closed", f"this board takes no entries of this event: {NO_TRUTH}")
 
-        def add_entry(transaction: Transaction) -> dict[str, Any]:
+        def add_entry(transaction: BoardTransaction) -> dict[str, Any]:
             self._check_room(transaction, holder.team, recipe, sum(map(len, files.values())) + len(plugin or b""))
             return transaction.submit(holder.team, recipe.as_dict(), files, submission.division, plugin)
 
         receipt: dict[str, Any] = await self.write(add_entry)
         return receipt
 
-    def _check_room(self, transaction: Transaction, team: str, recipe: Recipe, more_bytes: int) -> None:
+    def _check_room(self, transaction: BoardTransaction, team: str, recipe: Recipe, more_bytes: int) -> None:
         """Reject an entry of a team with too many waiting entries, stored bytes or entries per day."""
         if transaction.stored_by(team) + more_bytes > self.most_stored:
             most = f"{self.most_stored / (1 << 20):,.0f} MiB"

@@ -34,7 +34,7 @@ _SECONDS_TO_END = 2.0
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """One place for a measuring process, and the process in it."""
 
     name: str
@@ -73,14 +73,14 @@ class Workers:
             worker.process.wait()
             self._put_back(worker.name)
 
-    def _start(self, deaths: int) -> Worker:
+    def _start(self, deaths: int) -> WorkerProcess:
         name = new_name()
         command = [sys.executable, "-m", *MODULE, *self._words, name]
         process = subprocess.Popen(command, start_new_session=True, env=os.environ | child_environment())
         if self._cores is not None:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(process.pid, self._cores)
-        return Worker(name, process, time.monotonic(), deaths)
+        return WorkerProcess(name, process, time.monotonic(), deaths)
 
     def _watch(self) -> None:
         while not self._ending.wait(_LOOK_SECONDS):
@@ -88,7 +88,7 @@ class Workers:
                 if worker.process.poll() is not None:
                     self._restart(index, worker)
 
-    def _restart(self, index: int, dead: Worker) -> None:
+    def _restart(self, index: int, dead: WorkerProcess) -> None:
         """Release the jobs of a dead worker and start another, after a growing pause if it died early."""
         now = time.monotonic()
         if not dead.again_at:

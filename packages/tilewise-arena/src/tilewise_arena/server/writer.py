@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from tilewise.errors import TilewiseError, UnavailableError
-from tilewise_arena.board import Board, Transaction
+from tilewise_arena.board import Board, BoardTransaction
 
-Change = Callable[[Transaction], Any]
+Change = Callable[[BoardTransaction], Any]
 _MAX_BATCH = 128  # requests per commit; arbitrary
 _MAX_WAITING = 5000  # requests; arbitrary
 

@@ -97,10 +97,10 @@ def _add_routes(app: FastAPI, service: ChoiceService) -> None:
         """Add measurements; the response is sent after they are committed to the store."""
         return await service.measurements(request)
 
-    @app.get("/health", response_model=models.Health, responses=_error_models(503))
-    async def health() -> models.Health:
+    @app.get("/health", response_model=models.ServiceHealth, responses=_error_models(503))
+    async def health() -> models.ServiceHealth:
         """Report whether the store answers, and how many requests wait for it."""
-        return models.Health(**await service.pulse.check())
+        return models.ServiceHealth(**await service.pulse.check())
 
     @app.get("/metrics", response_class=Response, include_in_schema=False)
     async def metrics() -> Response:

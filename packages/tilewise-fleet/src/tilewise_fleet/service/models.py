@@ -23,7 +23,7 @@ class Closed(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Device(Closed):
+class MachineIdentity(Closed):
     """The kind of a device, and the name under which its measurements are stored."""
 
     kind: Literal["cpu", "triton"]
@@ -53,7 +53,7 @@ class ChooseRequest(Closed):
             ]
         }
     )
-    device: Device
+    device: MachineIdentity
     problem: dict[str, _WHOLE | _WORD] | None = None
     problems: list[dict[str, _WHOLE | _WORD]] | None = Field(default=None, min_length=1, max_length=64)
     configs: list[dict[str, _WHOLE]] | None = Field(
@@ -96,7 +96,7 @@ class Batch(Closed):
 
 
 class Measurements(Closed):
-    device: Device
+    device: MachineIdentity
     batches: list[Batch] = Field(min_length=1, max_length=64)
 
 
@@ -107,7 +107,7 @@ class MeasurementCounts(BaseModel):
     timings: int
 
 
-class Health(BaseModel):
+class ServiceHealth(BaseModel):
     status: str
     store: str
     waiting: int
