@@ -14,7 +14,7 @@ HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: run kernels test check test-machines test-slow test-docs test-extras test-notebooks test-pages bench docs lint ratchet format sanitize sanitize-python stress fuzz mnist fuzz-paths programs audit wheels check-arm clean help
+.PHONY: run kernels test check test-machines test-slow test-docs test-extras test-notebooks test-pages bench reproduce docs lint ratchet format sanitize sanitize-python stress fuzz mnist fuzz-paths programs audit wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -42,7 +42,10 @@ test-machines: $(VENV)/.test  ## the tests of kernels, tiles, tuning and quantiz
 test-slow: $(VENV)/.test  ## the checks that take minutes
 	$(BIN)/python -m pytest -m slow
 
-test-docs: $(VENV)/.test  ## run every command line of README and docs as typed
+test-reproduce: $(VENV)/.bench  ## measure one row of README's table here with its peers: ROW=products
+	$(BIN)/python -m benchmarks.reproduce $(ROW)
+
+docs: $(VENV)/.test  ## run every command line of README and docs as typed
 	$(BIN)/python -m pytest -n 2 -m slow tests/docs/test_commands.py
 
 test-extras: $(VENV)/.tools  ## the core, each extra and each add-on in an environment of its own: its commands and tests (EXTRAS="core arena")
@@ -58,6 +61,9 @@ test-pages: $(VENV)/.test  ## the tour's report and every page of the site in Ch
 
 bench: $(VENV)/.bench  ## every optimization beside its peers; tables and JSON in benchmarks/results
 	$(BIN)/python -m benchmarks && $(BIN)/python -m benchmarks.tables
+
+reproduce: $(VENV)/.bench  ## measure one row of README's table here with its peers: ROW=products
+	$(BIN)/python -m benchmarks.reproduce $(ROW)
 
 docs: $(VENV)/.test  ## the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet && echo "open build/site/index.html"

@@ -2,15 +2,18 @@
 
 Peers run in the same process, at the same number of threads, in the same minutes. A ratio is the faster peer's time
 over ours: above 1, tilewise is faster. Results are kept by kind of CPU: a run adds the machine it ran on and leaves
-what others measured (`placed`). With TILEWISE_ISA=avx2 the peers are held to AVX2 too (benchmarks/__init__.py).
+what others measured (`results_path`). With TILEWISE_ISA=avx2 the peers are held to AVX2 too (benchmarks/__init__.py).
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import json
 import os
+import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,13 +21,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results_files import HOME_KIND, RESULTS, folder_of
+from benchmarks.cases import NOT_HELD, source_hash
+from benchmarks.results_files import HOME_KIND, RESULTS, ROOT, folder_of
 from tilewise import _system
 from tilewise._extension import native
 from tilewise._files import write_atomic
 
 Run = Callable[[], Any]
-NOT_HELD = "(not held to AVX2)"  # in the name of a peer that runs what others may not: timed, and not counted
 _LONG_S = 0.05  # a call that needs no warm-up before each turn
 _ISA_NAMES = {"portable": "SSE2", "avx2": "AVX2", "avx512": "AVX-512"}
 _MAKES = (
@@ -54,6 +57,7 @@ class Row:
     seconds: dict[str, float]
     ratio: float
     date: str = ""  # when it was written
+    source: str = ""  # hash of the kernel sources it timed
     errors: dict[str, float] | None = None  # of the contenders' results, where they are compared
 
     def __str__(self) -> str:
@@ -133,24 +137,42 @@ def write_results(path: Path, rows: Iterable[Row], keep: bool = False) -> None:
 
     With `keep`, rows of the file that were not measured now stay as they are.
     """
-    dated = [replace(row, date=row.date or today()) for row in rows]
+    dated = [replace(row, date=row.date or today(), source=row.source or source_hash(path.stem)) for row in rows]
     measured = {(row.name, row.threads) for row in dated}
     kept = [row for row in read_rows(path) if (row.name, row.threads) not in measured] if keep else []
-    lines = [{k: v for k, v in asdict(row).items() if v is not None} for row in (*kept, *dated)]
-    write_atomic(
-        aligned_copies(path), json.dumps({"date": today(), "machine": machine_class(), "rows": lines}, indent=1) + "\n"
-    )
+    lines = [{k: v for k, v in asdict(row).items() if v not in (None, "")} for row in (*kept, *dated)]
+    content = {"date": today(), "machine": machine_class(), **provenance(), "rows": lines}
+    write_atomic(results_path(path), json.dumps(content, indent=1) + "\n")
+
+
+# Distributions of the libraries that tilewise is compared with.
+PEER_PACKAGES = (
+    "numpy", "torch", "onnxruntime", "openvino", "scipy", "llama-cpp-python", "ctranslate2", "tensorflow", "timm",
+    "pyperf", "memray",
+)  # fmt: skip
+
+
+def provenance() -> dict[str, Any]:
+    """The commit, the machine's load and the peers' versions of the last run that wrote a results file."""
+    versions = {}
+    for package in PEER_PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    return {"commit": commit or "unknown", "load": load, "peers": versions}
 
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of this kind of CPU's results file, each with its date; none where there is no such file."""
-    if not aligned_copies(path).is_file():
+    if not results_path(path).is_file():
         return []
-    found = json.loads(aligned_copies(path).read_text(encoding="utf-8"))
+    found = json.loads(results_path(path).read_text(encoding="utf-8"))
     return [Row(**{"date": found.get("date", ""), **row}) for row in found["rows"]]
 
 
-def aligned_copies(path: Path) -> Path:
+def results_path(path: Path) -> Path:
     """Where this machine's results go: those of the home kind lie in benchmarks/results, others in a folder of their
     kind. A path elsewhere stays as it is."""
     if path.resolve().parent != RESULTS or cpu_kind() == HOME_KIND:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import tilewise
-from benchmarks.harness import machine_class, placed, today
+from benchmarks.harness import machine_class, results_path, today
 from benchmarks.trained_networks import NETWORKS, as_pictures, trained_network
 from tilewise import Tensor, data, models, no_grad
 from tilewise._files import write_atomic
@@ -182,7 +182,7 @@ def main() -> None:
         for row in network_rows(str(options.mnist), options.out, options.seeds[0]):
             rows += shown(row)
     facts = {"date": today(), "machine": machine_class(), "accuracy": rows}
-    write_atomic(placed(options.json), (json.dumps(facts, indent=1) + "\n").encode())
+    write_atomic(results_path(options.json), (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def shown(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

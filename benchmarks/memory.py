@@ -26,7 +26,7 @@ import numpy as np
 
 import tilewise.onnx
 import tilewise.plan
-from benchmarks.harness import machine_class, placed, today
+from benchmarks.harness import machine_class, results_path, today
 from tilewise._extension import native
 from tilewise._files import write_atomic
 from tilewise.models import zoo
@@ -138,7 +138,7 @@ def show_growth(name: str, batch: int, size: int | None, passes: int) -> None:
 
 
 def write(path: Path, peaks: list[Peak]) -> None:
-    where, names = placed(path), {peak.name for peak in peaks}
+    where, names = results_path(path), {peak.name for peak in peaks}
     before = json.loads(where.read_text(encoding="utf-8"))["peaks"] if where.is_file() else []
     lines = [*(p for p in before if p["name"] not in names), *map(asdict, peaks)]
     write_atomic(where, json.dumps({"date": today(), "machine": machine_class(), "peaks": lines}, indent=1) + "\n")

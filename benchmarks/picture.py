@@ -1,104 +1,125 @@
-"""docs/assets/results.svg: how fast tilewise is beside its peers, a line for each kind of work and CPU.
+"""docs/assets/results.svg and results-dark.svg: the cost model's choices, and the speed compared with the fastest peer.
 
-A dot is the typical ratio, the bar around it goes from the worst case to the best. The text's grey can be read on light
-and on dark pages, since a picture in a page does not know which of the two it stands on.
+Labels stand above their lanes, so that the picture can still be read on a phone. A dot is the typical value, a bar goes
+from the worst case to the best, and the vertical line at 1 separates slower from faster.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tilewise._wording import with_interval
-
-_COLOURS = ("#3b7dd8", "#d9772b", "#2a9d8f", "#9a62c4", "#b0413e", "#8a8a1f")
-_TEXT = "#808080"
-_LEFT, _RIGHT, _WIDTH, _STEP, _TOP = 330, 20, 860, 13, 52
+_WIDTH, _LEFT, _RIGHT, _LANE = 460, 12, 16, 13
+_LIGHT = ("#24292f", "#57606a", "#d0d7de", ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989"))
+_DARK = ("#e6edf3", "#9da7b3", "#3d444d", ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#ff7bc0"))
 
 
 @dataclass(frozen=True)
-class Range:
-    """One line of the picture."""
+class Lane:
+    """One bar with its dot; `series` is the place of its colour and legend."""
 
-    label: str
-    kind: str
+    series: int
     worst: float
     typical: float
     best: float
 
 
 @dataclass(frozen=True)
-class Scale:
-    """From ratio to place; the ends are powers of two that no line reaches beyond."""
+class Group:
+    """Lanes that share a label and, in smaller letters, the peers they are compared with."""
 
-    low: int  # exponents of two
-    high: int
-
-    @classmethod
-    def of(cls, ranges: Sequence[Range]) -> Scale:
-        worst, best = min(line.worst for line in ranges), max(line.best for line in ranges)
-        return cls(min(math.floor(math.log2(worst)), -1), max(math.ceil(math.log2(best)), 1))
-
-    def x(self, ratio: float) -> float:
-        return _LEFT + (math.log2(ratio) - self.low) / (self.high - self.low) * (_WIDTH - _LEFT - _RIGHT)
-
-    def ticks(self) -> list[float]:
-        return [2.0**exponent for exponent in range(self.low, self.high + 1)]
+    label: str
+    peers: str
+    lanes: Sequence[Lane]
 
 
-def picture(ranges: Sequence[Range], kinds: Sequence[str]) -> str:
-    """The picture as SVG; lines of one label stand together under it."""
-    colours = dict(zip(kinds, _COLOURS, strict=False))
-    parts, y, above, scale = [], _TOP, "", Scale.of(ranges)
-    for line in ranges:
-        if line.label != above:
-            y += _STEP // 2
-            parts.append(_text(_LEFT - 12, y + 4, line.label, "end"))
-            above = line.label
-        parts.append(_line(line, y, colours.get(line.kind, _TEXT), scale))
-        y += _STEP
-    height = y + 30
-    title = "Speed compared with the fastest peer: above 1, tilewise is faster"
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{title}" '
-        'font-family="system-ui, sans-serif" font-size="12">',
-        _text(_LEFT, 16, "fastest peer's time / tilewise's (logarithmic): dot typical, bar worst to best", "start"),
-        *_legends(kinds, colours),
-        *(_tick(value, y, scale) for value in scale.ticks()),
-    ]
-    return "\n".join([*head, *parts, "</svg>"]) + "\n"
+class Picture:
+    """Collects SVG elements from top to bottom in one of the two colour schemes."""
+
+    def __init__(self, dark: bool) -> None:
+        self.ink, self.muted, self.grid, self.colours = _DARK if dark else _LIGHT
+        self.parts: list[str] = []
+        self.y = 0
+
+    def text(
+        self, x: float, text: str, size: int = 13, colour: str = "", anchor: str = "start", bold: bool = False
+    ) -> None:
+        weight = ' font-weight="600"' if bold else ""
+        self.parts.append(
+            f'<text x="{x:.0f}" y="{self.y}" font-size="{size}" fill="{colour or self.ink}" '
+            f'text-anchor="{anchor}"{weight}>{escape(text)}</text>'
+        )
+
+    def legend(self, names: Sequence[str]) -> None:
+        """Names with their colours, as many in a line as fit."""
+        x = _LEFT
+        self.y += 20
+        for name, colour in zip(names, self.colours, strict=False):
+            width = 22 + 7 * len(name)
+            if x + width > _WIDTH - _RIGHT:
+                x, self.y = _LEFT, self.y + 18
+            self.parts.append(f'<circle cx="{x + 5}" cy="{self.y - 4}" r="4.5" fill="{colour}"/>')
+            self.text(x + 14, name, 12, self.muted)
+            x += width
+
+    def panel(self, title: str, subtitle: str, groups: Sequence[Group], ticks: Sequence[float], log: bool) -> None:
+        """One axis with its groups. On a logarithmic axis 1 is marked as the border between slower and faster."""
+        scale = math.log2 if log else float
+        low, high = scale(ticks[0]), scale(ticks[-1])
+
+        def x(value: float) -> float:
+            return _LEFT + (scale(value) - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+
+        self.y += 30
+        self.text(_LEFT, title, 16, bold=True)
+        self.y += 18
+        self.text(_LEFT, subtitle, 12, self.muted)
+        if log:
+            self.y += 26
+            self.text(x(1) - 10, "◀ slower", 13, anchor="end", bold=True)
+            self.text(x(1) + 10, "faster ▶", 13, bold=True)
+        top = self.y + 8
+        lines = len(self.parts)
+        for group in groups:
+            self.y += 24
+            self.text(_LEFT, group.label, 13, bold=True)
+            self.y += 15
+            self.text(_LEFT, group.peers, 12, self.muted)
+            for lane in group.lanes:
+                self.y += _LANE
+                colour, y, start = self.colours[lane.series], self.y - 2, x(lane.worst)
+                self.parts.append(
+                    f'<g fill="{colour}"><title>{lane.typical:.2f} ({lane.worst:.2f} to {lane.best:.2f})</title>'
+                    f'<rect x="{start:.1f}" y="{y - 1.5}" width="{x(lane.best) - start:.1f}" height="3" '
+                    f'rx="1.5" opacity="0.4"/><circle cx="{x(lane.typical):.1f}" cy="{y}" r="4.5"/></g>'
+                )
+        self.y += 22
+        for tick in ticks:
+            strong = log and tick == 1
+            self.parts.insert(lines, (
+                f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top}" y2="{self.y - 12}" '
+                f'stroke="{self.muted if strong else self.grid}" stroke-width="{1.5 if strong else 1}"/>'
+            ))  # fmt: skip
+            anchor = "start" if tick == ticks[0] else "end" if tick == ticks[-1] else "middle"
+            self.text(x(tick), _tick_label(tick) if log else f"{tick:g}", 12, self.muted, anchor)
+
+    def svg(self, description: str) -> str:
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {self.y + 10}" role="img" '
+            f'aria-label="{escape(description)}" font-family="system-ui, -apple-system, sans-serif">'
+        )
+        return "\n".join([head, *self.parts, "</svg>"]) + "\n"
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.0f}" y="{y}" text-anchor="{anchor}" fill="{_TEXT}">{escape(text)}</text>'
+def _tick_label(ratio: float) -> str:
+    return f"{ratio:g}×" if ratio >= 1 else f"1/{1 / ratio:g}"
 
 
-def _line(line: Range, y: int, colour: str, scale: Scale) -> str:
-    ratio = with_interval(f"{line.typical:.2f}×", f"{line.worst:.2f}", f"{line.best:.2f}")
-    said = f"{line.label}, {line.kind}: {ratio}"
-    return (
-        f'<g stroke="{colour}" fill="{colour}"><title>{escape(said)}</title>'
-        f'<line x1="{scale.x(line.worst):.1f}" x2="{scale.x(line.best):.1f}" y1="{y}" y2="{y}" '
-        'stroke-width="3" opacity="0.45"/>'
-        f'<circle cx="{scale.x(line.typical):.1f}" cy="{y}" r="4" stroke="none"/></g>'
-    )
-
-
-def _legends(kinds: Sequence[str], colours: Mapping[str, str]) -> list[str]:
-    """One after the other, with room by the number of letters."""
-    room = [30 + 7 * len(kind) for kind in kinds]
-    return [_legend(16 + sum(room[:i]), kind, colours[kind]) for i, kind in enumerate(kinds)]
-
-
-def _legend(x: int, kind: str, colour: str) -> str:
-    return f'<circle cx="{x}" cy="34" r="4" fill="{colour}"/>{_text(x + 10, 38, kind, "start")}'
-
-
-def _tick(value: float, bottom: int, scale: Scale) -> str:
-    x, weight = scale.x(value), 1.5 if value == 1 else 0.5
-    return (
-        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 6}" y2="{bottom}" stroke="{_TEXT}" stroke-width="{weight}"/>'
-        f"{_text(x, bottom + 16, f'{value:g}×', 'middle')}"
-    )
+def ratio_ticks(groups: Sequence[Group]) -> list[float]:
+    """Powers of two that no bar reaches beyond."""
+    low = min(lane.worst for group in groups for lane in group.lanes)
+    high = max(lane.best for group in groups for lane in group.lanes)
+    exponents = range(min(math.floor(math.log2(low)), -1), max(math.ceil(math.log2(high)), 1) + 1)
+    return [2.0**exponent for exponent in exponents]

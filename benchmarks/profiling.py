@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import tilewise
-from benchmarks.harness import Row, machine_class, placed, today
+from benchmarks.harness import Row, machine_class, results_path, today
 from tilewise import Tensor, models, nn, no_grad
 from tilewise._events import recorders
 from tilewise._files import write_atomic
@@ -332,7 +332,7 @@ def write(path: Path, measured: dict[str, Any]) -> None:
     parts |= measured
     data = {"date": today(), "machine": machine_class(), "rows": [asdict(r) for r in rows_of(parts)], "parts": parts}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(placed(path), json.dumps(data, indent=1) + "\n")
+    write_atomic(results_path(path), json.dumps(data, indent=1) + "\n")
 
 
 def main() -> None:

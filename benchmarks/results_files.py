@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ def folder_of(kind: str) -> str:
 def kinds() -> list[str]:
     """Every kind of CPU that something was measured on, home first."""
     files = sorted(RESULTS.glob("*/*.json"))
-    return [HOME_KIND, *dict.fromkeys(json.loads(f.read_text(encoding="utf-8"))["machine"]["kind"] for f in files)]
+    return [HOME_KIND, *dict.fromkeys(_parse(f, f.stat().st_mtime_ns)["machine"]["kind"] for f in files)]
+
+
+@cache
+def _parse(path: Path, _mtime_ns: int) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _file(name: str, kind: str) -> Path:
@@ -31,7 +37,7 @@ def _file(name: str, kind: str) -> Path:
 def read_any(name: str, kind: str = HOME_KIND) -> Any:
     """One results file as it is, or None where it was not written yet."""
     path = _file(name, kind)
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return _parse(path, path.stat().st_mtime_ns) if path.is_file() else None
 
 
 def read(name: str, kind: str = HOME_KIND) -> dict[str, Any]:

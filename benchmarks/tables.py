@@ -16,18 +16,29 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks import replay
+from benchmarks.cases import LINES, NOT_HELD, ROWS, Case, Line, all_cases, counted
 from benchmarks.figures import FIGURES, SECTIONS
-from benchmarks.harness import NOT_HELD
-from benchmarks.picture import Range, picture
-from benchmarks.results_files import HOME_KIND, RESULTS, ROOT, dates, geometric, kinds, read, read_any, rows, table
+from benchmarks.picture import Group, Lane, Picture, ratio_ticks
+from benchmarks.results_files import (
+    HOME_KIND,
+    RESULTS,
+    ROOT,
+    dates,
+    folder_of,
+    geometric,
+    kinds,
+    read,
+    read_any,
+    table,
+)
 from tilewise._wording import with_interval
 
 _SECTION = re.compile(
@@ -36,164 +47,207 @@ _SECTION = re.compile(
 _FIGURE = re.compile(r"(<!--figure ([\w -]+)-->).*?(<!--/figure-->)", re.S)
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of README's table: the cases of one file whose names match, beside the peers they were timed with."""
-
-    label: str
-    file: str
-    names: str = ""
-    without: str = "$^"
-
-
-_CUBES = r"^(51\d|[5-9]\d\d|\d{4})×\1×\1$"
-_LAYERS = r"^\d+×(768×768|2304×768|3072×768|768×3072|1024×1024|4096×1024|1024×4096)( [nt]{2})?$"
-LINES = (
-    Line("Matrix product, large cubes", "gemm", _CUBES),
-    Line("Matrix product, layers of transformers", "gemm", _LAYERS, _CUBES),
-    Line("Matrix product, small, skinny and odd shapes", "gemm", "", f"{_CUBES}|{_LAYERS}|routing|threads"),
-    Line("Matrix product, several threads against one", "gemm", "threads beside one"),
-    Line("Convolution networks, forward", "conv", "forward|batch", "training"),
-    Line("Networks people run, float32", "networks", "float32", "int8"),
-    Line("Networks people run, INT8", "networks", "int8", "to float32"),
-    Line("Training steps", "train_step"),
-    Line("Softmax, layer norm, GELU, attention and gradients", "rows", "", "gpt"),
-    Line("INT8 matrix product", "int8", "^[0-9]+×[0-9]+×[0-9]+$"),
-    Line("INT8 convolution networks", "int8", "vgg6|resnet8", "float32"),
-    Line("Sparse linear layer, 70 % zeros", "sparse", "at 70%", "conv|int8"),
-    Line("Sparse linear layer, 90 % zeros", "sparse", "at 90%", "conv|int8"),
-    Line("EarlyJoinSAGE, training", "costmodel", "EarlyJoinSAGE, training"),
-    Line("EarlyJoinSAGE, predicting", "costmodel", "EarlyJoinSAGE, predicting"),
-    Line("GPT decoding with a cache, float32", "decode", "float32, a token"),
-    Line("GPT decoding with a cache, int8 weights", "decode", "int8, a token"),
-    Line("GPT decoding, 8 bits", "llama_cpp", "int8, a token"),
-    Line("GPT decoding, four bits", "llama_cpp", "int4, a token"),
-    Line("GPT, a prompt of 256, float32 to four bits", "llama_cpp", "a prompt"),
-    Line("GPT against CTranslate2, 16 tokens", "ctranslate2", "tokens after"),
-    Line("GPT against CTranslate2, a prompt of 256", "ctranslate2", "a prompt"),
-    Line("GPT, 200 tokens, cache against none", "decode", "200 tokens"),
-)
+# How peers are written on pages; a name that is not here is written as the benchmarks write it.
+_PEERS = {
+    "numpy": "NumPy", "pytorch": "PyTorch", "torch": "PyTorch", "torch._int_mm": "PyTorch `_int_mm`",
+    "pytorch fx": "PyTorch FX", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "ctranslate2": "CTranslate2",
+    "scipy csr": "SciPy CSR", "tensorflow": "TensorFlow", "tilewise dense": "our dense layer",
+    "tilewise dense int8": "our dense layer",
+}  # fmt: skip
+_STALE = "†"
+ABOUT_RATIOS = f"""A ratio is a peer's time divided by tilewise's, interleaved in one process at equal threads. Above 1,
+tilewise is faster. A case counts with the **fastest** of all peers ever timed on it. {_STALE}: the kernels have
+changed since."""
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One line on one kind of CPU with one number of threads, and its cases."""
-
-    label: str
-    kind: str
-    threads: int
-    cases: list[dict[str, Any]]
-
-    @property
-    def ratios(self) -> list[float]:
-        return [row["ratio"] for row in self.cases]
+def peer_names(cases: Iterable[Case]) -> str:
+    """The peers of some cases, each once, without the variants of one peer."""
+    names = dict.fromkeys(peer for case in cases for peer in case.ratios if NOT_HELD not in peer)
+    shown = [_PEERS.get(name, _PEERS.get(re.split(r",| ", name)[0], name)) for name in names]
+    return ", ".join(dict.fromkeys(shown))
 
 
-def summaries() -> list[Summary]:
-    """Every line on every kind of CPU and with every number of threads that it was measured with."""
-    found = []
-    for line, kind in itertools.product(LINES, kinds()):
-        cases = rows(line.file, line.names, line.without, kind)
-        for threads in sorted({row["threads"] for row in cases}):
-            label = line.label if threads == 1 or "threads" in line.label else f"{line.label}, all cores"
-            found.append(Summary(label, kind, threads, [row for row in cases if row["threads"] == threads]))
-    return sorted(found, key=lambda summary: [s.label for s in found].index(summary.label))
+def ratio_cell(cases: list[Case]) -> str:
+    """The typical and the worst ratio of some cases, or why there is none."""
+    complete = counted(cases)
+    if not complete:
+        missing = sorted({_PEERS.get(peer, peer) for case in cases for peer in case.missing_peers})
+        return f"not measured against {', '.join(missing)}" if cases else "not measured"
+    ratios = [case.ratio for case in complete]
+    worst = f" ({min(ratios):.2f})" if len(ratios) > 1 else ""
+    return f"{geometric(ratios):.2f}×{worst}{_STALE if any(case.is_stale for case in complete) else ''}"
 
 
 def summary() -> str:
-    """README's table: a column for each kind of CPU."""
-    found = {(s.label, s.kind): _typical_and_worst(s.ratios) for s in summaries()}
-    labels = dict.fromkeys(label for label, _ in found)
-    cells = [[label, *(found.get((label, kind), "") for kind in kinds())] for label in labels]
-    return f"{table(('typical ratio (worst)', *kinds()), cells)}\n\n{machine_sentence()}"
+    """README's table: the cost model, then one row for each kind of work over all CPUs."""
+    cells, cases = cost_model_rows(), all_cases()
+    for key, (label, _) in ROWS.items():
+        members = counted(case for case in cases if case.line.row == key)
+        ratios, cpus = [case.ratio for case in members], {case.kind for case in members}
+        mark = _STALE if any(case.is_stale for case in members) else ""
+        slower = sum(ratio < 1 for ratio in ratios) / len(ratios)
+        cells.append(
+            (label, peer_names(members), f"{geometric(ratios):.2f}×{mark}", f"{min(ratios):.2f}×", f"{slower:.0%}",
+             f"{len(ratios)} on {len(cpus)} {'CPUs' if len(cpus) > 1 else 'CPU'}")
+        )  # fmt: skip
+    return table(("work", "against the fastest of", "typical", "worst", "slower in", "cases"), cells)
 
 
-def _typical_and_worst(ratios: list[float]) -> str:
-    return f"{geometric(ratios):.2f}×" + (f" ({min(ratios):.2f})" if len(ratios) > 1 else "")
-
-
-def full_summary() -> str:
-    """The same with peers, ranges and dates."""
-    headings = ("", "CPU", "compared with", "ratio: typical (worst to best)", "cases", "threads", "measured")
-    return table(headings, map(_summary_line, summaries()))
-
-
-def _summary_line(found: Summary) -> list[str]:
-    peers = ", ".join(dict.fromkeys(who for row in found.cases for who in row["seconds"] if who != "tilewise"))
-    spread = with_interval(f"{geometric(found.ratios):.2f}×", f"{min(found.ratios):.2f}", f"{max(found.ratios):.2f}")
-    return [found.label, found.kind, peers, spread, str(len(found.cases)), str(found.threads), dates(found.cases)]
-
-
-def drawn() -> str:
-    """The picture of the summary, one thread or several beside one."""
-    shown = [s for s in summaries() if "all cores" not in s.label]
-    ranges = [Range(s.label, s.kind, min(s.ratios), geometric(s.ratios), max(s.ratios)) for s in shown]
-    return picture(ranges, kinds())
+def cost_model_rows() -> list[tuple[str, ...]]:
+    """Configurations that the model chose without measuring, as a share of the best one's speed."""
+    gpu, devices = read_any("gpu_tuning")["problems"], read_any("devices")
+    folds = [row for fold, row in read_any("machines")["models"]["CpuRidge"]["folds"].items() if " " not in fold]
+    first, default = (geometric(row[way] for row in gpu) for way in ("first", "default"))
+    kernels = sum(row["kernels"] for row in folds)
+    cpu_first, cpu_default, cpu_five = (
+        math.exp(sum(row["kernels"] * math.log(row[way]) for row in folds) / kernels)
+        for way in ("first", "default", "five")
+    )
+    left_out = {name: row["first"] for name, row in devices["left_out"].items()}
+    better = sum(row["first"] < row["default"] for row in gpu) / len(gpu)
+    return [
+        ("**Unmeasured choice**, Triton kernels, new shapes", f"exhaustive search (default: {default:.2f})",
+         f"{first:.2f} of the best", f"{min(row['first'] for row in gpu):.2f}", f"{better:.0%} (than the default)",
+         f"{len(gpu)} on an H200"),
+        ("**Unmeasured choice**, GPU never seen", "exhaustive search (default: not measured)",
+         f"{geometric(left_out.values()):.2f} of the best", f"{min(left_out.values()):.2f}", "not measured",
+         f"{len(left_out)} GPUs, each left out once"),
+        ("**Unmeasured choice**, CPU never seen", f"exhaustive search (default: {cpu_default:.2f})",
+         f"{cpu_first:.2f} of the best; {cpu_five:.2f} after five measurements",
+         f"{min(row['worst_first'] for row in folds):.2f}",
+         f"{sum(row['taken'] for row in folds) / kernels:.1%} at most (than the default)",
+         f"{kernels} on {len(folds)} CPUs, each left out once"),
+    ]  # fmt: skip
 
 
 def machine_sentence() -> str:
-    """How many cores each kind had, and its caches where they were written down."""
-    said = [f"{kind}: {_machine(kind)}" for kind in kinds()]
-    return f"Measured on shared machines ({'; '.join(said)})."
+    """How many cores each kind had, and its caches where they were recorded."""
+    return f"Measured on shared machines ({'; '.join(f'{kind}: {_machine(kind)}' for kind in kinds())})."
 
 
 def _machine(kind: str) -> str:
-    told: dict[str, Any] = {}
-    for line in LINES:
-        told |= read(line.file, kind).get("machine", {})
-    caches = [f"{level.upper()} {told[level] >> 10} KB" for level in ("l1", "l2", "l3") if level in told]
-    return ", ".join([f"{told['cpus']} cores", *caches]) if told else "nothing yet"
+    machine: dict[str, Any] = {}
+    for path in sorted(RESULTS.glob("*.json") if kind == HOME_KIND else RESULTS.glob(f"{folder_of(kind)}/*.json")):
+        machine |= read(path.stem, kind).get("machine", {})
+    caches = [f"{level.upper()} {machine[level] >> 10} KB" for level in ("l1", "l2", "l3") if level in machine]
+    return ", ".join([f"{machine['cpus']} cores", *caches]) if machine else "nothing yet"
 
 
-_ABOUT_RATIOS = """A ratio is the fastest peer's time divided by tilewise's, interleaved in one process, with equal
-threads. Above 1, tilewise is faster. Written from `benchmarks/results` by `python -m benchmarks.tables`; `make bench`
-adds your machine."""
+_ALT = "Configurations chosen by the cost model, and speed compared with the fastest peer"
+PICTURE = f"![{_ALT}](assets/results.svg#only-light)\n![{_ALT}](assets/results-dark.svg#only-dark)"
+_WAYS = ("default", "first", "five")
+_WAY_NAMES = ("default configuration", "chosen without measuring", "after five measurements")
+
+
+def picture(dark: bool) -> str:
+    """The cost model's choices above, the speed compared with the fastest peer below."""
+    gpu, folds = read_any("gpu_tuning")["problems"], read_any("machines")["models"]["CpuRidge"]["folds"]
+    devices = read_any("devices")["left_out"].values()
+    choices = [
+        Group("Triton kernels, shapes never seen", f"{len(gpu)} kernels on an H200", [
+            _lane(place, [row[way] for row in gpu]) for place, way in enumerate(_WAYS)
+        ]),
+        Group("GPUs never seen", f"a convolution on {len(devices)} GPUs, each left out of training once", [
+            _lane(1, [row["first"] for row in devices]), _lane(2, [row["five, in order"] for row in devices])
+        ]),
+        Group("CPUs never seen", "our kernels on 4 CPUs, each left out once; means", [
+            _lane(place, [row[way] for fold, row in folds.items() if " " not in fold])
+            for place, way in enumerate(_WAYS)
+        ]),
+    ]  # fmt: skip
+    cases = counted(all_cases())
+    speeds = []
+    for key, (label, _) in ROWS.items():
+        members = [case for case in cases if case.line.row == key]
+        ratios = [(place, [case.ratio for case in members if case.kind == kind]) for place, kind in enumerate(kinds())]
+        peers = peer_names(members).replace("`", "")
+        speeds.append(Group(label, f"fastest of {peers}", [_lane(place, found) for place, found in ratios if found]))
+    drawing = Picture(dark)
+    title = "Choosing a configuration"
+    drawing.panel(
+        title, "share of the speed that measuring every one finds", choices, [0.0, 0.25, 0.5, 0.75, 1.0], False
+    )
+    drawing.legend(_WAY_NAMES)
+    drawing.y += 10
+    subtitle = "time of the fastest peer / tilewise's; dot: typical, bar: worst to best"
+    drawing.panel("Running", subtitle, speeds, ratio_ticks(speeds), True)
+    drawing.legend(kinds())
+    return drawing.svg(_ALT)
+
+
+def _lane(series: int, values: list[float]) -> Lane:
+    return Lane(series, min(values), geometric(values), max(values))
+
+
 _MOST_LOSSES = 15
 
 
 def results_page() -> str:
-    """docs/results.md: the picture, the summary, and where tilewise loses most."""
-    every = [
-        (kind, row) for line in LINES for kind in kinds() for row in rows(line.file, line.names, line.without, kind)
+    """docs/results.md: the picture, every line on every CPU, and where tilewise loses most."""
+    cases = all_cases()
+    peers = counted(case for case in cases if case.line.row in ROWS)
+    losses = sorted((case for case in peers if case.ratio < 1), key=lambda case: case.ratio)
+    worst_first = {(case.line.label, case.kind): case for case in reversed(losses)}  # one of each line and CPU
+    lost = [
+        [case.kind, case.name, str(case.threads), case.fastest_peer, f"{case.ratio:.2f}×"]
+        for case in sorted(worst_first.values(), key=lambda case: case.ratio)[:_MOST_LOSSES]
     ]
-    lost = sorted(((kind, row) for kind, row in every if row["ratio"] < 1), key=lambda found: found[1]["ratio"])
-    losses = [[kind, *_case(row)] for kind, row in lost[:_MOST_LOSSES]]
     parts = [
         "# Results",
-        f"{_ABOUT_RATIOS}\n[Every case](results-cases.md) is listed on its own page.",
-        "![Speed compared with the fastest peer, by kind of work and CPU](assets/results.svg)",
-        machine_sentence(),
-        "## By kind of work",
-        full_summary(),
+        "Look up how fast tilewise is on your kind of CPU, against which peers, and where it loses.",
+        PICTURE,
+        f"{ABOUT_RATIOS}\n[Every case](results-cases.md) lists all peers of each case.",
+        "`make reproduce ROW=products` measures a row on your machine, `make bench` all of them. The rows:\n"
+        f"{', '.join(f'`{key}`' for key in ROWS)}.",
+        "## By kind of work and CPU",
+        "A cell is the typical ratio (geometric mean) and, in brackets, the worst. A case that lacks a peer which is\n"
+        "often the fastest is listed with the cases and not counted. Sparse layers are timed with the sparse kernels\n"
+        "even where a layer would use the dense ones by itself.",
+        line_table([line for key in ROWS for line in LINES if line.row == key], cases, "against the fastest of"),
         "## Where tilewise is slower",
-        f"{len(lost)} of {len(every)} cases are slower than the fastest peer; these are the worst.",
-        table(("CPU", "case", "threads", "fastest peer", "ratio"), losses),
+        f"{len(losses)} of {len(peers)} cases are slower than the fastest peer. The worst of each line and CPU:",
+        table(("CPU", "case", "threads", "fastest peer", "ratio"), lost),
+        "## Against tilewise itself",
+        "What one part of tilewise gains over another. These are not comparisons with other libraries.",
+        line_table([line for line in LINES if line.row == "self"], cases, "against"),
         "## Peak memory",
         memory(),
         "## Accuracy after pruning",
         pruning(),
+        "## Machines",
+        machine_sentence(),
     ]
     return "\n\n".join(parts) + "\n"
 
 
+def line_table(lines: list[Line], cases: list[Case], heading: str) -> str:
+    cells = []
+    for line in lines:
+        members = [case for case in cases if case.line is line]
+        by_kind = (ratio_cell([case for case in members if case.kind == kind]) for kind in kinds())
+        cells.append((line.label, peer_names(members), *by_kind))
+    return table(("", heading, *kinds()), cells)
+
+
 def cases_page() -> str:
-    """docs/results-cases.md: every case of every file, what is beside libraries first."""
-    parts = ["# Every case", "", _ABOUT_RATIOS, "[Results](results.md) has the summary."]
-    files = {path.stem for path in (*RESULTS.glob("*.json"), *RESULTS.glob("*/*.json"))}
-    first = [name for name in dict.fromkeys(line.file for line in LINES) if name in files]
-    for name, kind in itertools.product([*first, *sorted(files - set(first))], kinds()):
-        found = rows(name, kind=kind)
-        if found:
-            title = name if kind == HOME_KIND else f"{name}, {kind}"
-            parts += ["", f"## {title}", "", f"Measured {dates(found)} on {kind}.", ""]
-            parts.append(table(("case", "threads", "fastest peer", "ratio"), map(_case, found)))
+    """docs/results-cases.md: every case with the ratio to each of its peers."""
+    parts = ["# Every case", "", "Look up one measured case, with every peer that was timed on it.", "", ABOUT_RATIOS]
+    cases = all_cases()
+    for line, kind in itertools.product(LINES, kinds()):
+        members = [case for case in cases if case.line is line and case.kind == kind]
+        if members:
+            days = dates({"date": day} for case in members for day in case.dates)
+            stale = f" {_STALE}" if any(case.is_stale for case in members) else ""
+            parts += ["", f"## {line.label}, {kind}", "", f"Measured {days}{stale}.", ""]
+            parts.append(table(("case", "threads", "peers", "ratio"), map(_case_cells, members)))
     return "\n".join(parts) + "\n"
 
 
-def _case(row: dict[str, Any]) -> list[str]:
-    peers = {who: s for who, s in row["seconds"].items() if who != "tilewise" and NOT_HELD not in who}
-    fastest = min(peers, key=lambda who: peers[who]) if peers else ""
-    return [row["name"], str(row["threads"]), fastest, f"{row['ratio']:.2f}×"]
+def _case_cells(case: Case) -> list[str]:
+    ratios = ", ".join(f"{peer} {ratio:.2f}×" for peer, ratio in sorted(case.ratios.items(), key=lambda item: item[1]))
+    missing = "".join(f"; {_PEERS.get(peer, peer)} not measured" for peer in case.missing_peers)
+    ratio = f"{case.ratio:.2f}×" if not missing else "not counted"
+    return [case.name, str(case.threads), ratios + missing, ratio]
 
 
 def memory() -> str:
@@ -252,7 +306,8 @@ def written() -> dict[Path, str]:
     whole = {
         docs / "results.md": results_page(),
         docs / "results-cases.md": cases_page(),
-        docs / "assets" / "results.svg": drawn(),
+        docs / "assets" / "results.svg": picture(dark=False),
+        docs / "assets" / "results-dark.svg": picture(dark=True),
     }
     pages = [ROOT / "README.md", *sorted(path for path in docs.rglob("*.md") if path not in whole)]
     return whole | {p: filled(p.read_text(encoding="utf-8"), sections, FIGURES) for p in pages}

@@ -6,17 +6,17 @@ import json
 
 import pytest
 
-from benchmarks import harness, results_files, tables
+from benchmarks import cases, harness, results_files, tables
 from benchmarks.harness import Row, read_rows, write_results
 from benchmarks.results_files import HOME_KIND
 
-ROW = Row("512×512×512", 1, {"tilewise": 1.0, "numpy": 0.9}, 0.9)
+ROW = Row("512×512×512", 1, {"tilewise": 1.0, "numpy": 0.9, "pytorch": 3.0}, 0.9)
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """An empty folder of results."""
-    for module in (harness, results_files, tables):
+    for module in (cases, harness, results_files, tables):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     return tmp_path
 
@@ -43,10 +43,13 @@ def test_a_run_adds_its_machine_and_leaves_the_others(results, machine):
 def test_every_kind_is_shown_with_its_date_the_slow_ones_included(results, machine):
     for kind, ratio in ((HOME_KIND, 1.1), ("Zen 3, AVX2", 0.61)):
         machine(kind)
-        write_results(results / "gemm.json", [Row(ROW.name, 1, {"tilewise": 1.0, "numpy": ratio}, ratio, "2026-01-02")])
-    for page in (tables.summary(), tables.cases_page()):
-        assert "Zen 3, AVX2" in page and "0.61" in page
-        assert HOME_KIND in page and "1.10" in page
+        write_results(
+            results / "gemm.json",
+            [Row(ROW.name, 1, {"tilewise": 1.0, "numpy": ratio, "pytorch": 3.0}, ratio, "2026-01-02")],
+        )
+    page = tables.cases_page()
+    assert "Zen 3, AVX2" in page and "0.61" in page
+    assert HOME_KIND in page and "1.10" in page
     assert "2026-01-02" in tables.cases_page()
 
 
@@ -82,3 +85,64 @@ def test_a_machine_says_its_name_cores_instructions_and_caches():
 def test_what_was_measured_before_kinds_were_written_is_of_the_home_kind():
     assert results_files.read("gemm")["rows"]
     assert results_files.kinds()[0] == HOME_KIND
+
+
+def test_every_measured_case_and_peer_is_on_the_page():
+    """Reads the results files on its own: no row and no peer of a row may be left out of the page of cases."""
+    page = (results_files.ROOT / "docs" / "results-cases.md").read_text(encoding="utf-8")
+    shown: dict[str, str] = {}
+    for line in page.splitlines():
+        name, _, rest = line.removeprefix("| ").partition(" | ")
+        shown[name] = shown.get(name, "") + rest
+    for path in results_files.RESULTS.rglob("*.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for row in content.get("rows", []) if isinstance(content, dict) else []:
+            name = cases.same_work(row["name"])
+            assert name in shown, f"{row['name']} of {path.name}"
+            peers = [who for who in row["seconds"] if who != "tilewise" and "tilewise" in row["seconds"]]
+            assert [who for who in peers if f"{who} " not in shown[name]] == [], f"{row['name']} of {path.name}"
+
+
+def test_a_ratio_is_against_the_fastest_peer_of_all_files(results, machine):
+    machine(HOME_KIND)
+    seconds = {"tilewise": 1.0, "pytorch": 9.0}
+    write_results(results / "decode.json", [Row("gpt 12x768 int8, a token at position 64", 1, seconds, 9.0)])
+    (case,) = cases.all_cases()
+    assert case.missing_peers == ["llama.cpp"] and cases.counted([case]) == []
+    seconds = {"tilewise": 2.0, "llama.cpp": 2.6}
+    write_results(results / "llama_cpp.json", [Row("gpt 12x768 int8, a token at position 64", 1, seconds, 1.3)])
+    (case,) = cases.counted(cases.all_cases())
+    assert (case.ratio, case.fastest_peer) == (1.3, "llama.cpp")
+    assert "pytorch 9.00×" in tables.cases_page()
+
+
+def test_a_case_that_no_row_takes_is_an_error(results, machine):
+    machine(HOME_KIND)
+    write_results(results / "surprise.json", [ROW])
+    with pytest.raises(LookupError, match="belongs to no line"):
+        cases.all_cases()
+
+
+def test_results_older_than_the_kernels_they_time_are_marked(results, machine, monkeypatch):
+    machine(HOME_KIND)
+    write_results(results / "gemm.json", [ROW])
+    (case,) = cases.all_cases()
+    assert not case.is_stale and "†" not in tables.ratio_cell([case])
+    monkeypatch.setattr(cases, "source_hash", lambda file: "other kernels")
+    (case,) = cases.all_cases()
+    assert case.is_stale and tables.ratio_cell([case]) == "0.90×†"
+
+
+def test_a_results_file_says_commit_load_and_peers(results, machine):
+    machine(HOME_KIND)
+    write_results(results / "gemm.json", [ROW])
+    content = json.loads((results / "gemm.json").read_text())
+    assert content["commit"] and content["load"] >= 0 and content["peers"]["numpy"]
+    assert content["rows"][0]["source"] == cases.source_hash("gemm")
+
+
+def test_empty_cells_say_that_nothing_was_measured():
+    assert tables.ratio_cell([]) == "not measured"
+    for line in tables.results_page().splitlines():
+        if line.startswith("|") and "×" in line:
+            assert "|  |" not in line[1:], line
