@@ -24,6 +24,9 @@ _ROOT = Path(__file__).parents[2]
         ("NVIDIA_H20-3e", "NVIDIA H20-3e"),
         ("AMD_Instinct_MI325_OAM", "AMD Instinct MI325X"),
         ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"),
+        ("NVIDIA_L20Y", "NVIDIA L20Y"),
+        ("AMD_Instinct_MI308X", "AMD Instinct MI308X"),
+        ("Intel(R)_Arc(TM)_Pro_B70_Graphics", "Intel Arc Pro B70"),
     ],
 )
 def test_a_device_is_found_by_the_name_its_driver_reports(reported: str, name: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from tilewise.costmodel.devices import H200, KIB, MIB, SM_90, Architecture, Device, SustainedRates
+from tilewise.costmodel.devices import DATA_SHEET, H200, KIB, MIB, SM_90, Architecture, Device, SustainedRates
 
 __all__ = ["ARCHITECTURES", "DEVICES", "H200", "H200_CAPABILITY", "NEAREST_COLLECTION", "Architecture", "Device",
            "SustainedRates", "find_device", "model_collection", "shared_bytes_of"]  # fmt: skip
@@ -37,6 +37,8 @@ ARCHITECTURES = {architecture.name: architecture for architecture in (
     Architecture("gfx950", 160 * KIB, 160 * KIB, 131_072, 32, 16),
     Architecture("gfx1151", 64 * KIB, 64 * KIB, 98_304, 32, 16),
     Architecture("gfx1201", 64 * KIB, 64 * KIB, 98_304, 32, 16),
+    # Intel, per Xe core: 8 vector engines with 8 threads of 128 registers of 64 bytes. Source: oneAPI GPU guide.
+    Architecture("xe2", 128 * KIB, 128 * KIB, 131_072, 64, 64),
 )}
 # fmt: on
 
@@ -50,6 +52,7 @@ def _device(
     l2_mib: int | None,
     gb_per_second: float,
     teraflops: dict[str, float] | None = None,
+    source: str = DATA_SHEET,
 ) -> Device:
     """Build a record from the units of data sheets; `patterns` are separated by commas."""
     return Device(
@@ -60,6 +63,7 @@ def _device(
         l2_bytes=None if l2_mib is None else l2_mib * MIB,
         memory_bandwidth=gb_per_second * 1e9,
         tensor_flops={dtype: rate * 1e12 for dtype, rate in (teraflops or {}).items()},
+        source=source,
     )
 
 
@@ -97,6 +101,8 @@ DEVICES = (
     _device("NVIDIA GB10", "gb10", "sm_121", sms=48, l2_mib=24, gb_per_second=273),
     _device("NVIDIA L20", "l20", "sm_89", sms=92, l2_mib=96, gb_per_second=864,
             teraflops=_rates(119.5, tf32=59.8, fp8=239, int8=239)),
+    _device("NVIDIA L20Y", "l20y", "sm_90", sms=132, l2_mib=50, gb_per_second=3350, teraflops=_HOPPER,
+            source="no data sheet: tuned files need more shared memory than an L20 has; figures of an H100"),
     _device("NVIDIA L40S", "l40s", "sm_89", sms=142, l2_mib=96, gb_per_second=864,
             teraflops=_rates(362, tf32=183, fp8=733, int8=733)),
     _device("NVIDIA GeForce RTX 4090", "rtx 4090", "sm_89", sms=128, l2_mib=72, gb_per_second=1008,
@@ -106,6 +112,7 @@ DEVICES = (
     _device("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx pro 6000 blackwell server", "sm_120",
             sms=188, l2_mib=128, gb_per_second=1597),
     _device("AMD Instinct MI300X", "mi300x", "gfx942", sms=304, l2_mib=32, gb_per_second=5300, teraflops=_MI300),
+    _device("AMD Instinct MI308X", "mi308x", "gfx942", sms=80, l2_mib=None, gb_per_second=5300),
     _device("AMD Instinct MI325X", "mi325x, mi325", "gfx942", sms=304, l2_mib=32, gb_per_second=6000, teraflops=_MI300),
     _device("AMD Instinct MI350X", "mi350x, mi350", "gfx950", sms=256, l2_mib=32, gb_per_second=8000,
             teraflops=_rates(2307, fp8=4614, int8=4614)),
@@ -114,6 +121,8 @@ DEVICES = (
     _device("AMD Radeon AI PRO R9700", "r9700", "gfx1201", sms=64, l2_mib=8, gb_per_second=640,
             teraflops=_rates(191, fp8=383, int8=383)),
     _device("AMD Radeon 8060S", "8060s", "gfx1151", sms=40, l2_mib=2, gb_per_second=256),
+    _device("Intel Arc Pro B70", "arc pro b70", "xe2", sms=32, l2_mib=None, gb_per_second=608,
+            teraflops=_rates(183.5, int8=367)),
 )
 # fmt: on
 

@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tilewise.costmodel.data.importers.build import gpu_name_in
 from tilewise.costmodel.data.importers.config_index import ConfigIndex
 from tilewise.costmodel.data.importers.record import BadRecordError, flat_values
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
+from tilewise.costmodel.data.importers.vllm import read_rows
 from tilewise.costmodel.data.schema import NODE_COLUMN
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
@@ -330,6 +332,61 @@ def mutate(text, rng):
     return bytes(content)
 
 
+TUNED_NAME = "E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+TUNED_ROW = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4,
+             "num_stages": 3}  # fmt: skip
+
+
+def tuned(*tokens):
+    return json.dumps({"triton_version": "3.5.1"} | {str(m): TUNED_ROW for m in tokens})
+
+
+def tar(path, files):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+def test_a_tuned_row_is_the_winner_among_the_configurations_of_the_search_list(tmp_path):
+    files = {f"fused_moe/{TUNED_NAME}": tuned(1, 64), "LICENSE": "Apache", "fused_moe/notes.json": '{"1": {}}'}
+    report = import_logs("vllm", [tar(tmp_path / "tuned.tar.gz", files)], tmp_path / "out", split="train")
+    assert report.kernels == 2 and report.devices == ["NVIDIA_H200"]
+    assert sum(report.skipped.values()) == 2  # neither the licence nor a file without a shape is a kernel
+    data = load_dataset(tmp_path / "out", cache_dir=tmp_path / "cache", progress=False)
+    for kernel in data.train:
+        assert sorted(set(kernel.runtime)) == [1, 2] and list(kernel.runtime).count(1) == 1
+        columns = dict(zip(data.schema.config_features, kernel.config_feat[kernel.runtime.argmin()], strict=True))
+        assert columns["BLOCK_SIZE_N"] == 64 and columns["stages"] == 3 and columns["warps"] == 4
+    assert "not a time" in json.loads((tmp_path / "out/schema.json").read_text())["runtime"]
+
+
+def test_damaged_tuned_files_are_read_in_part_or_refused_in_a_sentence():
+    rng, rows = random.Random(1), 0
+    for _ in range(400):
+        name = mutate(TUNED_NAME, rng).decode("utf-8", "replace") if rng.random() < 0.3 else TUNED_NAME
+        reasons = []
+        try:
+            rows += len(list(read_rows(Source(name, io.BytesIO(mutate(tuned(1, 2, 64), rng))), reasons.append)))
+        except TilewiseError as error:
+            reasons.append(str(error))
+        assert all("\n" not in reason and len(reason) < 200 for reason in reasons) or len(name) > 100
+    assert rows > 100
+
+
+def test_a_tar_archive_is_bounded(tmp_path, monkeypatch):
+    path = tar(tmp_path / "tuned.tar.gz", {f"{n}/{TUNED_NAME}": tuned(1) for n in range(30)})
+    monkeypatch.setattr("tilewise.costmodel.data.importers.stream.MAX_MEMBERS", 20)
+    with pytest.raises(FileFormatError, match="more than 20 files"):
+        import_logs("vllm", [path], tmp_path / "out")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(FileFormatError, match="damaged or cut short"):
+        import_logs("vllm", [path], tmp_path / "out")
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_damaged_logs_are_read_in_part_or_refused_in_a_sentence(name, tmp_path):
     rng = random.Random(name)
@@ -479,7 +536,7 @@ def test_kernel_tuner_files_of_six_gpus_are_read_whole(tmp_path):
 
 
 def test_the_formats_of_the_command_line_are_these():
-    assert set(FORMATS) == {"kernel-tuner", "autotvm", "metaschedule", "inductor", "triton", "helion"}
+    assert set(FORMATS) == {"kernel-tuner", "autotvm", "metaschedule", "inductor", "triton", "helion", "vllm"}
     assert isinstance(FORMATS["inductor"].description, KernelDescription)
 
 

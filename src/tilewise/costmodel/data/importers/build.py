@@ -374,6 +374,6 @@ def _schema(format_name: str, columns: _Columns, details: Mapping[str, Any], rep
         "devices": dict(details),
         "words": {name: list(words) for name, words in columns.words.items()},
         "verdicts": {"ok": report.configurations, "failed": report.failures},
-        "runtime": "median of the repeats, nanoseconds",
+        "runtime": FORMATS[format_name].runtime_note,
         "normalizer": "the configuration that the log marks as default, else the kernel's median runtime",
     }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewise.costmodel.data.importers import helion, inductor, kernel_tuner, triton_cache, tvm
+from tilewise.costmodel.data.importers import helion, inductor, kernel_tuner, triton_cache, tvm, vllm
 from tilewise.costmodel.data.importers.description import MATRIX_PRODUCT, KernelDescription
 from tilewise.costmodel.data.importers.record import LogRecord
 from tilewise.costmodel.data.importers.stream import Source
@@ -21,6 +21,7 @@ class Format:
     read_records: Callable[[Source, Skip, Path], Iterator[LogRecord]]
     tool: str
     description: KernelDescription | None = None
+    runtime_note: str = "median of the repeats, nanoseconds"  # what the numbers in `runtime` are, for the schema
 
 
 def _ignore_path(
@@ -40,4 +41,9 @@ FORMATS: dict[str, Format] = {
     ),
     "triton": Format(_ignore_path(triton_cache.read_records), "Triton: *.autotune.json of its cache"),
     "helion": Format(helion.read_records, "Helion: HELION_AUTOTUNE_LOG's csv and meta.jsonl"),
+    "vllm": Format(
+        _ignore_path(vllm.read_records),
+        "vLLM and SGLang: tuned configurations (JSON, or an archive)",
+        runtime_note=vllm.RUNTIME_NOTE,
+    ),
 }

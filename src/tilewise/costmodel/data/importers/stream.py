@@ -1,4 +1,4 @@
-"""Reads logs of any length in little memory: plain, gzipped or in a zip archive, by line or by JSON element.
+"""Reads logs of any length in little memory: plain, gzipped or in an archive (zip, tar), by line or by JSON element.
 
 Nothing is unpacked to disk, and at most one line or one element is in memory at a time. The lengths of lines, elements
 and unpacked files are limited.
@@ -11,6 +11,7 @@ import csv
 import gzip
 import json
 import re
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -25,12 +26,22 @@ MAX_FILE_BYTES = 1 << 40
 MAX_UNPACKED_BYTES = 1 << 37
 MAX_LINE_BYTES = 4 << 20
 MAX_ELEMENT_CHARS = 4 << 20
-MAX_MEMBERS = 1000
+MAX_MEMBERS = 5000
+MAX_ARCHIVE_BYTES = 1 << 28  # of a tar archive, unpacked: it is read from its start to its end
 _CHUNK_BYTES = 1 << 18
+_TAR_MAGIC_END = 262  # a tar header has "ustar" before this byte
 # The pattern matches the empty text too, so that a match never is None.
 _WHITESPACE = cast("Callable[[str, int], re.Match[str]]", re.compile(r"[ \t\r\n]*").match)
 _AFTER_VALUE = tuple(" \t\r\n,:]}")
-_DAMAGE_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
+_DAMAGE_ERRORS = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    EOFError,
+    OSError,
+    RuntimeError,
+    NotImplementedError,
+)
 
 
 class Readable(Protocol):
@@ -50,16 +61,23 @@ class Source:
 
 
 def open_sources(path: Path) -> Iterator[Source]:
-    """Yield the logs in the file `path`: the file itself, unpacked if gzipped, or each member of a zip archive."""
+    """Yield the logs in the file `path`: the file itself, unpacked if gzipped, or each member of an archive."""
     try:
         with open_input(path, MAX_FILE_BYTES) as stream:
-            # Recognize gzip and zip by their magic bytes, not by the name of the file.
-            start = stream.read(4)
+            # Recognize gzip, zip and tar by their magic bytes, not by the name of the file.
+            start = stream.read(_TAR_MAGIC_END)
             stream.seek(0)
             if start[:2] == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=stream) as unpacked:
-                    yield Source(path.name, _LimitedStream(unpacked, path))
-            elif start == b"PK\x03\x04":
+                    is_tar = _is_tar(_LimitedStream(unpacked, path).read(_TAR_MAGIC_END))
+                    unpacked.seek(0)
+                    if is_tar:
+                        yield from _tar_members(unpacked, path)
+                    else:
+                        yield Source(path.name, _LimitedStream(unpacked, path))
+            elif _is_tar(start):
+                yield from _tar_members(stream, path)
+            elif start[:4] == b"PK\x03\x04":
                 yield from _members(stream, path)
             else:
                 yield Source(path.name, stream)
@@ -80,11 +98,27 @@ def _members(stream: IO[bytes], path: Path) -> Iterator[Source]:
                 yield Source(f"{path.name}/{info.filename}", _LimitedStream(member, path))
 
 
+def _is_tar(start: bytes) -> bool:
+    return start[_TAR_MAGIC_END - 5 :] == b"ustar"
+
+
+def _tar_members(stream: Readable, path: Path) -> Iterator[Source]:
+    """Yield the files in a tar archive as they are read, without seeking and without writing anything."""
+    limited: Any = _LimitedStream(stream, path, MAX_ARCHIVE_BYTES)
+    with tarfile.open(fileobj=limited, mode="r|") as archive:
+        for number, info in enumerate(archive, start=1):
+            if number > MAX_MEMBERS:
+                raise FileFormatError(f"{path} contains more than {MAX_MEMBERS} files; at most that many are read.")
+            member = archive.extractfile(info) if info.isfile() else None
+            if member is not None:
+                yield Source(f"{path.name}/{info.name}", _LimitedStream(member, path))
+
+
 class _LimitedStream:
     """Stream that raises `FileFormatError` if the compressed data is damaged, or unpacks to more than any log needs."""
 
-    def __init__(self, stream: Readable, path: Path) -> None:
-        self._stream, self._path, self._remaining = stream, path, MAX_UNPACKED_BYTES
+    def __init__(self, stream: Readable, path: Path, limit: int = MAX_UNPACKED_BYTES) -> None:
+        self._stream, self._path, self._limit, self._remaining = stream, path, limit, limit
 
     def read(self, size: int = -1) -> bytes:
         return self._unpack(self._stream.read, size)
@@ -100,7 +134,7 @@ class _LimitedStream:
             raise FileFormatError(f"{self._path} is damaged or cut short ({type(error).__name__}).") from error
         self._remaining -= len(chunk)
         if self._remaining < 0:
-            raise FileFormatError(f"{self._path} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB.")
+            raise FileFormatError(f"{self._path} unpacks to more than {self._limit >> 20} MiB.")
         return chunk
 
 
