@@ -31,36 +31,29 @@ T* pointer(PyArrayObject* array) {
 class PyDecoder {
  public:
   // A dense layer is a tuple of its weight (outputs, inputs) or None, its Int4Weights, SparseWeights or None, its bias
-  // or None; of two weights the second is used. A block is [norm1.w, norm1.b, [q, k, v together or three], out,
-  // norm2.w, norm2.b, [up] or [gate, up], down], with None for the biases of RMS norms; `last` is [norm.w, norm.b,
-  // head]. `frequencies` (rotary positions) are as many as pairs of a head are turned, or None.
-  PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last, int heads,
-            int kv_heads, int head_width, int positions, float eps, bool tanh_gelu, nb::object frequencies,
-            bool side_by_side, bool int8) {
+  // or None; of two weights the second is used. A norm is None or a tuple of its weight and its bias, which is None in
+  // RMS norms. A block is [norm1, [q, k, v together or three], query norm, key norm, out, post1, norm2, [up] or [gate,
+  // up], down, post2, window]; `last` is [norm, head]. The settings are the fields of Decoder that are numbers, and the
+  // rotary frequencies (as many as pairs of a head are turned) or None.
+  PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last,
+            nb::object settings, bool int8) {
     PyArrayObject* tokens = matrix(token_embedding, "token embedding");
     decoder_.vocabulary = PyArray_DIM(tokens, 0);
     decoder_.width = PyArray_DIM(tokens, 1);
-    decoder_.heads = heads;
-    decoder_.kv_heads = kv_heads;
-    decoder_.head_width = head_width;
-    decoder_.positions = positions;
-    decoder_.eps = eps;
-    decoder_.activation = tanh_gelu ? Activation::gelu_tanh : Activation::gelu;
-    if (heads < 1 || kv_heads < 1 || head_width < 1 || heads % kv_heads != 0) refuse("the heads cannot be shared");
     decoder_.token_embedding = keep<float>(token_embedding);
+    fill_settings(nb::cast<nb::dict>(settings));
     if (!position_embedding.is_none()) {
       PyArrayObject* places = matrix(position_embedding, "position embedding");
       if (PyArray_DIM(places, 1) != decoder_.width) refuse("the two embeddings have different widths");
-      if (PyArray_DIM(places, 0) < positions) refuse("there are fewer position embeddings than positions");
+      if (PyArray_DIM(places, 0) < decoder_.positions) refuse("there are fewer position embeddings than positions");
       decoder_.position_embedding = keep<float>(position_embedding);
     }
-    if (!frequencies.is_none()) fill_frequencies(frequencies, side_by_side);
     decoder_.blocks.resize(nb::len(layers));
     for (std::size_t i = 0; i < decoder_.blocks.size(); ++i)
       fill_block(decoder_.blocks[i], nb::cast<nb::list>(layers[i]));
-    if (nb::len(last) != 3) refuse("the last layers are a norm's weight and bias and the head");
-    decoder_.norm = norm(last[0], last[1]);
-    fill_dense(decoder_.head, last[2], 0, decoder_.width);
+    if (nb::len(last) != 2) refuse("the last layers are a norm and the head");
+    decoder_.norm = norm(last[0], decoder_.width);
+    fill_dense(decoder_.head, last[1], 0, decoder_.width);
     logits_ = decoder_.head.outputs;
     if (int8) check_float_weights();
     decoder_.gather_int4();
@@ -136,9 +129,35 @@ class PyDecoder {
     return keep<float>(object);
   }
 
-  NormLayer norm(nb::handle weight, nb::handle bias) {
-    return {vector(weight, decoder_.width, "norm weight"),
-            bias.is_none() ? nullptr : vector(bias, decoder_.width, "norm bias")};
+  NormLayer norm(nb::handle given, int64_t width, bool optional = false) {
+    if (optional && given.is_none()) return {};
+    const auto parts = nb::cast<nb::tuple>(given);
+    if (nb::len(parts) != 2) refuse("a norm is a weight and a bias");
+    return {vector(parts[0], width, "norm weight"),
+            parts[1].is_none() ? nullptr : vector(parts[1], width, "norm bias")};
+  }
+
+  void fill_settings(const nb::dict& settings) {
+    Decoder& d = decoder_;
+    d.heads = nb::cast<int>(settings["heads"]);
+    d.kv_heads = nb::cast<int>(settings["kv_heads"]);
+    d.head_width = nb::cast<int>(settings["head_width"]);
+    d.positions = nb::cast<int64_t>(settings["positions"]);
+    d.eps = nb::cast<float>(settings["eps"]);
+    const auto activation = nb::cast<std::string>(settings["activation"]);
+    d.activation = activation == "gelu" ? Activation::gelu : Activation::gelu_tanh;
+    d.silu_gate = activation == "silu";
+    d.score_rule = {nb::cast<float>(settings["attention_scale"]), nb::cast<float>(settings["attention_cap"])};
+    d.embedding_scale = nb::cast<float>(settings["embedding_scale"]);
+    d.logit_cap = nb::cast<float>(settings["logit_cap"]);
+    if (d.heads < 1 || d.kv_heads < 1 || d.head_width < 1 || d.heads % d.kv_heads != 0)
+      refuse("the heads cannot be shared");
+    d.frequencies = frequencies(settings["frequencies"]);
+    d.window_frequencies = frequencies(settings["window_frequencies"]);
+    d.long_frequencies = frequencies(settings["long_frequencies"]);
+    d.long_context = nb::cast<int64_t>(settings["long_context"]);
+    d.rotary_magnitude = nb::cast<float>(settings["rotary_magnitude"]);
+    d.side_by_side = nb::cast<bool>(settings["side_by_side"]);
   }
 
   void check_float_weights() const {
@@ -147,12 +166,12 @@ class PyDecoder {
     }
   }
 
-  void fill_frequencies(nb::handle frequencies, bool side_by_side) {
-    PyArrayObject* array = array_of(frequencies, NPY_FLOAT32, "frequencies");
+  std::vector<float> frequencies(nb::handle given) const {
+    if (given.is_none()) return {};
+    PyArrayObject* array = array_of(given, NPY_FLOAT32, "frequencies");
     if (PyArray_NDIM(array) != 1 || 2 * PyArray_DIM(array, 0) > decoder_.head_width)
       refuse("frequencies are one per pair of a head");
-    decoder_.frequencies.assign(pointer<float>(array), pointer<float>(array) + PyArray_DIM(array, 0));
-    decoder_.side_by_side = side_by_side;
+    return {pointer<float>(array), pointer<float>(array) + PyArray_DIM(array, 0)};
   }
 
   // outputs = 0: whatever the weight has
@@ -193,21 +212,28 @@ class PyDecoder {
   }
 
   void fill_block(DecoderBlock& block, const nb::list& parts) {
-    if (nb::len(parts) != 8) refuse("a block has eight parts");
-    const int64_t width = decoder_.width, mixed = decoder_.heads * decoder_.head_width;
-    block.norm1 = norm(parts[0], parts[1]);
-    fill_several(block.qkv, parts[2]);
+    if (nb::len(parts) != 11) refuse("a block has eleven parts");
+    const int64_t width = decoder_.width, head_width = decoder_.head_width, mixed = decoder_.heads * head_width;
+    block.norm1 = norm(parts[0], width);
+    fill_several(block.qkv, parts[1]);
     int64_t projected = 0;
     for (const DenseLayer& layer : block.qkv) projected += layer.outputs;
-    if (projected != mixed + 2 * decoder_.kv_heads * decoder_.head_width)
+    if (projected != mixed + 2 * decoder_.kv_heads * head_width)
       refuse("queries, keys and values have the wrong width");
-    fill_dense(block.out, parts[3], width, mixed);
-    block.norm2 = norm(parts[4], parts[5]);
-    fill_several(block.up, parts[6]);
+    block.query_norm = norm(parts[2], head_width, true);
+    block.key_norm = norm(parts[3], head_width, true);
+    if ((block.query_norm.weight == nullptr) != (block.key_norm.weight == nullptr))
+      refuse("queries and keys are normalized together or not at all");
+    fill_dense(block.out, parts[4], width, mixed);
+    block.post1 = norm(parts[5], width, true);
+    block.norm2 = norm(parts[6], width);
+    fill_several(block.up, parts[7]);
     if (block.up.empty() || block.up.size() > 2 || block.up.front().outputs != block.up.back().outputs) {
       refuse("a block is widened by one layer, or by a gate and a layer of the same width");
     }
-    fill_dense(block.down, parts[7], width, block.up[0].outputs);
+    fill_dense(block.down, parts[8], width, block.up[0].outputs);
+    block.post2 = norm(parts[9], width, true);
+    block.window = nb::cast<int64_t>(parts[10]);
     const DecoderBlock& first = decoder_.blocks[0];
     if (block.up.size() != first.up.size() || block.up[0].outputs != first.up[0].outputs)
       refuse("the blocks have different widths");
@@ -268,11 +294,9 @@ class PyDecoder {
 
 void bind_decoder(nb::module_& m) {
   nb::class_<PyDecoder>(m, "Decoder")
-      .def(nb::init<nb::object, nb::object, nb::list, nb::list, int, int, int, int, float, bool, nb::object, bool,
-                    bool>(),
-           nb::arg("token_embedding"), nb::arg("position_embedding").none(), nb::arg("layers"), nb::arg("last"),
-           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_width"), nb::arg("positions"), nb::arg("eps"),
-           nb::arg("tanh_gelu"), nb::arg("frequencies").none(), nb::arg("side_by_side"), nb::arg("int8"))
+      .def(nb::init<nb::object, nb::object, nb::list, nb::list, nb::object, bool>(), nb::arg("token_embedding"),
+           nb::arg("position_embedding").none(), nb::arg("layers"), nb::arg("last"), nb::arg("settings"),
+           nb::arg("int8"))
       .def("run", &PyDecoder::run, nb::arg("rows"), nb::arg("keys"), nb::arg("values"), nb::arg("key_scales").none(),
            nb::arg("value_scales").none(), nb::arg("wanted"))
       .def("products", &PyDecoder::products)

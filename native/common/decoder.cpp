@@ -39,6 +39,25 @@ std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
   return starts;
 }
 
+// Cosines and sines of the angles by which the rows of a call are turned, (rows, pairs).
+struct RotaryTable {
+  void fill(const std::vector<float>& frequencies, float magnitude, const Row* rows, int64_t count) {
+    pairs = static_cast<int64_t>(frequencies.size());
+    float* cosine = cosines.grow(count * pairs);
+    float* sine = sines.grow(count * pairs);
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t i = 0; i < pairs; ++i) {
+        const double angle = static_cast<double>(rows[r].position) * frequencies[i];
+        *cosine++ = static_cast<float>(std::cos(angle)) * magnitude;
+        *sine++ = static_cast<float>(std::sin(angle)) * magnitude;
+      }
+    }
+  }
+
+  int64_t pairs = 0;
+  Buffer<float> cosines, sines;
+};
+
 struct Workspace {
   Workspace(const Decoder& d, const Row* given, int64_t rows, int64_t longest, int threads)
       : x(rows * d.width),
@@ -49,12 +68,11 @@ struct Workspace {
         gated(rows * (d.blocks.empty() || d.blocks[0].up.size() == 1 ? 0 : hidden_width(d))),
         moments(2 * rows),
         scores(kAttendRows * (longest + kAttendRows) * threads),
-        cosines(rows * d.frequencies.size()),
-        sines(rows * d.frequencies.size()),
         runs(runs_of(given, rows)) {}
 
-  Buffer<float> x, h, qkv, mixed, hidden, gated, moments, scores, cosines, sines;
-  std::vector<int64_t> runs;  // of rows whose attention is computed together
+  Buffer<float> x, h, qkv, mixed, hidden, gated, moments, scores;
+  RotaryTable angles, window_angles;  // of blocks without and with a window
+  std::vector<int64_t> runs;          // of rows whose attention is computed together
   IntegerRows integers;
 };
 
@@ -64,25 +82,26 @@ void normalize(const Decoder& d, const NormLayer& norm, const float* x, int64_t 
                                    w.moments.data() + rows, rows, d.width);
 }
 
-void turn_angles(const Decoder& d, const Row* rows, int64_t count, Workspace& w) {
-  const std::size_t pairs = d.frequencies.size();
-  for (int64_t r = 0; r < count; ++r) {
-    for (std::size_t i = 0; i < pairs; ++i) {
-      const double angle = static_cast<double>(rows[r].position) * d.frequencies[i];
-      w.cosines[r * pairs + i] = static_cast<float>(std::cos(angle));
-      w.sines[r * pairs + i] = static_cast<float>(std::sin(angle));
-    }
-  }
+void fill_angles(const Decoder& d, const Row* rows, int64_t count, int64_t capacity, Workspace& w) {
+  const bool is_long = d.long_context > 0 && capacity > d.long_context;
+  w.angles.fill(is_long ? d.long_frequencies : d.frequencies, d.rotary_magnitude, rows, count);
+  w.window_angles.fill(d.window_frequencies, d.rotary_magnitude, rows, count);
 }
 
-// Queries and keys of all rows, by their positions.
-void rotate_rows(const Decoder& d, int64_t count, Workspace& w) {
-  const int64_t pairs = static_cast<int64_t>(d.frequencies.size());
-  if (pairs == 0) return;
+// Queries and keys of all rows: normalized head by head if the block does that, then turned by their positions.
+void place_heads(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w) {
+  const LlamaKernels& kernels = active_llama();
+  const RotaryTable& angles = b.window > 0 ? w.window_angles : w.angles;
   for (int64_t r = 0; r < count; ++r) {
-    for (int64_t h = 0; h < d.heads + d.kv_heads; ++h) {
-      active_llama().rotate(w.qkv.data() + r * qkv_width(d) + h * d.head_width, w.cosines.data() + r * pairs,
-                            w.sines.data() + r * pairs, pairs, d.side_by_side);
+    float* queries = w.qkv.data() + r * qkv_width(d);
+    float* keys = queries + d.heads * d.head_width;
+    if (b.query_norm.weight != nullptr) {
+      kernels.rms_norm(queries, b.query_norm.weight, d.eps, queries, d.heads, d.head_width);
+      kernels.rms_norm(keys, b.key_norm.weight, d.eps, keys, d.kv_heads, d.head_width);
+    }
+    for (int64_t h = 0; angles.pairs > 0 && h < d.heads + d.kv_heads; ++h) {
+      kernels.rotate(queries + h * d.head_width, angles.cosines.data() + r * angles.pairs,
+                     angles.sines.data() + r * angles.pairs, angles.pairs, d.side_by_side);
     }
   }
 }
@@ -104,33 +123,48 @@ HeadCache head_cache(const DecoderCache& cache, int64_t layer, int64_t sequence,
           scaled ? cache.value_scales + first : nullptr};
 }
 
+// Rows from `first` on of a head's keys or values.
+CachedRows rows_from(const char* data, const float* scales, int64_t first, int64_t row_bytes) {
+  return {data + first * row_bytes, scales == nullptr ? nullptr : scales + first};
+}
+
 // Asks for the first bytes of a block, as many as the nearest cache has room for beside what is in use.
 void fetch(const char* block, int64_t bytes) {
   constexpr int64_t kMost = 16 << 10;
   for (int64_t at = 0; at < std::min(bytes, kMost); at += 64) __builtin_prefetch(block + at);
 }
 
+// One row and one head: over all earlier positions, or those in the block's window.
+void attend_row(const Decoder& d, const Row& row, const DecoderCache& cache, const HeadCache& at, int64_t window,
+                const float* query, float* scores, float* out) {
+  const int64_t row_bytes = d.head_width * element_size(cache.kind), length = row.position + 1;
+  const int64_t first = window > 0 ? std::max<int64_t>(0, length - window) : 0;
+  active_cached().attend(cache.kind, query, rows_from(at.keys, at.key_scales, first, row_bytes),
+                         rows_from(at.values, at.value_scales, first, row_bytes), length - first, d.head_width,
+                         d.score_rule, scores, out);
+}
+
 // Head by head, so that a head's keys and values stay near while the rows go by.
 void attend_prompt(const Decoder& d, const Row* rows, const DecoderCache& cache, int64_t layer, int tasks,
                    int64_t longest, Workspace& w) {
   const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads, row_width = qkv_width(d);
-  const int64_t out_row = d.heads * head_width;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_width));
-  const auto& kernels = active_cached();
+  const int64_t out_row = d.heads * head_width, window = d.blocks[layer].window;
   const std::vector<int64_t>& starts = w.runs;
   const int64_t runs = static_cast<int64_t>(starts.size()) - 1;
   parallel_for(tasks, [&](int task) {
     for (int64_t p = task; p < runs * d.heads; p += tasks) {
-      const int64_t h = p / runs, r = starts[p % runs], length = rows[r].position + 1;
-      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h / shared, d.kv_heads, head_width);
-      const float* q = w.qkv.data() + r * row_width + h * head_width;
+      const int64_t h = p / runs, first = starts[p % runs], end = starts[p % runs + 1];
+      const HeadCache at = head_cache(cache, layer, rows[first].sequence, h / shared, d.kv_heads, head_width);
+      const float* q = w.qkv.data() + first * row_width + h * head_width;
       float* scores = w.scores.data() + task * kAttendRows * (longest + kAttendRows);
-      float* out = w.mixed.data() + r * out_row + h * head_width;
-      const CachedRows keys = {at.keys, at.key_scales}, values = {at.values, at.value_scales};
-      if (starts[p % runs + 1] - r == kAttendRows) {
-        kernels.attend_rows(cache.kind, q, row_width, keys, values, length, head_width, scale, scores, out, out_row);
-      } else {
-        kernels.attend(cache.kind, q, keys, values, length, head_width, scale, scores, out);
+      float* out = w.mixed.data() + first * out_row + h * head_width;
+      if (end - first == kAttendRows && (window == 0 || rows[end - 1].position < window)) {
+        active_cached().attend_rows(cache.kind, q, row_width, {at.keys, at.key_scales}, {at.values, at.value_scales},
+                                    rows[first].position + 1, head_width, d.score_rule, scores, out, out_row);
+        continue;
+      }
+      for (int64_t r = first; r < end; ++r, q += row_width, out += out_row) {
+        attend_row(d, rows[r], cache, at, window, q, scores, out);
       }
     }
   });
@@ -140,7 +174,6 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
                  int64_t longest, Workspace& w) {
   const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads;  // heads that look at the same keys
   const int64_t row_width = qkv_width(d), keys_at = d.heads * head_width, values_at = keys_at + d.kv_heads * head_width;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_width));
   const auto& kernels = active_cached();
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t h = 0; h < d.kv_heads; ++h) {
@@ -160,9 +193,8 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
         fetch(next.keys, (rows[r].position + 1) * head_width * element_size(cache.kind));
       }
       const HeadCache at = head_cache(cache, layer, rows[r].sequence, h / shared, d.kv_heads, head_width);
-      kernels.attend(cache.kind, w.qkv.data() + r * row_width + h * head_width, {at.keys, at.key_scales},
-                     {at.values, at.value_scales}, rows[r].position + 1, head_width, scale,
-                     w.scores.data() + task * longest, w.mixed.data() + r * d.heads * head_width + h * head_width);
+      attend_row(d, rows[r], cache, at, d.blocks[layer].window, w.qkv.data() + r * row_width + h * head_width,
+                 w.scores.data() + task * longest, w.mixed.data() + r * d.heads * head_width + h * head_width);
     }
   });
 }
@@ -171,6 +203,9 @@ void embed(const Decoder& d, const Row* rows, int64_t count, Workspace& w) {
   for (int64_t r = 0; r < count; ++r) {
     float* x = w.x.data() + r * d.width;
     std::memcpy(x, d.token_embedding + rows[r].token * d.width, d.width * sizeof(float));
+    if (d.embedding_scale != 1.0f) {
+      for (int64_t i = 0; i < d.width; ++i) x[i] *= d.embedding_scale;
+    }
     if (d.position_embedding == nullptr) continue;
     const float* position = d.position_embedding + rows[r].position * d.width;
     for (int64_t i = 0; i < d.width; ++i) x[i] += position[i];
@@ -185,7 +220,22 @@ bool widen(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w,
   if (!b.up[0].apply(w.h.data(), count, w.hidden.data(), width, nullptr, activation, w.integers, reading)) return false;
   if (!gated) return true;
   if (!b.up[1].apply(w.h.data(), count, w.gated.data(), width, nullptr, activation, w.integers, reading)) return false;
-  active_llama().silu_product(w.hidden.data(), w.gated.data(), count * width);
+  const auto product = d.silu_gate ? active_llama().silu_product : active_llama().gelu_product;
+  product(w.hidden.data(), w.gated.data(), count * width);
+  return true;
+}
+
+// x <- x + the layer's result: added by the layer itself, or after the result is normalized.
+bool add_result(const Decoder& d, const DenseLayer& layer, const NormLayer& post, const float* from, int64_t count,
+                Workspace& w, Reading reading) {
+  const float* residual = post.weight == nullptr ? w.x.data() : nullptr;
+  if (!layer.apply(from, count, w.h.data(), d.width, residual, Activation::none, w.integers, reading)) return false;
+  if (residual != nullptr) {
+    std::swap(w.x, w.h);
+    return true;
+  }
+  active_llama().rms_norm(w.h.data(), post.weight, d.eps, w.h.data(), count, d.width);
+  for (int64_t i = 0; i < count * d.width; ++i) w.x[i] += w.h[i];
   return true;
 }
 
@@ -396,7 +446,7 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
   const int tasks = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(num_threads(), work / kWorthAThread)));
   Workspace w(*this, rows, count, longest, tasks);
   embed(*this, rows, count, w);
-  turn_angles(*this, rows, count, w);
+  fill_angles(*this, rows, count, cache.capacity, w);
   const Reading reading = this->reading();
   bool ok = true;
   for (std::size_t layer = 0; layer < blocks.size() && ok; ++layer) {
@@ -408,21 +458,19 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
                             w.integers, reading);
       at += part.outputs;
     }
-    rotate_rows(*this, count, w);
+    place_heads(*this, b, count, w);
     attend_rows(*this, rows, count, cache, static_cast<int64_t>(layer), tasks, longest, w);
-    ok = ok && b.out.apply(w.mixed.data(), count, w.h.data(), width, w.x.data(), Activation::none, w.integers, reading);
-    std::swap(w.x, w.h);
+    ok = ok && add_result(*this, b.out, b.post1, w.mixed.data(), count, w, reading);
     normalize(*this, b.norm2, w.x.data(), count, w);
     ok = ok && widen(*this, b, count, w, reading);
-    ok = ok &&
-         b.down.apply(w.hidden.data(), count, w.h.data(), width, w.x.data(), Activation::none, w.integers, reading);
-    std::swap(w.x, w.h);
+    ok = ok && add_result(*this, b.down, b.post2, w.hidden.data(), count, w, reading);
   }
   const float* x = w.x.data();
   for (int64_t i = 0; i < wanted_count; ++i) std::memcpy(w.mixed.data() + i * width, x + wanted[i] * width, width * 4);
   normalize(*this, norm, w.mixed.data(), wanted_count, w);
-  return ok &&
-         head.apply(w.h.data(), wanted_count, logits, head.outputs, nullptr, Activation::none, w.integers, reading);
+  ok = ok && head.apply(w.h.data(), wanted_count, logits, head.outputs, nullptr, Activation::none, w.integers, reading);
+  if (logit_cap > 0.0f) active_llama().soft_cap(logits, logit_cap, wanted_count * head.outputs);
+  return ok;
 }
 
 }  // namespace tw

@@ -1,4 +1,4 @@
-// A whole GPT or LLaMA, from token ids to logits, over a cache of keys and values.
+// A whole decoder-only transformer, from token ids to logits, over a cache of keys and values.
 //
 // The batch is a flat list of rows: a row is one token of one sequence at one position. Several rows of one sequence
 // are a prompt, one row per sequence is a step of generation, and sequences of different lengths lie side by side
@@ -57,13 +57,16 @@ struct DenseLayer {
 };
 
 struct NormLayer {
-  const float* weight = nullptr;
-  const float* bias = nullptr;  // null in an RMS norm
+  const float* weight = nullptr;  // null: there is no norm
+  const float* bias = nullptr;    // null in an RMS norm
 };
 
 struct DecoderBlock {
   NormLayer norm1, norm2;
-  std::vector<DenseLayer> qkv;  // one layer, or three whose results lie side by side
+  NormLayer post1, post2;          // of the attention's and the feed-forward's outputs, before they are added; optional
+  NormLayer query_norm, key_norm;  // RMS norms of each head, optional
+  int64_t window = 0;              // positions that a row attends to, itself included; 0 for all
+  std::vector<DenseLayer> qkv;     // one layer, or three whose results lie side by side
   DenseLayer out;
   std::vector<DenseLayer> up;  // one layer, or a gate and what it lets through
   DenseLayer down;
@@ -86,10 +89,18 @@ struct Decoder {
   int64_t width = 0, vocabulary = 0, positions = 0;
   int64_t heads = 0, kv_heads = 0, head_width = 0;  // heads is a multiple of kv_heads, which neighbours share
   float eps = 1e-5f;
-  Activation activation = Activation::gelu;  // of an up layer without a gate; a gate has SiLU
+  Activation activation = Activation::gelu;  // of an up layer without a gate
+  bool silu_gate = true;                     // the gate's activation: SiLU, or GELU with tanh
+  ScoreRule score_rule = 1.0f;
+  float embedding_scale = 1.0f;
+  float logit_cap = 0.0f;  // 0: none
   const float* token_embedding = nullptr;
   const float* position_embedding = nullptr;  // null where positions are rotary
   std::vector<float> frequencies;             // of rotary positions: one per pair of a head's numbers that is turned
+  std::vector<float> window_frequencies;      // those of blocks with a window
+  std::vector<float> long_frequencies;        // those that replace `frequencies` in caches of more than long_context
+  int64_t long_context = 0;                   // positions; 0: there are no long frequencies
+  float rotary_magnitude = 1.0f;              // factor of the rotated numbers
   bool side_by_side = false;                  // the pairs are neighbours, not halves
   std::vector<DecoderBlock> blocks;
   NormLayer norm;

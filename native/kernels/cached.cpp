@@ -5,6 +5,7 @@
 #include "kernels/half.h"
 #include "kernels/math.h"
 #include "kernels/rounding.h"
+#include "kernels/row_loops.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -134,22 +135,23 @@ void mix_values(const float* weights, CachedRows values, int64_t length, int64_t
 }
 
 template <CacheKind K>
-void attend_kind(const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width, float scale,
+void attend_kind(const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width, ScoreRule rule,
                  float* scores, float* out) {
-  score_keys<K>(q, keys, values, length, width, scale, scores);
+  score_keys<K>(q, keys, values, length, width, rule.scale, scores);
+  if (rule.cap > 0.0f) soft_cap(scores, rule.cap, length);
   const float norm = exponentials(scores, length);
   mix_values<K>(scores, values, length, width, norm, out);
 }
 
 void attend(CacheKind kind, const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width,
-            float scale, float* scores, float* out) {
+            ScoreRule rule, float* scores, float* out) {
   switch (kind) {
     case CacheKind::float32:
-      return attend_kind<CacheKind::float32>(q, keys, values, length, width, scale, scores, out);
+      return attend_kind<CacheKind::float32>(q, keys, values, length, width, rule, scores, out);
     case CacheKind::float16:
-      return attend_kind<CacheKind::float16>(q, keys, values, length, width, scale, scores, out);
+      return attend_kind<CacheKind::float16>(q, keys, values, length, width, rule, scores, out);
     case CacheKind::int8:
-      return attend_kind<CacheKind::int8>(q, keys, values, length, width, scale, scores, out);
+      return attend_kind<CacheKind::int8>(q, keys, values, length, width, rule, scores, out);
   }
 }
 
@@ -218,11 +220,14 @@ void mix_rows_columns(const float* weights, int64_t weights_row, CachedRows valu
 
 template <CacheKind K>
 void attend_rows_kind(const float* q, int64_t q_row, CachedRows keys, CachedRows values, int64_t length, int64_t width,
-                      float scale, float* scores, float* out, int64_t out_row) {
+                      ScoreRule rule, float* scores, float* out, int64_t out_row) {
   const int64_t scores_row = length + kAttendRows;
-  score_rows<K>(q, q_row, keys, length + kAttendRows - 1, width, scale, scores, scores_row);
+  score_rows<K>(q, q_row, keys, length + kAttendRows - 1, width, rule.scale, scores, scores_row);
   float norms[kAttendRows];
-  for (int r = 0; r < kAttendRows; ++r) norms[r] = exponentials(scores + r * scores_row, length + r);
+  for (int r = 0; r < kAttendRows; ++r) {
+    if (rule.cap > 0.0f) soft_cap(scores + r * scores_row, rule.cap, length + r);
+    norms[r] = exponentials(scores + r * scores_row, length + r);
+  }
   int64_t d = 0;
   for (; d + 2 * kLanes <= width; d += 2 * kLanes) {
     mix_rows_columns<K, 2>(scores, scores_row, values, length, width, d, kLanes, norms, out, out_row);
@@ -233,11 +238,11 @@ void attend_rows_kind(const float* q, int64_t q_row, CachedRows keys, CachedRows
 }
 
 void attend_rows(CacheKind kind, const float* q, int64_t q_row, CachedRows keys, CachedRows values, int64_t length,
-                 int64_t width, float scale, float* scores, float* out, int64_t out_row) {
+                 int64_t width, ScoreRule rule, float* scores, float* out, int64_t out_row) {
   const auto run = kind == CacheKind::float32   ? attend_rows_kind<CacheKind::float32>
                    : kind == CacheKind::float16 ? attend_rows_kind<CacheKind::float16>
                                                 : attend_rows_kind<CacheKind::int8>;
-  run(q, q_row, keys, values, length, width, scale, scores, out, out_row);
+  run(q, q_row, keys, values, length, width, rule, scores, out, out_row);
 }
 
 // max|x|; a NaN is passed over here and caught by nobody: it becomes 0 in the integers, as any quantizer would have it

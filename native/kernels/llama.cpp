@@ -25,6 +25,11 @@ void silu_product(float* gate, const float* up, int64_t n) {
   });
 }
 
+void gelu_product(float* gate, const float* up, int64_t n) {
+  each_vector(n,
+              [&](int64_t i, auto lanes) { lanes.put(gate + i, vgelu_tanh(lanes.get(gate + i)) * lanes.get(up + i)); });
+}
+
 void rotate(float* head, const float* cosines, const float* sines, int64_t pairs, bool side_by_side) {
   const int64_t step = side_by_side ? 1 : pairs, next = side_by_side ? 2 : 1;
   for (int64_t i = 0; i < pairs; ++i) {
@@ -36,7 +41,7 @@ void rotate(float* head, const float* cosines, const float* sines, int64_t pairs
 
 }  // namespace
 
-const LlamaKernels llama = {rms_norm, silu_product, rotate};
+const LlamaKernels llama = {rms_norm, silu_product, gelu_product, soft_cap, rotate};
 
 }  // namespace TW_ISA
 }  // namespace tw

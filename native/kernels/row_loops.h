@@ -34,6 +34,13 @@ TW_INLINE void each_vector(int64_t n, const Body& body) {
   if (i < n) body(i, Partial{static_cast<int>(n - i)});
 }
 
+// x <- cap * tanh(x / cap): values far below the cap hardly change, none gets beyond it.
+inline void soft_cap(float* x, float cap, int64_t n) {
+  each_vector(n, [&](int64_t i, auto lanes) {
+    lanes.put(x + i, cap - 2.0f * cap / (1.0f + vexp(lanes.get(x + i) * (2.0f / cap))));
+  });
+}
+
 // The same for long arrays that are read and written once: a partial vector first, so that the others do not straddle
 // cache lines. NumPy places large arrays 16 bytes past a page, all alike, so that one array's alignment is the others'.
 template <class Body>

@@ -470,14 +470,7 @@ class Decoder:
         position_embedding: object | None,
         layers: list[Any],
         last: list[Any],
-        heads: int,
-        kv_heads: int,
-        head_width: int,
-        positions: int,
-        eps: float,
-        tanh_gelu: bool,
-        frequencies: object | None,
-        side_by_side: bool,
+        settings: object,
         int8: bool,
     ) -> None: ...
     def run(

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 
 from tilewise.nn import GPT, Llama, LlamaConfig
+from tilewise.nn.llama import rotary_frequencies
 
 KINDS = {name: gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")}
 _GPT2_NORMS = {"norm1": "attn_norm", "norm2": "ffn_norm"}
@@ -23,7 +24,45 @@ _LLAMA_LAYERS = {
     "mlp.down_proj": "ffn_down",
     "norm1": "attn_norm",
     "norm2": "ffn_norm",
+    "post_norm1": "post_attention_norm",
+    "post_norm2": "post_ffw_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
+_GEMMA: dict[str, Any] = {"post_norms": True, "activation": "gelu_tanh", "embedding_scale": 8.0, "head_dim": 32}
+# Descriptions of small models of every architecture, as `small_llama` takes them (width 64).
+DESCRIPTIONS: dict[str, dict[str, Any]] = {
+    "llama": {"interleaved_rope": True},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True, "head_dim": 32},
+    "gemma2": _GEMMA | {"windows": (8, 0), "attention_cap": 5.0, "logit_cap": 3.0, "head_dim": 0},
+    "gemma3": _GEMMA | {"qk_norm": True, "layers": 7, "windows": (8,) * 5 + (0, 8), "kv_heads": 1},
+    "phi3": {
+        "frequencies": rotary_frequencies(6) / np.arange(1, 7, dtype=np.float32),
+        "long_frequencies": rotary_frequencies(6) / np.arange(2, 8, dtype=np.float32),
+        "long_context": 48,
+        "rotary_magnitude": 1.25,
+    },
+    "gpt2": {
+        "norm": "layer",
+        "gated": False,
+        "activation": "gelu_tanh",
+        "learned_positions": True,
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+        "kv_heads": 4,
+    },
+}
+
+
+def small_decoder(architecture: str, seed: int = 0, **more: Any) -> Llama:
+    """A small model of an architecture, with norms and biases that are not the initial ones."""
+    options = {"interleaved_rope": False} | DESCRIPTIONS[architecture] | more
+    if architecture == "gemma3":
+        options["window_frequencies"] = rotary_frequencies(16, 10000.0)
+        options["frequencies"] = rotary_frequencies(16, 1e6) / 8
+    return small_llama(seed, **options)
 
 
 def small_llama(seed: int = 0, vocab: int = 64, width: int = 64, **more: Any) -> Llama:
@@ -38,7 +77,7 @@ def small_llama(seed: int = 0, vocab: int = 64, width: int = 64, **more: Any) ->
     model = Llama(LlamaConfig(width=width, vocab=vocab, **(sizes | more)), rng=seed)
     rng = np.random.default_rng(seed)
     for name, tensor in model.named_tensors():
-        if "norm" in name:
+        if "norm" in name or name.endswith("bias"):
             tensor.data[...] = rng.uniform(0.5, 1.5, tensor.shape)
     return model
 
@@ -47,25 +86,66 @@ def small_gpt(seed: int = 0, vocab: int = 64, width: int = 64) -> GPT:
     return GPT(2, width, 4, vocab=vocab, context=96, rng=seed, approximate="tanh")
 
 
-def write_llama(model: Llama, path: Path, kind: str = "F32", **tokenizer: Any) -> None:
+def write_llama(model: Llama, path: Path, kind: str = "F32", architecture: str = "llama", **tokenizer: Any) -> None:
     c = model.config
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(c.context)
     writer.add_embedding_length(c.width)
     writer.add_block_count(c.layers)
     writer.add_feed_forward_length(c.hidden)
     writer.add_head_count(c.heads)
     writer.add_head_count_kv(c.kv_heads)
-    writer.add_layer_norm_rms_eps(c.eps)
-    writer.add_rope_dimension_count(c.head_dim)
+    (writer.add_layer_norm_rms_eps if c.norm == "rms" else writer.add_layer_norm_eps)(c.eps)
+    writer.add_rope_dimension_count(2 * len(c.frequencies) or c.head_dim)
     writer.add_vocab_size(c.vocab)
-    names = {"token_embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
-    names["head.weight"] = "output.weight"
+    _add_options(writer, c, architecture)
+    tops = {"token_embedding": "token_embd", "position_embedding": "position_embd", "norm": "output_norm"}
+    if not architecture.startswith("gemma"):
+        tops["head"] = "output"
+    names = tops | {
+        f"blocks.{i}.{ours}": f"blk.{i}.{theirs}" for i in range(c.layers) for ours, theirs in _LLAMA_LAYERS.items()
+    }
+    tensors = {}
+    for name, tensor in model.named_tensors():
+        module, _, part = name.rpartition(".")
+        if module in names:
+            tensors[f"{names[module]}.{part}"] = tensor.data
+    if architecture == "phi3":
+        tensors["rope_factors_short.weight"] = np.arange(1, 7, dtype=np.float32)
+        tensors["rope_factors_long.weight"] = np.arange(2, 8, dtype=np.float32)
+    if architecture in ("phi3", "gpt2"):
+        _fuse(tensors, c)
+    _write(writer, tensors, kind, tokenizer)
+
+
+def _add_options(writer: Any, c: LlamaConfig, architecture: str) -> None:
+    """The metadata that only some architectures have."""
+    if c.head_dim * c.heads != c.width:
+        writer.add_key_length(c.head_dim)
+        writer.add_value_length(c.head_dim)
+    if any(c.windows):
+        writer.add_sliding_window(max(c.windows))
+    if c.attention_cap:
+        writer.add_attn_logit_softcapping(c.attention_cap)
+        writer.add_final_logit_softcapping(c.logit_cap)
+    if architecture == "gemma3":
+        writer.add_rope_freq_base(1e6)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(8.0)
+    if c.long_frequencies is not None:
+        writer.add_rope_scaling_orig_ctx_len(c.long_context)
+        writer.add_rope_scaling_attn_factors(c.rotary_magnitude)
+
+
+def _fuse(tensors: dict[str, Any], c: LlamaConfig) -> None:
+    """Join the projections that Phi-3 and GPT-2 store in one matrix."""
     for i in range(c.layers):
-        for ours, theirs in _LLAMA_LAYERS.items():
-            names[f"blocks.{i}.{ours}.weight"] = f"blk.{i}.{theirs}.weight"
-    state = dict(model.named_tensors())
-    _write(writer, {theirs: state[ours].data for ours, theirs in names.items()}, kind, tokenizer)
+        for part in ("weight", "bias") if c.qkv_bias else ("weight",):
+            qkv = [tensors.pop(f"blk.{i}.attn_{name}.{part}") for name in "qkv"]
+            tensors[f"blk.{i}.attn_qkv.{part}"] = np.concatenate(qkv)
+            if c.gated:
+                gate = tensors.pop(f"blk.{i}.ffn_gate.{part}")
+                tensors[f"blk.{i}.ffn_up.{part}"] = np.concatenate([gate, tensors[f"blk.{i}.ffn_up.{part}"]])
 
 
 def write_gpt2(model: GPT, path: Path, kind: str = "F32", **tokenizer: Any) -> None:

@@ -10,16 +10,27 @@ import pytest
 
 gguf = pytest.importorskip("gguf")
 
-from gguf_samples import KINDS, rounded, small_gpt, small_llama, write_gpt2, write_llama  # noqa: E402
+from gguf_samples import (  # noqa: E402
+    DESCRIPTIONS,
+    KINDS,
+    rounded,
+    small_decoder,
+    small_gpt,
+    small_llama,
+    write_gpt2,
+    write_llama,
+)
 
 from tilewise import no_grad  # noqa: E402
 from tilewise._extension import native  # noqa: E402
 from tilewise.errors import FileFormatError, MissingFileError  # noqa: E402
 from tilewise.generate import generate  # noqa: E402
 from tilewise.gguf import load_gguf, read_gguf  # noqa: E402
+from tilewise.gguf.models import ARCHITECTURES  # noqa: E402
 from tilewise.gguf.tensors import KINDS as READ  # noqa: E402
 from tilewise.quantize import FourBitLinear  # noqa: E402
 
+assert set(DESCRIPTIONS) == set(ARCHITECTURES)
 IDS = np.array([[5, 9, 3, 60, 0]])
 SAMPLES: dict[str, Any] = {"gpt2": (small_gpt, write_gpt2), "llama": (small_llama, write_llama)}
 
@@ -69,6 +80,42 @@ def test_a_file_generates_what_the_model_does(sample: str, tmp_path: Path) -> No
     write(make(), tmp_path / "m.gguf")
     loaded = load_gguf(tmp_path / "m.gguf")
     assert list(generate(loaded.model, [1, 2, 3], 64)) == list(generate(make(), [1, 2, 3], 64))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_is_described_and_generates_as_written(architecture: str, tmp_path: Path) -> None:
+    model = small_decoder(architecture)
+    if architecture.startswith("gemma"):  # the output layer is the token embedding
+        model.head.weight.data[...] = model.token_embedding.weight.data
+    write_llama(model, tmp_path / "m.gguf", architecture=architecture)
+    loaded: Any = load_gguf(tmp_path / "m.gguf").model
+    for name, value in vars(model.config).items():
+        if name != "long_context" or architecture == "phi3":
+            np.testing.assert_allclose(*map(_number, (getattr(loaded.config, name), value)), 1e-6, err_msg=name)
+    for length in (20, 64):  # Phi-3's other frequencies begin at 48 positions
+        assert list(generate(loaded, [1, 2, 3], length)) == list(generate(model, [1, 2, 3], length))
+
+
+def _number(value: Any) -> Any:
+    return len(value) if isinstance(value, str) else np.zeros(0) if value is None else np.asarray(value, float)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_tensor_that_the_architecture_does_not_use_is_one_sentence(architecture: str, tmp_path: Path) -> None:
+    model = small_decoder("qwen3" if architecture == "llama" else "gemma3")
+    write_llama(model, tmp_path / "m.gguf", architecture=architecture)
+    with pytest.raises(FileFormatError, match=r"norm.weight', which is not supported"):
+        load_gguf(tmp_path / "m.gguf")
+
+
+def test_mixtures_of_experts_are_one_sentence(tmp_path: Path) -> None:
+    for architecture, experts in (("llama", 8), ("qwen3moe", 0)):
+        writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+        writer.add_expert_count(experts)
+        writer.add_tensor("a", np.zeros((2, 2), np.float32))
+        writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
+        with pytest.raises(FileFormatError, match="mixture of experts"):
+            load_gguf(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("code", READ)
@@ -148,18 +195,18 @@ def test_other_files_are_one_sentence(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "other.gguf", "mamba")
     writer.add_tensor("a", np.zeros((2, 2), np.float32))
     writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
-    with pytest.raises(FileFormatError, match="gpt2, llama, qwen2 are supported"):
+    with pytest.raises(FileFormatError, match="gpt2, llama, qwen2, qwen3, gemma2, gemma3, phi3 are supported"):
         load_gguf(tmp_path / "other.gguf")
     assert set(KINDS) <= {kind.name for kind in READ.values()}
 
 
-@pytest.mark.parametrize("sample", SAMPLES)
-def test_logits_and_greedy_tokens_are_llama_cpps(sample: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_and_greedy_tokens_are_llama_cpps(architecture: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", exc_type=Exception)
     from benchmarks.llama_cpp_peer import LlamaCpp
 
-    make, write = SAMPLES[sample]
-    write(make(seed=4, vocab=320, width=128), tmp_path / "m.gguf")
+    model = small_decoder(architecture, seed=4, vocab=320)
+    write_llama(model, tmp_path / "m.gguf", architecture=architecture)
     peer, model = LlamaCpp(tmp_path / "m.gguf", 96), load_gguf(tmp_path / "m.gguf").model
     prompt = [5, 9, 300, 17]
     with no_grad():

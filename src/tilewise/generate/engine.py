@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.generate.cache import KVCache
-from tilewise.nn import GPT, Linear, Llama, RMSNorm
+from tilewise.nn import GPT, Linear, Llama, LlamaConfig, RMSNorm
 from tilewise.nn.llama import LlamaBlock
 from tilewise.tensor import no_grad
 
@@ -46,9 +46,28 @@ def new_cache(model: LanguageModel, batch: int, length: int | None = None, dtype
 
 def head_shape(model: LanguageModel) -> tuple[int, int]:
     """Return the number of key/value heads and their width."""
+    description = describe(model)
+    return description.kv_heads, description.head_dim
+
+
+def describe(model: LanguageModel) -> LlamaConfig:
+    """Return the description of a model; a GPT is the decoder with layer norms, learned positions and no gate."""
     if isinstance(model, Llama):
-        return model.config.kv_heads, model.config.head_dim
-    return model.heads, model.token_embedding.weight.shape[1] // model.heads
+        return model.config
+    return LlamaConfig(
+        layers=len(model.blocks),
+        width=model.token_embedding.weight.shape[1],
+        heads=model.heads,
+        kv_heads=model.heads,
+        hidden=0,
+        vocab=model.vocab,
+        context=model.context,
+        norm="layer",
+        eps=model.norm.eps,
+        gated=False,
+        activation="gelu_tanh" if model.approximate == "tanh" else "gelu",
+        learned_positions=True,
+    )
 
 
 def make_engine(model: LanguageModel, weights: str = "float32") -> Engine:
@@ -78,12 +97,13 @@ class NativeEngine:
         try:
             self._decoder = native.Decoder(
                 model.token_embedding.weight.data,
-                model.position_embedding.weight.data if isinstance(model, GPT) else None,
-                [_block_weights(block, dense) for block in model.blocks],
-                [*_norm_weights(model.norm), dense(model.head)],
-                *self.settings[:6],
-                _rotary_frequencies(model),
-                self.settings[6],
+                model.position_embedding.weight.data if hasattr(model, "position_embedding") else None,
+                [
+                    [*_block_weights(block, dense), window]
+                    for block, window in zip(model.blocks, describe(model).windows, strict=True)
+                ],
+                [_norm_weights(model.norm), dense(model.head)],
+                self.settings,
                 weights == "int8",
             )
         except ValueError as error:
@@ -112,20 +132,25 @@ class NativeEngine:
         return logits
 
 
-def _settings(model: LanguageModel) -> tuple[Any, ...]:
-    """Scalar settings of the decoder: heads, head sizes, context, eps, tanh GELU, rotary layout and frequencies."""
-    kv_heads, head_dim = head_shape(model)
-    sizes = model.heads, kv_heads, head_dim, model.context, model.norm.eps
-    if isinstance(model, Llama):
-        frequencies = _rotary_frequencies(model)
-        return *sizes, False, model.config.interleaved_rope, b"" if frequencies is None else frequencies.tobytes()
-    return *sizes, model.approximate == "tanh", False, b""
-
-
-def _rotary_frequencies(model: LanguageModel) -> Array | None:
-    if not isinstance(model, Llama) or model.config.frequencies is None:
-        return None
-    return np.ascontiguousarray(model.config.frequencies, np.float32)
+def _settings(model: LanguageModel) -> dict[str, Any]:
+    """Numbers and frequencies of the decoder, under the names of its fields."""
+    c = describe(model)
+    window_frequencies = c.frequencies if c.window_frequencies is None else c.window_frequencies
+    frequencies = {
+        "frequencies": c.frequencies,
+        "window_frequencies": window_frequencies if any(c.windows) else None,
+        "long_frequencies": c.long_frequencies,
+    }
+    names = ("heads", "kv_heads", "eps", "activation", "attention_scale", "attention_cap", "embedding_scale")
+    return {
+        **{name: getattr(c, name) for name in (*names, "logit_cap", "rotary_magnitude")},
+        **{k: None if v is None else np.ascontiguousarray(v, np.float32) for k, v in frequencies.items()},
+        "head_width": c.head_dim,
+        "positions": c.context,
+        "long_context": 0 if c.long_frequencies is None else c.long_context,
+        "side_by_side": c.interleaved_rope,
+        "windows": c.windows,
+    }
 
 
 LinearWeights = tuple[Array | None, Any, Array | None]  # float32 weight, INT4 or sparse weight, bias
@@ -153,18 +178,28 @@ def _block_layers(block: Any) -> list[list[Any]]:
     """Linear layers of a block: query, key and value; output; (gate and) up; down."""
     attention = block.self_attn
     if isinstance(block, LlamaBlock):
-        qkv, mlp = [attention.q_proj, attention.k_proj, attention.v_proj], block.mlp
-        return [qkv, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]]
+        mlp = block.mlp
+        qkv, up = [attention.q_proj, attention.k_proj, attention.v_proj], [mlp.up_proj]
+        return [qkv, [attention.o_proj], [mlp.gate_proj, *up] if mlp.gated else up, [mlp.down_proj]]
     return [[attention.in_layer()], [attention.out_proj], [block.linear1], [block.linear2]]
 
 
 def _block_weights(block: Any, dense: Callable[[Any], LinearWeights]) -> list[Any]:
+    """Layers of a block in the decoder's order; optional norms are None if the block has none."""
     qkv, (out,), up, (down,) = (list(map(dense, layers)) for layers in _block_layers(block))
-    return [*_norm_weights(block.norm1), qkv, out, *_norm_weights(block.norm2), up, down]
+    attention = block.self_attn
+    query_norm, key_norm, post1, post2 = (
+        _norm_weights(getattr(owner, name, None))
+        for owner, name in ((attention, "q_norm"), (attention, "k_norm"), (block, "post_norm1"), (block, "post_norm2"))
+    )
+    norm1, norm2 = _norm_weights(block.norm1), _norm_weights(block.norm2)
+    return [norm1, qkv, query_norm, key_norm, out, post1, norm2, up, down, post2]
 
 
-def _norm_weights(norm: Any) -> list[Array | None]:
-    return [norm.weight.data, None if isinstance(norm, RMSNorm) else norm.bias.data]
+def _norm_weights(norm: Any) -> tuple[Array, Array | None] | None:
+    if norm is None:
+        return None
+    return norm.weight.data, None if isinstance(norm, RMSNorm) else norm.bias.data
 
 
 def _is_native(model: LanguageModel) -> bool:
@@ -206,7 +241,9 @@ class EngineCache:
         unchanged = len(engine_weights) == len(weights) and all(
             a is b for a, b in zip(engine_weights, weights, strict=True)
         )
-        return unchanged and engine.settings == _settings(model) and engine.fresh()
+        settings = _settings(model)
+        same_settings = all(np.array_equal(settings[name], engine.settings[name]) for name in settings)
+        return unchanged and same_settings and engine.fresh()
 
 
 def _all_weights(model: LanguageModel) -> list[Any]:

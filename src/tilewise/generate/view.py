@@ -35,6 +35,11 @@ class LayerView:
         lengths: Array = self.cache.lengths[self.index]
         return lengths
 
+    @property
+    def capacity(self) -> int:
+        """Number of positions that the cache has memory for."""
+        return self.cache.max_seq_len
+
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
         """Store the next positions (B, H, T, D) of every sequence; return all keys and values to attend to."""
         steps = key.shape[2]

@@ -1,15 +1,15 @@
-"""`load_gguf`: load a GPT-2 or LLaMA-family model from a GGUF file, with its tokenizer.
+"""`load_gguf`: load a language model from a GGUF file, with its tokenizer.
 
-The metadata contains the sizes; every tensor of a model of these sizes must exist with its shape before anything is
-built. Linear layers in Q4_0 and Q4_1 keep their INT4 codes; everything else is converted to float32.
+An architecture is a record: how its files differ from LLaMA's. Sizes, rotary scaling, windows and caps come from the
+metadata, and every tensor of a model of these sizes must exist with its shape before anything is built. Linear layers
+in Q4_0 and Q4_1 keep their INT4 codes; everything else is converted to float32.
 """
 
 from __future__ import annotations
 
-import copy
+import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,62 @@ from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.gguf.reader import GGUFFile, read_gguf
 from tilewise.gguf.tensors import FOUR_BITS, four_bit_blocks
 from tilewise.gguf.tokenizers import Tokenizer, tokenizer_of
-from tilewise.nn import GPT, Linear, Llama, LlamaConfig, Parameter
+from tilewise.nn import Linear, Llama, LlamaConfig, Parameter
 from tilewise.nn.llama import rotary_frequencies
-from tilewise.quantize.dynamic import QuantizedAttention
 from tilewise.quantize.four_bits import FourBitLinear
 
 Array = npt.NDArray[Any]
 _MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24  # guard against hostile files
-_LLAMA_LAYERS = {
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How the models of one `general.architecture` differ from LLaMA's; see `LlamaConfig` for the common fields."""
+
+    norm: str = "rms"
+    post_norms: bool = False
+    qk_norm: bool = False
+    gated: bool = True
+    activation: str = "silu"
+    learned_positions: bool = False
+    interleaved_rope: bool = False
+    embedding_times_sqrt_width: bool = False
+    window: int = 0  # default of a file that states none
+    window_period: int = 0  # the last of so many layers has no window; 0: no layer has one
+    window_rope_base: float = 0.0  # rotary base of layers with a window; 0: that of the others
+    attention_cap: float = 0.0  # defaults of files that state none
+    logit_cap: float = 0.0
+    wide_scale_layers: int = 0  # the model with so many layers scales scores by sqrt(heads / width)
+
+
+ARCHITECTURES = {
+    "gpt2": Architecture(norm="layer", gated=False, activation="gelu_tanh", learned_positions=True),
+    "llama": Architecture(interleaved_rope=True),  # also Mistral, SmolLM, TinyLlama
+    "qwen2": Architecture(),
+    "qwen3": Architecture(qk_norm=True),
+    "gemma2": Architecture(
+        post_norms=True,
+        activation="gelu_tanh",
+        embedding_times_sqrt_width=True,
+        window=4096,
+        window_period=2,
+        attention_cap=50.0,
+        logit_cap=30.0,
+        wide_scale_layers=46,
+    ),
+    "gemma3": Architecture(
+        post_norms=True,
+        qk_norm=True,
+        activation="gelu_tanh",
+        embedding_times_sqrt_width=True,
+        window_period=6,
+        window_rope_base=10000.0,
+        wide_scale_layers=62,
+    ),
+    "phi3": Architecture(),
+}
+# Tensor names of the format for the layers and norms of a block.
+_LAYERS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -36,15 +84,16 @@ _LLAMA_LAYERS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# Tensors of LLaMA variants that are not supported; ignoring them would give wrong results.
-_UNSUPPORTED = ("attn_q_norm.weight", "attn_k_norm.weight", "ffn_gate_inp.weight", "attn_post_norm.weight")
+_NORMS = {"norm1": "attn_norm", "norm2": "ffn_norm"}
+_POST_NORMS = {"post_norm1": "post_attention_norm", "post_norm2": "post_ffw_norm"}
+_QK_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     """A model, its tokenizer (None if the file has none), and the value of `generate`'s argument `weights`."""
 
-    model: GPT | Llama
+    model: Llama
     tokenizer: Tokenizer | None
     weights: str
     name: str
@@ -53,25 +102,25 @@ class LoadedModel:
 def load_gguf(path: str | os.PathLike[str]) -> LoadedModel:
     """Load the model in a GGUF file. `weights` is "int8" for Q8_0, else "float32" (INT4 layers stay INT4)."""
     source = _Source(read_gguf(path))
-    architecture = source.text("general.architecture")
-    builders: dict[str, Callable[[_Source], GPT | Llama]] = {"gpt2": _gpt2, "llama": _llama, "qwen2": _llama}
-    if architecture not in builders:
+    name = source.text("general.architecture")
+    source.prefix = f"{name}."
+    if "moe" in name or source.file.metadata.get(f"{name}.expert_count", 0):
+        raise FileFormatError(f"{path} is a mixture of experts, which is not supported; use a dense model.")
+    if name not in ARCHITECTURES:
         raise FileFormatError(
-            f"{path} has the unsupported architecture {architecture[:40]!r}; {', '.join(builders)} are supported."
+            f"{path} has the unsupported architecture {name[:40]!r}; {', '.join(ARCHITECTURES)} are supported."
         )
     try:
-        model = builders[architecture](source)
+        model = _build(source, ARCHITECTURES[name])
         tokenizer = tokenizer_of(source.file.metadata, model.vocab, str(path))
     except FileFormatError:
         raise
     except (TilewiseError, MemoryError) as error:
-        raise FileFormatError(f"{path} is not a complete {architecture} model: {str(error).rstrip('.')}.") from None
+        raise FileFormatError(f"{path} is not a complete {name} model: {str(error).rstrip('.')}.") from None
     kinds = [t.kind.name for t in source.file.tensors.values() if len(t.shape) == 2]
     is_int8 = native is not None and kinds.count("Q8_0") > len(kinds) / 2
-    name = source.file.metadata.get("general.name")
-    return LoadedModel(
-        model, tokenizer, "int8" if is_int8 else "float32", name if isinstance(name, str) else architecture
-    )
+    title = source.file.metadata.get("general.name")
+    return LoadedModel(model, tokenizer, "int8" if is_int8 else "float32", title if isinstance(title, str) else name)
 
 
 class _Source:
@@ -80,6 +129,7 @@ class _Source:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self.prefix = ""
+        self.checked: set[str] = set()  # names of the tensors that the model uses
 
     def error(self, reason: str) -> FileFormatError:
         return FileFormatError(f"{self.file.path} is not a complete model: {reason}.")
@@ -91,17 +141,17 @@ class _Source:
             raise self.error(f"its {key} is missing")
         return value
 
-    def size(self, key: str, default: int | None = None, maximum: int = _MAX_SIZE) -> int:
-        """Return a positive integer of the metadata."""
+    def size(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = _MAX_SIZE) -> int:
+        """Return an integer of the metadata, positive unless `minimum` is 0."""
         value = self.file.metadata.get(self.prefix + key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= maximum:
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.error(f"its {self.prefix + key} is {_short(value)}")
         return value
 
-    def real(self, key: str, default: float) -> float:
-        """Return a positive number of the metadata."""
+    def real(self, key: str, default: float, zero: bool = False) -> float:
+        """Return a positive number of the metadata; 0 is accepted if `zero`."""
         value = self.file.metadata.get(self.prefix + key, default)
-        if not isinstance(value, int | float) or not 0 < float(value) < 1e12:
+        if not isinstance(value, int | float) or not (1e-12 < float(value) < 1e12 or (zero and value == 0)):
             raise self.error(f"its {self.prefix + key} is {_short(value)}")
         return float(value)
 
@@ -112,6 +162,18 @@ class _Source:
             raise self.error(f"there is no tensor {name!r}")
         if info.shape != shape:
             raise self.error(f"the tensor {name!r} is {info.shape}, not {shape}")
+        self.checked.add(name)
+
+    def split(self, name: str, parts: dict[str, int]) -> None:
+        """Replace a tensor by its groups of consecutive rows: `parts` has their names and numbers of rows."""
+        info, rows, first = self.file.tensors.pop(name), sum(parts.values()), 0
+        if info.shape[0] != rows or (len(info.shape) == 1 and info.kind.block > 1):
+            raise self.error(f"the tensor {name!r} is {info.shape}, not {rows} rows")
+        row_bytes = info.nbytes // rows
+        for part, count in parts.items():
+            offset, shape = info.offset + first * row_bytes, (count, *info.shape[1:])
+            self.file.tensors[part] = replace(info, name=part, shape=shape, offset=offset, nbytes=count * row_bytes)
+            first += count
 
     def floats(self, name: str, *shape: int) -> Array:
         """Read a tensor of this shape as float32."""
@@ -153,118 +215,91 @@ def _short(value: Any) -> str:
     return "missing" if value is None else repr(value)[:40]
 
 
-# --- GPT-2 ---
+# --- building ---
 
 
-def _gpt2(source: _Source) -> GPT:
-    """Build a GPT-2 model; all shapes are checked before memory is allocated."""
-    source.prefix = "gpt2."
-    width, layers = source.size("embedding_length"), source.size("block_count", maximum=_MAX_LAYERS)
-    heads, context = source.size("attention.head_count"), source.size("context_length")
-    vocabulary = source.vocabulary(width)
-    if width % heads:
-        raise source.error(f"{width} channels cannot be divided among {heads} heads")
-    _check_gpt2(source, layers, width)
-    source.check("position_embd.weight", context, width)
-    model = GPT(0, width, heads, 0, 0, approximate="tanh")
-    model.vocab, model.context = vocabulary, context
-    model.token_embedding.weight = Parameter(source.floats("token_embd.weight", vocabulary, width))
-    model.position_embedding.weight = Parameter(source.floats("position_embd.weight", context, width))
-    # The smallest possible block is the template of all blocks; its tensors are replaced by those of the file.
-    template = GPT(1, heads, heads, 1, 1, approximate="tanh").blocks[0]
-    eps = source.real("attention.layer_norm_epsilon", 1e-5)
-    model.blocks = type(model.blocks)(*(_gpt2_block(source, i, width, heads, template, eps) for i in range(layers)))
-    _load_norm(source, model.norm, "output_norm", width, eps)
-    model.head = source.head(width, vocabulary)
-    return model
-
-
-def _check_gpt2(source: _Source, layers: int, width: int) -> None:
-    """Check the shapes of all blocks' matrices before the first is read."""
-    for i in range(layers):
-        for name, outputs, inputs in (
-            ("attn_qkv", 3 * width, width),
-            ("attn_output", width, width),
-            ("ffn_up", 4 * width, width),
-            ("ffn_down", width, 4 * width),
-        ):
-            source.check(f"blk.{i}.{name}.weight", outputs, inputs)
-
-
-def _gpt2_block(source: _Source, index: int, width: int, heads: int, template: Any, eps: float) -> Any:
-    """Copy the template block and replace its sizes and tensors."""
-    block, prefix = copy.deepcopy(template), f"blk.{index}."
-    attention = block.self_attn
-    attention.embed_dim, attention.num_heads, attention.head_dim = width, heads, width // heads
-    projection = source.linear(f"{prefix}attn_qkv", width, 3 * width, True)
-    out = source.linear(f"{prefix}attn_output", width, width, True)
-    if isinstance(projection, Linear):
-        attention.in_proj_weight, attention.in_proj_bias, attention.out_proj = projection.weight, projection.bias, out
-    else:
-        block.self_attn = QuantizedAttention.around(attention, projection, out)
-    block.linear1 = source.linear(f"{prefix}ffn_up", width, 4 * width, True)
-    block.linear2 = source.linear(f"{prefix}ffn_down", 4 * width, width, True)
-    _load_norm(source, block.norm1, f"{prefix}attn_norm", width, eps)
-    _load_norm(source, block.norm2, f"{prefix}ffn_norm", width, eps)
-    return block
-
-
-def _load_norm(source: _Source, norm: Any, name: str, width: int, eps: float) -> None:
-    norm.weight = Parameter(source.floats(f"{name}.weight", width))
-    norm.bias = Parameter(source.floats(f"{name}.bias", width))
-    norm.eps = eps
-    if hasattr(norm, "normalized_shape"):
-        norm.normalized_shape = (width,)
-
-
-# --- the LLaMA family ---
-
-
-def _llama(source: _Source) -> Llama:
-    """Build a LLaMA-family model; all shapes are checked before memory is allocated."""
-    source.prefix = f"{source.text('general.architecture')}."
-    config = _llama_config(source)
+def _build(source: _Source, architecture: Architecture) -> Llama:
+    """Build the model; all shapes are checked before memory is allocated."""
+    config = _read_config(source, architecture)
     for i in range(config.layers):
-        for name in _UNSUPPORTED:
-            if f"blk.{i}.{name}" in source.file.tensors:
-                raise source.error(f"its blocks have {name!r}, which is not supported")
+        _split_fused(source, config, f"blk.{i}.")
+    _check_tensors(source, config)
 
     def layer(name: str, inputs: int, outputs: int, bias: bool) -> Any:
         if name == "head":
             return source.head(inputs, outputs)
         _, index, layer_name = name.split(".", 2)
-        return source.linear(f"blk.{index}.{_LLAMA_LAYERS[layer_name]}", inputs, outputs, bias)
+        return source.linear(f"blk.{index}.{_LAYERS[layer_name]}", inputs, outputs, bias)
 
-    _check_llama(source, config)
     model = Llama(config, layer=layer)
     model.token_embedding.weight = Parameter(source.floats("token_embd.weight", config.vocab, config.width))
-    model.norm.weight = Parameter(source.floats("output_norm.weight", config.width))
+    if config.learned_positions:
+        positions = source.floats("position_embd.weight", config.context, config.width)
+        model.position_embedding.weight = Parameter(positions)
+    _load_norm(source, model.norm, "output_norm")
     blocks: list[Any] = list(model.blocks)
     for i, block in enumerate(blocks):
-        block.norm1.weight = Parameter(source.floats(f"blk.{i}.attn_norm.weight", config.width))
-        block.norm2.weight = Parameter(source.floats(f"blk.{i}.ffn_norm.weight", config.width))
+        for path, tensor in _norm_names(config).items():
+            norm = block
+            for part in path.split("."):
+                norm = getattr(norm, part)
+            _load_norm(source, norm, f"blk.{i}.{tensor}")
     return model
 
 
-def _check_llama(source: _Source, config: LlamaConfig) -> None:
-    """Check the shapes of all blocks' matrices before the first is read."""
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes = {
-        "attn_q": (queries, config.width),
-        "attn_k": (keys, config.width),
-        "attn_v": (keys, config.width),
-        "attn_output": (config.width, queries),
-        "ffn_gate": (config.hidden, config.width),
-        "ffn_up": (config.hidden, config.width),
-        "ffn_down": (config.width, config.hidden),
-    }
+def _norm_names(config: LlamaConfig) -> dict[str, str]:
+    """Map the norms of a block to their tensors."""
+    return _NORMS | (_POST_NORMS if config.post_norms else {}) | (_QK_NORMS if config.qk_norm else {})
+
+
+def _load_norm(source: _Source, norm: Any, name: str) -> None:
+    width = len(norm.weight.data)
+    norm.weight = Parameter(source.floats(f"{name}.weight", width))
+    if hasattr(norm, "bias"):
+        norm.bias = Parameter(source.floats(f"{name}.bias", width))
+
+
+def _split_fused(source: _Source, config: LlamaConfig, prefix: str) -> None:
+    """Split fused projections into those of queries, keys and values, and of the gate and the rest."""
+    tensors, keys = source.file.tensors, config.kv_heads * config.head_dim
+    for kind in ("weight", "bias"):
+        if f"{prefix}attn_qkv.{kind}" in tensors:
+            rows = {"attn_q": config.heads * config.head_dim, "attn_k": keys, "attn_v": keys}
+            source.split(f"{prefix}attn_qkv.{kind}", {f"{prefix}{name}.{kind}": n for name, n in rows.items()})
+        if config.gated and f"{prefix}ffn_up.{kind}" in tensors and f"{prefix}ffn_gate.{kind}" not in tensors:
+            rows = {"ffn_gate": config.hidden, "ffn_up": config.hidden}
+            source.split(f"{prefix}ffn_up.{kind}", {f"{prefix}{name}.{kind}": n for name, n in rows.items()})
+
+
+def _check_tensors(source: _Source, config: LlamaConfig) -> None:
+    """Check the shapes of all blocks' tensors before the first is read, and that the file has no others."""
+    width, queries, keys = config.width, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    shapes = {"attn_q": (queries, width), "attn_k": (keys, width), "attn_v": (keys, width)}
+    shapes |= {"attn_output": (width, queries), "ffn_up": (config.hidden, width), "ffn_down": (width, config.hidden)}
+    if config.gated:
+        shapes["ffn_gate"] = (config.hidden, width)
+    biases = {"attn_q": config.qkv_bias, "attn_k": config.qkv_bias, "attn_v": config.qkv_bias}
+    biases |= {"attn_output": config.out_bias}
     for i in range(config.layers):
         for name, shape in shapes.items():
             source.check(f"blk.{i}.{name}.weight", *shape)
+            if biases.get(name, config.mlp_bias):
+                source.check(f"blk.{i}.{name}.bias", shape[0])
+        for path, name in _norm_names(config).items():
+            for kind in ("weight", "bias") if config.norm == "layer" else ("weight",):
+                source.check(f"blk.{i}.{name}.{kind}", config.head_dim if path in _QK_NORMS else width)
+    unknown = {name for name in source.file.tensors if name.startswith("blk.")} - source.checked
+    # Old files store the rotary frequencies of every block, which are computed here.
+    unknown = {name for name in unknown if "rot_embd" not in name}
+    if unknown:
+        raise source.error(f"its blocks have {min(unknown)[:80]!r}, which is not supported")
 
 
-def _llama_config(source: _Source) -> LlamaConfig:
-    """Read the model's sizes from the metadata."""
+# --- the description ---
+
+
+def _read_config(source: _Source, architecture: Architecture) -> LlamaConfig:
+    """Read the model's description from the metadata."""
     width, heads = source.size("embedding_length"), source.size("attention.head_count")
     if width % heads and source.prefix + "attention.key_length" not in source.file.metadata:
         raise source.error(f"{width} channels cannot be divided among {heads} heads")
@@ -274,36 +309,96 @@ def _llama_config(source: _Source) -> LlamaConfig:
     kv_heads = source.size("attention.head_count_kv", heads)
     if heads % kv_heads:
         raise source.error(f"{heads} query heads cannot share {kv_heads} key/value heads")
+    layers, context = source.size("block_count", maximum=_MAX_LAYERS), source.size("context_length")
+    is_wide = layers == architecture.wide_scale_layers
+    tensors = source.file.tensors
+    eps_key = "layer_norm_epsilon" if architecture.norm == "layer" else "layer_norm_rms_epsilon"
+    same = ("norm", "post_norms", "qk_norm", "gated", "activation", "learned_positions", "interleaved_rope")
     return LlamaConfig(
-        layers=source.size("block_count", maximum=_MAX_LAYERS),
+        **{name: getattr(architecture, name) for name in same},
+        layers=layers,
         width=width,
         heads=heads,
         kv_heads=kv_heads,
         hidden=source.size("feed_forward_length"),
         vocab=source.vocabulary(width),
-        context=source.size("context_length"),
+        context=context,
         head_dim=head_dim,
-        eps=source.real("attention.layer_norm_rms_epsilon", 1e-5),
-        frequencies=_frequencies(source, head_dim),
-        interleaved_rope=source.prefix == "llama.",
-        qkv_bias="blk.0.attn_q.bias" in source.file.tensors,
+        eps=source.real(f"attention.{eps_key}", 1e-5),
+        qkv_bias="blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
+        out_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_up.bias" in tensors,
+        windows=_windows(source, architecture, layers),
+        embedding_scale=math.sqrt(width) if architecture.embedding_times_sqrt_width else 1.0,
+        attention_scale=source.real("attention.scale", (heads / width if is_wide else 1 / head_dim) ** 0.5),
+        attention_cap=source.real("attn_logit_softcapping", architecture.attention_cap, zero=True),
+        logit_cap=source.real("final_logit_softcapping", architecture.logit_cap, zero=True),
+        **({} if architecture.learned_positions else _rotary(source, architecture, head_dim, context)),
     )
 
 
-def _frequencies(source: _Source, head_dim: int) -> Array:
-    """Compute the rotary frequencies (pairs,), scaled as the metadata says."""
-    pair_count = source.size("rope.dimension_count", head_dim) // 2
-    if 2 * pair_count > head_dim:
-        raise source.error(f"{2 * pair_count} rotary dimensions are more than the head width of {head_dim}")
-    frequencies = rotary_frequencies(pair_count, source.real("rope.freq_base", 10000.0))
-    kind = source.file.metadata.get(f"{source.prefix}rope.scaling.type", "none")
-    if kind == "linear":
-        frequencies = frequencies / np.float32(source.real("rope.scaling.factor", 1.0))
+def _windows(source: _Source, architecture: Architecture, layers: int) -> tuple[int, ...]:
+    """Return the window of each layer, 0 where there is none."""
+    window = source.size("attention.sliding_window", architecture.window, minimum=0)
+    if not architecture.window_period or not window:
+        return (0,) * layers
+    pattern = source.file.metadata.get(source.prefix + "attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray):  # one number per layer, not 0 where there is a window
+        if len(pattern) < layers:
+            raise source.error(f"its sliding_window_pattern has {len(pattern)} entries for {layers} layers")
+        return tuple(window if pattern[i] else 0 for i in range(layers))
+    period = source.size("attention.sliding_window_pattern", architecture.window_period)
+    return tuple(window if i % period < period - 1 else 0 for i in range(layers))
+
+
+def _rotary(source: _Source, architecture: Architecture, head_dim: int, context: int) -> dict[str, Any]:
+    """Compute the rotary fields of the description, scaled as the metadata says."""
+    pairs = source.size("rope.dimension_count", head_dim) // 2
+    if 2 * pairs > head_dim:
+        raise source.error(f"{2 * pairs} rotary dimensions are more than the head width of {head_dim}")
+    base, factor = source.real("rope.freq_base", 10000.0), source.real("rope.scaling.factor", 1.0)
+    kind = source.file.metadata.get(f"{source.prefix}rope.scaling.type", "linear")
+    trained = source.size("rope.scaling.original_context_length", context)
+    magnitude = source.real("rope.scaling.attn_factor", 1.0)
+    frequencies = rotary_frequencies(pairs, base).astype(np.float64)
+    if kind == "yarn":
+        frequencies = _yarn(source, frequencies, base, factor, trained)
+        magnitude *= 1 + 0.1 * math.log(max(1.0, factor))
+    elif kind in ("linear", "longrope"):
+        frequencies = frequencies / factor
     elif kind != "none":
-        raise source.error(f"its rotary scaling {_short(kind)} is not supported; none and linear are")
-    if "rope_freqs.weight" in source.file.tensors:
-        divisors = source.floats("rope_freqs.weight", pair_count)
+        raise source.error(f"its rotary scaling {_short(kind)} is not supported; none, linear, yarn and longrope are")
+
+    def divided(name: str) -> Array:
+        """Frequencies divided by the factors in a tensor, if the file has it."""
+        divisors = source.floats(name, pairs) if name in source.file.tensors else np.ones(pairs)
         if not (divisors > 0).all():
-            raise source.error("its rope_freqs.weight are not all positive")
-        frequencies = frequencies / divisors
-    return frequencies.astype(np.float32)
+            raise source.error(f"its {name} are not all positive")
+        return (frequencies / divisors).astype(np.float32)
+
+    is_short = "rope_freqs.weight" not in source.file.tensors
+    window_base = source.real("rope.freq_base_swa", architecture.window_rope_base or base)
+    has_window_base = architecture.window_rope_base or window_base != base
+    return {
+        "frequencies": divided("rope_factors_short.weight" if is_short else "rope_freqs.weight"),
+        "window_frequencies": rotary_frequencies(pairs, window_base) if has_window_base else None,
+        "long_frequencies": divided("rope_factors_long.weight")
+        if is_short and "rope_factors_long.weight" in source.file.tensors
+        else None,
+        "long_context": trained,
+        "rotary_magnitude": magnitude,
+    }
+
+
+def _yarn(source: _Source, frequencies: Array, base: float, factor: float, trained: int) -> Array:
+    """Interpolate slow frequencies and keep fast ones (YaRN, Peng et al. 2023, section 3.2)."""
+    pairs = len(frequencies)
+
+    def pair_with_turns(turns: float) -> float:
+        """Return the pair that makes so many turns over the trained context."""
+        return pairs * math.log(trained / (turns * 2 * math.pi)) / math.log(base)
+
+    low = max(0, math.floor(pair_with_turns(source.real("rope.scaling.yarn_beta_fast", 32.0))))
+    high = min(2 * pairs - 1, math.ceil(pair_with_turns(source.real("rope.scaling.yarn_beta_slow", 1.0))))
+    slow = np.clip((np.arange(pairs) - low) / max(0.001, high - low), 0, 1)  # 0: keep, 1: interpolate
+    return frequencies * (1 - slow) + frequencies / factor * slow

@@ -22,7 +22,7 @@ from tilewise.nn.layers import (
     ReLU,
     Softmax,
 )
-from tilewise.nn.llama import GroupedQueryAttention, Llama, LlamaConfig, RMSNorm, SwiGLU
+from tilewise.nn.llama import FeedForward, GroupedQueryAttention, Llama, LlamaConfig, RMSNorm
 from tilewise.nn.module import Buffer, Module, ModuleList, Parameter, Sequential
 from tilewise.nn.spatial import ConvTranspose2d, GroupNorm, Upsample
 from tilewise.nn.transformer import GPT, MultiHeadAttention, TransformerBlock
@@ -39,6 +39,7 @@ __all__ = [
     "CrossEntropyLoss",
     "Dropout",
     "Embedding",
+    "FeedForward",
     "Flatten",
     "GlobalAvgPool",
     "GroupNorm",
@@ -64,7 +65,6 @@ __all__ = [
     "SiLU",
     "Sigmoid",
     "Softmax",
-    "SwiGLU",
     "Tanh",
     "TransformerBlock",
     "Upsample",

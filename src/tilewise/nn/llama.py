@@ -1,8 +1,8 @@
-"""LLaMA-family models: RMS norm, rotary position embedding, grouped-query attention, gated feed-forward.
+"""Decoder-only language models of today: one description, `LlamaConfig`, covers LLaMA, Qwen, Gemma, Phi and GPT-2.
 
-A model is built from a `LlamaConfig`. Its linear layers come from a factory (name, inputs, outputs, bias), so that a
-file reader can insert its weights (INT4 as well) without creating random ones first. `past_kv` is as in
-`tilewise.nn.transformer`; keys are cached after the rotation.
+The description says which norms, positions, attention and feed-forward layers a model has. Its linear layers come from
+a factory (name, inputs, outputs, bias), so that a file reader can insert its weights (INT4 as well) without creating
+random ones first. `past_kv` is as in `tilewise.nn.transformer`; keys are cached after the rotation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn import functional as F
-from tilewise.nn.layers import Embedding, Linear, Rng
+from tilewise.nn.layers import Embedding, LayerNorm, Linear, Rng
 from tilewise.nn.module import Module, ModuleList, Parameter
 from tilewise.nn.transformer import LayerCache
 from tilewise.tensor import Tensor, TensorLike, cat
@@ -41,17 +41,21 @@ def rotary_frequencies(pairs: int, base: float = 10000.0) -> Array:
     return (1.0 / base ** (np.arange(pairs) / max(1, pairs))).astype(np.float32)
 
 
-def rotate(x: Tensor, positions: Array, frequencies: Array, interleaved_rope: bool = False) -> Tensor:
+def rotate(
+    x: Tensor, positions: Array, frequencies: Array, interleaved_rope: bool = False, magnitude: float = 1.0
+) -> Tensor:
     """Apply the rotary position embedding (Su et al. 2021) to heads (B, H, T, D) at positions (T,) or (B, T).
 
     The first 2 * len(frequencies) elements of each head form pairs: (i, i + pairs), or neighbours (2 i, 2 i + 1) if
-    `interleaved_rope`. The remaining elements are unchanged.
+    `interleaved_rope`. They are multiplied by `magnitude`; the remaining elements are unchanged.
     """
     count = len(frequencies)
+    if count == 0:
+        return x
     angles = np.asarray(positions)[..., None] * frequencies.astype(np.float64)  # (T, pairs) or (B, T, pairs)
     angles = angles[:, None] if angles.ndim == 3 else angles
     # Angles are computed in float64: at large positions float32 would lose the fraction of a turn.
-    cosine, sine = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+    cosine, sine = (np.asarray(part * magnitude, x.dtype) for part in (np.cos(angles), np.sin(angles)))
     rotary = x[..., : 2 * count]
     if interleaved_rope:
         a, b = rotary[..., 0::2], rotary[..., 1::2]
@@ -67,7 +71,11 @@ def rotate(x: Tensor, positions: Array, frequencies: Array, interleaved_rope: bo
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Sizes of a model. `head_dim` defaults to width / heads, `frequencies` to `rotary_frequencies`."""
+    """Description of a decoder. The defaults are LLaMA's; 0 means that a model does without a cap or a window.
+
+    `head_dim` defaults to width / heads, `attention_scale` to 1 / sqrt(head_dim), `frequencies` to
+    `rotary_frequencies`, and `window_frequencies` to `frequencies`.
+    """
 
     layers: int
     width: int
@@ -77,27 +85,73 @@ class LlamaConfig:
     vocab: int
     context: int = 2048
     head_dim: int = 0
+    norm: str = "rms"  # or "layer", with a bias
     eps: float = 1e-5
-    frequencies: Array | None = None
-    interleaved_rope: bool = False
+    post_norms: bool = False  # normalize what attention and feed-forward add as well
+    qk_norm: bool = False  # RMS norm of each head's queries and keys, before the rotation
     qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    gated: bool = True  # feed-forward with a gate
+    activation: str = "silu"  # or "gelu", "gelu_tanh"
+    learned_positions: bool = False  # added to the token embedding, instead of rotary positions
+    frequencies: Array | None = None
+    window_frequencies: Array | None = None  # of layers with a window
+    long_frequencies: Array | None = None  # replace `frequencies` if more than `long_context` positions are used
+    long_context: int = 0
+    rotary_magnitude: float = 1.0  # factor of the rotated queries and keys
+    interleaved_rope: bool = False
+    windows: tuple[int, ...] = ()  # for each layer the number of latest positions it attends to, 0 for all
+    embedding_scale: float = 1.0
+    attention_scale: float = 0.0
+    attention_cap: float = 0.0  # scores become cap * tanh(score / cap)
+    logit_cap: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the sizes and fill in the defaults."""
         if min(self.heads, self.kv_heads) < 1 or self.heads % self.kv_heads:
             raise ConfigurationError(f"{self.heads} query heads cannot share {self.kv_heads} key/value heads")
-        if not self.head_dim:
-            if self.width % self.heads:
-                raise ConfigurationError(f"{self.width} channels cannot be divided among {self.heads} heads")
-            object.__setattr__(self, "head_dim", self.width // self.heads)
-        if self.frequencies is None:
-            object.__setattr__(self, "frequencies", rotary_frequencies(self.head_dim // 2))
-        assert self.frequencies is not None
-        if 2 * len(self.frequencies) > self.head_dim:
-            raise ConfigurationError(
-                f"{len(self.frequencies)} rotary pairs need a head width of at least "
-                f"{2 * len(self.frequencies)}, not {self.head_dim}"
-            )
+        if not self.head_dim and self.width % self.heads:
+            raise ConfigurationError(f"{self.width} channels cannot be divided among {self.heads} heads")
+        head_dim = self.head_dim or self.width // self.heads
+        pairs = 0 if self.learned_positions else head_dim // 2
+        defaults = {
+            "head_dim": head_dim,
+            "frequencies": rotary_frequencies(pairs) if self.frequencies is None else self.frequencies,
+            "windows": self.windows or (0,) * self.layers,
+            "attention_scale": self.attention_scale or head_dim**-0.5,
+        }
+        for name, value in defaults.items():
+            object.__setattr__(self, name, value)
+        for frequencies in (self.frequencies, self.window_frequencies, self.long_frequencies):
+            if frequencies is not None and 2 * len(frequencies) > self.head_dim:
+                raise ConfigurationError(
+                    f"{len(frequencies)} rotary pairs need a head width of at least "
+                    f"{2 * len(frequencies)}, not {self.head_dim}"
+                )
+        if self.activation not in (("silu", "gelu_tanh") if self.gated else ("gelu", "gelu_tanh")):
+            raise ConfigurationError(f"{self.activation!r} is not supported {'in' if self.gated else 'without'} a gate")
+        if len(self.windows) != self.layers:
+            raise ConfigurationError(f"{self.layers} layers need as many windows, not {len(self.windows)}")
+
+    def layer_frequencies(self, layer: int, length: int) -> Array:
+        """Return the rotary frequencies of a layer when up to `length` positions are used."""
+        chosen = self.frequencies
+        if self.windows[layer] and self.window_frequencies is not None:
+            chosen = self.window_frequencies
+        elif self.long_frequencies is not None and length > self.long_context:
+            chosen = self.long_frequencies
+        assert chosen is not None
+        return chosen
+
+    def make_norm(self) -> Module:
+        """Create a norm over the model's width."""
+        return RMSNorm(self.width, self.eps) if self.norm == "rms" else LayerNorm(self.width, self.eps)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """Limit values smoothly to ±cap (Gemma 2); 0 leaves them unchanged."""
+    return (x / cap).tanh() * cap if cap else x
 
 
 class GroupedQueryAttention(Module):
@@ -106,19 +160,20 @@ class GroupedQueryAttention(Module):
     Each group of `heads / kv_heads` neighbouring query heads shares one head of keys and values.
     """
 
-    def __init__(self, config: LlamaConfig, layer: LinearFactory, prefix: str = "") -> None:
-        self.config = config
+    def __init__(self, config: LlamaConfig, layer: LinearFactory, prefix: str = "", index: int = 0) -> None:
+        self.config, self.index = config, index
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q_proj = layer(f"{prefix}q_proj", config.width, queries, config.qkv_bias)
         self.k_proj = layer(f"{prefix}k_proj", config.width, keys, config.qkv_bias)
         self.v_proj = layer(f"{prefix}v_proj", config.width, keys, config.qkv_bias)
-        self.o_proj = layer(f"{prefix}o_proj", queries, config.width, False)
+        self.o_proj = layer(f"{prefix}o_proj", queries, config.width, config.out_bias)
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(config.head_dim, config.eps) for _ in range(2))
 
     def forward(self, x: Tensor, past_kv: LayerCache | None = None, positions: Array | None = None) -> Tensor:
         """Project, rotate and attend; `positions` (T,) or (B, T) default to 0 … T − 1."""
         config, (b, t, _) = self.config, x.shape
         positions = np.arange(t) if positions is None else positions
-        assert config.frequencies is not None
         q, k, v = (
             layer(x).reshape(b, t, heads, config.head_dim).permute(0, 2, 1, 3)  # (B, H, T, D)
             for layer, heads in (
@@ -127,17 +182,37 @@ class GroupedQueryAttention(Module):
                 (self.v_proj, config.kv_heads),
             )
         )
-        q, k = (rotate(each, positions, config.frequencies, config.interleaved_rope) for each in (q, k))
+        if config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        last = int(np.max(positions, initial=0))
+        frequencies = config.layer_frequencies(self.index, getattr(past_kv, "capacity", last + 1))
+        q, k = (
+            rotate(each, positions, frequencies, config.interleaved_rope, config.rotary_magnitude) for each in (q, k)
+        )
         mask = None
         if past_kv is not None:
             keys, values = past_kv.append(k.data, v.data)
             k, v = Tensor(keys), Tensor(values)
             cache_mask = getattr(past_kv, "mask", None)
             mask = None if cache_mask is None else cache_mask(t)
-        k, v = self._repeat_heads(k), self._repeat_heads(v)
-        attended = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
+        attended = self._attend(q, self._repeat_heads(k), self._repeat_heads(v), positions, mask)
         out: Tensor = self.o_proj(attended.permute(0, 2, 1, 3).reshape(b, t, config.heads * config.head_dim))
         return out
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, positions: Array, mask: Array | None) -> Tensor:
+        """Attend over (B, H, T, D), within the layer's window and with capped scores if the model has them."""
+        config, window = self.config, self.config.windows[self.index]
+        if window or config.attention_cap:
+            # The last key is that of the last position; (T, S) or (B, 1, T, S).
+            stored = int(np.max(positions, initial=0)) + 1 - k.shape[2] + np.arange(k.shape[2])
+            queries = positions[..., None] if positions.ndim == 1 else positions[:, None, :, None]
+            allowed = (stored <= queries) & (stored > queries - (window or config.context))
+            mask = allowed if mask is None else allowed & mask
+        if not config.attention_cap:
+            scale = config.attention_scale
+            return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale)
+        scores = soft_cap(q @ k.transpose() * config.attention_scale, config.attention_cap)
+        return scores.masked_fill(np.broadcast_to(~np.asarray(mask), scores.shape), -np.inf).softmax() @ v
 
     def _repeat_heads(self, x: Tensor) -> Tensor:
         """Repeat each key/value head for its group of query heads: (B, KV, T, D) to (B, H, T, D)."""
@@ -146,35 +221,44 @@ class GroupedQueryAttention(Module):
         return x if group == 1 else x.unsqueeze(2).expand(b, kv, group, t, d).reshape(b, kv * group, t, d)
 
 
-class SwiGLU(Module):
-    """Gated feed-forward (Shazeer 2020): down(silu(gate(x)) * up(x))."""
+class FeedForward(Module):
+    """Feed-forward layers: down(act(gate(x)) * up(x)) (Shazeer 2020), or down(act(up(x))) without a gate."""
 
-    def __init__(self, width: int, hidden: int, layer: LinearFactory, prefix: str = "") -> None:
-        self.gate_proj = layer(f"{prefix}gate_proj", width, hidden, False)
-        self.up_proj = layer(f"{prefix}up_proj", width, hidden, False)
-        self.down_proj = layer(f"{prefix}down_proj", hidden, width, False)
+    def __init__(self, config: LlamaConfig, layer: LinearFactory, prefix: str = "") -> None:
+        activations = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": F.gelu_tanh}
+        self.activation, self.gated = activations[config.activation], config.gated
+        if config.gated:
+            self.gate_proj = layer(f"{prefix}gate_proj", config.width, config.hidden, config.mlp_bias)
+        self.up_proj = layer(f"{prefix}up_proj", config.width, config.hidden, config.mlp_bias)
+        self.down_proj = layer(f"{prefix}down_proj", config.hidden, config.width, config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        up = self.up_proj(x)
+        out: Tensor = self.down_proj(self.activation(self.gate_proj(x)) * up if self.gated else self.activation(up))
         return out
 
 
 class LlamaBlock(Module):
-    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)); Gemma normalizes both summands again."""
 
-    def __init__(self, config: LlamaConfig, layer: LinearFactory, prefix: str = "") -> None:
-        self.norm1, self.norm2 = RMSNorm(config.width, config.eps), RMSNorm(config.width, config.eps)
-        self.self_attn = GroupedQueryAttention(config, layer, f"{prefix}self_attn.")
-        self.mlp = SwiGLU(config.width, config.hidden, layer, f"{prefix}mlp.")
+    def __init__(self, config: LlamaConfig, layer: LinearFactory, prefix: str = "", index: int = 0) -> None:
+        self.norm1, self.norm2 = config.make_norm(), config.make_norm()
+        self.has_post_norms = config.post_norms
+        if config.post_norms:
+            self.post_norm1, self.post_norm2 = config.make_norm(), config.make_norm()
+        self.self_attn = GroupedQueryAttention(config, layer, f"{prefix}self_attn.", index)
+        self.mlp = FeedForward(config, layer, f"{prefix}mlp.")
 
     def forward(self, x: Tensor, past_kv: LayerCache | None = None, positions: Array | None = None) -> Tensor:
-        x = x + self.self_attn(self.norm1(x), past_kv, positions)
-        out: Tensor = x + self.mlp(self.norm2(x))
+        attended = self.self_attn(self.norm1(x), past_kv, positions)
+        x = x + (self.post_norm1(attended) if self.has_post_norms else attended)
+        widened = self.mlp(self.norm2(x))
+        out: Tensor = x + (self.post_norm2(widened) if self.has_post_norms else widened)
         return out
 
 
 class Llama(Module):
-    """A decoder-only language model of the LLaMA family: token ids (B, T) to logits (B, T, vocab).
+    """A decoder-only language model as its `LlamaConfig` describes it: token ids (B, T) to logits (B, T, vocab).
 
     >>> model = Llama(LlamaConfig(layers=1, width=16, heads=4, kv_heads=2, hidden=32, vocab=10), rng=0)
     >>> model(np.array([[1, 2, 3]])).shape
@@ -187,8 +271,10 @@ class Llama(Module):
         rng = np.random.default_rng(rng)
         make = layer or (lambda _, inputs, outputs, bias: Linear(inputs, outputs, bias, rng))
         self.token_embedding = Embedding(config.vocab if layer is None else 0, config.width, rng)
-        self.blocks = ModuleList(*(LlamaBlock(config, make, f"blocks.{i}.") for i in range(config.layers)))
-        self.norm = RMSNorm(config.width, config.eps)
+        if config.learned_positions:
+            self.position_embedding = Embedding(config.context if layer is None else 0, config.width, rng)
+        self.blocks = ModuleList(*(LlamaBlock(config, make, f"blocks.{i}.", i) for i in range(config.layers)))
+        self.norm = config.make_norm()
         self.head = make("head", config.width, config.vocab, False)
 
     def forward(
@@ -202,8 +288,11 @@ class Llama(Module):
         if positions.size and positions.max() >= self.context:
             raise ShapeError(f"{positions.max() + 1} tokens do not fit into this model's context of {self.context}")
         x = self.token_embedding(tokens)
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
+        if self.config.learned_positions:
+            x = x + self.position_embedding(positions)
         caches: Sequence[LayerCache | None] = [None] * len(self.blocks) if past_kv is None else past_kv
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, cache, positions)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        return soft_cap(self.head(self.norm(x)), self.config.logit_cap)
