@@ -129,12 +129,11 @@ class PyDecoder {
     return keep<float>(object);
   }
 
-  NormLayer norm(nb::handle given, int64_t width, bool optional = false) {
-    if (optional && given.is_none()) return {};
-    const auto parts = nb::cast<nb::tuple>(given);
-    if (nb::len(parts) != 2) refuse("a norm is a weight and a bias");
-    return {vector(parts[0], width, "norm weight"),
-            parts[1].is_none() ? nullptr : vector(parts[1], width, "norm bias")};
+  NormLayer norm(nb::handle object, int64_t width, bool optional = false) {
+    if (optional && object.is_none()) return {};
+    const auto pair = nb::cast<nb::tuple>(object);
+    if (nb::len(pair) != 2) refuse("a norm is a weight and a bias");
+    return {vector(pair[0], width, "norm weight"), pair[1].is_none() ? nullptr : vector(pair[1], width, "norm bias")};
   }
 
   void fill_settings(const nb::dict& settings) {
@@ -166,9 +165,9 @@ class PyDecoder {
     }
   }
 
-  std::vector<float> frequencies(nb::handle given) const {
-    if (given.is_none()) return {};
-    PyArrayObject* array = array_of(given, NPY_FLOAT32, "frequencies");
+  std::vector<float> frequencies(nb::handle object) const {
+    if (object.is_none()) return {};
+    PyArrayObject* array = array_of(object, NPY_FLOAT32, "frequencies");
     if (PyArray_NDIM(array) != 1 || 2 * PyArray_DIM(array, 0) > decoder_.head_width)
       refuse("frequencies are one per pair of a head");
     return {pointer<float>(array), pointer<float>(array) + PyArray_DIM(array, 0)};

@@ -24,7 +24,7 @@ from gguf_samples import (  # noqa: E402
 from tilewise import no_grad  # noqa: E402
 from tilewise._extension import native  # noqa: E402
 from tilewise.errors import FileFormatError, MissingFileError  # noqa: E402
-from tilewise.generate import generate  # noqa: E402
+from tilewise.generate import generate, make_engine, new_cache  # noqa: E402
 from tilewise.gguf import load_gguf, read_gguf  # noqa: E402
 from tilewise.gguf.models import ARCHITECTURES  # noqa: E402
 from tilewise.gguf.tensors import KINDS as READ  # noqa: E402
@@ -209,9 +209,10 @@ def test_logits_and_greedy_tokens_are_llama_cpps(architecture: str, tmp_path: Pa
     write_llama(model, tmp_path / "m.gguf", architecture=architecture)
     peer, model = LlamaCpp(tmp_path / "m.gguf", 96), load_gguf(tmp_path / "m.gguf").model
     prompt = [5, 9, 300, 17]
-    with no_grad():
-        ours, theirs = model(np.array([prompt])).data[0], peer.run(prompt, 0, everywhere=True)
+    rows = np.stack([np.array(prompt), np.zeros(4, int), np.arange(4)], 1)
+    ours = make_engine(model).run(rows, new_cache(model, 1, 96), np.arange(4))
+    theirs = peer.run(prompt, 0, everywhere=True)
     assert np.abs(ours - theirs).max() < 2e-3 * np.abs(theirs).max()
-    tokens = list(generate(model, prompt, 64))
+    tokens = list(generate(model, prompt, 64, cache=new_cache(model, 1, 96)))
     logits = [peer.run(prompt, 0), *(peer.run([t], len(prompt) + i) for i, t in enumerate(tokens[:-1]))]
     assert [int(row.argmax()) for row in logits] == tokens

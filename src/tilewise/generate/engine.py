@@ -65,7 +65,7 @@ def describe(model: LanguageModel) -> LlamaConfig:
         norm="layer",
         eps=model.norm.eps,
         gated=False,
-        activation="gelu_tanh" if model.approximate == "tanh" else "gelu",
+        activation={"tanh": "gelu_tanh"}.get(model.approximate, "gelu"),
         learned_positions=True,
     )
 

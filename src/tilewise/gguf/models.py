@@ -29,8 +29,8 @@ _MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24  # guard against hostile files
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """How the models of one `general.architecture` differ from LLaMA's; see `LlamaConfig` for the common fields."""
+class DecoderFamily:
+    """Differences of the models of one `general.architecture` from LLaMA; `LlamaConfig` explains the common fields."""
 
     norm: str = "rms"
     post_norms: bool = False
@@ -49,11 +49,11 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "gpt2": Architecture(norm="layer", gated=False, activation="gelu_tanh", learned_positions=True),
-    "llama": Architecture(interleaved_rope=True),  # also Mistral, SmolLM, TinyLlama
-    "qwen2": Architecture(),
-    "qwen3": Architecture(qk_norm=True),
-    "gemma2": Architecture(
+    "gpt2": DecoderFamily(norm="layer", gated=False, activation="gelu_tanh", learned_positions=True),
+    "llama": DecoderFamily(interleaved_rope=True),  # also Mistral, SmolLM, TinyLlama
+    "qwen2": DecoderFamily(),
+    "qwen3": DecoderFamily(qk_norm=True),
+    "gemma2": DecoderFamily(
         post_norms=True,
         activation="gelu_tanh",
         embedding_times_sqrt_width=True,
@@ -63,7 +63,7 @@ ARCHITECTURES = {
         logit_cap=30.0,
         wide_scale_layers=46,
     ),
-    "gemma3": Architecture(
+    "gemma3": DecoderFamily(
         post_norms=True,
         qk_norm=True,
         activation="gelu_tanh",
@@ -72,7 +72,7 @@ ARCHITECTURES = {
         window_rope_base=10000.0,
         wide_scale_layers=62,
     ),
-    "phi3": Architecture(),
+    "phi3": DecoderFamily(),
 }
 # Tensor names of the format for the layers and norms of a block.
 _LAYERS = {
@@ -86,6 +86,8 @@ _LAYERS = {
 }
 _NORMS = {"norm1": "attn_norm", "norm2": "ffn_norm"}
 _POST_NORMS = {"post_norm1": "post_attention_norm", "post_norm2": "post_ffw_norm"}
+_EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
+_NORM_BIASES: dict[str, tuple[str, ...]] = {"rms": (), "layer": ("bias",)}
 _QK_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 
 
@@ -164,13 +166,13 @@ class _Source:
             raise self.error(f"the tensor {name!r} is {info.shape}, not {shape}")
         self.checked.add(name)
 
-    def split(self, name: str, parts: dict[str, int]) -> None:
-        """Replace a tensor by its groups of consecutive rows: `parts` has their names and numbers of rows."""
-        info, rows, first = self.file.tensors.pop(name), sum(parts.values()), 0
+    def split(self, name: str, row_counts: dict[str, int]) -> None:
+        """Replace a tensor by its groups of consecutive rows: `row_counts` has their names and sizes."""
+        info, rows, first = self.file.tensors.pop(name), sum(row_counts.values()), 0
         if info.shape[0] != rows or (len(info.shape) == 1 and info.kind.block > 1):
             raise self.error(f"the tensor {name!r} is {info.shape}, not {rows} rows")
         row_bytes = info.nbytes // rows
-        for part, count in parts.items():
+        for part, count in row_counts.items():
             offset, shape = info.offset + first * row_bytes, (count, *info.shape[1:])
             self.file.tensors[part] = replace(info, name=part, shape=shape, offset=offset, nbytes=count * row_bytes)
             first += count
@@ -218,7 +220,7 @@ def _short(value: Any) -> str:
 # --- building ---
 
 
-def _build(source: _Source, architecture: Architecture) -> Llama:
+def _build(source: _Source, architecture: DecoderFamily) -> Llama:
     """Build the model; all shapes are checked before memory is allocated."""
     config = _read_config(source, architecture)
     for i in range(config.layers):
@@ -286,7 +288,7 @@ def _check_tensors(source: _Source, config: LlamaConfig) -> None:
             if biases.get(name, config.mlp_bias):
                 source.check(f"blk.{i}.{name}.bias", shape[0])
         for path, name in _norm_names(config).items():
-            for kind in ("weight", "bias") if config.norm == "layer" else ("weight",):
+            for kind in ("weight", *_NORM_BIASES[config.norm]):
                 source.check(f"blk.{i}.{name}.{kind}", config.head_dim if path in _QK_NORMS else width)
     unknown = {name for name in source.file.tensors if name.startswith("blk.")} - source.checked
     # Old files store the rotary frequencies of every block, which are computed here.
@@ -298,7 +300,7 @@ def _check_tensors(source: _Source, config: LlamaConfig) -> None:
 # --- the description ---
 
 
-def _read_config(source: _Source, architecture: Architecture) -> LlamaConfig:
+def _read_config(source: _Source, architecture: DecoderFamily) -> LlamaConfig:
     """Read the model's description from the metadata."""
     width, heads = source.size("embedding_length"), source.size("attention.head_count")
     if width % heads and source.prefix + "attention.key_length" not in source.file.metadata:
@@ -312,10 +314,9 @@ def _read_config(source: _Source, architecture: Architecture) -> LlamaConfig:
     layers, context = source.size("block_count", maximum=_MAX_LAYERS), source.size("context_length")
     is_wide = layers == architecture.wide_scale_layers
     tensors = source.file.tensors
-    eps_key = "layer_norm_epsilon" if architecture.norm == "layer" else "layer_norm_rms_epsilon"
-    same = ("norm", "post_norms", "qk_norm", "gated", "activation", "learned_positions", "interleaved_rope")
+    shared = ("norm", "post_norms", "qk_norm", "gated", "activation", "learned_positions", "interleaved_rope")
     return LlamaConfig(
-        **{name: getattr(architecture, name) for name in same},
+        **{name: getattr(architecture, name) for name in shared},
         layers=layers,
         width=width,
         heads=heads,
@@ -324,7 +325,7 @@ def _read_config(source: _Source, architecture: Architecture) -> LlamaConfig:
         vocab=source.vocabulary(width),
         context=context,
         head_dim=head_dim,
-        eps=source.real(f"attention.{eps_key}", 1e-5),
+        eps=source.real(_EPS_KEYS[architecture.norm], 1e-5),
         qkv_bias="blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         out_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
@@ -337,7 +338,7 @@ def _read_config(source: _Source, architecture: Architecture) -> LlamaConfig:
     )
 
 
-def _windows(source: _Source, architecture: Architecture, layers: int) -> tuple[int, ...]:
+def _windows(source: _Source, architecture: DecoderFamily, layers: int) -> tuple[int, ...]:
     """Return the window of each layer, 0 where there is none."""
     window = source.size("attention.sliding_window", architecture.window, minimum=0)
     if not architecture.window_period or not window:
@@ -351,7 +352,7 @@ def _windows(source: _Source, architecture: Architecture, layers: int) -> tuple[
     return tuple(window if i % period < period - 1 else 0 for i in range(layers))
 
 
-def _rotary(source: _Source, architecture: Architecture, head_dim: int, context: int) -> dict[str, Any]:
+def _rotary(source: _Source, architecture: DecoderFamily, head_dim: int, context: int) -> dict[str, Any]:
     """Compute the rotary fields of the description, scaled as the metadata says."""
     pairs = source.size("rope.dimension_count", head_dim) // 2
     if 2 * pairs > head_dim:

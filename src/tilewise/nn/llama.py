@@ -136,17 +136,17 @@ class LlamaConfig:
 
     def layer_frequencies(self, layer: int, length: int) -> Array:
         """Return the rotary frequencies of a layer when up to `length` positions are used."""
-        chosen = self.frequencies
         if self.windows[layer] and self.window_frequencies is not None:
-            chosen = self.window_frequencies
-        elif self.long_frequencies is not None and length > self.long_context:
-            chosen = self.long_frequencies
-        assert chosen is not None
-        return chosen
+            return self.window_frequencies
+        if self.long_frequencies is not None and length > self.long_context:
+            return self.long_frequencies
+        assert self.frequencies is not None
+        return self.frequencies
 
     def make_norm(self) -> Module:
         """Create a norm over the model's width."""
-        return RMSNorm(self.width, self.eps) if self.norm == "rms" else LayerNorm(self.width, self.eps)
+        norms: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
+        return norms[self.norm](self.width, self.eps)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
@@ -252,8 +252,8 @@ class LlamaBlock(Module):
     def forward(self, x: Tensor, past_kv: LayerCache | None = None, positions: Array | None = None) -> Tensor:
         attended = self.self_attn(self.norm1(x), past_kv, positions)
         x = x + (self.post_norm1(attended) if self.has_post_norms else attended)
-        widened = self.mlp(self.norm2(x))
-        out: Tensor = x + (self.post_norm2(widened) if self.has_post_norms else widened)
+        projected = self.mlp(self.norm2(x))
+        out: Tensor = x + (self.post_norm2(projected) if self.has_post_norms else projected)
         return out
 
 
@@ -266,6 +266,7 @@ class Llama(Module):
     """
 
     def __init__(self, config: LlamaConfig, rng: Rng = None, layer: LinearFactory | None = None) -> None:
+        """Create the layers; a `layer` factory also means that the embeddings are filled in later."""
         self.config = config
         self.vocab, self.context, self.heads = config.vocab, config.context, config.heads
         rng = np.random.default_rng(rng)
