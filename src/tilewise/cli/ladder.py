@@ -118,15 +118,19 @@ def _draw(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int,
         names = [rung.name for rung, _ in rates]
         bars = axes.bar(names, [rate for _, rate in rates], color=[GREY if name == "numpy" else BLUE for name in names])
         axes.bar_label(bars, [f"{rate:.3g}" for _, rate in rates], padding=2)
+        fastest = max(rate for _, rate in rates)
+        one_thread = max(rate for rung, rate in rates if rung.name not in ("native", "numpy"))
         highest = max(ceiling.values())
         for threads, peak in ceiling.items():
-            axes.axhline(peak, color=RED, linestyle="--", linewidth=1)
+            if peak < (fastest if threads > 1 else one_thread):
+                continue  # a rung passed this ceiling, so it was measured while the machine was busy
+            axes.axhline(peak, color=RED, linestyle="--", linewidth=1, zorder=0)  # behind the bars and their numbers
             label = f"this machine's ceiling, {threads} thread{'s' * (threads > 1)}: {peak:.0f}"
             # The highest ceiling is labelled above its line, others below, so that labels do not overlap.
             offset = (0, 3 if peak == highest else -13)
             axes.annotate(label, (-0.4, peak), xytext=offset, textcoords="offset points", color=RED, fontsize=9)
         axes.set(yscale="log", ylabel="GFLOP/s (logarithmic)", title=f"Matrix product {size}×{size}, float32")
-        axes.set_ylim(top=max(highest, *(rate for _, rate in rates)) * 3)
+        axes.set_ylim(top=max(highest, fastest) * 3)
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(axis="y")
 

@@ -30,6 +30,7 @@ _MIN_LEAK_BYTES = 64.0  # per call; about one small Python object
 _WARMUP_CALLS = 8  # arbitrary; fills caches of a few entries
 _FIRST_CALLS = 24  # arbitrary; six calls per segment
 _CONFIRMATION_CALLS = (150, 700)  # above the 128 entries of a default lru_cache, then above the 512 of re's cache
+_MIN_UNCONFIRMED_BYTES = 4096.0  # per call; smaller growth is a leak only if the confirmation calls had time to finish
 _MAX_GROWTH_BYTES = 256 << 20  # the search for a leak must not fill the machine's memory
 _SEGMENTS = 4  # growth has to continue in each quarter of the series
 _FRAMES = 16  # depth of the recorded tracebacks
@@ -62,7 +63,7 @@ class LeakReport:
             return f"only {self.calls} calls finished in time, too few to detect a leak"
         if not self.leaking:
             return f"no leak in {self.calls} calls"
-        where = f", from {self.sites[0].where}" if self.sites else ""
+        where = f", from {self.sites[0].where}" if self.sites else ", from no line of your code"
         return f"leak: memory grows by {bytes_(self.bytes_per_call)} per call ({self.calls} calls{where})"
 
 
@@ -86,6 +87,8 @@ def find_leak(func: Callable[[], Any], seconds: float = 10.0) -> LeakReport:
                 live_bytes = longer
             growth = steady_growth(live_bytes)
         growth = steady_growth(live_bytes)
+        if growth < _MIN_UNCONFIRMED_BYTES and len(live_bytes) < _CONFIRMATION_CALLS[0]:
+            enough, growth = enough and not growth, 0.0
     if not growth:
         return LeakReport(False, 0.0, calls, enough_calls=enough)
     return LeakReport(True, growth, calls, sites=_growing_sites(func, deadline))
@@ -150,7 +153,7 @@ def _growing_sites(func: Callable[[], Any], deadline: float, calls: int = 20) ->
     growth_by_line: dict[str, list[int]] = {}
     for difference in after.compare_to(before, "traceback"):
         frame = _callers_line(difference.traceback)
-        if frame.filename not in (__file__, tracemalloc.__file__):
+        if frame is not None:
             total = growth_by_line.setdefault(f"{frame.filename}:{frame.lineno}", [0, 0])
             total[0] += difference.size_diff
             total[1] += difference.count_diff
@@ -159,14 +162,14 @@ def _growing_sites(func: Callable[[], Any], deadline: float, calls: int = 20) ->
     return sorted(sites, key=lambda site: -site.bytes)[:5]
 
 
-def _callers_line(trace: tracemalloc.Traceback) -> tracemalloc.Frame:
-    """Return the innermost frame outside libraries, or the innermost frame if all are in libraries."""
+def _callers_line(trace: tracemalloc.Traceback) -> tracemalloc.Frame | None:
+    """Return the innermost frame outside libraries; None if the caller has no code of its own in the traceback."""
     for frame in reversed(trace):  # tracemalloc lists the innermost frame last
         if frame.filename == __file__:
             break
         if not frame.filename.startswith(_LIBRARIES):
             return frame
-    return trace[-1]
+    return None
 
 
 _LIBRARIES = (

@@ -219,9 +219,12 @@ def _python(results: ProfileResults, where: str, ops: list[str], time_share: str
     calls = row.calls if row else len(results.units)
     mean = row.unit_seconds / row.calls if row and row.calls else 0.0
     detail = f" ({calls} operations of {seconds(mean)} on average)" if row and calls > 3 else ""
+    advice = "replace loops by one operation on whole arrays"
+    if where not in ("", _OUTSIDE):  # a layer, which a plan runs without Python between the operations
+        advice = "tilewise.compile runs a network in native calls, without this overhead"
     return (
         f"Python overhead: {time_share} of the time is spent outside kernels, most in "
-        f"{_layer_text(results, where)}{detail}; replace loops by one operation on whole arrays."
+        f"{_layer_text(results, where)}{detail}; {advice}."
     )
 
 

@@ -13,8 +13,8 @@ from importlib.resources import files
 from tilewise.profile.events import ProfileEvent
 from tilewise.profile.report.charts import KINDS, roofline_svg, timeline_svg
 from tilewise.profile.report.results import ProfileResults, ProfileRow
-from tilewise.profile.report.text import HEADINGS, ceilings, row_cells
-from tilewise.profile.units import bytes_, count, seconds, share
+from tilewise.profile.report.text import HEADINGS, ceilings, roofline_text, row_cells
+from tilewise.profile.units import bytes_, count, seconds
 
 _TIMELINE_HINT = (
     "Layers on top, operations and kernels below them. Drag to move, use the wheel to zoom, double-click to reset; "
@@ -22,8 +22,12 @@ _TIMELINE_HINT = (
 )
 _ROOFLINE_HINT = (
     "Each dot is an operation; its size shows its share of the time. The lines are the peak rates of this machine: a "
-    "dot under the slanted part is limited by memory, under the flat part by arithmetic."
+    "dot under the slanted part is limited by memory, under the flat part by arithmetic. Winograd convolutions can "
+    "pass the lines, because they multiply less than is counted."
 )
+
+
+_MIN_SHARE = 1e-4  # rows below 0.01 % of the time are left out
 
 
 def _asset(name: str) -> str:
@@ -69,7 +73,7 @@ def _tiles(results: ProfileResults) -> str:
         (seconds(results.seconds), "measured time"),
         (f"{count(results.flops)}FLOP", "in products"),
         (f"{count(results.flops_per_second)}FLOP/s", "overall"),
-        (share(results.roofline_share), "of the roofline"),
+        (roofline_text(results.roofline_share), "of the roofline"),
         (bytes_(results.bytes_moved), "moved at least"),
         (seconds(results.recording_seconds), "recording overhead (excluded)"),
     ]
@@ -83,13 +87,14 @@ def _legend() -> str:
 
 
 def _table(first: str, rows: list[ProfileRow], total: float) -> str:
-    head = "".join(f"<th>{heading}</th>" for heading in (first, *HEADINGS, "tile"))
-    body = "".join(_row(row, total) for row in rows[:200] if row.seconds > 0)
+    head = "".join(f"<th>{heading}</th>" for heading in (first, *HEADINGS))
+    body = "".join(_row(row, total) for row in rows[:200] if row.seconds > _MIN_SHARE * total)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _row(row: ProfileRow, total: float) -> str:
-    cells = [escape(cell) for cell in (*row_cells(row, total), next(iter(row.tiles), ""))]
+    cells = [escape(cell) for cell in row_cells(row, total)]
     bar = f'<span class="share"><i style="width:{60 * min(row.seconds / total, 1):.1f}px"></i></span>'
     cells[1] = f'{bar}<span class="number">{cells[1]}</span>'
-    return f"<tr><td>{escape(row.title)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    tile = f"<small>{escape(next(iter(row.tiles)))}</small>" if row.tiles else ""
+    return f"<tr><td>{escape(row.title)}{tile}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

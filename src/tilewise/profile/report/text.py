@@ -69,11 +69,16 @@ def row_cells(row: ProfileRow, total: float) -> list[str]:
         str(row.calls),
         count(row.flops).strip() if row.flops else "",
         count(row.flops_per_second).strip() if row.flops else "",
-        share(row.roofline_share) if row.roofline_seconds else "",
+        roofline_text(row.roofline_share) if row.roofline_seconds else "",
         bytes_(row.bytes_moved) if row.bytes_moved else "",
         bytes_(allocated) if allocated else "",
         ", ".join(row.backends),
     ]
+
+
+def roofline_text(fraction: float) -> str:
+    """Format a share of the roofline; Winograd convolutions exceed it, because they multiply less than is counted."""
+    return share(fraction) if fraction <= 1.0 else "> 100 %"
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
