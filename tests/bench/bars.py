@@ -17,12 +17,15 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.bench import hostile
 from tests.bench.site import Served
 from tests.bench.test_board import made_up_score, recipe
+from tests.waiting import PATIENCE
 from tilewise_arena.board import Board, open_board
 from tilewise_arena.board.tokens import create_token
 
@@ -114,21 +117,31 @@ def report(what: str, milliseconds: list[float]) -> None:
     print(f"{what:52s} {figures}", flush=True)
 
 
+@contextmanager
+def attacked(name: str, port: int, token: str, seconds: float) -> Iterator[None]:
+    """Run an attack in a process of its own; the block starts once the attacker has connected."""
+    spawn = multiprocessing.get_context("spawn")
+    connected = spawn.Event()
+    client = spawn.Process(target=hostile.run, args=(name, port, token, seconds, connected))
+    client.start()
+    try:
+        assert connected.wait(PATIENCE)
+        yield
+    finally:
+        client.terminate()
+        client.join()
+
+
 def health(folder: Path, names: list[str], seconds: float) -> None:
     """Each attack on a server of its own and with a token of its own: nothing that it may ask is used up before."""
     path = folder / "health.sqlite"
     for name in names or list(hostile.ATTACKS):
         key, (token,) = prepared(path, 2000, f"hostile {time.time_ns()}")
         served = Served(str(path), key)
-        target, words = hostile.run, (name, served.port, token, seconds + 1.0)
-        client = multiprocessing.get_context("spawn").Process(target=target, args=words)
         try:
-            client.start()
-            time.sleep(1.0)
-            report(name, probe(served.port, seconds))
+            with attacked(name, served.port, token, seconds + 1.0):
+                report(name, probe(served.port, seconds))
         finally:
-            client.terminate()
-            client.join()
             served.stop()
 
 
@@ -138,19 +151,11 @@ def service(folder: Path, names: list[str], seconds: float) -> None:
 
     for name in names or list(hostile.ATTACKS):
         served = ServedStore(str(folder / "service.sqlite"))
-        client = multiprocessing.get_context("spawn").Process(
-            target=hostile.run, args=(name, served.port, "tw_unknown", seconds + 3.0)
-        )
-        try:
-            client.start()
-            time.sleep(1.0)
+        with attacked(name, served.port, "tw_unknown", seconds + 3.0):
             report(f"service, {name}", probe(served.port, seconds))
             start = time.perf_counter()
             served.stop()
             print(f"    ended {time.perf_counter() - start:.2f} s after SIGTERM", flush=True)
-        finally:
-            client.terminate()
-            client.join()
 
 
 def probe(port: int, seconds: float) -> list[float]:
@@ -176,24 +181,27 @@ def end(folder: Path) -> None:
     path = folder / "health.sqlite"
     key, tokens = prepared(path, 2000, *(f"class {at} {time.time_ns()}" for at in range(64)))
     for turn in range(3):
-        served = Served(str(path), key, workers=1)
+        served, entered = Served(str(path), key, workers=1), threading.Semaphore(0)
         threads = [
-            threading.Thread(target=_submit_until_gone, args=(served.port, t, turn), daemon=True) for t in tokens
+            threading.Thread(target=_submit_until_gone, args=(served.port, t, turn, entered), daemon=True)
+            for t in tokens
         ]
         for thread in threads:
             thread.start()
-        time.sleep(5.0)
+        for _ in threads:  # about one entry of every team
+            assert entered.acquire(timeout=PATIENCE)
         start = time.perf_counter()
         served.process.send_signal(signal.SIGTERM)
         code = served.process.wait(60)
         print(f"SIGTERM under load: ended with {code} after {time.perf_counter() - start:.2f} s", flush=True)
 
 
-def _submit_until_gone(port: int, token: str, turn: int) -> None:
+def _submit_until_gone(port: int, token: str, turn: int, entered: threading.Semaphore) -> None:
     try:
         client = Client(port, token)
         for at in range(400):
             client.ask("/api/entries", {"recipe": recipe("", 1 + turn * 400 + at)}, 201)
+            entered.release()
             client.ask("/board/MLP_SPRINT")
     except (OSError, http.client.HTTPException, AssertionError):
         pass

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 Attack = Callable[["Target"], None]
 ATTACKS: dict[str, Attack] = {}
@@ -20,15 +22,18 @@ ATTACKS: dict[str, Attack] = {}
 class Target:
     """The board's port, a student's token, and when to stop."""
 
-    def __init__(self, port: int, token: str, seconds: float) -> None:
-        self.port, self.token, self.until = port, token, time.monotonic() + seconds
+    def __init__(self, port: int, token: str, seconds: float, connected: Any = None) -> None:
+        self.port, self.token, self.until, self.connected = port, token, time.monotonic() + seconds, connected
 
     @property
     def open(self) -> bool:
         return time.monotonic() < self.until
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        if self.connected is not None:
+            self.connected.set()
+        return connection
 
     def head(self, method: str, path: str, length: int | None = None, known: bool = True, more: str = "") -> bytes:
         lines = [f"{method} {path} HTTP/1.1", "host: x", "content-type: application/json"]
@@ -125,15 +130,18 @@ def idle_connections(target: Target) -> None:
 
 @attack
 def half_sent_heads(target: Target) -> None:
-    """Two thousand connections that have begun a request and do not end it."""
-    connections: list[socket.socket] = []
-    while target.open:
-        with contextlib.suppress(OSError):
-            connections.append(target.connect())
-            connections[-1].sendall(b"POST /choose HTTP/1.1\r\nhost: x\r\n")
-        if len(connections) >= 2000:
-            time.sleep(0.05)
-            connections.pop(0).close()
+    """Two thousand connections that have begun a request and do not end it; one that the server closes is replaced."""
+    with selectors.DefaultSelector() as selector:
+        while target.open:
+            if len(selector.get_map()) < 2000:
+                with contextlib.suppress(OSError):
+                    connection = target.connect()
+                    connection.sendall(b"POST /choose HTTP/1.1\r\nhost: x\r\n")
+                    selector.register(connection, selectors.EVENT_READ)
+                continue
+            for key, _ in selector.select(max(0.0, target.until - time.monotonic())):
+                selector.unregister(key.fileobj)
+                key.fileobj.close()
 
 
 @attack
@@ -369,5 +377,6 @@ def entries_one_by_one(target: Target) -> None:
     target.crowd(50, asks)
 
 
-def run(name: str, port: int, token: str, seconds: float) -> None:
-    ATTACKS[name](Target(port, token, seconds))
+def run(name: str, port: int, token: str, seconds: float, connected: Any = None) -> None:
+    """Attack for some seconds. The event `connected` is set with the first connection."""
+    ATTACKS[name](Target(port, token, seconds, connected))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from tests.waiting import until
 from tilewise.bench import Rejected, Settings, TooNoisy, reference_recipe
 from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.leaderboard import LocalLeaderboard
@@ -228,7 +229,6 @@ def load(event, folder):
             fcntl.fcntl(descriptor, 1031, 4096)  # F_SETPIPE_SZ: a question has 8 KiB and no longer fits
         except OSError:
             pass
-    time.sleep(0.0)
     return lambda x: time.sleep(1000)
 """
 ONE_BYTE_AT_A_TIME = """
@@ -291,17 +291,10 @@ def test_a_plugin_does_not_outlive_a_killed_harness(tmp_path: Path) -> None:
     path = plugin(tmp_path, "def load(e, f):\n    while True: pass\n")
     code = f"from tilewise_arena.sandbox import score_plugin; score_plugin({str(path)!r}, 'MLP_SPRINT')"
     harness = subprocess.Popen([sys.executable, "-c", code])
-    mine = _wait_for(lambda: {pid for pid in _descendants(harness.pid) if _cpu_ticks(pid) > 200})  # it spins
+    mine = until(lambda: {pid for pid in _descendants(harness.pid) if _cpu_ticks(pid) > 200})  # it spins
     os.kill(harness.pid, signal.SIGKILL)
     harness.wait()
-    assert _wait_for(lambda: all(_has_ended(pid) for pid in mine))
-
-
-def _wait_for(condition: Callable[[], T]) -> T:
-    deadline = time.monotonic() + 60
-    while not (result := condition()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return result
+    until(lambda: all(_has_ended(pid) for pid in mine))
 
 
 def _descendants(pid: int) -> Iterator[int]:

@@ -79,6 +79,7 @@ def test_a_plan_holds_its_weights_once() -> None:
 def test_a_plan_for_a_batch_packs_no_weights_for_fewer_images() -> None:
     """Two and eight images of this size go by other algorithms, which want other forms of the filters."""
     assert native is not None
+    native.set_num_threads(1)  # every thread has scratch of its own
     layers = nn.Sequential(*(nn.Conv2d(256, 256, 3, padding=1, bias=False) for _ in range(2)))
     before = native.memory_in_use()
     made = plan.compile(layers, np.ones((8, 256, 4, 4), np.float32))
@@ -89,6 +90,7 @@ def test_a_plan_for_a_batch_packs_no_weights_for_fewer_images() -> None:
 def test_transformed_filters_of_a_plan_are_bounded() -> None:
     """Half as many again as the weights, and 16 MiB; with scratch and what a vector rounds up."""
     assert native is not None
+    native.set_num_threads(1)  # every thread has scratch of its own
     layers = nn.Sequential(*(nn.Conv2d(512, 512, 3, padding=1, bias=False) for _ in range(4))).eval()
     x, before = np.random.default_rng(0).standard_normal((1, 512, 16, 16), dtype=np.float32), native.memory_in_use()
     made = plan.compile(layers, x)
