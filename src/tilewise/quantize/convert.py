@@ -33,12 +33,11 @@ from tilewise.quantize.checks import (
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
 from tilewise.quantize.graph import FloatGraph, trace
 from tilewise.quantize.layers import DynamicLinear, QuantizedLinear
-from tilewise.quantize.lowering import FORMS, shared_parameters, tied_values, unsupported_reason
+from tilewise.quantize.lowering import FORMS, LayerCache, shared_parameters, tied_values, unsupported_reason
 from tilewise.quantize.mixed_precision import (
     HOLDOUT_IMAGES,
+    PrecisionSearch,
     assign_precision,
-    images_at_hand,
-    images_to_check,
     int16_parameters,
     measured_error,
     stated_error,
@@ -89,16 +88,17 @@ class QuantizedModel(Module):
         int16_reasons: Mapping[int, str] | None = None,
         rounding: GptqRounding | None = None,
         numbers: Mapping[int, AffineParameters] | None = None,
+        layers: LayerCache | None = None,
     ) -> None:
         """Convert a traced graph.
 
         `stored` holds the arrays of a model that was read from a file, by operator; without it, weights come from the
         graph. `int16_reasons` maps the first member of each group of tied values that gets int16 to the reason.
         `rounding` rounds weights with respect to the inputs of their layer (GPTQ). `numbers` are the parameters of
-        int16 groups; by default they follow from the calibration.
+        int16 groups; by default they follow from the calibration. `layers` are those of other candidates.
         """
         check_fits(calibration, graph)
-        self._stored, self._rounding = stored, rounding
+        self._stored, self._rounding, self.layers = stored, rounding, layers or LayerCache()
         self.graph, self.calibration, self.float_reasons = graph, calibration, dict(keep_float)
         self.int16_reasons = dict(int16_reasons or {})
         self.numbers = dict(numbers or int16_parameters(graph, calibration, self.int16_reasons))
@@ -124,6 +124,7 @@ class QuantizedModel(Module):
             if layer is not None:  # no float copy of a weight is kept
                 step.weight = step.bias = None
         self._stored = self._rounding = None
+        self.layers = LayerCache()
         self._segments: list[Segment | int] = segments(self)
 
     # --- running ---
@@ -248,6 +249,11 @@ class QuantizedModel(Module):
         """Return the mean of each channel of an operator's result, or None if it was not observed."""
         mean = self.calibration.mean_of(index)
         return mean if mean is None or self.equalization is None else mean * self.equalization[index]
+
+    @property
+    def uses_gptq(self) -> bool:
+        """Whether weights are rounded with respect to the inputs of their layer."""
+        return self._rounding is not None
 
     def rounded(self, index: int) -> QuantizedWeights | None:
         """Return a convolution's int8 weights from GPTQ; None if they are rounded to the nearest value."""
@@ -490,23 +496,27 @@ def _within_error(
     Activations get 16 bits first; then the layers that harm the result most stay in float. If the error is still above
     the bound, a warning states it up to `_LARGEST_EXCESS` times the bound, and beyond that AccuracyError is raised.
     """
-    images = images_at_hand(calibration, first, holdout)
+    common = PrecisionSearch(graph, calibration, float_reasons, first, holdout)
+    images, layers = common.at_hand, LayerCache()
 
     def build(reach_scale: float, int16_reasons: Mapping[int, str], rounding: GptqRounding | None) -> QuantizedModel:
         copy = FloatGraph([replace(step) for step in graph.steps], graph.batch)  # conversion drops its float weights
         numbers = int16_parameters(graph, calibration, int16_reasons, reach_scale)
         return QuantizedModel(
-            copy, calibration, float_reasons, int16_reasons=int16_reasons, rounding=rounding, numbers=numbers
+            copy,
+            calibration,
+            float_reasons,
+            int16_reasons=int16_reasons,
+            rounding=rounding,
+            numbers=numbers,
+            layers=layers,
         )
 
     # If 16 bits everywhere exceed the bound, either values of unseen images saturated or the steps are too coarse:
     # search again with wider and with narrower ranges, and keep the smallest error.
     candidates: list[tuple[float, float, QuantizedModel]] = []
     for reach_scale in (1.0, 2.0, 0.6):
-        with_reach = partial(build, reach_scale)
-        candidate, error, predicted = assign_precision(
-            graph, calibration, float_reasons, batch=first, bound=bound, build=with_reach, holdout=holdout
-        )
+        candidate, error, predicted = assign_precision(common, bound, partial(build, reach_scale))
         candidates.append((error, predicted, candidate))
         if predicted <= bound:
             break
@@ -528,8 +538,7 @@ def _within_error(
             "although activations have 16 bits and the most sensitive layers stay in float",
             stacklevel=3,
         )
-    check = images_to_check(graph, calibration, first, holdout)
-    model.measured_error, model.stated_error = error, max(error, bound, stated_error(model, check))
+    model.measured_error, model.stated_error = error, max(error, bound, stated_error(model, common.check))
     return model
 
 

@@ -37,6 +37,29 @@ KEEPS = ("max_pool", "avg_pool", "flatten", "slice", "gather_channels", "upsampl
 MOVES = (*KEEPS, "concat", "global_mean")  # nothing is gained by quantizing for their sake
 
 
+class LayerCache:
+    """Integer layers that candidate models share: a layer is built again only if something it is built from differs."""
+
+    _MAX_VARIANTS = 4  # of one layer; arbitrary, a search needs its last two or three
+
+    def __init__(self) -> None:
+        self._variants: dict[int, list[tuple[tuple[Any, ...], list[Array | None], Any]]] = {}
+
+    def get(self, index: int, key: tuple[Any, ...], arrays: list[Array | None], build: Callable[[], Any]) -> Any:
+        """Return the layer of step `index` with these settings, weights, bias and means of its inputs."""
+        variants = self._variants.setdefault(index, [])
+        for known_key, known_arrays, layer in variants:
+            if known_key == key and all(map(_same_array, known_arrays, arrays)):
+                return layer
+        layer = build()
+        self._variants[index] = [*variants[1 - self._MAX_VARIANTS :], (key, arrays, layer)]
+        return layer
+
+
+def _same_array(a: Array | None, b: Array | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
+
+
 def _conv(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedConv2d:
     """Build an integer convolution from float weights, or from the arrays of a file."""
     source, output, border = model.affine[step.inputs[0]], model.affine[index], model.padding_of(index)
@@ -45,12 +68,18 @@ def _conv(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Quanti
         geometry = Geometry(step.stride, step.padding, step.groups, step.dilation)
         integers = (stored["q"], stored["scale"], stored["offset"])
         return QuantizedConv2d.restored(*integers, source, output, geometry, step.activation, residual, border)
-    assert step.weight is not None
-    settings = (source, output, step.stride, step.padding, False, residual, border)
-    means = model.mean_of(step.inputs[0])
-    options: dict[str, Any] = {"groups": step.groups, "dilation": step.dilation, "means": means}
-    options["rounded"] = None if source.is_int16 else model.rounded(index)
-    return QuantizedConv2d.from_weights(step.weight, step.bias, *settings, activation=step.activation, **options)
+    weight, bias, means = step.weight, step.bias, model.mean_of(step.inputs[0])
+    assert weight is not None
+
+    def build() -> QuantizedConv2d:
+        settings = (source, output, step.stride, step.padding, False, residual, border)
+        options: dict[str, Any] = {"groups": step.groups, "dilation": step.dilation, "means": means}
+        options["rounded"] = None if source.is_int16 else model.rounded(index)
+        return QuantizedConv2d.from_weights(weight, bias, *settings, activation=step.activation, **options)
+
+    key = (source, output, residual, border, step.activation, not source.is_int16 and model.uses_gptq)
+    layer: QuantizedConv2d = model.layers.get(index, key, [weight, bias, means], build)
+    return layer
 
 
 def _linear(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedLinear:
@@ -61,15 +90,22 @@ def _linear(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Quan
     if stored is not None:
         arguments = (stored["q"], stored["scale"], stored.get("bias"), source, output, relu, step.activation)
         return QuantizedLinear.restored(*arguments)
-    bias, means = step.bias, model.mean_of(step.inputs[0])
-    assert step.weight is not None
-    if means is not None:
-        # Bias correction (Nagel et al. 2019, section 4.2): remove the mean error that rounded weights cause.
-        int8_weights = INT8Quantizer().quantize_weights
-        rounded = wide_weights(step.weight, bias, source) if source.is_int16 else int8_weights(step.weight)
-        bias = corrected_bias(step.weight, rounded.dequantize(), bias, means)
-    weight = _channels_last(model, step)
-    return QuantizedLinear.from_weights(weight, bias, source, output, relu, activation=step.activation)
+    bias, means, weight = step.bias, model.mean_of(step.inputs[0]), step.weight
+    assert weight is not None
+
+    def build() -> QuantizedLinear:
+        corrected = bias
+        if means is not None:
+            # Bias correction (Nagel et al. 2019, section 4.2): remove the mean error that rounded weights cause.
+            int8_weights = INT8Quantizer().quantize_weights
+            rounded = wide_weights(weight, bias, source) if source.is_int16 else int8_weights(weight)
+            corrected = corrected_bias(weight, rounded.dequantize(), bias, means)
+        ordered = _channels_last(model, step)
+        return QuantizedLinear.from_weights(ordered, corrected, source, output, relu, activation=step.activation)
+
+    key = (source, output, step.activation, model.channels_last_image(step.inputs[0]))
+    layer: QuantizedLinear = model.layers.get(index, key, [weight, bias, means], build)
+    return layer
 
 
 def _elementwise(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any:

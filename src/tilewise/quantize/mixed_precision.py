@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
 Int16Reasons = dict[int, str]  # per group of tied values, by its first step: why it has int16
+Build = Callable[[Int16Reasons, GptqRounding | None], Any]
 HOLDOUT_IMAGES = 32  # most images that are held out of calibration for validation; arbitrary
 _BATCH = 32  # images whose results are to stay within the bound, also if fewer were given
 # Activations to compute when searching, when validating, and for the sensitivity of each; at least one image's.
@@ -149,46 +151,77 @@ def images_to_check(
     return EvaluatedBatch(xs, results, len(xs) - len(parts[-1].x))
 
 
-def assign_precision(
-    graph: FloatGraph,
-    calibration: Calibration,
-    float_reasons: dict[str, str],
-    batch: EvaluatedBatch,
-    bound: float,
-    build: Callable[[Int16Reasons, GptqRounding | None], Any],
-    holdout: EvaluatedBatch | None = None,
-) -> tuple[Any, float, float]:
+class PrecisionSearch:
+    """What a search for int16 activations needs besides the model: images, sensitivities, GPTQ and the int8 model.
+
+    Nothing of it depends on the range of int16 activations, so that several searches share it.
+    """
+
+    def __init__(
+        self,
+        graph: FloatGraph,
+        calibration: Calibration,
+        float_reasons: dict[str, str],
+        batch: EvaluatedBatch,
+        holdout: EvaluatedBatch | None,
+    ) -> None:
+        """`batch` was observed by calibration, `holdout` was not; without held-out images, mirror images of `batch`
+        stand in for them."""
+        self.graph, self.calibration, self.float_reasons, self._batch = graph, calibration, float_reasons, batch
+        self.check = images_to_check(graph, calibration, batch, holdout)
+        self.at_hand = images_at_hand(calibration, batch, holdout)
+        self._int8: tuple[Any, float] | None = None
+
+    def int8_model(self, build: Build) -> tuple[Any, float]:
+        """Return the model without int16 and its predicted error."""
+        if self._int8 is None:
+            model = build({}, None)
+            self._int8 = model, _error(model, self.check)
+        return self._int8
+
+    @cached_property
+    def few_images(self) -> EvaluatedBatch:
+        return self.check.first(_count(self.calibration, _RUN))
+
+    @cached_property
+    def rounding(self) -> GptqRounding:
+        return GptqRounding(self.graph, self._batch.first(_count(self.calibration, _RUN)).x)
+
+    @cached_property
+    def sensitivities(self) -> list[ActivationSensitivity]:
+        """The activations that add an error, the largest error per cost of int16 first."""
+        images = self.check.first(_count(self.calibration, _LOOKED_AT))
+        errors = _sensitivities(self.graph, self.calibration, self.float_reasons, images)
+        return sorted(errors, key=lambda h: -h.error / h.cost)
+
+
+def assign_precision(common: PrecisionSearch, bound: float, build: Build) -> tuple[Any, float, float]:
     """Find the model with the fewest int16 activations whose predicted error on unseen images is within `bound`.
 
     Returns the model, its error measured on the images at hand, and the error predicted for other images. If no choice
-    keeps the prediction within `bound`, all activations are int16. `batch` was observed by calibration, `holdout` was
-    not; without held-out images, mirror images of `batch` stand in for them. `build` receives the int16 activations
-    with their reasons.
+    keeps the prediction within `bound`, all activations are int16. `build` receives the int16 activations with their
+    reasons.
     """
-    check = images_to_check(graph, calibration, batch, holdout)
-    at_hand = images_at_hand(calibration, batch, holdout)
-    search, look = (check.first(_count(calibration, most)) for most in (_RUN, _LOOKED_AT))
-    model = build({}, None)
-    error = _error(model, check)
+    check, at_hand = common.check, common.at_hand
+    model, error = common.int8_model(build)
     if error <= bound or not np.isfinite(error):
         return model, _measured_error_of(model, at_hand), error
-    rounding = GptqRounding(graph, batch.first(_count(calibration, _RUN)).x)
-    sensitivities = sorted(_sensitivities(graph, calibration, float_reasons, look), key=lambda h: -h.error / h.cost)
+    sensitivities = common.sensitivities
+
+    def with_int16(count: int) -> Any:
+        return build(_reasons(common.graph, sensitivities[:count], error), common.rounding)
+
     # Bisection over the number of int16 activations, most sensitive first: `least` are too few, `most` suffice.
     least, most, target = -1, len(sensitivities), bound
     while sensitivities:
         while least + 1 < most:
             count = (least + most) // 2
-            enough = _error(build(_reasons(graph, sensitivities[:count], error), rounding), search) <= target
+            enough = _error(with_int16(count), common.few_images) <= target
             least, most = (least, count) if enough else (count, most)
-        model = build(_reasons(graph, sensitivities[:most], error), rounding)
+        model = with_int16(most)
         validated = _error(model, check)
         if validated <= bound:
-
-            def with_fewer(count: int) -> Any:
-                return build(_reasons(graph, sensitivities[:count], error), rounding)
-
-            smaller = _fewer(model, most, with_fewer, check, bound)
+            smaller = _fewer(model, most, with_int16, check, bound)
             return smaller, _measured_error_of(smaller, at_hand), _error(smaller, check)
         if most == len(sensitivities):
             return model, _measured_error_of(model, at_hand), validated
