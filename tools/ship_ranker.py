@@ -141,10 +141,10 @@ def train(groups: Sequence[MeasuredGroup]) -> dict[str, Any]:
     ratio = lightgbm.train(TREES, lightgbm.Dataset(rows, np.concatenate(runtime) - estimate, weight=weight), ROUNDS)
     centred = np.concatenate([logs - logs.mean() for logs in runtime])
     compared = lightgbm.train(TREES, lightgbm.Dataset(differences, centred, weight=weight), ROUNDS)
-    return {**_flat_trees(ratio, "ratio"), **_flat_trees(compared, "relative")}
+    return {**flat_trees(ratio, "ratio"), **flat_trees(compared, "relative")}
 
 
-def _flat_trees(booster: Any, name: str) -> dict[str, Any]:
+def flat_trees(booster: Any, name: str) -> dict[str, Any]:
     """Convert LightGBM's trees to flat arrays; children come behind their parent."""
     nodes: list[list[float]] = []  # feature or -1, threshold, left, right, value
     roots = []

@@ -80,6 +80,20 @@ def test_products_agree_with_pytorch_in_every_schedule() -> None:
 
 
 @needs_interpreter
+def test_grouped_and_block_scaled_products_agree_with_pytorch() -> None:
+    grouped = {"family": "grouped_matmul", "n": 80, "k": 160, "dtype": "fp16"}
+    _run_interpreted(
+        [
+            {**grouped, "tokens": 9, "top_k": 2, "experts": 5},
+            {**grouped, "tokens": 40, "top_k": 1, "experts": 3},
+            {**grouped, "tokens": 7, "top_k": 3, "experts": 4, "dtype": "fp8", "scales": "tensor"},
+            {**grouped, "tokens": 7, "top_k": 2, "experts": 4, "k": 272, "dtype": "fp8", "scales": "block"},
+            {"family": "block_fp8_matmul", "m": 33, "n": 144, "k": 272},
+        ]
+    )
+
+
+@needs_interpreter
 def test_attention_agrees_with_pytorch() -> None:
     shape = {"family": "attention", "batch": 2, "heads": 4, "kv_heads": 2, "dtype": "fp16"}
     _run_interpreted(

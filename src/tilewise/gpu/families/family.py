@@ -17,9 +17,9 @@ from tilewise.tune.families import registry
 from tilewise.tune.families.registry import Expected, Family
 
 # Element types of a problem: their name in Triton, in PyTorch, and their size.
-DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
-TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32", "fp32": "float32"}
-ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
+DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32", "fp8": "fp8e4nv"}
+TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32", "fp32": "float32", "fp8": "float8_e4m3fn"}
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp8": 1}
 GUARD_ELEMENTS = 1024  # behind every output, to detect stores past its end
 MAX_ELEMENTS = 2**31 - 1  # kernels compute offsets inside one operand with 32-bit integers
 

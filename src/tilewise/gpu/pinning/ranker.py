@@ -155,13 +155,25 @@ class Trees:
 
     def predict(self, rows: Numbers) -> Numbers:
         """Return the sum of all trees for every row."""
-        node = np.broadcast_to(self._root, (len(rows), len(self._root))).copy()  # (rows, trees)
-        index = np.arange(len(rows))[:, None]
-        while (inner := self._feature[node] >= 0).any():
-            feature = np.maximum(self._feature[node], 0)
-            goes_left = rows[index, feature] <= self._threshold[node]
-            node = np.where(inner, np.where(goes_left, self._left[node], self._right[node]), node)
-        return np.asarray(self._value[node].sum(axis=1))
+        # Splits on columns that are equal in all rows are decided once: `skip` leads from a node past such splits.
+        nodes, is_equal = np.arange(len(self._feature)), (rows == rows[:1]).all(axis=0)
+        inner, feature = self._feature >= 0, np.maximum(self._feature, 0)
+        first = rows[0, feature] if len(rows) else np.zeros(len(nodes))
+        child = np.where(first <= self._threshold, self._left, self._right)
+        skip = np.where(inner & is_equal[feature], child, nodes)
+        while not np.array_equal(skip, further := skip[skip]):
+            skip = further
+        left, right = skip[self._left], skip[self._right]
+        node = np.broadcast_to(skip[self._root], (len(rows), len(self._root))).ravel()  # (rows x trees,)
+        flat, width = np.ascontiguousarray(rows).ravel(), rows.shape[1]
+        offset = np.repeat(np.arange(len(rows)) * width, len(self._root))
+        active = np.flatnonzero(inner[node])
+        while len(active):
+            here = node[active]
+            goes_left = flat[offset[active] + feature[here]] <= self._threshold[here]
+            node[active] = there = np.where(goes_left, left[here], right[here])
+            active = active[inner[there]]
+        return np.asarray(self._value[node].reshape(len(rows), len(self._root)).sum(axis=1))
 
 
 class KernelRanker:

@@ -54,6 +54,8 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "matmul": "tilewise.gpu.families.matmul:TritonMatmul",
         "batched_matmul": "tilewise.gpu.families.matmul:batched_matmul",
         "product": "tilewise.gpu.products.family:ProductFamily",
+        "grouped_matmul": "tilewise.gpu.families.grouped:GroupedMatmul",
+        "block_fp8_matmul": "tilewise.gpu.families.grouped:block_fp8_matmul",
         "attention": "tilewise.gpu.families.attention:TritonAttention",
         "softmax": "tilewise.gpu.families.rowwise:softmax",
         "layer_norm": "tilewise.gpu.families.rowwise:layer_norm",
