@@ -30,17 +30,16 @@ T* pointer(PyArrayObject* array) {
 
 class PyDecoder {
  public:
-  // A dense layer is a tuple of its weight (outputs, inputs) or None, its Int4Weights, SparseWeights or None, its bias
+  // A dense layer is a tuple of its weight (outputs, inputs) or None, its BlockMatrix, SparseWeights or None, its bias
   // or None; of two weights the second is used. A norm is None or a tuple of its weight and its bias, which is None in
   // RMS norms. A block is [norm1, [q, k, v together or three], query norm, key norm, out, post1, norm2, [up] or [gate,
   // up], down, post2, window]; `last` is [norm, head]. The settings are the fields of Decoder that are numbers, and the
   // rotary frequencies (as many as pairs of a head are turned) or None.
   PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last,
-            nb::object settings, bool int8) {
-    PyArrayObject* tokens = matrix(token_embedding, "token embedding");
-    decoder_.vocabulary = PyArray_DIM(tokens, 0);
-    decoder_.width = PyArray_DIM(tokens, 1);
-    decoder_.token_embedding = keep<float>(token_embedding);
+            nb::object settings) {
+    decoder_.token_embedding = embedding(token_embedding);
+    decoder_.vocabulary = decoder_.token_embedding.rows;
+    decoder_.width = decoder_.token_embedding.columns;
     fill_settings(nb::cast<nb::dict>(settings));
     if (!position_embedding.is_none()) {
       PyArrayObject* places = matrix(position_embedding, "position embedding");
@@ -55,15 +54,8 @@ class PyDecoder {
     decoder_.norm = norm(last[0], decoder_.width);
     fill_dense(decoder_.head, last[1], 0, decoder_.width);
     logits_ = decoder_.head.outputs;
-    if (int8) check_float_weights();
-    decoder_.gather_int4();
-    bool ok;
-    {
-      GilRelease release(true);
-      ok = !int8 || decoder_.pack_int8();
-      if (ok) decoder_.settle();
-    }
-    if (!ok) refuse("the weights hold NaN or infinity, which have no int8 form");
+    GilRelease release(true);
+    decoder_.settle();
   }
 
   // rows (n, 3) int64 of token, sequence, position; cache arrays (layers, sequences, heads, capacity, head width)
@@ -159,10 +151,14 @@ class PyDecoder {
     d.side_by_side = nb::cast<bool>(settings["side_by_side"]);
   }
 
-  void check_float_weights() const {
-    for (const DenseLayer* layer : decoder_.layers()) {
-      if (!layer->in_floats()) refuse(layer->int4 ? "the weights are four bits already" : "the weights are sparse");
+  // A float32 matrix or BlockRows.
+  BlockRows embedding(nb::handle object) {
+    if (nb::isinstance<BlockRows>(object)) {
+      kept_.append(object);
+      return *nb::cast<const BlockRows*>(object);
     }
+    PyArrayObject* array = matrix(object, "token embedding");
+    return {kBlockFormats[0], keep<uint8_t>(object), PyArray_DIM(array, 0), PyArray_DIM(array, 1)};
   }
 
   std::vector<float> frequencies(nb::handle object) const {
@@ -176,7 +172,7 @@ class PyDecoder {
   // outputs = 0: whatever the weight has
   void fill_dense(DenseLayer& layer, nb::handle given, int64_t outputs, int64_t inputs) {
     const auto parts = nb::cast<nb::tuple>(given);
-    if (nb::len(parts) != 3) refuse("a dense layer is a weight, four-bit weights and a bias");
+    if (nb::len(parts) != 3) refuse("a dense layer is a weight, quantized or sparse weights and a bias");
     layer.inputs = inputs;
     if (!parts[0].is_none()) {
       PyArrayObject* w = matrix(parts[0], "a weight");
@@ -189,13 +185,13 @@ class PyDecoder {
       if (sparse) {
         layer.sparse = &nb::cast<const SparseWeights*>(parts[1])->matrix();
       } else {
-        layer.int4 = nb::cast<Int4Weights*>(parts[1]);
+        layer.blocks = nb::cast<const BlockMatrix*>(parts[1]);
       }
       kept_.append(parts[1]);
-      const int64_t rows = sparse ? layer.sparse->rows() : layer.int4->outputs();
-      const int64_t columns = sparse ? layer.sparse->columns() : layer.int4->inputs();
+      const int64_t rows = sparse ? layer.sparse->rows() : layer.blocks->outputs();
+      const int64_t columns = sparse ? layer.sparse->columns() : layer.blocks->inputs();
       if (columns != inputs || (layer.weight != nullptr && rows != layer.outputs)) {
-        refuse("four-bit or sparse weights have the wrong shape");
+        refuse("quantized or sparse weights have the wrong shape");
       }
       layer.outputs = rows;
     }
@@ -293,9 +289,8 @@ class PyDecoder {
 
 void bind_decoder(nb::module_& m) {
   nb::class_<PyDecoder>(m, "Decoder")
-      .def(nb::init<nb::object, nb::object, nb::list, nb::list, nb::object, bool>(), nb::arg("token_embedding"),
-           nb::arg("position_embedding").none(), nb::arg("layers"), nb::arg("last"), nb::arg("settings"),
-           nb::arg("int8"))
+      .def(nb::init<nb::object, nb::object, nb::list, nb::list, nb::object>(), nb::arg("token_embedding"),
+           nb::arg("position_embedding").none(), nb::arg("layers"), nb::arg("last"), nb::arg("settings"))
       .def("run", &PyDecoder::run, nb::arg("rows"), nb::arg("keys"), nb::arg("values"), nb::arg("key_scales").none(),
            nb::arg("value_scales").none(), nb::arg("wanted"))
       .def("products", &PyDecoder::products)

@@ -22,7 +22,7 @@ NB_MODULE(_native, m) {
   tw::bind_pool(m);
   tw::bind_int8(m);
   tw::bind_int8_layers(m);
-  tw::bind_int4(m);
+  tw::bind_blocks(m);
   tw::bind_graph(m);
   tw::bind_decoder(m);
   tw::bind_sparse(m);

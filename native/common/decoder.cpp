@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "common/thread_pool.h"
-#include "kernels/int8.h"
 #include "kernels/int8_ops.h"
 #include "kernels/llama.h"
 #include "kernels/norm.h"
@@ -16,8 +15,6 @@ namespace tw {
 namespace {
 
 int64_t element_size(CacheKind kind) { return kind == CacheKind::float32 ? 4 : kind == CacheKind::float16 ? 2 : 1; }
-
-int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 int64_t qkv_width(const Decoder& d) { return (d.heads + 2 * d.kv_heads) * d.head_width; }
 int64_t hidden_width(const Decoder& d) { return d.blocks.empty() ? 0 : d.blocks[0].up[0].outputs; }
@@ -73,7 +70,7 @@ struct Workspace {
   Buffer<float> x, h, qkv, mixed, hidden, gated, moments, scores;
   RotaryTable angles, window_angles;  // of blocks without and with a window
   std::vector<int64_t> runs;          // of rows whose attention is computed together
-  IntegerRows integers;
+  ProductScratch scratch;
 };
 
 void normalize(const Decoder& d, const NormLayer& norm, const float* x, int64_t rows, Workspace& w) {
@@ -202,7 +199,7 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
 void embed(const Decoder& d, const Row* rows, int64_t count, Workspace& w) {
   for (int64_t r = 0; r < count; ++r) {
     float* x = w.x.data() + r * d.width;
-    std::memcpy(x, d.token_embedding + rows[r].token * d.width, d.width * sizeof(float));
+    d.token_embedding.row(rows[r].token, x);
     if (d.embedding_scale != 1.0f) {
       for (int64_t i = 0; i < d.width; ++i) x[i] *= d.embedding_scale;
     }
@@ -217,9 +214,9 @@ bool widen(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w,
   const int64_t width = b.up[0].outputs;
   const bool gated = b.up.size() == 2;
   const Activation activation = gated ? Activation::none : d.activation;
-  if (!b.up[0].apply(w.h.data(), count, w.hidden.data(), width, nullptr, activation, w.integers, reading)) return false;
+  if (!b.up[0].apply(w.h.data(), count, w.hidden.data(), width, nullptr, activation, w.scratch, reading)) return false;
   if (!gated) return true;
-  if (!b.up[1].apply(w.h.data(), count, w.gated.data(), width, nullptr, activation, w.integers, reading)) return false;
+  if (!b.up[1].apply(w.h.data(), count, w.gated.data(), width, nullptr, activation, w.scratch, reading)) return false;
   const auto product = d.silu_gate ? active_llama().silu_product : active_llama().gelu_product;
   product(w.hidden.data(), w.gated.data(), count * width);
   return true;
@@ -229,7 +226,7 @@ bool widen(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w,
 bool add_result(const Decoder& d, const DenseLayer& layer, const NormLayer& post, const float* from, int64_t count,
                 Workspace& w, Reading reading) {
   const float* residual = post.weight == nullptr ? w.x.data() : nullptr;
-  if (!layer.apply(from, count, w.h.data(), d.width, residual, Activation::none, w.integers, reading)) return false;
+  if (!layer.apply(from, count, w.h.data(), d.width, residual, Activation::none, w.scratch, reading)) return false;
   if (residual != nullptr) {
     std::swap(w.x, w.h);
     return true;
@@ -241,29 +238,8 @@ bool add_result(const Decoder& d, const DenseLayer& layer, const NormLayer& post
 
 }  // namespace
 
-int64_t DenseLayer::packed_bytes(int64_t outputs, int64_t inputs) {
-  return int8_packed_bytes(outputs, round_up(inputs, kInt8Group) / kInt8Group);
-}
-
-bool DenseLayer::pack_int8(int8_t* to) {
-  const int64_t padded = round_up(outputs, kInt8Panel);
-  packed = to;
-  offset = Buffer<int32_t>(padded);
-  scale = Buffer<float>(padded);
-  std::fill(offset.data(), offset.data() + padded, 0);
-  std::fill(scale.data(), scale.data() + padded, 0.0f);
-  Buffer<int8_t> q(outputs * inputs);
-  for (int64_t i = 0; i < outputs; ++i) {
-    if (!active_int8_ops().quantize_weights(weight + i * inputs, inputs, q.data() + i * inputs, &scale[i]))
-      return false;
-  }
-  pack_int8_weights(q.data(), static_cast<int>(outputs), 1, static_cast<int>(inputs), inputs, 0, 1, to, offset.data());
-  for (int64_t i = 0; i < outputs; ++i) offset[i] *= -128;  // activations are stored with 128 added
-  return true;
-}
-
 bool DenseLayer::apply(const float* x, int64_t rows, float* y, int64_t y_row, const float* residual,
-                       Activation activation, IntegerRows& scratch, Reading reading) const {
+                       Activation activation, ProductScratch& scratch, Reading reading) const {
   Epilogue epilogue;
   epilogue.bias = bias;
   epilogue.residual = residual;
@@ -282,82 +258,30 @@ bool DenseLayer::apply(const float* x, int64_t rows, float* y, int64_t y_row, co
   }
   if (sparse != nullptr) {
     apply_sparse(x, rows, y, y_row, scratch);
-  } else if (int4 != nullptr) {
-    int4->apply(place, x, rows, y, y_row, scratch.blocks);
-  } else {
-    const int64_t padded = round_up(inputs, kInt8Group);
-    uint8_t* bytes = scratch.bytes.grow(rows * padded);
-    float* row_scales = scratch.scales.grow(rows);
-    for (int64_t r = 0; r < rows; ++r) {
-      row_scales[r] = active_int8_ops().quantize_row(x + r * inputs, inputs, padded, bytes + r * padded);
-    }
-    Int8Problem p;
-    p.in = bytes;
-    p.in_grid.column_step = padded;
-    p.width = static_cast<int>(rows);
-    p.groups_per_run = static_cast<int>(padded / kInt8Group);
-    p.weights = packed;
-    p.columns = p.out_columns = static_cast<int>(outputs);
-    p.offset = offset.data();
-    p.scale = scale.data();
-    p.row_scale = row_scales;
-    p.kind = Int8Out::float32;
-    p.out = y;
-    p.out_grid.column_step = y_row;
-    run_int8(p);
+  } else if (!blocks->apply(x, rows, y, y_row, scratch.blocks)) {
+    return false;
   }
   if (epilogue.any()) active_gemm().finish(epilogue, y, y_row, 0, 0, rows, outputs);
   return true;
 }
 
 // The sparse kernels write contiguous rows; layers whose results are stored side by side copy them.
-void DenseLayer::apply_sparse(const float* x, int64_t rows, float* y, int64_t y_row, IntegerRows& scratch) const {
+void DenseLayer::apply_sparse(const float* x, int64_t rows, float* y, int64_t y_row, ProductScratch& scratch) const {
   float* to = y_row == outputs ? y : scratch.products.grow(rows * outputs);
   sparse->times_rows(x, rows, to, SparseEpilogue{});
   for (int64_t r = 0; to != y && r < rows; ++r) std::copy(to + r * outputs, to + (r + 1) * outputs, y + r * y_row);
 }
 
-std::vector<DenseLayer*> Decoder::layers() {
-  std::vector<DenseLayer*> all;
-  for (DecoderBlock& b : blocks) {
-    for (DenseLayer& layer : b.qkv) all.push_back(&layer);
+std::vector<const DenseLayer*> Decoder::layers() const {
+  std::vector<const DenseLayer*> all;
+  for (const DecoderBlock& b : blocks) {
+    for (const DenseLayer& layer : b.qkv) all.push_back(&layer);
     all.push_back(&b.out);
-    for (DenseLayer& layer : b.up) all.push_back(&layer);
+    for (const DenseLayer& layer : b.up) all.push_back(&layer);
     all.push_back(&b.down);
   }
   all.push_back(&head);
   return all;
-}
-
-std::vector<const DenseLayer*> Decoder::layers() const {
-  const std::vector<DenseLayer*> all = const_cast<Decoder*>(this)->layers();
-  return {all.begin(), all.end()};
-}
-
-bool Decoder::pack_int8() {
-  int64_t bytes = 0;
-  for (const DenseLayer* layer : layers()) bytes += DenseLayer::packed_bytes(layer->outputs, layer->inputs);
-  packed = Buffer<int8_t>(bytes);
-  int8_t* to = packed.data();
-  for (DenseLayer* layer : layers()) {
-    if (!layer->pack_int8(to)) return false;
-    to += DenseLayer::packed_bytes(layer->outputs, layer->inputs);
-  }
-  return true;
-}
-
-void Decoder::gather_int4() {
-  int64_t bytes = 0;
-  for (const DenseLayer* layer : layers()) bytes += layer->int4 ? layer->int4->bytes() : 0;
-  if (bytes == 0) return;
-  gathered = std::make_shared<Buffer<uint8_t>>(bytes);
-  uint8_t* to = gathered->data();
-  for (DenseLayer* layer : layers()) {
-    if (layer->int4 == nullptr) continue;
-    layer->int4->move_to(gathered, to);
-    layer->place = layer->int4->place();
-    to += layer->int4->bytes();
-  }
 }
 
 // Weights that lie side by side are one range: a large page may hold the end of one and the beginning of the next.
@@ -367,9 +291,10 @@ bool Decoder::settle_weights() const {
   };
   std::vector<Range> ranges;
   for (const DenseLayer* layer : layers()) {
-    if (!layer->in_floats()) continue;
-    const auto* begin = reinterpret_cast<const char*>(layer->weight);
-    ranges.push_back({begin, begin + layer->outputs * layer->inputs * 4});
+    if (layer->sparse != nullptr) continue;
+    const auto* begin = layer->blocks ? reinterpret_cast<const char*>(layer->blocks->data())
+                                      : reinterpret_cast<const char*>(layer->weight);
+    ranges.push_back({begin, begin + layer->bytes()});
   }
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   constexpr int64_t kNear = 64 << 10;  // biases and norms lie between
@@ -386,8 +311,6 @@ void Decoder::settle() {
   quantized_ = fingerprint();
   if (weight_bytes() <= cache_sizes().l3) return;
   large_pages_ = settle_weights();
-  if (packed.size() > 0) large_pages_ = settle_on_large_pages(packed.data(), packed.size()) && large_pages_;
-  if (gathered) large_pages_ = settle_on_large_pages(gathered->data(), gathered->size()) && large_pages_;
 }
 
 uint64_t Decoder::fingerprint() const {
@@ -410,7 +333,7 @@ bool Decoder::products() const {
   for (const DenseLayer* layer : layers()) widest = std::max({widest, layer->inputs, layer->outputs});
   Buffer<float> from(widest), to(widest);
   std::fill(from.data(), from.data() + widest, 1.0f);
-  IntegerRows scratch;
+  ProductScratch scratch;
   const Reading reading = this->reading();
   bool ok = true;
   for (const DenseLayer* layer : layers()) {
@@ -455,7 +378,7 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
     int64_t at = 0;
     for (const DenseLayer& part : b.qkv) {
       ok = ok && part.apply(w.h.data(), count, w.qkv.data() + at, qkv_width(*this), nullptr, Activation::none,
-                            w.integers, reading);
+                            w.scratch, reading);
       at += part.outputs;
     }
     place_heads(*this, b, count, w);
@@ -468,7 +391,7 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
   const float* x = w.x.data();
   for (int64_t i = 0; i < wanted_count; ++i) std::memcpy(w.mixed.data() + i * width, x + wanted[i] * width, width * 4);
   normalize(*this, norm, w.mixed.data(), wanted_count, w);
-  ok = ok && head.apply(w.h.data(), wanted_count, logits, head.outputs, nullptr, Activation::none, w.integers, reading);
+  ok = ok && head.apply(w.h.data(), wanted_count, logits, head.outputs, nullptr, Activation::none, w.scratch, reading);
   if (logit_cap > 0.0f) active_llama().soft_cap(logits, logit_cap, wanted_count * head.outputs);
   return ok;
 }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/alloc.h"
-#include "common/int4_layer.h"
+#include "common/block_matrix.h"
 #include "common/matmul.h"
 #include "common/sparse_matrix.h"
 #include "common/thread_trial.h"
@@ -23,37 +23,26 @@ namespace tw {
 // Where the weights of the whole model come from, token after token.
 enum class Reading { cached, large_pages, small_pages };
 
-// What the integer products of one call share: rows as bytes, their scales.
-struct IntegerRows {
-  Buffer<uint8_t> bytes;
-  Buffer<float> scales;
-  Int4Scratch blocks;
+// Memory that the products of one call share.
+struct ProductScratch {
+  BlockScratch blocks;
   Buffer<float> products;  // of a sparse layer whose results are not contiguous
 };
 
-// y = act(x W^T + bias + residual), W (outputs, inputs) in float32, in int8 packed with a scale per output, in four
-// bits, or sparse.
+// y = act(x W^T + bias + residual), W (outputs, inputs) in float32, in quantized blocks or 16 bits, or sparse.
 struct DenseLayer {
   int64_t outputs = 0, inputs = 0;
-  const float* weight = nullptr;   // null if only four-bit or sparse weights exist
-  const float* bias = nullptr;     // or null
-  const int8_t* packed = nullptr;  // the weight in int8: packed_bytes(), 64-byte aligned
-  Buffer<int32_t> offset;
-  Buffer<float> scale;
-  Int4Weights* int4 = nullptr;           // the weight in four bits, kept by somebody else
-  Int4Place place;                       // where it lies since gather_int4()
-  const PackedSparse* sparse = nullptr;  // the non-zero weights, owned by the caller
+  const float* weight = nullptr;        // null if only the other forms exist
+  const float* bias = nullptr;          // or null
+  const BlockMatrix* blocks = nullptr;  // owned by the caller, as are the non-zero weights
+  const PackedSparse* sparse = nullptr;
 
-  static int64_t packed_bytes(int64_t outputs, int64_t inputs);
-  bool in_floats() const { return packed == nullptr && int4 == nullptr && sparse == nullptr; }
-  int64_t bytes() const {
-    return sparse ? sparse->nbytes() : int4 ? int4->bytes() : outputs * inputs * (packed ? 1 : 4);
-  }
-  bool pack_int8(int8_t* to);  // from `weight`; false when that holds NaN or infinity
+  bool in_floats() const { return blocks == nullptr && sparse == nullptr; }
+  int64_t bytes() const { return sparse ? sparse->nbytes() : blocks ? blocks->bytes() : outputs * inputs * 4; }
   // Rows of y are `y_row` floats apart, those of the residual `outputs`.
   bool apply(const float* x, int64_t rows, float* y, int64_t y_row, const float* residual, Activation activation,
-             IntegerRows& scratch, Reading reading) const;
-  void apply_sparse(const float* x, int64_t rows, float* y, int64_t y_row, IntegerRows& scratch) const;
+             ProductScratch& scratch, Reading reading) const;
+  void apply_sparse(const float* x, int64_t rows, float* y, int64_t y_row, ProductScratch& scratch) const;
 };
 
 struct NormLayer {
@@ -93,8 +82,8 @@ struct Decoder {
   bool silu_gate = true;                     // the gate's activation: SiLU, or GELU with tanh
   ScoreRule score_rule = 1.0f;
   float embedding_scale = 1.0f;
-  float logit_cap = 0.0f;  // 0: none
-  const float* token_embedding = nullptr;
+  float logit_cap = 0.0f;                     // 0: none
+  BlockRows token_embedding;                  // in float32 or as a file has them
   const float* position_embedding = nullptr;  // null where positions are rotary
   std::vector<float> frequencies;             // of rotary positions: one per pair of a head's numbers that is turned
   std::vector<float> window_frequencies;      // those of blocks with a window
@@ -105,17 +94,10 @@ struct Decoder {
   std::vector<DecoderBlock> blocks;
   NormLayer norm;
   DenseLayer head;
-  Buffer<int8_t> packed;                      // the int8 weights of all layers, in the order in which they are read
-  std::shared_ptr<Buffer<uint8_t>> gathered;  // the four-bit weights, likewise
 
-  std::vector<DenseLayer*> layers();  // in the order in which they are read
-  std::vector<const DenseLayer*> layers() const;
+  std::vector<const DenseLayer*> layers() const;  // in the order in which they are read
 
-  // After the layers are filled: copies of all weights in int8; false when one is NaN or infinite.
-  bool pack_int8();
-  // Four-bit weights of all layers side by side (with Python's lock held).
-  void gather_int4();
-  // After that: large pages under what every token reads, and a note of what was quantized.
+  // After the layers are filled: large pages under what every token reads, and a note of what was quantized.
   void settle();
   // False when a weight has been changed since settle() and the integer copies are no longer the model's.
   bool fresh() const { return quantized_ == fingerprint(); }

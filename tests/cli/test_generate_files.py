@@ -42,7 +42,7 @@ def test_a_file_continues_a_text_and_the_seed_fixes_it(sample: Path) -> None:
     assert first["tokens"] == again["tokens"] != other["tokens"]
     assert first["text"]
     assert first["tokens_per_second"] > 0
-    assert "four-bit weights" in invoke("the thing", "--model", str(sample), "--tokens", "3").output
+    assert " Q4_0 weights" in invoke("the thing", "--model", str(sample), "--tokens", "3").output
 
 
 def test_a_stop_word_ends_the_text_before_it(sample: Path) -> None:

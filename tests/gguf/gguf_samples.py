@@ -11,7 +11,8 @@ import numpy as np
 from tilewise.nn import GPT, Llama, LlamaConfig
 from tilewise.nn.llama import rotary_frequencies
 
-KINDS = {name: gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")}
+_KIND_NAMES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+KINDS = {name: gguf.GGMLQuantizationType[name] for name in _KIND_NAMES}
 _GPT2_NORMS = {"norm1": "attn_norm", "norm2": "ffn_norm"}
 _GPT2_LAYERS = {"self_attn.out_proj": "attn_output", "linear1": "ffn_up", "linear2": "ffn_down"}
 _LLAMA_LAYERS = {

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.generate.cache import KVCache
-from tilewise.nn import GPT, Linear, Llama, LlamaConfig, RMSNorm
+from tilewise.nn import GPT, Embedding, Linear, Llama, LlamaConfig, RMSNorm
 from tilewise.nn.llama import LlamaBlock
 from tilewise.tensor import no_grad
 
@@ -93,10 +93,10 @@ class NativeEngine:
         """Pass the model's arrays to the native decoder, which keeps references to them."""
         assert native is not None
         self.settings = _settings(model)
-        dense = _int4_weights if weights == "int4" else _linear_weights
+        dense = {"float32": _linear_weights, "int8": _int8_weights, "int4": _int4_weights}[weights]
         try:
             self._decoder = native.Decoder(
-                model.token_embedding.weight.data,
+                _embedding_rows(model),
                 model.position_embedding.weight.data if hasattr(model, "position_embedding") else None,
                 [
                     [*_block_weights(block, dense), window]
@@ -104,7 +104,6 @@ class NativeEngine:
                 ],
                 [_norm_weights(model.norm), dense(model.head)],
                 self.settings,
-                weights == "int8",
             )
         except ValueError as error:
             raise ConfigurationError(str(error)) from None
@@ -153,7 +152,7 @@ def _settings(model: LanguageModel) -> dict[str, Any]:
     }
 
 
-LinearWeights = tuple[Array | None, Any, Array | None]  # float32 weight, INT4 or sparse weight, bias
+LinearWeights = tuple[Array | None, Any, Array | None]  # float32 weight, quantized or sparse weight, bias
 
 
 def _linear_weights(layer: Any) -> LinearWeights:
@@ -163,6 +162,14 @@ def _linear_weights(layer: Any) -> LinearWeights:
     return None, _packed_kernel(layer), layer.float_bias
 
 
+def _int8_weights(layer: Any) -> LinearWeights:
+    """Weights of a linear layer with a copy in Q8_0 of a float32 weight."""
+    weight, _, bias = _linear_weights(layer)
+    if weight is None or native is None:
+        raise ConfigurationError("int8 weights need a float32 model; this one has quantized or sparse weights")
+    return weight, native.BlockMatrix.from_floats(weight), bias
+
+
 def _int4_weights(layer: Any) -> LinearWeights:
     """Weights of a linear layer with an INT4 copy (rounded to nearest) of a float32 weight."""
     from tilewise.quantize.four_bits.blocks import round_blocks
@@ -170,8 +177,14 @@ def _int4_weights(layer: Any) -> LinearWeights:
     weight, kernel, bias = _linear_weights(layer)
     if weight is not None and native is not None:
         blocks = round_blocks(weight)
-        kernel = native.Int4Weights(blocks.codes, blocks.scales, blocks.minimums, blocks.column_scale)
+        kernel = native.BlockMatrix.from_codes(blocks.codes, blocks.scales, blocks.minimums, blocks.column_scale)
     return weight, kernel, bias
+
+
+def _embedding_rows(model: LanguageModel) -> Any:
+    """Token embedding as the decoder takes it: a float32 array, or rows of a mapped file."""
+    embedding: Any = model.token_embedding
+    return embedding.weight.data if isinstance(embedding, Embedding) else embedding.kernel
 
 
 def _block_layers(block: Any) -> list[list[Any]]:
@@ -210,9 +223,9 @@ def _is_native(model: LanguageModel) -> bool:
 
 
 def _packed_kernel(layer: Any) -> Any:
-    """Return the INT4 or sparse weights of a linear layer; None if it has neither."""
+    """Return the quantized or sparse weights of a linear layer; None if it has neither."""
     kernel = vars(layer).get("kernel", vars(layer).get("_kernel"))
-    packed = native is not None and isinstance(kernel, native.Int4Weights | native.SparseWeights)
+    packed = native is not None and isinstance(kernel, native.BlockMatrix | native.SparseWeights)
     return kernel if packed else None
 
 
@@ -247,7 +260,7 @@ class EngineCache:
 
 
 def _all_weights(model: LanguageModel) -> list[Any]:
-    """All float32 arrays, INT4 kernels and sparse kernels of a model."""
+    """All float32 arrays, block kernels and sparse kernels of a model."""
     kernels = map(_packed_kernel, model.modules())
     return [p.data for p in model.parameters()] + [kernel for kernel in kernels if kernel is not None]
 
@@ -274,7 +287,7 @@ class ModelEngine:
 
     def _prefill(self, rows: Array, cache: KVCache) -> Array:
         """Run each sequence's rows separately; return the logits of all rows (n, vocabulary)."""
-        logits = np.empty((len(rows), self.model.vocab), self.model.token_embedding.weight.dtype)
+        logits = np.empty((len(rows), self.model.vocab), np.float32)
         for index in np.unique(rows[:, 1]):
             in_sequence = rows[:, 1] == index
             views = [cache.sequence(layer, int(index)).layer(0) for layer in range(cache.n_layers)]

@@ -2,13 +2,14 @@
 
 An architecture is a record: how its files differ from LLaMA's. Sizes, rotary scaling, windows and caps come from the
 metadata, and every tensor of a model of these sizes must exist with its shape before anything is built. Linear layers
-in Q4_0 and Q4_1 keep their INT4 codes; everything else is converted to float32.
+compute on the blocks of the file; F16, BF16 and F32 matrices and the token embedding are read in the mapped file.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +19,11 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.gguf.reader import GGUFFile, read_gguf
-from tilewise.gguf.tensors import FOUR_BITS, four_bit_blocks
+from tilewise.gguf.tensors import block_matrix, block_rows, packed_bytes
 from tilewise.gguf.tokenizers import Tokenizer, tokenizer_of
-from tilewise.nn import Linear, Llama, LlamaConfig, Parameter
+from tilewise.nn import Embedding, Linear, Llama, LlamaConfig, Parameter
 from tilewise.nn.llama import rotary_frequencies
-from tilewise.quantize.four_bits import FourBitLinear
+from tilewise.quantize.block_linear import BlockEmbedding, BlockLinear
 
 Array = npt.NDArray[Any]
 _MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24  # guard against hostile files
@@ -93,16 +94,23 @@ _QK_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, its tokenizer (None if the file has none), and the value of `generate`'s argument `weights`."""
+    """A model, its tokenizer (None if the file has none), and `generate`'s argument `weights`, always "float32".
+
+    `kind` is the format of most of the file's weights, such as "Q4_K".
+    """
 
     model: Llama
     tokenizer: Tokenizer | None
     weights: str
     name: str
+    kind: str
 
 
 def load_gguf(path: str | os.PathLike[str]) -> LoadedModel:
-    """Load the model in a GGUF file. `weights` is "int8" for Q8_0, else "float32" (INT4 layers stay INT4)."""
+    """Load the model in a GGUF file; quantized layers compute on the blocks of the file.
+
+    The file stays mapped while the model is used: do not write to it meanwhile.
+    """
     source = _Source(read_gguf(path))
     name = source.text("general.architecture")
     source.prefix = f"{name}."
@@ -119,10 +127,12 @@ def load_gguf(path: str | os.PathLike[str]) -> LoadedModel:
         raise
     except (TilewiseError, MemoryError) as error:
         raise FileFormatError(f"{path} is not a complete {name} model: {str(error).rstrip('.')}.") from None
-    kinds = [t.kind.name for t in source.file.tensors.values() if len(t.shape) == 2]
-    is_int8 = native is not None and kinds.count("Q8_0") > len(kinds) / 2
     title = source.file.metadata.get("general.name")
-    return LoadedModel(model, tokenizer, "int8" if is_int8 else "float32", title if isinstance(title, str) else name)
+    sizes: Counter[str] = Counter()
+    for info in source.file.tensors.values():
+        sizes[info.kind.name] += info.nbytes
+    title = title if isinstance(title, str) else name
+    return LoadedModel(model, tokenizer, "float32", title, sizes.most_common(1)[0][0])
 
 
 class _Source:
@@ -132,6 +142,7 @@ class _Source:
         self.file = file
         self.prefix = ""
         self.checked: set[str] = set()  # names of the tensors that the model uses
+        self.arena: Any = None  # memory of the packed matrices
 
     def error(self, reason: str) -> FileFormatError:
         return FileFormatError(f"{self.file.path} is not a complete model: {reason}.")
@@ -183,22 +194,46 @@ class _Source:
         return self.file.floats(name)
 
     def linear(self, name: str, inputs: int, outputs: int, bias: bool) -> Any:
-        """Read a linear layer; it is INT4 if its weight is stored so."""
+        """Read a linear layer; in F32 it is an ordinary one, else it computes on the blocks of the file."""
         self.check(f"{name}.weight", outputs, inputs)
         bias_values = self.floats(f"{name}.bias", outputs) if bias else None
         info = self.file.tensors[f"{name}.weight"]
-        if info.kind.name in FOUR_BITS:
-            blocks = four_bit_blocks(info.kind, self.file.read(info.name), info.shape)
-            minimums = blocks.scales if blocks.minimums is None else blocks.minimums
-            if not (np.isfinite(blocks.scales).all() and np.isfinite(minimums).all()):
-                raise self.error(f"{info.name!r} contains NaN or infinity")
-            return FourBitLinear(blocks, bias_values)
+        if info.kind.name != "F32":
+            try:
+                kernel = block_matrix(info.kind, self.file.read(info.name), (outputs, inputs), self.arena)
+            except ValueError as error:
+                raise self.error(f"{info.name!r} cannot be used: {error}") from None
+            if info.kind.block > 1 and native is not None:
+                self.file.release(info.name)
+            return BlockLinear(kernel, bias_values)
         layer = Linear(0, 0, bias)
         layer.in_features, layer.out_features = inputs, outputs
         layer.weight = Parameter(self.file.floats(info.name))
         if bias_values is not None:
             layer.bias = Parameter(bias_values)
         return layer
+
+    def embedding(self, vocabulary: int, width: int) -> Any:
+        """Read the token embedding, whose rows stay in the file."""
+        self.check("token_embd.weight", vocabulary, width)
+        info = self.file.tensors["token_embd.weight"]
+        if info.kind.name != "F32":
+            return BlockEmbedding(block_rows(info.kind, self.file.read(info.name), (vocabulary, width)))
+        embedding = Embedding(0, 0)
+        embedding.num_embeddings, embedding.embedding_dim = vocabulary, width
+        embedding.weight = Parameter(self.file.floats(info.name))
+        return embedding
+
+    def reserve(self) -> None:
+        """Allocate the memory of all packed matrices at once, so that large pages hold them."""
+        head = "output.weight" if "output.weight" in self.file.tensors else "token_embd.weight"
+        sizes = [
+            packed_bytes(info.kind, (info.shape[0], info.shape[1]))
+            for name, info in self.file.tensors.items()
+            if len(info.shape) == 2 and (name.startswith("blk.") or name == head)
+        ]
+        if native is not None:
+            self.arena = native.WeightArena(sum(sizes))
 
     def head(self, width: int, vocabulary: int) -> Any:
         """Read the output layer; a file without one shares the token embedding."""
@@ -233,8 +268,9 @@ def _build(source: _Source, architecture: DecoderFamily) -> Llama:
         _, index, layer_name = name.split(".", 2)
         return source.linear(f"blk.{index}.{_LAYERS[layer_name]}", inputs, outputs, bias)
 
+    source.reserve()
     model = Llama(config, layer=layer)
-    model.token_embedding.weight = Parameter(source.floats("token_embd.weight", config.vocab, config.width))
+    model.token_embedding = source.embedding(config.vocab, config.width)
     if config.learned_positions:
         positions = source.floats("position_embd.weight", config.context, config.width)
         model.position_embedding.weight = Parameter(positions)

@@ -2,12 +2,15 @@
 
 Nothing in the file is trusted: counts and lengths are compared with the remaining bytes, tensors with the end of the
 file, names with earlier names. An inconsistent file gives an error in one sentence, and parsing takes only a few times
-the memory of the metadata. Tensors are read one at a time, on request.
+the memory of the metadata. Tensors are views of the mapped file: nothing is read before it is used. The mapping is
+private, so that an array may be changed without changing the file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import os
 import struct
 from dataclasses import dataclass, field
@@ -51,23 +54,31 @@ class GGUFFile:
     version: int
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo] = field(repr=False)
+    mapping: mmap.mmap = field(repr=False)
 
     def read(self, name: str) -> Array:
-        """Read the stored bytes of a tensor, (blocks, bytes per block)."""
+        """Return the stored bytes of a tensor, (blocks, bytes per block), as a view of the mapped file."""
         info = self.tensors[name]
-        with open_input(self.path, _MAX_BYTES) as stream, convert_read_errors(self.path):
-            stream.seek(info.offset)
-            content = stream.read(info.nbytes)
-        if len(content) != info.nbytes:
-            raise FileFormatError(f"{self.path} ended while it was read.")
-        return np.frombuffer(content, np.uint8).reshape(-1, info.kind.block_bytes)
+        raw = np.frombuffer(self.mapping, np.uint8, info.nbytes, info.offset)
+        # Hostile files may align their tensors to single bytes.
+        aligned = raw if info.kind.block > 1 or raw.ctypes.data % info.kind.block_bytes == 0 else raw.copy()
+        return aligned.reshape(-1, info.kind.block_bytes)
+
+    def release(self, name: str) -> None:
+        """Remove a tensor that was copied from the resident memory of this process; it stays readable."""
+        info = self.tensors[name]
+        first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            with contextlib.suppress(OSError):
+                self.mapping.madvise(mmap.MADV_DONTNEED, first, length)
 
     def floats(self, name: str) -> Array:
-        """Read a tensor as float32."""
+        """Return a tensor as float32; an F32 matrix is a view of the file, whose numbers are not checked."""
         info = self.tensors[name]
         with np.errstate(all="ignore"):  # NaN and infinity are rejected below
             values = info.kind.to_floats(self.read(name)).reshape(info.shape)
-        if not np.isfinite(values).all():
+        if values.ndim == 1 and not np.isfinite(values).all():
             raise FileFormatError(f"{self.path} is not a usable model: {name!r} contains NaN or infinity.")
         return values
 
@@ -76,7 +87,9 @@ def read_gguf(path: Path) -> GGUFFile:
     """Read the metadata and the tensor locations of a GGUF file (version 2 or 3, little-endian)."""
     with open_input(path, _MAX_BYTES) as stream, convert_read_errors(path):
         size = os.fstat(stream.fileno()).st_size
-        return _Parser(stream, path, size).parse()
+        if size < 24:
+            raise FileFormatError(f"{path} is not a GGUF file.")
+        return _Parser(stream, path, size).parse(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY))
 
 
 class _Parser:
@@ -86,9 +99,9 @@ class _Parser:
         self.stream, self.path, self.size = stream, path, size
         self.remaining = min(size, _MAX_METADATA_BYTES)
 
-    def parse(self) -> GGUFFile:
+    def parse(self, mapping: mmap.mmap) -> GGUFFile:
         """Parse the header, the metadata and the tensor table."""
-        if self.size < 24 or self.read_bytes(4) != b"GGUF":
+        if self.read_bytes(4) != b"GGUF":
             raise FileFormatError(f"{self.path} is not a GGUF file.")
         version = self.number("<I")
         if version not in (2, 3):
@@ -102,7 +115,7 @@ class _Parser:
             if key in metadata:
                 raise self.error(f"the key {key!r} occurs twice")
             metadata[key] = self.value(self.number("<I"))
-        return GGUFFile(self.path, version, metadata, self._tensors(tensors, _alignment(metadata, self)))
+        return GGUFFile(self.path, version, metadata, self._tensors(tensors, _alignment(metadata, self)), mapping)
 
     def _tensors(self, count: int, alignment: int) -> dict[str, TensorInfo]:
         """Parse the tensor table; offsets in it are relative to the aligned end of the table."""
@@ -115,6 +128,12 @@ class _Parser:
             if offset % alignment or start + offset + nbytes > self.size:
                 raise self.error(f"the tensor {name!r} is outside the file")
             tensors[name] = TensorInfo(name, kind, shape, start + offset, nbytes)
+        # Overlapping tensors would let a small file describe a model of any size.
+        end = 0
+        for info in sorted(tensors.values(), key=lambda info: info.offset):
+            if info.offset < end:
+                raise self.error(f"the tensor {info.name!r} overlaps another")
+            end = info.offset + info.nbytes
         return tensors
 
     def _tensor(self) -> tuple[str, TensorKind, tuple[int, ...], int, int]:

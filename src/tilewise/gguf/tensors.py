@@ -1,8 +1,9 @@
-"""Tensor formats of GGUF and their conversion to float32; INT4 formats can also be kept as `Blocks`.
+"""Tensor formats of GGUF: their sizes, their conversion to float32, and the kernels that multiply by them as they are.
 
-A tensor is a sequence of blocks. A quantized block of 32 values begins with a float16 scale (Q4_1: and a minimum). The
-4-bit codes of the first 16 values are the low halves of its bytes, those of the last 16 the high halves. Q6_K, which
-llama.cpp uses for the output layer of Q4_0 files, has blocks of 256 values: 16 groups with an 8-bit scale each.
+A tensor is a sequence of blocks. A quantized block of 32 values begins with a float16 scale (Q4_1, Q5_1: and a
+minimum). The 4-bit codes of the first 16 values are the low halves of its bytes, those of the last 16 the high halves;
+Q5 formats store the fifth bits in 32 more bits. K formats have blocks of 256 values: one float16 scale (and minimum),
+multiplied by a small integer per group of 32 (Q6_K: 16) values. Layouts: ggml-quants.c of llama.cpp.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.quantize.four_bits.blocks import Blocks
+from tilewise._extension import native
 
 Array = npt.NDArray[Any]
+# Values of IQ4_NL's codes.
+_NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,52 @@ def _q4_1(raw: Array) -> Array:
     return _half(raw, 0) * _codes(raw[:, 4:]).astype(np.float32) + _half(raw, 2)
 
 
+def _iq4_nl(raw: Array) -> Array:
+    values: Array = _half(raw, 0) * _NON_LINEAR[_codes(raw[:, 2:])]
+    return values
+
+
+def _five_bit_codes(raw: Array, at: int) -> Array:
+    """Unpack 5-bit codes: 32 fifth bits at byte `at`, then the low halves."""
+    fifth = np.unpackbits(raw[:, at : at + 4], axis=1, bitorder="little")
+    codes: Array = (_codes(raw[:, at + 4 :]) | fifth << 4).astype(np.float32)
+    return codes
+
+
+def _q5_0(raw: Array) -> Array:
+    values: Array = _half(raw, 0) * (_five_bit_codes(raw, 2) - 16)
+    return values
+
+
+def _q5_1(raw: Array) -> Array:
+    return _half(raw, 0) * _five_bit_codes(raw, 4) + _half(raw, 2)
+
+
+def _k_codes(packed: Array) -> Array:
+    """Unpack the 4-bit codes of Q4_K and Q5_K, (n, 8, 32): low halves of 32 bytes, then their high halves."""
+    chunks = packed.reshape(-1, 4, 1, 32)
+    return np.concatenate([chunks & 15, chunks >> 4], 2).reshape(-1, 8, 32)
+
+
+def _scale_k(raw: Array, codes: Array) -> Array:
+    """Scale the codes (n, 8, 32) of Q4_K and Q5_K by eight 6-bit multiples of the scale, and of the minimum."""
+    packed = raw[:, 4:16]
+    first, second, upper = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    multiples = np.concatenate([first & 63, (upper & 15) | (first >> 6 << 4)], 1).astype(np.float32)
+    minimums = np.concatenate([second & 63, (upper >> 4) | (second >> 6 << 4)], 1).astype(np.float32)
+    values = (_half(raw, 0) * multiples)[:, :, None] * codes - (_half(raw, 2) * minimums)[:, :, None]
+    return values.reshape(-1, 256)
+
+
+def _q4_k(raw: Array) -> Array:
+    return _scale_k(raw, _k_codes(raw[:, 16:]).astype(np.float32))
+
+
+def _q5_k(raw: Array) -> Array:
+    fifth = raw[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # (n, 8, 32)
+    return _scale_k(raw, (_k_codes(raw[:, 48:]) | fifth << 4).astype(np.float32))
+
+
 def _q6_k(raw: Array) -> Array:
     """Convert Q6_K: 128 bytes of low 4 bits, 64 bytes of high 2 bits, 16 group scales, one float16 scale."""
     low, high = raw[:, :128].reshape(-1, 2, 64), raw[:, 128:192].reshape(-1, 2, 32)
@@ -79,18 +128,52 @@ KINDS = {
     1: TensorKind("F16", 1, 2, _f16),
     2: TensorKind("Q4_0", 32, 18, _q4_0),
     3: TensorKind("Q4_1", 32, 20, _q4_1),
+    6: TensorKind("Q5_0", 32, 22, _q5_0),
+    7: TensorKind("Q5_1", 32, 24, _q5_1),
     8: TensorKind("Q8_0", 32, 34, _q8_0),
+    12: TensorKind("Q4_K", 256, 144, _q4_k),
+    13: TensorKind("Q5_K", 256, 176, _q5_k),
     14: TensorKind("Q6_K", 256, 210, _q6_k),
+    20: TensorKind("IQ4_NL", 32, 18, _iq4_nl),
     30: TensorKind("BF16", 1, 2, _bf16),
 }
-FOUR_BITS = ("Q4_0", "Q4_1")
+_CODES = {kind.name: code for code, kind in KINDS.items()}
 
 
-def four_bit_blocks(kind: TensorKind, raw: Array, shape: tuple[int, ...]) -> Blocks:
-    """Convert a matrix in Q4_0 or Q4_1 without changing its codes and scales."""
-    header_bytes = 2 if kind.name == "Q4_0" else 4  # a float16 scale, and in Q4_1 a float16 minimum
-    block_grid = (shape[0], shape[1] // kind.block)
-    headers = np.ascontiguousarray(raw[:, :header_bytes]).view("<f2").astype(np.float16, copy=False)
-    minimums = None if header_bytes == 2 else np.ascontiguousarray(headers[:, 1]).reshape(block_grid)
-    scales = np.ascontiguousarray(headers[:, 0]).reshape(block_grid)
-    return Blocks(_codes(raw[:, header_bytes:]).reshape(shape), scales, minimums, np.ones(shape[0], np.float32))
+class NumpyBlocks:
+    """A matrix in blocks without the compiled kernels; rows become float32 when they are needed."""
+
+    def __init__(self, kind: TensorKind, raw: Array, shape: tuple[int, int]) -> None:
+        self.kind, self.shape, self._raw = kind, shape, raw.reshape(shape[0], -1)
+        self.nbytes = raw.nbytes
+
+    def rows(self, indices: Array) -> Array:
+        """Return rows as float32 (n, columns)."""
+        raw = np.ascontiguousarray(self._raw[indices]).reshape(-1, self.kind.block_bytes)
+        return self.kind.to_floats(raw).reshape(len(indices), self.shape[1])
+
+    def linear(self, x: Array) -> Array:
+        """Multiply x (n, columns) by the transposed matrix."""
+        product: Array = x @ self.rows(np.arange(self.shape[0])).T
+        return product
+
+
+def packed_bytes(kind: TensorKind, shape: tuple[int, int]) -> int:
+    """Bytes that a matrix takes in an arena; 0 for formats that stay in the file."""
+    return 0 if native is None else int(native.packed_block_bytes(_CODES[kind.name], *shape))
+
+
+def block_matrix(kind: TensorKind, raw: Array, shape: tuple[int, int], arena: Any = None) -> Any:
+    """Make the kernel that multiplies by a matrix: integer formats are packed, floats stay where they are."""
+    if native is None:
+        return NumpyBlocks(kind, raw, shape)
+    return native.BlockMatrix(_CODES[kind.name], raw.reshape(-1), *shape, arena)
+
+
+def block_rows(kind: TensorKind, raw: Array, shape: tuple[int, int]) -> Any:
+    """Make the kernel that looks up rows of a table where they are stored."""
+    return (
+        NumpyBlocks(kind, raw, shape)
+        if native is None
+        else native.BlockRows(_CODES[kind.name], raw.reshape(-1), *shape)
+    )

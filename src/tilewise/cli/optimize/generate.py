@@ -206,11 +206,9 @@ def _token_id_model(network: LanguageModel, **more: Any) -> _TextModel:
 def _from_gguf(path: str) -> _TextModel:
     """Load a GGUF file; without a tokenizer in it, prompts are token ids."""
     from tilewise.gguf import load_gguf
-    from tilewise.quantize import FourBitLinear
 
     loaded = load_gguf(path)
-    four = any(isinstance(m, FourBitLinear) for m in loaded.model.modules())
-    facts: dict[str, Any] = {"weights": loaded.weights, "kind": "four-bit" if four else ""}
+    facts: dict[str, Any] = {"weights": loaded.weights, "kind": loaded.kind}
     if loaded.tokenizer is None:
         return _token_id_model(loaded.model, **facts)
     words = loaded.tokenizer

@@ -16,56 +16,33 @@ import numpy.typing as npt
 
 from tilewise import nn
 from tilewise._extension import native
-from tilewise.backend import current_backend
-from tilewise.errors import ConfigurationError, GradientError, ShapeError
+from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn import Module
 from tilewise.nn import functional as F
 from tilewise.nn.transformer import MultiHeadAttention
+from tilewise.quantize.block_linear import BlockLinear
 from tilewise.quantize.calibration import check_model
 from tilewise.quantize.dynamic import QuantizedAttention
 from tilewise.quantize.four_bits.blocks import BLOCK, Blocks, round_blocks
-from tilewise.tensor import Tensor, is_grad_enabled, no_grad
+from tilewise.tensor import Tensor, no_grad
 
 Array = npt.NDArray[Any]
 _MOST_MOMENTS = 1 << 28  # floats of second moments that are collected in one pass over the data
 
 
-class FourBitLinear(Module):
+class FourBitLinear(BlockLinear):
     """y = x @ weight.T + bias with the weight in four bits. Takes and gives floats."""
 
-    computes_in_int8 = True
-
     def __init__(self, blocks: Blocks, bias: Array | None = None) -> None:
-        kind = NumpyInt4Weights if native is None else native.Int4Weights
-        self.kernel = kind(blocks.codes, blocks.scales, blocks.minimums, blocks.column_scale)
-        self.out_features, self.in_features = blocks.codes.shape
-        self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes, scales and bias."""
-        return int(self.kernel.nbytes) + (0 if self.float_bias is None else self.float_bias.nbytes)
+        make = NumpyInt4Weights if native is None else native.BlockMatrix.from_codes
+        super().__init__(make(blocks.codes, blocks.scales, blocks.minimums, blocks.column_scale), bias)
 
     def blocks(self) -> Blocks:
-        """Codes and scales, unpacked."""
+        """Return codes and scales, unpacked."""
         return Blocks(*self.kernel.unpack())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FourBitLinear:
         return FourBitLinear(self.blocks(), self.float_bias)
-
-    def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
-        if is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
-            raise GradientError("a four-bit layer has no gradient; run it under no_grad()")
-        values = x.data if isinstance(x, Tensor) else np.asarray(x)
-        if values.shape[-1:] != (self.in_features,):
-            raise ShapeError(f"FourBitLinear takes (..., {self.in_features}), not {values.shape}")
-        rows = np.ascontiguousarray(values.reshape(-1, self.in_features), np.float32)
-        out: Array = self.kernel.linear(rows).reshape(*values.shape[:-1], self.out_features)
-        if self.float_bias is not None:
-            out += self.float_bias
-        if residual is not None:
-            out += residual.data if isinstance(residual, Tensor) else residual
-        return Tensor(out if activation is None else current_backend().dispatch(activation, out))
 
 
 class NumpyInt4Weights:
@@ -76,6 +53,7 @@ class NumpyInt4Weights:
         padded[:, : codes.shape[1]] = codes
         self._pairs = padded[:, 0::2] | padded[:, 1::2] << 4
         self._inputs, self._scales, self._minimums, self._column_scale = codes.shape[1], scales, minimums, column_scale
+        self.shape = codes.shape
 
     @property
     def nbytes(self) -> int:
@@ -84,6 +62,11 @@ class NumpyInt4Weights:
 
     def unpack(self) -> tuple[Array, Array, Array | None, Array]:
         return self._codes()[:, : self._inputs].copy(), self._scales, self._minimums, self._column_scale
+
+    def rows(self, indices: Array) -> Array:
+        """Return outputs of the weight as float32 (n, inputs)."""
+        rows: Array = Blocks(*self.unpack()).dequantize()[indices]
+        return rows
 
     def _codes(self) -> Array:
         codes = np.empty((len(self._pairs), 2 * self._pairs.shape[1]), np.uint8)

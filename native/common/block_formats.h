@@ -1,0 +1,61 @@
+// The tensor formats of GGUF files: sizes of their blocks, and one block of 32 weights in the words that the packed
+// layout of kernels/block_dot.h is made of. Layouts: ggml-common.h and ggml-quants.c of llama.cpp.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/block_dot.h"
+
+namespace tw {
+
+struct BlockFormat {
+  int code;     // GGUF's number of the format
+  int values;   // of a block in the file: 1, 32 or 256
+  int bytes;    // of a block in the file
+  int packing;  // index into kBlockPacking, or -1: float32, float16, bfloat16
+};
+
+constexpr int kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30;
+constexpr BlockFormat kBlockFormats[] = {
+    {kF32, 1, 4, -1},   {kF16, 1, 2, -1},   {kBF16, 1, 2, -1},   // floats
+    {kQ4_0, 32, 18, 0}, {kQ4_1, 32, 20, 1}, {6, 32, 22, 2},      // Q4_0, Q4_1, Q5_0
+    {7, 32, 24, 3},     {kQ8_0, 32, 34, 4}, {20, 32, 18, 5},     // Q5_1, Q8_0, IQ4_NL
+    {12, 256, 144, 6},  {13, 256, 176, 7},  {14, 256, 210, 8}};  // Q4_K, Q5_K, Q6_K
+
+const BlockFormat* block_format(int code);  // null where the number is not among them
+
+// One block of 32 weights as four values per word, the first in the lowest byte.
+struct BlockWords {
+  uint32_t low[8];      // 4 to 6 bits: word g has values 4 g ... in its low halves, 16 + 4 g ... in its high halves;
+                        // 8 bits: words of the values 0, 16, 4, 20, ... on
+  uint32_t plane[2];    // the bits above four, as kernels/block_dot.h has them
+  uint16_t scale;       // float16: of the block, or shared by 8 blocks
+  uint16_t minimum;     // likewise
+  uint8_t multiple[2];  // of the shared numbers: scale and minimum, or the scales of both halves
+};
+
+// Block `b` of 32 of a row of blocks as they are stored in the file.
+BlockWords block_words(const BlockFormat& format, const uint8_t* row, int64_t b);
+// The codes of a block: 32 unsigned numbers.
+void block_codes(const BlockPacking& packing, const BlockWords& words, uint8_t* codes);
+// The weights that a block stands for.
+void block_values(const BlockPacking& packing, const BlockWords& words, float* values);
+// The first n numbers of a row in any format.
+void row_values(const BlockFormat& format, const uint8_t* row, int64_t n, float* values);
+
+// A table of rows in a format, read where it is stored: the embedding of a mapped file.
+struct BlockRows {
+  BlockFormat format = kBlockFormats[0];
+  const uint8_t* data = nullptr;
+  int64_t rows = 0, columns = 0;
+
+  int64_t row_bytes() const { return columns / format.values * format.bytes; }
+  int64_t bytes() const { return rows * row_bytes(); }
+  void row(int64_t i, float* values) const { row_values(format, data + i * row_bytes(), columns, values); }
+};
+
+float half_value(uint16_t half);
+uint16_t half_bits(float value);
+inline bool half_is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+
+}  // namespace tw

@@ -1,0 +1,299 @@
+#include "common/block_matrix.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "common/matmul.h"
+#include "common/thread_pool.h"
+#include "kernels/half_dot.h"
+
+namespace tw {
+namespace {
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+int threads_for(int64_t tasks, int64_t work, int64_t min_work_per_thread) {
+  return static_cast<int>(
+      std::max<int64_t>(1, std::min<int64_t>({int64_t{num_threads()}, tasks, work / min_work_per_thread})));
+}
+
+// A power of two per row, so that its largest weight is between 2^12 and 2^13: no weight is out of a float16's range.
+float unit_of(const float* weight, int64_t n) {
+  float largest = 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!std::isfinite(weight[i])) throw std::domain_error("the weights hold NaN or infinity, which have no int8 form");
+    largest = std::max(largest, std::fabs(weight[i]));
+  }
+  int exponent = 1;
+  if (largest > 0.0f) std::frexp(largest, &exponent);
+  return std::ldexp(1.0f, std::max(exponent - 13, -126));
+}
+
+// A block of Q8_0 as the file has it: a float16 scale and 32 int8.
+void round_to_q8_0(const float* weight, int n, float unit, uint8_t* block) {
+  float largest = 0.0f;
+  for (int i = 0; i < n; ++i) largest = std::max(largest, std::fabs(weight[i] / unit));
+  const uint16_t scale = half_bits(largest / 127.0f);
+  const float step = half_value(scale), inverse = step > 0.0f ? 1.0f / step : 0.0f;
+  std::memset(block, 0, 34);
+  std::memcpy(block, &scale, 2);
+  for (int i = 0; i < n; ++i) {
+    const float code = std::nearbyint(weight[i] / unit * inverse);
+    block[2 + i] = static_cast<uint8_t>(static_cast<int8_t>(std::max(-127.0f, std::min(127.0f, code))));
+  }
+}
+
+}  // namespace
+
+BlockRowsInt8 BlockScratch::quantize(const float* x, int64_t rows, int64_t inputs, const BlockPacking& packing) {
+  const int64_t blocks = round_up(inputs, kBlock * packing.unit_blocks()) / kBlock;
+  int8_t* values = values_.grow(rows * blocks * kBlock);
+  float* scale = scale_.grow(rows * blocks);
+  float* total = total_.grow(rows * blocks);
+  int32_t* offset = offset_.grow(rows * blocks * packing.sums());
+  const auto& kernels = active_block_dot();
+  const int tasks = threads_for(rows, rows * inputs, 1 << 15);
+  parallel_for(tasks, [&](int task) {
+    for (int64_t r = rows * task / tasks; r < rows * (task + 1) / tasks; ++r) {
+      const int64_t at = r * blocks;
+      kernels.quantize(x + r * inputs, inputs, blocks, packing.sums(), -packing.offset, values + at * kBlock,
+                       scale + at, offset + at * packing.sums(), total + at);
+    }
+  });
+  return {values, scale, offset, total};
+}
+
+std::shared_ptr<uint8_t> WeightArena::take(int64_t bytes) {
+  if (used_ + bytes > static_cast<int64_t>(memory_->size())) return nullptr;
+  uint8_t* at = memory_->data() + used_;
+  used_ += bytes;
+  return std::shared_ptr<uint8_t>(memory_, at);
+}
+
+int64_t BlockMatrix::packed_bytes(const BlockFormat& format, int64_t outputs, int64_t inputs) {
+  if (format.packing < 0) return 0;
+  const BlockPacking& packing = kBlockPacking[format.packing];
+  const int64_t units = round_up(inputs, kBlock * packing.unit_blocks()) / (kBlock * packing.unit_blocks());
+  return round_up(outputs, kBlockPanel) / kBlockPanel * units * packing.unit_bytes();
+}
+
+int64_t BlockMatrix::blocks() const { return round_up(inputs_, kBlock * packing().unit_blocks()) / kBlock; }
+
+int64_t BlockMatrix::bytes() const {
+  return format_.packing < 0 ? outputs_ * inputs_ * format_.bytes : packed_bytes(format_, outputs_, inputs_);
+}
+
+void BlockMatrix::allocate(WeightArena* arena) {
+  if (arena != nullptr) packed_ = arena->take(bytes());
+  if (packed_ == nullptr) packed_ = WeightArena(bytes()).take(bytes());
+  data_ = packed_.get();
+}
+
+BlockMatrix::BlockMatrix(int code, const uint8_t* data, int64_t outputs, int64_t inputs, WeightArena* arena)
+    : format_(*block_format(code)), outputs_(outputs), inputs_(inputs), data_(data) {
+  if (format_.packing < 0) return;
+  allocate(arena);
+  const int64_t row_bytes = inputs / format_.values * format_.bytes,
+                panels = round_up(outputs, kBlockPanel) / kBlockPanel;
+  const int64_t panel_bytes = panels > 0 ? bytes() / panels : 0;
+  std::atomic<bool> finite{true};
+  const int tasks = threads_for(panels, outputs * inputs, 1 << 18);
+  parallel_for(tasks, [&](int task) {
+    for (int64_t panel = panels * task / tasks; panel < panels * (task + 1) / tasks; ++panel) {
+      const int64_t last = std::min(outputs, (panel + 1) * kBlockPanel);
+      // Only columns and blocks that do not exist keep zeros.
+      if (last % kBlockPanel != 0 || inputs % (kBlock * packing().unit_blocks()) != 0) {
+        std::memset(packed_.get() + panel * panel_bytes, 0, panel_bytes);
+      }
+      // Unit by unit across the columns, so that the unit stays in the first-level cache while it is filled.
+      for (int64_t first = 0; first < inputs / kBlock; first += packing().unit_blocks()) {
+        const int64_t end = std::min(inputs / kBlock, first + packing().unit_blocks());
+        for (int64_t column = panel * kBlockPanel; column < last; ++column) {
+          for (int64_t b = first; b < end; ++b) {
+            const BlockWords words = block_words(format_, data + column * row_bytes, b);
+            if (!half_is_finite(words.scale) || !half_is_finite(words.minimum)) finite = false;
+            put(column, b, words);
+          }
+        }
+      }
+    }
+  });
+  if (!finite) throw std::domain_error("the scales of the weights hold NaN or infinity");
+}
+
+BlockMatrix::BlockMatrix(int64_t outputs, int64_t inputs, const uint8_t* codes, const uint16_t* scales,
+                         const uint16_t* minimums, const float* column_scale, WeightArena* arena)
+    : format_(*block_format(minimums == nullptr ? kQ4_0 : kQ4_1)),
+      outputs_(outputs),
+      inputs_(inputs),
+      column_scale_(round_up(outputs, kBlockPanel)) {
+  allocate(arena);
+  if (bytes() > 0) std::memset(packed_.get(), 0, bytes());
+  std::fill(column_scale_.data(), column_scale_.data() + column_scale_.size(), 0.0f);
+  std::copy(column_scale, column_scale + outputs, column_scale_.data());
+  const int64_t row_blocks = round_up(inputs, kBlock) / kBlock;
+  for (int64_t column = 0; column < outputs; ++column) {
+    for (int64_t b = 0; b < row_blocks; ++b) {
+      BlockWords words = {};
+      words.scale = scales[column * row_blocks + b];
+      if (minimums != nullptr) words.minimum = minimums[column * row_blocks + b];
+      const uint8_t* from = codes + column * inputs + b * kBlock;
+      const int n = static_cast<int>(std::min<int64_t>(kBlock, inputs - b * kBlock));
+      for (int v = 0; v < n; ++v) words.low[v / 4 % 4] |= (from[v] & 15u) << (v % 4 * 8 + v / 16 * 4);
+      put(column, b, words);
+    }
+  }
+}
+
+BlockMatrix::BlockMatrix(const float* weight, int64_t outputs, int64_t inputs, WeightArena* arena)
+    : format_(*block_format(kQ8_0)), outputs_(outputs), inputs_(inputs), column_scale_(round_up(outputs, kBlockPanel)) {
+  allocate(arena);
+  if (bytes() > 0) std::memset(packed_.get(), 0, bytes());
+  std::fill(column_scale_.data(), column_scale_.data() + column_scale_.size(), 0.0f);
+  for (int64_t column = 0; column < outputs; ++column) {
+    const float* from = weight + column * inputs;
+    const float unit = column_scale_[column] = unit_of(from, inputs);
+    for (int64_t b = 0; b * kBlock < inputs; ++b) {
+      uint8_t block[34];
+      round_to_q8_0(from + b * kBlock, static_cast<int>(std::min<int64_t>(kBlock, inputs - b * kBlock)), unit, block);
+      put(column, b, block_words(format_, block, 0));
+    }
+  }
+}
+
+// --- the place of one block of one column in its unit ---
+
+namespace {
+
+struct UnitPlace {
+  int64_t header, codes;  // offsets in bytes; `codes` of the block's first run
+  int at;                 // the block's index in its unit
+  int lane;               // the column's index in its panel
+};
+
+UnitPlace unit_place(const BlockPacking& packing, int64_t blocks, int64_t column, int64_t b) {
+  const int64_t units = blocks / packing.unit_blocks(), unit = b / packing.unit_blocks();
+  const int64_t header = (column / kBlockPanel * units + unit) * packing.unit_bytes();
+  const int at = static_cast<int>(b % packing.unit_blocks()), lane = static_cast<int>(column % kBlockPanel);
+  return {header, header + packing.header_bytes() + at * packing.code_runs() * kBlockRun + 4 * lane, at, lane};
+}
+
+// Calls f(offset in bytes, pointer to the field, its size) for everything that is stored of a block.
+template <class Words, class F>
+void for_each_field(const BlockPacking& packing, const UnitPlace& place, Words& words, F f) {
+  const int blocks = packing.unit_blocks();
+  if (packing.grouped()) {
+    f(place.header + 2 * place.lane, &words.scale, 2);
+    if (packing.minimum()) f(place.header + 2 * (kBlockPanel + place.lane), &words.minimum, 2);
+    const int first = packing.minimum() ? place.at : 2 * place.at,
+              second = packing.minimum() ? blocks + place.at : first + 1;
+    f(place.header + (4 + first) * kBlockPanel + place.lane, &words.multiple[0], 1);
+    f(place.header + (4 + second) * kBlockPanel + place.lane, &words.multiple[1], 1);
+  } else {
+    f(place.header + 2 * (place.at * kBlockPanel + place.lane), &words.scale, 2);
+    if (packing.minimum()) f(place.header + 2 * ((blocks + place.at) * kBlockPanel + place.lane), &words.minimum, 2);
+  }
+  const int low = packing.bits == 8 ? 8 : 4;
+  for (int run = 0; run < low; ++run) f(place.codes + run * kBlockRun, &words.low[run], 4);
+  for (int run = low; run < packing.code_runs(); ++run) f(place.codes + run * kBlockRun, &words.plane[run - low], 4);
+}
+
+}  // namespace
+
+void BlockMatrix::put(int64_t column, int64_t b, const BlockWords& words) {
+  uint8_t* to = packed_.get();
+  for_each_field(packing(), unit_place(packing(), blocks(), column, b), words,
+                 [&](int64_t offset, const void* field, int size) { std::memcpy(to + offset, field, size); });
+}
+
+BlockWords BlockMatrix::get(int64_t column, int64_t b) const {
+  BlockWords words = {};
+  for_each_field(packing(), unit_place(packing(), blocks(), column, b), words,
+                 [&](int64_t offset, void* field, int size) { std::memcpy(field, data_ + offset, size); });
+  return words;
+}
+
+void BlockMatrix::unpack(uint8_t* codes, uint16_t* scales, uint16_t* minimums, float* column_scale) const {
+  const int64_t row_blocks = round_up(inputs_, kBlock) / kBlock;
+  for (int64_t column = 0; column < outputs_; ++column) {
+    column_scale[column] = column_scale_.size() > 0 ? column_scale_[column] : 1.0f;
+    for (int64_t b = 0; b < row_blocks; ++b) {
+      const BlockWords words = get(column, b);
+      scales[column * row_blocks + b] = words.scale;
+      if (minimums != nullptr) minimums[column * row_blocks + b] = words.minimum;
+      uint8_t block[kBlock];
+      block_codes(packing(), words, block);
+      std::copy(block, block + std::min<int64_t>(kBlock, inputs_ - b * kBlock), codes + column * inputs_ + b * kBlock);
+    }
+  }
+}
+
+void BlockMatrix::row(int64_t row, float* values) const {
+  if (format_.packing < 0) return row_values(format_, data_ + row * inputs_ * format_.bytes, inputs_, values);
+  const float by = column_scale_.size() > 0 ? column_scale_[row] : 1.0f;
+  for (int64_t b = 0; b * kBlock < inputs_; ++b) {
+    float block[kBlock];
+    block_values(packing(), get(row, b), block);
+    const int n = static_cast<int>(std::min<int64_t>(kBlock, inputs_ - b * kBlock));
+    for (int i = 0; i < n; ++i) values[b * kBlock + i] = block[i] * by;
+  }
+}
+
+bool BlockMatrix::apply(const float* x, int64_t rows, float* y, int64_t y_row, BlockScratch& scratch) const {
+  if (rows == 0 || outputs_ == 0) return true;
+  if (format_.packing < 0) return apply_halves(x, rows, y, y_row);
+  BlockProblem p;
+  p.x = scratch.quantize(x, rows, inputs_, packing());
+  p.blocks = blocks();
+  p.weights = data_;
+  p.column_scale = column_scale_.size() > 0 ? column_scale_.data() : nullptr;
+  p.columns = outputs_;
+  p.y = y;
+  p.y_row = y_row;
+  const int64_t panels = round_up(outputs_, kBlockPanel) / kBlockPanel;
+  // As for int8 (int8_driver.cpp): a few rows wait for their weights and share the waiting sooner.
+  const int tasks = threads_for(panels, rows * outputs_ * inputs_, rows <= 4 ? 1 << 18 : 1 << 20);
+  const auto multiply = active_block_dot().rows[format_.packing];
+  if (tasks == 1) return multiply(p, 0, rows, 0, panels), true;
+  parallel_for(tasks, [&](int task) { multiply(p, 0, rows, panels * task / tasks, panels * (task + 1) / tasks); });
+  return true;
+}
+
+// A few rows are multiplied with the 16-bit weights as they are loaded. For more, strips of the weights become float32
+// for a float product.
+bool BlockMatrix::apply_halves(const float* x, int64_t rows, float* y, int64_t y_row) const {
+  constexpr int64_t kFewRows = 4, kStripFloats = 1 << 20;  // a strip of 4 MiB: half of a common last-level cache share
+  const auto& kernels = active_half_dot();
+  const auto kind = format_.code == kF16 ? HalfKind::float16 : HalfKind::bfloat16;
+  const auto* weights = reinterpret_cast<const uint16_t*>(data_);
+  if (rows <= kFewRows || batch_invariant()) {
+    const int tasks = threads_for(outputs_ / 16 + 1, rows * outputs_ * inputs_, 1 << 17);
+    parallel_for(tasks, [&](int task) {
+      kernels.rows(kind, x, rows, inputs_, weights, outputs_ * task / tasks, outputs_ * (task + 1) / tasks, y, y_row);
+    });
+    return true;
+  }
+  const int64_t strip = std::max<int64_t>(16, std::min(outputs_, kStripFloats / inputs_ / 16 * 16));
+  const int64_t strips = (outputs_ + strip - 1) / strip;
+  const int tasks = threads_for(strips, rows * outputs_ * inputs_, 1 << 20);
+  std::atomic<bool> ok{true};
+  parallel_for(tasks, [&](int task) {
+    Buffer<float> floats(strip * inputs_);
+    for (int64_t s = strips * task / tasks; s < strips * (task + 1) / tasks; ++s) {
+      const int64_t first = s * strip, count = std::min(strip, outputs_ - first);
+      kernels.widen(kind, weights + first * inputs_, count * inputs_, floats.data());
+      Gemm g;
+      g.m = rows, g.n = count, g.k = inputs_;
+      g.a = x, g.a_row = inputs_, g.a_col = 1;
+      g.b = floats.data(), g.b_row = 1, g.b_col = inputs_;
+      g.c = y + first, g.c_row = y_row;
+      if (!matmul(g, Batch{}, nullptr)) ok = false;
+    }
+  });
+  return ok;
+}
+
+}  // namespace tw

@@ -1,0 +1,432 @@
+// Per block of 32 values and 16 columns there are 8 groups of four values. With VNNI a group is one dot instruction
+// (codes are its unsigned operand, a row's int8 its signed one). With AVX2 it is one vpmaddubsw, whose pairs of
+// products are added in 16 bits as long as nothing can saturate: 8 groups of 4-bit codes (8 * 2 * 15 * 127 = 30480),
+// two of 5 or 6 bits. Codes of 8 bits are multiplied as |code| * (sign(code) x), whose pairs just fit (2 * 128 * 127 =
+// 32512).
+//
+// This file is compiled with -ffp-contract=off: see block_dot.h.
+#include "kernels/block_dot.h"
+
+#include "common/simd.h"
+#include "kernels/ahead.h"
+#include "kernels/half.h"
+#include "kernels/math.h"
+#include "kernels/rounding.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+constexpr int kVectors = kBlockPanel / kLanes;  // of a panel
+constexpr int kSteps = 4;                       // pairs of groups in a block: values 4 g ... and 16 + 4 g ...
+constexpr float kLargestFloat = 3.4028234663852886e38f;
+
+// --- rows of floats to int8 ---
+
+TW_INLINE float block_inverse(float top) {
+  const float inverse = 127.0f / top;
+  return top > 0.0f && inverse <= kLargestFloat ? inverse : 0.0f;  // numbers this small count as zeros
+}
+
+TW_INLINE int32_t sum_of(vi v) {
+  int32_t lanes[kLanes], sum = 0;
+  std::memcpy(lanes, &v, sizeof lanes);
+  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+  return sum;
+}
+
+// One block; the sums of its two halves go to `sums`.
+TW_INLINE float quantize_block(const float* x, int n, int8_t* values, int32_t (&sums)[2]) {
+  constexpr int kParts = kBlock / kLanes;
+  vf part[kParts], most = {};  // a NaN is passed over here and becomes 0
+  for (int v = 0; v < kParts; ++v) {
+    const int left = n - v * kLanes, lanes = left < 0 ? 0 : left < kLanes ? left : kLanes;
+    part[v] = lanes == kLanes ? load(x + v * kLanes) : load_first(x + (lanes > 0 ? v * kLanes : 0), lanes);
+    part[v] = select(part[v] == part[v], part[v], vf{});
+    most = vmax(select(part[v] < splat(0.0f), -part[v], part[v]), most);
+  }
+  const float top = max_lanes(most), inverse = block_inverse(top);
+  vi half[2] = {};
+  for (int v = 0; v < kParts; ++v) {
+    const vf scaled = part[v] * splat(inverse);  // infinity times zero is NaN, which has no integer
+    const vi q = __builtin_convertvector(round_even(select(scaled == scaled, scaled, vf{})), vi);
+    store_low_bytes(values + v * kLanes, q);
+    half[v * 2 / kParts] += q;
+  }
+  sums[0] = sum_of(half[0]);
+  sums[1] = sum_of(half[1]);
+  return top / 127.0f;
+}
+
+void quantize(const float* x, int64_t n, int64_t blocks, int sums, int32_t factor, int8_t* values, float* scale,
+              int32_t* offset, float* total) {
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t left = n - b * kBlock;
+    const int count = left >= kBlock ? kBlock : left > 0 ? static_cast<int>(left) : 0;
+    int32_t half[2];
+    scale[b] = quantize_block(count > 0 ? x + b * kBlock : x, count, values + b * kBlock, half);
+    total[b] = scale[b] * static_cast<float>(half[0] + half[1]);
+    if (sums == 2) {
+      offset[2 * b] = factor * half[0];
+      offset[2 * b + 1] = factor * half[1];
+    } else {
+      offset[b] = factor * (half[0] + half[1]);
+    }
+  }
+}
+
+// --- codes of one vector of columns, and their products with four values of a row ---
+
+#if defined(__AVX512F__)
+typedef __m512i Codes;  // unsigned bytes, four a column
+typedef __m512i Sums;
+
+TW_INLINE Codes load_run(const uint8_t* p) { return _mm512_loadu_si512(p); }
+
+template <int kStep, int kBits>
+TW_INLINE Codes with_high_bits(Codes low, const uint8_t* planes, bool second) {
+  // Bit g of a plane's byte belongs to group g (5 bits); bits 2 g and 2 g + 1 to group g of each plane (6 bits).
+  const int from = kBits == 5 ? kStep + (second ? 4 : 0) : 2 * kStep;
+  const Codes plane = load_run(planes + (kBits == 6 && second ? kBlockRun : 0));
+  const Codes moved = from < 4 ? _mm512_slli_epi16(plane, 4 - from) : _mm512_srli_epi16(plane, from - 4);
+  const Codes mask = _mm512_set1_epi8(kBits == 5 ? 0x10 : 0x30);
+  return _mm512_ternarylogic_epi32(low, moved, mask, 0xf8);  // low | (moved & mask)
+}
+
+template <int kStep, int kBits, bool kLookup>
+TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
+  if constexpr (kBits == 8) {
+    low = load_run(p + 2 * kStep * kBlockRun);
+    high = load_run(p + (2 * kStep + 1) * kBlockRun);
+  } else {
+    const __m512i mask = _mm512_set1_epi8(15), both = load_run(p + kStep * kBlockRun);
+    low = _mm512_and_si512(both, mask);
+    high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+    if constexpr (kBits > 4) {
+      low = with_high_bits<kStep, kBits>(low, p + kSteps * kBlockRun, false);
+      high = with_high_bits<kStep, kBits>(high, p + kSteps * kBlockRun, true);
+    }
+    if constexpr (kLookup) {
+      const __m128i signed_table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kNonLinear));
+      const __m512i table = _mm512_maskz_broadcast_i32x4(0xffff, _mm_xor_si128(signed_table, _mm_set1_epi8(-128)));
+      low = _mm512_shuffle_epi8(table, low);
+      high = _mm512_shuffle_epi8(table, high);
+    }
+  }
+}
+
+TW_INLINE Sums first_sums(int32_t offset) { return _mm512_set1_epi32(offset); }
+
+template <int kF>
+TW_INLINE void dot_pair(Sums& sums, Sums& other, Codes low, Codes high, const int8_t* x) {
+  // Inline assembly because gcc 12 copies and spills accumulators around the intrinsic.
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(low), "m"(*reinterpret_cast<const int32_t*>(x)));
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(other) : "v"(high), "m"(*reinterpret_cast<const int32_t*>(x + 16)));
+}
+
+template <int kF>
+TW_INLINE vi whole(const Sums& sums, int32_t /*offset*/) {
+  return (vi)sums;
+}
+#elif defined(__AVX2__)
+typedef __m256i Codes;
+typedef __m256i Sums;  // of 4-bit codes 16-bit numbers, two a column; else 32-bit numbers
+
+TW_INLINE Codes load_run(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
+template <int kStep, int kBits>
+TW_INLINE Codes with_high_bits(Codes low, const uint8_t* planes, bool second) {
+  const int from = kBits == 5 ? kStep + (second ? 4 : 0) : 2 * kStep;  // as with AVX-512
+  const Codes plane = load_run(planes + (kBits == 6 && second ? kBlockRun : 0));
+  const Codes moved = from < 4 ? _mm256_slli_epi16(plane, 4 - from) : _mm256_srli_epi16(plane, from - 4);
+  return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(kBits == 5 ? 0x10 : 0x30)));
+}
+
+// Codes of 8 bits come out signed.
+template <int kStep, int kBits, bool kLookup>
+TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
+  if constexpr (kBits == 8) {
+    const __m256i sign = _mm256_set1_epi8(-128);
+    low = _mm256_xor_si256(load_run(p + 2 * kStep * kBlockRun), sign);
+    high = _mm256_xor_si256(load_run(p + (2 * kStep + 1) * kBlockRun), sign);
+  } else {
+    const __m256i mask = _mm256_set1_epi8(15), both = load_run(p + kStep * kBlockRun);
+    low = _mm256_and_si256(both, mask);
+    high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+    if constexpr (kBits > 4) {
+      low = with_high_bits<kStep, kBits>(low, p + kSteps * kBlockRun, false);
+      high = with_high_bits<kStep, kBits>(high, p + kSteps * kBlockRun, true);
+    }
+    if constexpr (kLookup) {
+      const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kNonLinear)));
+      low = _mm256_shuffle_epi8(table, low);
+      high = _mm256_shuffle_epi8(table, high);
+    }
+  }
+}
+
+TW_INLINE Sums first_sums(int32_t /*offset*/) { return _mm256_setzero_si256(); }
+
+TW_INLINE __m256i signed_products(Codes codes, __m256i x) {
+  return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+}
+
+template <int kF>
+TW_INLINE void dot_pair(Sums& sums, Sums& other, Codes low, Codes high, const int8_t* x) {
+  constexpr BlockPacking F = kBlockPacking[kF];
+  const __m256i a = (__m256i)_mm256_broadcast_ss(reinterpret_cast<const float*>(x)),
+                b = (__m256i)_mm256_broadcast_ss(reinterpret_cast<const float*>(x + 16)), ones = _mm256_set1_epi16(1);
+  if constexpr (F.bits == 8 || F.lookup) {
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(signed_products(low, a), ones));
+    other = _mm256_add_epi32(other, _mm256_madd_epi16(signed_products(high, b), ones));
+  } else if constexpr (F.bits == 4) {
+    // Inline assembly because gcc 12 first makes all products of a block, for which there are no registers, then adds
+    // them.
+    asm("vpaddw %1, %0, %0" : "+x"(sums) : "x"(_mm256_maddubs_epi16(low, a)));
+    asm("vpaddw %1, %0, %0" : "+x"(other) : "x"(_mm256_maddubs_epi16(high, b)));
+  } else if constexpr (F.sums() == 2) {
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(low, a), ones));
+    other = _mm256_add_epi32(other, _mm256_madd_epi16(_mm256_maddubs_epi16(high, b), ones));
+  } else {
+    const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(low, a), _mm256_maddubs_epi16(high, b));
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(both, ones));
+  }
+}
+
+template <int kF>
+TW_INLINE vi whole(const Sums& sums, int32_t offset) {
+  constexpr BlockPacking F = kBlockPacking[kF];
+  if constexpr (F.bits == 8 || F.lookup) return (vi)sums;  // the codes were signed already
+  const __m256i all = F.bits == 4 ? _mm256_madd_epi16(sums, _mm256_set1_epi16(1)) : sums;
+  return (vi)all + (vi)_mm256_set1_epi32(offset);
+}
+#else
+struct Codes {
+  uint8_t v[4 * kLanes];
+};
+typedef vi Sums;
+
+template <int kStep, int kBits, bool kLookup>
+TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
+  const uint8_t* planes = p + kSteps * kBlockRun;
+  for (int i = 0; i < 4 * kLanes; ++i) {
+    if constexpr (kBits == 8) {
+      low.v[i] = p[2 * kStep * kBlockRun + i];
+      high.v[i] = p[(2 * kStep + 1) * kBlockRun + i];
+    } else {
+      low.v[i] = p[kStep * kBlockRun + i] & 15;
+      high.v[i] = static_cast<uint8_t>(p[kStep * kBlockRun + i] >> 4);
+      if constexpr (kBits == 5) {
+        low.v[i] |= static_cast<uint8_t>((planes[i] >> kStep & 1) << 4);
+        high.v[i] |= static_cast<uint8_t>((planes[i] >> (kStep + 4) & 1) << 4);
+      }
+      if constexpr (kBits == 6) {
+        low.v[i] |= static_cast<uint8_t>((planes[i] >> 2 * kStep & 3) << 4);
+        high.v[i] |= static_cast<uint8_t>((planes[kBlockRun + i] >> 2 * kStep & 3) << 4);
+      }
+      if constexpr (kLookup) {
+        low.v[i] = static_cast<uint8_t>(kNonLinear[low.v[i]] + 128);
+        high.v[i] = static_cast<uint8_t>(kNonLinear[high.v[i]] + 128);
+      }
+    }
+  }
+}
+
+TW_INLINE void add_products(Sums& sums, const Codes& codes, const int8_t* x) {
+  vi products = {};
+  for (int i = 0; i < kLanes; ++i) {
+    const uint8_t* c = codes.v + 4 * i;
+    products[i] = c[0] * x[0] + c[1] * x[1] + c[2] * x[2] + c[3] * x[3];
+  }
+  sums += products;
+}
+
+template <int kF>
+TW_INLINE void dot_pair(Sums& sums, Sums& other, const Codes& low, const Codes& high, const int8_t* x) {
+  add_products(sums, low, x);
+  add_products(other, high, x + 16);
+}
+TW_INLINE Sums first_sums(int32_t offset) { return Sums{} + offset; }
+
+template <int kF>
+TW_INLINE vi whole(const Sums& sums, int32_t /*offset*/) {
+  return sums;
+}
+#endif
+
+// --- scales of one vector of columns ---
+
+// Header of a unit: float16 scales of its blocks, then their minimums; or the shared float16 scale and minimum, then
+// one byte (two for halves) per block and column.
+template <int kF>
+struct UnitScales {
+  static constexpr BlockPacking F = kBlockPacking[kF];
+  const uint8_t* header = nullptr;
+  vf scale = {}, minimum = {};  // shared by the unit
+
+  TW_INLINE void set(const uint8_t* unit, int column) {
+    header = unit;
+    if (F.grouped()) scale = load_half(halves(column));
+    if (F.grouped() && F.minimum()) minimum = load_half(halves(kBlockPanel + column));
+  }
+  TW_INLINE const uint16_t* halves(int at) const { return reinterpret_cast<const uint16_t*>(header) + at; }
+  TW_INLINE vf bytes(int run, int column) const {
+    const uint8_t* at = header + 4 * kBlockPanel + run * kBlockPanel + column;
+    const vi wide = F.minimum() ? widen_bytes(at) : widen_bytes(reinterpret_cast<const int8_t*>(at));
+    return __builtin_convertvector(wide, vf);
+  }
+  TW_INLINE vf block_scale(int b, int column) const {
+    if (F.scales == BlockScales::super_halves) return scale;
+    return F.grouped() ? scale * bytes(b, column) : load_half(halves(b * kBlockPanel + column));
+  }
+  TW_INLINE vf block_minimum(int b, int column) const {
+    return F.grouped() ? -(minimum * bytes(F.unit_blocks() + b, column))
+                       : load_half(halves((F.unit_blocks() + b) * kBlockPanel + column));
+  }
+};
+
+// R rows by V vectors of columns, from column `column` of a panel on.
+template <int kF, int R, int V>
+struct Tile {
+  static constexpr BlockPacking F = kBlockPacking[kF];
+  const BlockProblem& p;
+  const int8_t* x;
+  const float* scale;
+  const float* total;
+  const int32_t* offset;
+  vf acc[R][V] = {};
+
+  TW_INLINE Tile(const BlockProblem& problem, int64_t row)
+      : p(problem),
+        x(p.x.values + row * p.blocks * kBlock),
+        scale(p.x.scale + row * p.blocks),
+        total(p.x.total + row * p.blocks),
+        offset(p.x.offset + row * p.blocks * F.sums()) {}
+
+  TW_INLINE int32_t row_offset(int r, int64_t b, int half) const {
+    return F.minimum() ? 0 : offset[(r * p.blocks + b) * F.sums() + half];
+  }
+
+  template <int kStep>
+  TW_INLINE void step(const uint8_t* codes, int64_t b, Sums (&sums)[R][V][F.sums()]) {
+    if (R == 1) fetch_ahead(codes + kStep * kBlockRun);
+    Codes low[V], high[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) load_codes<kStep, F.bits, F.lookup>(codes + v * kLanes * 4, low[v], high[v]);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        dot_pair<kF>(sums[r][v][0], sums[r][v][F.sums() - 1], low[v], high[v],
+                     x + (r * p.blocks + b) * kBlock + 4 * kStep);
+      }
+    }
+  }
+
+  // The scaled sums of block b, the unit's block `at`.
+  TW_INLINE void add_block(const UnitScales<kF> (&scales)[V], int at, int column, int64_t b,
+                           const Sums (&sums)[R][V][F.sums()]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const int c = column + v * kLanes;
+      const vf block_scale = scales[v].block_scale(at, c);
+      vf minimum = {}, first = {}, second = {};
+      if (F.minimum()) minimum = scales[v].block_minimum(at, c);
+      if (F.sums() == 2) first = scales[v].bytes(2 * at, c), second = scales[v].bytes(2 * at + 1, c);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        vf sum = __builtin_convertvector(whole<kF>(sums[r][v][0], row_offset(r, b, 0)), vf);
+        if constexpr (F.sums() == 2) {  // integers below 2^24: exact in float32
+          const vf other = __builtin_convertvector(whole<kF>(sums[r][v][1], row_offset(r, b, 1)), vf);
+          sum = sum * first + other * second;
+        }
+        acc[r][v] = acc[r][v] + sum * (block_scale * splat(scale[r * p.blocks + b]));
+        if (F.minimum()) acc[r][v] = acc[r][v] + minimum * splat(total[r * p.blocks + b]);
+      }
+    }
+  }
+
+  TW_INLINE void add_unit(const uint8_t* unit, int column, int64_t first) {
+    UnitScales<kF> scales[V];
+    for (int v = 0; v < V; ++v) scales[v].set(unit, column + v * kLanes);
+    for (int at = 0; at < F.unit_blocks(); ++at) {
+      const uint8_t* codes = unit + F.header_bytes() + at * F.code_runs() * kBlockRun + column * 4;
+      if (R == 1) fetch_ahead(at == 0 ? unit : codes + kSteps * kBlockRun);
+      Sums sums[R][V][F.sums()] = {};
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) {
+          sums[r][v][0] = first_sums(row_offset(r, first + at, 0));
+          if (F.sums() == 2) sums[r][v][F.sums() - 1] = first_sums(row_offset(r, first + at, F.sums() - 1));
+        }
+      }
+      step<0>(codes, first + at, sums);
+      step<1>(codes, first + at, sums);
+      step<2>(codes, first + at, sums);
+      step<3>(codes, first + at, sums);
+      add_block(scales, at, column, first + at, sums);
+    }
+  }
+
+  TW_INLINE void store_columns(int64_t row, int64_t first) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const int64_t column = first + v * kLanes, left = p.columns - column;
+      if (left <= 0) break;
+      const vf by = p.column_scale == nullptr ? splat(1.0f) : load(p.column_scale + column);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        store_first(p.y + (row + r) * p.y_row + column, acc[r][v] * by,
+                    left < kLanes ? static_cast<int>(left) : kLanes);
+      }
+    }
+  }
+};
+
+template <int kF, int R>
+void panel_rows(const BlockProblem& p, int64_t row, int64_t panel) {
+  constexpr BlockPacking F = kBlockPacking[kF];
+  constexpr int V = kVectors == 2 ? 2 : 1;  // vectors of columns that four values of a row meet once they are loaded
+  const int64_t units = p.blocks / F.unit_blocks();
+  const uint8_t* weights = p.weights + panel * units * F.unit_bytes();
+  for (int column = 0; column < kBlockPanel; column += V * kLanes) {
+    Tile<kF, R, V> tile(p, row);
+    for (int64_t u = 0; u < units; ++u) tile.add_unit(weights + u * F.unit_bytes(), column, u * F.unit_blocks());
+    tile.store_columns(row, panel * kBlockPanel + column);
+  }
+}
+
+// Up to `count` rows; returns how many were computed.
+template <int kF>
+int64_t some_rows(const BlockProblem& p, int64_t row, [[maybe_unused]] int64_t count, int64_t panel) {
+#if defined(__AVX512F__)
+  if (count >= 8) return panel_rows<kF, 8>(p, row, panel), 8;
+#endif
+#if defined(__AVX2__)
+  if (count >= 4) return panel_rows<kF, 4>(p, row, panel), 4;
+  if (count == 3) return panel_rows<kF, 3>(p, row, panel), 3;
+  if (count == 2) return panel_rows<kF, 2>(p, row, panel), 2;
+#endif
+  return panel_rows<kF, 1>(p, row, panel), 1;
+}
+
+// A strip of rows stays in the cache while all panels go by.
+template <int kF>
+void rows(const BlockProblem& p, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel) {
+  constexpr int64_t kStrip = 64;
+  for (int64_t strip = first; strip < last; strip += kStrip) {
+    const int64_t end = last - strip < kStrip ? last : strip + kStrip;
+    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+      for (int64_t row = strip; row < end;) row += some_rows<kF>(p, row, end - row, panel);
+    }
+  }
+}
+
+}  // namespace
+
+const BlockKernels block_dot = {quantize,
+                                {rows<0>, rows<1>, rows<2>, rows<3>, rows<4>, rows<5>, rows<6>, rows<7>, rows<8>}};
+
+}  // namespace TW_ISA
+}  // namespace tw

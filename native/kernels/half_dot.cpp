@@ -1,0 +1,101 @@
+#include "kernels/half_dot.h"
+
+#include "common/simd.h"
+#include "kernels/gemv.h"
+#include "kernels/half.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+constexpr int kOutputs = 4;        // outputs whose weights are read together
+constexpr int kAheadBytes = 1024;  // of each output's weights: far enough to hide the memory's latency
+
+TW_INLINE vf load_bfloat(const uint16_t* p) {
+#if defined(__AVX512F__)
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return (vf)_mm512_slli_epi32(_mm512_maskz_cvtepu16_epi32(0xffff, bits), 16);
+#elif defined(__AVX2__)
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
+#else
+  vi wide;
+  for (int i = 0; i < kLanes; ++i) wide[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+  return (vf)wide;
+#endif
+}
+
+template <HalfKind K>
+TW_INLINE vf load_weights(const uint16_t* p) {
+  return K == HalfKind::float16 ? load_half(p) : load_bfloat(p);
+}
+
+template <HalfKind K>
+TW_INLINE vf load_first_weights(const uint16_t* p, int n) {
+  uint16_t part[kLanes] = {};
+  std::memcpy(part, p, n * sizeof(uint16_t));
+  return load_weights<K>(part);
+}
+
+// R rows times O outputs.
+template <HalfKind K, int R, int O>
+TW_INLINE void dots(const float* x, int64_t k, const uint16_t* w, float* y, int64_t y_row) {
+  vf acc[R][O] = {};
+  int64_t p = 0;
+  for (; p + kLanes <= k; p += kLanes) {
+#pragma GCC unroll 4
+    for (int o = 0; o < O; ++o) {
+      __builtin_prefetch(reinterpret_cast<const char*>(w + o * k + p) + kAheadBytes);
+      const vf weights = load_weights<K>(w + o * k + p);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) acc[r][o] += load(x + r * k + p) * weights;
+    }
+  }
+  const int left = static_cast<int>(k - p);
+  for (int o = 0; left > 0 && o < O; ++o) {
+    const vf weights = load_first_weights<K>(w + o * k + p, left);
+    for (int r = 0; r < R; ++r) acc[r][o] += load_first(x + r * k + p, left) * weights;
+  }
+  for (int r = 0; r < R; ++r) store_sums(acc[r], y + r * y_row, O);
+}
+
+template <HalfKind K, int R>
+void some_rows(const float* x, int64_t k, const uint16_t* w, int64_t first, int64_t last, float* y, int64_t y_row) {
+  int64_t o = first;
+  for (; o + kOutputs <= last; o += kOutputs) dots<K, R, kOutputs>(x, k, w + o * k, y + o, y_row);
+  for (; o < last; ++o) dots<K, R, 1>(x, k, w + o * k, y + o, y_row);
+}
+
+template <HalfKind K>
+void rows_of(const float* x, int64_t rows, int64_t k, const uint16_t* w, int64_t first, int64_t last, float* y,
+             int64_t y_row) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) some_rows<K, 4>(x + r * k, k, w, first, last, y + r * y_row, y_row);
+  if (rows - r == 3) some_rows<K, 3>(x + r * k, k, w, first, last, y + r * y_row, y_row);
+  if (rows - r == 2) some_rows<K, 2>(x + r * k, k, w, first, last, y + r * y_row, y_row);
+  if (rows - r == 1) some_rows<K, 1>(x + r * k, k, w, first, last, y + r * y_row, y_row);
+}
+
+void rows(HalfKind kind, const float* x, int64_t rows, int64_t k, const uint16_t* w, int64_t first, int64_t last,
+          float* y, int64_t y_row) {
+  const auto run = kind == HalfKind::float16 ? rows_of<HalfKind::float16> : rows_of<HalfKind::bfloat16>;
+  run(x, rows, k, w, first, last, y, y_row);
+}
+
+template <HalfKind K>
+void widen_of(const uint16_t* from, int64_t n, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(to + i, load_weights<K>(from + i));
+  if (i < n) store_first(to + i, load_first_weights<K>(from + i, static_cast<int>(n - i)), static_cast<int>(n - i));
+}
+
+void widen(HalfKind kind, const uint16_t* from, int64_t n, float* to) {
+  kind == HalfKind::float16 ? widen_of<HalfKind::float16>(from, n, to) : widen_of<HalfKind::bfloat16>(from, n, to);
+}
+
+}  // namespace
+
+const HalfKernels half_dot = {rows, widen};
+
+}  // namespace TW_ISA
+}  // namespace tw
