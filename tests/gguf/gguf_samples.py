@@ -237,8 +237,8 @@ def byte_level_vocabulary(pre: str = "gpt-2") -> dict[str, Any]:
         merges.append(f"{spell(left)} {spell(right)}")
         tokens = [*tokens, spell(left + right)]
     merges.insert(0, " ".join(spell("é")))
-    tokens = [*tokens, spell("é"), "<|endoftext|>"]
-    types = [1] * (len(tokens) - 1) + [3]
+    tokens = [*tokens, spell("é"), "<user>", "<|im_end|>", "<|endoftext|>"]
+    types = [1] * (len(tokens) - 3) + [4, 3, 3]
     end = len(tokens) - 1
     return {"algorithm": "gpt2", "tokens": tokens, "merges": merges, "types": types, "bos": end, "eos": end, "pre": pre}
 
@@ -250,4 +250,6 @@ def sentencepiece_vocabulary() -> dict[str, Any]:
     pieces = ["▁t", "he", "▁the", "in", "ing", "▁", "t", "h", "e", "i", "n", "g", "a", "b", "é", "▁▁", "th", "."]
     for rank, piece in enumerate(pieces):
         tokens.append(piece), scores.append(-float(rank)), types.append(1)
+    for token, kind in (("<user>", 4), ("<|im_end|>", 3)):
+        tokens.append(token), scores.append(0.0), types.append(kind)
     return {"algorithm": "llama", "tokens": tokens, "scores": scores, "types": types, "bos": 1, "eos": 2}

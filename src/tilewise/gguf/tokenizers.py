@@ -1,38 +1,28 @@
-"""Tokenizers of GGUF files: byte-level BPE (GPT-2, LLaMA 3, Qwen 2) and SentencePiece (LLaMA 1 and 2, Mistral).
+"""Tokenizers of GGUF files: byte-level BPE (GPT-2, LLaMA 3, Qwen, SmolLM, Phi-4) and SentencePiece (LLaMA 2, Gemma).
 
 Byte-level BPE writes every byte as a printable character, splits the text into words, and joins neighbours in the order
 of the file's merges. SentencePiece writes spaces as "▁" and joins the neighbours whose union has the highest score;
-unknown characters become bytes. Both decode to bytes, so streamed text can end inside a character.
+unknown characters become bytes. Both decode to bytes, so streamed text can end inside a character. Tokens that are
+written out in a text (user-defined ones, and control tokens in chats) are taken out before anything else.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.gguf.merging import merge
 
 _SPACE = "▁"
-_CONTROL, _BYTE = 3, 6  # token types of the format
+_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # token types of the format
 _MAX_TOKENS = 1 << 21  # guards against hostile files
-
-
-class Tokenizer(Protocol):
-    """Converts text to token ids and back."""
-
-    stops: frozenset[int]
-
-    def encode(self, text: str) -> list[int]:
-        """Convert text to token ids, with the beginning-of-text token if the model uses one."""
-        ...
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the UTF-8 bytes of a token."""
-        ...
+# Spellings of tokens that end an answer, whichever the file names as its end-of-text token.
+_ENDINGS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 
 
 @dataclass(frozen=True)
@@ -41,8 +31,8 @@ class _Vocabulary:
 
     tokens: list[str]
     types: list[int]
-    begin: int | None  # beginning-of-text token, if the model uses one
-    stops: frozenset[int]
+    special: dict[str, int]  # by name: bos, eos, eot, eom
+    adds_begin: bool
 
     def ids(self) -> dict[str, int]:
         """Map each spelling to its first token, without control tokens."""
@@ -52,8 +42,81 @@ class _Vocabulary:
                 ids.setdefault(token, i)
         return ids
 
-    def with_begin(self, ids: list[int]) -> list[int]:
-        return ids if self.begin is None else [self.begin, *ids]
+    def of_types(self, *types: int) -> dict[str, int]:
+        """Map the spellings of tokens of these types to the tokens."""
+        return {token: i for i, token in enumerate(self.tokens) if self.types[i] in types and token}
+
+
+class Tokenizer:
+    """Converts text to token ids and back. `stops` are the tokens that end a text."""
+
+    def __init__(self, vocabulary: _Vocabulary) -> None:
+        """Collect the tokens that are recognized in a text as a whole."""
+        self._vocabulary, self._ids = vocabulary, vocabulary.ids()
+        written = vocabulary.of_types(_CONTROL, _USER_DEFINED)
+        ends = {written[spelling] for spelling in _ENDINGS if spelling in written}
+        self.stops = frozenset(ends | {i for name, i in vocabulary.special.items() if name != "bos"})
+        self._whole = {False: _WholeTokens(vocabulary.of_types(_USER_DEFINED)), True: _WholeTokens(written)}
+
+    def encode(self, text: str, control: bool = False) -> list[int]:
+        """Convert text to token ids, after the beginning-of-text token if the model uses one.
+
+        Control tokens written in the text count as such only if `control`: a user's text must not contain them, a chat
+        template's output does.
+        """
+        begin = self._vocabulary.special.get("bos")
+        ids: list[int] = []
+        for part in self._whole[control].split(text):
+            ids += [part] if isinstance(part, int) else self._text_ids(part)
+        return [begin, *ids] if self._vocabulary.adds_begin and begin is not None and ids[:1] != [begin] else ids
+
+    def spelling(self, name: str) -> str:
+        """Return the spelling of a special token ("bos", "eos"), empty if the model has none."""
+        token = self._vocabulary.special.get(name)
+        return "" if token is None else self._vocabulary.tokens[token]
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the UTF-8 bytes of a token; a control token has none."""
+        if not 0 <= token < len(self._vocabulary.tokens) or self._vocabulary.types[token] == _CONTROL:
+            return b""
+        if self._vocabulary.types[token] == _USER_DEFINED:
+            return self._vocabulary.tokens[token].encode("utf-8", "replace")
+        return self._piece_bytes(token)
+
+    def _text_ids(self, text: str) -> list[int]:
+        """Tokens of a text between whole tokens."""
+        raise NotImplementedError
+
+    def _piece_bytes(self, token: int) -> bytes:
+        raise NotImplementedError
+
+
+class _WholeTokens:
+    """Finds tokens that are written out in a text: the leftmost first, the longest among those."""
+
+    def __init__(self, ids: dict[str, int]) -> None:
+        self._ids = ids
+        lengths: dict[str, set[int]] = {}
+        for token in ids:
+            lengths.setdefault(token[0], set()).add(len(token))
+        self._lengths = {first: sorted(each, reverse=True) for first, each in lengths.items()}
+
+    def split(self, text: str) -> Iterator[str | int]:
+        """Yield the tokens and the texts between them."""
+        start = position = 0
+        while position < len(text):
+            for length in self._lengths.get(text[position], ()):
+                token = self._ids.get(text[position : position + length])
+                if token is not None:
+                    if start < position:
+                        yield text[start:position]
+                    yield token
+                    start = position = position + length
+                    break
+            else:
+                position += 1
+        if start < len(text):
+            yield text[start:]
 
 
 def tokenizer_of(metadata: dict[str, Any], vocabulary: int, path: str) -> Tokenizer | None:
@@ -61,38 +124,49 @@ def tokenizer_of(metadata: dict[str, Any], vocabulary: int, path: str) -> Tokeni
     kind = metadata.get("tokenizer.ggml.model", "no_vocab")
     if kind == "no_vocab":
         return None
-    if kind not in ("gpt2", "llama"):
+    if kind not in _TOKENIZERS:
+        supported = " and ".join(_TOKENIZERS)
         raise FileFormatError(
-            f"{path} has a tokenizer of the unsupported kind {str(kind)[:40]!r}; gpt2 and llama are supported."
+            f"{path} has a tokenizer of the unsupported kind {str(kind)[:40]!r}; {supported} are supported."
         )
-    shared = _vocabulary(metadata, vocabulary, path, kind)
-    if kind == "llama":
-        scores = [float(s) for s in _numbers(metadata, "tokenizer.ggml.scores", len(shared.tokens), path, 0)]
-        return SentencePieceTokenizer(
-            shared, scores, metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
-        )
+    return _TOKENIZERS[kind](metadata, vocabulary, path)
+
+
+def _sentence_piece(metadata: dict[str, Any], vocabulary: int, path: str) -> Tokenizer:
+    shared = _vocabulary(metadata, vocabulary, path, {"bos": 1, "eos": 2}, True)
+    scores = [float(s) for s in _numbers(metadata, "tokenizer.ggml.scores", len(shared.tokens), path, 0)]
+    return SentencePieceTokenizer(shared, scores, metadata.get("tokenizer.ggml.add_space_prefix", True) is not False)
+
+
+def _byte_level(metadata: dict[str, Any], vocabulary: int, path: str) -> Tokenizer:
+    """Create a byte-level tokenizer; a file that names no way of splitting words is split as GPT-2 does."""
+    name = metadata.get("tokenizer.ggml.pre", "gpt-2")
+    if not isinstance(name, str) or name not in _SPLITTERS:
+        raise FileFormatError(f"{path} has a tokenizer that splits words in the unsupported way {str(name)[:40]!r}.")
     merges = metadata.get("tokenizer.ggml.merges", [])
     if not isinstance(merges, list) or len(merges) > _MAX_TOKENS:
         raise FileFormatError(f"{path} has a damaged tokenizer: its merges are not a list of strings.")
-    return ByteLevelTokenizer(shared, merges, str(metadata.get("tokenizer.ggml.pre", "gpt-2")))
+    splitter = _SPLITTERS[name]
+    return ByteLevelTokenizer(_vocabulary(metadata, vocabulary, path, {}, splitter.whole_words), merges, splitter)
 
 
-def _vocabulary(metadata: dict[str, Any], size: int, path: str, kind: str) -> _Vocabulary:
-    """Read the tokens and the special tokens; `size` is the number of embeddings."""
+_TOKENIZERS = {"gpt2": _byte_level, "llama": _sentence_piece}
+
+
+def _vocabulary(
+    metadata: dict[str, Any], size: int, path: str, special: dict[str, int], adds_begin: bool
+) -> _Vocabulary:
+    """Read the tokens; `size` is the number of embeddings, `special` and `adds_begin` are the defaults."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not 1 <= len(tokens) <= min(size, _MAX_TOKENS):
         raise FileFormatError(f"{path} has a damaged tokenizer: its tokens do not match {size} embeddings.")
     types = [int(t) for t in _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), path, 1)]
-    special: dict[str, int] = {}
-    for name in ("bos", "eos", "eot"):
-        default = {"bos": 1, "eos": 2}.get(name) if kind == "llama" else None
-        token = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
+    ids: dict[str, int] = {}
+    for name in ("bos", "eos", "eot", "eom"):
+        token = metadata.get(f"tokenizer.ggml.{name}_token_id", special.get(name))
         if isinstance(token, int) and 0 <= token < len(tokens):
-            special[name] = token
-    is_llama3 = metadata.get("tokenizer.ggml.pre") == "llama-bpe"
-    add_begin = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or is_llama3)
-    stops = frozenset(special[name] for name in ("eos", "eot") if name in special)
-    return _Vocabulary(tokens, types, special.get("bos") if add_begin is True else None, stops)
+            ids[name] = token
+    return _Vocabulary(tokens, types, ids, metadata.get("tokenizer.ggml.add_bos_token", adds_begin) is True)
 
 
 def _numbers(metadata: dict[str, Any], key: str, count: int, path: str, default: float) -> Any:
@@ -108,25 +182,23 @@ def _numbers(metadata: dict[str, Any], key: str, count: int, path: str, default:
 # --- SentencePiece ---
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """SentencePiece BPE: neighbours are joined by score; unknown characters become bytes."""
 
     def __init__(self, vocabulary: _Vocabulary, scores: list[float], prefix: bool) -> None:
-        self._vocabulary, self._prefix, self.stops = vocabulary, prefix, vocabulary.stops
-        self._ids, self._scores = vocabulary.ids(), scores
+        super().__init__(vocabulary)
+        self._prefix, self._scores = prefix, scores
         self._bytes = {
             int(token[3:5], 16): i
-            for i, token in enumerate(vocabulary.tokens)
-            if vocabulary.types[i] == _BYTE and re.fullmatch("<0x[0-9A-Fa-f]{2}>", token)
+            for token, i in vocabulary.of_types(_BYTE).items()
+            if re.fullmatch("<0x[0-9A-Fa-f]{2}>", token)
         }
         self._values = {i: byte for byte, i in self._bytes.items()}
 
-    def encode(self, text: str) -> list[int]:
-        spelling = text.replace(" ", _SPACE)
-        if self._prefix and text:
-            spelling = _SPACE + spelling
-        pieces = merge(list(spelling), self._cost)
-        return self._vocabulary.with_begin([i for piece in pieces for i in self._piece_ids(piece)])
+    def _text_ids(self, text: str) -> list[int]:
+        # A text after a whole token begins a word, as the first one does.
+        spelling = (_SPACE if self._prefix else "") + text.replace(" ", _SPACE)
+        return [i for piece in merge(list(spelling), self._cost) for i in self._piece_ids(piece)]
 
     def _cost(self, left: str, right: str) -> float | None:
         token = self._ids.get(left + right)
@@ -142,11 +214,9 @@ class SentencePieceTokenizer:
             raise ConfigurationError(f"this model's vocabulary has no token for {piece!r}")
         return [i for i in ids if i is not None]
 
-    def token_bytes(self, token: int) -> bytes:
+    def _piece_bytes(self, token: int) -> bytes:
         if token in self._values:
             return bytes([self._values[token]])
-        if not 0 <= token < len(self._vocabulary.tokens) or self._vocabulary.types[token] == _CONTROL:
-            return b""
         return self._vocabulary.tokens[token].replace(_SPACE, " ").encode("utf-8", "replace")
 
 
@@ -161,39 +231,48 @@ def _letters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-class ByteLevelTokenizer:
-    """Byte-level BPE: words are written as bytes, and neighbours joined in the order of the file's merges."""
+@dataclass(frozen=True)
+class _Splitter:
+    """Patterns that split a text into words, each applied to what the one before it left."""
 
-    def __init__(self, vocabulary: _Vocabulary, merges: list[str], splitter: str) -> None:
-        self._vocabulary, self.stops = vocabulary, vocabulary.stops
-        self._ids = vocabulary.ids()
-        self._ranks = {tuple(pair.split(" ", 1)): rank for rank, pair in reversed(list(enumerate(merges)))}
-        self._pattern, self._endings = _SPLITTERS.get(splitter, _SPLITTERS["gpt-2"])
-        self._whole_words = splitter == "llama-bpe"  # LLaMA 3 does not split a word that is a token
-        self._bytes = {letter: byte for byte, letter in enumerate(_letters())}
+    patterns: tuple[re.Pattern[str], ...]
+    whole_words: bool = False  # a word that is a token is not split; such models also add a beginning-of-text token
 
-    def encode(self, text: str) -> list[int]:
-        return self._vocabulary.with_begin([i for word in self._words(text) for i in self._word_ids(word)])
-
-    def _words(self, text: str) -> list[str]:
+    def words(self, text: str) -> list[str]:
         """Split a text into words.
 
-        The original patterns use Unicode classes (\\p{L}, \\p{N}), which Python's `re` lacks. So the text is first
-        converted to one class character per character, and the pattern runs on that.
+        The original patterns use Unicode classes (\\p{L}, \\p{N}), which Python's `re` lacks. So every character beyond
+        ASCII is first replaced by one character that represents its class, and the patterns run on that.
         """
-        classes, words, start = "".join(map(_class_of, text)), [], 0
-        while start < len(text):
-            match = self._endings.match(text, start) or self._pattern.match(classes, start)
-            end = match.end() if match is not None and match.end() > start else start + 1
-            words.append(text[start:end])
-            start = end
-        return words
+        classes, bounds = "".join(map(_class_of, text)), [(0, len(text))]
+        for pattern in self.patterns:
+            pieces: list[tuple[int, int]] = []
+            for position, end in bounds:
+                for match in pattern.finditer(classes, position, end):
+                    pieces += [(position, match.start()), match.span()]
+                    position = match.end()
+                pieces.append((position, end))
+            bounds = [piece for piece in pieces if piece[0] < piece[1]]
+        return [text[start:end] for start, end in bounds]
+
+
+class ByteLevelTokenizer(Tokenizer):
+    """Byte-level BPE: words are written as bytes, and neighbours joined in the order of the file's merges."""
+
+    def __init__(self, vocabulary: _Vocabulary, merges: list[str], splitter: _Splitter) -> None:
+        super().__init__(vocabulary)
+        self._ranks = {tuple(pair.split(" ", 1)): rank for rank, pair in reversed(list(enumerate(merges)))}
+        self._splitter = splitter
+        self._bytes = {letter: byte for byte, letter in enumerate(_letters())}
+
+    def _text_ids(self, text: str) -> list[int]:
+        return [i for word in self._splitter.words(text) for i in self._word_ids(word)]
 
     def _word_ids(self, word: str) -> list[int]:
         """Tokens of one word."""
         letters = _letters()
         spelling = [letters[byte] for byte in word.encode("utf-8", "replace")]
-        whole = self._ids.get("".join(spelling)) if self._whole_words else None
+        whole = self._ids.get("".join(spelling)) if self._splitter.whole_words else None
         if whole is not None:
             return [whole]
         ids: list[int] = []
@@ -205,35 +284,55 @@ class ByteLevelTokenizer:
             ids += [i for i in piece_ids if i is not None]
         return ids
 
-    def token_bytes(self, token: int) -> bytes:
-        if not 0 <= token < len(self._vocabulary.tokens) or self._vocabulary.types[token] == _CONTROL:
-            return b""
+    def _piece_bytes(self, token: int) -> bytes:
         spelling = self._vocabulary.tokens[token]
         if all(letter in self._bytes for letter in spelling):
             return bytes(self._bytes[letter] for letter in spelling)
         return spelling.encode("utf-8", "replace")
 
 
+# Representatives of the Unicode classes beyond ASCII, and the classes as the patterns write them.
+_REPRESENTATIVES = {"Lu": "À", "Lt": "À", "Ll": "à", "Lm": "א", "Lo": "א", "M": "\u0300", "N": "²", "P": "¡"}
+_CLASSES = {
+    "S": " \t\n\r\xa0",
+    "L": "A-Za-zÀàא",
+    "N": "0-9²",
+    "P": r"!-#%-*,-/:;?@\[-\]_{}¡",
+    "U": "A-ZÀא\u0300",  # letters that may begin a word in mixed case, with marks
+    "W": "a-zàא\u0300",  # letters that may follow
+}
+
+
 @lru_cache(maxsize=4096)
 def _class_of(character: str) -> str:
-    """Class character: "a" for letters, "0" for numbers, " ", newline, tab for other white space, "!" for the rest."""
-    if character in " \n":
-        return character
-    if character == "\r":
-        return "\n"
+    """Return an ASCII character itself, and the representative of any other's class."""
+    if character < "\x80":
+        return {"\v": "\t", "\f": "\t"}.get(character, character)
     if character.isspace():
-        return "\t"
-    kind = unicodedata.category(character)[0]
-    return {"L": "a", "N": "0"}.get(kind, "!")
+        return "\xa0"
+    category = unicodedata.category(character)
+    return _REPRESENTATIVES.get(category, _REPRESENTATIVES.get(category[0], "§"))
 
 
-# Contractions, and the word patterns of the original tokenizers written with class characters.
-_ENDINGS = re.compile("'(?:s|t|re|ve|m|ll|d)")
-_ENDINGS_ANY_CASE = re.compile("'(?:s|t|re|ve|m|ll|d)", re.IGNORECASE)
-_GPT2 = " ?a+| ?0+| ?!+|[ \t\n]+(?![^ \t\n])|[ \t\n]+"
-_GPT4 = "[^\na0]?a+|0{1,%d}| ?!+\n*|[ \t\n]*\n+|[ \t\n]+(?![^ \t\n])|[ \t\n]+"  # with the digits per number
+def _splitter(*patterns: str, whole_words: bool = False) -> _Splitter:
+    """Compile patterns in which {S}, {L}, … stand for the characters of a class, inside brackets."""
+    texts = [re.sub(r"\{([SLNPUW])\}", lambda match: _CLASSES[match[1]], pattern) for pattern in patterns]
+    return _Splitter(tuple(map(re.compile, texts)), whole_words)
+
+
+# The word patterns of the original tokenizers. Names are those of llama.cpp, by which files refer to them.
+_SHORT = "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
+_SPACES = r"[{S}]*[\n\r]+|[{S}]+(?![^{S}])|[{S}]+"
+_GPT2 = "'(?:s|t|re|ve|m|ll|d)| ?[{L}]+| ?[{N}]+| ?[^{S}{L}{N}]+|[{S}]+(?![^{S}])|[{S}]+"
+_GPT4 = _SHORT + r"|[^\n\r{L}{N}]?[{L}]+|[{N}]{1,%d}| ?[^{S}{L}{N}]+[\n\r]*|" + _SPACES  # with the digits per number
+_CASED = r"[^\n\r{L}{N}]?[{U}]*[{W}]+%s|[^\n\r{L}{N}]?[{U}]+[{W}]*%s|[{N}]{1,%d}| ?[^{S}{L}{N}]+[\n\r/]*|" + _SPACES
 _SPLITTERS = {
-    "gpt-2": (re.compile(_GPT2), _ENDINGS),
-    "llama-bpe": (re.compile(_GPT4 % 3), _ENDINGS_ANY_CASE),
-    "qwen2": (re.compile(_GPT4 % 1), _ENDINGS_ANY_CASE),
+    **dict.fromkeys(("gpt-2", "phi-2"), _splitter(_GPT2)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _splitter("[{N}]", _GPT2)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _splitter(_GPT4 % 3, whole_words=True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _splitter(_GPT4 % 3)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _splitter(_GPT4 % 1)),
+    "tekken": _splitter(_CASED % ("", "", 1), whole_words=True),
+    "gpt-4o": _splitter(_CASED % (f"(?:{_SHORT})?", f"(?:{_SHORT})?", 3)),
+    "default": _splitter(r"[{P}$+<=>^~|]+", _GPT2, "[{N}]+", "[0-9][0-9][0-9]"),
 }
