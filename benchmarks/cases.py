@@ -184,6 +184,11 @@ def source_hash(file: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def age_note(content: Mapping[str, Any], file: str) -> str:
+    """A remark for the date of results that are older than the kernels they time."""
+    return "" if content.get("source") == source_hash(file) else " (the kernels have changed since)"
+
+
 def counted(cases: Iterable[Case]) -> list[Case]:
     """The cases that have all the peers their line requires."""
     return [case for case in cases if not case.missing_peers]

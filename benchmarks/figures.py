@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import gpu_tables, llama_cpp_tables, ranker_tables
 from benchmarks.cards import again, card, listed, machines
+from benchmarks.cases import age_note
 from benchmarks.results_files import RESULTS, geometric, kinds, read, read_any, rows, table
 from tilewise._wording import with_interval
 from tilewise.costmodel.board import HEADINGS, board_lines, read_board
@@ -110,8 +111,8 @@ def cpu_tuning() -> str:
         (label, f"{found[key]:.3f}", f"{min(row[key] for row in found['problems']):.3f}") for label, key in choices
     ]
     note = (
-        f"{len(found['problems'])} shapes, measured {found['date']}; measuring every tile took "
-        f"{found['time_ratio']:.0f} times as long as five."
+        f"{len(found['problems'])} shapes, measured {found['date']}{age_note(found, 'tuning')}; "
+        f"measuring every tile took {found['time_ratio']:.0f} times as long as five."
     )
     return table(("", "geometric mean", "worst"), cells) + f"\n\n{note}"
 
@@ -121,31 +122,12 @@ def unseen_tuning() -> str:
     ways = ("default", "first", "five")
     cells = []
     for kind in kinds():
-        for family, found in ((read_any("tuning_unseen", kind) or {}).get("families") or {}).items():
+        content = read_any("tuning_unseen", kind) or {}
+        for family, found in (content.get("families") or {}).items():
             ratios = [f"{found[way]['mean']:.3f} ({found[way]['worst']:.2f})" for way in ways]
-            cells.append((kind, f"{found['problems']} of {family}", *ratios))
-    return table(("", "", "default", "first choice", "five measurements"), cells)
-
-
-_CHOOSER_GROUPS = (
-    ("products of the matrix benchmark", "^[0-9]+×"),
-    ("batches of products", " of "),
-    ("networks", "forward"),
-    ("drawn products, tiny ones too", "^drawn"),
-    ("odd products", "^odd"),
-)
-
-
-def chooser() -> str:
-    """The chooser on beside off."""
-    cells = []
-    for label, names in _CHOOSER_GROUPS:
-        found = rows("chooser", names)
-        for threads in sorted({row["threads"] for row in found}):
-            ratios = [row["ratio"] for row in found if row["threads"] == threads]
-            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            cells.append((label, str(threads), str(len(ratios)), f"{geometric(ratios):.3f}×", spread))
-    return table(("", "threads", "cases", "geometric mean", "worst to best"), cells)
+            when = f"{content['date']}{age_note(content, 'tuning')}"
+            cells.append((kind, f"{found['problems']} of {family}", *ratios, when))
+    return table(("", "", "default", "first choice", "five measurements", "measured"), cells)
 
 
 def shipped_errors() -> str:
@@ -399,7 +381,6 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "replay without a model": without_model,
     "cpu tuning": cpu_tuning,
     "unseen tuning": unseen_tuning,
-    "chooser": chooser,
     "shipped models": shipped_errors,
     "sure": sure,
     "board": board,

@@ -141,7 +141,7 @@ def write_results(path: Path, rows: Iterable[Row], keep: bool = False) -> None:
     measured = {(row.name, row.threads) for row in dated}
     kept = [row for row in read_rows(path) if (row.name, row.threads) not in measured] if keep else []
     lines = [{k: v for k, v in asdict(row).items() if v not in (None, "")} for row in (*kept, *dated)]
-    content = {"date": today(), "machine": machine_class(), **provenance(), "rows": lines}
+    content = {"date": today(), "machine": machine_class(), **provenance(path.stem), "rows": lines}
     write_atomic(results_path(path), json.dumps(content, indent=1) + "\n")
 
 
@@ -152,8 +152,8 @@ PEER_PACKAGES = (
 )  # fmt: skip
 
 
-def provenance() -> dict[str, Any]:
-    """The commit, the machine's load and the peers' versions of the last run that wrote a results file."""
+def provenance(file: str) -> dict[str, Any]:
+    """The commit, kernel sources, load and peers' versions of the last run that wrote a results file."""
     versions = {}
     for package in PEER_PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -161,7 +161,7 @@ def provenance() -> dict[str, Any]:
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-    return {"commit": commit or "unknown", "load": load, "peers": versions}
+    return {"commit": commit or "unknown", "source": source_hash(file), "load": load, "peers": versions}
 
 
 def read_rows(path: Path) -> list[Row]:

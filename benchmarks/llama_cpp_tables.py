@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from benchmarks.cases import age_note
 from benchmarks.results_files import HOME_KIND, dates, kinds, rows, table
 
 
@@ -27,7 +28,7 @@ def _speeds(file: str, title: str) -> str:
             lost = (_perplexity(file, row["name"], who, kind) for who in ("tilewise", peer))
             cells.append([row["name"], kind, ours, theirs, f"{row['ratio']:.2f}×", *lost])
     headings = ("case", "CPU", "tilewise, ms", f"{title}, ms", "ratio", "perplexity, tilewise", f"perplexity, {title}")
-    return f"{table(headings, cells)}\n\nOne thread, measured {dates(found)}."
+    return f"{table(headings, cells)}\n\nOne thread, measured {dates(found)}{age_note(found[0], file)}."
 
 
 def _perplexity(file: str, case: str, who: str, kind: str) -> str:

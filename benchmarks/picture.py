@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_WIDTH, _LEFT, _RIGHT, _LANE = 460, 12, 16, 13
-_LIGHT = ("#24292f", "#57606a", "#d0d7de", ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989"))
-_DARK = ("#e6edf3", "#9da7b3", "#3d444d", ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#ff7bc0"))
+WIDTH, _LEFT, _RIGHT, _LANE = 460, 12, 16, 13
+COLOURS = (  # ink, muted text, grid and series on a light page, then on a dark one
+    ("#24292f", "#57606a", "#d0d7de", ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989")),
+    ("#e6edf3", "#9da7b3", "#3d444d", ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#ff7bc0")),
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Picture:
     """Collects SVG elements from top to bottom in one of the two colour schemes."""
 
     def __init__(self, dark: bool) -> None:
-        self.ink, self.muted, self.grid, self.colours = _DARK if dark else _LIGHT
+        self.ink, self.muted, self.grid, self.colours = COLOURS[dark]
         self.parts: list[str] = []
         self.y = 0
 
@@ -58,7 +60,7 @@ class Picture:
         self.y += 20
         for name, colour in zip(names, self.colours, strict=False):
             width = 22 + 7 * len(name)
-            if x + width > _WIDTH - _RIGHT:
+            if x + width > WIDTH - _RIGHT:
                 x, self.y = _LEFT, self.y + 18
             self.parts.append(f'<circle cx="{x + 5}" cy="{self.y - 4}" r="4.5" fill="{colour}"/>')
             self.text(x + 14, name, 12, self.muted)
@@ -70,7 +72,7 @@ class Picture:
         low, high = scale(ticks[0]), scale(ticks[-1])
 
         def x(value: float) -> float:
-            return _LEFT + (scale(value) - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+            return _LEFT + (scale(value) - low) / (high - low) * (WIDTH - _LEFT - _RIGHT)
 
         self.y += 30
         self.text(_LEFT, title, 16, bold=True)
@@ -107,7 +109,7 @@ class Picture:
 
     def svg(self, description: str) -> str:
         head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {self.y + 10}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.y + 10}" role="img" '
             f'aria-label="{escape(description)}" font-family="system-ui, -apple-system, sans-serif">'
         )
         return "\n".join([head, *self.parts, "</svg>"]) + "\n"

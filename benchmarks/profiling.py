@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import tilewise
-from benchmarks.harness import Row, machine_class, results_path, today
+from benchmarks.harness import Row, machine_class, provenance, results_path, today
 from tilewise import Tensor, models, nn, no_grad
 from tilewise._events import recorders
 from tilewise._files import write_atomic
@@ -330,7 +330,13 @@ def rows_of(parts: dict[str, Any]) -> list[Row]:
 def write(path: Path, measured: dict[str, Any]) -> None:
     parts = json.loads(path.read_text(encoding="utf-8")).get("parts", {}) if path.is_file() else {}
     parts |= measured
-    data = {"date": today(), "machine": machine_class(), "rows": [asdict(r) for r in rows_of(parts)], "parts": parts}
+    data = {
+        "date": today(),
+        "machine": machine_class(),
+        **provenance("profiling"),
+        "rows": [asdict(r) for r in rows_of(parts)],
+        "parts": parts,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(results_path(path), json.dumps(data, indent=1) + "\n")
 

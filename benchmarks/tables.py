@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks import replay
 from benchmarks.cases import LINES, NOT_HELD, ROWS, Case, Line, all_cases, counted
+from benchmarks.diagrams import DIAGRAMS
 from benchmarks.figures import FIGURES, SECTIONS
 from benchmarks.picture import Group, Lane, Picture, ratio_ticks
 from benchmarks.results_files import (
@@ -194,7 +195,7 @@ def results_page() -> str:
     ]
     parts = [
         "# Results",
-        "Look up how fast tilewise is on your kind of CPU, against which peers, and where it loses.",
+        "**Here you can** look up how fast tilewise is on your kind of CPU, against which peers, and where it loses.",
         PICTURE,
         f"{ABOUT_RATIOS}\n[Every case](results-cases.md) lists all peers of each case.",
         "`make reproduce ROW=products` measures a row on your machine, `make bench` all of them. The rows:\n"
@@ -231,7 +232,13 @@ def line_table(lines: list[Line], cases: list[Case], heading: str) -> str:
 
 def cases_page() -> str:
     """docs/results-cases.md: every case with the ratio to each of its peers."""
-    parts = ["# Every case", "", "Look up one measured case, with every peer that was timed on it.", "", ABOUT_RATIOS]
+    parts = [
+        "# Every case",
+        "",
+        "**Here you can** look up one measured case, with every peer that was timed on it.",
+        "",
+        ABOUT_RATIOS,
+    ]
     cases = all_cases()
     for line, kind in itertools.product(LINES, kinds()):
         members = [case for case in cases if case.line is line and case.kind == kind]
@@ -308,6 +315,11 @@ def written() -> dict[Path, str]:
         docs / "results-cases.md": cases_page(),
         docs / "assets" / "results.svg": picture(dark=False),
         docs / "assets" / "results-dark.svg": picture(dark=True),
+        **{
+            docs / "assets" / f"{name}{suffix}.svg": draw(bool(suffix))
+            for name, draw in DIAGRAMS.items()
+            for suffix in ("", "-dark")
+        },
     }
     pages = [ROOT / "README.md", *sorted(path for path in docs.rglob("*.md") if path not in whole)]
     return whole | {p: filled(p.read_text(encoding="utf-8"), sections, FIGURES) for p in pages}

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import tilewise
-from benchmarks.harness import interleaved, machine_class, placed, today
+from benchmarks.harness import interleaved, machine_class, provenance, results_path, today
 from tilewise._files import write_atomic
 from tilewise.backend import OptimizedBackend
 from tilewise.costmodel.data.collection import read_collection
@@ -157,11 +157,11 @@ def main() -> None:
         model = unseen_model(folder) if options.left_out else None
         found = check(problems, model=model and str(model), say=lambda line: print(line, flush=True))
     del found["machine"]
-    found |= {"date": today(), "machine": machine_class(), "seed": options.seed}
+    found |= {"date": today(), "machine": machine_class(), "seed": options.seed, **provenance("tuning")}
     found |= {"families": by_family(found)}
     if not options.left_out:
         found |= {"met_before": met_before(), "choosing": choosing(options.seed)}
-    write_atomic(placed(UNSEEN if options.left_out else RESULTS), json.dumps(found, indent=1) + "\n")
+    write_atomic(results_path(UNSEEN if options.left_out else RESULTS), json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["families"], indent=1))
     print({key: found[key] for key in ("met_before", "choosing") if key in found})
 

@@ -60,6 +60,15 @@ def test_no_bullet_of_a_page_is_longer_than_three_lines(page):
     assert [bullet for bullet in BULLET.findall(text) if len(bullet) > MAX_BULLET_CHARACTERS] == []
 
 
+LESSON_PAGES = {DOCS / "learn" / f"{name}.md" for name in LESSONS}  # they start with the question that they answer
+
+
+@pytest.mark.parametrize("page", sorted(EVERY - LESSON_PAGES - {ROOT / "README.md", DOCS / "index.md"}), ids=str)
+def test_every_page_starts_with_what_you_can_do_there(page):
+    _, blank, lead, *_ = page.read_text().splitlines()
+    assert blank == "" and lead.startswith("**Here you can** "), page
+
+
 def is_defined(dotted: str) -> bool:
     """Tell whether a dotted name is a module, or an attribute that a module has."""
     try:

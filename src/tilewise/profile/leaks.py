@@ -30,7 +30,6 @@ _MIN_LEAK_BYTES = 64.0  # per call; about one small Python object
 _WARMUP_CALLS = 8  # arbitrary; fills caches of a few entries
 _FIRST_CALLS = 24  # arbitrary; six calls per segment
 _CONFIRMATION_CALLS = (150, 700)  # above the 128 entries of a default lru_cache, then above the 512 of re's cache
-_MIN_UNCONFIRMED_BYTES = 4096.0  # per call; smaller growth is a leak only if the confirmation calls had time to finish
 _MAX_GROWTH_BYTES = 256 << 20  # the search for a leak must not fill the machine's memory
 _SEGMENTS = 4  # growth has to continue in each quarter of the series
 _FRAMES = 16  # depth of the recorded tracebacks
@@ -87,7 +86,8 @@ def find_leak(func: Callable[[], Any], seconds: float = 10.0) -> LeakReport:
                 live_bytes = longer
             growth = steady_growth(live_bytes)
         growth = steady_growth(live_bytes)
-        if growth < _MIN_UNCONFIRMED_BYTES and len(live_bytes) < _CONFIRMATION_CALLS[0]:
+        # Growth of small objects is a leak only if the confirmation calls had time to finish.
+        if growth < 64 * _MIN_LEAK_BYTES and len(live_bytes) < _CONFIRMATION_CALLS[0]:
             enough, growth = enough and not growth, 0.0
     if not growth:
         return LeakReport(False, 0.0, calls, enough_calls=enough)

@@ -215,6 +215,7 @@ def _memory(results: ProfileResults, where: str, ops: list[str], time_share: str
 
 
 def _python(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
+    """Describe the time between kernels, with advice for a layer or for code outside the layers."""
     row = results.by_layer.get(where)
     calls = row.calls if row else len(results.units)
     mean = row.unit_seconds / row.calls if row and row.calls else 0.0

@@ -27,9 +27,6 @@ _ROOFLINE_HINT = (
 )
 
 
-_MIN_SHARE = 1e-4  # rows below 0.01 % of the time are left out
-
-
 def _asset(name: str) -> str:
     return (files("tilewise.profile.report") / name).read_text(encoding="utf-8")
 
@@ -88,7 +85,7 @@ def _legend() -> str:
 
 def _table(first: str, rows: list[ProfileRow], total: float) -> str:
     head = "".join(f"<th>{heading}</th>" for heading in (first, *HEADINGS))
-    body = "".join(_row(row, total) for row in rows[:200] if row.seconds > _MIN_SHARE * total)
+    body = "".join(_row(row, total) for row in rows[:200] if row.seconds > 1e-4 * total)  # at least 0.01 %
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
