@@ -296,7 +296,7 @@ void bind_int8(nb::module_& m) {
       .def("__init__", make_layer, nb::arg("weights"), nb::arg("offset"), nb::arg("scale").none(),
            nb::arg("bias").none(), nb::arg("stride"), nb::arg("padding"))
       .def("set_output", &Int8Layer::set_output)
-      .def("set_finish", [](Int8Layer& layer, const Finish& finish) { layer.set_finish(uint8_stage_of(finish)); })
+      .def("set_finish", [](Int8Layer& layer, const Finish& finish) { layer.set_uint8_stage(uint8_stage_of(finish)); })
       .def("set_wide_finish",
            [](Int8Layer& layer, const Int16StageTuple& finish) { layer.set_int16_stage(int16_stage_of(finish)); })
       .def("set_residual", &Int8Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide") = false)

@@ -92,26 +92,26 @@ inline Uint8Stage uint8_stage_of(const Finish& given) {
   check_zero(zero);
   check_zero(low);
   check_zero(high);
-  Uint8Stage finish;
-  finish.zero = zero, finish.low = low, finish.high = high;
+  Uint8Stage stage;
+  stage.zero = zero, stage.low = low, stage.high = high;
   if (far > 0.0f) {
-    finish.curve = Approximation::parabola;
-    finish.bend = {far, slope};
-    return finish;
+    stage.approximation = Approximation::parabola;
+    stage.parabola = {far, slope};
+    return stage;
   }
   if (pieces.size() > 0) {
-    const bool whole = pieces.size() == sizeof finish.pieces && high == 255;
-    if (whole) std::memcpy(&finish.pieces, pieces.data(), sizeof finish.pieces);
-    if (!whole || finish.pieces.shift < 0 || finish.pieces.shift > 14) throw nb::value_error("bad pieces");
-    finish.curve = Approximation::piecewise;
-    return finish;
+    const bool whole = pieces.size() == sizeof stage.piecewise && high == 255;
+    if (whole) std::memcpy(&stage.piecewise, pieces.data(), sizeof stage.piecewise);
+    if (!whole || stage.piecewise.shift < 0 || stage.piecewise.shift > 14) throw nb::value_error("bad pieces");
+    stage.approximation = Approximation::piecewise;
+    return stage;
   }
-  if (table.size() == 0) return finish;
-  finish.curve = Approximation::lookup_table;
+  if (table.size() == 0) return stage;
+  stage.approximation = Approximation::lookup_table;
   if (table.size() > (1u << 17) || first < -(1 << 16) || first > 0 || !(fine > 0.0f))
     throw nb::value_error("bad table");
-  finish.table = {static_cast<const uint8_t*>(table.data()), fine, first, first + static_cast<int>(table.size()) - 1};
-  return finish;
+  stage.table = {static_cast<const uint8_t*>(table.data()), fine, first, first + static_cast<int>(table.size()) - 1};
+  return stage;
 }
 
 // low, high, curve (the places of Int16Activation), inverse; far and slope of a bend; the bytes of its pieces
@@ -121,17 +121,17 @@ inline Int16Stage int16_stage_of(const Int16StageTuple& given) {
   const auto& [low, high, curve, inverse, far, slope, pieces] = given;
   if (curve < 0 || curve > static_cast<int>(Int16Activation::piecewise))
     throw nb::value_error("there is no such activation");
-  Int16Stage finish{low, high, static_cast<Int16Activation>(curve), inverse, {far, slope}, {}};
-  if (finish.curve == Int16Activation::piecewise) {
-    const bool whole = pieces.size() == sizeof finish.pieces;
-    if (whole) std::memcpy(&finish.pieces, pieces.data(), sizeof finish.pieces);
-    const Int16Piecewise& p = finish.pieces;
+  Int16Stage stage{low, high, static_cast<Int16Activation>(curve), inverse, {far, slope}, {}};
+  if (stage.activation == Int16Activation::piecewise) {
+    const bool whole = pieces.size() == sizeof stage.piecewise;
+    if (whole) std::memcpy(&stage.piecewise, pieces.data(), sizeof stage.piecewise);
+    const Int16Piecewise& p = stage.piecewise;
     const int last = (p.far * p.turn + (1 << 14)) >> 15;  // the eighths end at 32767
     const bool fits = whole && p.shift >= 0 && p.shift <= 15 && p.far >= 0 && p.turn >= 0 && last <= (32767 >> p.shift);
     if (!fits || p.step < 0 || p.most < 0 || ((p.most * p.step + (1 << 14)) >> 15) > kInt16Limit)
       throw nb::value_error("bad pieces");
   }
-  return finish;
+  return stage;
 }
 
 using Four = std::tuple<int, int, int, int>;  // top, left, bottom, right

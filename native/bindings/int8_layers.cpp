@@ -51,8 +51,8 @@ nb::object grouped_conv(const Int8GroupedLayer& layer, nb::handle x, int border,
     }
   }
   out.border = out_border;
-  nb::object result = new_image(out, layer.finish().zero);
-  if (layer.geometry().columns < out.pixel) fill_all(result, layer.finish().zero);
+  nb::object result = new_image(out, layer.uint8_stage().zero);
+  if (layer.geometry().columns < out.pixel) fill_all(result, layer.uint8_stage().zero);
   GilRelease release(true);
   layer.conv(in, data<const uint8_t>(x), skip, residual.is_none() ? nullptr : data<const uint8_t>(residual), out,
              data<uint8_t>(result));
@@ -97,7 +97,7 @@ void bind_int8_layers(nb::module_& m) {
   nb::class_<Int8GroupedLayer>(m, "Int8GroupedLayer")
       .def("__init__", make_grouped, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"), nb::arg("groups"),
            nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
-      .def("set_finish", [](Int8GroupedLayer& layer, Finish finish) { layer.set_finish(uint8_stage_of(finish)); })
+      .def("set_finish", [](Int8GroupedLayer& layer, Finish finish) { layer.set_uint8_stage(uint8_stage_of(finish)); })
       .def("set_residual", &Int8GroupedLayer::set_residual)
       .def("conv", grouped_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(),
            nb::arg("residual_border"), nb::arg("out_border"))
@@ -106,7 +106,7 @@ void bind_int8_layers(nb::module_& m) {
   nb::class_<Int16Layer>(m, "Int16Layer")
       .def("__init__", make_int16_layer, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"),
            nb::arg("bias").none(), nb::arg("groups"), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
-      .def("set_finish", [](Int16Layer& layer, Finish finish) { layer.set_finish(uint8_stage_of(finish)); })
+      .def("set_finish", [](Int16Layer& layer, Finish finish) { layer.set_uint8_stage(uint8_stage_of(finish)); })
       .def("set_wide_finish",
            [](Int16Layer& layer, const Int16StageTuple& finish) { layer.set_int16_stage(int16_stage_of(finish)); })
       .def("set_bytes_read", &Int16Layer::set_bytes_read)

@@ -9,8 +9,8 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kWorthATask = 1 << 17;  // multiply-adds
-constexpr int64_t kTile = 12;             // pixels: where work is cut among threads
+constexpr int64_t kMinMultiplyAddsPerTask = 1 << 17;  // multiply-adds
+constexpr int64_t kTile = 12;                         // pixels: work is split among threads at multiples of this
 
 void require(bool fits, const char* sentence) {
   if (!fits) throw std::invalid_argument(sentence);
@@ -42,11 +42,11 @@ Int16Layer::Int16Layer(const GroupedGeometry& geometry, const int16_t* weights, 
   depthwise() ? pack_depthwise(weights) : pack_panels(weights);
 }
 
-// Of depthwise weights: where a channel's tap lies in a block.
+// Offset of a depthwise weight: a channel's tap in its block (kernels/int16.h describes the layout).
 int64_t Int16Layer::in_block(int64_t block, int64_t column, int64_t tap) const {
   const GroupedTaps& t = geometry_.taps;
   const int64_t y = tap / t.kernel_w, x = tap % t.kernel_w, c = column - block_at(block, geometry_.columns);
-  const bool last = y + 1 == t.kernel_h && t.kernel_h % 2 == 1;  // whose taps lie side by side
+  const bool last = y + 1 == t.kernel_h && t.kernel_h % 2 == 1;  // an odd last row pairs neighbouring taps
   const int64_t two = (block * ((t.kernel_h + 1) / 2) + y / 2) * t.kernel_w + (last ? x / 2 : x);
   return (two * kInt8Panel + 4 * kBlockOrder[c / 4] + c % 4) * 2 + (last ? x : y) % 2;
 }
@@ -93,22 +93,22 @@ int64_t Int16Layer::packed_at(int64_t column, int64_t tap, int64_t channel) cons
          c % kInt16Group;
 }
 
-void Int16Layer::set_finish(const Uint8Stage& finish) {
-  finish_ = OwnedUint8Stage(finish);
+void Int16Layer::set_uint8_stage(const Uint8Stage& stage) {
+  uint8_stage_ = OwnedUint8Stage(stage);
   kind_ = Int8Out::uint8;
 }
 
-void Int16Layer::set_int16_stage(const Int16Stage& finish) {
-  check_stage(finish);
-  int16_stage_ = finish;
+void Int16Layer::set_int16_stage(const Int16Stage& stage) {
+  check_stage(stage);
+  int16_stage_ = stage;
   kind_ = Int8Out::int16;
 }
 
-void Int16Layer::set_residual(float scale, int zero, bool wide) {
-  require(zero >= 0 && zero <= 255 && (!wide || kind_ == Int8Out::int16), "bad residual");
+void Int16Layer::set_residual(float scale, int zero, bool is_int16) {
+  require(zero >= 0 && zero <= 255 && (!is_int16 || kind_ == Int8Out::int16), "bad residual");
   residual_scale_ = scale;
   residual_zero_ = zero;
-  int16_residual_ = wide;
+  int16_residual_ = is_int16;
 }
 
 void Int16Layer::set_bytes_read(int zero) {
@@ -118,14 +118,14 @@ void Int16Layer::set_bytes_read(int zero) {
 
 int64_t Int16Layer::nbytes() const {
   return static_cast<int64_t>(2 * packed_.size() + 4 * (offset_.size() + scale_.size() + bias_.size())) +
-         finish_.nbytes();
+         uint8_stage_.nbytes();
 }
 
 void Int16Layer::unpack(int16_t* to) const {
   const GroupedGeometry& g = geometry_;
   const int64_t taps = g.taps.kernel_h * g.taps.kernel_w, last = (g.columns - 1) / kInt8Panel;
   for (int64_t column = 0; column < g.columns; ++column) {
-    // The last block begins in the one before it.
+    // The last block overlaps the one before it.
     const int64_t block = column >= block_at(last, g.columns) ? last : column / kInt8Panel;
     for (int64_t t = 0; t < taps; ++t) {
       for (int64_t c = 0; c < g.group_channels; ++c) {
@@ -172,8 +172,8 @@ void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip,
   to.kind = kind_;
   to.out_grid = out.grid();
   to.out_columns = to.columns;
-  to.finish = finish_;
-  to.wide = int16_stage_;
+  to.uint8_stage = uint8_stage_;
+  to.int16_stage = int16_stage_;
   to.residual_scale = residual_scale_;
   to.residual_zero = residual_zero_;
   to.int16_residual = int16_residual_;
@@ -192,7 +192,7 @@ void Int16Layer::run(const Int16Problem& p) const {
   if (pixels == 0) return;
   const int panels = static_cast<int>((g.columns + kInt8Panel - 1) / kInt8Panel);
   const int64_t work = pixels * g.columns * g.taps.kernel_h * g.taps.kernel_w * g.group_channels;
-  const int64_t wanted = std::min<int64_t>(work / kWorthATask, int64_t{2} * num_threads());
+  const int64_t wanted = std::min<int64_t>(work / kMinMultiplyAddsPerTask, int64_t{2} * num_threads());
   const bool by_pixels = depthwise() || pixels >= kTile * wanted;
   const int64_t units = by_pixels ? (pixels + kTile - 1) / kTile : panels;
   const int64_t tasks = num_threads() == 1 ? 1 : std::max<int64_t>(1, std::min(wanted, units));

@@ -1,5 +1,5 @@
-// What integer kernels ask of the CPU beyond the instruction set, and of the system: AVX-VNNI, and AMX, whose registers
-// a process must ask for before it uses them.
+// CPU features of the integer kernels beyond the instruction set: AVX-VNNI, and AMX, whose registers a process must
+// request from the operating system.
 #include "kernels/int8.h"
 
 #if defined(__x86_64__)
@@ -27,7 +27,7 @@ Registers cpuid(unsigned leaf, unsigned part) {
 bool bit(unsigned value, int i) { return (value >> i & 1u) != 0; }
 #endif
 
-// One process asks once; the answer holds for its threads, present and to come.
+// Requested once per process; the answer holds for all its threads.
 bool ask_for_amx() {
 #if defined(__x86_64__) && defined(__linux__) && defined(TW_AMX)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

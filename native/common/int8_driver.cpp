@@ -1,4 +1,5 @@
-// What does not depend on the instruction set: the packed layout of integer weights, the tile, the split over threads.
+// The parts of the integer product that do not depend on the instruction set: weight packing, tile choice, split over
+// threads.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -36,7 +37,7 @@ void pack_int8_weights(const int8_t* weights, int columns, int taps, int channel
   }
 }
 
-int int8_pair_room(const int8_t* packed, int64_t bytes) {
+int int8_max_pair_sum(const int8_t* packed, int64_t bytes) {
   int pair = 0, weight = 1;
   for (int64_t i = 0; i + 1 < bytes; i += 2) {
     const int a = packed[i], b = packed[i + 1];
@@ -47,7 +48,7 @@ int int8_pair_room(const int8_t* packed, int64_t bytes) {
 }
 
 bool int8_quads_fit(const int8_t* packed, int64_t panels, int64_t runs, int64_t groups) {
-  constexpr int64_t kBytes = kInt8Panel * kInt8Group;  // of a group
+  constexpr int64_t kBytes = kInt8Panel * kInt8Group;  // bytes of a group
   for (int64_t run = 0; run < panels * runs; ++run) {
     for (int64_t group = 0; group < groups; group += 2) {
       const int8_t* first = packed + (run * groups + group) * kBytes;
@@ -94,13 +95,13 @@ namespace {
 
 int64_t round_to(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// The sums of a block whose K is cut.
+// The size of the sums of a block that is split along K.
 int32_t* sums_of(const Int8Problem& p, const Int8Tile& t, int64_t panels) {
   if (p.runs != 1 || t.kc >= static_cast<int64_t>(p.groups_per_run) * kInt8Group) return nullptr;
   return thread_scratch<int32_t>(Scratch::int8_sums, t.mc * std::min(t.nc, panels * kInt8Panel));
 }
 
-// The rows of part `i` of `parts`, cut where the default's register tiles end.
+// The rows of share `i` of `parts`, split at register-tile boundaries.
 int64_t row_cut(int64_t rows, int i, int parts) { return i == parts ? rows : rows * i / parts / 8 * 8; }
 
 }  // namespace
@@ -109,15 +110,15 @@ Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k) {
   const int* tallest = active_int8().max_rows;
   const int panels = static_cast<int>(std::max<int64_t>(1, (columns + kInt8Panel - 1) / kInt8Panel));
   Int8Tile t;
-  // A single row streams its weights, and does so fastest one panel at a time.
+  // A single row is bound by the stream of weights, which is fastest one panel at a time.
   const int wide = tallest[2] > 0 && rows > 1 && panels > 1 ? 2 : 1;
   t.mr = rows == 1 ? 1 : wide == 2 ? 8 : tallest[1];
   t.nr = wide * kInt8Panel;
   t.mc = std::min<int64_t>(128, std::max<int64_t>(1, rows));
   t.nc = static_cast<int64_t>((panels + wide - 1) / wide) * t.nr;
   t.kc = std::max<int64_t>(kInt8Group, round_to(k, kInt8Group));
-  // Work below this many multiply-adds is done before a second thread would have woken; a few rows wait for their
-  // weights instead, and share the waiting sooner (benchmarks/decode.py, "gpt 6x384 int8" on two threads).
+  // Below this many multiply-adds the work is done before a second thread wakes up. A few rows wait for their weights
+  // and profit from a second thread earlier (benchmarks/decode.py, "gpt 6x384 int8" on two threads).
   const int64_t worth_a_thread = rows <= 4 ? 1 << 17 : 1 << 20;
   const int64_t work = rows * panels * kInt8Panel * k;
   const int threads = static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, work / worth_a_thread)));
@@ -144,18 +145,18 @@ const char* int8_tile_problem(const Int8Tile& t, int64_t k) {
 namespace {
 
 constexpr int64_t kTileRowsWorth = 16;  // fewer rows would leave AMX tiles mostly empty
-constexpr int64_t kTileRunBytes = 64;   // of a tile's row
+constexpr int64_t kTileRunBytes = 64;   // bytes of a tile row
 constexpr int kTileColumnsWorth = 64;
 
-// Runs of whole tile rows are loaded as they lie. Others are gathered first, which only pays off where many columns use
-// them: with the few channels of a small network the gathering takes longer than the multiplying.
+// Runs of whole tile rows are loaded in place. Others are gathered first, which only pays off if many columns use them:
+// for the few channels of a small network, gathering takes longer than multiplying.
 bool fills_tiles(const Int8Problem& p, int64_t rows) {
   const int64_t run = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
   const bool worth = run % kTileRunBytes == 0 || (run >= kTileRunBytes && p.columns >= kTileColumnsWorth);
   return rows >= kTileRowsWorth && run > 0 && (worth || active_amx() == Amx::emulated);
 }
 
-// One thread's share by the default's way: AMX tiles where they are in force and filled, else the register tile `t`.
+// Computes one thread's share: on AMX tiles if they are enabled and full, else with register tile `t`.
 void share(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last, int first_panel, int last_panel) {
   const auto& kernels = active_int8();
   const Amx use = active_amx();
@@ -166,7 +167,7 @@ void share(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last,
   kernels.rows(p, t, first, last, first_panel, last_panel, sums_of(p, t, last_panel - first_panel));
 }
 
-// `work(first, last, first_panel, last_panel)` for each part of the tile's grid of threads.
+// Calls work(first, last, first_panel, last_panel) for each cell of the thread grid.
 template <class Work>
 void run_parts(const Int8Problem& p, const Int8Tile& t, const Work& work) {
   const int64_t rows = static_cast<int64_t>(p.images) * p.height * p.width;

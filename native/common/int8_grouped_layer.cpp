@@ -9,7 +9,7 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kWorthATask = 1 << 17;  // multiply-adds
+constexpr int64_t kMinMultiplyAddsPerTask = 1 << 17;  // multiply-adds
 
 void require(bool fits, const char* sentence) {
   if (!fits) throw std::invalid_argument(sentence);
@@ -71,7 +71,7 @@ void Int8GroupedLayer::pack_panels(const int8_t* weights) {
   }
   for (PanelWindow& window : windows_) {
     const int8_t* panel = packed_.data() + window.weights;
-    const bool pairs = int8_pair_room(panel, taps * window.groups * kInt8Panel * kInt8Group) >= 2 * 255;
+    const bool pairs = int8_max_pair_sum(panel, taps * window.groups * kInt8Panel * kInt8Group) >= 2 * 255;
     window.fit = int8_quads_fit(panel, 1, taps, window.groups) ? PanelFit::quads
                  : pairs                                       ? PanelFit::pairs
                                                                : PanelFit::none;
@@ -93,7 +93,8 @@ void Int8GroupedLayer::set_residual(float scale, int zero) {
 }
 
 int64_t Int8GroupedLayer::nbytes() const {
-  return static_cast<int64_t>(packed_.size() + 4 * (wide_.size() + offset_.size() + scale_.size())) + finish_.nbytes();
+  return static_cast<int64_t>(packed_.size() + 4 * (wide_.size() + offset_.size() + scale_.size())) +
+         uint8_stage_.nbytes();
 }
 
 void Int8GroupedLayer::unpack(int8_t* to) const {
@@ -133,7 +134,8 @@ void Int8GroupedLayer::conv(const Int8Image& in, const uint8_t* x, const Int8Ima
   const GroupedGeometry& g = geometry_;
   const int64_t all = out.images * out.height;
   const int64_t work = all * out.width * g.columns * g.taps.kernel_h * g.taps.kernel_w * g.group_channels;
-  const int64_t tasks = std::max<int64_t>(1, std::min({all, work / kWorthATask, int64_t{2} * num_threads()}));
+  const int64_t tasks =
+      std::max<int64_t>(1, std::min({all, work / kMinMultiplyAddsPerTask, int64_t{2} * num_threads()}));
   const uint8_t* first = x + (in.border - g.top) * in.row_step() + (in.border - g.left) * in.pixel;
   const auto some = [&](int64_t image, int64_t row, int64_t rows) {
     GroupedRows r;
@@ -151,7 +153,7 @@ void Int8GroupedLayer::conv(const Int8Image& in, const uint8_t* x, const Int8Ima
     r.y = y + image * out.image_step() + out.inside() + row * out.row_step();
     r.out_row = out.row_step();
     r.out_pixel = out.pixel;
-    r.finish = finish_;
+    r.uint8_stage = uint8_stage_;
     depthwise()
         ? active_int8_grouped().depthwise(g.taps, wide_.data(), offset_.data(), scale_.data(), r)
         : active_int8_grouped().grouped(g.taps, windows_.data(), packed_.data(), offset_.data(), scale_.data(), r);

@@ -10,7 +10,7 @@
 namespace tw {
 namespace {
 
-constexpr int kMostPlaces = 1 << 16;  // of a table, on either side of 0
+constexpr int kMaxTableSize = 1 << 16;  // entries of a lookup table on either side of 0
 
 void require(bool fits, const char* sentence) {
   if (!fits) throw std::invalid_argument(sentence);
@@ -31,7 +31,7 @@ void fill_border(const Int8Image& image, int zero, uint8_t* data) {
   const int64_t row = image.row_step(), side = image.border * image.pixel;
   for (int64_t i = 0; i < image.images; ++i, data += image.image_step()) {
     std::memset(data, zero, image.border * row + side);
-    // The right side of one row and the left side of the next lie next to each other.
+    // The right padding of one row and the left padding of the next are adjacent.
     for (int64_t y = 1; y < image.height; ++y) std::memset(data + (image.border + y) * row - side, zero, 2 * side);
     std::memset(data + (image.border + image.height) * row - side, zero, side + image.border * row);
   }
@@ -61,7 +61,7 @@ Int8Layer::Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const 
   Buffer<int32_t> sums(g.columns);
   pack_int8_weights(weights, g.columns, taps, g.channels, static_cast<int64_t>(taps) * g.channels, g.channels, 1,
                     packed_.data(), sums.data());
-  pair_room_ = int8_pair_room(packed_.data(), static_cast<int64_t>(packed_.size()));
+  max_pair_sum_ = int8_max_pair_sum(packed_.data(), static_cast<int64_t>(packed_.size()));
   quads_fit_ = int8_quads_fit(packed_.data(), (g.columns + kInt8Panel - 1) / kInt8Panel, g.kernel_h,
                               int64_t{g.kernel_w} * groups_);
   offset_ = padded(offset, g.columns);
@@ -69,40 +69,41 @@ Int8Layer::Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const 
   bias_ = padded(bias, g.columns);
 }
 
-OwnedUint8Stage::OwnedUint8Stage(const Uint8Stage& finish) : finish_(finish) {
-  const LookupTable& t = finish.table;
+OwnedUint8Stage::OwnedUint8Stage(const Uint8Stage& stage) : uint8_stage_(stage) {
+  const LookupTable& t = stage.table;
   const auto is_byte = [](int v) { return v >= 0 && v <= 255; };
-  require(is_byte(finish.zero) && is_byte(finish.low) && is_byte(finish.high) && finish.low <= finish.high,
+  require(is_byte(stage.zero) && is_byte(stage.low) && is_byte(stage.high) && stage.low <= stage.high,
           "bad output range");
-  require((finish.curve == Approximation::lookup_table) == (t.bytes != nullptr), "bad table");
+  require((stage.approximation == Approximation::lookup_table) == (t.bytes != nullptr), "bad table");
   if (t.bytes == nullptr) return;
-  require(t.first <= t.last && -kMostPlaces <= t.first && t.last <= kMostPlaces, "bad table");
+  require(t.first <= t.last && -kMaxTableSize <= t.first && t.last <= kMaxTableSize, "bad table");
   table_ = Buffer<uint8_t>(static_cast<std::size_t>(t.last - t.first + 1));
   std::copy(t.bytes, t.bytes + table_.size(), table_.data());
-  finish_.table.bytes = table_.data();
+  uint8_stage_.table.bytes = table_.data();
 }
 
-void Int8Layer::set_finish(const Uint8Stage& finish) { finish_ = OwnedUint8Stage(finish); }
+void Int8Layer::set_uint8_stage(const Uint8Stage& stage) { uint8_stage_ = OwnedUint8Stage(stage); }
 
-void check_stage(const Int16Stage& finish) {
-  require(-kInt16Limit <= finish.low && finish.low <= finish.high && finish.high <= kInt16Limit, "bad output range");
+void check_stage(const Int16Stage& stage) {
+  require(-kInt16Limit <= stage.low && stage.low <= stage.high && stage.high <= kInt16Limit, "bad output range");
 }
 
-void Int8Layer::set_int16_stage(const Int16Stage& finish) {
-  check_stage(finish);
-  int16_stage_ = finish;
+void Int8Layer::set_int16_stage(const Int16Stage& stage) {
+  check_stage(stage);
+  int16_stage_ = stage;
   gives_int16_ = true;
 }
 
-void Int8Layer::set_residual(float scale, int zero, bool wide) {
-  require(zero >= 0 && zero <= 255 && (!wide || gives_int16_), "bad residual");
-  int16_residual_ = wide;
+void Int8Layer::set_residual(float scale, int zero, bool is_int16) {
+  require(zero >= 0 && zero <= 255 && (!is_int16 || gives_int16_), "bad residual");
+  int16_residual_ = is_int16;
   residual_scale_ = scale;
   residual_zero_ = zero;
 }
 
 int64_t Int8Layer::nbytes() const {
-  return static_cast<int64_t>(packed_.size() + 4 * (offset_.size() + scale_.size() + bias_.size())) + finish_.nbytes();
+  return static_cast<int64_t>(packed_.size() + 4 * (offset_.size() + scale_.size() + bias_.size())) +
+         uint8_stage_.nbytes();
 }
 
 void Int8Layer::unpack(int8_t* to) const {
@@ -121,13 +122,13 @@ Int8Problem Int8Layer::problem() const {
   p.groups_per_run = groups_;
   p.weights = packed_.data();
   p.columns = geometry_.columns;
-  p.pair_room = pair_room_;
+  p.max_pair_sum = max_pair_sum_;
   p.quads_fit = quads_fit_;
   p.offset = offset_.data();
   p.scale = scale_.data();
   p.bias = bias_.data();
-  p.finish = finish_;
-  p.wide = int16_stage_;
+  p.uint8_stage = uint8_stage_;
+  p.int16_stage = int16_stage_;
   p.int16_residual = int16_residual_;
   p.residual_scale = residual_scale_;
   p.residual_zero = residual_zero_;

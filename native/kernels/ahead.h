@@ -1,6 +1,5 @@
-// Weights asked for ahead of their use. Those that are read once, front to back: where much is computed from each byte,
-// an out-of-order core looks too few bytes ahead to keep the memory busy, and asking for the line two kilobytes on
-// makes it so. With AVX2 only, where it was measured.
+// Prefetch of weights. Weights are read once, front to back. If much is computed per byte, the out-of-order window is
+// too short to keep the memory busy; prefetching two kilobytes ahead fixes it. AVX2 only, where it was measured.
 #pragma once
 
 #include "common/simd.h"
@@ -14,8 +13,8 @@ TW_INLINE void fetch_ahead([[maybe_unused]] const void* line) {
 #endif
 }
 
-// The weights of the next panel, asked for while this one is multiplied, little by little: `fetch` is called `calls`
-// times. Many lines at once would keep those waiting that are needed now.
+// Prefetches the next panel's weights gradually while the current panel is multiplied: `fetch` is called `calls` times.
+// Requesting all lines at once would delay the loads that are needed now.
 class NextPanel {
  public:
   NextPanel() = default;

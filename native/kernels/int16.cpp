@@ -1,4 +1,4 @@
-// This file, like int8.cpp, is compiled with -ffp-contract=off: every number is the same on every instruction set.
+// Compiled with -ffp-contract=off, like int8.cpp: every instruction set produces the same integers.
 #include "kernels/int16.h"
 
 #include "kernels/int16_depthwise.h"
@@ -12,14 +12,15 @@ namespace {
 // --- floats, pooling, sums ---
 
 #if defined(__AVX2__)
-// Eight pixels of a plane, as whole numbers.
+// Rounds eight pixels of a plane to integers.
 TW_INLINE __m256i eight_whole(const float* x, __m256 inverse, __m256 most) {
   __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x), inverse);
   v = _mm256_and_ps(v, _mm256_cmp_ps(v, v, _CMP_ORD_Q));
   return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(v, _mm256_sub_ps(_mm256_setzero_ps(), most)), most));
 }
 
-// Three or four planes to pixels of four numbers, the last of three being 0; how many pixels that are.
+// Quantizes three or four planes to pixels of four values (the fourth is 0 for three planes). Returns the number of
+// pixels written, a multiple of eight.
 int64_t quantize_fours(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int most,
                        int16_t* to) {
   const __m256 by = _mm256_set1_ps(inverse), end = _mm256_set1_ps(static_cast<float>(most));
@@ -52,7 +53,7 @@ void quantize(const float* x, int64_t channels, int64_t pixels, int64_t plane, f
       const int n = pixels - i < kLanes ? static_cast<int>(pixels - i) : kLanes;
       vf v = load_first(x + c * plane + i, n) * splat(inverse);
       v = select(v == v, v, splat(0.0f));
-      const vi whole = whole_in(v, -most, most);
+      const vi whole = round_to_range(v, -most, most);
       int32_t numbers[kLanes];
       std::memcpy(numbers, &whole, sizeof numbers);
       for (int j = 0; j < n; ++j) to[(i + j) * step + c] = static_cast<int16_t>(numbers[j]);
@@ -81,18 +82,18 @@ void pool(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWin
       vi most = (mean ? 0 : -kInt16Limit) - vi{};
       for (int64_t iy = above; iy < below; ++iy) {
         for (int64_t ix = left; ix < right; ++ix) {
-          const vi v = first_shorts(x + iy * in.row_step + ix * in.pixel_step + c, n);
+          const vi v = load_int16(x + iy * in.row_step + ix * in.pixel_step + c, n);
           most = mean ? most + v : (vi)select(v > most, (vf)v, (vf)most);
         }
       }
-      if (mean) most = whole_in(as_floats(most) / splat(static_cast<float>(cells)), -kInt16Limit, kInt16Limit);
-      store_first_shorts(y + ox * out.pixel_step + c, most, n);
+      if (mean) most = round_to_range(as_floats(most) / splat(static_cast<float>(cells)), -kInt16Limit, kInt16Limit);
+      store_int16(y + ox * out.pixel_step + c, most, n);
     }
   }
 }
 
 #if defined(__AVX2__)
-// Sums of sixteen channels over a plane, two pixels at a time.
+// Sums sixteen channels over a plane, two pixels at a time.
 TW_INLINE void sums_of_sixteen(const int16_t* x, const BytePlane& in, int32_t* to) {
   const __m256i one = _mm256_set1_epi16(1), none = _mm256_setzero_si256();
   __m256i low = none, high = none;
@@ -110,11 +111,11 @@ TW_INLINE void sums_of_sixteen(const int16_t* x, const BytePlane& in, int32_t* t
 }
 #endif
 
-void sums(const void* x, bool wide, const BytePlane& in, int64_t channels, int32_t* y) {
-  MixedPixels pixels{x, in.pixel_step, 1.0f, 0, wide};
+void sums(const void* x, bool is_int16, const BytePlane& in, int64_t channels, int32_t* y) {
+  MixedPixels pixels{x, in.pixel_step, 1.0f, 0, is_int16};
   int64_t c = 0;
 #if defined(__AVX2__)
-  for (; wide && c + kInt8Panel <= channels; c += kInt8Panel)
+  for (; is_int16 && c + kInt8Panel <= channels; c += kInt8Panel)
     sums_of_sixteen(static_cast<const int16_t*>(x) + c, in, y + c);
 #endif
   for (; c < channels; c += kLanes) {

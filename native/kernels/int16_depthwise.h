@@ -1,5 +1,5 @@
-// Depthwise layers on numbers of 16 bits (kernels/int16.h), or on bytes that are widened on the way. For int16.cpp,
-// compiled with -ffp-contract=off.
+// Depthwise convolutions on int16 activations (kernels/int16.h), or on uint8 activations widened while loading.
+// Included by int16.cpp, which is compiled with -ffp-contract=off.
 #pragma once
 
 #include "kernels/int16_products.h"
@@ -8,67 +8,66 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Numbers of 16 bits, or bytes less their zero point.
+// Loads int16 values, or uint8 values minus their zero point.
 template <bool kBytes>
 TW_INLINE vi numbers(const Int16Problem& p, int64_t at, int lanes) {
-  if constexpr (kBytes) return first_bytes(p.bytes + at, lanes) - p.zero;
-  return first_shorts(p.x + at, lanes);
+  if constexpr (kBytes) return load_bytes(p.bytes + at, lanes) - p.zero;
+  return load_int16(p.x + at, lanes);
 }
 
-// Where the weights of a block begin.
+// The packed weights of a block.
 TW_INLINE const int16_t* block_weights(const Int16Problem& p, int64_t block) {
   return p.weights + block * ((p.kernel_h + 1) / 2) * p.kernel_w * 2 * kDepthwiseBlock;
 }
 
-// A vector of channels, a whole number of vectors from the block's first: the weights of one tap.
+// Loads one tap's weights for a vector of channels.
 TW_INLINE vi tap_weights(const Int16Problem& p, const int16_t* w, int64_t ky, int64_t kx, int channel) {
-  const bool last = ky + 1 == p.kernel_h && p.kernel_h % 2 == 1;  // whose taps lie side by side
+  const bool last = ky + 1 == p.kernel_h && p.kernel_h % 2 == 1;  // an odd last row pairs neighbouring taps
   const int16_t* two = w + (ky / 2 * p.kernel_w + (last ? kx / 2 : kx)) * 2 * kDepthwiseBlock;
-  int32_t held[kLanes];
+  int32_t buffer[kLanes];
 #pragma GCC unroll 4
-  for (int g = 0; g < kLanes / 4; ++g) std::memcpy(held + 4 * g, two + 8 * kBlockOrder[channel / 4 + g], 16);
-  return ((last ? kx : ky) % 2 == 0 ? load_lanes(held) : load_lanes(held) >> 16) &
-         0xffff;  // the number beside a number is multiplied by 0
+  for (int g = 0; g < kLanes / 4; ++g) std::memcpy(buffer + 4 * g, two + 8 * kBlockOrder[channel / 4 + g], 16);
+  return ((last ? kx : ky) % 2 == 0 ? load_lanes(buffer) : load_lanes(buffer) >> 16) &
+         0xffff;  // the other value of the pair is multiplied by 0
 }
 
-// Neighbouring pixels of a row of the image, `count` from pixel `first` of the problem: where they lie, and how far
-// apart.
+// `count` neighbouring pixels of one image row, starting at pixel `first` of the problem, and their offsets.
 struct Run {
   int64_t first, count;
   int64_t in, out, residual;
 };
 
-TW_INLINE int64_t place_of(const PixelGrid& grid, const Int8Problem& p, int64_t pixel) {
+TW_INLINE int64_t offset_of(const PixelGrid& grid, const Int8Problem& p, int64_t pixel) {
   return pixel / p.width / p.height * grid.image_step + pixel / p.width % p.height * grid.row_step +
          pixel % p.width * grid.column_step;
 }
 
 TW_INLINE Run run_at(const Int8Problem& p, int64_t first, int64_t last) {
-  const int64_t left = p.width - first % p.width;
-  return {first, last - first < left ? last - first : left, place_of(p.in_grid, p, first),
-          place_of(p.out_grid, p, first), place_of(p.residual_grid, p, first)};
+  const int64_t remaining = p.width - first % p.width;
+  return {first, last - first < remaining ? last - first : remaining, offset_of(p.in_grid, p, first),
+          offset_of(p.out_grid, p, first), offset_of(p.residual_grid, p, first)};
 }
 
-TW_INLINE void finish_at(const Int8Problem& p, vi sums, const Run& run, int64_t i, int64_t column) {
-  finish(p, sums, run.first + i, run.out + i * p.out_grid.column_step, run.residual + i * p.residual_grid.column_step,
-         static_cast<int>(column));
+TW_INLINE void requantize_at(const Int8Problem& p, vi sums, const Run& run, int64_t i, int64_t column) {
+  requantize(p, sums, run.first + i, run.out + i * p.out_grid.column_step,
+             run.residual + i * p.residual_grid.column_step, static_cast<int>(column));
 }
 
-// A vector of a block's channels at one pixel, for every geometry.
+// Computes a block's channels at one pixel, for any geometry.
 template <bool kBytes>
 void depthwise_pixel(const Int16Problem& p, const Run& run, int64_t i, int64_t block) {
   const int64_t first = block_at(block, p.to.columns), x = run.in + i * p.to.in_grid.column_step;
   for (int c = 0; c < kDepthwiseBlock && first + c < p.to.columns; c += kLanes) {
-    const int64_t column = first + c, left = p.to.columns - column;
+    const int64_t column = first + c, remaining = p.to.columns - column;
     vi acc = load_lanes(p.to.offset + column);
     for (int64_t ky = 0; ky < p.kernel_h; ++ky) {
       for (int64_t kx = 0; kx < p.kernel_w; ++kx) {
         const vi tap = numbers<kBytes>(p, x + ky * p.tap_row + kx * p.tap_step + column,
-                                       left < kLanes ? static_cast<int>(left) : kLanes);
+                                       remaining < kLanes ? static_cast<int>(remaining) : kLanes);
         acc = add_products(acc, tap, tap_weights(p, block_weights(p, block), ky, kx, c));
       }
     }
-    finish_at(p.to, acc, run, i, column);
+    requantize_at(p.to, acc, run, i, column);
   }
 }
 
@@ -80,7 +79,7 @@ void depthwise_pixels(const Int16Problem& p, const Run& run) {
 }
 
 #if defined(__AVX2__)
-// Sixteen channels of a pixel, in 16 bits.
+// Loads sixteen channels of a pixel as int16.
 template <bool kBytes>
 TW_INLINE __m256i sixteen(const Int16Problem& p, int64_t at) {
   if constexpr (kBytes) {
@@ -95,30 +94,31 @@ TW_INLINE __m256i add_pairs(__m256i acc, __m256i a, __m256i w) {
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(w));
 #else
   acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, w));
-  asm("" : "+x"(acc));  // as in add_products
+  asm("" : "+x"(acc));  // see add_products
 #endif
   return acc;
 }
 
-// Eight numbers of 32 bits from each of two places.
+// Loads four 32-bit values from each of two addresses.
 TW_INLINE __m256i two_fours(const void* a, const void* b) {
   return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(a))),
                                  _mm_loadu_si128(static_cast<const __m128i*>(b)), 1);
 }
 
-// What becomes of a block's sums: channels 0-3 and 8-11 in one half, 4-7 and 12-15 in the other, as packing takes them.
-class BlockFinish {
+// The output stage of a block. Sums are in two halves, channels 0-3 and 8-11, and 4-7 and 12-15: the order that
+// _mm256_packs_epi32 undoes.
+class BlockOutputStage {
  public:
-  BlockFinish(const Int8Problem& p, int64_t column)
+  BlockOutputStage(const Int8Problem& p, int64_t column)
       : p_(p),
         column_(column),
-        most_(_mm256_set1_ps(Int16PiecewiseVectors::most(p.wide))),
-        low_(_mm256_set1_epi16(static_cast<int16_t>(p.wide.low))) {
+        most_(_mm256_set1_ps(Int16PiecewiseVectors::most(p.int16_stage))),
+        low_(_mm256_set1_epi16(static_cast<int16_t>(p.int16_stage.low))) {
     for (int half = 0; half < 2; ++half) {
       offset[half] = two_fours(p.offset + column + 4 * half, p.offset + column + 4 * half + 8);
       scale_[half] = _mm256_castsi256_ps(two_fours(p.scale + column + 4 * half, p.scale + column + 4 * half + 8));
     }
-    quick = p.kind == Int8Out::int16 && p.residual == nullptr && p.wide.curve == Int16Activation::none;
+    quick = p.kind == Int8Out::int16 && p.residual == nullptr && p.int16_stage.activation == Int16Activation::none;
   }
 
   template <int Pixels>
@@ -129,7 +129,7 @@ class BlockFinish {
     }
   }
 
-  // Both halves, whole numbers already where it is quick.
+  // Stores both halves. They are already rounded if `quick`.
   TW_INLINE void store(__m256i low, __m256i high, const Run& run, int64_t i) const {
     if (!quick) return store_each(low, high, run, i);
     int16_t* to = static_cast<int16_t*>(p_.out) + run.out + i * p_.out_grid.column_step + column_;
@@ -144,7 +144,7 @@ class BlockFinish {
     alignas(32) int32_t sums[kDepthwiseBlock];
     _mm256_store_si256(reinterpret_cast<__m256i*>(sums), _mm256_permute2x128_si256(low, high, 0x20));
     _mm256_store_si256(reinterpret_cast<__m256i*>(sums + 8), _mm256_permute2x128_si256(low, high, 0x31));
-    for (int c = 0; c < kDepthwiseBlock; c += kLanes) finish_at(p_, load_lanes(sums + c), run, i, column_ + c);
+    for (int c = 0; c < kDepthwiseBlock; c += kLanes) requantize_at(p_, load_lanes(sums + c), run, i, column_ + c);
   }
 
   const Int8Problem& p_;
@@ -153,14 +153,14 @@ class BlockFinish {
   __m256i low_;
 };
 
-// Of two pixels, the numbers of half of the channels side by side.
+// Interleaves half of the channels of two pixels.
 template <int Half>
 TW_INLINE __m256i side_by_side(__m256i a, __m256i b) {
   return Half == 0 ? _mm256_unpacklo_epi16(a, b) : _mm256_unpackhi_epi16(a, b);
 }
 
-// Neighbouring windows `Stride` apart: pixels that lie in several of them are read once. The taps of two rows are
-// multiplied at once.
+// Accumulates two rows of taps for neighbouring windows `Stride` apart. One multiply-add takes both rows; pixels shared
+// by several windows are loaded once.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
 TW_INLINE void two_rows(const Int16Problem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
   __m256i weight[Taps];
@@ -178,7 +178,8 @@ TW_INLINE void two_rows(const Int16Problem& p, const int16_t* w, int64_t x, __m2
   }
 }
 
-// A row that is left over: two neighbouring taps at once. The last one of an odd number stands beside itself, times 0.
+// Accumulates an odd last row, two neighbouring taps per multiply-add. The last tap of an odd number is paired with
+// itself times 0.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
 TW_INLINE void last_row(const Int16Problem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
   constexpr int kPairs = (Taps + 1) / 2, kRead = (Pixels - 1) * Stride + Taps;
@@ -200,8 +201,7 @@ TW_INLINE void last_row(const Int16Problem& p, const int16_t* w, int64_t x, __m2
   }
 }
 
-// The same for any number of taps, and any distance: `below` is where the second of two numbers lies, the taps that are
-// multiplied at once `step` apart.
+// Accumulates a row of any number of taps and any stride. `below` is the offset of the second value of each pair.
 template <bool kBytes, int Pixels, int Half>
 TW_INLINE void taps_of(const Int16Problem& p, const int16_t* w, int64_t x, int64_t below, int step,
                        __m256i (&acc)[Pixels]) {
@@ -216,10 +216,10 @@ TW_INLINE void taps_of(const Int16Problem& p, const int16_t* w, int64_t x, int64
   }
 }
 
-// Half of a block's channels at neighbouring pixels: as many as leave room in the registers for a row of weights. As
-// many rows of taps as taps of a row, where that number is known.
+// Computes half of a block's channels at neighbouring pixels: as many as fit the registers beside a row of weights.
+// Taps > 0: the filter is Taps x Taps.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
-TW_INLINE void half_block(const Int16Problem& p, const BlockFinish& end, const int16_t* w, int64_t x,
+TW_INLINE void half_block(const Int16Problem& p, const BlockOutputStage& end, const int16_t* w, int64_t x,
                           __m256i (&acc)[Pixels]) {
 #pragma GCC unroll 8
   for (int j = 0; j < Pixels; ++j) acc[j] = end.offset[Half];
@@ -245,7 +245,7 @@ TW_INLINE void half_block(const Int16Problem& p, const BlockFinish& end, const i
 }
 
 template <bool kBytes, int Taps, int Stride, int Pixels>
-TW_INLINE void block_tile(const Int16Problem& p, const BlockFinish& end, const int16_t* w, int64_t column,
+TW_INLINE void block_tile(const Int16Problem& p, const BlockOutputStage& end, const int16_t* w, int64_t column,
                           const Run& run, int64_t i) {
   const int64_t x = run.in + i * p.to.in_grid.column_step + column;
   __m256i low[Pixels], high[Pixels];
@@ -255,20 +255,21 @@ TW_INLINE void block_tile(const Int16Problem& p, const BlockFinish& end, const i
   for (int j = 0; j < Pixels; ++j) end.store(low[j], high[j], run, i + j);
 }
 
-// A row of pixels, block by block. What is stored is bent then, where there is a `curve`.
+// Computes a run of pixels block by block, then applies `curve` to the stored values if it is not null.
 template <bool kBytes, int Taps, int Stride>
-__attribute__((noinline)) void depthwise_run(const Int16Problem& given, const Run& run,
+__attribute__((noinline)) void depthwise_run(const Int16Problem& problem, const Run& run,
                                              const Int16PiecewiseVectors* curve) {
   constexpr int kFew = 4, kMany = 8;
-  const Int16Problem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
+  const Int16Problem p = problem;  // a local copy: stores may alias the argument
   for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
     const int64_t column = block_at(block, p.to.columns);
-    const BlockFinish end(p.to, column);
+    const BlockOutputStage end(p.to, column);
     const int16_t* w = block_weights(p, block);
     for (int64_t done = 0; done < run.count;) {
-      const int64_t left = run.count - done;
-      const int tile = left > kFew && run.count >= kMany ? kMany : run.count >= kFew ? kFew : 1;
-      const int64_t i = left < tile ? run.count - tile : done;  // the last ones twice rather than one by one
+      const int64_t remaining = run.count - done;
+      const int tile = remaining > kFew && run.count >= kMany ? kMany : run.count >= kFew ? kFew : 1;
+      const int64_t i =
+          remaining < tile ? run.count - tile : done;  // recomputes a few pixels instead of a partial tile
       if (tile == kMany) {
         block_tile<kBytes, Taps, Stride, kMany>(p, end, w, column, run, i);
       } else if (tile == kFew) {
@@ -280,7 +281,7 @@ __attribute__((noinline)) void depthwise_run(const Int16Problem& given, const Ru
     }
     int16_t* out = static_cast<int16_t*>(p.to.out) + run.out + column;
     for (int64_t i = 0; curve != nullptr && i < run.count; ++i)
-      bend_sixteen(*curve, out + i * p.to.out_grid.column_step);
+      activate_sixteen(*curve, out + i * p.to.out_grid.column_step);
   }
 }
 
@@ -295,15 +296,15 @@ void whole_blocks(const Int16Problem& p, const Run& run, const Int16PiecewiseVec
   depthwise_run<kBytes, 0, 0>(p, run, curve);
 }
 
-void depthwise(const Int16Problem& given, int64_t first, int64_t last) {
-  Int16Problem p = given;
-  const Int16PiecewiseVectors curve(given.to.wide);
-  const bool blocks = p.to.columns >= kDepthwiseBlock, later = blocks && bends_later(given.to);
-  if (later) p.to.wide = whole_numbers(given.to.wide);
+void depthwise(const Int16Problem& problem, int64_t first, int64_t last) {
+  Int16Problem p = problem;
+  const Int16PiecewiseVectors curve(problem.to.int16_stage);
+  const bool blocks = p.to.columns >= kDepthwiseBlock, deferred = blocks && defers_activation(problem.to);
+  if (deferred) p.to.int16_stage = without_activation(problem.to.int16_stage);
   while (first < last) {
     const Run run = run_at(p.to, first, last);
     if (blocks) {
-      (p.bytes != nullptr ? whole_blocks<true> : whole_blocks<false>)(p, run, later ? &curve : nullptr);
+      (p.bytes != nullptr ? whole_blocks<true> : whole_blocks<false>)(p, run, deferred ? &curve : nullptr);
     } else {
       depthwise_pixels(p, run);
     }

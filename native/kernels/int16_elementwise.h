@@ -1,4 +1,4 @@
-// What stands between layers of 16 bits, pixel by pixel: sums, gates, scales by channel. For int16.cpp, compiled with
+// Elementwise operators on int16 pixels: sums, gates, per-channel affine. Included by int16.cpp, which is compiled with
 // -ffp-contract=off.
 #pragma once
 
@@ -8,17 +8,17 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int64_t kGateChannels = 512;  // that all pixels are multiplied with before the next ones
+constexpr int64_t kGateChannels = 512;  // gate channels per pass over the pixels: 1 KiB of L1
 
 TW_INLINE vi numbers_at(const MixedPixels& x, int64_t pixel, int64_t c, int lanes) {
   const int64_t at = pixel * x.step + c;
-  return (x.wide ? first_shorts(static_cast<const int16_t*>(x.data) + at, lanes)
-                 : first_bytes(static_cast<const uint8_t*>(x.data) + at, lanes)) -
+  return (x.is_int16 ? load_int16(static_cast<const int16_t*>(x.data) + at, lanes)
+                     : load_bytes(static_cast<const uint8_t*>(x.data) + at, lanes)) -
          x.zero;
 }
 
 #if defined(__AVX2__)
-// Sixteen channels, as so many vectors.
+// Sixteen channels as one or two vectors.
 struct Sixteen {
   vf v[kVectors];
 };
@@ -26,21 +26,22 @@ struct SixteenWhole {
   vi v[kVectors];
 };
 
-template <bool kWide>
-TW_INLINE vi sixteenth_part(const MixedPixels& x, int64_t pixel, int64_t c) {
-  MixedPixels known = x;
-  known.wide = kWide;
-  return numbers_at(known, pixel, c, kLanes);
+template <bool kInt16>
+TW_INLINE vi load_sixteen_lanes(const MixedPixels& x, int64_t pixel, int64_t c) {
+  MixedPixels typed = x;
+  typed.is_int16 = kInt16;
+  return numbers_at(typed, pixel, c, kLanes);
 }
 
-// Calls make(channel), then what it gives with every pixel: for sixteen channels at a time, the last ones of them twice
-// where they are no multiple. What a channel has for all pixels is read once.
+// For every block of sixteen channels, calls make(channel) once and the function it returns for every pixel.
+// Per-channel operands are therefore loaded once. The last block overlaps the one before it if the channels are not a
+// multiple of 16.
 template <class Make>
-TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const Int16Stage& given, const MixedTarget& to,
+TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const Int16Stage& stage, const MixedTarget& to,
                             Make make) {
-  const Int16PiecewiseVectors curve(given);
-  const vf most = splat(Int16PiecewiseVectors::most(given));
-  const bool pieces = given.curve == Int16Activation::piecewise;
+  const Int16PiecewiseVectors curve(stage);
+  const vf most = splat(Int16PiecewiseVectors::most(stage));
+  const bool is_piecewise = stage.activation == Int16Activation::piecewise;
   for (int64_t block = 0; block * kInt8Panel < channels; ++block) {
     const int64_t c = block_at(block, channels);
     const auto value = make(c);
@@ -48,64 +49,64 @@ TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const Int16Stage& 
       const Sixteen values = value(pixel);
 #if defined(__AVX512F__)
       const __m256i whole = sixteen_whole(values.v[0], most);
-      const __m256i numbers = pieces ? curve.pieces(whole) : curve.straight(whole);
+      const __m256i numbers = is_piecewise ? curve.evaluate(whole) : curve.clamp(whole);
 #else
       const __m256i whole = sixteen_whole(values.v[0], values.v[1], most);
-      const __m256i numbers = _mm256_permute4x64_epi64(pieces ? curve.pieces(whole) : curve.straight(whole), 0xd8);
+      const __m256i numbers = _mm256_permute4x64_epi64(is_piecewise ? curve.evaluate(whole) : curve.clamp(whole), 0xd8);
 #endif
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<int16_t*>(to.data) + pixel * to.step + c), numbers);
     }
   }
 }
 
-bool by_sixteen(int64_t channels, const MixedStage& finish, const MixedTarget& to) {
-  return to.wide && channels >= kInt8Panel && Int16PiecewiseVectors::takes(finish.wide);
+bool fits_sixteen_lanes(int64_t channels, const MixedStage& stage, const MixedTarget& to) {
+  return to.is_int16 && channels >= kInt8Panel && Int16PiecewiseVectors::supports(stage.int16_stage);
 }
 
 template <bool kValue>
-struct Known {
+struct BoolConstant {
   static constexpr bool value = kValue;
 };
 
-// Calls f with two booleans as constants.
+// Calls f with two booleans as compile-time constants.
 template <class F>
-TW_INLINE void with_known(bool a, bool b, F&& f) {
-  if (a) return b ? f(Known<true>(), Known<true>()) : f(Known<true>(), Known<false>());
-  b ? f(Known<false>(), Known<true>()) : f(Known<false>(), Known<false>());
+TW_INLINE void dispatch_bools(bool a, bool b, F&& f) {
+  if (a) return b ? f(BoolConstant<true>(), BoolConstant<true>()) : f(BoolConstant<true>(), BoolConstant<false>());
+  b ? f(BoolConstant<false>(), BoolConstant<true>()) : f(BoolConstant<false>(), BoolConstant<false>());
 }
 #endif
 
-// Calls value(pixel, channel, lanes) for every vector of channels and stores what it gives.
+// Calls value(pixel, channel, lanes) for every vector of channels and stores the requantized result.
 template <class Value>
-TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedStage& given, const MixedTarget& to,
+TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedStage& stage, const MixedTarget& to,
                            Value value) {
-  const MixedStage finish = given;
-  with_curve(finish.bytes, [&](auto known) {
+  dispatch_approximation(stage.uint8_stage, [&](auto constant) {
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
       for (int64_t c = 0; c < channels; c += kLanes) {
         const int lanes = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
         const vf v = value(pixel, c, lanes);
-        if (to.wide) {
-          store_wide(static_cast<int16_t*>(to.data) + pixel * to.step + c, v, finish.wide, lanes);
+        if (to.is_int16) {
+          requantize_store_int16(static_cast<int16_t*>(to.data) + pixel * to.step + c, v, stage.int16_stage, lanes);
         } else {
-          store_finished<known.value>(static_cast<uint8_t*>(to.data) + pixel * to.step + c, v, finish.bytes, lanes);
+          requantize_store<constant.value>(static_cast<uint8_t*>(to.data) + pixel * to.step + c, v, stage.uint8_stage,
+                                           lanes);
         }
       }
     }
   });
 }
 
-void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& finish,
+void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& stage,
          const MixedTarget& to) {
 #if defined(__AVX2__)
-  if (by_sixteen(channels, finish, to)) {
-    return with_known(a.wide, b.wide, [&](auto a_wide, auto b_wide) {
-      each_sixteen(pixels, channels, finish.wide, to, [&](int64_t c) {
+  if (fits_sixteen_lanes(channels, stage, to)) {
+    return dispatch_bools(a.is_int16, b.is_int16, [&](auto a_is_int16, auto b_is_int16) {
+      each_sixteen(pixels, channels, stage.int16_stage, to, [&](int64_t c) {
         return [=](int64_t pixel) {
           Sixteen sum;
           for (int v = 0; v < kVectors; ++v) {
-            sum.v[v] = as_floats(sixteenth_part<a_wide.value>(a, pixel, c + v * kLanes)) * splat(a.scale) +
-                       as_floats(sixteenth_part<b_wide.value>(b, pixel, c + v * kLanes)) * splat(b.scale);
+            sum.v[v] = as_floats(load_sixteen_lanes<a_is_int16.value>(a, pixel, c + v * kLanes)) * splat(a.scale) +
+                       as_floats(load_sixteen_lanes<b_is_int16.value>(b, pixel, c + v * kLanes)) * splat(b.scale);
           }
           return sum;
         };
@@ -113,33 +114,33 @@ void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t cha
     });
   }
 #endif
-  each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
+  each_vector(pixels, channels, stage, to, [=](int64_t pixel, int64_t c, int lanes) {
     return as_floats(numbers_at(a, pixel, c, lanes)) * splat(a.scale) +
            as_floats(numbers_at(b, pixel, c, lanes)) * splat(b.scale);
   });
 }
 
-TW_INLINE vi fraction_at(const MixedPixels& gate, int64_t c, int lanes) {
-  return whole_in(as_floats(numbers_at(gate, 0, c, lanes)) * splat(gate.scale), -kInt16Limit, kInt16Limit);
+TW_INLINE vi gate_fraction_at(const MixedPixels& gate, int64_t c, int lanes) {
+  return round_to_range(as_floats(numbers_at(gate, 0, c, lanes)) * splat(gate.scale), -kInt16Limit, kInt16Limit);
 }
 
-// Every pixel by the fractions of 32768 that the gate has for its channels.
+// Multiplies every pixel by the gate's fractions of 32768, one per channel.
 void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pixels, int64_t channels,
-                       const Int16Stage& finish, const MixedTarget& to) {
+                       const Int16Stage& stage, const MixedTarget& to) {
   const int16_t* x = static_cast<const int16_t*>(a.data);
   int16_t* out = static_cast<int16_t*>(to.data);
 #if defined(__AVX2__)
   if (channels >= kInt8Panel) {
-    const __m256i low = _mm256_set1_epi16(static_cast<int16_t>(finish.low)),
-                  high = _mm256_set1_epi16(static_cast<int16_t>(finish.high));
+    const __m256i low = _mm256_set1_epi16(static_cast<int16_t>(stage.low)),
+                  high = _mm256_set1_epi16(static_cast<int16_t>(stage.high));
     int16_t fractions[kGateChannels];
     for (int64_t begin = 0; begin < channels; begin += kGateChannels) {
       const int64_t count = channels - begin < kGateChannels ? channels - begin : kGateChannels;
       const int64_t some = count < kInt8Panel ? kInt8Panel : count,
-                    c = begin + count - some;  // of the last few, those before them too
+                    c = begin + count - some;  // a short last block overlaps the one before it
       for (int64_t i = 0; i < some; i += kLanes) {
         const int lanes = some - i < kLanes ? static_cast<int>(some - i) : kLanes;
-        store_first_shorts(fractions + i, fraction_at(gate, c + i, lanes), lanes);
+        store_int16(fractions + i, gate_fraction_at(gate, c + i, lanes), lanes);
       }
       for (int64_t pixel = 0; pixel < pixels; ++pixel) {
         for (int64_t block = 0; block * kInt8Panel < some; ++block) {
@@ -157,28 +158,29 @@ void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pi
   const vi zeros = {};
   for (int64_t c = 0; c < channels; c += kLanes) {
     const int lanes = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
-    const vi fraction = fraction_at(gate, c, lanes);
+    const vi fraction = gate_fraction_at(gate, c, lanes);
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
-      const vi product = high_product(first_shorts(x + pixel * a.step + c, lanes), fraction);
-      store_first_shorts(out + pixel * to.step + c, smaller(larger(product, zeros + finish.low), zeros + finish.high),
-                         lanes);
+      const vi product = high_product(load_int16(x + pixel * a.step + c, lanes), fraction);
+      store_int16(out + pixel * to.step + c, smaller(larger(product, zeros + stage.low), zeros + stage.high), lanes);
     }
   }
 }
 
-void mul(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& finish,
+void mul(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedStage& stage,
          const MixedTarget& to) {
-  if (b.step == 0 && b.scale != 0.0f) return gate_by_fractions(a, b, pixels, channels, finish.wide, to);
+  if (b.step == 0 && b.scale != 0.0f) return gate_by_fractions(a, b, pixels, channels, stage.int16_stage, to);
 #if defined(__AVX2__)
-  if (b.step == 0 && by_sixteen(channels, finish, to)) {  // a gate
-    return with_known(a.wide, b.wide, [&](auto a_wide, auto b_wide) {
-      each_sixteen(pixels, channels, finish.wide, to, [&](int64_t c) {
+  if (b.step == 0 && fits_sixteen_lanes(channels, stage, to)) {  // a gate
+    return dispatch_bools(a.is_int16, b.is_int16, [&](auto a_is_int16, auto b_is_int16) {
+      each_sixteen(pixels, channels, stage.int16_stage, to, [&](int64_t c) {
         SixteenWhole gate;
-        for (int v = 0; v < kVectors; ++v) gate.v[v] = sixteenth_part<b_wide.value>(b, 0, c + v * kLanes) & 0xffff;
+        for (int v = 0; v < kVectors; ++v)
+          gate.v[v] = load_sixteen_lanes<b_is_int16.value>(b, 0, c + v * kLanes) & 0xffff;
         return [=](int64_t pixel) {
           Sixteen product;
           for (int v = 0; v < kVectors; ++v) {
-            const vi whole = add_products(vi{}, sixteenth_part<a_wide.value>(a, pixel, c + v * kLanes), gate.v[v]);
+            const vi whole =
+                add_products(vi{}, load_sixteen_lanes<a_is_int16.value>(a, pixel, c + v * kLanes), gate.v[v]);
             product.v[v] = as_floats(whole) * splat(a.scale);
           }
           return product;
@@ -187,15 +189,15 @@ void mul(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t cha
     });
   }
 #endif
-  each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
+  each_vector(pixels, channels, stage, to, [=](int64_t pixel, int64_t c, int lanes) {
     const vi product = add_products(vi{}, numbers_at(a, pixel, c, lanes), numbers_at(b, pixel, c, lanes) & 0xffff);
     return as_floats(product) * splat(a.scale);
   });
 }
 
 void affine(const MixedPixels& x, const float* scale, const float* shift, int64_t pixels, int64_t channels,
-            const MixedStage& finish, const MixedTarget& to) {
-  each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
+            const MixedStage& stage, const MixedTarget& to) {
+  each_vector(pixels, channels, stage, to, [=](int64_t pixel, int64_t c, int lanes) {
     return as_floats(numbers_at(x, pixel, c, lanes)) * load_first(scale + c, lanes) + load_first(shift + c, lanes);
   });
 }

@@ -1,5 +1,5 @@
-// Layers on numbers of 16 bits (kernels/int16.h): products of pixels and panels of weights, and results that are bent
-// after they are stored. For int16.cpp, compiled with -ffp-contract=off.
+// Convolution products on int16 activations (kernels/int16.h), and activations that are applied after the results are
+// stored. Included by int16.cpp, which is compiled with -ffp-contract=off.
 #pragma once
 
 #include "kernels/ahead.h"
@@ -11,13 +11,13 @@ namespace TW_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kTallest = 12;  // pixels of a register tile, by a panel
+constexpr int kMaxTileRows = 12;  // pixels of a register tile (times one panel)
 #elif defined(__AVX2__)
-constexpr int kTallest = 6;
+constexpr int kMaxTileRows = 6;
 #else
-constexpr int kTallest = 2;
+constexpr int kMaxTileRows = 2;
 #endif
-constexpr int kBlock = 96;  // pixels that all panels are multiplied with in turn: a multiple of every kTallest
+constexpr int kBlock = 96;  // pixels per block of the loop over panels: a multiple of every kMaxTileRows
 
 TW_INLINE vi load_lanes(const int32_t* p) {
   vi v;
@@ -27,14 +27,14 @@ TW_INLINE vi load_lanes(const int32_t* p) {
 
 TW_INLINE vf as_floats(vi v) { return __builtin_convertvector(v, vf); }
 
-// acc + the sums of the products of neighbouring 16-bit numbers, of a lane two.
+// acc + the sum of two neighbouring int16 products in each 32-bit lane.
 TW_INLINE vi add_products(vi acc, vi a, vi w) {
 #if defined(__AVX512F__)
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(w));
   return acc;
 #elif defined(__AVX2__)
   acc += (vi)_mm256_madd_epi16((__m256i)a, (__m256i)w);
-  asm("" : "+x"(acc));  // left to itself, the compiler adds products to each other first, and keeps them on the stack
+  asm("" : "+x"(acc));  // stops the compiler from adding products to each other first and spilling them
   return acc;
 #else
   return acc + ((a << 16) >> 16) * ((w << 16) >> 16) + (a >> 16) * (w >> 16);
@@ -44,47 +44,48 @@ TW_INLINE vi add_products(vi acc, vi a, vi w) {
 #if defined(__AVX2__)
 TW_INLINE __m256i load_sixteen(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
-// Whether results are bent after they are stored, as whole numbers: one after the other by itself each waits for the
-// one before.
-bool bends_later(const Int8Problem& p) {
-  return p.kind == Int8Out::int16 && p.wide.curve == Int16Activation::piecewise;
+// Whether the activation is applied in a second pass over the stored integers. Applied tile by tile, each evaluation
+// would wait for the latency of the one before.
+bool defers_activation(const Int8Problem& p) {
+  return p.kind == Int8Out::int16 && p.int16_stage.activation == Int16Activation::piecewise;
 }
 
-Int16Stage whole_numbers(const Int16Stage& bent) {
+Int16Stage without_activation(const Int16Stage& stage) {
   Int16Stage whole;
   whole.low = -32767;
-  whole.high = bent.pieces.most;
+  whole.high = stage.piecewise.most;
   return whole;
 }
 
-TW_INLINE void bend_sixteen(const Int16PiecewiseVectors& curve, int16_t* numbers) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers), curve.pieces(load_sixteen(numbers)));
+TW_INLINE void activate_sixteen(const Int16PiecewiseVectors& curve, int16_t* numbers) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers), curve.evaluate(load_sixteen(numbers)));
 }
 
-// Columns [first, last) of `count` pixels, sixteen of them at a time; those left over beside the result.
-void bend(const Int8Problem& p, const RowOffsets& at, int count, int first, int last) {
-  const Int16PiecewiseVectors curve(p.wide);
+// Applies the activation to columns [first, last) of `count` pixels, sixteen at a time. A partial group goes through a
+// buffer.
+void apply_activation(const Int8Problem& p, const RowOffsets& at, int count, int first, int last) {
+  const Int16PiecewiseVectors curve(p.int16_stage);
   int16_t* out = static_cast<int16_t*>(p.out);
   int c = first;
   for (; c + kInt8Panel <= last; c += kInt8Panel) {
-    for (int i = 0; i < count; ++i) bend_sixteen(curve, out + at.out[i] + c);
+    for (int i = 0; i < count; ++i) activate_sixteen(curve, out + at.out[i] + c);
   }
   for (int i = 0; c < last && i < count; ++i) {
-    int16_t held[kInt8Panel] = {};
-    std::memcpy(held, out + at.out[i] + c, 2 * (last - c));
-    bend_sixteen(curve, held);
-    std::memcpy(out + at.out[i] + c, held, 2 * (last - c));
+    int16_t buffer[kInt8Panel] = {};
+    std::memcpy(buffer, out + at.out[i] + c, 2 * (last - c));
+    activate_sixteen(curve, buffer);
+    std::memcpy(out + at.out[i] + c, buffer, 2 * (last - c));
   }
 }
 #else
-bool bends_later(const Int8Problem&) { return false; }
-Int16Stage whole_numbers(const Int16Stage& bent) { return bent; }
-void bend(const Int8Problem&, const RowOffsets&, int, int, int) {}
+bool defers_activation(const Int8Problem&) { return false; }
+Int16Stage without_activation(const Int16Stage& stage) { return stage; }
+void apply_activation(const Int8Problem&, const RowOffsets&, int, int, int) {}
 #endif
 
-constexpr int kPairsAtOnce = 4;  // of channels, between two looks ahead
+constexpr int kPairsAtOnce = 4;  // channel pairs between two prefetches
 
-// Two channels, `c` numbers from where the pixels begin, of V vectors of a panel for R pixels.
+// Multiplies the channel pair at offset `c` of R pixels by V vectors of a panel.
 template <int R, int V>
 TW_INLINE void multiply_pair(const int16_t* const (&rows)[R], int64_t c, const int16_t* w, vi (&acc)[R][V]) {
   vi weight[V];
@@ -100,7 +101,7 @@ TW_INLINE void multiply_pair(const int16_t* const (&rows)[R], int64_t c, const i
   }
 }
 
-// V vectors of a panel for R pixels.
+// Multiplies R pixels by V vectors of a panel.
 template <int R, int V>
 TW_INLINE void multiply(const Int16Problem& p, const RowOffsets& at, int first, int panel, NextPanel& next,
                         vi (&acc)[R][V]) {
@@ -130,32 +131,33 @@ TW_INLINE void multiply(const Int16Problem& p, const RowOffsets& at, int first, 
 }
 
 #if defined(__AVX2__)
-// V vectors of a panel, finished by way W, for whole tiles of the block's pixels; how many pixels that are.
-template <int R, int V, ByteWay W>
-__attribute__((noinline)) int strip(const Int16Problem& given, const RowOffsets& at, int count, int panel,
+// Computes V vectors of a panel for all full tiles of the block's pixels. Returns the number of pixels computed.
+template <int R, int V, OutputPath W>
+__attribute__((noinline)) int strip(const Int16Problem& problem, const RowOffsets& at, int count, int panel,
                                     int last_panel) {
-  const Int16Problem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
+  const Int16Problem p = problem;  // a local copy: stores may alias the argument
   const Int16Window window = p.windows[panel];
   const int64_t numbers = p.kernel_h * p.kernel_w * window.pairs * kInt8Panel * kInt16Group;
-  const int64_t parts = p.kernel_h * p.kernel_w * (window.pairs / kPairsAtOnce);
-  NextPanel next(p.weights + window.weights + numbers, panel + 1 < last_panel ? 2 * numbers : 0, count / R * parts);
+  const int64_t fetch_calls = p.kernel_h * p.kernel_w * (window.pairs / kPairsAtOnce);
+  NextPanel next(p.weights + window.weights + numbers, panel + 1 < last_panel ? 2 * numbers : 0,
+                 count / R * fetch_calls);
   int i = 0;
   for (; i + R <= count; i += R) {
     vi acc[R][V];
     multiply<R, V>(p, at, i, panel, next, acc);
-    finish_whole<R, V, W>(p.to, acc, at, i, panel * kInt8Panel);
+    requantize_whole_panel<R, V, W>(p.to, acc, at, i, panel * kInt8Panel);
   }
   return i;
 }
 
 int whole_tiles(const Int16Problem& p, const RowOffsets& at, int count, int panel, int last_panel) {
-  const int left = whole_columns(p.to) - panel * kInt8Panel;
+  const int remaining = whole_columns(p.to) - panel * kInt8Panel;
   int done = 0;
-  with_way(p.to, [&](auto known) {
-    if (left >= kInt8Panel) {
-      done = strip<kTallest, kVectors, known.value>(p, at, count, panel, last_panel);
+  dispatch_output_path(p.to, [&](auto constant) {
+    if (remaining >= kInt8Panel) {
+      done = strip<kMaxTileRows, kVectors, constant.value>(p, at, count, panel, last_panel);
     } else if constexpr (kVectors == 2) {
-      if (left == kLanes) done = strip<8, 1, known.value>(p, at, count, panel, last_panel);
+      if (remaining == kLanes) done = strip<8, 1, constant.value>(p, at, count, panel, last_panel);
     }
   });
   return done;
@@ -164,32 +166,32 @@ int whole_tiles(const Int16Problem& p, const RowOffsets& at, int count, int pane
 int whole_tiles(const Int16Problem&, const RowOffsets&, int, int, int) { return 0; }
 #endif
 
-template <int R = kTallest>
+template <int R = kMaxTileRows>
 TW_INLINE void last_rows(const Int16Problem& p, const RowOffsets& at, int first, int64_t row, int panel, int count) {
   if constexpr (R > 0) {
     if (count != R) return last_rows<R - 1>(p, at, first, row, panel, count);
     vi acc[R][kVectors];
     NextPanel none;
     multiply<R, kVectors>(p, at, first, panel, none, acc);
-    finish_tile<R, 1>(p.to, acc, at, first, row, panel);
+    requantize_tile<R, 1>(p.to, acc, at, first, row, panel);
   }
 }
 
-void rows(const Int16Problem& given, int64_t first, int64_t last, int first_panel, int last_panel) {
+void rows(const Int16Problem& problem, int64_t first, int64_t last, int first_panel, int last_panel) {
   RowOffsets at;
-  Int16Problem p = given;
-  const bool later = bends_later(given.to);
-  if (later) p.to.wide = whole_numbers(given.to.wide);
+  Int16Problem p = problem;
+  const bool deferred = defers_activation(problem.to);
+  if (deferred) p.to.int16_stage = without_activation(problem.to.int16_stage);
   for (int64_t row = first; row < last; row += kBlock) {
     const int count = last - row < kBlock ? static_cast<int>(last - row) : kBlock;
     fill_offsets(p.to, row, count, at);
     for (int panel = first_panel; panel < last_panel; ++panel) {
-      for (int i = whole_tiles(p, at, count, panel, last_panel); i < count; i += kTallest) {
-        last_rows(p, at, i, row + i, panel, count - i < kTallest ? count - i : kTallest);
+      for (int i = whole_tiles(p, at, count, panel, last_panel); i < count; i += kMaxTileRows) {
+        last_rows(p, at, i, row + i, panel, count - i < kMaxTileRows ? count - i : kMaxTileRows);
       }
       const int column = panel * kInt8Panel,
                 end = p.to.columns - column < kInt8Panel ? p.to.columns : column + kInt8Panel;
-      if (later) bend(given.to, at, count, column, end);
+      if (deferred) apply_activation(problem.to, at, count, column, end);
     }
   }
 }

@@ -1,7 +1,6 @@
 // The register tiles of the integer product: up to 16 rows by 1 panel of 16 columns, 12 by 2 or 6 by 4 with AVX-512, 4
-// by 1 elsewhere; and the loops over blocks around them. Per step of four K values a row is one 32-bit broadcast and a
-// panel one vector load or two. int8_dot.h says by which instructions they are multiplied; all sets give the same
-// integers.
+// by 1 otherwise; and the blocked loops around them. For each four values of K, a row is one 32-bit broadcast and a
+// panel one or two vector loads. int8_dot.h holds the instructions; every instruction set produces the same integers.
 //
 // This file is compiled with -ffp-contract=off: the rounding to 8 bits must not depend on the instruction set.
 #include "kernels/int8.h"
@@ -18,33 +17,33 @@ namespace TW_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kTallest[kInt8MaxPanels + 1] = {0, 16, 12, 0, 6};
+constexpr int kMaxTileRows[kInt8MaxPanels + 1] = {0, 16, 12, 0, 6};
 #else
-constexpr int kTallest[kInt8MaxPanels + 1] = {0, 4, 0, 0, 0};
+constexpr int kMaxTileRows[kInt8MaxPanels + 1] = {0, 4, 0, 0, 0};
 #endif
 
 #if !defined(__AVX2__) || defined(__AVX512F__)
-struct Split {  // what int8_split.h makes with AVX2
+struct Split {  // defined by int8_split.h for AVX2
   const uint8_t* low;
 };
 #endif
 
-// All of K at once: sums start from the offset, stay in registers and are finished.
+// All of K in one pass: sums start from the offset, stay in registers and are requantized.
 template <Dot D>
-struct Whole {
+struct WholeK {
   static constexpr Dot kDot = D;
-  static constexpr bool kOneRow = !takes_bytes(D);  // whether a single row goes its own way
+  static constexpr bool kOneRow = !uses_maddubs(D);  // whether a single row uses one_row()
   const Split& split;
-  const int32_t* start;  // of pairs: the sums of the panel at hand before any product
+  const int32_t* start;  // for `pairs`: the initial sums of the panel
 };
 
-// The groups of K that are multiplied now; the sums of the block wait in memory and are finished at the end.
+// One slice of K: the sums of the block are kept in memory between slices and requantized after the last one.
 template <Dot D>
-struct Slice {
+struct KSlice {
   static constexpr Dot kDot = D;
   static constexpr bool kOneRow = false;
   int first, last;
-  int32_t* sums;  // of the block's first row and first panel
+  int32_t* sums;  // sums of the block's first row and panel
   int64_t row_step;
   int first_panel;
 
@@ -64,7 +63,7 @@ TW_INLINE int64_t panel_bytes_of(const Int8Problem& p) {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// base * the sum of each column's weights: what the window's place takes away.
+// Adds base * (sum of each column's weights), which compensates for subtracting the base from the activations.
 TW_INLINE void add_base(const Int8Problem& p, const int8_t* w, int base, vi (&sums)[kVectors]) {
   const __m256i ones = _mm256_set1_epi8(1);
   vi total[kVectors] = {};
@@ -77,9 +76,9 @@ TW_INLINE void add_base(const Int8Problem& p, const int8_t* w, int base, vi (&su
   for (int v = 0; v < kVectors; ++v) sums[v] += total[v] * base;
 }
 
-// What was cut off the activations of a tile's rows, times their weights.
+// Adds the excess of the activations (int8_split.h) times their weights.
 template <bool kAbove, int R>
-TW_INLINE void add_rest(const Rest* e, const Rest* end, const int8_t* w, vi (&acc)[R][kVectors]) {
+TW_INLINE void add_excess(const Excess* e, const Excess* end, const int8_t* w, vi (&acc)[R][kVectors]) {
   for (; e < end; e += kSplitRows) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -95,41 +94,40 @@ TW_INLINE void add_rest(const Rest* e, const Rest* end, const int8_t* w, vi (&ac
 }
 
 template <int R>
-TW_INLINE void add_rests(const Split& split, int first, const int8_t* w, vi (&acc)[R][kVectors]) {
+TW_INLINE void add_all_excess(const Split& split, int first, const int8_t* w, vi (&acc)[R][kVectors]) {
   const int32_t* from = split.first + 2 * (first / kSplitRows);
-  add_rest<true, R>(split.rest + from[0], split.rest + from[1], w, acc);
-  add_rest<false, R>(split.rest + from[1], split.rest + from[2], w, acc);
+  add_excess<true, R>(split.excess + from[0], split.excess + from[1], w, acc);
+  add_excess<false, R>(split.excess + from[1], split.excess + from[2], w, acc);
 }
 #endif
 
-// Sums that lie in memory. There are many ways to finish them; in one function with the loop that makes them, the
-// compiler gives the registers to these, and the loop works in memory.
+// Kept out of line: there are many output paths, and inlined next to the multiply loop they would take its registers.
 template <int R, int P>
-__attribute__((noinline)) void finish_apart(const Int8Problem& p, const vi (&sums)[R][P * kVectors],
-                                            const RowOffsets& at, int first, int64_t row, int panel) {
-  finish_tile<R, P>(p, sums, at, first, row, panel);
+__attribute__((noinline)) void requantize_tile_out_of_line(const Int8Problem& p, const vi (&sums)[R][P * kVectors],
+                                                           const RowOffsets& at, int first, int64_t row, int panel) {
+  requantize_tile<R, P>(p, sums, at, first, row, panel);
 }
 
 template <int R, int P, Dot D>
-void tile(const Int8Problem& p, const Whole<D>& whole, const RowOffsets& at, int first, int64_t row, int panel) {
+void tile(const Int8Problem& p, const WholeK<D>& whole_k, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int V = P * kVectors;
   const int64_t panel_bytes = panel_bytes_of(p);
   const int8_t* w = p.weights + panel * panel_bytes;
   const int32_t* start = p.offset + panel * kInt8Panel;
-  if constexpr (takes_bytes(D)) start = whole.start;
+  if constexpr (uses_maddubs(D)) start = whole_k.start;
   const uint8_t* rows[R];
   vi acc[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    rows[r] = (takes_bytes(D) ? whole.split.low : p.in) + at.in[first + r];
+    rows[r] = (uses_maddubs(D) ? whole_k.split.low : p.in) + at.in[first + r];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[r][v] = load_ints(start + v * kLanes);
   }
   const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
   for (int run = 0; run < p.runs; ++run) multiply<D>(rows, run * p.run_step, run_bytes, w, panel_bytes, acc);
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  if constexpr (takes_bytes(D)) {
-    if (whole.split.first != nullptr) add_rests<R>(whole.split, first, p.weights + panel * panel_bytes, acc);
+  if constexpr (uses_maddubs(D)) {
+    if (whole_k.split.first != nullptr) add_all_excess<R>(whole_k.split, first, p.weights + panel * panel_bytes, acc);
   }
 #endif
   vi sums[R][V];
@@ -138,11 +136,11 @@ void tile(const Int8Problem& p, const Whole<D>& whole, const RowOffsets& at, int
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) sums[r][v] = acc[r][v];
   }
-  finish_apart<R, P>(p, sums, at, first, row, panel);
+  requantize_tile_out_of_line<R, P>(p, sums, at, first, row, panel);
 }
 
 template <int R, int P, Dot D>
-void tile(const Int8Problem& p, const Slice<D>& slice, const RowOffsets& at, int first, int64_t, int panel) {
+void tile(const Int8Problem& p, const KSlice<D>& slice, const RowOffsets& at, int first, int64_t, int panel) {
   constexpr int V = P * kVectors;
   const int64_t panel_bytes = panel_bytes_of(p), start = static_cast<int64_t>(slice.first) * kInt8Group;
   const int8_t* w = p.weights + panel * panel_bytes + start * kInt8Panel;
@@ -162,14 +160,14 @@ void tile(const Int8Problem& p, const Slice<D>& slice, const RowOffsets& at, int
   }
 }
 
-// Apart, as finish_apart().
-__attribute__((noinline)) void finish_vector(const Int8Problem& p, const vi* sum, const RowOffsets& at, int first,
-                                             int64_t row, int column) {
-  finish(p, *sum, row, at.out[first], at.residual[first], column);
+// Out of line for the same reason as requantize_tile_out_of_line().
+__attribute__((noinline)) void requantize_vector_out_of_line(const Int8Problem& p, const vi* sum, const RowOffsets& at,
+                                                             int first, int64_t row, int column) {
+  requantize(p, *sum, row, at.out[first], at.residual[first], column);
 }
 
-// One row of whole K: matrix times vector, bound by the stream of weights. Four independent sums hide the latency of
-// the dot.
+// Computes one row: a matrix-vector product bound by the stream of weights. Four independent sums hide the latency of
+// the dot product.
 template <Dot D>
 void one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int kChains = 4;
@@ -200,105 +198,108 @@ void one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row,
   for (int v = 0; v < kVectors; ++v) {
     const int column = panel * kInt8Panel + v * kLanes;
     const vi sum = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]) + load_ints(p.offset + column);
-    finish_vector(p, &sum, at, first, row, column);
+    requantize_vector_out_of_line(p, &sum, at, first, row, column);
   }
 }
 
-template <int R, int P, class Part>
-TW_INLINE void tile_if(const Int8Problem& p, const Part& part, const RowOffsets& at, int first, int64_t row,
+template <int R, int P, class KRange>
+TW_INLINE void tile_if(const Int8Problem& p, const KRange& k_range, const RowOffsets& at, int first, int64_t row,
                        int panel) {
-  if constexpr (R <= kTallest[P]) tile<R, P>(p, part, at, first, row, panel);
+  if constexpr (R <= kMaxTileRows[P]) tile<R, P>(p, k_range, at, first, row, panel);
 }
 
-template <int P, class Part>
-TW_INLINE void tile_rows(const Int8Problem& p, const Part& part, const RowOffsets& at, int first, int64_t row,
+template <int P, class KRange>
+TW_INLINE void tile_rows(const Int8Problem& p, const KRange& k_range, const RowOffsets& at, int first, int64_t row,
                          int panel, int rows) {
   switch (rows) {
     case 1:
-      if constexpr (P == 1 && Part::kOneRow) {
-        one_row<Part::kDot>(p, at, first, row, panel);
+      if constexpr (P == 1 && KRange::kOneRow) {
+        one_row<KRange::kDot>(p, at, first, row, panel);
       } else {
-        tile_if<1, P>(p, part, at, first, row, panel);
+        tile_if<1, P>(p, k_range, at, first, row, panel);
       }
       break;
     case 2:
-      tile_if<2, P>(p, part, at, first, row, panel);
+      tile_if<2, P>(p, k_range, at, first, row, panel);
       break;
     case 3:
-      tile_if<3, P>(p, part, at, first, row, panel);
+      tile_if<3, P>(p, k_range, at, first, row, panel);
       break;
     case 4:
-      tile_if<4, P>(p, part, at, first, row, panel);
+      tile_if<4, P>(p, k_range, at, first, row, panel);
       break;
     case 5:
-      tile_if<5, P>(p, part, at, first, row, panel);
+      tile_if<5, P>(p, k_range, at, first, row, panel);
       break;
     case 6:
-      tile_if<6, P>(p, part, at, first, row, panel);
+      tile_if<6, P>(p, k_range, at, first, row, panel);
       break;
     case 7:
-      tile_if<7, P>(p, part, at, first, row, panel);
+      tile_if<7, P>(p, k_range, at, first, row, panel);
       break;
     case 8:
-      tile_if<8, P>(p, part, at, first, row, panel);
+      tile_if<8, P>(p, k_range, at, first, row, panel);
       break;
     case 9:
-      tile_if<9, P>(p, part, at, first, row, panel);
+      tile_if<9, P>(p, k_range, at, first, row, panel);
       break;
     case 10:
-      tile_if<10, P>(p, part, at, first, row, panel);
+      tile_if<10, P>(p, k_range, at, first, row, panel);
       break;
     case 11:
-      tile_if<11, P>(p, part, at, first, row, panel);
+      tile_if<11, P>(p, k_range, at, first, row, panel);
       break;
     case 12:
-      tile_if<12, P>(p, part, at, first, row, panel);
+      tile_if<12, P>(p, k_range, at, first, row, panel);
       break;
     case 13:
-      tile_if<13, P>(p, part, at, first, row, panel);
+      tile_if<13, P>(p, k_range, at, first, row, panel);
       break;
     case 14:
-      tile_if<14, P>(p, part, at, first, row, panel);
+      tile_if<14, P>(p, k_range, at, first, row, panel);
       break;
     case 15:
-      tile_if<15, P>(p, part, at, first, row, panel);
+      tile_if<15, P>(p, k_range, at, first, row, panel);
       break;
     case 16:
-      tile_if<16, P>(p, part, at, first, row, panel);
+      tile_if<16, P>(p, k_range, at, first, row, panel);
       break;
   }
 }
 
-// `count` rows of the block, `most` at a time, by P panels.
-template <int P, class Part>
-void strip(const Int8Problem& p, const Part& part, const RowOffsets& at, int64_t row, int count, int panel, int most) {
+// Computes `count` rows of the block, at most `most` per tile, by P panels.
+template <int P, class KRange>
+void strip(const Int8Problem& p, const KRange& k_range, const RowOffsets& at, int64_t row, int count, int panel,
+           int most) {
   for (int i = 0; i < count; i += most) {
-    tile_rows<P>(p, part, at, i, row + i, panel, count - i < most ? count - i : most);
+    tile_rows<P>(p, k_range, at, i, row + i, panel, count - i < most ? count - i : most);
   }
 }
 
-// A block of panels. What is left over beside whole register tiles is narrower, and as much taller as fits.
-template <class Part>
-TW_INLINE void panels(const Int8Problem& p, const Int8Tile& t, const Part& part, const RowOffsets& at, int64_t row,
+// Computes a block of panels. Panels that do not fill a register tile use a narrower tile, as tall as the registers
+// allow.
+template <class KRange>
+TW_INLINE void panels(const Int8Problem& p, const Int8Tile& t, const KRange& k_range, const RowOffsets& at, int64_t row,
                       int count, int panel, int last_panel) {
   const int accumulators = t.mr * (t.nr / kInt8Panel);
   if (t.nr == 4 * kInt8Panel) {
-    for (; panel + 4 <= last_panel; panel += 4) strip<4>(p, part, at, row, count, panel, t.mr);
+    for (; panel + 4 <= last_panel; panel += 4) strip<4>(p, k_range, at, row, count, panel, t.mr);
   }
   if (t.nr >= 2 * kInt8Panel) {
-    const int most = accumulators / 2 < kTallest[2] ? accumulators / 2 : kTallest[2];
-    for (; panel + 2 <= last_panel; panel += 2) strip<2>(p, part, at, row, count, panel, most);
+    const int most = accumulators / 2 < kMaxTileRows[2] ? accumulators / 2 : kMaxTileRows[2];
+    for (; panel + 2 <= last_panel; panel += 2) strip<2>(p, k_range, at, row, count, panel, most);
   }
-  const int most = accumulators < kTallest[1] ? accumulators : kTallest[1];
-  for (; panel < last_panel; ++panel) strip<1>(p, part, at, row, count, panel, most);
+  const int most = accumulators < kMaxTileRows[1] ? accumulators : kMaxTileRows[1];
+  for (; panel < last_panel; ++panel) strip<1>(p, k_range, at, row, count, panel, most);
 }
 
-// A block with K cut: sums start as the offset, go through memory between slices, and are finished when all is in.
+// Computes a block in slices of K: sums start as the offset, are kept in memory between slices, and are requantized at
+// the end.
 template <Dot D>
 void sliced(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, int64_t row, int count, int panel,
             int last_panel, int32_t* sums) {
   const int depth = static_cast<int>(t.kc / kInt8Group), columns = (last_panel - panel) * kInt8Panel;
-  Slice<D> slice = {0, 0, sums, columns, panel};
+  KSlice<D> slice = {0, 0, sums, columns, panel};
   for (int r = 0; r < count; ++r)
     std::memcpy(sums + r * slice.row_step, p.offset + panel * kInt8Panel, columns * sizeof(int32_t));
   while (slice.last < p.groups_per_run) {
@@ -308,21 +309,21 @@ void sliced(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, int64
   }
   for (int r = 0; r < count; ++r) {
     for (int column = panel * kInt8Panel; column < last_panel * kInt8Panel; column += kLanes) {
-      finish(p, load_ints(slice.at(r, column)), row + r, at.out[r], at.residual[r], column);
+      requantize(p, load_ints(slice.at(r, column)), row + r, at.out[r], at.residual[r], column);
     }
   }
 }
 
-// A block of rows by all of its panels, with K whole.
+// Computes a block of rows with all of K in one pass.
 template <Dot D>
 void whole_block(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, int64_t row, int count, int panel,
                  int last_panel) {
   const Split none = {};
-  panels(p, t, Whole<D>{none, nullptr}, at, row, count, panel, last_panel);
+  panels(p, t, WholeK<D>{none, nullptr}, at, row, count, panel, last_panel);
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int kFewRows = 2;  // are not worth cutting
+constexpr int kFewRows = 2;  // fewer rows than this do not repay splitting the activations
 
 void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at, int64_t row, int count, int panel,
                  int last_panel) {
@@ -334,15 +335,16 @@ void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at,
     if (split.base != 0) add_base(p, p.weights + panel * panel_bytes_of(p), split.base, sums);
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) store_ints(start + v * kLanes, sums[v]);
-    strip<1>(p, Whole<Dot::pairs>{split, start}, at, row, count, panel, kSplitRows);
+    strip<1>(p, WholeK<Dot::pairs>{split, start}, at, row, count, panel, kSplitRows);
   }
 }
 
-// V vectors of a panel, bytes by way W, for every four rows; how many rows that are.
-template <Dot D, int V, ByteWay W>
-__attribute__((noinline)) int proven_strip(const Int8Problem& given, const RowOffsets& at, int count, int panel) {
+// Computes V vectors of a panel for full tiles of four rows. Returns the number of rows computed.
+template <Dot D, int V, OutputPath W>
+__attribute__((noinline)) int saturation_safe_strip(const Int8Problem& problem, const RowOffsets& at, int count,
+                                                    int panel) {
   constexpr int R = kSplitRows;
-  const Int8Problem p = given;  // of its own: for all that is known, a byte that is stored might be one of `given`
+  const Int8Problem p = problem;  // a local copy: byte stores may alias the argument
   const int64_t panel_bytes = panel_bytes_of(p), run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
   const bool last = (panel + 1) * kInt8Panel >= p.columns;
   NextPanel next(p.weights + (panel + 1) * panel_bytes, last ? 0 : panel_bytes, count / R);
@@ -359,19 +361,20 @@ __attribute__((noinline)) int proven_strip(const Int8Problem& given, const RowOf
       for (int v = 0; v < V; ++v) acc[r][v] = load_ints(p.offset + panel * kInt8Panel + v * kLanes);
     }
     for (int run = 0; run < p.runs; ++run) multiply<D>(rows, run * p.run_step, run_bytes, w, panel_bytes, acc);
-    finish_whole<R, V, W>(p, acc, at, i, panel * kInt8Panel);
+    requantize_whole_panel<R, V, W>(p, acc, at, i, panel * kInt8Panel);
   }
   return i;
 }
 
 template <Dot D, int V>
-int proven_rows(const Int8Problem& p, const RowOffsets& at, int count, int panel) {
+int saturation_safe_rows(const Int8Problem& p, const RowOffsets& at, int count, int panel) {
   int done = 0;
-  with_way(p, [&](auto known) { done = proven_strip<D, V, known.value>(p, at, count, panel); });
+  dispatch_output_path(p,
+                       [&](auto constant) { done = saturation_safe_strip<D, V, constant.value>(p, at, count, panel); });
   return done;
 }
 
-TW_INLINE void copy_columns(uint8_t* to, const uint8_t* from, int n) {  // two moves that may overlap, where they fit
+TW_INLINE void copy_columns(uint8_t* to, const uint8_t* from, int n) {  // two overlapping moves if n >= 4
   if (n >= 8) {
     std::memcpy(to, from, 8);
     std::memcpy(to + n - 8, from + n - 8, 8);
@@ -383,39 +386,41 @@ TW_INLINE void copy_columns(uint8_t* to, const uint8_t* from, int n) {  // two m
   }
 }
 
-// The first `left` columns of a panel: all of them are computed, beside the result, and those copied.
+// Computes all columns of a partial panel into a buffer and copies the first `remaining` of them.
 template <Dot D>
-__attribute__((noinline)) int partial_rows(const Int8Problem& p, const RowOffsets& at, int count, int panel, int left) {
-  alignas(32) uint8_t beside[kInt8MaxRows * kInt8Panel];
-  RowOffsets there;
+__attribute__((noinline)) int partial_rows(const Int8Problem& p, const RowOffsets& at, int count, int panel,
+                                           int remaining) {
+  alignas(32) uint8_t buffer[kInt8MaxRows * kInt8Panel];
+  RowOffsets buffer_offsets;
   for (int i = 0; i < count; ++i) {
-    there.in[i] = at.in[i];
-    there.out[i] = (i - panel) * kInt8Panel;  // to which the panel's first column is added
-    there.residual[i] = 0;
+    buffer_offsets.in[i] = at.in[i];
+    buffer_offsets.out[i] = (i - panel) * kInt8Panel;  // the panel's first column is added to it
+    buffer_offsets.residual[i] = 0;
   }
   Int8Problem whole = p;
-  whole.out = beside;
-  const int done =
-      left > kLanes ? proven_rows<D, 2>(whole, there, count, panel) : proven_rows<D, 1>(whole, there, count, panel);
+  whole.out = buffer;
+  const int done = remaining > kLanes ? saturation_safe_rows<D, 2>(whole, buffer_offsets, count, panel)
+                                      : saturation_safe_rows<D, 1>(whole, buffer_offsets, count, panel);
   uint8_t* out = static_cast<uint8_t*>(p.out) + panel * kInt8Panel;
-  for (int i = 0; i < done; ++i) copy_columns(out + at.out[i], beside + i * kInt8Panel, left);
+  for (int i = 0; i < done; ++i) copy_columns(out + at.out[i], buffer + i * kInt8Panel, remaining);
   return done;
 }
 
-// Weights that no bytes can make overflow: nothing is cut off. Whole panels of bytes and halves have their own loop,
-// and others too where they are bytes, but with a residual, which may end with its last column.
+// Saturation-safe weights: no activations can overflow, so none are split. Full and half panels have their own loop.
+// Partial panels use it too for uint8 without a residual, because the residual may end with its last column.
 template <Dot D>
-void proven_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
+void saturation_safe_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel,
+                           int last_panel) {
   const Split none = {p.in};
   const int columns = whole_columns(p);
   for (; panel < last_panel; ++panel) {
-    const int left = columns - panel * kInt8Panel;
-    const int done = left >= kInt8Panel ? proven_rows<D, 2>(p, at, count, panel)
-                     : left == kLanes   ? proven_rows<D, 1>(p, at, count, panel)
-                     : left > 0 && p.residual == nullptr && p.kind == Int8Out::uint8
-                         ? partial_rows<D>(p, at, count, panel, left)
+    const int remaining = columns - panel * kInt8Panel;
+    const int done = remaining >= kInt8Panel ? saturation_safe_rows<D, 2>(p, at, count, panel)
+                     : remaining == kLanes   ? saturation_safe_rows<D, 1>(p, at, count, panel)
+                     : remaining > 0 && p.residual == nullptr && p.kind == Int8Out::uint8
+                         ? partial_rows<D>(p, at, count, panel, remaining)
                          : 0;
-    const Whole<D> whole = {none, p.offset + panel * kInt8Panel};
+    const WholeK<D> whole = {none, p.offset + panel * kInt8Panel};
     for (int i = done; i < count; i += kSplitRows) {
       tile_rows<1>(p, whole, at, i, row + i, panel, count - i < kSplitRows ? count - i : kSplitRows);
     }
@@ -430,31 +435,31 @@ void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row,
                            : whole_block<Dot::vnni>(p, t, at, row, count, panel, last_panel);
   }
 #endif
-  if (sums != nullptr) return sliced<Dot::wide>(p, t, at, row, count, panel, last_panel, sums);
-  if (p.quads_fit) return proven_block<Dot::quads>(p, at, row, count, panel, last_panel);
-  if (p.pair_room >= 2 * 255) return proven_block<Dot::pairs>(p, at, row, count, panel, last_panel);
+  if (sums != nullptr) return sliced<Dot::int16>(p, t, at, row, count, panel, last_panel, sums);
+  if (p.quads_fit) return saturation_safe_block<Dot::quads>(p, at, row, count, panel, last_panel);
+  if (p.max_pair_sum >= 2 * 255) return saturation_safe_block<Dot::pairs>(p, at, row, count, panel, last_panel);
   if (count >= kFewRows) {
     Int8Problem safe = p;
     Split split;
     if (Splitter().split(safe, at, count, split)) return pairs_block(safe, split, at, row, count, panel, last_panel);
     fill_offsets(p, row, count, at);
   }
-  whole_block<Dot::wide>(p, t, at, row, count, panel, last_panel);
+  whole_block<Dot::int16>(p, t, at, row, count, panel, last_panel);
 }
 #else
 void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row, int count, int panel, int last_panel,
            int32_t* sums) {
-  sums != nullptr ? sliced<Dot::wide>(p, t, at, row, count, panel, last_panel, sums)
-                  : whole_block<Dot::wide>(p, t, at, row, count, panel, last_panel);
+  sums != nullptr ? sliced<Dot::int16>(p, t, at, row, count, panel, last_panel, sums)
+                  : whole_block<Dot::int16>(p, t, at, row, count, panel, last_panel);
 }
 #endif
 
 void rows(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last, int first_panel, int last_panel,
           int32_t* sums) {
   RowOffsets at;
-  const int wide = static_cast<int>(t.nc / kInt8Panel);
-  for (int panel = first_panel; panel < last_panel; panel += wide) {
-    const int end = last_panel - panel < wide ? last_panel : panel + wide;
+  const int panel_block = static_cast<int>(t.nc / kInt8Panel);
+  for (int panel = first_panel; panel < last_panel; panel += panel_block) {
+    const int end = last_panel - panel < panel_block ? last_panel : panel + panel_block;
     for (int64_t row = first; row < last; row += t.mc) {
       const int count = static_cast<int>(last - row < t.mc ? last - row : t.mc);
       fill_offsets(p, row, count, at);
@@ -469,7 +474,7 @@ bool tiles_of(const Int8Problem& p, int64_t first, int64_t last, int first_panel
   RowOffsets at;
   Tiles registers;
   TileProduct<Tiles> product(p, registers);
-  if (!product.take_memory()) return false;
+  if (!product.allocate_scratch()) return false;
   for (int64_t row = first; row < last; row += kTileBlock) {
     const int count = static_cast<int>(last - row < kTileBlock ? last - row : kTileBlock);
     fill_offsets(p, row, count, at);
@@ -492,7 +497,7 @@ constexpr bool (*tiles)(const Int8Problem&, int64_t, int64_t, int, int, bool) = 
 
 }  // namespace
 
-const Int8Kernels int8 = {kTallest, rows, tiles};
+const Int8Kernels int8 = {kMaxTileRows, rows, tiles};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -1,16 +1,16 @@
 // The integer product on AMX tiles: 16 rows by 16 columns of sums, 64 values of K at a time.
 //
-// A tile of weights is 16 groups of a packed panel as it lies in memory; a tile of activations is 16 rows, a fixed
-// distance apart, of 64 bytes. Where the rows of the problem lie so (a product, most convolutions whose pixels hold
-// whole tiles) they are read in place, else they are copied side by side first. Two by two tiles of sums share four
-// loads, over at most kSlice chunks of K, so that the weights stay in the first-level cache for all rows of the block.
+// A tile of weights is 16 groups of a packed panel, contiguous in memory. A tile of activations is 16 rows of 64 bytes
+// at a fixed distance. If the problem's rows have that layout (a product, most convolutions whose pixels fill whole
+// tiles) they are read in place; otherwise they are copied first. Two by two tiles of sums share four loads, over at
+// most kSlice chunks of K, so that the weights stay in the L1 cache for all rows of the block.
 //
-// Sums start as the columns' offsets. Where they are the result (32-bit integers, whole tiles), the tiles are stored to
-// their places; else they go through memory to the vector registers, and what becomes of them is computed while the
-// tiles of the next rows are multiplied: at 512 values of K it takes as long as the multiplying.
+// Sums start as the columns' offsets. int32 results of full tiles are stored directly. Others go through memory to the
+// vector registers and are requantized while the tiles of the next rows are multiplied: at K = 512 requantization takes
+// as long as the product.
 //
-// The loops are written once for `Hardware` and for `Emulated`, which does in plain C++ what the instructions do: so
-// the loops, the edges and the integers can be tested on any CPU with AVX-512.
+// The loops are templates over `Hardware` and `Emulated`, a plain C++ model of the instructions, so that loops, edges
+// and integers can be tested on any CPU with AVX-512.
 #pragma once
 
 #include "kernels/int8.h"
@@ -21,7 +21,7 @@
 namespace tw {
 namespace TW_ISA {
 
-constexpr int kTileRows = 16, kTileBytes = 64;  // a tile is 16 rows of 64 bytes, of activations, weights and sums alike
+constexpr int kTileRows = 16, kTileBytes = 64;  // activations, weights and sums alike
 constexpr int kTileSize = kTileRows * kTileBytes;
 
 struct alignas(64) TilePalette {
@@ -32,8 +32,8 @@ struct alignas(64) TilePalette {
 };
 
 #if defined(TW_AMX)
-// Inline assembly, so that nothing else in this file may use the instructions. Tiles 0 to 3 are sums, 4 and 5
-// activations, 6 and 7 weights.
+// Inline assembly keeps the compiler from using these instructions elsewhere in the file. Tiles 0 to 3 hold sums, 4 and
+// 5 activations, 6 and 7 weights.
 struct Hardware {
   Hardware() {
     const TilePalette palette;
@@ -95,17 +95,17 @@ struct TileRows {
   int64_t step;
 };
 
-// Where the tiles of one or two groups of sixteen rows are stored: rows `step` bytes apart, the second group from
-// `below` on.
-struct TilePlace {
+// Destination of the tiles of one or two groups of sixteen rows: rows are `step` bytes apart, the second group starts
+// at `below`.
+struct TileTarget {
   int32_t* first;
   int32_t* below;
   int64_t step;
 };
 
 constexpr int kTileBlock = 256;           // rows of a block: whole pairs of tiles
-constexpr int kSlice = 16;                // chunks of K multiplied before the next rows have their turn
-constexpr int kSumsRow = 2 * kInt8Panel;  // sums of a row that wait in memory
+constexpr int kSlice = 16;                // chunks of K per pass over the rows
+constexpr int kSumsRow = 2 * kInt8Panel;  // sums of a row kept in memory
 
 template <class Tiles>
 class TileProduct {
@@ -116,15 +116,15 @@ class TileProduct {
     bytes_ = k;
   }
 
-  // Working memory for one block; false when there is none.
-  bool take_memory() {
+  // Allocates scratch memory for one block. Returns false if memory is exhausted.
+  bool allocate_scratch() {
     const int64_t sums = kTileBlock * kSumsRow, offsets = 4 * chunks_;
     int32_t* block = int8_scratch(sums + offsets + 2 * kTileSize / 4 + kTileBlock * chunks_ * kTileBytes / 4 + 64);
     if (block == nullptr) return false;
     sums_ = block;
     last_weights_ = reinterpret_cast<int8_t*>(block + sums);
-    copied_ = reinterpret_cast<uint8_t*>(last_weights_ + 2 * kTileSize);
-    in_place_ = reinterpret_cast<int64_t*>(copied_ + kTileBlock * chunks_ * kTileBytes);
+    gathered_ = reinterpret_cast<uint8_t*>(last_weights_ + 2 * kTileSize);
+    in_place_ = reinterpret_cast<int64_t*>(gathered_ + kTileBlock * chunks_ * kTileBytes);
     side_by_side_ = in_place_ + chunks_;
     const int64_t per_run = p_.groups_per_run * kInt8Group / kTileBytes;
     for (int64_t q = 0; q < chunks_; ++q) {
@@ -134,7 +134,7 @@ class TileProduct {
     return true;
   }
 
-  // `count` rows (at most kTileBlock) whose offsets are given, by the panels [panel, last_panel).
+  // Computes `count` rows (at most kTileBlock) for panels [panel, last_panel).
   void block(const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
     at_ = &at;
     row_ = row;
@@ -142,13 +142,13 @@ class TileProduct {
     groups_ = (count + kTileRows - 1) / kTileRows;
     for (int g = 0; g < groups_; ++g) rows_[g] = rows_of(g * kTileRows);
     for (int g = 0; g < groups_; g += 2)
-      leaves_as_it_is_[g / 2] = p_.kind == Int8Out::int32 && evenly_stored(g * kTileRows);
+      stores_directly_[g / 2] = p_.kind == Int8Out::int32 && evenly_stored(g * kTileRows);
     for (; panel + 2 <= last_panel; panel += 2) panels<2>(panel);
     if (panel < last_panel) panels<1>(panel);
   }
 
  private:
-  // Sixteen rows from `first` on that lie a fixed distance apart.
+  // Whether the sixteen rows starting at `first` are a fixed distance apart.
   bool evenly_spaced(const int64_t* offsets, int first) const {
     const int64_t step = offsets[first + 1] - offsets[first];
     for (int i = 2; i < kTileRows; ++i) {
@@ -157,7 +157,7 @@ class TileProduct {
     return true;
   }
 
-  // Whether the pair of groups from row `first` on can be stored tile by tile.
+  // Whether the pair of groups starting at row `first` can be stored tile by tile.
   bool evenly_stored(int first) const {
     const int64_t* out = at_->out;
     if (first + kTileRows > count_ || !evenly_spaced(out, first)) return false;
@@ -173,9 +173,9 @@ class TileProduct {
       return {p_.in + in[first], in_place_, in[first + 1] - in[first]};
     }
     const int64_t step = chunks_ * kTileBytes;
-    uint8_t* const to = copied_ + first * step;
+    uint8_t* const to = gathered_ + first * step;
     for (int r = 0; r < kTileRows && first + r < count_;
-         ++r) {  // rows that are not there hold anything: nobody reads their sums
+         ++r) {  // missing rows hold arbitrary values: their sums are not read
       uint8_t* row = to + r * step;
       for (int run = 0; run < p_.runs; ++run, row += run_bytes) {
         std::memcpy(row, p_.in + in[first + r] + run * p_.run_step, run_bytes);
@@ -185,7 +185,7 @@ class TileProduct {
     return {to, side_by_side_, step};
   }
 
-  // The weights of chunk q of a panel: in place, or the last of them filled up with zeros.
+  // The weights of chunk q of a panel: in place, or the zero-padded copy of the last chunk.
   TW_INLINE const int8_t* weights_of(const int8_t* panel, int64_t q, int which) const {
     return q * kTileBytes + kTileBytes <= bytes_ ? panel + q * kTileSize : last_weights_ + which * kTileSize;
   }
@@ -202,25 +202,25 @@ class TileProduct {
     const bool whole_panels = (panel + N) * kInt8Panel <= p_.out_columns;
     for (int64_t q = 0; q < chunks_; q += kSlice) {
       const int64_t end = chunks_ - q < kSlice ? chunks_ : q + kSlice;
-      int waiting = -1;  // the group of rows before, whose sums are to be finished
+      int waiting = -1;  // the previous group of rows, whose sums are not requantized yet
       for (int g = 0; g < groups_; g += 2) {
-        const bool last = end == chunks_, leaves = last && whole_panels && leaves_as_it_is_[g / 2];
-        const TilePlace to = leaves ? out_place(g, panel) : place_of(g);
-        g + 1 < groups_ ? multiply<2, N>(rows_ + g, w, q, end, panel, place_of(g), to)
-                        : multiply<1, N>(rows_ + g, w, q, end, panel, place_of(g), to);
-        if (waiting >= 0) finish_rows<N>(waiting, panel);
+        const bool last = end == chunks_, leaves = last && whole_panels && stores_directly_[g / 2];
+        const TileTarget to = leaves ? output_target(g, panel) : sums_target(g);
+        g + 1 < groups_ ? multiply<2, N>(rows_ + g, w, q, end, panel, sums_target(g), to)
+                        : multiply<1, N>(rows_ + g, w, q, end, panel, sums_target(g), to);
+        if (waiting >= 0) requantize_rows<N>(waiting, panel);
         waiting = last && !leaves ? g : -1;
       }
-      if (waiting >= 0) finish_rows<N>(waiting, panel);
+      if (waiting >= 0) requantize_rows<N>(waiting, panel);
     }
   }
 
-  // Where the sums of group g wait: for the next slice of K, or while the next pair of groups is multiplied.
+  // The sums of group g, kept for the next slice of K or while the next pair of groups is multiplied.
   int32_t* sums_of(int g) { return sums_ + (chunks_ > kSlice ? g : g % 4) * kTileRows * kSumsRow; }
 
-  TilePlace place_of(int g) { return {sums_of(g), sums_of(g) + kTileRows * kSumsRow, kSumsRow * 4}; }
+  TileTarget sums_target(int g) { return {sums_of(g), sums_of(g) + kTileRows * kSumsRow, kSumsRow * 4}; }
 
-  TilePlace out_place(int g, int panel) {
+  TileTarget output_target(int g, int panel) {
     const int first = g * kTileRows;
     int32_t* out = static_cast<int32_t*>(p_.out) + panel * kInt8Panel;
     int32_t* below = g + 1 < groups_ ? out + at_->out[first + kTileRows] : nullptr;
@@ -229,9 +229,9 @@ class TileProduct {
 
   template <int M, int N>
   void multiply(const TileRows* rows, const int8_t* const (&w)[2], int64_t q, int64_t end, int panel,
-                const TilePlace& from, const TilePlace& to) {
+                const TileTarget& from, const TileTarget& to) {
     const int32_t* offset = p_.offset + panel * kInt8Panel;
-    const bool begins = q == 0;  // every row of a tile is then the offsets: rows no bytes apart
+    const bool begins = q == 0;  // every row of a tile starts as the offsets: a row step of 0
     const int64_t step = begins ? 0 : from.step;
     const int32_t *first = begins ? offset : from.first, *below = begins ? offset : from.below;
     tiles_.template load<0>(first, step);
@@ -254,25 +254,25 @@ class TileProduct {
     if (M == 2 && N == 2) tiles_.template store<3>(to.below + kInt8Panel, to.step);
   }
 
-  // The rows of group g and the one after it.
+  // Requantizes the rows of group g and the one after it.
   template <int N>
-  void finish_rows(int g, int panel) {
+  void requantize_rows(int g, int panel) {
     const int32_t* sums = sums_of(g);
     int r = g * kTileRows;
     const int end = count_ < r + 2 * kTileRows ? count_ : r + 2 * kTileRows;
-    for (; r + 4 <= end; r += 4, sums += 4 * kSumsRow) finish_some<4, N>(sums, r, panel);
-    for (; r < end; ++r, sums += kSumsRow) finish_some<1, N>(sums, r, panel);
+    for (; r + 4 <= end; r += 4, sums += 4 * kSumsRow) requantize_some_rows<4, N>(sums, r, panel);
+    for (; r < end; ++r, sums += kSumsRow) requantize_some_rows<1, N>(sums, r, panel);
   }
 
   template <int R, int N>
-  TW_INLINE void finish_some(const int32_t* sums, int first, int panel) {
+  TW_INLINE void requantize_some_rows(const int32_t* sums, int first, int panel) {
     vi acc[R][N];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
       for (int n = 0; n < N; ++n) std::memcpy(&acc[r][n], sums + r * kSumsRow + n * kInt8Panel, sizeof(vi));
     }
-    finish_tile<R, N>(p_, acc, *at_, first, row_ + first, panel);
+    requantize_tile<R, N>(p_, acc, *at_, first, row_ + first, panel);
   }
 
   const Int8Problem& p_;
@@ -280,14 +280,14 @@ class TileProduct {
   int64_t chunks_, bytes_;
   int32_t* sums_ = nullptr;
   int8_t* last_weights_ = nullptr;
-  uint8_t* copied_ = nullptr;
+  uint8_t* gathered_ = nullptr;
   int64_t *in_place_ = nullptr, *side_by_side_ = nullptr;
-  // of the block at hand
+  // state of the current block
   const RowOffsets* at_ = nullptr;
   int64_t row_ = 0;
   int count_ = 0, groups_ = 0;
   TileRows rows_[kTileBlock / kTileRows];
-  bool leaves_as_it_is_[kTileBlock / kTileRows / 2];
+  bool stores_directly_[kTileBlock / kTileRows / 2];
 };
 
 }  // namespace TW_ISA

@@ -1,11 +1,10 @@
-// The dot product of four bytes in every 32-bit lane: acc += a0 w0 + a1 w1 + a2 w2 + a3 w3, by the instructions there
-// are.
+// The dot product of four bytes in every 32-bit lane: acc += a0 w0 + a1 w1 + a2 w2 + a3 w3.
 //
-// AVX-512 and AVX-VNNI have one for it. AVX2 has two ways to the same integers. `wide`: bytes become 16-bit numbers and
-// two multiply-adds take them: any bytes, but twice the additions. `pairs`: vpmaddubsw multiplies bytes as they are and
-// adds them in pairs to 16 bits, where 255 * (127 + 127) does not fit and would be cut off; it is used on activations
-// that int8_split.h has made small enough for the weights at hand, or with weights that are proven small enough.
-// `quads`: weights proven smaller yet, so that two such pairs are added in 16 bits before they are widened.
+// AVX-512 and AVX-VNNI have an instruction for it. AVX2 has three ways to the same integers. `int16` widens the bytes
+// to int16 and uses two multiply-adds: correct for any bytes, at twice the additions. `pairs` uses vpmaddubsw, which
+// adds two byte products in 16 bits and saturates at 255 * (127 + 127); it requires activations that int8_split.h has
+// made small enough, or saturation-safe weights. `quads` adds two such pairs in 16 bits before widening and requires
+// weights that are smaller still.
 #pragma once
 
 #include "kernels/int8_sums.h"
@@ -13,9 +12,9 @@
 namespace tw {
 namespace TW_ISA {
 
-enum class Dot { wide, pairs, quads, vnni };  // one and the same but with AVX2
+enum class Dot { int16, pairs, quads, vnni };  // differ only with AVX2
 
-constexpr bool takes_bytes(Dot d) { return d == Dot::pairs || d == Dot::quads; }
+constexpr bool uses_maddubs(Dot d) { return d == Dot::pairs || d == Dot::quads; }
 
 template <Dot D>
 struct Weights {  // one vector of weights: kLanes columns x 4 values
@@ -29,7 +28,7 @@ struct Weights {  // one vector of weights: kLanes columns x 4 values
 };
 
 template <Dot D>
-struct Activations {  // four bytes of a row, in every lane
+struct Activations {  // four bytes of a row, broadcast to every lane
 #if defined(__AVX512F__)
   __m512i v;
 #elif defined(__AVX2__)
@@ -41,12 +40,12 @@ struct Activations {  // four bytes of a row, in every lane
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 template <>
-struct Weights<Dot::wide> {
+struct Weights<Dot::int16> {
   __m256i even, odd;
 };
 
 template <>
-struct Activations<Dot::wide> {
+struct Activations<Dot::int16> {
   __m256i even, odd;
 };
 #endif
@@ -57,7 +56,7 @@ TW_INLINE Weights<D> load_weights(const int8_t* p) {
   return {_mm512_loadu_si512(p)};
 #elif defined(__AVX2__)
   const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  if constexpr (D == Dot::wide) {
+  if constexpr (D == Dot::int16) {
     return {_mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8), _mm256_srai_epi16(w, 8)};
   } else {
     return {w};
@@ -77,7 +76,7 @@ TW_INLINE Activations<D> broadcast(const uint8_t* p) {
   return {_mm512_set1_epi32(four)};
 #elif defined(__AVX2__)
   const __m256i a = _mm256_set1_epi32(four);
-  if constexpr (D == Dot::wide) {
+  if constexpr (D == Dot::int16) {
     return {_mm256_and_si256(a, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(a, 8)};
   } else {
     return {a};
@@ -88,12 +87,12 @@ TW_INLINE Activations<D> broadcast(const uint8_t* p) {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Sums of four products, each pair of which fits into 16 bits.
+// Sums four products. Each pair fits 16 bits.
 TW_INLINE vi dot_of_pairs(__m256i a, __m256i w) {
   return (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(a, w), _mm256_set1_epi16(1));
 }
 
-// Sums of eight products, of four each of which fit into 16 bits.
+// Sums eight products. Each four of them fit 16 bits.
 TW_INLINE vi dot_of_quads(__m256i a, __m256i w, __m256i b, __m256i x) {
   const __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(a, w), _mm256_maddubs_epi16(b, x));
   return (vi)_mm256_madd_epi16(sums, _mm256_set1_epi16(1));
@@ -106,9 +105,9 @@ TW_INLINE void dot(vi& acc, const Activations<D>& a, const Weights<D>& w) {
   // Inline assembly because gcc 12 copies and spills accumulators around the intrinsic.
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a.v), "v"(w.v));
 #elif defined(__AVX2__)
-  if constexpr (D == Dot::wide) {
+  if constexpr (D == Dot::int16) {
     acc += (vi)_mm256_madd_epi16(a.even, w.even) + (vi)_mm256_madd_epi16(a.odd, w.odd);
-  } else if constexpr (takes_bytes(D)) {
+  } else if constexpr (uses_maddubs(D)) {
     acc += dot_of_pairs(a.v, w.v);
   } else {
 #if defined(TW_AVX_VNNI_AS_EVEX)  // to try the path on a CPU that has the instruction in its other encoding only
@@ -124,15 +123,15 @@ TW_INLINE void dot(vi& acc, const Activations<D>& a, const Weights<D>& w) {
 #endif
 }
 
-// acc += rows x weights over `bytes` values of K from `start` on; `w` moves on with them.
+// acc += rows x weights over `bytes` values of K starting at `start`. `w` is advanced.
 template <Dot D, int R, int V>
 TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t bytes, const int8_t*& w,
                         int64_t panel_bytes, vi (&acc)[R][V]) {
-  int64_t left = bytes / kInt8Group, k = start;
+  int64_t remaining = bytes / kInt8Group, k = start;
 #if defined(__AVX2__) && !defined(__AVX512F__)
   if constexpr (D == Dot::quads) {
     static_assert(V <= kVectors, "one panel");
-    for (; left >= 2; left -= 2, k += 2 * kInt8Group, w += 2 * kInt8Panel * kInt8Group) {
+    for (; remaining >= 2; remaining -= 2, k += 2 * kInt8Group, w += 2 * kInt8Panel * kInt8Group) {
       Weights<D> first[V], second[V];
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
@@ -148,7 +147,7 @@ TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t 
     }
   }
 #endif
-  for (; left > 0; --left, k += kInt8Group, w += kInt8Panel * kInt8Group) {
+  for (; remaining > 0; --remaining, k += kInt8Group, w += kInt8Panel * kInt8Group) {
     Weights<D> weights[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {

@@ -8,7 +8,7 @@ namespace TW_ISA {
 namespace {
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Four vectors of values, which leave as 32 bytes.
+// Requantizes four vectors and stores them as 32 bytes.
 template <Approximation C>
 TW_INLINE void store_four(uint8_t* to, const vf (&values)[4], const Uint8Stage& f) {
   const __m256 highest = _mm256_set1_ps(static_cast<float>(f.high - f.zero));
@@ -16,35 +16,35 @@ TW_INLINE void store_four(uint8_t* to, const vf (&values)[4], const Uint8Stage& 
                 lowest = _mm256_set1_epi8(static_cast<char>(f.low));
   __m256i part[4];
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) part[i] = _mm256_cvtps_epi32(_mm256_min_ps(highest, (__m256)bent<C>(values[i], f.bend)));
+  for (int i = 0; i < 4; ++i)
+    part[i] = _mm256_cvtps_epi32(_mm256_min_ps(highest, (__m256)apply_parabola<C>(values[i], f.parabola)));
   const __m256i first = _mm256_packs_epi32(part[0], part[1]), second = _mm256_packs_epi32(part[2], part[3]);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes_in_order(first, second, zero, lowest));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), pack_uint8_in_order(first, second, zero, lowest));
 }
 #endif
 
-// Calls value(pixel, channel, lanes) for every vector of channels and stores what it gives as bytes.
+// Calls value(pixel, channel, lanes) for every vector of channels and stores the requantized result.
 template <class Value>
-TW_INLINE void each_vector(int64_t pixels, int64_t channels, const Uint8Stage& given, ByteTarget to, Value value) {
-  with_curve(given, [&](auto known) {
-    const Uint8Stage finish =
-        given;  // of its own: for all that is known, a byte that is stored might be one of `given`
+TW_INLINE void each_vector(int64_t pixels, int64_t channels, const Uint8Stage& argument, ByteTarget to, Value value) {
+  dispatch_approximation(argument, [&](auto constant) {
+    const Uint8Stage stage = argument;  // a local copy: byte stores may alias the argument
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
       uint8_t* out = to.data + pixel * to.step;
       int64_t c = 0;
 #if defined(__AVX2__) && !defined(__AVX512F__)
-      if constexpr (known.value == Approximation::none || known.value == Approximation::parabola) {
+      if constexpr (constant.value == Approximation::none || constant.value == Approximation::parabola) {
         for (; c + 4 * kLanes <= channels; c += 4 * kLanes) {
           const vf values[4] = {value(pixel, c, kLanes), value(pixel, c + kLanes, kLanes),
                                 value(pixel, c + 2 * kLanes, kLanes), value(pixel, c + 3 * kLanes, kLanes)};
-          store_four<known.value>(out + c, values, finish);
+          store_four<constant.value>(out + c, values, stage);
         }
       }
 #endif
       for (; c + kLanes <= channels; c += kLanes) {
-        store_finished<known.value>(out + c, value(pixel, c, kLanes), finish, kLanes);
+        requantize_store<constant.value>(out + c, value(pixel, c, kLanes), stage, kLanes);
       }
-      const int rest = static_cast<int>(channels - c);
-      if (rest > 0) store_finished<known.value>(out + c, value(pixel, c, rest), finish, rest);
+      const int remaining = static_cast<int>(channels - c);
+      if (remaining > 0) requantize_store<constant.value>(out + c, value(pixel, c, remaining), stage, remaining);
     }
   });
 }
@@ -52,18 +52,18 @@ TW_INLINE void each_vector(int64_t pixels, int64_t channels, const Uint8Stage& g
 TW_INLINE vf first_floats(const float* p, int n) { return n == kLanes ? load(p) : load_first(p, n); }
 
 TW_INLINE vf real_at(const BytePixels& x, int64_t pixel, int64_t channel, int lanes) {
-  return real_of(first_bytes(x.data + pixel * x.step + channel, lanes), x.zero, x.scale);
+  return dequantize_lanes(load_bytes(x.data + pixel * x.step + channel, lanes), x.zero, x.scale);
 }
 
-void add(const BytePixels& first, const BytePixels& second, int64_t pixels, int64_t channels, const Uint8Stage& finish,
+void add(const BytePixels& first, const BytePixels& second, int64_t pixels, int64_t channels, const Uint8Stage& stage,
          const ByteTarget& to) {
   const BytePixels a = first, b = second;
-  each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
+  each_vector(pixels, channels, stage, to, [=](int64_t pixel, int64_t c, int lanes) {
     return real_at(a, pixel, c, lanes) + real_at(b, pixel, c, lanes);
   });
 }
 
-// Of numbers of 9 bits and a sign, lane by lane.
+// Multiplies lanes whose values fit 9 bits and a sign.
 TW_INLINE vi times(vi a, vi b) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)(b & 0xffff));
@@ -72,21 +72,21 @@ TW_INLINE vi times(vi a, vi b) {
 #endif
 }
 
-void mul(const BytePixels& first, const BytePixels& second, int64_t pixels, int64_t channels, const Uint8Stage& finish,
+void mul(const BytePixels& first, const BytePixels& second, int64_t pixels, int64_t channels, const Uint8Stage& stage,
          const ByteTarget& to) {
   const BytePixels a = first, b = second;
-  each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
-    const vi other = first_bytes(b.data + pixel * b.step + c, lanes) - b.zero;
-    const vi product = times(first_bytes(a.data + pixel * a.step + c, lanes) - a.zero, other);
+  each_vector(pixels, channels, stage, to, [=](int64_t pixel, int64_t c, int lanes) {
+    const vi other = load_bytes(b.data + pixel * b.step + c, lanes) - b.zero;
+    const vi product = times(load_bytes(a.data + pixel * a.step + c, lanes) - a.zero, other);
     return __builtin_convertvector(product, vf) * splat(a.scale);
   });
 }
 
-void affine(const BytePixels& given, const float* scale, const float* shift, int64_t pixels, int64_t channels,
-            const Uint8Stage& finish, const ByteTarget& to) {
-  const BytePixels x = given;
-  each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
-    const vi bytes = first_bytes(x.data + pixel * x.step + c, lanes) - x.zero;
+void affine(const BytePixels& argument, const float* scale, const float* shift, int64_t pixels, int64_t channels,
+            const Uint8Stage& stage, const ByteTarget& to) {
+  const BytePixels x = argument;
+  each_vector(pixels, channels, stage, to, [=](int64_t pixel, int64_t c, int lanes) {
+    const vi bytes = load_bytes(x.data + pixel * x.step + c, lanes) - x.zero;
     return __builtin_convertvector(bytes, vf) * first_floats(scale + c, lanes) + first_floats(shift + c, lanes);
   });
 }

@@ -3,8 +3,8 @@
 //
 // Requantization: a value in units of the output becomes clamp(round(value) + zero, low, high). An activation that
 // clamping cannot express is approximated first: hard-swish by a parabola on either side of 0, SiLU by eight parabolas
-// in 16-bit integers, others (and SiLU with very fine steps) by a lookup table over a grid much finer than the output's
-// steps. All are the same on every instruction set.
+// in 16-bit integers, others (and SiLU with a very small output scale) by a lookup table over a grid much finer than
+// the output's quantization step. Every instruction set produces the same results.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,11 @@ struct Parabola {
   float far = 0.0f, slope = 0.0f;
 };
 
-// SiLU: value, in units much finer than the output's steps, -> u = round(value), at most kMostInPieces, -> (max(u, 0) -
-// h) * step with t = min(|u| << shift, 32767), h = c0 + t * (c1 + t * c2) by the coefficients of the eighth of [0,
-// 32767] that t lies in. Products are rounded to their high bits: (a * b + 2^14) >> 15. The output's highest byte is
-// 255.
-constexpr int kMostInPieces = 32700;  // that u may be: nothing overflows from there
+// SiLU: value, in units much finer than the output's steps, -> u = round(value), at most kMaxPiecewiseInput, -> (max(u,
+// 0) - h) * step with t = min(|u| << shift, 32767), h = c0 + t * (c1 + t * c2) with the coefficients of the eighth of
+// [0, 32767] that contains t. Products are rounded to their high bits: (a * b + 2^14) >> 15. The output's highest byte
+// is 255.
+constexpr int kMaxPiecewiseInput = 32700;  // the largest u for which no intermediate result overflows
 struct Uint8Piecewise {
   int16_t c0[8] = {}, c1[8] = {}, c2[8] = {};
   int16_t shift = 0, step = 0;
@@ -41,22 +41,22 @@ enum class Approximation : int { none, parabola, piecewise, lookup_table };
 struct Uint8Stage {
   int zero = 0, low = 0, high = 255;
   LookupTable table;
-  Approximation curve = Approximation::none;
-  Parabola bend;
-  Uint8Piecewise pieces;
+  Approximation approximation = Approximation::none;
+  Parabola parabola;
+  Uint8Piecewise piecewise;
 };
 
 // Requantization to int16 with a zero point of 0: clamp(round(value), low, high). Gates, and SiLU and GELU where steps
 // are very fine, are computed in floats, with the same operations on every instruction set: act(value) * inverse.
-constexpr int kInt16Limit = 32767;  // the largest magnitude; readers with long sums need smaller ones
+constexpr int kInt16Limit = 32767;  // the largest magnitude; layers with long sums need smaller ones
 
 enum class Int16Activation : int { none, parabola, hard_sigmoid, sigmoid, silu, gelu, piecewise };
 
-// SiLU and GELU are max(x, 0) minus a function that is symmetric around 0. The value, in units that are an odd part
-// of a step of the output, so that rounding to it favours no side, becomes u = round(value), at most `most`, and then
-// (max(u, 0) - h * round) * step. t = (min(|u|, far) * turn) << shift takes what is to be bent to [0, 32767], and
-// h = c0 + d * (c1 + d * (c2 + d * c3)) by the coefficients of the eighth that t lies in and d, its place there, from 0
-// to 32767. Products are rounded to their high bits, as above.
+// SiLU and GELU are max(x, 0) minus a function that is symmetric around 0. The value is given in units of an odd
+// fraction of the output's step, so that rounding is unbiased. It becomes u = min(round(value), most), and then (max(u,
+// 0) - h * round) * step. t = (min(|u|, far) * turn) << shift maps the nonlinear range to [0, 32767]; h = c0 + d * (c1
+// + d * (c2 + d * c3)) uses the coefficients of the eighth that contains t, and d in [0, 32767] is the offset of t
+// within that eighth. Products are rounded to their high bits, as above.
 struct Int16Piecewise {
   int16_t c[4][8] = {};
   int16_t far = 1, turn = 0, shift = 0, round = 0, step = 0, most = 0;
@@ -64,10 +64,10 @@ struct Int16Piecewise {
 
 struct Int16Stage {
   int low = -kInt16Limit, high = kInt16Limit;
-  Int16Activation curve = Int16Activation::none;
+  Int16Activation activation = Int16Activation::none;
   float inverse = 1.0f;
-  Parabola bend;
-  Int16Piecewise pieces;
+  Parabola parabola;
+  Int16Piecewise piecewise;
 };
 
 // Pixels of uint8, `step` bytes apart; 0: one pixel is used for all.
@@ -84,14 +84,14 @@ struct ByteTarget {
 };
 
 struct Int8ElementwiseKernels {
-  void (*add)(const BytePixels& a, const BytePixels& b, int64_t pixels, int64_t channels, const Uint8Stage& finish,
+  void (*add)(const BytePixels& a, const BytePixels& b, int64_t pixels, int64_t channels, const Uint8Stage& stage,
               const ByteTarget& to);
   // (a - its zero) * (b - its zero) * a's scale
-  void (*mul)(const BytePixels& a, const BytePixels& b, int64_t pixels, int64_t channels, const Uint8Stage& finish,
+  void (*mul)(const BytePixels& a, const BytePixels& b, int64_t pixels, int64_t channels, const Uint8Stage& stage,
               const ByteTarget& to);
   // (x - its zero) * scale[channel] + shift[channel]
   void (*affine)(const BytePixels& x, const float* scale, const float* shift, int64_t pixels, int64_t channels,
-                 const Uint8Stage& finish, const ByteTarget& to);
+                 const Uint8Stage& stage, const ByteTarget& to);
 };
 
 TW_TABLE(Int8ElementwiseKernels, int8_elementwise)

@@ -1,4 +1,4 @@
-// This file, like int8.cpp, is compiled with -ffp-contract=off: every byte is the same on every instruction set.
+// Compiled with -ffp-contract=off, like int8.cpp: every instruction set produces the same bytes.
 #include "kernels/int8_grouped.h"
 
 #include "kernels/int8_dot.h"
@@ -15,43 +15,44 @@ TW_INLINE vi load_sums(const int32_t* p) {
   return v;
 }
 
-// acc + x * w, lane by lane; both fit 16 bits and x is not negative.
+// acc + x * w in each lane. Both fit 16 bits and x is not negative.
 TW_INLINE vi multiply_add(vi acc, vi x, vi w) {
 #if defined(__AVX512F__)
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
   return acc;
 #elif defined(__AVX2__)
   acc += (vi)_mm256_madd_epi16((__m256i)x, (__m256i)w);
-  asm("" : "+x"(acc));  // left to itself, the compiler adds products to each other first, and keeps them on the stack
+  asm("" : "+x"(acc));  // stops the compiler from adding products to each other first and spilling them
   return acc;
 #else
   return acc + x * w;
 #endif
 }
 
-// One vector of channels of one output pixel.
+// Requantizes and stores one vector of channels of one output pixel.
 template <Approximation C>
-TW_INLINE void finish(const GroupedRows& r, vi sum, const float* scale, int64_t y, int64_t x, int64_t c, int lanes) {
+TW_INLINE void requantize(const GroupedRows& r, vi sum, const float* scale, int64_t y, int64_t x, int64_t c,
+                          int lanes) {
   vf value = __builtin_convertvector(sum, vf) * load(scale + c);
   if (r.residual != nullptr) {
     const uint8_t* skip = r.residual + y * r.residual_row + x * r.residual_pixel + c;
-    value = value + real_of(first_bytes(skip, lanes), r.residual_zero, r.residual_scale);
+    value = value + dequantize_lanes(load_bytes(skip, lanes), r.residual_zero, r.residual_scale);
   }
-  store_finished<C>(r.y + y * r.out_row + x * r.out_pixel + c, value, r.finish, lanes);
+  requantize_store<C>(r.y + y * r.out_row + x * r.out_pixel + c, value, r.uint8_stage, lanes);
 }
 
 // --- depthwise ---
 
-// Pixels next to each other; those that lie in several windows are read once a row of taps.
+// Accumulates a row of taps for neighbouring pixels. Inputs shared by several windows are loaded once.
 template <int Taps, int Stride, int Pixels>
-TW_INLINE void row_of_taps(const uint8_t* x, int64_t step, const int32_t* w, int64_t tap_step, int lanes,
-                           vi (&acc)[Pixels]) {
+TW_INLINE void accumulate_row(const uint8_t* x, int64_t step, const int32_t* w, int64_t tap_step, int lanes,
+                              vi (&acc)[Pixels]) {
   vi weight[Taps];
 #pragma GCC unroll 7
   for (int k = 0; k < Taps; ++k) weight[k] = load_sums(w + k * tap_step);
 #pragma GCC unroll 32
   for (int i = 0; i < (Pixels - 1) * Stride + Taps; ++i) {
-    const vi v = first_bytes(x + i * step, lanes);
+    const vi v = load_bytes(x + i * step, lanes);
 #pragma GCC unroll 7
     for (int k = 0; k < Taps; ++k) {
       if (i >= k && (i - k) % Stride == 0 && (i - k) / Stride < Pixels) {
@@ -61,20 +62,20 @@ TW_INLINE void row_of_taps(const uint8_t* x, int64_t step, const int32_t* w, int
   }
 }
 
-// Any number of taps, any stride and dilation.
+// Accumulates a row of any number of taps, stride and dilation.
 template <int Pixels>
-TW_INLINE void row_of_any(const GroupedTaps& t, const uint8_t* x, int64_t step, const int32_t* w, int64_t tap_step,
-                          int lanes, vi (&acc)[Pixels]) {
+TW_INLINE void accumulate_any_row(const GroupedTaps& t, const uint8_t* x, int64_t step, const int32_t* w,
+                                  int64_t tap_step, int lanes, vi (&acc)[Pixels]) {
   for (int64_t k = 0; k < t.kernel_w; ++k) {
     const vi weight = load_sums(w + k * tap_step);
 #pragma GCC unroll 8
     for (int p = 0; p < Pixels; ++p) {
-      acc[p] = multiply_add(acc[p], first_bytes(x + (p * t.stride_w + k * t.dilation_w) * step, lanes), weight);
+      acc[p] = multiply_add(acc[p], load_bytes(x + (p * t.stride_w + k * t.dilation_w) * step, lanes), weight);
     }
   }
 }
 
-// Taps and Stride 0: any.
+// Taps = Stride = 0: any values.
 template <int Taps, int Stride>
 struct Depthwise {
   static constexpr int kPixels = kLanes == 16 ? 8 : 4;
@@ -93,13 +94,13 @@ struct Depthwise {
     for (int64_t ky = 0; ky < t.kernel_h; ++ky, at += t.dilation_h * r.row_step) {
       const int32_t* w = weights + ky * t.kernel_w * tap_step + c;
       if constexpr (Taps > 0) {
-        row_of_taps<Taps, Stride, Pixels>(at, r.pixel_step, w, tap_step, lanes, acc);
+        accumulate_row<Taps, Stride, Pixels>(at, r.pixel_step, w, tap_step, lanes, acc);
       } else {
-        row_of_any<Pixels>(t, at, r.pixel_step, w, tap_step, lanes, acc);
+        accumulate_any_row<Pixels>(t, at, r.pixel_step, w, tap_step, lanes, acc);
       }
     }
 #pragma GCC unroll 8
-    for (int p = 0; p < Pixels; ++p) finish<C>(r, acc[p], scale, y, x + p, c, lanes);
+    for (int p = 0; p < Pixels; ++p) requantize<C>(r, acc[p], scale, y, x + p, c, lanes);
   }
 
   template <Approximation C>
@@ -110,29 +111,29 @@ struct Depthwise {
   }
 
   void run() const {
-    with_curve(r.finish, [&](auto known) {
+    dispatch_approximation(r.uint8_stage, [&](auto constant) {
       for (int64_t y = 0; y < r.rows; ++y) {
         int64_t c = 0;
-        for (; c + kLanes <= r.channels; c += kLanes) row<known.value>(y, c, kLanes);
-        if (c < r.channels) row<known.value>(y, c, static_cast<int>(r.channels - c));
+        for (; c + kLanes <= r.channels; c += kLanes) row<constant.value>(y, c, kLanes);
+        if (c < r.channels) row<constant.value>(y, c, static_cast<int>(r.channels - c));
       }
     });
   }
 };
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Two rows of taps at a time, whose bytes and weights lie side by side as 16-bit numbers: a multiply-add takes both. 16
-// channels of four pixels a tile; what is left over on the right or of the channels is a tile that begins earlier, and
-// computes a part once more. Channels are taken in blocks whose weights stay in the first-level cache.
+// Takes two rows of taps at a time: bytes and weights of both rows are interleaved as int16, so that one multiply-add
+// takes both. A tile is 16 channels of four pixels; the last tile of a row or of the channels overlaps the one before
+// it. Channels are processed in blocks whose weights stay in the L1 cache.
 template <int Taps, int Stride>
 class PairedDepthwise {
  public:
   PairedDepthwise(const GroupedTaps& t, const int32_t* offset, const float* scale, const GroupedRows& r)
-      : t_(t), offset_(offset), scale_(scale), r_(r), pairs_((t.kernel_h + 1) / 2) {}
+      : t_(t), offset_(offset), scale_(scale), r_(r), row_pairs_((t.kernel_h + 1) / 2) {}
 
   static bool fits(const GroupedRows& r) { return r.channels >= kPanel && r.width >= kPixels; }
 
-  // False, with nothing done, when memory is out.
+  // Returns false, with nothing done, if memory is exhausted.
   bool run(const int32_t* weights) {
     const int64_t panels = (r_.channels + kPanel - 1) / kPanel;
     packed_ = int8_scratch(panels * panel_numbers());
@@ -151,16 +152,16 @@ class PairedDepthwise {
   static constexpr int kPixels = 4;
   static constexpr int64_t kBlockBytes = 16 << 10;
 
-  int64_t panel_numbers() const { return pairs_ * Taps * kPanel; }
+  int64_t panel_numbers() const { return row_pairs_ * Taps * kPanel; }
   int64_t first_channel(int64_t panel) const {
     const int64_t c = panel * kPanel;
     return c + kPanel <= r_.channels ? c : r_.channels - kPanel;
   }
 
-  // [pair of rows][tap][channel], a number of 32 bits being the weights of both rows.
+  // Layout [pair of rows][tap][channel]: a 32-bit value holds the weights of both rows.
   void pack(const int32_t* weights, int64_t c, int32_t* to) const {
     const int64_t tap_step = (r_.channels + kPanel - 1) / kPanel * kPanel;
-    for (int64_t ky = 0; ky < 2 * pairs_; ky += 2) {
+    for (int64_t ky = 0; ky < 2 * row_pairs_; ky += 2) {
       for (int64_t k = 0; k < Taps; ++k, to += kPanel) {
         const int32_t* above = weights + (ky * Taps + k) * tap_step + c;
         const int32_t* below = above + Taps * tap_step;
@@ -169,7 +170,7 @@ class PairedDepthwise {
     }
   }
 
-  // acc += the pixels of one pair of rows (`below` null: of one row) times their weights.
+  // acc += pixels of a pair of rows (of one row if `below` is null) times their weights.
   template <bool kBoth>
   TW_INLINE void add_rows(const uint8_t* above, const uint8_t* below, const int32_t* w, vi (&acc)[kPixels][2]) const {
 #pragma GCC unroll 16
@@ -209,7 +210,7 @@ class PairedDepthwise {
     p.columns = p.out_columns = kPanel;
     p.residual_scale = r_.residual_scale;
     p.residual_zero = r_.residual_zero;
-    p.finish = r_.finish;
+    p.uint8_stage = r_.uint8_stage;
     RowOffsets at;
     for (int64_t left = 0; left < r_.width; left += kPixels) {
       const int64_t x = left + kPixels <= r_.width ? left : r_.width - kPixels;
@@ -227,7 +228,7 @@ class PairedDepthwise {
         p.scale = scale_ + c;
         p.out = r_.y + c;
         p.residual = r_.residual == nullptr ? nullptr : r_.residual + c;
-        finish_tile<kPixels, 1>(p, acc, at, 0, 0, 0);
+        requantize_tile<kPixels, 1>(p, acc, at, 0, 0, 0);
       }
     }
   }
@@ -236,37 +237,37 @@ class PairedDepthwise {
   const int32_t* offset_;
   const float* scale_;
   const GroupedRows& r_;
-  int64_t pairs_;
+  int64_t row_pairs_;
   int32_t* packed_ = nullptr;
 };
 
 template <int Taps, int Stride>
-bool in_pairs(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale,
-              const GroupedRows& r) {
+bool run_paired(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale,
+                const GroupedRows& r) {
   using Kernel = PairedDepthwise<Taps, Stride>;
   return Kernel::fits(r) && Kernel(t, offset, scale, r).run(weights);
 }
 #else
 template <int Taps, int Stride>
-bool in_pairs(const GroupedTaps&, const int32_t*, const int32_t*, const float*, const GroupedRows&) {
+bool run_paired(const GroupedTaps&, const int32_t*, const int32_t*, const float*, const GroupedRows&) {
   return false;
 }
 #endif
 
 template <int Taps, int Stride>
-void close_taps(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale,
-                const GroupedRows& r) {
-  if (!in_pairs<Taps, Stride>(t, weights, offset, scale, r))
+void run_depthwise(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale,
+                   const GroupedRows& r) {
+  if (!run_paired<Taps, Stride>(t, weights, offset, scale, r))
     Depthwise<Taps, Stride>{t, weights, offset, scale, r}.run();
 }
 
 void depthwise(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale,
                const GroupedRows& r) {
-  const bool close = t.dilation_w == 1 && (t.stride_w == 1 || t.stride_w == 2);
-  if (close && t.kernel_w == 3)
-    return (t.stride_w == 1 ? close_taps<3, 1> : close_taps<3, 2>)(t, weights, offset, scale, r);
-  if (close && t.kernel_w == 5)
-    return (t.stride_w == 1 ? close_taps<5, 1> : close_taps<5, 2>)(t, weights, offset, scale, r);
+  const bool is_specialized = t.dilation_w == 1 && (t.stride_w == 1 || t.stride_w == 2);
+  if (is_specialized && t.kernel_w == 3)
+    return (t.stride_w == 1 ? run_depthwise<3, 1> : run_depthwise<3, 2>)(t, weights, offset, scale, r);
+  if (is_specialized && t.kernel_w == 5)
+    return (t.stride_w == 1 ? run_depthwise<5, 1> : run_depthwise<5, 2>)(t, weights, offset, scale, r);
   Depthwise<0, 0>{t, weights, offset, scale, r}.run();
 }
 
@@ -301,7 +302,7 @@ struct Grouped {
         multiply<D>(pixel, 0, int64_t{window.groups} * kInt8Group, w, 0, acc);
       }
     }
-    vi sums[Pixels][kVectors];  // in memory, where a loop may choose among them
+    vi sums[Pixels][kVectors];  // in memory, so that a loop can index them
 #pragma GCC unroll 8
     for (int p = 0; p < Pixels; ++p) {
 #pragma GCC unroll 4
@@ -309,8 +310,9 @@ struct Grouped {
     }
     for (int p = 0; p < Pixels; ++p) {
       for (int v = 0; v < kVectors; ++v) {
-        const int64_t c = panel * kPanel + v * kLanes, left = r.channels - c;
-        if (left > 0) finish<C>(r, sums[p][v], scale, y, x + p, c, left < kLanes ? static_cast<int>(left) : kLanes);
+        const int64_t c = panel * kPanel + v * kLanes, remaining = r.channels - c;
+        if (remaining > 0)
+          requantize<C>(r, sums[p][v], scale, y, x + p, c, remaining < kLanes ? static_cast<int>(remaining) : kLanes);
       }
     }
   }
@@ -324,21 +326,21 @@ struct Grouped {
   }
 
   void run() const {
-    with_curve(r.finish, [&](auto known) {
+    dispatch_approximation(r.uint8_stage, [&](auto constant) {
       for (int64_t y = 0; y < r.rows; ++y) {
         for (int64_t panel = 0; panel * kPanel < r.channels; ++panel) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
           const PanelFit fit = windows[panel].fit;
           if (fit == PanelFit::quads) {
-            row<Dot::quads, known.value>(y, panel);
+            row<Dot::quads, constant.value>(y, panel);
             continue;
           }
           if (fit == PanelFit::pairs) {
-            row<Dot::pairs, known.value>(y, panel);
+            row<Dot::pairs, constant.value>(y, panel);
             continue;
           }
 #endif
-          row<Dot::wide, known.value>(y, panel);
+          row<Dot::int16, constant.value>(y, panel);
         }
       }
     });

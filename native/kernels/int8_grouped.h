@@ -1,9 +1,9 @@
-// Integer convolution in groups, or with taps that do not lie side by side: each output channel reads a part of the
-// input's channels. Depthwise (a channel reads itself) has its own loop; the others take 16 output channels at a time,
-// and of each tap the run of input channels that these read between them, with zero weights where one does not read
-// another's.
+// Grouped or dilated integer convolution: each output channel reads some of the input channels. Depthwise convolution
+// has its own loop. Others compute 16 output channels at a time and read, for each tap, the union of their input
+// channels, with zero weights where a channel is not read.
 //
-// Bytes channels last, in a frame of zero points at least as wide as the padding: no tap is ever skipped.
+// Buffers are NHWC uint8 with at least as much padding as the convolution needs, filled with the zero point: no tap is
+// ever skipped.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct GroupedTaps {
   int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
 };
 
-// Some rows of one image's result. `x` lies at the first tap of the first of them.
+// Rows of one image's result. `x` points at the first tap of the first row.
 struct GroupedRows {
   const uint8_t* x = nullptr;
   int64_t row_step = 0, pixel_step = 0;  // of x, in bytes
@@ -29,16 +29,16 @@ struct GroupedRows {
   int residual_zero = 0;
   uint8_t* y = nullptr;
   int64_t out_row = 0, out_pixel = 0;
-  Uint8Stage finish;
+  Uint8Stage uint8_stage;
 };
 
-// How many products of any bytes with a panel's weights are proven to add up to 16 bits: a pair, or two pairs.
+// Saturation safety of a panel's weights: the largest number of products that always fit 16 bits, one pair or two.
 enum class PanelFit : int { none, pairs, quads };
 
-// A panel's run of input channels: where it begins, and its groups of four.
+// The input channels that a panel reads: the first one and the number of groups of four.
 struct PanelWindow {
   int32_t first, groups;
-  int64_t weights;  // where its packed weights begin
+  int64_t weights;  // offset of its packed weights
   PanelFit fit = PanelFit::none;
 };
 

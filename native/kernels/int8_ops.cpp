@@ -1,4 +1,4 @@
-// This file, like int8.cpp, is compiled with -ffp-contract=off: every byte is the same on every instruction set.
+// Compiled with -ffp-contract=off, like int8.cpp: every instruction set produces the same bytes.
 #include "kernels/int8_ops.h"
 
 #include "common/simd.h"
@@ -11,7 +11,7 @@ namespace TW_ISA {
 namespace {
 
 // round(x * inverse) + zero in [0, 255], ties to even; a NaN becomes the zero point. Plain arithmetic that the compiler
-// turns into vectors.
+// vectorizes.
 TW_INLINE int32_t to_byte(float x, float inverse, int zero) {
   const float scaled = x * inverse;
   const float low = static_cast<float>(-zero), high = static_cast<float>(255 - zero);
@@ -25,7 +25,7 @@ void quantize(const float* x, int64_t n, float inverse, int zero, uint8_t* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<uint8_t>(to_byte(x[i], inverse, zero));
 }
 
-// Four channels of a row of pixels, as the low to high bytes of 32-bit numbers.
+// Quantizes four channels of a row of pixels into the bytes of 32-bit words.
 template <int kChannels>
 TW_INLINE void four_channels(const float* x, int64_t plane, int64_t n, float inverse, int zero, int32_t* to) {
   for (int64_t i = 0; i < n; ++i) {
@@ -67,23 +67,23 @@ void quantize_image(const float* x, int64_t channels, float inverse, int zero, c
 constexpr float kLargestFloat = 3.4028234663852886e38f;
 
 float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
-  vf most = {};  // a NaN is passed over here and becomes 128, the zero point
+  vf most = {};  // NaNs are ignored here and become 128, the zero point
   int64_t whole = n / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) {
     const vf v = load(x + i);
     most = vmax(select(v < splat(0.0f), -v, v), most);
   }
-  const vf rest = load_first(x + whole, static_cast<int>(n - whole));
-  const float top = max_lanes(vmax(select(rest < splat(0.0f), -rest, rest), most));
-  const float wanted = 127.0f / top;
-  const float inverse = top > 0.0f && wanted <= kLargestFloat ? wanted : 0.0f;  // numbers this small count as zeros
+  const vf remainder = load_first(x + whole, static_cast<int>(n - whole));
+  const float top = max_lanes(vmax(select(remainder < splat(0.0f), -remainder, remainder), most));
+  const float ratio = 127.0f / top;
+  const float inverse = top > 0.0f && ratio <= kLargestFloat ? ratio : 0.0f;  // values this small become zero
   for (int64_t i = 0; i < n; ++i) q[i] = static_cast<uint8_t>(to_byte(x[i], inverse, 128));
   std::memset(q + n, 128, padded - n);
   return top / 127.0f;
 }
 
 bool quantize_weights(const float* x, int64_t n, int8_t* q, float* scale) {
-  vf most = {}, strange = {};  // x - x is 0, or NaN
+  vf most = {}, strange = {};  // x - x is 0 for finite x, else NaN
   for (int64_t i = 0; i < n; i += kLanes) {
     const vf v = n - i < kLanes ? load_first(x + i, static_cast<int>(n - i)) : load(x + i);
     most = vmax(select(v < splat(0.0f), -v, v), most);
@@ -91,14 +91,14 @@ bool quantize_weights(const float* x, int64_t n, int8_t* q, float* scale) {
   }
   if (sum_lanes(strange) != 0.0f) return false;
   const float top = max_lanes(most), smallest = 1.9721523e-31f;  // 2^-102: a quotient by it is a normal number
-  const float wanted = static_cast<float>(static_cast<double>(top) / 127.0);
-  const float s = top > 0.0f ? (wanted > smallest ? wanted : smallest) : 1.0f;
+  const float ratio = static_cast<float>(static_cast<double>(top) / 127.0);
+  const float s = top > 0.0f ? (ratio > smallest ? ratio : smallest) : 1.0f;
   for (int64_t i = 0; i < n; ++i) q[i] = static_cast<int8_t>(static_cast<int32_t>(round_even(x[i] / s)));
   *scale = s;
   return true;
 }
 
-// Each lane of each chain is a number that an odd factor carries on without loss, so one changed float always shows.
+// Multiplication by an odd number is invertible modulo 2^32, so a single changed float always changes the hash.
 uint64_t fingerprint(const float* x, int64_t n) {
   typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
   constexpr int kChains = 8;
@@ -139,7 +139,7 @@ void dequantize(const uint8_t* x, int64_t n, float scale, int zero, float* to) {
 
 // --- windows ---
 
-// The part of a window that lies inside the image.
+// The part of a window inside the image.
 struct Window {
   int64_t top, bottom, left, right;
 };
@@ -151,7 +151,7 @@ TW_INLINE Window window_at(const PoolWindow& w, const BytePlane& in, int64_t oy,
           right > in.width ? in.width : right};
 }
 
-// N channels' largest bytes of a window.
+// The maximum over a window for N channels.
 template <int N>
 TW_INLINE void max_of_channels(const uint8_t* x, const BytePlane& in, const Window& w, uint8_t* y) {
   typedef uint8_t vbytes __attribute__((vector_size(N)));
@@ -166,7 +166,8 @@ TW_INLINE void max_of_channels(const uint8_t* x, const BytePlane& in, const Wind
   std::memcpy(y, &most, N);
 }
 
-// By the widest vectors that the channels fill; the last one begins earlier where they are no whole number of them.
+// Uses the widest vectors that the channels fill. The last vector overlaps the one before it if they do not divide
+// evenly.
 template <int N = 4 * kLanes>
 TW_INLINE void max_of_window(const uint8_t* x, const BytePlane& in, int64_t channels, const Window& w, uint8_t* y) {
   if constexpr (N > 1) {
@@ -187,17 +188,17 @@ void max_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const Poo
   }
 }
 
-// The sums of a window over kLanes channels (or fewer) from `x` on.
+// Sums a window over `lanes` channels.
 TW_INLINE vi sum_of_window(const uint8_t* x, const BytePlane& in, const Window& w, int lanes) {
   vi sum = {};
   for (int64_t iy = w.top; iy < w.bottom; ++iy) {
-    for (int64_t ix = w.left; ix < w.right; ++ix) sum += first_bytes(x + iy * in.row_step + ix * in.pixel_step, lanes);
+    for (int64_t ix = w.left; ix < w.right; ++ix) sum += load_bytes(x + iy * in.row_step + ix * in.pixel_step, lanes);
   }
   return sum;
 }
 
-// A quotient of whole numbers below 2^23 is at least 1 / (2 n) from half a step, or on it: dividing in floats rounds as
-// dividing exactly does.
+// A quotient of integers below 2^23 is either on a rounding boundary or at least 1 / (2 n) away from it, so division in
+// float32 rounds exactly.
 void avg_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& w, int zero, uint8_t* y,
               const BytePlane& out) {
   const int64_t cells = w.kernel_h * w.kernel_w;
@@ -211,7 +212,7 @@ void avg_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const Poo
       for (int64_t c = 0; c < channels; c += kLanes) {
         const int lanes = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
         const vf sum = __builtin_convertvector(sum_of_window(x + c, in, part, lanes) + outside, vf);
-        store_first_bytes(to + c, __builtin_convertvector(round_even(sum / count), vi), lanes);
+        store_bytes(to + c, __builtin_convertvector(round_even(sum / count), vi), lanes);
       }
     }
   }
@@ -219,7 +220,7 @@ void avg_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const Poo
 
 constexpr int64_t kSumBlock = 64;  // channels summed at a time
 
-// In 16 bits, as many pixels of a row as they hold, then in 32.
+// Sums pixels in 16 bits as long as they cannot overflow, then in 32 bits.
 TW_INLINE void sum_pixels(const uint8_t* x, const BytePlane& in, int64_t n, int32_t* sums) {
   constexpr int64_t kPixels = 65535 / 255;
   for (int64_t c = 0; c < n; ++c) sums[c] = 0;
@@ -251,8 +252,8 @@ void global_pool(const uint8_t* x, const BytePlane& in, int64_t channels, float 
   std::memset(y + channels, out_zero, (channels + 3) / 4 * 4 - channels);
 }
 
-// Whether channels are those of two halves in turn: what a channel shuffle of two groups asks for.
-bool halves_in_turn(const int32_t* channels, int64_t count) {
+// Whether the gather interleaves two halves: a channel shuffle of two groups.
+bool is_two_group_shuffle(const int32_t* channels, int64_t count) {
   if (count % 2 != 0) return false;
   for (int64_t i = 0; i < count; ++i) {
     if (channels[i] != i % 2 * (count / 2) + i / 2) return false;
@@ -276,9 +277,9 @@ TW_INLINE void interleave(const uint8_t* a, const uint8_t* b, int64_t n, uint8_t
   }
 }
 
-void take(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t count, int64_t pixels, uint8_t* y,
-          int64_t y_step) {
-  const bool turns = halves_in_turn(channels, count);
+void gather_channels(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t count, int64_t pixels,
+                     uint8_t* y, int64_t y_step) {
+  const bool turns = is_two_group_shuffle(channels, count);
   for (int64_t p = 0; p < pixels; ++p, x += x_step, y += y_step) {
     if (turns) {
       interleave(x, x + count / 2, count / 2, y);
@@ -290,9 +291,9 @@ void take(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t cou
 
 }  // namespace
 
-const Int8OpsKernels int8_ops = {quantize_image, quantize,         quantize_row, quantize_weights,
-                                 fingerprint,    dequantize_image, dequantize,   max_pool,
-                                 avg_pool,       global_pool,      take};
+const Int8OpsKernels int8_ops = {quantize_image, quantize,         quantize_row,   quantize_weights,
+                                 fingerprint,    dequantize_image, dequantize,     max_pool,
+                                 avg_pool,       global_pool,      gather_channels};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -1,6 +1,6 @@
-// What stands between integer layers: floats to bytes and channels last, pooling, means over pixels, bytes to floats.
-// All image buffers are (images, height + 2 border, width + 2 border, channels rounded up to 4) with the zero point in
-// border and padding channels; a kernel takes one image and where its inside begins.
+// Operators between integer layers: quantization to NHWC uint8, pooling, global means, dequantization. Image buffers
+// are (images, height + 2 padding, width + 2 padding, channels rounded up to 4) and hold the zero point in the padding
+// and the padding channels. A kernel takes one image and a pointer to its interior.
 #pragma once
 
 #include <cstdint>
@@ -12,44 +12,45 @@ namespace tw {
 struct PoolWindow {
   int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0;
   int64_t end_h = 0, end_w = 0;  // padding after the last row and column
-  bool count_padding = true;     // in a mean
+  bool count_padding = true;     // whether a mean counts padding
 };
 
-// The inside of one image of bytes.
+// The interior of one uint8 image.
 struct BytePlane {
   int64_t height, width, row_step, pixel_step;
 };
 
 struct Int8OpsKernels {
-  // (channels, height, width) floats to the inside of an image.
+  // Quantizes (channels, height, width) floats into the interior of an image.
   void (*quantize_image)(const float* x, int64_t channels, float inverse_scale, int zero, const BytePlane& plane,
                          uint8_t* to);
-  // n floats to bytes, in order.
+  // Quantizes n floats in order.
   void (*quantize)(const float* x, int64_t n, float inverse_scale, int zero, uint8_t* to);
   // q = round(x / scale) + 128 with scale = max|x| / 127, padded with 128 to `padded` bytes; returns the scale.
   float (*quantize_row)(const float* x, int64_t n, int64_t padded, uint8_t* q);
-  // q = round(x / scale), n weights of one output, with scale = max|x| / 127; false when one is NaN or infinite.
+  // q = round(x / scale) for the n weights of one output, scale = max|x| / 127. Returns false if a weight is NaN or
+  // infinite.
   bool (*quantize_weights)(const float* x, int64_t n, int8_t* q, float* scale);
-  // A number that changes when one of n floats does, and hardly ever stays when several do.
+  // A hash of n floats. It changes if any single float changes.
   uint64_t (*fingerprint)(const float* x, int64_t n);
-  // The inside of an image to (channels, height, width) floats.
+  // Dequantizes the interior of an image to (channels, height, width) floats.
   void (*dequantize_image)(const uint8_t* x, const BytePlane& plane, int64_t channels, float scale, int zero,
                            float* to);
-  // n bytes to floats, in order.
+  // Dequantizes n bytes in order.
   void (*dequantize)(const uint8_t* x, int64_t n, float scale, int zero, float* to);
-  // Pixels outside are left out of the maximum.
+  // Padding is ignored.
   void (*max_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, uint8_t* y,
                    const BytePlane& out);
-  // Pixels outside count as `zero` or not at all; the mean is rounded, ties to even.
+  // Padding counts as `zero` or is ignored; the mean is rounded, ties to even.
   void (*avg_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, int zero,
                    uint8_t* y, const BytePlane& out);
   // y[c] = (mean of the pixels - zero) * scale, quantized by the output's scale and zero point. Padding channels of y
   // get the output's zero point.
   void (*global_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, float scale, int zero,
                       float out_inverse_scale, int out_zero, uint8_t* y);
-  // y's channel i of each pixel is x's channels[i]
-  void (*take)(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t count, int64_t pixels, uint8_t* y,
-               int64_t y_step);
+  // y[pixel, i] = x[pixel, channels[i]]
+  void (*gather_channels)(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t count, int64_t pixels,
+                          uint8_t* y, int64_t y_step);
 };
 
 TW_TABLE(Int8OpsKernels, int8_ops)

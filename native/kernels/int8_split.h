@@ -1,14 +1,14 @@
-// Activations made safe for vpmaddubsw: a = base + low + above - below, where no pair of `low` can overflow.
+// Splits activations so that vpmaddubsw cannot saturate: a = base + low + above - below, where no pair of `low` can
+// overflow.
 //
-// The instruction adds two products of bytes in 16 bits. A pair of activations whose sum is at most 32767 / the largest
-// weight fits, whatever its weights: 258 where weights reach 127. Larger sums are rare in the usual data, whose scale
-// is set by its largest values: what they have too much is cut off and multiplied apart, by lists of the groups of four
-// that have some. The base moves the values to where they are small, so that bytes around a zero point of 128 are cut
-// as rarely as those above 0. All of it is exact for any bytes; the data only decides how long the lists are, and where
-// they would cost more than 16-bit products, those are used. Weights no pair of which can overflow need none of it and
-// do not come here.
+// The instruction adds two byte products in 16 bits. A pair of activations whose sum is at most 32767 / (largest
+// weight) is safe: 258 if weights reach 127. Larger sums are rare in typical data, whose scale is set by its largest
+// values. Their excess is subtracted and multiplied separately, from lists of the groups of four that have any. The
+// base shifts the values towards 0, so that data around a zero point of 128 is split as rarely as data above 0. The
+// result is exact for any input; the data only determines the length of the lists. If they would cost more than int16
+// products, int16 products are used. Saturation-safe weights do not need any of this.
 //
-// Runs of a few bytes (the filters of a network's first layer) are laid side by side on the way.
+// Short runs (the filters of a network's first layer) are gathered side by side.
 #pragma once
 
 #include "common/simd.h"
@@ -20,35 +20,34 @@
 namespace tw {
 namespace TW_ISA {
 
-// Four bytes that were cut off: where they stand (a position in the input, then a group of the weights), and what they
-// are.
-struct Rest {
+// The excess of one group of four activations: its position (in the input, then as a group of the weights) and value.
+struct Excess {
   int32_t at, bytes;
 };
 
-constexpr int kSplitRows = 4;    // rows of a tile, which share a list
-constexpr int kSplitChunk = 64;  // bytes of input whose first entry is remembered
+constexpr int kSplitRows = 4;    // rows of a tile; they share a list
+constexpr int kSplitChunk = 64;  // bytes of input per index entry
 
 struct Split {
-  const uint8_t* low = nullptr;  // stands in for the problem's input: low + at.in[row]
+  const uint8_t* low = nullptr;  // replaces the problem's input: low + at.in[row]
   int base = 0;
-  // Entries by tile of four rows, one of each row side by side, rows with fewer filled up with zeros: those above in
-  // [first[2t], first[2t + 1]), those below up to first[2t + 2]. Null when nothing was cut off.
-  const Rest* rest = nullptr;
+  // Entries of each tile of four rows, interleaved by row and zero-padded to equal length: those above in [first[2t],
+  // first[2t + 1]), those below up to first[2t + 2]. Null if nothing was split.
+  const Excess* excess = nullptr;
   const int32_t* first = nullptr;
 };
 
-// The entries of one sign in the order of the input, with the first of each chunk.
-struct RestList {
-  Rest* entries;
+// The entries of one sign in input order, with the index of the first entry of each chunk.
+struct ExcessList {
+  Excess* entries;
   int32_t* index;
-  int64_t count = 0, room;
-  int64_t indexed = 0;  // chunks
+  int64_t count = 0, capacity;
+  int64_t indexed = 0;  // chunks indexed so far
 
-  void take(int32_t* block, int64_t all) {
-    entries = reinterpret_cast<Rest*>(block);
+  void set_memory(int32_t* block, int64_t all) {
+    entries = reinterpret_cast<Excess*>(block);
     index = block + 2 * all;
-    room = all - 17;  // two vectors' groups and the end mark
+    capacity = all - 17;  // minus two vectors of groups and the end marker
   }
   TW_INLINE void reach(int64_t position) {
     while (indexed * kSplitChunk <= position) index[indexed++] = static_cast<int32_t>(count);
@@ -60,11 +59,11 @@ struct RestList {
   }
   void append(__m256i bytes, int64_t position) {
     const __m256i none = _mm256_cmpeq_epi32(bytes, _mm256_setzero_si256());
-    unsigned some = ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(none))) & 0xffu;
+    unsigned nonzero = ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(none))) & 0xffu;
     alignas(32) int32_t groups[8];
     _mm256_store_si256(reinterpret_cast<__m256i*>(groups), bytes);
-    for (; some != 0; some &= some - 1) {
-      const int i = __builtin_ctz(some);
+    for (; nonzero != 0; nonzero &= nonzero - 1) {
+      const int i = __builtin_ctz(nonzero);
       entries[count++] = {static_cast<int32_t>(position + 4 * i), groups[i]};
     }
   }
@@ -72,50 +71,51 @@ struct RestList {
 
 class Splitter {
  public:
-  // Turns the problem of these rows into one with a safe input. False where the lists grow so long that 16-bit products
-  // are faster (or memory is out); problem and offsets are then to be made again.
+  // Replaces the input of these rows by a safe one. Returns false if the lists grow so long that int16 products are
+  // faster, or if memory is exhausted; the caller must then rebuild problem and offsets.
   bool split(Int8Problem& p, RowOffsets& at, int count, Split& out) {
     const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
     const bool gathers = p.runs > 1 && run_bytes < kShortRun;
     start_ = gathers ? 0 : at.in[0];
     bytes_ = gathers ? count * p.runs * run_bytes : at.in[count - 1] - start_ + (p.runs - 1) * p.run_step + run_bytes;
-    room_ = p.pair_room;
-    if (!take_memory(p, count)) return false;
+    max_pair_sum_ = p.max_pair_sum;
+    if (!allocate_scratch(p, count)) return false;
     if (gathers) gather(p, at, count);
     out.low = low_ - start_;
     choose_base(p.in + start_);
     out.base = base_;
-    const bool gaps = p.runs == 1 && count > 1 && p.in_grid.column_step > run_bytes && !gathers;  // others' bytes
+    // Gaps between rows hold data of other columns.
+    const bool gaps = p.runs == 1 && count > 1 && p.in_grid.column_step > run_bytes && !gathers;
     for (int r = 0; gaps && r < count; ++r) {
-      if (!cut(p.in, at.in[r] - start_, run_bytes)) return false;
+      if (!split_bytes(p.in, at.in[r] - start_, run_bytes)) return false;
     }
-    if (!gaps && !cut(p.in, 0, bytes_)) return false;
+    if (!gaps && !split_bytes(p.in, 0, bytes_)) return false;
     return above_.count + below_.count == 0 || list_rows(p, at, count, out);
   }
 
  private:
   static constexpr int64_t kShortRun = 32;
 
-  bool take_memory(const Int8Problem& p, int count) {
-    const int64_t chunks = bytes_ / kSplitChunk + 2, room = bytes_ / 8 + 32;
-    const int64_t rows_room = static_cast<int64_t>(count) * p.runs * p.groups_per_run / 2 + 64;
-    // low (whole vectors are stored), two lists with their indices, the rows' entries and where they start
+  bool allocate_scratch(const Int8Problem& p, int count) {
+    const int64_t chunks = bytes_ / kSplitChunk + 2, capacity = bytes_ / 8 + 32;
+    const int64_t rows_capacity = static_cast<int64_t>(count) * p.runs * p.groups_per_run / 2 + 64;
+    // low (stored in whole vectors), two lists with their indices, the entries of the rows and their start
     const int64_t low = (bytes_ + 32 + 63) / 64 * 16;
     if (bytes_ > (int64_t{1} << 30)) return false;
-    int32_t* block = int8_scratch(low + 2 * (chunks + 2 * room) + 2 * rows_room + count + 8);
+    int32_t* block = int8_scratch(low + 2 * (chunks + 2 * capacity) + 2 * rows_capacity + count + 8);
     if (block == nullptr) return false;
     low_ = reinterpret_cast<uint8_t*>(block);
     block += low;
-    above_.take(block, room);
-    below_.take(block + chunks + 2 * room, room);
-    block += 2 * (chunks + 2 * room);
-    rows_ = reinterpret_cast<Rest*>(block);
-    rows_room_ = rows_room;
-    first_ = block + 2 * rows_room;
+    above_.set_memory(block, capacity);
+    below_.set_memory(block + chunks + 2 * capacity, capacity);
+    block += 2 * (chunks + 2 * capacity);
+    rows_ = reinterpret_cast<Excess*>(block);
+    rows_capacity_ = rows_capacity;
+    first_ = block + 2 * rows_capacity;
     return true;
   }
 
-  // All runs of a row side by side: whole groups, fewer than kShortRun bytes each.
+  // Gathers all runs of a row side by side: whole groups, fewer than kShortRun bytes each.
   void gather(Int8Problem& p, RowOffsets& at, int count) {
     const int64_t n = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
     uint8_t* to = low_;
@@ -140,7 +140,8 @@ class Splitter {
     }
   }
 
-  // Below the mean of the first bytes by what makes both kinds of cutting as rare for bytes spread like a bell.
+  // Chooses the base: the mean of the first bytes minus the offset at which both kinds of excess are equally rare for
+  // normally distributed data.
   void choose_base(const uint8_t* x) {
     const int64_t n = bytes_ < 4096 ? bytes_ : 4096;
     __m256i sums = _mm256_setzero_si256();
@@ -157,14 +158,14 @@ class Splitter {
     base_ = static_cast<int>(below < 0 ? 0 : below > 127 ? 127 : below);
   }
 
-  TW_INLINE void cut_vector(const uint8_t* from, uint8_t* to, int64_t position, __m256i base, __m256i room) {
+  TW_INLINE void split_vector(const uint8_t* from, uint8_t* to, int64_t position, __m256i base, __m256i max_pair_sum) {
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     const __m256i low = _mm256_subs_epu8(v, base), below = _mm256_subs_epu8(base, v);
-    const __m256i excess = _mm256_subs_epu16(_mm256_maddubs_epi16(low, _mm256_set1_epi8(1)), room);
+    const __m256i excess = _mm256_subs_epu16(_mm256_maddubs_epi16(low, _mm256_set1_epi8(1)), max_pair_sum);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), low);
-    const __m256i some = _mm256_or_si256(excess, below);
-    if (__builtin_expect(!_mm256_testz_si256(some, some), 0)) {
-      // Of a pair's excess as much as can be from its first byte, the rest from its second.
+    const __m256i nonzero = _mm256_or_si256(excess, below);
+    if (__builtin_expect(!_mm256_testz_si256(nonzero, nonzero), 0)) {
+      // Takes the excess of a pair from its first byte as far as possible, the remainder from its second.
       const __m256i first = _mm256_min_epi16(_mm256_and_si256(low, _mm256_set1_epi16(0xff)), excess);
       const __m256i above = _mm256_or_si256(first, _mm256_slli_epi16(_mm256_sub_epi16(excess, first), 8));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_sub_epi8(low, above));
@@ -173,18 +174,18 @@ class Splitter {
     }
   }
 
-  // n bytes (whole groups) from `position` on.
-  bool cut(const uint8_t* in, int64_t position, int64_t n) {
+  // Splits n bytes (whole groups) starting at `position`.
+  bool split_bytes(const uint8_t* in, int64_t position, int64_t n) {
     const __m256i base = _mm256_set1_epi8(static_cast<char>(base_)),
-                  room = _mm256_set1_epi16(static_cast<int16_t>(room_));
+                  max_pair_sum = _mm256_set1_epi16(static_cast<int16_t>(max_pair_sum_));
     const uint8_t* x = in + start_;
     uint8_t* low = low_;
     const int64_t end = position + n;
     for (; position + 32 <= end; position += 32) {
       above_.reach(position);
       below_.reach(position);
-      cut_vector(x + position, low + position, position, base, room);
-      if (above_.count > above_.room || below_.count > below_.room) return false;
+      split_vector(x + position, low + position, position, base, max_pair_sum);
+      if (above_.count > above_.capacity || below_.count > below_.capacity) return false;
     }
     if (position < end) {
       above_.reach(position);
@@ -192,32 +193,32 @@ class Splitter {
       alignas(32) uint8_t last[32];
       _mm256_store_si256(reinterpret_cast<__m256i*>(last), base);
       std::memcpy(last, x + position, end - position);
-      cut_vector(last, last, position, base, room);
+      split_vector(last, last, position, base, max_pair_sum);
       std::memcpy(low + position, last, end - position);
     }
-    return above_.count <= above_.room && below_.count <= below_.room;
+    return above_.count <= above_.capacity && below_.count <= below_.capacity;
   }
 
-  // Row r's entries of one list as groups of the weights, to every fourth place from `to` on; how many, or -1 without
-  // room.
-  int64_t list_row(const RestList& list, const Int8Problem& p, int64_t row, int64_t to) {
+  // Writes a row's entries of one list as groups of the weights, to every fourth slot starting at `to`. Returns their
+  // number, or -1 if they do not fit.
+  int64_t list_row(const ExcessList& list, const Int8Problem& p, int64_t row, int64_t to) {
     const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
     int64_t count = 0;
     for (int run = 0; run < p.runs; ++run) {
       const int64_t from = row + run * p.run_step;
       const int group = run * p.groups_per_run;
-      const Rest* e = list.entries + list.index[from / kSplitChunk];
+      const Excess* e = list.entries + list.index[from / kSplitChunk];
       while (e->at < from) ++e;
       for (; e->at < from + run_bytes; ++e, ++count) {
-        if (to + kSplitRows * count >= rows_room_) return -1;
+        if (to + kSplitRows * count >= rows_capacity_) return -1;
         rows_[to + kSplitRows * count] = {group + static_cast<int32_t>(e->at - from) / kInt8Group, e->bytes};
       }
     }
     return count;
   }
 
-  // Whether the list has nothing in the bytes that the tile's rows lie in. Rows come in the order of the input.
-  bool none_in_tile(const RestList& list, const Int8Problem& p, const RowOffsets& at, int first, int rows) const {
+  // Whether the list is empty for the bytes of a tile's rows. Rows are in input order.
+  bool none_in_tile(const ExcessList& list, const Int8Problem& p, const RowOffsets& at, int first, int rows) const {
     const int last = first + kSplitRows <= rows ? first + kSplitRows - 1 : rows - 1;
     const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
     for (int run = 0; run < p.runs; ++run) {
@@ -235,7 +236,7 @@ class Splitter {
     const int tiles = (rows + kSplitRows - 1) / kSplitRows;
     for (int part = 0; part < 2 * tiles; ++part) {
       first_[part] = static_cast<int32_t>(entries);
-      const RestList& list = part % 2 == 0 ? above_ : below_;
+      const ExcessList& list = part % 2 == 0 ? above_ : below_;
       if (list.count == 0) continue;
       if (none_in_tile(list, p, at, part / 2 * kSplitRows, rows)) continue;
       int64_t most = 0, counts[kSplitRows] = {};
@@ -244,23 +245,23 @@ class Splitter {
         if (counts[i] < 0) return false;
         most = counts[i] > most ? counts[i] : most;
       }
-      if (entries + kSplitRows * most > rows_room_) return false;
+      if (entries + kSplitRows * most > rows_capacity_) return false;
       for (int i = 0; i < kSplitRows; ++i) {
         for (int64_t j = counts[i]; j < most; ++j) rows_[entries + kSplitRows * j + i] = {0, 0};
       }
       entries += kSplitRows * most;
     }
     first_[2 * tiles] = static_cast<int32_t>(entries);
-    out.rest = rows_;
+    out.excess = rows_;
     out.first = first_;
     return true;
   }
 
-  int room_ = 0, base_ = 0;
-  int64_t start_ = 0, bytes_ = 0, rows_room_ = 0;
+  int max_pair_sum_ = 0, base_ = 0;
+  int64_t start_ = 0, bytes_ = 0, rows_capacity_ = 0;
   uint8_t* low_ = nullptr;
-  RestList above_ = {}, below_ = {};
-  Rest* rows_ = nullptr;
+  ExcessList above_ = {}, below_ = {};
+  Excess* rows_ = nullptr;
   int32_t* first_ = nullptr;
 };
 

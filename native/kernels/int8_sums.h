@@ -1,5 +1,5 @@
-// What becomes of the sums of a register tile: scaled, with bias, residual and ReLU, to 32-bit integers, floats or
-// bytes. Compiled with -ffp-contract=off, as int8.cpp is.
+// The output stage of a register tile: scales the sums, adds bias and residual, applies the activation, and stores
+// int32, float32, uint8 or int16. Compiled with -ffp-contract=off, like int8.cpp.
 #pragma once
 
 #include "common/simd.h"
@@ -11,12 +11,11 @@ namespace TW_ISA {
 
 constexpr int kVectors = kInt8Panel / kLanes;  // vectors per panel
 
-struct RowOffsets {  // the odd length keeps the three from lying whole pages apart, where they would get in each
-                     // other's way
+struct RowOffsets {  // the odd length keeps the arrays from being whole pages apart (cache conflicts)
   int64_t in[kInt8MaxRows + 24], out[kInt8MaxRows + 24], residual[kInt8MaxRows + 24];
 };
 
-// Where the pixels [first, first + count) lie.
+// Fills the offsets of `count` pixels of one row.
 inline void fill_row(int64_t* to, const PixelGrid& grid, int64_t image, int64_t y, int64_t x, int count) {
   const int64_t start = image * grid.image_step + y * grid.row_step + x * grid.column_step;
   for (int i = 0; i < count; ++i) to[i] = start + i * grid.column_step;
@@ -38,7 +37,7 @@ inline void fill_offsets(const Int8Problem& p, int64_t first, int count, RowOffs
   }
 }
 
-TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int column) {
+TW_INLINE vf apply_float_epilogue(const Int8Problem& p, vf value, int64_t row, int column) {
   if (p.row_scale != nullptr) value = value * splat(p.row_scale[row]);
   if (p.bias != nullptr) value = value + load(p.bias + column);
   if (p.relu) value = select(value < splat(0.0f), splat(0.0f), value);
@@ -47,15 +46,15 @@ TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int colum
 
 TW_INLINE vf residual_at(const Int8Problem& p, int64_t offset, int lanes) {
   if (p.int16_residual) {
-    const vi numbers = first_shorts(reinterpret_cast<const int16_t*>(p.residual) + offset, lanes);
-    return real_of(numbers, p.residual_zero, p.residual_scale);
+    const vi numbers = load_int16(reinterpret_cast<const int16_t*>(p.residual) + offset, lanes);
+    return dequantize_lanes(numbers, p.residual_zero, p.residual_scale);
   }
-  return real_of(first_bytes(p.residual + offset, lanes), p.residual_zero, p.residual_scale);
+  return dequantize_lanes(load_bytes(p.residual + offset, lanes), p.residual_zero, p.residual_scale);
 }
 
 // `sum` already holds the column's offset.
-TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_offset, int64_t residual_offset,
-                      int column) {
+TW_INLINE void requantize(const Int8Problem& p, vi sum, int64_t row, int64_t out_offset, int64_t residual_offset,
+                          int column) {
   int lanes = p.out_columns - column;
   if (lanes <= 0) return;
   if (lanes > kLanes) lanes = kLanes;
@@ -65,73 +64,74 @@ TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_off
   }
   vf value = __builtin_convertvector(sum, vf) * load(p.scale + column);
   if (p.kind == Int8Out::float32) {
-    store_first(static_cast<float*>(p.out) + out_offset + column, finish_float(p, value, row, column), lanes);
+    store_first(static_cast<float*>(p.out) + out_offset + column, apply_float_epilogue(p, value, row, column), lanes);
     return;
   }
   if (p.residual != nullptr) value = value + residual_at(p, residual_offset + column, lanes);
   if (p.kind == Int8Out::int16)
-    return store_wide(static_cast<int16_t*>(p.out) + out_offset + column, value, p.wide, lanes);
+    return requantize_store_int16(static_cast<int16_t*>(p.out) + out_offset + column, value, p.int16_stage, lanes);
   uint8_t* to = static_cast<uint8_t*>(p.out) + out_offset + column;
-  const int own = p.columns - column;  // a table's first byte is not the padding's
-  if (p.finish.curve == Approximation::lookup_table && own < lanes) lanes = own;
-  with_curve(p.finish, [&](auto known) { store_finished<known.value>(to, value, p.finish, lanes); });
+  const int own = p.columns - column;  // padding columns must not receive a table entry
+  if (p.uint8_stage.approximation == Approximation::lookup_table && own < lanes) lanes = own;
+  dispatch_approximation(p.uint8_stage,
+                         [&](auto constant) { requantize_store<constant.value>(to, value, p.uint8_stage, lanes); });
 }
 
-// How whole tiles become bytes, or numbers of 16 bits.
-enum class ByteWay { plain, residual, bent, pieces, table, shorts };
+// How full tiles are requantized.
+enum class OutputPath { plain, residual, parabola, piecewise, table, int16 };
 
-constexpr Approximation curve_of(ByteWay way) {
-  return way == ByteWay::bent ? Approximation::parabola : Approximation::none;
+constexpr Approximation approximation_of(OutputPath path) {
+  return path == OutputPath::parabola ? Approximation::parabola : Approximation::none;
 }
 
-// Whether there is a residual: known of the plain ways.
-template <ByteWay W>
+// Whether a residual is added. The plain paths know it at compile time.
+template <OutputPath W>
 TW_INLINE bool adds_residual(const Int8Problem& p) {
-  return W == ByteWay::bent || W == ByteWay::pieces ? p.residual != nullptr : W == ByteWay::residual;
+  return W == OutputPath::parabola || W == OutputPath::piecewise ? p.residual != nullptr : W == OutputPath::residual;
 }
 
-template <ByteWay W>
-struct KnownWay {
-  static constexpr ByteWay value = W;
+template <OutputPath W>
+struct OutputPathConstant {
+  static constexpr OutputPath value = W;
 };
 
-// Calls f with the way as a constant.
+// Calls f with the output path as a compile-time constant.
 template <class F>
-TW_INLINE void with_way(const Int8Problem& p, F&& f) {
-  if (p.kind == Int8Out::int16) return f(KnownWay<ByteWay::shorts>());
-  if (p.finish.curve == Approximation::lookup_table) return f(KnownWay<ByteWay::table>());
-  if (p.finish.curve == Approximation::parabola) return f(KnownWay<ByteWay::bent>());
-  if (p.finish.curve == Approximation::piecewise) return f(KnownWay<ByteWay::pieces>());
-  p.residual != nullptr ? f(KnownWay<ByteWay::residual>()) : f(KnownWay<ByteWay::plain>());
+TW_INLINE void dispatch_output_path(const Int8Problem& p, F&& f) {
+  if (p.kind == Int8Out::int16) return f(OutputPathConstant<OutputPath::int16>());
+  if (p.uint8_stage.approximation == Approximation::lookup_table) return f(OutputPathConstant<OutputPath::table>());
+  if (p.uint8_stage.approximation == Approximation::parabola) return f(OutputPathConstant<OutputPath::parabola>());
+  if (p.uint8_stage.approximation == Approximation::piecewise) return f(OutputPathConstant<OutputPath::piecewise>());
+  p.residual != nullptr ? f(OutputPathConstant<OutputPath::residual>()) : f(OutputPathConstant<OutputPath::plain>());
 }
 
-// The sums of a tile to bytes by the table: all places first, then all bytes, so that neither waits for the other.
+// Requantizes a tile by lookup table: all indices first, then all loads, so that they overlap.
 template <int R, int V>
-TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
-                               int column) {
+TW_INLINE void requantize_by_table(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
+                                   int column) {
   constexpr int kColumns = V * kLanes;
-  int32_t place[R][kColumns];
+  int32_t index[R][kColumns];
 #pragma GCC unroll 1
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       vf value = __builtin_convertvector(acc[r][v], vf) * load(p.scale + column + v * kLanes);
       if (p.residual != nullptr) value = value + residual_at(p, at.residual[first + r] + column + v * kLanes, kLanes);
-      const vi places = table_places(value, p.finish.table);
-      std::memcpy(&place[r][v * kLanes], &places, sizeof places);
+      const vi indices = table_indices(value, p.uint8_stage.table);
+      std::memcpy(&index[r][v * kLanes], &indices, sizeof indices);
     }
   }
-  const uint8_t* bytes = p.finish.table.bytes;
+  const uint8_t* bytes = p.uint8_stage.table.bytes;
 #pragma GCC unroll 1
   for (int r = 0; r < R; ++r) {
     uint8_t* to = static_cast<uint8_t*>(p.out) + at.out[first + r] + column;
 #pragma GCC unroll 64
-    for (int c = 0; c < kColumns; ++c) to[c] = bytes[place[r][c]];
+    for (int c = 0; c < kColumns; ++c) to[c] = bytes[index[r][c]];
   }
 }
 
 #if defined(__AVX2__)
-// What a vector of sums comes to, with the residual if there is one.
+// Scales a vector of sums and adds the residual.
 template <bool kResidual>
 TW_INLINE vf scaled_sum(const Int8Problem& p, vi sum, const RowOffsets& at, int r, int column) {
   const vf value = __builtin_convertvector(sum, vf) * load(p.scale + column);
@@ -139,11 +139,10 @@ TW_INLINE vf scaled_sum(const Int8Problem& p, vi sum, const RowOffsets& at, int 
   return value;
 }
 
-// Whole numbers of at most `most` in 16 bits each, saturating below: of AVX2's two vectors in the order of a pack.
+// Rounds to int16 with upper bound `most`, saturating below. With AVX2, two vectors in the order of a pack.
 #if defined(__AVX512F__)
 TW_INLINE __m256i sixteen_whole(vf value, vf most) {
-  const __m512 bounded =
-      _mm512_maskz_min_ps(0xffff, (__m512)most, (__m512)value);  // the second, where one is no number
+  const __m512 bounded = _mm512_maskz_min_ps(0xffff, (__m512)most, (__m512)value);  // returns `value` for a NaN
   return _mm512_maskz_cvtsepi32_epi16(0xffff, _mm512_maskz_cvtps_epi32(0xffff, bounded));
 }
 #else
@@ -153,12 +152,12 @@ TW_INLINE __m256i sixteen_whole(vf first, vf second, vf most) {
 }
 #endif
 
-// Sixteen sums at a time, by a curve that takes so many: a row of a panel, or two of half a panel.
-template <int R, int V, bool kPieces, bool kResidual>
-TW_INLINE void finish_sixteens(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
-                               int column) {
-  const Int16PiecewiseVectors curve(p.wide);
-  const vf most = splat(Int16PiecewiseVectors::most(p.wide));
+// Requantizes sixteen sums at a time: one row of a panel, or two rows of half a panel.
+template <int R, int V, bool kPiecewise, bool kResidual>
+TW_INLINE void requantize_int16_vectors(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
+                                        int column) {
+  const Int16PiecewiseVectors curve(p.int16_stage);
+  const vf most = splat(Int16PiecewiseVectors::most(p.int16_stage));
   int16_t* out = static_cast<int16_t*>(p.out) + column;
 #if defined(__AVX512F__)
 #pragma GCC unroll 16
@@ -167,7 +166,7 @@ TW_INLINE void finish_sixteens(const Int8Problem& p, const vi (&acc)[R][V], cons
     for (int v = 0; v < V; ++v) {
       const __m256i whole =
           sixteen_whole(scaled_sum<kResidual>(p, acc[r][v], at, first + r, column + v * kLanes), most);
-      const __m256i numbers = kPieces ? curve.pieces(whole) : curve.straight(whole);
+      const __m256i numbers = kPiecewise ? curve.evaluate(whole) : curve.clamp(whole);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + at.out[first + r] + v * kLanes), numbers);
     }
   }
@@ -179,7 +178,7 @@ TW_INLINE void finish_sixteens(const Int8Problem& p, const vi (&acc)[R][V], cons
     const __m256i packed =
         sixteen_whole(scaled_sum<kResidual>(p, acc[r][v], at, first + r, column + v * kLanes),
                       scaled_sum<kResidual>(p, acc[next][beside], at, first + next, column + beside * kLanes), most);
-    const __m256i numbers = _mm256_permute4x64_epi64(kPieces ? curve.pieces(packed) : curve.straight(packed), 0xd8);
+    const __m256i numbers = _mm256_permute4x64_epi64(kPiecewise ? curve.evaluate(packed) : curve.clamp(packed), 0xd8);
     if constexpr (V % 2 == 0) {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + at.out[first + r] + v * kLanes), numbers);
     } else {
@@ -190,16 +189,17 @@ TW_INLINE void finish_sixteens(const Int8Problem& p, const vi (&acc)[R][V], cons
 #endif
 }
 
-// The sums of a tile to numbers of 16 bits. Which way is decided once for all of them.
+// Requantizes a tile to int16. The branches on activation and residual are outside the loops.
 template <int R, int V>
-TW_INLINE void finish_shorts(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+TW_INLINE void requantize_to_int16(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
+                                   int column) {
   if constexpr (kVectors == 1 || V % 2 == 0 || R % 2 == 0) {
-    if (p.wide.curve == Int16Activation::none) {
-      return p.residual != nullptr ? finish_sixteens<R, V, false, true>(p, acc, at, first, column)
-                                   : finish_sixteens<R, V, false, false>(p, acc, at, first, column);
+    if (p.int16_stage.activation == Int16Activation::none) {
+      return p.residual != nullptr ? requantize_int16_vectors<R, V, false, true>(p, acc, at, first, column)
+                                   : requantize_int16_vectors<R, V, false, false>(p, acc, at, first, column);
     }
-    if (p.wide.curve == Int16Activation::piecewise && p.residual == nullptr) {
-      return finish_sixteens<R, V, true, false>(p, acc, at, first, column);
+    if (p.int16_stage.activation == Int16Activation::piecewise && p.residual == nullptr) {
+      return requantize_int16_vectors<R, V, true, false>(p, acc, at, first, column);
     }
   }
 #pragma GCC unroll 1
@@ -209,16 +209,15 @@ TW_INLINE void finish_shorts(const Int8Problem& p, const vi (&acc)[R][V], const 
       const int c = column + v * kLanes;
       const vf value = p.residual != nullptr ? scaled_sum<true>(p, acc[r][v], at, first + r, c)
                                              : scaled_sum<false>(p, acc[r][v], at, first + r, c);
-      store_wide(static_cast<int16_t*>(p.out) + at.out[first + r] + c, value, p.wide, kLanes);
+      requantize_store_int16(static_cast<int16_t*>(p.out) + at.out[first + r] + c, value, p.int16_stage, kLanes);
     }
   }
 }
 #endif
 
 #if defined(__AVX512F__)
-// Whole panels to bytes: what `finish` computes, for four vectors of 16 columns at a time. Saturating packs do the
-// clamping below and the narrowing, and the result leaves in four stores of 16 bytes; the one-by-one way costs three
-// times as much, which shows wherever K is small.
+// Requantizes full panels to uint8, four vectors of 16 columns at a time. Saturating packs clamp and narrow, and the
+// result is stored as four times 16 bytes. One vector at a time costs three times as much, which shows if K is small.
 struct ByteStore {
   uint8_t* out;
   const uint8_t* residual;
@@ -228,13 +227,13 @@ struct ByteStore {
   explicit ByteStore(const Int8Problem& p)
       : out(static_cast<uint8_t*>(p.out)),
         residual(p.residual),
-        highest(_mm512_set1_ps(static_cast<float>(p.finish.high - p.finish.zero))),
+        highest(_mm512_set1_ps(static_cast<float>(p.uint8_stage.high - p.uint8_stage.zero))),
         residual_scale(_mm512_set1_ps(p.residual_scale)),
-        zero(_mm512_set1_epi16(static_cast<int16_t>(p.finish.zero))),
-        lowest(_mm512_set1_epi8(static_cast<char>(p.finish.low))),
+        zero(_mm512_set1_epi16(static_cast<int16_t>(p.uint8_stage.zero))),
+        lowest(_mm512_set1_epi8(static_cast<char>(p.uint8_stage.low))),
         residual_zero(_mm512_set1_epi32(p.residual_zero)) {}
 
-  template <ByteWay W>
+  template <OutputPath W>
   TW_INLINE __m512i rounded(const Int8Problem& p, vi sum, __m512 scale, int64_t residual_at) const {
     __m512 value = _mm512_mul_ps((__m512) __builtin_convertvector(sum, vf), scale);
     if (adds_residual<W>(p)) {
@@ -242,8 +241,8 @@ struct ByteStore {
       const __m512i skip = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(0xffff, bytes), residual_zero);
       value = _mm512_add_ps(value, _mm512_mul_ps((__m512) __builtin_convertvector((vi)skip, vf), residual_scale));
     }
-    if constexpr (W == ByteWay::pieces) return (__m512i)in_pieces((vf)value, p.finish.pieces);
-    value = (__m512)bent<curve_of(W)>((vf)value, p.finish.bend);
+    if constexpr (W == OutputPath::piecewise) return (__m512i)silu_piecewise((vf)value, p.uint8_stage.piecewise);
+    value = (__m512)apply_parabola<approximation_of(W)>((vf)value, p.uint8_stage.parabola);
     // The conversion rounds ties to even. (gcc 12 warns of its own header without the masks; they cost nothing.)
     return _mm512_maskz_cvtps_epi32(0xffff, _mm512_maskz_min_ps(0xffff, highest, value));
   }
@@ -261,8 +260,9 @@ struct ByteStore {
   }
 };
 
-template <int R, int P, ByteWay W>
-TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][P], const RowOffsets& at, int first, int column) {
+template <int R, int P, OutputPath W>
+TW_INLINE void requantize_to_uint8(const Int8Problem& p, const vi (&acc)[R][P], const RowOffsets& at, int first,
+                                   int column) {
   const ByteStore to(p);
   __m512 scale[P];
 #pragma GCC unroll 4
@@ -281,8 +281,8 @@ TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][P], const R
   }
 }
 #elif defined(__AVX2__)
-// The same with vectors of 8 columns: four of them, two rows of a panel or four of half a panel, leave as 32 bytes.
-template <ByteWay W>
+// The AVX2 version: four vectors of 8 columns (two rows of a panel or four of half a panel) are stored as 32 bytes.
+template <OutputPath W>
 TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 highest, int64_t residual_at) {
   __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)sum), scale);
   if (adds_residual<W>(p)) {
@@ -290,22 +290,22 @@ TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 hig
         _mm256_sub_epi32((__m256i)widen_bytes(p.residual + residual_at), _mm256_set1_epi32(p.residual_zero));
     value = _mm256_add_ps(value, _mm256_mul_ps(_mm256_cvtepi32_ps(skip), _mm256_set1_ps(p.residual_scale)));
   }
-  value = (__m256)bent<curve_of(W)>((vf)value, p.finish.bend);
+  value = (__m256)apply_parabola<approximation_of(W)>((vf)value, p.uint8_stage.parabola);
   return _mm256_cvtps_epi32(_mm256_min_ps(highest, value));  // rounds ties to even
 }
 
-// What in_pieces() computes, of 16 values in 16 bits each.
-struct ShortPieces {
+// Evaluates silu_piecewise() for 16 int16 values.
+struct SiluPiecewiseVectors {
   __m256i c0, c1, c2, far, step, shift, twice = _mm256_set1_epi16(0x0202);
 
-  explicit ShortPieces(const Uint8Piecewise& p)
+  explicit SiluPiecewiseVectors(const Uint8Piecewise& p)
       : c0(eight(p.c0)),
         c1(eight(p.c1)),
         c2(eight(p.c2)),
         far(_mm256_set1_epi16(static_cast<int16_t>(32767 >> p.shift))),
         step(_mm256_set1_epi16(p.step)),
         shift(_mm256_set1_epi16(static_cast<int16_t>(1 << p.shift))) {
-    asm("" : "+x"(twice));  // a product by a constant that is known becomes four operations
+    asm("" : "+x"(twice));  // hides the constant: gcc would replace the multiplication by four operations
   }
 
   static __m256i eight(const int16_t* numbers) {
@@ -315,22 +315,24 @@ struct ShortPieces {
   TW_INLINE __m256i of(__m256i u) const {
     const __m256i t = _mm256_mullo_epi16(_mm256_min_epu16(_mm256_abs_epi16(u), far), shift);
     const __m256i at = _mm256_mullo_epi16(_mm256_srli_epi16(t, 12), twice);
-    const __m256i bytes = _mm256_add_epi16(at, _mm256_set1_epi16(0x0100));  // of the number, among the sixteen of eight
+    const __m256i bytes = _mm256_add_epi16(at, _mm256_set1_epi16(0x0100));  // byte indices of the coefficient
     const __m256i slope =
         _mm256_add_epi16(_mm256_shuffle_epi8(c1, bytes), _mm256_mulhrs_epi16(t, _mm256_shuffle_epi8(c2, bytes)));
-    const __m256i rest = _mm256_sub_epi16(_mm256_max_epi16(u, _mm256_setzero_si256()), _mm256_shuffle_epi8(c0, bytes));
-    return _mm256_mulhrs_epi16(_mm256_sub_epi16(rest, _mm256_mulhrs_epi16(t, slope)), step);
+    const __m256i difference =
+        _mm256_sub_epi16(_mm256_max_epi16(u, _mm256_setzero_si256()), _mm256_shuffle_epi8(c0, bytes));
+    return _mm256_mulhrs_epi16(_mm256_sub_epi16(difference, _mm256_mulhrs_epi16(t, slope)), step);
   }
 };
 
-template <int R, int V, ByteWay W>
-TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+template <int R, int V, OutputPath W>
+TW_INLINE void requantize_to_uint8(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
+                                   int column) {
   static_assert(V <= 2 && R * V % 4 == 0, "four vectors at a time");
-  const __m256 highest =
-      _mm256_set1_ps(static_cast<float>(W == ByteWay::pieces ? kMostInPieces : p.finish.high - p.finish.zero));
-  const ShortPieces pieces(p.finish.pieces);
-  const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(p.finish.zero)),
-                lowest = _mm256_set1_epi8(static_cast<char>(p.finish.low));
+  const __m256 highest = _mm256_set1_ps(
+      static_cast<float>(W == OutputPath::piecewise ? kMaxPiecewiseInput : p.uint8_stage.high - p.uint8_stage.zero));
+  const SiluPiecewiseVectors silu(p.uint8_stage.piecewise);
+  const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(p.uint8_stage.zero)),
+                lowest = _mm256_set1_epi8(static_cast<char>(p.uint8_stage.low));
 #pragma GCC unroll 2
   for (int r = 0; r < R; r += 4 / V) {
     __m256i part[4];
@@ -340,8 +342,8 @@ TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const R
       part[i] = rounded<W>(p, acc[r + i / V][i % V], (__m256)load(p.scale + column + i % V * kLanes), highest, skip);
     }
     __m256i top = _mm256_packs_epi32(part[0], part[1]), bottom = _mm256_packs_epi32(part[2], part[3]);
-    if constexpr (W == ByteWay::pieces) top = pieces.of(top), bottom = pieces.of(bottom);
-    const __m256i bytes = bytes_in_order(top, bottom, zero, lowest);
+    if constexpr (W == OutputPath::piecewise) top = silu.of(top), bottom = silu.of(bottom);
+    const __m256i bytes = pack_uint8_in_order(top, bottom, zero, lowest);
     const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
     uint8_t* out = static_cast<uint8_t*>(p.out) + column;
     const int64_t* to = at.out + first + r;
@@ -359,30 +361,33 @@ TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const R
 #endif
 
 #if defined(__AVX2__)
-// By a way that is known.
-template <int R, int V, ByteWay W>
-TW_INLINE void finish_whole(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
-  if constexpr (W == ByteWay::table) {
-    finish_by_table(p, acc, at, first, column);
-  } else if constexpr (W == ByteWay::shorts) {
-    finish_shorts(p, acc, at, first, column);
+// Requantizes full panels by a path that is a compile-time constant.
+template <int R, int V, OutputPath W>
+TW_INLINE void requantize_whole_panel(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
+                                      int column) {
+  if constexpr (W == OutputPath::table) {
+    requantize_by_table(p, acc, at, first, column);
+  } else if constexpr (W == OutputPath::int16) {
+    requantize_to_int16(p, acc, at, first, column);
   } else {
-    finish_bytes<R, V, W>(p, acc, at, first, column);
+    requantize_to_uint8<R, V, W>(p, acc, at, first, column);
   }
 }
 
-// The columns that `finish_whole` may be given: of bytes also those that pad the last group, where they become the zero
-// point.
+// The columns that `requantize_whole_panel` may write. For uint8 they include the padding of the last group, which
+// receives the zero point.
 inline int whole_columns(const Int8Problem& p) {
   if (p.kind == Int8Out::int16) return p.columns;
-  return p.kind != Int8Out::uint8 ? 0 : p.finish.curve == Approximation::lookup_table ? p.columns : p.out_columns;
+  return p.kind != Int8Out::uint8                                     ? 0
+         : p.uint8_stage.approximation == Approximation::lookup_table ? p.columns
+                                                                      : p.out_columns;
 }
 #endif
 
-// Whole panels to float32, or to the plain int32 sums.
+// Stores full panels as float32, or as int32 sums.
 template <int R, int V>
-TW_INLINE void finish_words(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int64_t row,
-                            int column) {
+TW_INLINE void store_float32_or_int32(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
+                                      int64_t row, int column) {
   float* out = static_cast<float*>(p.out) + column;
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -391,7 +396,7 @@ TW_INLINE void finish_words(const Int8Problem& p, const vi (&acc)[R][V], const R
       vf value = (vf)acc[r][v];
       if (p.kind == Int8Out::float32) {
         value = __builtin_convertvector(acc[r][v], vf) * load(p.scale + column + v * kLanes);
-        value = finish_float(p, value, row + r, column + v * kLanes);
+        value = apply_float_epilogue(p, value, row + r, column + v * kLanes);
       }
       store(out + at.out[first + r] + v * kLanes, value);
     }
@@ -399,24 +404,25 @@ TW_INLINE void finish_words(const Int8Problem& p, const vi (&acc)[R][V], const R
 }
 
 template <int R, int P>
-TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
-                           int64_t row, int panel) {
+TW_INLINE void requantize_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
+                               int64_t row, int panel) {
   const int column = panel * kInt8Panel;
-  if (p.kind == Int8Out::uint8 && p.finish.curve == Approximation::lookup_table &&
+  if (p.kind == Int8Out::uint8 && p.uint8_stage.approximation == Approximation::lookup_table &&
       column + P * kInt8Panel <= p.columns) {
-    return finish_by_table(p, acc, at, first, column);
+    return requantize_by_table(p, acc, at, first, column);
   }
   if ((p.kind == Int8Out::float32 || p.kind == Int8Out::int32) && column + P * kInt8Panel <= p.out_columns) {
-    return finish_words(p, acc, at, first, row, column);
+    return store_float32_or_int32(p, acc, at, first, row, column);
   }
 #if defined(__AVX2__)
-  if (p.kind == Int8Out::int16 && column + P * kInt8Panel <= p.columns) return finish_shorts(p, acc, at, first, column);
+  if (p.kind == Int8Out::int16 && column + P * kInt8Panel <= p.columns)
+    return requantize_to_int16(p, acc, at, first, column);
   if constexpr (kVectors == 1 ? R * P % 4 == 0 : P == 1 && R % 2 == 0) {
-    if (p.kind == Int8Out::uint8 && p.finish.curve != Approximation::lookup_table &&
+    if (p.kind == Int8Out::uint8 && p.uint8_stage.approximation != Approximation::lookup_table &&
         column + P * kInt8Panel <= p.out_columns) {
-      return with_way(p, [&](auto known) {
-        if constexpr (known.value < ByteWay::table)
-          finish_bytes<R, P * kVectors, known.value>(p, acc, at, first, column);
+      return dispatch_output_path(p, [&](auto constant) {
+        if constexpr (constant.value < OutputPath::table)
+          requantize_to_uint8<R, P * kVectors, constant.value>(p, acc, at, first, column);
       });
     }
   }
@@ -426,7 +432,7 @@ TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 1
     for (int v = 0; v < P * kVectors; ++v) {
-      finish(p, acc[r][v], row + r, at.out[first + r], at.residual[first + r], column + v * kLanes);
+      requantize(p, acc[r][v], row + r, at.out[first + r], at.residual[first + r], column + v * kLanes);
     }
   }
 }

@@ -193,7 +193,7 @@ OpPtr add_op(float a_scale, float b_scale, const OutputStage& stage, int padding
   return std::make_unique<IntegerBinary>(false, a_scale, b_scale, stage, padding);
 }
 OpPtr mul_op(float scale, float fraction, const OutputStage& stage, int padding) {
-  require(fraction == 0.0f || (stage.is_int16 && stage.int16.curve == Int16Activation::none),
+  require(fraction == 0.0f || (stage.is_int16 && stage.int16.activation == Int16Activation::none),
           "fractions of int16 give int16 without an activation");
   return std::make_unique<IntegerBinary>(true, scale, fraction, stage, padding);
 }

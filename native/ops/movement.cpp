@@ -96,9 +96,9 @@ class GatherChannels : public Op {
     }
     const std::vector<int32_t>& bytes = call.out->is_int16() ? int16_bytes_ : channels_;
     for_rows(*call.out.desc, call.batch, [&](int64_t image, int64_t row) {
-      active_int8_ops().take(call.in[0].row(image, row), call.in[0]->pixel(), bytes.data(),
-                             static_cast<int64_t>(bytes.size()), call.out->width, call.out.row(image, row),
-                             call.out->pixel());
+      active_int8_ops().gather_channels(call.in[0].row(image, row), call.in[0]->pixel(), bytes.data(),
+                                        static_cast<int64_t>(bytes.size()), call.out->width, call.out.row(image, row),
+                                        call.out->pixel());
     });
   }
 

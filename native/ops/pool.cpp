@@ -83,7 +83,7 @@ class GlobalMean : public Op {
   }
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
-    require(in[0].is_integer() && !in[0].rows && in[0].height > 0 && in[0].width > 0 && in[0].width <= kMostSummed,
+    require(in[0].is_integer() && !in[0].rows && in[0].height > 0 && in[0].width > 0 && in[0].width <= kMaxSummedPixels,
             "only images with pixels have a mean, and not too many in a row");
     const DType dtype = scales_.int16_limit > 0 ? DType::int16 : DType::uint8;
     TensorDesc out = integers(dtype, {}, in[0].channels, rows_ ? 0 : padding_, scales_.out_zero_point);
@@ -115,7 +115,7 @@ class GlobalMean : public Op {
   void mean_of_strip(const OpCall& call, int64_t image, int64_t first, int64_t count) const {
     const TensorDesc& in = *call.in[0].desc;
     int64_t total[kStrip] = {};
-    const int64_t rows_at_once = kMostSummed / in.width;  // whose sum fits into 32 bits
+    const int64_t rows_at_once = kMaxSummedPixels / in.width;  // whose sum fits into 32 bits
     for (int64_t row = 0; row < in.height; row += rows_at_once) {
       int32_t sums[kStrip];
       BytePlane plane = in.numbers(1).plane();

@@ -29,22 +29,22 @@ tw::GroupedGeometry geometry(int columns, int channels, int groups, int kernel, 
   return g;
 }
 
-std::shared_ptr<tw::Int16Layer> layer(const tw::GroupedGeometry& g, std::vector<int16_t>& weights, bool bent) {
+std::shared_ptr<tw::Int16Layer> layer(const tw::GroupedGeometry& g, std::vector<int16_t>& weights, bool piecewise) {
   weights.resize(g.columns * g.taps.kernel_h * g.taps.kernel_w * g.group_channels);
   for (int16_t& w : weights) w = small(300);
   const std::vector<int32_t> offset(g.columns, 11);
   const std::vector<float> scale(g.columns, 1.0f / 64);
   auto made = std::make_shared<tw::Int16Layer>(g, weights.data(), offset.data(), scale.data(), nullptr);
-  tw::Int16Stage finish;
-  if (bent) {
-    finish.curve = tw::Int16Activation::piecewise;
-    finish.pieces.far = 20000, finish.pieces.turn = 26000, finish.pieces.shift = 1;
-    finish.pieces.round = 16384, finish.pieces.step = 10923, finish.pieces.most = 32767;
-    for (auto& row : finish.pieces.c) {
+  tw::Int16Stage stage;
+  if (piecewise) {
+    stage.activation = tw::Int16Activation::piecewise;
+    stage.piecewise.far = 20000, stage.piecewise.turn = 26000, stage.piecewise.shift = 1;
+    stage.piecewise.round = 16384, stage.piecewise.step = 10923, stage.piecewise.most = 32767;
+    for (auto& row : stage.piecewise.c) {
       for (int16_t& c : row) c = small(2000);
     }
   }
-  made->set_int16_stage(finish);
+  made->set_int16_stage(stage);
   return made;
 }
 

@@ -105,7 +105,7 @@ void check_grid(int height, int width, int columns, int runs, int groups, int ga
   p.run_step = row_step;
   p.groups_per_run = groups;
   p.weights = packed.data();
-  p.pair_room = tw::int8_pair_room(packed.data(), static_cast<int64_t>(packed.size()));
+  p.max_pair_sum = tw::int8_max_pair_sum(packed.data(), static_cast<int64_t>(packed.size()));
   p.quads_fit = tw::int8_quads_fit(packed.data(), (columns + 15) / 16, runs, groups);
   p.columns = p.out_columns = columns;
   p.offset = offset.data();
@@ -156,7 +156,9 @@ TW_TEST(int8_products_of_any_bytes_are_exact) {
 }
 
 TW_TEST(the_room_of_a_pair_is_what_its_weights_leave) {
-  const auto room = [](std::vector<int8_t> w) { return tw::int8_pair_room(w.data(), static_cast<int64_t>(w.size())); };
+  const auto room = [](std::vector<int8_t> w) {
+    return tw::int8_max_pair_sum(w.data(), static_cast<int64_t>(w.size()));
+  };
   TW_CHECK(room({-128, -128}) == 255 && room({127, 127, 1, 1}) == 258 && room({100, 29}) == 327);
   TW_CHECK(room({64, 64}) == 510 && room({127, -127}) == 510 && room({0, 0}) == 510 && room({}) == 510);
 }
