@@ -11,6 +11,7 @@ from tilewise import Tensor, get_num_threads, models, nn, no_grad, set_num_threa
 from tilewise._environment import MachineOverride
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
+from tilewise.graph.ops import NATIVE_OPS, OpSpec
 from tilewise.models.zoo import ZOO
 from tilewise.plan import compile
 from tilewise.profile import FLOPCounter
@@ -225,8 +226,17 @@ class Aside(nn.Module):
 
 
 def test_numbers_that_go_around_the_tensors_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cannot be planned"):
-        compile(Aside(), images(1, 2, 3, 3))
+    module = nn.Sequential(nn.ReLU(), Aside(), nn.ReLU())
+    with pytest.raises(ConfigurationError, match=r"cannot be planned: layer '1' \(Add\) depends on the values"):
+        compile(module, images(1, 2, 3, 3))
+
+
+def test_a_native_op_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [nn.Conv2d(2, 4, 3, rng=0), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, rng=1), nn.MaxPool2d(2)]
+    means = OpSpec(lambda context, op, x: int(context.plan.pool(x[0], mean=True, **op.options)))
+    monkeypatch.setitem(NATIVE_OPS, "max_pool", means)
+    with pytest.raises(ConfigurationError, match=r"deviates at layer '2' \(MaxPool2d\)"):
+        compile(nn.Sequential(*layers), images(2, 2, 12, 12))
 
 
 def test_another_dtype_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewise import _events
-from tilewise.graph.ir import Array, Op, Shape, Value
+from tilewise.graph.ir import Array, Op, Shape
 from tilewise.graph.ops import NATIVE_OPS
 from tilewise.graph.passes.lower import Lowering
 
@@ -85,14 +85,8 @@ class PythonCall:
     lowering: Lowering
 
     def run(self, values: dict[int, Array]) -> None:
-        node = self.op.node
-        assert node is not None
-
-        def operand(value: Any) -> Any:
-            return values[self.lowering.resolve(value)] if isinstance(value, Value) else value
-
-        params = {name: operand(value) for name, value in node.params.items()}
-        values[self.number] = np.asarray(node.operation().forward(*[operand(v) for v in node.inputs], **params))
+        assert self.op.node is not None
+        values[self.number] = self.op.node.evaluate(lambda value: values[self.lowering.resolve(value)])
 
 
 Call = NativeCall | PythonCall

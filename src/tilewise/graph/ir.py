@@ -6,6 +6,7 @@ its weights, its fused activation and its residual input; the float plan and the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,15 @@ class Node:
     def reads(self) -> list[Value]:
         """Return the operands and parameters that other nodes or the inputs provide."""
         return [v for v in (*self.inputs, *self.params.values()) if isinstance(v, Value)]
+
+    def evaluate(self, array_of: Callable[[Value], Array]) -> Array:
+        """Compute the operation in Python; `array_of` returns the array of a value that it reads."""
+
+        def operand(value: Any) -> Any:
+            return array_of(value) if isinstance(value, Value) else value
+
+        params = {name: operand(value) for name, value in self.params.items()}
+        return np.asarray(self.operation().forward(*map(operand, self.inputs), **params))
 
 
 @dataclass

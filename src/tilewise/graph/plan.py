@@ -14,7 +14,7 @@ from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
 from tilewise.graph.executor import Call, NativeCall
 from tilewise.graph.explain import PlanExplanation, explain
-from tilewise.graph.ir import Array, Value
+from tilewise.graph.ir import Array, Node, Trace, Value
 from tilewise.graph.passes.lower import Lowering
 from tilewise.graph.passes.partition import WeightCache, chunk_size, is_batch_independent, partition, set_batch
 from tilewise.graph.passes.patterns import match_patterns
@@ -191,7 +191,7 @@ class _Specialization:
             raise ConfigurationError(
                 f"the result of {type(module).__name__} does not depend on its input through tensors"
             )
-        guard = _TraceGuard(module, examples, traced.outputs[""])
+        guard = _TraceGuard(module, examples, traced)
         native.give_back_memory()  # the module's results are freed; the plan has an arena of its own
         return guard, Lowering(match_patterns(traced), is_float=True)
 
@@ -199,9 +199,8 @@ class _Specialization:
         self.calls, self.result = partition(lowering, weights), lowering.resolve(lowering.result)
         self._constants = lowering.constants
         if not guard.accepts(self.run, lowering.shapes[0][:1]):
-            raise ConfigurationError(
-                f"{type(module).__name__} cannot be planned: its operations depend on the values of the input"
-            )
+            reason = guard.rejection(module, lowering.trace)
+            raise ConfigurationError(f"{type(module).__name__} cannot be planned: {reason}")
 
     def run(self, arrays: list[Array]) -> Array:
         values = {**self._constants, **dict(enumerate(arrays))}
@@ -217,8 +216,8 @@ class _TraceGuard:
     weights: layers pack theirs while they run, and both at once would raise the peak of memory.
     """
 
-    def __init__(self, module: Module, examples: list[Array], result: Array) -> None:
-        self._first_result = result
+    def __init__(self, module: Module, examples: list[Array], first: Trace) -> None:
+        self._first, self._first_result = first, first.outputs[""]
         integers = any(getattr(m, "computes_in_int8", False) for m in module.modules())
         self._rounding = _INT8_ROUNDING if integers else _FLOAT_ROUNDING
         self._inputs = [_second_input(x) for x in examples]
@@ -238,6 +237,46 @@ class _TraceGuard:
             count = min(len(actual), len(self._expected))
             actual, expected, first = actual[:count], self._expected[:count], self._first_result[:count]
         return expected.shape == actual.shape and _agree(expected, actual, first, self._rounding)
+
+    def rejection(self, module: Module, lowered: Trace) -> str:
+        """Name the first layer that makes the plan differ: its trace depends on the input, or a native op is wrong."""
+        second = trace(module, *self._inputs)
+        for a, b in zip(self._first.nodes, second.nodes, strict=False):
+            if a.operation is not b.operation or not all(map(_same_operand, a.inputs, b.inputs)):
+                return f"{_describe(a)} depends on the values of the input, not through tensors"
+        exact: list[Array] = list(self._inputs)
+        for node in lowered.nodes:
+            exact.append(node.evaluate(lambda value: exact[value.number]))
+        result = lowered.result
+        assert isinstance(result, Value)
+        if not _agree(self._expected, exact[result.number], self._first_result, self._rounding):
+            return "its operations depend on the values of the input"
+        # The trace is right, so the plan of it is wrong: bisect for the shortest prefix whose plan deviates.
+        right, wrong = 0, len(lowered.nodes)
+        while right + 1 < wrong:
+            middle = (right + wrong) // 2
+            right, wrong = (middle, wrong) if self._prefix_agrees(lowered, middle, exact) else (right, middle)
+        return f"the native plan deviates at {_describe(lowered.nodes[wrong - 1])}; please report this"
+
+    def _prefix_agrees(self, lowered: Trace, count: int, exact: list[Array]) -> bool:
+        """Whether a plan of the first `count` nodes gives the last one's result."""
+        last = Value(len(self._inputs) + count - 1)
+        lowering = Lowering(Trace(lowered.inputs, lowered.nodes[:count], {"": last}), is_float=True)
+        values = {**lowering.constants, **dict(enumerate(self._inputs))}
+        for call in partition(lowering, WeightCache()):
+            call.run(values)
+        actual, expected = values[lowering.resolve(lowering.result)], exact[last.number]
+        return _agree(expected, actual, np.zeros_like(expected), self._rounding)
+
+
+def _describe(node: Node) -> str:
+    """Name a node in a sentence."""
+    name = str(node.params.get("name") or node.operation.__name__)
+    return f"layer {node.layer!r} ({name})" if node.layer else f"operation {name}"
+
+
+def _same_operand(a: Any, b: Any) -> bool:
+    return a == b if isinstance(a, Value) or isinstance(b, Value) else np.array_equal(a, b, equal_nan=True)
 
 
 def _second_input(x: Array) -> Array:
