@@ -27,9 +27,22 @@ def inverse_factor(moments: Array, width: int) -> Array:
     full *= mean if mean > 0 else 1.0  # padding and dead inputs
     full[: len(moments), : len(moments)] = moments
     full[np.diag_indices(width)] += _DAMPING * (mean if mean > 0 else 1.0)
-    lower = np.linalg.inv(np.linalg.cholesky(full))
-    upper: Array = np.linalg.cholesky(lower.T @ lower).T
+    # Reversing rows and columns turns H = L L^T into H = R R^T with an upper R, and R^-1 is the factor of H^-1.
+    upper: Array = _inverse_of_lower(np.linalg.cholesky(full[::-1, ::-1]))[::-1, ::-1]
     return upper.astype(np.float32)
+
+
+def _inverse_of_lower(lower: Array) -> Array:
+    """Invert a lower triangular matrix by halves: [[A, 0], [B, C]] has the inverse [[A', 0], [-C' B A', C']]."""
+    size = len(lower)
+    if size <= 64:  # arbitrary: smaller halves cost more calls than they save products
+        return np.tril(np.linalg.inv(lower))
+    half = size // 2
+    inverse = np.zeros_like(lower)
+    inverse[:half, :half] = _inverse_of_lower(lower[:half, :half])
+    inverse[half:, half:] = _inverse_of_lower(lower[half:, half:])
+    inverse[half:, :half] = -inverse[half:, half:] @ (lower[half:, :half] @ inverse[:half, :half])
+    return inverse
 
 
 def round_columns(

@@ -165,8 +165,10 @@ class PrecisionSearch:
         batch: EvaluatedBatch,
         holdout: EvaluatedBatch | None,
     ) -> None:
-        """`batch` was observed by calibration, `holdout` was not; without held-out images, mirror images of `batch`
-        stand in for them."""
+        """Store the images: `batch` was observed by calibration, `holdout` was not.
+
+        Without held-out images, mirror images of `batch` stand in for them.
+        """
         self.graph, self.calibration, self.float_reasons, self._batch = graph, calibration, float_reasons, batch
         self.check = images_to_check(graph, calibration, batch, holdout)
         self.at_hand = images_at_hand(calibration, batch, holdout)

@@ -36,10 +36,15 @@ def largest_sums(weights: Array, products: int) -> Array:
     run = padded.reshape(rows, kh, -1)
     lanes = np.zeros((rows, kh, -(-run.shape[2] // (2 * _GROUP)) * 2 * _GROUP), weights.dtype)
     lanes[..., : run.shape[2]] = run
-    # (O, two groups, pair of a group, products)
-    sums = lanes.reshape(rows, -1, 2, 2, 2).transpose(0, 1, 3, 2, 4).reshape(rows, -1, products)
-    up, down = np.maximum(sums, 0).sum(2), np.maximum(-sums, 0).sum(2)
-    most: Array = np.maximum(up, down).max(1, initial=0)
+    grouped = lanes.reshape(rows, -1, 2, 2, 2)  # (O, two groups, group, pair of a group, neighbour)
+
+    def largest(weights: Array) -> Array:
+        sums = weights[..., 0] + weights[..., 1]  # (O, two groups, group, pair)
+        if products == 4:
+            sums = sums[:, :, 0] + weights[:, :, 1, :, 0] + weights[:, :, 1, :, 1]
+        return np.asarray(sums.reshape(rows, -1).max(1, initial=0))
+
+    most: Array = np.maximum(largest(np.maximum(grouped, 0)), largest(np.maximum(-grouped, 0)))
     return most
 
 
