@@ -111,8 +111,8 @@ def one_prediction(model: Any, kernel: Kernel) -> float:
 
 
 def beside_the_original(folder: Path, data: Dataset, model: str, threads: int, rounds: int) -> list[Row]:
-    from tilewise.costmodel.train.config import default_settings
-    from tilewise.costmodel.train.loop import TrainingRun
+    from tilewise.costmodel.training.config import default_settings
+    from tilewise.costmodel.training.loop import TrainingRun
 
     original = Original(folder, threads, model)
     try:

@@ -52,8 +52,8 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
 from tilewise.costmodel.models.adapted import adapt_model
 from tilewise.costmodel.models.gbdt import train_gbdt
-from tilewise.costmodel.models.scorer import ridge_scorer
-from tilewise.costmodel.models.shipped import shipped_scorer
+from tilewise.costmodel.models.ridge import ridge_scorer
+from tilewise.costmodel.models.scorer import shipped_scorer
 from tilewise.tune.search.calibration import make_case
 from tilewise.tune.search.gaussian_process import Hyperparameters
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import tilewise
-from tilewise.costmodel.models.shipped import shipped_file
+from tilewise.costmodel.models.files import shipped_file
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.families.registry import find_family

@@ -36,7 +36,7 @@ from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.ranker import kernel_sizes
 from tilewise.costmodel.metrics import top_k_error
-from tilewise.costmodel.train.auto import CANDIDATES, train_auto
+from tilewise.costmodel.training.auto import CANDIDATES, train_auto
 
 RESULTS = Path(__file__).parent / "results" / "foreign.json"
 PLAIN, PICKS = "LightGBM", "five random picks"

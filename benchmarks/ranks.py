@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
-from tilewise.costmodel.models.shipped import shipped_scorer
+from tilewise.costmodel.models.scorer import shipped_scorer
 
 NOISES = (0.0036, 0.01, 0.03)  # relative standard deviations: the collection's own median, a quiet and a busy machine
 

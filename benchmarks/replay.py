@@ -20,8 +20,9 @@ from benchmarks.harness import today
 from tilewise._files import write_atomic
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection, load_dataset
-from tilewise.costmodel.evaluate import evaluate
-from tilewise.costmodel.models.shipped import shipped_file, shipped_names, shipped_scorer
+from tilewise.costmodel.evaluation import evaluate
+from tilewise.costmodel.models.files import shipped_file, shipped_names
+from tilewise.costmodel.models.scorer import shipped_scorer
 from tilewise.tune.search.confidence import WITHIN
 from tilewise.tune.search.replay import replay
 from tilewise.tune.search.replay_without_model import replay_without_model

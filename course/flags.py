@@ -21,7 +21,7 @@ from typing import Any
 from tilewise._files import MAX_JSON_BYTES, gunzip, parse_json, read_input, write_atomic
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.data.synthetic_tiles import synthetic_dataset
-from tilewise.costmodel.train.config import default_settings
+from tilewise.costmodel.training.config import default_settings
 from tilewise.errors import ConfigurationError, FileFormatError
 
 DATA_ROOT = "~/data/tpugraphs/npz/tile/xla"

@@ -23,7 +23,7 @@ from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 from tilewise.costmodel.data import tpu_tiles
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.features.scaling import MinMax
-from tilewise.costmodel.models.trained import MODEL_FILE, ModelFile, read_model_file
+from tilewise.costmodel.models.files import MODEL_FILE, ModelFile, read_model_file
 from tilewise.errors import ConfigurationError, FileFormatError
 
 # The layers of all models in the order in which the Keras classes create them.
@@ -93,7 +93,7 @@ def keras_arguments(file: ModelFile, scaled_by: MinMax | None = None) -> tuple[d
     if isinstance(preparation, MinMax):
         return kwargs, preparation
     arrays = dict(preparation.tensors())
-    scaling = scaled_by or MinMax.restore(arrays, {})
+    scaling = scaled_by or MinMax.restore(arrays)
     constant = np.flatnonzero(arrays["node_low"] == arrays["node_high"])
     arrays["node_constant"] = np.stack([constant, arrays["node_low"][constant]], axis=1)
     arrays |= {"config_rest": arrays["config_low"]} | scaling.tensors()

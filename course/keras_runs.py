@@ -76,7 +76,7 @@ def load_scaling(folder: Path) -> MinMax:
     """The feature ranges saved with a model."""
     try:
         with np.load(folder / SCALING_FILE, allow_pickle=False) as arrays:
-            return MinMax.restore({name: arrays[name] for name in arrays.files}, {})
+            return MinMax.restore({name: arrays[name] for name in arrays.files})
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise FileFormatError(f"{folder} lacks a readable {SCALING_FILE}.") from error
 

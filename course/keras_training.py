@@ -18,11 +18,10 @@ from keras_losses import PADDING, CombinedLoss
 from keras_runs import build, load_models, save_model
 
 from tilewise.costmodel.course.predictions import padding_note, write_predictions
-from tilewise.costmodel.data.dataset import Dataset
-from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.shards import Split
+from tilewise.costmodel.data.dataset import Dataset, Split
+from tilewise.costmodel.data.kernel import Kernel, ranking
 from tilewise.costmodel.features.scaling import MinMax
-from tilewise.costmodel.metrics import opa, ranking, top_k_error
+from tilewise.costmodel.metrics import opa, top_k_error
 from tilewise.errors import ConfigurationError
 
 KS = (1, 5, 10)

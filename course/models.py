@@ -332,7 +332,7 @@ class RankerFeatures:
             wide = log(sizes[self.sizes.astype(np.int64)])
             element = self.BYTES[int(np.argmax(written[0, self.TYPES]))]
             filling = self._filling(written, opcode, sizes, config, element)
-            raw = np.hstack([self._cuts(sizes, config), self._crowds(sizes, config, element), filling])
+            raw = np.hstack([self._cuts(sizes, config), filling])
         wide = np.concatenate([wide, summary, node[heavy, self.TYPES]])
         wide = (as_float32(wide) - as_float32(self.global_centre)) * as_float32(self.global_scale)
         own = (as_float32(raw) - as_float32(self.config_centre)) * as_float32(self.config_scale)
@@ -386,20 +386,6 @@ class RankerFeatures:
         padding = np.minimum(tile * tiles / size, np.float32(64))
         reached = config[:, steps[:, 0].astype(np.int64)] >= as_float32(steps[:, 1])
         return np.hstack([log(config[:, self.columns.astype(np.int64)]), reached, np.log2(tiles), np.log2(padding)])
-
-    def _crowds(self, sizes: np.ndarray, config: np.ndarray, element: int) -> np.ndarray:
-        """Whether a tile walks down more rows that share the sets of a cache than those have ways."""
-        table = np.reshape(self._tables.get("crowds", ()), (-1, 5)).astype(np.int64)
-        found = np.zeros((len(config), len(table)), bool)
-        for q, (column, dimension, ways, switch, state) in enumerate(table):
-            tensor = (0, 2, 3)[dimension // 5]  # root, first and second operand; dimensions from the last but one
-            shape, outward = [n for n in sizes[6 * tensor : 6 * tensor + 6] if n >= 1], dimension % 5 + 1
-            stride = int(min(element * np.prod(shape[-outward:]), 2.0**50)) if outward < len(shape) else 0
-            if stride >= 64:
-                rows = np.minimum(np.abs(config[:, column]), shape[-outward - 1])
-                found[:, q] = rows > ways * 4096 / min(stride & -stride, 4096)
-                found[:, q] &= (switch < 0) | (config[:, switch] == state)
-        return found
 
     def _filling(
         self, node: np.ndarray, opcode: np.ndarray, sizes: np.ndarray, config: np.ndarray, element: int

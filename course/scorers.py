@@ -26,8 +26,9 @@ class _Own:
     """A run in tilewise's own format; read without PyTorch, unless the class is a user's own."""
 
     def __init__(self, folder: Path, model_class: str | None) -> None:
+        from tilewise.costmodel.models.files import read_model_file
         from tilewise.costmodel.models.scorer import load_scorer
-        from tilewise.costmodel.models.trained import load_model, read_model_file
+        from tilewise.costmodel.models.trained import load_model
 
         own_class = ":" in str(read_model_file(folder).record["model"])
         self._model = load_model(folder, model_class=model_class) if own_class else load_scorer(folder)
@@ -47,7 +48,7 @@ class _Keras:
     def order(self, kernel: Kernel) -> np.ndarray:
         from keras_runs import KerasRanker
 
-        from tilewise.costmodel.metrics import ranking
+        from tilewise.costmodel.data.kernel import ranking
 
         self._ranker = self._ranker or KerasRanker(self._folder, kernel)
         return ranking(self._ranker.scores(kernel))
@@ -64,7 +65,7 @@ def add_model_flag(flags: argparse.ArgumentParser) -> None:
 
 def load_scorer_of(folder: Path, model_class: str | None = None) -> Scorer:
     """The run in `folder`, ready to rank; `model_class` is the user's own, for a run that was trained with one."""
-    from tilewise.costmodel.models.trained import MODEL_FILE
+    from tilewise.costmodel.models.files import MODEL_FILE
 
     if (folder / MODEL_FILE).is_file():
         return _Own(folder, model_class)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 def train_torch(args: TrainArgs, data: Dataset, seed: int) -> dict[str, Any]:
     """Train with PyTorch; the run file's content is returned."""
-    from tilewise.costmodel.train.config import default_settings
-    from tilewise.costmodel.train.loop import train
+    from tilewise.costmodel.training.config import default_settings
+    from tilewise.costmodel.training.loop import train
 
     settings = default_settings(args.model, **_settings(args, seed))
     model = train(data, settings, out_dir=args.model_dir)

@@ -30,7 +30,7 @@ settings.load_profile("fixed")
 LONGEST = (
     "native/test_fences.py", "docs/test_docs.py", "learn/test_checks.py", "cli/test_sweep.py",
     "programs/test_programs.py", "quantize/test_networks.py", "fuzz/test_fuzz.py", "learn/test_lessons.py",
-    "tour/test_tour.py", "onnx/test_save.py", "costmodel/train/test_loop.py",
+    "tour/test_tour.py", "onnx/test_save.py", "costmodel/training/test_loop.py",
 )  # fmt: skip
 # Folders whose tests try to break the judge, the board and the readers: none of them is skipped without a word.
 SECURITY = ("bench/", "fuzz/", "learn/grading/")

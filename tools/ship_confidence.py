@@ -18,9 +18,9 @@ import numpy as np
 
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.models.ridge import NAME
-from tilewise.costmodel.models.scorer import ridge_scorer
-from tilewise.costmodel.models.shipped import shipped_file, shipped_names, shipped_scorer
+from tilewise.costmodel.models.files import shipped_file, shipped_names
+from tilewise.costmodel.models.ridge import ridge_scorer
+from tilewise.costmodel.models.scorer import RIDGE, shipped_scorer
 from tilewise.tune.search.calibration import calibration_path, load_calibration, make_case, save_calibration
 from tilewise.tune.search.confidence import claims_text, error_groups, evaluate_claims, fit_confidence_bounds
 
@@ -62,7 +62,7 @@ def ship(name: str) -> None:
     if hyper is None:
         raise SystemExit(f"{path.name} has no calibration; `tilewise tiles replay {name} --calibrate` makes one.")
     unseen: tuple[Any, Sequence[Kernel]] = (model, list(data.valid))
-    if model.name == NAME:
+    if model.name == RIDGE:
         unseen = out_of_fold(data, int(model.record.get("seed", 0)))
     cases = [make_case(unseen[0], kernel, names) for kernel in unseen[1]]
     groups = error_groups([case.name for case in cases], data.train.names)

@@ -28,8 +28,8 @@ from tilewise._files import write_atomic
 from tilewise.costmodel import train
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection
 from tilewise.costmodel.data.dataset import dataset_from_kernels, find_collection
-from tilewise.costmodel.models.ridge import NAME
-from tilewise.costmodel.models.scorer import ridge_scorer
+from tilewise.costmodel.models.ridge import ridge_scorer
+from tilewise.costmodel.models.scorer import RIDGE
 from tilewise.tune.search.calibration import calibration_path
 from tilewise.tune.search.replay import recalibrate
 
@@ -87,7 +87,7 @@ def folds(machines: Sequence[str]) -> dict[str, set[str]]:
 def fit(model: str, kernels: Sequence[MeasuredKernel], collection: Collection, seed: int) -> Any:
     """Train a model on these kernels. Networks choose their checkpoint by the shapes of the valid split."""
     every = [m.kernel for m in kernels]
-    if model == NAME:
+    if model == RIDGE:
         return ridge_scorer(every, collection.schema, seed)
     valid_names = {m.kernel.name for m in collection.splits["valid"]}
     training = [k for k in every if k.name not in valid_names]
@@ -182,12 +182,12 @@ def _summaries(cases_by_fold: dict[str, list[HeldOutKernel]], machines: Sequence
 
 def ship(collection: Collection, seed: int, path: Path = FOLDER / "cpu.safetensors", without: str = "") -> None:
     """Write a model with its margin and calibration; `without` leaves a processor out of all three."""
-    figures = json.loads(RESULTS.read_text(encoding="utf-8"))["models"][NAME]
+    figures = json.loads(RESULTS.read_text(encoding="utf-8"))["models"][RIDGE]
     margin = figures["folds"][f"processor {without}"]["margin"] if without else figures["margin"]
     training = [
         m for split in ("train", "valid") for m in collection.splits[split] if processor(machine_of(m)) != without
     ]
-    model = fit(NAME, training, collection, seed)
+    model = fit(RIDGE, training, collection, seed)
     model.record |= {"margin": margin, "error": figures["error"]}
     model.save(path)
     names = {m.kernel.name for m in training}
@@ -203,7 +203,7 @@ def main() -> None:
         "--without", metavar="PROCESSOR", help="train a model that has not seen this processor, into --out"
     )
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--models", nargs="*", default=[NAME])
+    parser.add_argument("--models", nargs="*", default=[RIDGE])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--collection", default="cpu")
     options = parser.parse_args()

@@ -31,10 +31,11 @@ import numpy as np
 
 from tilewise._files import write_atomic
 from tilewise.costmodel import Dataset, load_dataset, train
-from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, write_collection
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection
 from tilewise.costmodel.data.dataset import find_collection
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES
+from tilewise.costmodel.data.writing import write_collection
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.gpu.families.family import get_family

@@ -166,7 +166,7 @@ def _practice() -> dict[str, Array]:
     """The shipped model's order of every practice kernel's configurations."""
     from tilewise.bench.scoring import PRACTICE_SPLIT
     from tilewise.costmodel import load_dataset, rank
-    from tilewise.costmodel.models.shipped import shipped_scorer
+    from tilewise.costmodel.models.scorer import shipped_scorer
 
     collection, split = PRACTICE_SPLIT
     scorer = shipped_scorer(collection)

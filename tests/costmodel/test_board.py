@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from costmodel.simulated import simulated_kernels
 from tilewise.cli.tiles.app import tiles
 from tilewise.costmodel.board import board_lines, fill_board, read_board
-from tilewise.costmodel.hlo.tuning_data import kernel_npz
+from tilewise.costmodel.data.writing import kernel_npz
 from tilewise.errors import ConfigurationError, FileFormatError
 
 QUICK = {"epochs": 1, "device": "cpu"}

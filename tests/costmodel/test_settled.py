@@ -11,10 +11,9 @@ pytest.importorskip("torch")
 
 from costmodel.simulated import simulated_kernels
 from tilewise.costmodel import load_scorer, rank, train
-from tilewise.costmodel.data.dataset import dataset_from_kernels
+from tilewise.costmodel.data.dataset import dataset_from_kernels, from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.data.shards import from_kernels
 from tilewise.costmodel.features.ranker import RankerFeatures
 
 MODELS = ["MLP", "LateJoinSAGE", "EarlyJoinSAGE", "LateJoinResGCN", "EarlyJoinResGCN", "TileRanker"]

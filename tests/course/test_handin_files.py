@@ -14,9 +14,7 @@ from costmodel.simulated import simulated_kernels
 
 from tilewise.costmodel.data import tpu_tiles
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
-from tilewise.costmodel.features.cache_conflicts import has_conflicts, outer_dimensions
-from tilewise.costmodel.features.occupancy import element_bytes
-from tilewise.costmodel.features.ranker import RankerFeatures, kernel_sizes
+from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.features.scaling import MinMax
 
 COURSE = Path(__file__).resolve().parents[2] / "course"
@@ -80,21 +78,6 @@ def test_the_hand_in_reads_the_same_features_as_tile_ranker(collection: str) -> 
         np.testing.assert_array_equal(node, ours.node)
         np.testing.assert_array_equal(wide, ours.config[0, : fitted.global_width])
         np.testing.assert_array_equal(own, ours.config[:, fitted.global_width :])
-
-
-def test_the_hand_in_computes_the_same_cache_conflicts() -> None:
-    """Also along dimensions and with switches that no embedded collection asks for."""
-    split = load_dataset("cpu", limit=40).train
-    rng = np.random.default_rng(0)
-    table = rng.integers([0, 0, 1, -1, 0], [31, 15, 9, 31, 2], (200, 5))
-    theirs = numpy_parts()["RankerFeatures"]({"crowds": table.tolist()})
-    some = 0
-    for kernel in split:
-        sizes, element = kernel_sizes(kernel), element_bytes(kernel)
-        ours = has_conflicts(table, outer_dimensions(sizes, element), np.ascontiguousarray(kernel.config_feat.T))
-        np.testing.assert_array_equal(theirs._crowds(sizes, kernel.config_feat.astype(float), int(element)), ours.T)
-        some += int(ours.sum())
-    assert some > 100
 
 
 def test_a_hand_in_trained_on_other_data_reads_the_graders_kernels() -> None:

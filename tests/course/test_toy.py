@@ -32,8 +32,8 @@ def test_the_flags_that_are_typed_come_before_the_toy_settings():
 
 
 def test_the_mlp_learns_far_more_than_chance_from_the_toy_data(toy: Dataset, tmp_path):
-    from tilewise.costmodel.train import train
-    from tilewise.costmodel.train.config import default_settings
+    from tilewise.costmodel.training.config import default_settings
+    from tilewise.costmodel.training.loop import train
 
     args = train_args(train_parser().parse_args(["--model=MLP", "--toy_data"]))
     settings = default_settings(

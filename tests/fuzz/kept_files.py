@@ -87,8 +87,8 @@ def inductor_records(folder: Path) -> Target:
 
 @target
 def candidates(folder: Path) -> Target:
-    from tilewise.costmodel.models.trained import MODEL_FILE
-    from tilewise.costmodel.train.auto import CANDIDATES, DONE_FILE, _blend_names, _finished_candidates
+    from tilewise.costmodel.models.files import MODEL_FILE
+    from tilewise.costmodel.training.auto import CANDIDATES, DONE_FILE, _blend_names, _finished_candidates
 
     errors = {"top1": 2.0, "top5": 0.5, "each": [1.0, 2.0]}
     for name in CANDIDATES:

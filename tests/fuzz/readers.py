@@ -46,7 +46,7 @@ APART = {
     "tilewise_arena/worker.py:main": _WORDS,
     "cli/tiles/models.py:export": "read whole by the scorer just before, which has targets",
     "costmodel/board.py:_key": "only hashed, never taken apart",
-    "costmodel/train/config.py:parse_kwargs": _WORDS,
+    "costmodel/training/config.py:parse_kwargs": _WORDS,
     "learn/checking.py:check": _PROGRAM,
     "tilewise_arena/grading/judging.py:must_be_solved": _PROGRAM,
     "tilewise_arena/grading/judging.py:must_be_predicted": _PROGRAM,

@@ -269,8 +269,8 @@ TARGETS["GBDT"] = _scored("GBDT", torch=False)
 @target
 def training_checkpoint(folder: Path) -> Target:
     from tilewise.costmodel.data.dataset import dataset_from_kernels
-    from tilewise.costmodel.train.config import default_settings
-    from tilewise.costmodel.train.loop import CHECKPOINT, TrainingRun
+    from tilewise.costmodel.training.config import default_settings
+    from tilewise.costmodel.training.loop import CHECKPOINT, TrainingRun
 
     data = dataset_from_kernels(kernels()[:8], kernels()[8:])
 
@@ -289,7 +289,7 @@ def training_checkpoint(folder: Path) -> Target:
 
 @target
 def tuning_json(folder: Path) -> Target:
-    from tilewise.costmodel.models.shipped import shipped_file
+    from tilewise.costmodel.models.files import shipped_file
     from tilewise.store.problem import Config
     from tilewise.tune.choose.scores import file_scores
     from tilewise.tune.families.space import space_of
@@ -316,9 +316,10 @@ def kernel_npz(folder: Path) -> Target:
 
 @target
 def collection(folder: Path) -> Target:
-    from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, write_collection
+    from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection
     from tilewise.costmodel.data.describe import describe
     from tilewise.costmodel.data.schema import Schema
+    from tilewise.costmodel.data.writing import write_collection
 
     measured = [MeasuredKernel(k, np.zeros(12, np.float32), np.ones(12, np.uint16), {"m": 3}) for k in kernels()[:4]]
     write_collection(folder / "c.npz", Collection(Schema(), {"train": measured[:2], "valid": measured[2:], "test": []}))

@@ -29,7 +29,7 @@ from tilewise import Tensor, models, nn, no_grad
 from tilewise._extension import native
 from tilewise.backend import matmul_native
 from tilewise.costmodel import load_dataset, load_scorer, rank
-from tilewise.costmodel.models.shipped import shipped_file
+from tilewise.costmodel.models.files import shipped_file
 from tilewise.generate import generate
 from tilewise.plan import compile as compile_plan
 from tilewise.quantize import quantize

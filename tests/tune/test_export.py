@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewise.costmodel import load_dataset
-from tilewise.costmodel.data.collection import Collection, read_collection, write_collection
+from tilewise.costmodel.data.collection import Collection, read_collection
 from tilewise.costmodel.data.dataset import embedded_collections
+from tilewise.costmodel.data.writing import write_collection
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.gpu.families.family import get_family
 from tilewise.store.aggregate import MeasuredProblem, open_measurements, read_measured

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewise.costmodel.models.shipped import shipped_file
+from tilewise.costmodel.models.files import shipped_file
 from tilewise.errors import ConfigurationError
 from tilewise.tune.search.calibration import (
     Case,

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tilewise._extension import native
 from tilewise.cli.collect import collect
 from tilewise.costmodel import load_dataset
-from tilewise.costmodel.models.shipped import shipped_file
+from tilewise.costmodel.models.files import shipped_file
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Kernel, Problem
 from tilewise.tune.search.calibration import load_calibration, save_calibration

@@ -1,7 +1,7 @@
 """score a kernel's configurations with a shipped model (NumPy only)"""
 
 from tilewise.costmodel import load_dataset, rank
-from tilewise.costmodel.models.shipped import shipped_file
+from tilewise.costmodel.models.files import shipped_file
 
 
 def run() -> None:

@@ -118,7 +118,7 @@ def _tiles_reference() -> Recipe:
     from tilewise._system import cache_folder
     from tilewise.costmodel import load_dataset, rank
     from tilewise.costmodel.course.predictions import write_predictions
-    from tilewise.costmodel.models.shipped import shipped_scorer
+    from tilewise.costmodel.models.scorer import shipped_scorer
 
     collection, split = PRACTICE_SPLIT
     scorer = shipped_scorer(collection)

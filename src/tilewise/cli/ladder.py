@@ -51,7 +51,7 @@ def ladder(
     from tilewise import get_num_threads
     from tilewise.backend import matmul_blocked
     from tilewise.backend.ladder import PEER, RUNGS
-    from tilewise.costmodel.data.progress import track
+    from tilewise.costmodel.data.shards import track
     from tilewise.profile.machine import machine
 
     rng = np.random.default_rng(seed)

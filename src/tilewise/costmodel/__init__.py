@@ -1,22 +1,39 @@
-"""The learned cost model: trained on measured kernels, it ranks tile configurations."""
+"""The learned cost model: trained on measured kernels, it ranks tile configurations.
+
+Names are imported on first use, so that ranking with a trained model loads neither training nor evaluation.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from tilewise.costmodel.data.dataset import Dataset, load_dataset
-from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.evaluate import Evaluation, evaluate
-from tilewise.costmodel.hlo.featurize import featurize_hlo
-from tilewise.costmodel.models.gbdt import GBDT
-from tilewise.costmodel.models.scorer import Scorer, load_scorer
-from tilewise.costmodel.models.trained import TrainedModel, load_model
 from tilewise.costmodel.rank import Ranking, rank
-from tilewise.costmodel.train.loop import train
 
 if TYPE_CHECKING:
+    from tilewise.costmodel.data.dataset import Dataset, load_dataset
+    from tilewise.costmodel.data.kernel import Kernel
     from tilewise.costmodel.estimator import TileRanker
+    from tilewise.costmodel.evaluation import Evaluation, evaluate
+    from tilewise.costmodel.hlo.featurize import featurize_hlo
+    from tilewise.costmodel.models.gbdt import GBDT
+    from tilewise.costmodel.models.scorer import Scorer, load_scorer
     from tilewise.costmodel.models.torch import build_model
+    from tilewise.costmodel.models.trained import TrainedModel, load_model
+    from tilewise.costmodel.training.loop import train
+
+_MODULES = {
+    "data.dataset": ("Dataset", "load_dataset"),
+    "data.kernel": ("Kernel",),
+    "estimator": ("TileRanker",),
+    "evaluation": ("Evaluation", "evaluate"),
+    "hlo.featurize": ("featurize_hlo",),
+    "models.gbdt": ("GBDT",),
+    "models.scorer": ("Scorer", "load_scorer"),
+    "models.torch": ("build_model",),
+    "models.trained": ("TrainedModel", "load_model"),
+    "training.loop": ("train",),
+}
 
 __all__ = [
     "GBDT",
@@ -39,13 +56,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `build_model`, which needs torch, and `TileRanker` on first use."""
-    if name == "build_model":
-        from tilewise.costmodel.models.torch import build_model
-
-        return build_model
-    if name == "TileRanker":
-        from tilewise.costmodel.estimator import TileRanker
-
-        return TileRanker
+    """Import a public name from its module on first use."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.data.dataset import Split
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, TILE_FEATURES, Schema
-from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.data.tpu_tiles import estimate_runtime
 from tilewise.costmodel.features.occupancy import Gpu, element_bytes, is_product, occupancy_features
 from tilewise.costmodel.features.ranker import kernel_sizes

@@ -20,11 +20,9 @@ from typing import Any
 from tilewise._files import read_input, read_json_input, write_atomic
 from tilewise._wording import with_interval
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
-from tilewise.costmodel.evaluate import Evaluation, evaluate
-from tilewise.costmodel.models.files import without_nans
+from tilewise.costmodel.evaluation import Evaluation, evaluate
+from tilewise.costmodel.models.files import model_path, shipped_file, shipped_names, without_nans
 from tilewise.costmodel.models.scorer import load_scorer
-from tilewise.costmodel.models.shipped import shipped_file, shipped_names
-from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
@@ -102,8 +100,8 @@ def _load_or_train(data: Dataset, collection: str, model: str, folder: Path, **s
     file = _model_file(collection, model)
     if file is not None:
         return load_scorer(file)
-    from tilewise.costmodel.train.auto import train_auto
-    from tilewise.costmodel.train.loop import train
+    from tilewise.costmodel.training.auto import train_auto
+    from tilewise.costmodel.training.loop import train
 
     if model == "auto":
         return train_auto(data, out_dir=folder, **settings)

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.metrics import ranking, top_k_error
+from tilewise.costmodel.data.kernel import Kernel, ranking
 
 WITHIN = 0.01  # relative slowdown that counts as nearly optimal
 _KS = (1, 5)
@@ -46,6 +45,8 @@ def outside_log_odds(scores: npt.NDArray[Any], k: int, scale: float) -> float:
 
 def calibrate(model: ScoringModel, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
     """Fit the calibration that is stored with a model; None if there are too few kernels."""
+    from tilewise.costmodel.metrics import top_k_error
+
     labelled = [kernel for kernel in kernels if kernel.labelled]
     if len(labelled) < _MIN_KERNELS:
         return None

@@ -18,7 +18,7 @@ from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.models.gbdt import GBDT
 from tilewise.costmodel.models.trained import TrainedModel
-from tilewise.costmodel.train.config import default_settings
+from tilewise.costmodel.training.config import default_settings
 from tilewise.errors import ConfigurationError
 
 _HOLD_OUT_STEP = 10  # every tenth kernel is held out for validation
@@ -46,7 +46,7 @@ class TileRanker:
         self, kernels: Sequence[Kernel], validation: Sequence[Kernel] | None = None, schema: Schema | None = None
     ) -> Self:
         """Train on measured kernels; `schema` names their columns if they are not those of TpuGraphs."""
-        from tilewise.costmodel.train.loop import train
+        from tilewise.costmodel.training.loop import train
 
         kernels = _checked_kernels(kernels)
         # One kernel to train on and one to choose the checkpoint.

@@ -14,15 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.data.kernel import ranking
 from tilewise.errors import ShapeError
-from tilewise.profile.timing.statistics import resampled_means
 
 Floats = npt.NDArray[np.floating[Any]]
-
-
-def ranking(scores: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Return configuration indices from the fastest predicted to the slowest."""
-    return np.argsort(np.asarray(scores), kind="stable").astype(np.int64)
 
 
 def top_k_error(target: npt.ArrayLike, scores: npt.ArrayLike, k: int) -> float:
@@ -87,6 +82,8 @@ class Estimate:
 
 def bootstrap(values: npt.ArrayLike, *, seed: int = 0, draws: int = 2000, level: float = 0.95) -> Estimate:
     """Return the mean over kernels with its percentile interval; NaNs (undefined metrics) are ignored."""
+    from tilewise.profile.timing.statistics import resampled_means
+
     v = np.asarray(values, dtype=np.float64)
     v = v[~np.isnan(v)]
     if not len(v):

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.confidence import confidence
-from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.metrics import ranking
+from tilewise.costmodel.data.kernel import Kernel, ranking
 
 _FLOAT32_NOISE = 2e-5  # relative to the largest score; several times the rounding of sums over a large graph
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from tilewise.costmodel.course.predictions import write_predictions
 from tilewise.costmodel.data.dataset import load_dataset
-from tilewise.costmodel.evaluate import evaluate
-from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
+from tilewise.costmodel.evaluation import evaluate
+from tilewise.costmodel.models.files import shipped_names
+from tilewise.costmodel.models.scorer import shipped_scorer
 from tilewise.costmodel.rank import rank
 from tilewise.tour.stops import Bars, Stop, Table, Visit
 

@@ -15,8 +15,9 @@ import pytest
 from costmodel.simulated import simulated_kernel, simulated_kernels, write_collection, write_npz
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.kernel import program_of, read_kernel
-from tilewise.costmodel.data.npz import npz_bytes, read_npz
+from tilewise.costmodel.data.npz import read_npz
 from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODES, TILE_FEATURES
+from tilewise.costmodel.data.writing import npz_bytes
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 
@@ -180,7 +181,7 @@ def test_orders_and_endianness_are_read_as_numpy_does(tmp_path, order, dtype):
 
 @pytest.mark.parametrize("most", [0, 1 << 30])
 def test_what_is_written_is_read_by_numpy_zipfile_and_us(tmp_path, monkeypatch, most):
-    monkeypatch.setattr("tilewise.costmodel.data.npz._MAX_FAST_WRITER_BYTES", most)
+    monkeypatch.setattr("tilewise.costmodel.data.writing._MAX_FAST_WRITER_BYTES", most)
     rng = np.random.default_rng(0)
     arrays = {
         "none": np.empty((0, 3), np.float32),

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write_collection
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel
 from tilewise.costmodel.data.dataset import embedded_collections
 from tilewise.costmodel.data.describe import describe
 from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import Schema
+from tilewise.costmodel.data.writing import write_collection
 from tilewise.errors import TilewiseError
 
 

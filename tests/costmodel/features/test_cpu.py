@@ -89,7 +89,8 @@ def test_other_columns_are_refused_with_a_sentence():
 
 
 def test_the_model_learns_what_it_is_shown_and_is_the_same_when_read_again(tmp_path: Path):
-    from tilewise.costmodel.models.scorer import load_scorer, ridge_scorer
+    from tilewise.costmodel.models.ridge import ridge_scorer
+    from tilewise.costmodel.models.scorer import load_scorer
 
     kernels = [kernel(graph, rows(12, MACHINE), f"{name}_1") for name, graph in GRAPHS.items()]
     model = ridge_scorer(kernels * 20, SCHEMA, seed=3)

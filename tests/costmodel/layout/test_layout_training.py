@@ -15,7 +15,7 @@ from tilewise.costmodel.layout.evaluate import evaluate_layouts  # noqa: E402
 from tilewise.costmodel.layout.models import MODELS  # noqa: E402
 from tilewise.costmodel.layout.segments import Scaling, SegmentedGraphs, split_graph, within_hops  # noqa: E402
 from tilewise.costmodel.layout.trained import build_layout_model, score_graph  # noqa: E402
-from tilewise.costmodel.train.losses import parse_losses  # noqa: E402
+from tilewise.costmodel.training.losses import parse_losses  # noqa: E402
 from tilewise.errors import ConfigurationError, FileFormatError  # noqa: E402
 
 SMALL = {"hidden": 8, "layers": 2, "op_embed": 4}

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from costmodel.simulated import simulated_kernels
 from tilewise.cli.tiles.app import tiles
 from tilewise.costmodel import train
-from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write_collection
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel
 from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.data.schema import Schema
+from tilewise.costmodel.data.writing import write_collection
 from tilewise.costmodel.metrics import opa
 from tilewise.costmodel.models.adapted import adapt, adapt_model
 from tilewise.costmodel.models.blend import Blend

@@ -12,8 +12,7 @@ from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.models.numpy import ranker as numpy_ranker
 from tilewise.costmodel.models.numpy.lookup_ranker import LookupRanker
-from tilewise.costmodel.models.scorer import Scorer
-from tilewise.costmodel.models.shipped import shipped_scorer
+from tilewise.costmodel.models.scorer import Scorer, shipped_scorer
 
 
 def plain(scorer: Scorer, kernel: Kernel) -> np.ndarray:

@@ -9,14 +9,15 @@ torch = pytest.importorskip("torch")
 
 from costmodel.simulated import simulated_kernels  # noqa: E402
 from tilewise.costmodel.data.dataset import dataset_from_kernels  # noqa: E402
+from tilewise.costmodel.features.inputs import ModelInputs  # noqa: E402
 from tilewise.costmodel.features.ranker import RankerFeatures  # noqa: E402
-from tilewise.costmodel.features.scaling import MinMax, ModelInputs  # noqa: E402
+from tilewise.costmodel.features.scaling import MinMax  # noqa: E402
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
 from tilewise.costmodel.models.numpy import ranker as numpy_ranker  # noqa: E402
 from tilewise.costmodel.models.torch import MODELS, build_model  # noqa: E402
 from tilewise.costmodel.models.torch.predictor import score_inputs  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate, sum_duplicates  # noqa: E402
-from tilewise.costmodel.train.config import parse_kwargs  # noqa: E402
+from tilewise.costmodel.training.config import parse_kwargs  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
 
 BASELINES = [name for name in MODELS if name != "TileRanker"]
@@ -198,7 +199,7 @@ def test_bad_arguments_are_one_sentence(kwargs):
 
 
 def test_adam_matches_pytorch_and_keeps_no_denormals():
-    from tilewise.costmodel.train.optimizer import FlatAdam
+    from tilewise.costmodel.training.optimizer import FlatAdam
 
     torch.manual_seed(0)
     ours, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
@@ -219,7 +220,7 @@ def test_adam_matches_pytorch_and_keeps_no_denormals():
 
 
 def test_clipping_is_per_tensor():
-    from tilewise.costmodel.train.optimizer import FlatAdam
+    from tilewise.costmodel.training.optimizer import FlatAdam
 
     parameters = [torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(2))]
     optimizer = FlatAdam(parameters, clip_norm=1.0)

@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewise._extension import native  # noqa: E402
-from tilewise.costmodel.features.scaling import ModelInputs  # noqa: E402
+from tilewise.costmodel.features.inputs import ModelInputs  # noqa: E402
 from tilewise.costmodel.models.torch import build_model  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
 from tilewise.costmodel.models.torch.ranker import TileRanker  # noqa: E402
-from tilewise.costmodel.train.losses import parse_losses  # noqa: E402
+from tilewise.costmodel.training.losses import parse_losses  # noqa: E402
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not here")
 

@@ -11,14 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewise._extension import native  # noqa: E402
-from tilewise.costmodel.features.scaling import ModelInputs  # noqa: E402
+from tilewise.costmodel.features.inputs import ModelInputs  # noqa: E402
+from tilewise.costmodel.features.scaling import Neighbours  # noqa: E402
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
-from tilewise.costmodel.models.numpy import sage  # noqa: E402
-from tilewise.costmodel.models.numpy.sage import Neighbours  # noqa: E402
 from tilewise.costmodel.models.torch import build_model, layers  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
-from tilewise.costmodel.train.losses import parse_losses  # noqa: E402
-from tilewise.costmodel.train.optimizer import FlatAdam  # noqa: E402
+from tilewise.costmodel.training.losses import parse_losses  # noqa: E402
+from tilewise.costmodel.training.optimizer import FlatAdam  # noqa: E402
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not here")
 
@@ -98,7 +97,7 @@ def test_the_numpy_scorer_gives_the_same_with_and_without_the_kernels(monkeypatc
     rng, model = np.random.default_rng(1), network(64, 3).eval()
     weights, part = {k: v.numpy() for k, v in model.state_dict().items()}, graph(31, 70, rng)
     found = numpy_baselines.forward("EarlyJoinSAGE", weights, {}, part)
-    monkeypatch.setattr(sage, "available", lambda name: False)
+    monkeypatch.setattr(numpy_baselines, "available", lambda name: False)
     np.testing.assert_allclose(found, numpy_baselines.forward("EarlyJoinSAGE", weights, {}, part), rtol=2e-5, atol=2e-5)
 
 

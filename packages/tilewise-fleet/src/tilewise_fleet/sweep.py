@@ -23,8 +23,8 @@ import numpy as np
 
 from tilewise._files import read_json_input, write_atomic
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels, load_dataset
-from tilewise.costmodel.models.trained import MODEL_FILE
-from tilewise.costmodel.train.config import default_settings
+from tilewise.costmodel.models.files import MODEL_FILE
+from tilewise.costmodel.training.config import default_settings
 from tilewise.errors import ConfigurationError, TilewiseError
 
 _FIELDS = (
@@ -108,8 +108,8 @@ def fold_of(data: Dataset, fold: int, folds: int) -> Dataset:
 
 def run_trial(sweep: Sweep, trial: Mapping[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Train one trial in its folder, or return its stored result if it is already finished."""
-    from tilewise.costmodel.train.loop import train
-    from tilewise.costmodel.train.resumable import selection_value
+    from tilewise.costmodel.training.loop import train
+    from tilewise.costmodel.training.resumable import selection_value
 
     folder = Path(sweep.out) / f"trial_{trial['trial']:03}"
     stored = read_result(folder / _RESULT, trial)

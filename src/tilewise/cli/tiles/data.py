@@ -120,8 +120,8 @@ def from_jax(
     from tilewise._files import write_atomic
     from tilewise.costmodel.data.kernel import make_kernel
     from tilewise.costmodel.data.schema import TILE_FEATURES
+    from tilewise.costmodel.data.writing import kernel_npz
     from tilewise.costmodel.hlo.from_jax import featurize_jax
-    from tilewise.costmodel.hlo.tuning_data import kernel_npz
 
     graph = featurize_jax(target)
     config, zero = np.zeros((1, len(TILE_FEATURES)), np.float32), np.zeros(1, np.int64)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tilewise.cli.pictures import BLUE, GREY, RED, picture
 
 if TYPE_CHECKING:
-    from tilewise.costmodel.evaluate import Evaluation
+    from tilewise.costmodel.evaluation import Evaluation
 
 _PANELS = {
     "loss": ("train_loss", "val_loss"),

@@ -86,7 +86,7 @@ def train(
     Example: tilewise tiles layout train toy/npz/layout/xla/random --out runs/layout --epochs 2
     """
     from tilewise.costmodel.layout import open_layouts, train_layouts
-    from tilewise.costmodel.train.config import parse_kwargs
+    from tilewise.costmodel.training.config import parse_kwargs
 
     settings: dict[str, Any] = {
         "epochs": epochs, "losses": losses, "learning_rate": learning_rate, "configs": configs, "batch": batch,

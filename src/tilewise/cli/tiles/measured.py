@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from tilewise.costmodel.data.collection import Collection, read_collection, read_folder
+from tilewise.costmodel.data.collection import Collection, read_collection
 from tilewise.costmodel.data.dataset import find_collection
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
+from tilewise.costmodel.data.shards import read_folder
 from tilewise.errors import ConfigurationError
 
 _STORES = (".sqlite", ".db")

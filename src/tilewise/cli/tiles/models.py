@@ -22,7 +22,7 @@ from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tilewise.costmodel.data.dataset import Dataset
-    from tilewise.costmodel.evaluate import Evaluation
+    from tilewise.costmodel.evaluation import Evaluation
     from tilewise.tune.search.calibration import Case
     from tilewise.tune.search.gaussian_process import Hyperparameters
 
@@ -134,18 +134,18 @@ def _train_one(
     recipe: str = "default",
 ) -> dict[str, Any]:
     """Train one model or recipe, draw its learning curve, and return its metrics on the splits with runtimes."""
-    from tilewise.costmodel.evaluate import evaluate as evaluate_model
-    from tilewise.costmodel.train.loop import train as train_model
+    from tilewise.costmodel.evaluation import evaluate as evaluate_model
+    from tilewise.costmodel.training.loop import train as train_model
 
     trained: Any
     if recipe == "winners":
-        from tilewise.costmodel.train.winners import train_winners
+        from tilewise.costmodel.training.winners import train_winners
 
         if model != "TileRanker" or _arguments(kwargs):
             raise ConfigurationError("A recipe chooses its own models; leave --model and --model-kwargs out.")
         trained = train_winners(data, out_dir=folder, device=device, resume=resume, seed=seed, **settings)
     elif model == "auto":
-        from tilewise.costmodel.train.auto import train_auto
+        from tilewise.costmodel.training.auto import train_auto
 
         if _arguments(kwargs):
             raise ConfigurationError("The models that auto tries have different arguments; leave --model-kwargs out.")
@@ -166,7 +166,7 @@ def _train_one(
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    from tilewise.costmodel.train.config import parse_kwargs
+    from tilewise.costmodel.training.config import parse_kwargs
 
     return parse_kwargs(text)
 
@@ -230,8 +230,8 @@ def evaluate(
     Example: tilewise tiles evaluate h200 runs/ranker --split test --plot report.png
     """
     from tilewise.costmodel.data.dataset import load_dataset
-    from tilewise.costmodel.evaluate import evaluate as evaluate_models
-    from tilewise.costmodel.evaluate import leave_one_program_out
+    from tilewise.costmodel.evaluation import evaluate as evaluate_models
+    from tilewise.costmodel.evaluation import leave_one_program_out
     from tilewise.tune.search.confidence import claims_text, evaluate_claims
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
@@ -261,9 +261,9 @@ def evaluate(
 
 def _model(path: Path, model_class: str | None) -> Any:
     """Load a trained model, an adapted one, or a shipped one by name."""
-    from tilewise.costmodel.models.scorer import load_scorer
-    from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
-    from tilewise.costmodel.models.trained import load_model, read_model_file
+    from tilewise.costmodel.models.files import read_model_file, shipped_names
+    from tilewise.costmodel.models.scorer import load_scorer, shipped_scorer
+    from tilewise.costmodel.models.trained import load_model
 
     if str(path) in shipped_names() and not path.exists():
         return shipped_scorer(str(path))
@@ -273,8 +273,7 @@ def _model(path: Path, model_class: str | None) -> Any:
 
 def _tuner_cases(path: Path, model: Any, data: Dataset, split: str) -> tuple[list[Case], Hyperparameters | None]:
     """Return a split's kernels as tuning cases and the calibration of the model; ([], None) if it has none."""
-    from tilewise.costmodel.models.shipped import shipped_file, shipped_names
-    from tilewise.costmodel.models.trained import model_path
+    from tilewise.costmodel.models.files import model_path, shipped_file, shipped_names
     from tilewise.tune.search.calibration import load_calibration, make_case
 
     shipped = str(path) in shipped_names() and not path.exists()
@@ -335,9 +334,9 @@ def predict(
     """
     from tilewise.costmodel.course.predictions import padding_note, write_predictions
     from tilewise.costmodel.data.dataset import load_dataset
-    from tilewise.costmodel.data.progress import track
-    from tilewise.costmodel.models.scorer import load_scorer
-    from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
+    from tilewise.costmodel.data.shards import track
+    from tilewise.costmodel.models.files import shipped_names
+    from tilewise.costmodel.models.scorer import load_scorer, shipped_scorer
     from tilewise.costmodel.rank import rank
     from tilewise.tune.search.confidence import Claim
 
@@ -383,8 +382,8 @@ def adapt(
     """
     from tilewise.cli.tiles.measured import measured_kernels
     from tilewise.costmodel.models.adapted import adapt as adapt_to
+    from tilewise.costmodel.models.files import shipped_file, shipped_names
     from tilewise.costmodel.models.scorer import load_scorer
-    from tilewise.costmodel.models.shipped import shipped_file, shipped_names
 
     path = shipped_file(str(base)) if str(base) in shipped_names() and not base.exists() else base
     kernels = measured_kernels(on.expanduser(), load_scorer(path).schema)
@@ -413,8 +412,8 @@ def export(
     Example: tilewise tiles export runs/ranker ranker.safetensors
     """
     from tilewise._files import read_input, write_atomic
+    from tilewise.costmodel.models.files import model_path
     from tilewise.costmodel.models.scorer import load_scorer
-    from tilewise.costmodel.models.trained import model_path
 
     scorer = load_scorer(model)
     content = read_input(model_path(model), 1 << 30)

@@ -12,17 +12,96 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from tilewise._system import cache_folder
-from tilewise.costmodel.data.collection import Collection, read_collection
-from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.schema import Schema, read_schema
-from tilewise.costmodel.data.shards import INDEX, Split, from_kernels, open_packed, open_split
-from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.costmodel.data.kernel import Kernel, program_of
+from tilewise.costmodel.data.schema import NODE_FEATURES, Schema, read_schema
+from tilewise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.data.npz import Array
 
 SPLITS = ("train", "valid", "test")
+INDEX = "index.json"  # names the kernels of a split that is stored as flat files
+
+# File stem -> (dtype, what a row of the array describes).
+COLUMNS = {
+    "node_feat": ("<f4", "nodes"),
+    "node_opcode": ("|u1", "nodes"),
+    "edge_index": ("<i4", "edges"),
+    "config_feat": ("<f4", "configs"),
+    "runtime": ("<i8", "configs"),
+    "normalizer": ("<i8", "configs"),
+}
+
+
+class Split(Sequence[Kernel]):
+    """The kernels of one split; a kernel is built from views of the flat arrays on access."""
+
+    def __init__(
+        self, names: Sequence[str], offsets: dict[str, Array], arrays: dict[str, Array], schema: Schema
+    ) -> None:
+        self.names = list(names)
+        self.schema = schema
+        self._offsets = offsets
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Kernel: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Kernel]: ...
+    def __getitem__(self, index: int | slice) -> Kernel | list[Kernel]:
+        """Return one kernel, or a list of them for a slice."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        # `range` resolves negative indices and raises IndexError.
+        position = range(len(self))[index]
+        views = {}
+        for column, (_, rows) in COLUMNS.items():
+            first, last = self._offsets[rows][position : position + 2]
+            views[column] = self._arrays[column][first:last]
+        name = self.names[position]
+        return Kernel(name=name, program=program_of(name), **views)
+
+    @property
+    def n_configs(self) -> int:
+        return int(self._offsets["configs"][-1])
+
+    @property
+    def labelled(self) -> bool:
+        return len(self) > 0 and self[0].labelled
+
+    @property
+    def programs(self) -> list[str]:
+        return [program_of(name) for name in self.names]
+
+    def column(self, name: str) -> Array:
+        """Return a flat array over all kernels, such as ``node_feat`` of every node in the split."""
+        return self._arrays[name]
+
+    def offsets(self, rows: str) -> Array:
+        """Return the first row of each kernel's ``nodes``, ``edges`` or ``configs``, followed by the total."""
+        return self._offsets[rows]
+
+
+def from_kernels(kernels: Sequence[Kernel], schema: Schema) -> Split:
+    """Build a split in memory from a few kernels."""
+    width = {"node_feat": (len(NODE_FEATURES),), "edge_index": (2,), "config_feat": (schema.width,)}
+    offsets = {
+        "nodes": np.cumsum([0, *(k.n_nodes for k in kernels)], dtype=np.int64),
+        "edges": np.cumsum([0, *(len(k.edge_index) for k in kernels)], dtype=np.int64),
+        "configs": np.cumsum([0, *(k.n_configs for k in kernels)], dtype=np.int64),
+    }
+    arrays = {
+        column: np.concatenate([np.empty((0, *width.get(column, ())), dtype), *(getattr(k, column) for k in kernels)])
+        for column, (dtype, _) in COLUMNS.items()
+    }
+    return Split([k.name for k in kernels], offsets, arrays, schema)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,39 +139,20 @@ def load_dataset(
     folder = find_collection(root)
     if not folder.is_dir():
         return _from_file(folder, limit)
-    cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    # A split is either a folder of npz files, which are converted once, or already a set of flat files.
+    from tilewise.costmodel.data.shards import open_folder
+
     schema = read_schema(folder)
-    packed = {name for name in SPLITS if (folder / name / INDEX).is_file()}
-    files = {name: sorted((folder / name).glob("*.npz"))[:limit] for name in SPLITS if name not in packed}
-    if not packed and not any(files.values()):
-        raise FileFormatError(f"{folder} contains no train, valid or test folder with npz files.")
-    splits = {name: open_split(paths, schema, cache, f"reading {name}", progress) for name, paths in files.items()}
-    for name in packed:
-        split = open_packed(folder / name, schema)
-        splits[name] = split if limit is None else from_kernels(split[:limit], schema)
-    return Dataset(folder, schema, **splits)
+    cache = None if cache_dir is None else Path(cache_dir).expanduser()
+    return Dataset(folder, schema, **open_folder(folder, schema, cache, limit, progress))
 
 
 def _from_file(path: Path, limit: int | None) -> Dataset:
+    from tilewise.costmodel.data.collection import read_collection, with_noise
+
     collection = with_noise(read_collection(path))
     kernels = {name: [m.kernel for m in collection.splits.get(name, ())][:limit] for name in SPLITS}
     splits = {name: from_kernels(members, collection.schema) for name, members in kernels.items()}
     return Dataset(path, collection.schema, **splits)
-
-
-def with_noise(collection: Collection) -> Collection:
-    """Add the median relative deviation of repeated timings to the schema, unless the schema states it.
-
-    Evaluations derive the noise ceiling from it.
-    """
-    # A single timing has no deviation (NaN).
-    deviations = [m.deviation[m.repeats > 1] for members in collection.splits.values() for m in members]
-    finite = np.concatenate([values[np.isfinite(values)] for values in deviations]) if deviations else np.zeros(0)
-    if "noise" in collection.schema.extra or not len(finite):
-        return collection
-    extra = collection.schema.extra | {"noise": float(np.median(finite))}
-    return Collection(Schema(collection.schema.config_features, extra), collection.splits)
 
 
 def dataset_from_kernels(
@@ -129,8 +189,3 @@ def find_collection(root: str | os.PathLike[str]) -> Path:
         )
     names = ", ".join(embedded_collections()) or "none in this installation"
     raise ConfigurationError(f"There is no collection at {root}; give a folder, or an embedded one ({names}).")
-
-
-def default_cache_dir() -> Path:
-    """Return the folder of converted data under the user's cache folder."""
-    return cache_folder() / "tiles"

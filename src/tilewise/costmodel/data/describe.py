@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.data.collection import MeasuredKernel, read_collection, read_folder
+from tilewise.costmodel.data.collection import MeasuredKernel, read_collection
 from tilewise.costmodel.data.dataset import SPLITS, find_collection, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import OPCODES, TILE_FEATURES, Schema
+from tilewise.costmodel.data.shards import read_folder
 from tilewise.costmodel.data.tpu_tiles import read_tiles
 
 Floats = npt.NDArray[np.float64]

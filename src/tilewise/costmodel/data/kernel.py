@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.data.npz import Array, read_npz
 from tilewise.costmodel.data.schema import N_OPCODES, NODE_FEATURES
 from tilewise.errors import FileFormatError
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.data.npz import Array
 
 KEYS = (
     "node_feat",
@@ -80,6 +82,8 @@ def program_of(name: str) -> str:
 
 def read_kernel(path: Path, width: int) -> Kernel:
     """Read and check one npz file whose configurations have `width` features; keys beyond the six are ignored."""
+    from tilewise.costmodel.data.npz import read_npz
+
     # The graph and the normalizers may be absent; a part of a graph may not.
     arrays = read_npz(path, _REQUIRED_KEYS, (*_GRAPH_KEYS, _NORMALIZERS))
     if not arrays.keys() & set(_GRAPH_KEYS):
@@ -197,3 +201,8 @@ def check_runtimes(runtime: Array, normalizer: Array, where: str) -> None:
         )
     if positive.all() and not (normalizer > 0).all():
         raise FileFormatError(f"{where}: every runtime needs a positive normalizer.")
+
+
+def ranking(scores: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Return configuration indices from the fastest predicted to the slowest."""
+    return np.argsort(np.asarray(scores), kind="stable").astype(np.int64)

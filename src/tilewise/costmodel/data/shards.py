@@ -10,88 +10,52 @@ small files would dominate their time.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import shutil
-from array import array as array_of
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import Any, TypeVar
 
 import numpy as np
 
-from tilewise._files import file_lock, read_json_input, write_atomic
-from tilewise.costmodel.data.kernel import Kernel, program_of, read_kernel
-from tilewise.costmodel.data.npz import Array
-from tilewise.costmodel.data.progress import track
-from tilewise.costmodel.data.schema import N_OPCODES, NODE_FEATURES, Schema
+from tilewise._files import file_lock, read_json_input
+from tilewise._system import cache_folder
+from tilewise.costmodel.data.collection import NOISE_KEYS, Collection, MeasuredKernel, attach_noise
+from tilewise.costmodel.data.dataset import COLUMNS, INDEX, SPLITS, Split, from_kernels
+from tilewise.costmodel.data.kernel import read_kernel
+from tilewise.costmodel.data.npz import Array, read_npz
+from tilewise.costmodel.data.schema import N_OPCODES, NODE_FEATURES, Schema, read_schema
+from tilewise.costmodel.data.writing import SplitWriter
 from tilewise.errors import FileFormatError, UnavailableError
 
-INDEX = "index.json"
 _FORMAT = 3  # version of the converted files
 _MAX_INDEX_BYTES = 256 << 20  # limit for untrusted files; enough for a few million kernels
 _CHUNK_NUMBERS = 1 << 22  # 16 to 32 MiB, so that checking does not load a whole memory-mapped array
-# File stem -> (dtype, what a row of the array describes).
-_COLUMNS = {
-    "node_feat": ("<f4", "nodes"),
-    "node_opcode": ("|u1", "nodes"),
-    "edge_index": ("<i4", "edges"),
-    "config_feat": ("<f4", "configs"),
-    "runtime": ("<i8", "configs"),
-    "normalizer": ("<i8", "configs"),
-}
+
+Item = TypeVar("Item")
+_SECONDS_BETWEEN_LINES = 15.0  # arbitrary: a log of an hour stays under 250 lines
 
 
-class Split(Sequence[Kernel]):
-    """The kernels of one split; a kernel is built from views of the flat arrays on access."""
+def open_folder(
+    folder: Path, schema: Schema, cache_dir: Path | None, limit: int | None, progress: bool
+) -> dict[str, Split]:
+    """Open the splits in a folder: npz files, which are converted once, or flat files that an import has written."""
+    cache = cache_dir or default_cache_dir()
+    packed = {name for name in SPLITS if (folder / name / INDEX).is_file()}
+    files = {name: sorted((folder / name).glob("*.npz"))[:limit] for name in SPLITS if name not in packed}
+    if not packed and not any(files.values()):
+        raise FileFormatError(f"{folder} contains no train, valid or test folder with npz files.")
+    splits = {name: open_split(paths, schema, cache, f"reading {name}", progress) for name, paths in files.items()}
+    for name in packed:
+        split = open_packed(folder / name, schema)
+        splits[name] = split if limit is None else from_kernels(split[:limit], schema)
+    return splits
 
-    def __init__(
-        self, names: Sequence[str], offsets: dict[str, Array], arrays: dict[str, Array], schema: Schema
-    ) -> None:
-        self.names = list(names)
-        self.schema = schema
-        self._offsets = offsets
-        self._arrays = arrays
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @overload
-    def __getitem__(self, index: int) -> Kernel: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Kernel]: ...
-    def __getitem__(self, index: int | slice) -> Kernel | list[Kernel]:
-        """Return one kernel, or a list of them for a slice."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        # `range` resolves negative indices and raises IndexError.
-        position = range(len(self))[index]
-        views = {}
-        for column, (_, rows) in _COLUMNS.items():
-            first, last = self._offsets[rows][position : position + 2]
-            views[column] = self._arrays[column][first:last]
-        name = self.names[position]
-        return Kernel(name=name, program=program_of(name), **views)
-
-    @property
-    def n_configs(self) -> int:
-        return int(self._offsets["configs"][-1])
-
-    @property
-    def labelled(self) -> bool:
-        return len(self) > 0 and self[0].labelled
-
-    @property
-    def programs(self) -> list[str]:
-        return [program_of(name) for name in self.names]
-
-    def column(self, name: str) -> Array:
-        """Return a flat array over all kernels, such as ``node_feat`` of every node in the split."""
-        return self._arrays[name]
-
-    def offsets(self, rows: str) -> Array:
-        """Return the first row of each kernel's ``nodes``, ``edges`` or ``configs``, followed by the total."""
-        return self._offsets[rows]
+def default_cache_dir() -> Path:
+    """Return the folder of converted data under the user's cache folder."""
+    return cache_folder() / "tiles"
 
 
 def open_split(files: Sequence[Path], schema: Schema, cache_dir: Path, label: str, progress: bool = True) -> Split:
@@ -125,21 +89,6 @@ def open_packed(folder: Path, schema: Schema) -> Split:
 def _chunks(array: Array) -> Iterator[Array]:
     flat = array.reshape(-1)
     return (flat[low : low + _CHUNK_NUMBERS] for low in range(0, len(flat), _CHUNK_NUMBERS))
-
-
-def from_kernels(kernels: Sequence[Kernel], schema: Schema) -> Split:
-    """Build a split in memory from a few kernels."""
-    width = {"node_feat": (len(NODE_FEATURES),), "edge_index": (2,), "config_feat": (schema.width,)}
-    offsets = {
-        "nodes": np.cumsum([0, *(k.n_nodes for k in kernels)], dtype=np.int64),
-        "edges": np.cumsum([0, *(len(k.edge_index) for k in kernels)], dtype=np.int64),
-        "configs": np.cumsum([0, *(k.n_configs for k in kernels)], dtype=np.int64),
-    }
-    arrays = {
-        column: np.concatenate([np.empty((0, *width.get(column, ())), dtype), *(getattr(k, column) for k in kernels)])
-        for column, (dtype, _) in _COLUMNS.items()
-    }
-    return Split([k.name for k in kernels], offsets, arrays, schema)
 
 
 def files_key(files: Sequence[Path], version: str) -> str:
@@ -186,50 +135,6 @@ def _convert(files: Sequence[Path], schema: Schema, folder: Path, label: str, pr
             writer.add(kernel)
 
 
-class SplitWriter:
-    """Context manager that writes a split kernel by kernel; the index is written when the block ends without error.
-
-    Each of the `extra_arrays` of `add` goes to its own file, `NAME.bin`; the index records its length per kernel.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._streams: dict[str, IO[bytes]] = {}
-        self._names: list[str] = []
-        self._counts = {rows: array_of("q") for rows in ("nodes", "edges", "configs")}
-        self._columns = [(column, np.dtype(dtype), self._stream(column)) for column, (dtype, _) in _COLUMNS.items()]
-
-    def __enter__(self) -> SplitWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for stream in self._streams.values():
-            stream.flush()
-            if kind is None:
-                os.fsync(stream.fileno())
-            stream.close()
-        if kind is None:
-            counts = {rows: lengths.tolist() for rows, lengths in self._counts.items()}
-            write_atomic(self._folder / INDEX, json.dumps({"names": self._names, "counts": counts}))
-
-    def add(self, kernel: Kernel, **extra_arrays: Array) -> None:
-        """Append a kernel, and further arrays of it under their names."""
-        for column, dtype, stream in self._columns:
-            stream.write(np.ascontiguousarray(getattr(kernel, column), dtype).tobytes())
-        for name, array in extra_arrays.items():
-            self._stream(name).write(array.tobytes())
-            self._counts.setdefault(name, array_of("q")).append(len(array))
-        self._names.append(kernel.name)
-        self._counts["nodes"].append(len(kernel.node_opcode))
-        self._counts["edges"].append(len(kernel.edge_index))
-        self._counts["configs"].append(len(kernel.config_feat))
-
-    def _stream(self, name: str) -> IO[bytes]:
-        if name not in self._streams:
-            self._streams[name] = (self._folder / f"{name}.bin").open("wb", buffering=1 << 20)
-        return self._streams[name]
-
-
 def _open(folder: Path, schema: Schema) -> Split:
     """Map the flat files of a folder; raise `FileFormatError` if they do not match the index."""
     # Columns that are not listed here have one number per row.
@@ -238,7 +143,7 @@ def _open(folder: Path, schema: Schema) -> Split:
         index = read_json_input(folder / INDEX, _MAX_INDEX_BYTES)
         names, offsets = _parse_index(index)
         arrays = {}
-        for column, (dtype, rows) in _COLUMNS.items():
+        for column, (dtype, rows) in COLUMNS.items():
             total = int(offsets[rows][-1])
             shape = (total, widths[column]) if column in widths else (total,)
             arrays[column] = map_array(folder / f"{column}.bin", dtype, shape)
@@ -266,3 +171,71 @@ def map_array(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.memmap(path, dtype=dtype, mode="r", shape=shape)
+
+
+def read_folder(root: Path) -> Collection:
+    """Read the collection in a folder of npz files, with the deviations and repeats that the files contain."""
+    schema = read_schema(root)
+    splits: dict[str, list[MeasuredKernel]] = {}
+    for split in ("train", "valid", "test"):
+        # Large imports write a split as flat files, all others as one file per kernel.
+        if (root / split / INDEX).is_file():
+            splits[split] = _from_packed(root / split, schema)
+        else:
+            splits[split] = [_from_file(path, schema) for path in sorted((root / split).glob("*.npz"))]
+    if not any(splits.values()):
+        raise FileFormatError(f"{root} contains no train, valid or test folder with npz files.")
+    return Collection(schema, splits)
+
+
+def _from_file(path: Path, schema: Schema) -> MeasuredKernel:
+    """Read one kernel file and, if it has them, its arrays of repeats and deviations."""
+    kernel = read_kernel(path, schema.width)
+    name_of_key = {f"config_{name}": name for name in NOISE_KEYS}
+    noise = {name_of_key[key]: array for key, array in read_npz(path, (), tuple(name_of_key)).items()}
+    if any(array.shape != (kernel.n_configs,) for array in noise.values()):
+        raise FileFormatError(f"{path}: config_deviation and config_repeats need one number per configuration.")
+    return attach_noise(kernel, noise, {})
+
+
+def _from_packed(folder: Path, schema: Schema) -> list[MeasuredKernel]:
+    """Read a split stored as flat files (see `shards`), with its repeats and deviations."""
+    split = open_packed(folder, schema)
+    offsets = split.offsets("configs")
+    noise = {
+        name: map_array(folder / f"config_{name}.bin", dtype, (split.n_configs,))
+        for name, dtype in (("deviation", "<f4"), ("repeats", "<u2"))
+        if (folder / f"config_{name}.bin").is_file()
+    }
+    return [
+        attach_noise(kernel, {name: column[offsets[i] : offsets[i + 1]] for name, column in noise.items()}, {})
+        for i, kernel in enumerate(split)
+    ]
+
+
+def track(items: Iterable[Item], label: str, total: int, enabled: bool = True) -> Iterator[Item]:
+    """Yield `items` and report on stderr how many of `total` are done."""
+    if not enabled:
+        yield from items
+    # A bar redraws its line, which would fill a log file.
+    elif sys.stderr.isatty():
+        yield from _bar(items, label, total)
+    else:
+        yield from _lines(items, label, total)
+
+
+def _bar(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
+    from rich.console import Console
+    from rich.progress import track as rich_track
+
+    yield from rich_track(items, description=label, total=total, console=Console(stderr=True), transient=True)
+
+
+def _lines(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
+    start = last_report = time.monotonic()
+    for count, item in enumerate(items):
+        now = time.monotonic()
+        if now - last_report > _SECONDS_BETWEEN_LINES:
+            last_report = now
+            print(f"{label}: {count} of {total}, {now - start:.0f} s", file=sys.stderr, flush=True)
+        yield item

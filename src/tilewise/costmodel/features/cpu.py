@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
+from tilewise.costmodel.data.dataset import Split
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES
-from tilewise.costmodel.data.shards import Split
+from tilewise.costmodel.features.inputs import ModelInputs
 from tilewise.costmodel.features.ranker import kernel_sizes
-from tilewise.costmodel.features.scaling import ModelInputs
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]
@@ -400,7 +400,7 @@ class CpuFeatures:
         return cls(columns, draft.width, raw.mean(axis=1).astype(np.float32), scale.astype(np.float32))
 
     @classmethod
-    def restore(cls, tensors: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> CpuFeatures:
+    def restore(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> CpuFeatures:
         """Rebuild the preparation from a model file; every table is checked."""
         try:
             restored = cls(*(tensors[name] for name in ("columns", "width", "centre", "scale")))
@@ -469,6 +469,3 @@ class CpuFeatures:
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         return {"columns": self.columns, "width": self.width, "centre": self.centre, "scale": self.scale}
-
-    def settings(self) -> dict[str, Any]:
-        return {}

@@ -27,10 +27,12 @@ from tilewise.costmodel.devices import H200, SM_90, WARP_THREADS
 
 Numbers = npt.NDArray[np.float64]
 
-_FEATURE_COUNTS = (9, 12, 18, 23)  # features per configuration, by `Gpu.load_detail`
+FEATURE_COUNT = 23  # features per configuration
 # Rows of the feature table that depend on the configuration alone, and those that depend on the sizes.
 _RESIDENT, _PER_THREAD, _STAGED, _LOADS_ISSUED = 4, 5, 8, 15
+_LOAD_BYTES, _LOADS, _RUN_BYTES, _OVERFETCH = slice(9, 12), slice(12, 15), slice(16, 18), slice(18, 23)
 _SIZE_ROWS = (0, 1, 2, 3, 6, 7)
+_LOAD_DETAIL = 3.0  # version of the features, in model files
 _MAX_LOAD_BYTES, _MIN_ASYNC_COPY_BYTES = 16.0, 4.0  # PTX: vector loads up to 16 bytes, cp.async from 4 bytes on
 _LINE_BYTES, _SECTOR_BYTES = 128, 32  # units of GPU memory transactions
 _OVERHEAD_REGISTERS = 40.0  # estimate of a thread's registers besides its share of the result
@@ -53,14 +55,6 @@ class Gpu:
     shared_bytes: float
     warps: int  # index of the column
     stages: int  # index of the column
-    # Level of detail about loads. 0: none; 1: load widths, assuming row-major operands; 2: also the real layout and the
-    # number of loads; 3: also the lines and sectors touched. Old model files have lower levels.
-    load_detail: int = 3
-
-    @property
-    def feature_count(self) -> int:
-        """Number of features that `occupancy_features` computes per configuration."""
-        return _FEATURE_COUNTS[self.load_detail]
 
     @classmethod
     def from_schema(cls, schema: Schema) -> Gpu | None:
@@ -77,17 +71,15 @@ class Gpu:
         return cls(float(multiprocessors), float(shared_bytes), names.index("warps"), names.index("stages"))
 
     def to_array(self) -> Numbers:
-        """Return the fields as a model file stores them; level 0 is stored without its number."""
-        limits = [self.multiprocessors, self.shared_bytes, self.warps, self.stages]
-        return np.array([*limits, float(self.load_detail)] if self.load_detail else limits)
+        """Return the fields as a model file stores them, followed by the version of the features."""
+        return np.array([self.multiprocessors, self.shared_bytes, self.warps, self.stages, _LOAD_DETAIL])
 
     @classmethod
     def from_array(cls, numbers: npt.NDArray[Any]) -> Gpu | None:
-        """Undo `to_array`; None for an empty array or an unknown level of detail."""
-        if len(numbers) not in (4, 5) or (len(numbers) == 5 and numbers[4] not in (1, 2, 3)):
+        """Undo `to_array`; None for an empty array or another version of the features."""
+        if len(numbers) != 5 or numbers[4] != _LOAD_DETAIL:
             return None
-        load_detail = int(numbers[4]) if len(numbers) == 5 else 0
-        return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]), load_detail)
+        return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]))
 
 
 def is_product(kernel: Kernel) -> bool:
@@ -101,8 +93,8 @@ def element_bytes(kernel: Kernel) -> float:
 
 
 def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
-    """Compute (C, gpu.feature_count) logarithms; `sizes` are the slots of `ranker.kernel_sizes`."""
-    return Occupancy(gpu, config.astype(np.float64), MemoryAccess.from_kernel(gpu, kernel, sizes)).features(sizes).T
+    """Compute (C, FEATURE_COUNT) logarithms; `sizes` are the slots of `ranker.kernel_sizes`."""
+    return Occupancy(gpu, config.astype(np.float64), MemoryAccess.from_kernel(kernel, sizes)).features(sizes).T
 
 
 @dataclass(frozen=True)
@@ -120,11 +112,11 @@ class MemoryAccess:
     reduction_operand: int  # index of the tensor that a reduction reads; its other operand is a scalar
 
     @classmethod
-    def from_kernel(cls, gpu: Gpu, kernel: Kernel, sizes: Numbers) -> MemoryAccess:
+    def from_kernel(cls, kernel: Kernel, sizes: Numbers) -> MemoryAccess:
         root, _, first, second = (slot.tolist() for slot in _slots(sizes))
         size, tensors = element_bytes(kernel), (root, first, second)
-        contiguous = _contiguous_dimensions(gpu, kernel, tensors)
-        load_bytes = _load_widths(gpu, tensors, contiguous, size)
+        contiguous = _contiguous_dimensions(kernel, tensors)
+        load_bytes = tuple(_load_width(int(shape[at]), size) for shape, at in zip(tensors, contiguous, strict=True))
         return cls(is_product(kernel), size, tuple(contiguous), load_bytes, 1 if sum(first) >= sum(second) else 2)
 
 
@@ -151,27 +143,24 @@ class Occupancy:
         )
         self._resident = np.clip(np.minimum(resident, by_registers), 1, SM_90.max_blocks)
         # The table is (features, C), so that one feature is contiguous in memory.
-        fixed = np.ones((gpu.feature_count, len(config)), config.dtype)
+        fixed = np.ones((FEATURE_COUNT, len(config)), config.dtype)
         # A library call has no tile, so the bytes that it stages are unknown: at least 1.
         fixed[[_RESIDENT, _PER_THREAD, _STAGED]] = self._resident, per_thread, np.maximum(staged, 1)
-        if gpu.load_detail:
-            fixed[_FEATURE_COUNTS[0] : _FEATURE_COUNTS[1]] = np.array(access.load_bytes)[:, None]
-        self._loads_per_step = ones
-        if gpu.load_detail > 1:
-            self._add_loads(fixed, warps)
+        fixed[_LOAD_BYTES] = np.array(access.load_bytes)[:, None]
+        self._add_loads(fixed, warps)
         self._fixed = np.log2(fixed)
 
     def _add_loads(self, fixed: npt.NDArray[Any], warps: npt.NDArray[Any]) -> None:
         """Fill the rows about loads, and keep what the size-dependent features need of them."""
         config, access, product = self.config, self.access, self.access.is_product
         issued = self._loads_per_thread(warps)
-        fixed[_FEATURE_COUNTS[1] : _LOADS_ISSUED] = issued
+        fixed[_LOADS] = issued
         self._loads_per_step = (issued[0] + issued[1] if product else issued[0]) * warps
         # Contiguous bytes of a tile of each operand; a scalar operand counts as one byte.
         first = config[:, _INPUT][:, access.contiguous[1 if product else access.reduction_operand]]
         second = config[:, _KERNEL][:, access.contiguous[2]] if product else 0.0
         run_bytes = np.maximum(np.stack([first, second + 0 * first]) * access.element_bytes, 1.0)
-        fixed[_LOADS_ISSUED + 1 : _FEATURE_COUNTS[2]] = run_bytes
+        fixed[_RUN_BYTES] = run_bytes
         stored = np.maximum(config[:, _OUTPUT][:, access.contiguous[0]] * access.element_bytes, 1.0)
         operands = [run_bytes[0], run_bytes[1] if product else np.inf * np.ones(len(config), config.dtype)]
         self._run_bytes = np.stack([stored, *operands, *operands])  # lines of three tensors, sectors of two
@@ -188,7 +177,7 @@ class Occupancy:
         return issued
 
     def features(self, sizes: Numbers) -> Numbers:
-        """Compute (gpu.feature_count, C) logarithms for a kernel with these sizes."""
+        """Compute (FEATURE_COUNT, C) logarithms for a kernel with these sizes."""
         root, heavy, first, second = _slots(sizes)
         product, config = self.access.is_product, self.config
         programs = _tile_count(root if product else heavy, config[:, _OUTPUT])
@@ -210,10 +199,8 @@ class Occupancy:
         )
         for row, values in zip(_SIZE_ROWS, size_features, strict=True):
             np.log2(values, out=table[row])
-        if self.gpu.load_detail > 1:
-            np.log2(np.maximum(self._loads_per_step * rounds, 1.0), out=table[_LOADS_ISSUED])
-        if self.gpu.load_detail > 2:
-            self._add_overfetch(table[_FEATURE_COUNTS[2] :], root, first if product else operand, second)
+        np.log2(np.maximum(self._loads_per_step * rounds, 1.0), out=table[_LOADS_ISSUED])
+        self._add_overfetch(table[_OVERFETCH], root, first if product else operand, second)
         return table
 
     def _add_overfetch(self, out: Numbers, *tensors: Numbers) -> None:
@@ -240,32 +227,22 @@ def _staged_bytes(gpu: Gpu, config: npt.NDArray[Any], load_bytes: tuple[float, .
     """Shared memory of a product: a tile of each operand per stage, or one tile where it cannot be copied ahead."""
     first, second = config[:, _INPUT_PRODUCT], config[:, _KERNEL_PRODUCT]
     stages = np.maximum(config[:, gpu.stages], 1)
-    if gpu.load_detail < 2 or min(load_bytes[1:]) >= _MIN_ASYNC_COPY_BYTES:
+    if min(load_bytes[1:]) >= _MIN_ASYNC_COPY_BYTES:
         staged: Numbers = (first + second) * element * stages
         return staged
     buffers = [stages if width >= _MIN_ASYNC_COPY_BYTES else 1.0 for width in load_bytes[1:]]
     return np.asarray((first * buffers[0] + second * buffers[1]) * element)
 
 
-def _contiguous_dimensions(gpu: Gpu, kernel: Kernel, tensors: tuple[list[float], ...]) -> list[int]:
+def _contiguous_dimensions(kernel: Kernel, tensors: tuple[list[float], ...]) -> list[int]:
     """Return the contiguous dimension of the root and of both operands."""
     contiguous = [max(len([length for length in size if length > 0]) - 1, 0) for size in tensors]
-    if gpu.load_detail > 1:
-        # An operand that is a parameter, or has a parameter's shape, also has that parameter's layout.
-        for operand, node in enumerate((kernel.node_opcode == _PARAMETER).nonzero()[0][:2], 1):
-            parameter = kernel.node_feat[node]
-            if any(tensors[operand]) and parameter[_SHAPE].tolist() == tensors[operand]:
-                contiguous[operand] = int(parameter[_MINOR])
+    # An operand that is a parameter, or has a parameter's shape, also has that parameter's layout.
+    for operand, node in enumerate((kernel.node_opcode == _PARAMETER).nonzero()[0][:2], 1):
+        parameter = kernel.node_feat[node]
+        if any(tensors[operand]) and parameter[_SHAPE].tolist() == tensors[operand]:
+            contiguous[operand] = int(parameter[_MINOR])
     return contiguous
-
-
-def _load_widths(
-    gpu: Gpu, tensors: tuple[list[float], ...], contiguous: list[int], element: float
-) -> tuple[float, ...]:
-    """Return the widest loads of the root and both operands, in bytes."""
-    if not gpu.load_detail:
-        return (_MAX_LOAD_BYTES,) * len(tensors)
-    return tuple(_load_width(int(size[at]), element) for size, at in zip(tensors, contiguous, strict=True))
 
 
 def _row_alignment(row_bytes: float) -> int:

@@ -8,8 +8,7 @@ the train split, not by column names: those that explain most of the runtime. Sl
 count as one. Sum and product columns are left out, because in logarithms they are linear in the other columns.
 
 TPU collections have the 24 tile columns of TpuGraphs, whose meaning is known: there the pairs are replaced by the
-quantities of `tpu_tiles`. On GPUs the occupancy of each configuration is added (see `occupancy`). Cache
-conflicts are added where they explain runtimes (see `cache_conflicts`).
+quantities of `tpu_tiles`. On GPUs the occupancy of each configuration is added (see `occupancy`).
 
 Columns with few distinct values also enter as steps ("at least this value"), so that a network can split them as a
 decision tree does.
@@ -17,10 +16,11 @@ decision tree does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,41 +29,15 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import (
     DIMENSIONS,
     NODE_COLUMN,
-    NODE_FEATURES,
     OPCODE_NUMBER,
-    TILE_FEATURES,
 )
-from tilewise.costmodel.data.shards import Split
-from tilewise.costmodel.data.tpu_tiles import (
-    TILE_FEATURE_COUNT,
-    TileReading,
-    read_tiles,
-    tile_features,
-    tile_kernel_features,
-)
-from tilewise.costmodel.features.cache_conflicts import (
-    NO_CONFLICTS,
-    CacheConflicts,
-    ConflictSamples,
-    fit_cache_conflicts,
-    has_conflicts,
-    outer_dimensions,
-)
-from tilewise.costmodel.features.column_selection import (
-    DERIVED,
-    MAX_PADDING,
-    Configs,
-    LogRuntimes,
-    distinct_slots,
-    fit_pairs,
-    fit_steps,
-    subsample,
-    tile_columns,
-    useful_columns,
-)
-from tilewise.costmodel.features.occupancy import Gpu, element_bytes, occupancy_features
-from tilewise.costmodel.features.scaling import ModelInputs, extremes
-from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.costmodel.features.inputs import ModelInputs
+from tilewise.costmodel.features.occupancy import FEATURE_COUNT, Gpu, occupancy_features
+from tilewise.errors import FileFormatError
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.data.dataset import Split
+    from tilewise.costmodel.data.tpu_tiles import TileReading
 
 Floats = npt.NDArray[np.float32]
 
@@ -77,13 +51,12 @@ _TYPES = slice(NODE_COLUMN["shape_element_type_is_invalid_type"], NODE_COLUMN["s
 _ROOT = NODE_COLUMN["is_root"]
 _N_SIZES = 4 * DIMENSIONS + 4  # four shapes, two window sizes, two strides
 _MAX_DEVIATIONS = np.float32(8)  # inputs are clipped to this many standard deviations of the train split
-# Samples for fitting. They bound the time of a fit; results are insensitive to them.
-_KERNELS_FOR_FIT = 2000
-_ROWS_FOR_FIT = 64_000
-_MIN_ROWS_PER_KERNEL = 32
-_NO_TILES = np.zeros(0, np.int64)
+NO_TILES = np.zeros(0, np.int64)
 # Attributes that model files store under an older name.
-_STORED_NAMES = {"node_columns": "node_kept", "cache_conflicts": "crowds"}
+_STORED_NAMES = {"node_columns": "node_kept"}
+
+
+MAX_PADDING = 64.0  # ratio of padded to real size; larger ratios are clipped
 
 
 def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
@@ -132,11 +105,11 @@ def _summary(kernel: Kernel) -> npt.NDArray[np.float64]:
     parameters = volume[kernel.node_opcode == OPCODE_NUMBER["parameter"]]
     counts = kernel.n_nodes, len(kernel.edge_index), parameters.sum(), volume.max(), volume.sum(), len(parameters)
     summary = np.array(counts, np.float64)
-    summary[:-1] = _signed_log(summary[:-1])
+    summary[:-1] = signed_log(summary[:-1])
     return summary
 
 
-def _signed_log(x: npt.ArrayLike) -> Any:
+def signed_log(x: npt.ArrayLike) -> Any:
     """Return log2(1 + |x|) with the sign of x; in float32 if x is float32, else in float64."""
     x = np.asarray(x)
     x = x if x.dtype == np.float32 else x.astype(np.float64)
@@ -147,8 +120,8 @@ def _signed_log(x: npt.ArrayLike) -> Any:
 class RankerFeatures:
     """TileRanker's fitted preparation.
 
-    Node inputs are logarithms. Configuration inputs are [logarithms, steps, tile counts, padding, cache conflicts] and,
-    on a GPU, [occupancy].
+    Node inputs are logarithms. Configuration inputs are [logarithms, steps, tile counts, padding] and, on a GPU,
+    [occupancy].
     """
 
     kind: ClassVar[str] = "ranker"
@@ -168,71 +141,25 @@ class RankerFeatures:
     config_low: Floats
     config_high: Floats
     gpu: npt.NDArray[np.float64]  # Gpu.to_array(), or empty
-    cache_conflicts: CacheConflicts
     tile_columns: npt.NDArray[np.int64]  # indices of the `tpu_tiles` features that vary; empty for other collections
-
-    _NAMES: ClassVar[tuple[str, ...]] = (
-        "node_columns", "node_centre", "node_scale", "columns", "steps", "pairs", "sizes",
-        "global_centre", "global_scale", "config_centre", "config_scale",
-        "node_low", "node_high", "config_low", "config_high", "gpu", "cache_conflicts", "tile_columns",
-    )  # fmt: skip
 
     @classmethod
     def fit(cls, split: Split) -> RankerFeatures:
-        """Select columns, steps, pairs and conflicts on a sample of the split, then fit centres and scales."""
-        if not len(split):
-            raise ConfigurationError("The train split is empty, so features cannot be fitted to it.")
-        rng = np.random.default_rng(0)
-        sample = np.sort(rng.permutation(len(split))[:_KERNELS_FOR_FIT])
-        kernels = [split[int(i)] for i in sample]
-        rows = [_sample_rows(k.n_configs, _ROWS_FOR_FIT // len(kernels), rng) for k in kernels]
-        configs = [k.config_feat[r].astype(np.float64) for k, r in zip(kernels, rows, strict=True)]
-        logs = [np.log(k.target[r]) for k, r in zip(kernels, rows, strict=True)] if split.labelled else None
-        sizes = np.stack([kernel_sizes(k) for k in kernels])
-        columns = useful_columns(np.concatenate(configs), split.schema.config_features)
-        slots = distinct_slots(sizes)
-        tiles = _NO_TILES
-        if tuple(split.schema.config_features) == TILE_FEATURES:
-            columns, slots, tiles = columns[:0], slots[:0], _varying_tile_features(kernels, configs)
-        gpu = Gpu.from_schema(split.schema)
-        # The draft has no scaling yet; it computes the raw features that the scaling is fitted to.
-        node_columns, node_centre, node_scale = _fit_nodes(kernels)
-        node_low, node_high = extremes(split.column("node_feat"))
-        config_low, config_high = extremes(split.column("config_feat"))
-        unscaled = np.zeros(0, np.float32)
-        draft = cls(
-            node_columns=node_columns, node_centre=node_centre, node_scale=node_scale,
-            columns=columns,
-            steps=fit_steps(np.concatenate(configs), columns),
-            pairs=fit_pairs(columns, slots, *subsample(configs, logs), sizes),
-            sizes=slots,
-            global_centre=unscaled, global_scale=unscaled, config_centre=unscaled, config_scale=unscaled,
-            node_low=node_low, node_high=node_high, config_low=config_low, config_high=config_high,
-            gpu=np.zeros(0) if gpu is None else gpu.to_array(),
-            cache_conflicts=_fit_conflicts(columns, *subsample(configs, logs), kernels, sizes),
-            tile_columns=tiles,
-        )  # fmt: skip
-        readings = [draft._reading(k) for k in kernels]
-        raw_global = np.stack([draft._raw_global(*row) for row in zip(kernels, sizes, readings, strict=True)])
-        # Raw features of all sampled configurations, one row per feature.
-        raw_config = np.empty((draft._raw_width, sum(len(c) for c in configs)), np.float32)
-        starts = np.cumsum([0, *(len(c) for c in configs)])
-        for k, s, r, c, start in zip(kernels, sizes, readings, configs, starts[:-1], strict=True):
-            rows_of = np.ascontiguousarray(c.T, dtype=np.float32)
-            draft._raw_config(k, s, rows_of, raw_config[:, start : start + len(c)], reading=r)
-        values = {name: getattr(draft, name) for name in cls._NAMES}
-        values["global_centre"], values["global_scale"] = _moments(raw_global)
-        values["config_centre"], values["config_scale"] = _moments(raw_config.T)
-        return cls(**values)
+        """Select columns, steps and pairs on a sample of the split, then fit centres and scales."""
+        from tilewise.costmodel.features.ranker_fit import fit_ranker
+
+        return fit_ranker(split)
 
     @classmethod
-    def restore(cls, tensors: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> RankerFeatures:
-        """Rebuild the preparation from a model file; older files have no GPU, cache conflicts or tile features."""
-        defaults = {"gpu": np.zeros(0), _STORED_NAMES["cache_conflicts"]: NO_CONFLICTS, "tile_columns": _NO_TILES}
+    def restore(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> RankerFeatures:
+        """Rebuild the preparation from a model file; only GPU models have a GPU, and only TPU models tile features."""
+        defaults = {"gpu": np.zeros(0), "tile_columns": NO_TILES}
         tables: dict[str, Any] = {**defaults, **tensors}
-        stored = {name: _STORED_NAMES.get(name, name) for name in cls._NAMES}
+        stored = {name: _STORED_NAMES.get(name, name) for name in _table_names()}
         if any(name not in tables for name in stored.values()):
             raise FileFormatError("The model file lacks the feature tables of a TileRanker; train or export it again.")
+        if len(tables.get("crowds", ())):  # cache conflicts, an input of models before the first release
+            raise FileFormatError("The model file reads inputs that no longer exist; train it again.")
         return cls(**{name: tables[stored_name] for name, stored_name in stored.items()})
 
     @property
@@ -260,7 +187,7 @@ class RankerFeatures:
         table = np.empty((self.config_width, len(config)), np.float32)
         table[: self.global_width] = kernel_wide[:, None]
         own = table[self.global_width :]
-        self._raw_config(kernel, sizes, np.ascontiguousarray(familiar.T), own, reading=self._reading(kernel))
+        self.raw_config(kernel, sizes, np.ascontiguousarray(familiar.T), own, reading=self.reading(kernel))
         _scale_rows(own, self.config_centre, self.config_scale)
         return ModelInputs(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), table.T)
 
@@ -272,12 +199,12 @@ class RankerFeatures:
         """Return the kernel's sizes, its kernel-wide inputs and its node inputs."""
         node_feat, reading = (
             _with_constants(kernel.node_feat, self._constant_node, self.node_low),
-            self._reading(kernel),
+            self.reading(kernel),
         )
         kernel = kernel if node_feat is kernel.node_feat else Kernel(**(vars(kernel) | {"node_feat": node_feat}))
         sizes = kernel_sizes(kernel)
-        kernel_wide = _scaled(self._raw_global(kernel, sizes, reading), self.global_centre, self.global_scale)
-        node = _scaled(_signed_log(kernel.node_feat[:, self.node_columns]), self.node_centre, self.node_scale)
+        kernel_wide = _scaled(self.raw_global(kernel, sizes, reading), self.global_centre, self.global_scale)
+        node = _scaled(signed_log(kernel.node_feat[:, self.node_columns]), self.node_centre, self.node_scale)
         return sizes, kernel_wide, node
 
     @cached_property
@@ -289,37 +216,40 @@ class RankerFeatures:
         return np.flatnonzero(self.node_high == self.node_low)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        names = [name for name in self._NAMES if name != "tile_columns" or len(self.tile_columns)]
+        names = [name for name in _table_names() if name != "tile_columns" or len(self.tile_columns)]
         return {_STORED_NAMES.get(name, name): np.ascontiguousarray(getattr(self, name)) for name in names}
-
-    def settings(self) -> dict[str, Any]:
-        return {}
 
     @property
     def prior(self) -> tuple[int, float]:
         """Return the own column of the estimated runtime, and the factor that makes it a natural logarithm."""
+        from tilewise.costmodel.data.tpu_tiles import TILE_FEATURE_COUNT
+
         if TILE_FEATURE_COUNT - 1 not in self.tile_columns:
             return -1, 0.0
         column = int(np.searchsorted(self.tile_columns, TILE_FEATURE_COUNT - 1))
         return column, float(np.log(2) / self.config_scale[column])
 
-    def _reading(self, kernel: Kernel) -> TileReading | None:
+    def reading(self, kernel: Kernel) -> TileReading | None:
         """Return the tensors that the kernel's tile bounds refer to; None if the collection is not a TPU's."""
         if not len(self.tile_columns):
             return None
+        from tilewise.costmodel.data.tpu_tiles import read_tiles
+
         return read_tiles(kernel.node_feat, kernel.node_opcode, kernel.edge_index, kernel.config_feat)
 
-    def _raw_global(
+    def raw_global(
         self, kernel: Kernel, sizes: npt.NDArray[np.float64], reading: TileReading | None
     ) -> npt.NDArray[np.float64]:
         """Compute the unscaled kernel-wide inputs: sizes, graph summary, element type of the heaviest operation."""
         if reading is not None:
+            from tilewise.costmodel.data.tpu_tiles import tile_kernel_features
+
             tiles, heavy = tile_kernel_features(reading, kernel.node_feat), reading.node
         else:
-            tiles, heavy = _signed_log(sizes[self.sizes]), _heaviest(kernel, len(kernel.node_feat) - 1)
+            tiles, heavy = signed_log(sizes[self.sizes]), _heaviest(kernel, len(kernel.node_feat) - 1)
         return np.concatenate([tiles, _summary(kernel), kernel.node_feat[heavy, _TYPES]])
 
-    def _raw_config(
+    def raw_config(
         self,
         kernel: Kernel,
         sizes: npt.NDArray[np.float64],
@@ -330,16 +260,16 @@ class RankerFeatures:
     ) -> None:
         """Compute the unscaled inputs of configurations (columns, C) into `out` (features, C), block by block."""
         if reading is not None:
+            from tilewise.costmodel.data.tpu_tiles import tile_features
+
             out[:] = tile_features(reading, config.T)[self.tile_columns]
             return
         gpu = Gpu.from_array(self.gpu)
-        lengths = len(self.columns), len(self.steps), len(self.pairs), len(self.pairs), len(self.cache_conflicts)
-        logs, steps, counts, padding, conflicts, occupancy = np.split(out, np.cumsum(lengths))
-        logs[:] = _signed_log(config[self.columns])
+        lengths = len(self.columns), len(self.steps), len(self.pairs), len(self.pairs)
+        logs, steps, counts, padding, occupancy = np.split(out, np.cumsum(lengths))
+        logs[:] = signed_log(config[self.columns])
         np.greater_equal(config[self._step_columns], self._thresholds, out=steps)
         _tile_features(config[self.pairs[:, 0]], sizes[self.pairs[:, 1]][:, None], counts, padding)
-        if len(self.cache_conflicts):
-            conflicts[:] = has_conflicts(self.cache_conflicts, _outer(kernel, sizes), config)
         if gpu is not None:
             occupancy[:] = occupancy_features(gpu, kernel, sizes, config.T).T
 
@@ -347,7 +277,7 @@ class RankerFeatures:
 
     def value_features(self, values: Floats, column: npt.NDArray[np.int64]) -> Floats:
         """Compute logarithms and steps, one row per value; `column` says whose value it is. Other columns are 0."""
-        table = np.vstack([np.tile(_signed_log(values), (len(self.columns), 1)), values >= self._thresholds])
+        table = np.vstack([np.tile(signed_log(values), (len(self.columns), 1)), values >= self._thresholds])
         own = np.concatenate([self.columns, self._step_columns])[:, None] == column
         table = table.astype(np.float32)
         _scale_rows(table, self.config_centre[: len(table)], self.config_scale[: len(table)])
@@ -381,12 +311,17 @@ class RankerFeatures:
         return self.steps[:, 1:].astype(np.float32)
 
     @property
-    def _raw_width(self) -> int:
+    def raw_width(self) -> int:
         if len(self.tile_columns):
             return len(self.tile_columns)
         gpu = Gpu.from_array(self.gpu)
-        width = len(self.columns) + len(self.steps) + 2 * len(self.pairs) + len(self.cache_conflicts)
-        return width + (0 if gpu is None else gpu.feature_count)
+        width = len(self.columns) + len(self.steps) + 2 * len(self.pairs)
+        return width + (0 if gpu is None else FEATURE_COUNT)
+
+
+def _table_names() -> list[str]:
+    """Return the names of the fitted tables, all of which a model file stores."""
+    return [field.name for field in dataclasses.fields(RankerFeatures)]
 
 
 def _tile_features(tile: Floats, size: npt.NDArray[np.float64], counts: Floats, padding: Floats) -> None:
@@ -398,10 +333,6 @@ def _tile_features(tile: Floats, size: npt.NDArray[np.float64], counts: Floats, 
     tile *= tiles
     tile /= size
     np.log2(np.minimum(tile, np.float32(MAX_PADDING), out=tile), out=padding)
-
-
-def _outer(kernel: Kernel, sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return outer_dimensions(sizes, element_bytes(kernel))
 
 
 def _with_constants(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], low: Floats) -> npt.NDArray[Any]:
@@ -432,51 +363,3 @@ def _clip(x: Floats) -> Floats:
     """Clip in place. Two calls here are faster than the call overhead of `np.clip`."""
     np.maximum(x, -_MAX_DEVIATIONS, out=x)
     return np.minimum(x, _MAX_DEVIATIONS, out=x)
-
-
-def _sample_rows(count: int, share: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Draw a kernel's rows for fitting: its share, but at least `_MIN_ROWS_PER_KERNEL`."""
-    limit = max(_MIN_ROWS_PER_KERNEL, share)
-    return np.arange(count) if count <= limit else np.sort(rng.choice(count, limit, replace=False))
-
-
-def _moments(raw: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """Return mean and inverse deviation of each column; a constant column gets the factor 0."""
-    deviation = raw.std(axis=0, dtype=np.float64)
-    factor = np.where(deviation > 1e-9, 1.0 / np.maximum(deviation, 1e-9), 0.0)
-    return raw.mean(axis=0, dtype=np.float64).astype(np.float32), factor.astype(np.float32)
-
-
-def _varying_tile_features(kernels: Sequence[Kernel], configs: Configs) -> npt.NDArray[np.int64]:
-    """Return the indices of the tile features that differ between configurations of any kernel."""
-    varying = np.zeros(TILE_FEATURE_COUNT, bool)
-    for kernel, config in zip(kernels, configs, strict=True):
-        reading = read_tiles(kernel.node_feat, kernel.node_opcode, kernel.edge_index, kernel.config_feat)
-        varying |= np.ptp(tile_features(reading, config), axis=1) > 0
-    return np.flatnonzero(varying)
-
-
-def _fit_nodes(kernels: Sequence[Kernel]) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """Select the node columns that vary and are not sums or products; return them with mean and inverse deviation."""
-    rows = np.concatenate([k.node_feat for k in kernels])
-    basic = np.array([not DERIVED.search(name) for name in NODE_FEATURES])
-    columns = np.flatnonzero((rows.max(axis=0) > rows.min(axis=0)) & basic)
-    return columns, *_moments(_signed_log(rows[:, columns]))
-
-
-def _fit_conflicts(
-    columns: npt.NDArray[np.int64],
-    configs: Configs,
-    logs: LogRuntimes | None,
-    kernels: Sequence[Kernel],
-    sizes: npt.NDArray[np.float64],
-) -> CacheConflicts:
-    """Fit the table of cache conflicts; it is empty without runtimes."""
-    if logs is None:
-        return NO_CONFLICTS
-    config = np.concatenate(configs)
-    flags = [int(c) for c in columns if np.isin(config[:, c], (0, 1)).all()]
-    outer = np.stack([_outer(k, s) for k, s in zip(kernels, sizes, strict=True)])
-    kernel_index = np.repeat(np.arange(len(configs)), [len(c) for c in configs])
-    samples = ConflictSamples(config, kernel_index, np.concatenate(logs), outer)
-    return fit_cache_conflicts(tile_columns(columns, config), flags, samples)

@@ -1,69 +1,21 @@
-"""Preparations: fitted transformations from a kernel's raw features to the inputs of a model.
-
-A preparation is fitted to the train split, is stored in the model file together with the weights, and is plain NumPy,
-so that training, prediction and the torch-free scorer read exactly the same inputs. The five baselines use `MinMax`;
-TileRanker uses `features.ranker`, the CPU's ridge model `features.cpu`.
-"""
+"""Preparation of the five published baselines: columns scaled to [0, 1]; and adjacency lists for their networks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.data.dataset import Split
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.shards import Split
-from tilewise.costmodel.features.neighbours import Neighbours
+from tilewise.costmodel.features.inputs import ModelInputs
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]
 _BLOCK_ROWS = 1 << 18  # rows of a split that `extremes` holds in memory at once; arbitrary, insensitive
-
-
-@dataclass(frozen=True, eq=False)
-class ModelInputs:
-    """Inputs of a model for one kernel and all or some of its configurations."""
-
-    node: Floats  # (n, F)
-    opcode: npt.NDArray[np.int64]  # (n,)
-    edges: npt.NDArray[np.int32]  # (m, 2)
-    config: Floats  # (c, D)
-    parent: ModelInputs | None = None  # the inputs that these were selected from; it caches what depends on the graph
-
-    @cached_property
-    def neighbours(self) -> Neighbours:
-        return Neighbours.from_edges(self.edges, len(self.node)) if self.parent is None else self.parent.neighbours
-
-    def with_config(self, config: Floats) -> ModelInputs:
-        """Return inputs of the same kernel with other configurations."""
-        return ModelInputs(self.node, self.opcode, self.edges, config, self.parent or self)
-
-
-class Preparation(Protocol):
-    """A fitted transformation; `train` fits one, and a model file stores it."""
-
-    kind: ClassVar[str]
-
-    @property
-    def node_width(self) -> int: ...
-    @property
-    def config_width(self) -> int: ...
-    def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> ModelInputs: ...
-    def tensors(self) -> dict[str, npt.NDArray[Any]]: ...
-    def settings(self) -> dict[str, Any]: ...
-
-
-def check_configs_differ(preparation: Preparation) -> None:
-    """Raise an error if all configurations of a kernel have the same inputs, so that nothing can be ranked."""
-    # Kernel-wide columns are equal in all configurations of a kernel.
-    if preparation.config_width <= getattr(preparation, "global_width", 0):
-        raise ConfigurationError(
-            "All configurations of the train split are equal, so there is nothing to rank; measure different ones."
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +35,7 @@ class MinMax:
         return cls(*extremes(split.column("node_feat")), *extremes(split.column("config_feat")))
 
     @classmethod
-    def restore(cls, tensors: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> MinMax:
+    def restore(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> MinMax:
         # Only the presence of the ranges is checked here; widths are compared with each kernel.
         names = ("node_low", "node_high", "config_low", "config_high")
         if any(name not in tensors or tensors[name].ndim != 1 for name in names):
@@ -118,9 +70,6 @@ class MinMax:
             "config_high": self.config_high,
         }
 
-    def settings(self) -> dict[str, Any]:
-        return {}
-
 
 def extremes(column: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     """Return the minimum and maximum of each column, reading a block of rows at a time to bound memory use."""
@@ -140,10 +89,35 @@ def _scale(values: npt.NDArray[Any], low: Floats, high: Floats) -> Floats:
     return np.asarray((values[:, varying] - low[varying]) / (high[varying] - low[varying]), dtype=np.float32)
 
 
-def preparation_kinds() -> dict[str, Any]:
-    """Return the preparation classes by the name that a model file stores."""
-    # Imported here because both modules import this one.
-    from tilewise.costmodel.features.cpu import CpuFeatures
-    from tilewise.costmodel.features.ranker import RankerFeatures
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """Neighbours of every node in A + A^T, as indices within the node's graph; a repeated edge counts every time."""
 
-    return {MinMax.kind: MinMax, RankerFeatures.kind: RankerFeatures, CpuFeatures.kind: CpuFeatures}
+    first_node: npt.NDArray[np.int64]  # (graphs + 1,)
+    first_edge: npt.NDArray[np.int64]  # (nodes + 1,)
+    indices: npt.NDArray[np.int32]  # (edges,)
+
+    @classmethod
+    def from_edges(cls, edges: npt.NDArray[Any], nodes: int) -> Neighbours:
+        """Build the lists of one graph from its rows [u, v]."""
+        rows, columns = np.concatenate([edges[:, 1], edges[:, 0]]), np.concatenate([edges[:, 0], edges[:, 1]])
+        # Compressed rows: sort both directions of every edge by their first node.
+        order = np.argsort(rows, kind="stable")
+        first_edge = np.zeros(nodes + 1, np.int64)
+        np.cumsum(np.bincount(rows, minlength=nodes), out=first_edge[1:])
+        return cls(np.array([0, nodes]), first_edge, columns[order].astype(np.int32))
+
+    @classmethod
+    def concatenate(cls, graphs: Sequence[Neighbours]) -> Neighbours:
+        """Put several graphs into one table, in order."""
+        if len(graphs) == 1:
+            return graphs[0]
+        first_node = np.cumsum([0, *(len(graph.first_edge) - 1 for graph in graphs)])
+        edge_offsets = np.cumsum([0, *(len(graph.indices) for graph in graphs)])
+        starts = [graph.first_edge[:-1] + at for graph, at in zip(graphs, edge_offsets[:-1].tolist(), strict=True)]
+        first_edge = np.concatenate([*starts, edge_offsets[-1:]])
+        return cls(first_node, first_edge, np.concatenate([graph.indices for graph in graphs]))
+
+    @property
+    def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        return self.first_node, self.first_edge, self.indices

@@ -15,8 +15,8 @@ import numpy as np
 
 from tilewise._files import read_input, write_atomic
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
-from tilewise.costmodel.data.npz import Array, npz_bytes
 from tilewise.costmodel.data.schema import DIMENSIONS
+from tilewise.costmodel.data.writing import kernel_npz
 from tilewise.costmodel.hlo.featurize import (
     HloGraph,
     featurize_module,
@@ -77,19 +77,6 @@ def convert_tuning_data(path: Path, out_dir: Path) -> TuningConversion:
     for target, kernel in zip(files, data.kernels, strict=True):
         write_atomic(target, kernel_npz(kernel))
     return TuningConversion(files, data.runs, sum(kernel.n_configs for kernel in data.kernels), data.skipped)
-
-
-def kernel_npz(kernel: Kernel, **extra_arrays: Array) -> bytes:
-    """Encode a kernel as an npz file with the six arrays and dtypes of TpuGraphs, plus `extra_arrays`."""
-    arrays: dict[str, Array] = {
-        "node_feat": kernel.node_feat,
-        "node_opcode": kernel.node_opcode,
-        "edge_index": kernel.edge_index.astype(np.int64),
-        "config_feat": kernel.config_feat,
-        "config_runtime": kernel.runtime,
-        "config_runtime_normalizers": kernel.normalizer,
-    }
-    return npz_bytes(arrays | extra_arrays)
 
 
 def tile_features(tile: Any) -> list[int]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewise.costmodel.data.dataset import SPLITS, default_cache_dir
-from tilewise.costmodel.data.progress import track
+from tilewise.costmodel.data.dataset import SPLITS
+from tilewise.costmodel.data.shards import default_cache_dir, track
 from tilewise.costmodel.layout.graph import LayoutGraph, open_graph
 from tilewise.errors import ConfigurationError, FileFormatError
 

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.course.predictions import read_predictions
-from tilewise.costmodel.data.progress import track
+from tilewise.costmodel.data.kernel import ranking
+from tilewise.costmodel.data.shards import track
 from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.train import fixed_sample
 from tilewise.costmodel.layout.trained import TrainedLayoutModel
-from tilewise.costmodel.metrics import Estimate, bootstrap, kendall_tau, ranking
-from tilewise.costmodel.train.loop import METRICS, kernel_metrics
+from tilewise.costmodel.metrics import Estimate, bootstrap, kendall_tau
+from tilewise.costmodel.training.loop import METRICS, kernel_metrics
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Table = dict[str, dict[str, Estimate]]

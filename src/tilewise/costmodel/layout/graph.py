@@ -20,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import open_input, read_json_input, write_atomic
+from tilewise.costmodel.data.dataset import INDEX
 from tilewise.costmodel.data.kernel import check_graph, check_integers, check_runtimes, check_shape
-from tilewise.costmodel.data.npz import Array, npz_bytes, read_npz, stream_npz
+from tilewise.costmodel.data.npz import Array, read_npz, stream_npz
 from tilewise.costmodel.data.schema import LAYOUT_FEATURES, NODE_FEATURES
-from tilewise.costmodel.data.shards import INDEX, convert_once, files_key, map_array
+from tilewise.costmodel.data.shards import convert_once, files_key, map_array
+from tilewise.costmodel.data.writing import npz_bytes
 from tilewise.errors import FileFormatError, UnavailableError
 
 KEYS = ("node_feat", "node_opcode", "edge_index", "node_config_ids", "config_runtime")

@@ -21,10 +21,10 @@ import numpy.typing as npt
 from tilewise.costmodel.layout.collection import LayoutDataset
 from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.segments import GraphSegment, Scaling, SegmentedGraphs
-from tilewise.costmodel.models.trained import MODEL_FILE
-from tilewise.costmodel.train.config import TrainSettings, default_settings
-from tilewise.costmodel.train.loop import METRICS, keep_freed_memory, kernel_metrics, nan_mean, resolve_device
-from tilewise.costmodel.train.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
+from tilewise.costmodel.models.files import MODEL_FILE
+from tilewise.costmodel.training.config import TrainSettings, default_settings
+from tilewise.costmodel.training.loop import METRICS, keep_freed_memory, kernel_metrics, nan_mean, resolve_device
+from tilewise.costmodel.training.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class _LayoutRun(ResumableRun):
     module: LayoutModel
 
     def __init__(self, data: LayoutDataset, settings: TrainSettings, device: str, folder: Path | None) -> None:
-        from tilewise.costmodel.train.losses import parse_losses
+        from tilewise.costmodel.training.losses import parse_losses
 
         super().__init__(settings, device, folder)
         keep_freed_memory()

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.segments import GraphSegment, Scaling, split_graph
 from tilewise.costmodel.layout.train import configurations, fixed_sample
-from tilewise.costmodel.models.files import read_tensors, write_tensors
-from tilewise.costmodel.models.trained import check_weights, model_path, report_misfit
+from tilewise.costmodel.models.files import model_path, read_tensors, report_misfit, write_tensors
+from tilewise.costmodel.models.trained import check_weights
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
 
 if TYPE_CHECKING:

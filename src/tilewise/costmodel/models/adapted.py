@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.models.blend import Blend
+from tilewise.costmodel.models.files import BLEND
 from tilewise.costmodel.models.gbdt import GBDT, fit_trees, tabular
 from tilewise.costmodel.models.scorer import Scorer, load_scorer
-from tilewise.costmodel.models.trained import BLEND
 from tilewise.errors import ConfigurationError
 
 Floats = npt.NDArray[np.float64]

@@ -19,13 +19,19 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel, ranking
 from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.features.scaling import Preparation
-from tilewise.costmodel.metrics import ranking
+from tilewise.costmodel.features.inputs import Preparation
 from tilewise.costmodel.models.familiarity import Familiarity
-from tilewise.costmodel.models.files import read_tensors, write_tensors
-from tilewise.costmodel.models.trained import BLEND, FileContents, ModelFile, checked_file, model_path
+from tilewise.costmodel.models.files import (
+    BLEND,
+    FileContents,
+    ModelFile,
+    checked_file,
+    model_path,
+    read_tensors,
+    write_tensors,
+)
 from tilewise.errors import FileFormatError
 
 RANDOM_ORDER = "random order"  # the fallback without a model; the listed order is worse, because neighbours are alike

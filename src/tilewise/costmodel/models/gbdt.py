@@ -18,10 +18,9 @@ import numpy.typing as npt
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
+from tilewise.costmodel.features.inputs import Preparation, check_configs_differ
 from tilewise.costmodel.features.ranker import RankerFeatures
-from tilewise.costmodel.features.scaling import Preparation, check_configs_differ
-from tilewise.costmodel.models.files import write_tensors
-from tilewise.costmodel.models.trained import FileContents, ModelFile, file_contents
+from tilewise.costmodel.models.files import FileContents, ModelFile, file_contents, write_tensors
 from tilewise.costmodel.models.trees import checked_trees
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 

@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
+from tilewise.costmodel.data.dataset import from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.data.shards import from_kernels
 from tilewise.costmodel.features.cpu import N_GROUPS, CpuFeatures, kernel_group
+from tilewise.costmodel.models.scorer import RIDGE, Scorer
 from tilewise.errors import ConfigurationError
 
 Floats = npt.NDArray[Any]
-NAME = "CpuRidge"
-HIDDEN, SHARPNESS, RIDGE = 400, 4.0, 60.0  # chosen with `tools.ship_cpu --table`
+HIDDEN, SHARPNESS, PENALTY = 400, 4.0, 60.0  # chosen with `tools.ship_cpu --table`
 _MAX_KERNEL_WEIGHT = 60  # a kernel weighs as much as its number of configurations, up to this
 
 
@@ -57,7 +57,7 @@ def fit_ridge(
         group, weighted = kernel_group(config), z * weight[:, None]
         gram[group] += weighted.T @ z
         moment[group] += weighted.T @ (y - weight @ y / weight.sum())
-    ridge = RIDGE * np.eye(width + HIDDEN)
+    ridge = PENALTY * np.eye(width + HIDDEN)
     out = np.stack([np.linalg.solve(g + ridge, b) for g, b in zip(gram, moment, strict=True)])
     return weights | {"out": out.astype(np.float32)}, features
 
@@ -90,3 +90,9 @@ def _relu_layer(x: Floats, kernel: Floats, bias: Floats) -> Floats:
     hidden += bias
     np.maximum(hidden, hidden.dtype.type(0), out=hidden)
     return hidden
+
+
+def ridge_scorer(kernels: Sequence[Kernel], schema: Schema, seed: int = 0) -> Scorer:
+    """Fit the CPU model to kernels with runtimes."""
+    weights, features = fit_ridge(kernels, schema, seed)
+    return Scorer(RIDGE, weights, {}, features, schema, {"model": RIDGE, "seed": seed})

@@ -5,33 +5,35 @@ It reads the files that training writes. Configurations are scored in chunks and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.features.ranker import RankerFeatures
-from tilewise.costmodel.features.scaling import ModelInputs, Preparation
-from tilewise.costmodel.models import ridge
-from tilewise.costmodel.models.blend import Blend, restore_blend
-from tilewise.costmodel.models.files import write_tensors
-from tilewise.costmodel.models.gbdt import GBDT, restore_gbdt
-from tilewise.costmodel.models.numpy import baselines, ranker
-from tilewise.costmodel.models.numpy.lookup_ranker import LookupRanker
-from tilewise.costmodel.models.trained import (
+from tilewise.costmodel.features.inputs import ModelInputs, Preparation
+from tilewise.costmodel.models.files import (
     BLEND,
     FileContents,
     ModelFile,
     file_contents,
     read_model_file,
     report_misfit,
+    shipped_file,
+    write_tensors,
 )
+from tilewise.costmodel.models.numpy import ranker
 from tilewise.errors import FileFormatError
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.models.blend import Blend
+    from tilewise.costmodel.models.gbdt import GBDT
+    from tilewise.costmodel.models.numpy.lookup_ranker import LookupRanker
+
+RIDGE = "CpuRidge"  # name of the CPU model in files; see `ridge`
 
 
 @dataclass(eq=False)
@@ -85,7 +87,12 @@ class Scorer:
         if self._lookup is not None and self._lookup[0] is config:
             return self._lookup[1]
         last_config, self._last_config = self._last_config, config
-        if last_config is not config or not isinstance(features, RankerFeatures) or config.dtype != np.float32:
+        if last_config is not config or config.dtype != np.float32:
+            return None
+        from tilewise.costmodel.features.ranker import RankerFeatures
+        from tilewise.costmodel.models.numpy.lookup_ranker import LookupRanker
+
+        if not isinstance(features, RankerFeatures):
             return None
         # Lists with other columns are left to the direct computation, which reports them.
         fits = config.shape[1] == len(features.config_low)
@@ -113,8 +120,12 @@ class Scorer:
         weights = self.weights
         if inputs.config.dtype != np.float32:
             weights = {name: array.astype(inputs.config.dtype) for name, array in weights.items()}
-        if self.name == ridge.NAME:
-            return ridge.score_ridge(weights, inputs.config)
+        if self.name == RIDGE:
+            from tilewise.costmodel.models.ridge import score_ridge
+
+            return score_ridge(weights, inputs.config)
+        from tilewise.costmodel.models.numpy import baselines
+
         # Early joins compute (configuration, node) pairs, so their chunks depend on the graph's size.
         chunk = baselines.chunk_size(self.name, self.kwargs, inputs)
         chunks = []
@@ -131,12 +142,6 @@ class Scorer:
         return self._folded[dtype.name]
 
 
-def ridge_scorer(kernels: Sequence[Kernel], schema: Schema, seed: int = 0) -> Scorer:
-    """Fit the CPU model (see `ridge`) to kernels with runtimes."""
-    weights, features = ridge.fit_ridge(kernels, schema, seed)
-    return Scorer(ridge.NAME, weights, {}, features, schema, {"model": ridge.NAME, "seed": seed})
-
-
 def load_scorer(path: str | Path) -> Scorer | GBDT | Blend:
     """Load the scorer from a model file or from the folder of a training run.
 
@@ -145,6 +150,8 @@ def load_scorer(path: str | Path) -> Scorer | GBDT | Blend:
     """
     file = read_model_file(path)
     if file.record["model"] == BLEND:
+        from tilewise.costmodel.models.blend import restore_blend
+
         return restore_blend(path, lambda member: restore_scorer(member, path))
     return restore_scorer(file, path)
 
@@ -152,8 +159,15 @@ def load_scorer(path: str | Path) -> Scorer | GBDT | Blend:
 def restore_scorer(file: ModelFile, path: str | Path) -> Scorer | GBDT:
     """Build the scorer of a single model; `path` is for error messages."""
     if file.record["model"] == "GBDT":
+        from tilewise.costmodel.models.gbdt import restore_gbdt
+
         return restore_gbdt(file)
     kwargs = file.record.get("model_kwargs") or {}
     if not isinstance(kwargs, dict):
         raise FileFormatError(f"{path} does not record the arguments of its model; export it again.")
     return Scorer(file.record["model"], file.weights, kwargs, file.preparation, file.schema, file.record)
+
+
+def shipped_scorer(collection: str) -> Scorer | GBDT | Blend:
+    """Load the shipped model of a collection, such as "h200"."""
+    return load_scorer(shipped_file(collection))

@@ -6,8 +6,7 @@ into torch; `scorer` loads the same file into NumPy.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,17 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.features.scaling import Preparation, preparation_kinds
-from tilewise.costmodel.models.files import read_tensors, write_tensors
-from tilewise.errors import FileFormatError, TilewiseError
+from tilewise.costmodel.features.inputs import Preparation
+from tilewise.costmodel.models.files import (
+    BLEND,
+    FileContents,
+    ModelFile,
+    file_contents,
+    read_model_file,
+    report_misfit,
+    write_tensors,
+)
+from tilewise.errors import FileFormatError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,23 +34,6 @@ if TYPE_CHECKING:
     from tilewise.costmodel.models.blend import Blend
     from tilewise.costmodel.models.gbdt import GBDT
     from tilewise.costmodel.models.scorer import Scorer
-
-FORMAT = "tilewise-cost-model-1"
-MODEL_FILE = "model.safetensors"
-BLEND = "Blend"  # model name in the file of several models; see `blend`
-
-FileContents = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]  # arrays and record
-
-
-@contextlib.contextmanager
-def report_misfit(name: str) -> Iterator[None]:
-    """Turn the errors of weights that do not fit the features into one sentence: a file can hold any tensors."""
-    try:
-        yield
-    except TilewiseError:
-        raise
-    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, MemoryError, RuntimeError) as error:
-        raise FileFormatError(f"The weights of this {name[:80]} do not fit its features; export it again.") from error
 
 
 @dataclass(eq=False)
@@ -88,64 +78,6 @@ class TrainedModel:
 
     def save(self, path: str | Path) -> None:
         write_tensors(Path(path), *self.contents())
-
-
-def file_contents(
-    weights: Mapping[str, npt.NDArray[Any]], preparation: Preparation, schema: Schema, record: Mapping[str, Any]
-) -> FileContents:
-    """Return the arrays and the record of a model's file."""
-    tensors = {f"weight.{k}": v for k, v in weights.items()}
-    return tensors | {f"prepare.{k}": v for k, v in preparation.tensors().items()}, {
-        **record,
-        "format": FORMAT,
-        "preparation": preparation.kind,
-        "preparation_settings": preparation.settings(),
-        "config_features": list(schema.config_features),
-        "collection": schema.extra.get("name") or schema.extra.get("hardware"),
-    }
-
-
-@dataclass(frozen=True, eq=False)
-class ModelFile:
-    """Contents of a model file after validation."""
-
-    weights: dict[str, npt.NDArray[Any]]
-    preparation: Preparation
-    schema: Schema
-    record: dict[str, Any]
-
-
-def model_path(path: str | Path) -> Path:
-    """Resolve a path to a model file: the path itself, or the model file in that folder."""
-    resolved = Path(path).expanduser()
-    return resolved / MODEL_FILE if resolved.is_dir() else resolved
-
-
-def read_model_file(path: str | Path) -> ModelFile:
-    """Read and validate a model file, or the one in a folder."""
-    file = model_path(path)
-    return checked_file(*read_tensors(file), file)
-
-
-def checked_file(tensors: Mapping[str, npt.NDArray[Any]], record: dict[str, Any], path: Path) -> ModelFile:
-    """Validate arrays and record and split them into weights and preparation."""
-    # A model file of another version or of another program.
-    if record.get("format") != FORMAT or not isinstance(record.get("model"), str):
-        raise FileFormatError(f"{path} is not a cost model of this version of tilewise; train or export it again.")
-    # The preparation decides how every kernel is read, so it must be one of those known here.
-    kinds, kind, names = preparation_kinds(), record.get("preparation"), record.get("config_features")
-    if (
-        not isinstance(kind, str)
-        or kind not in kinds
-        or not isinstance(names, list)
-        or not all(isinstance(n, str) for n in names)
-    ):
-        raise FileFormatError(f"{path} does not record the features that it reads; train or export it again.")
-    # Split the arrays by prefix.
-    tables = {k.removeprefix("prepare."): v for k, v in tensors.items() if k.startswith("prepare.")}
-    preparation = kinds[kind].restore(tables, record.get("preparation_settings") or {})
-    weights = {k.removeprefix("weight."): v for k, v in tensors.items() if k.startswith("weight.")}
-    return ModelFile(weights, preparation, Schema(tuple(names)), record)
 
 
 def load_model(

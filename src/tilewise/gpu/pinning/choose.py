@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.costmodel.models.shipped import shipped_file
+from tilewise.costmodel.models.files import shipped_file
 from tilewise.gpu.devices import H200_CAPABILITY, Device, find_device
 from tilewise.gpu.pinning.candidates import describe_candidates
 from tilewise.gpu.pinning.lock import LockedChoice

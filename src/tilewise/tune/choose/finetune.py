@@ -20,10 +20,9 @@ from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import opa
-from tilewise.costmodel.models.ridge import NAME
-from tilewise.costmodel.models.scorer import ridge_scorer
-from tilewise.costmodel.models.shipped import shipped_file
-from tilewise.costmodel.models.trained import read_model_file
+from tilewise.costmodel.models.files import read_model_file, shipped_file
+from tilewise.costmodel.models.ridge import ridge_scorer
+from tilewise.costmodel.models.scorer import RIDGE
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.store.store import Store
 from tilewise.tune.choose.memory import measurements
@@ -66,7 +65,7 @@ def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learn
     held_out = kernels[3::4]
     own = [kernel for index, kernel in enumerate(kernels) if index % 4 != 3]
     say(f"learning from {len(own)} problems, checking on {len(held_out)}")
-    trained = _refit(source, own) if read_model_file(source).record["model"] == NAME else _adapt(source, own)
+    trained = _refit(source, own) if read_model_file(source).record["model"] == RIDGE else _adapt(source, own)
     before, after = (
         _pair_accuracy(model, held_out) for model in (file_scores(current, tuner.device.kind).model, trained)
     )

@@ -17,9 +17,8 @@ import numpy as np
 
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES
+from tilewise.costmodel.models.files import model_path, shipped_file
 from tilewise.costmodel.models.scorer import load_scorer
-from tilewise.costmodel.models.shipped import shipped_file
-from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Problem

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, read_folder
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection
 from tilewise.costmodel.data.dataset import embedded_collections, find_collection
 from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.shards import read_folder
 from tilewise.errors import ConfigurationError
 from tilewise.profile.timing.statistics import rank_correlation
 from tilewise.store.aggregate import open_measurements

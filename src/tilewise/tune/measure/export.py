@@ -23,11 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import write_atomic
-from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write_collection
-from tilewise.costmodel.data.dataset import with_noise
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel, with_noise
 from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
-from tilewise.costmodel.hlo.tuning_data import kernel_npz
+from tilewise.costmodel.data.writing import kernel_npz, write_collection
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.store.aggregate import MeasuredProblem, read_measured
 from tilewise.store.problem import Problem

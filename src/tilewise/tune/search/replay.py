@@ -24,11 +24,10 @@ from tilewise.costmodel.baselines import Analytical
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import Dataset, find_collection, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.progress import track
+from tilewise.costmodel.data.shards import track
 from tilewise.costmodel.metrics import bootstrap
+from tilewise.costmodel.models.files import model_path, shipped_file
 from tilewise.costmodel.models.scorer import load_scorer
-from tilewise.costmodel.models.shipped import shipped_file
-from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 from tilewise.tune.search.calibration import Case, calibrate, load_calibration, make_case, save_calibration

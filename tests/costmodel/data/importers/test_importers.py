@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from tests.waiting import interruptible, until
-from tilewise.costmodel.data.collection import read_folder
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.data.importers import FORMATS, KernelDescription, import_logs, read_description
 from tilewise.costmodel.data.importers import helion as helion_format
@@ -29,6 +28,7 @@ from tilewise.costmodel.data.importers.record import BadRecordError, flat_values
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 from tilewise.costmodel.data.importers.vllm import read_rows
 from tilewise.costmodel.data.schema import NODE_COLUMN
+from tilewise.costmodel.data.shards import read_folder
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"

@@ -34,9 +34,8 @@ from tilewise.costmodel.data.importers.stream import open_sources
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.npz import Array
 from tilewise.costmodel.data.schema import TILE_FEATURES
-from tilewise.costmodel.data.shards import SplitWriter
+from tilewise.costmodel.data.writing import SplitWriter, kernel_npz
 from tilewise.costmodel.hlo.graph import KernelGraph
-from tilewise.costmodel.hlo.tuning_data import kernel_npz
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 
 MAX_COLUMNS = 1024

@@ -3,29 +3,39 @@
 Arrays of (configuration, node) pairs are (C, n, H). The first layer of an early join is applied to nodes and
 configurations separately and added, as in the torch models. The precision is that of the inputs: float32 to score all
 configurations, float64 to order those with close scores.
+
+EarlyJoinSAGE has compiled kernels, which the torch model uses as well: they take a graph's (node, configuration) pairs
+through all layers while they are in the cache. Before its activation the first layer is linear, so it is passed as two
+products, one over nodes and one over configurations; the opcode embedding is multiplied once per opcode instead of once
+per node. Without the extension, or with another activation than leaky ReLU, NumPy or torch compute the same.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.features.scaling import ModelInputs
-from tilewise.costmodel.models.numpy import sage
+from tilewise._extension import native
+from tilewise.costmodel.features.inputs import ModelInputs
+from tilewise.costmodel.features.scaling import Neighbours
+from tilewise.costmodel.models.numpy.ranker import NodeMatrix, normalized_adjacency
 from tilewise.errors import FileFormatError
 
 Floats = npt.NDArray[Any]  # float32
 Weights = Mapping[str, Floats]
 
-_DENSE_NODES = 256  # graphs up to this size use dense matrices, which are then faster
 _CHUNK_PAIRS = 1 << 14  # (configuration, node) pairs of an early join that stay in the cache
 _CHUNK_CONFIGS = 4096  # configurations per chunk of the other models
 _MIN_CHUNK = 16
 _SELU = (1.0507009873554805, 1.6732632423543772)  # scale and alpha of Klambauer et al. 2017
+
+Layer = tuple[Floats, Floats]  # kernel, bias
+LEAKY_SLOPE = np.float32(0.2)  # of the published baseline
+_kernels: Any = native  # callers ask `available` first
 
 
 def _gelu(x: Floats) -> Floats:
@@ -55,55 +65,12 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-class NodeMatrix:
-    """A sparse square matrix over the n nodes of one kernel; small ones are stored dense, which is faster."""
-
-    def __init__(
-        self, rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], n: int, dtype: Any
-    ) -> None:
-        self.n, self.dense = n, None
-        # Entries sorted by row allow `reduceat` to sum each row's terms.
-        order = np.argsort(rows, kind="stable")
-        self.rows, self.columns, self.values = rows[order], columns[order], values[order].astype(dtype)
-        if self.n <= _DENSE_NODES:
-            # `add.at` sums repeated edges.
-            self.dense = np.zeros((self.n, self.n), dtype)
-            np.add.at(self.dense, (rows, columns), values)
-
-    def __matmul__(self, x: Floats) -> Floats:
-        """Multiply along the second to last axis of (..., n, H)."""
-        if self.dense is not None:
-            return np.asarray(np.matmul(self.dense, x))
-        result = np.zeros_like(x)
-        # Rows without entries stay zero: `reduceat` cannot represent empty rows.
-        rows, starts = np.unique(self.rows, return_index=True)
-        if len(rows):
-            terms = x[..., self.columns, :] * self.values[:, None]
-            result[..., rows, :] = np.add.reduceat(terms, starts, axis=-2)
-        return result
-
-
 def neighbour_sums(inputs: ModelInputs) -> NodeMatrix:
     """Return A + A^T."""
     u, v = inputs.edges[:, 0].astype(np.int64), inputs.edges[:, 1].astype(np.int64)
     return NodeMatrix(
         np.concatenate([v, u]), np.concatenate([u, v]), np.ones(2 * len(u)), len(inputs.node), inputs.node.dtype
     )
-
-
-def normalized_adjacency(inputs: ModelInputs) -> tuple[NodeMatrix, NodeMatrix]:
-    """Return A + I divided by its row sums, and its transpose. Kernels with the same graph share a cache entry."""
-    edges = np.ascontiguousarray(inputs.edges, np.int64)
-    return _normalized_adjacency(len(inputs.node), edges.tobytes(), inputs.node.dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _normalized_adjacency(n: int, edges: bytes, dtype: np.dtype[Any]) -> tuple[NodeMatrix, NodeMatrix]:
-    # Edges point from consumer to producer; every node is its own neighbour once.
-    every, ends = np.arange(n), np.frombuffer(edges, np.int64).reshape(-1, 2)
-    rows, columns = np.concatenate([ends[:, 1], every]), np.concatenate([ends[:, 0], every])
-    values = 1.0 / np.bincount(rows, minlength=n)[rows]
-    return NodeMatrix(rows, columns, values, n, dtype), NodeMatrix(columns, rows, values, n, dtype)
 
 
 def _dense(w: Weights, name: str, x: Floats) -> Floats:
@@ -200,7 +167,7 @@ def _early_sage(w: Weights, kw: Mapping[str, Any], inputs: ModelInputs) -> Float
 
 def _compiled(model: str, kw: Mapping[str, Any], inputs: ModelInputs) -> bool:
     """Tell whether the compiled kernels support this model; they do not compute in float64."""
-    supported = model == "EarlyJoinSAGE" and sage.available(kw.get("hidden_activation", "leaky_relu"))
+    supported = model == "EarlyJoinSAGE" and available(kw.get("hidden_activation", "leaky_relu"))
     return supported and inputs.config.dtype == np.float32
 
 
@@ -208,9 +175,9 @@ def _compiled_sage(w: Weights, inputs: ModelInputs) -> Floats:
     # The compiled kernels take arrays in a fixed order: table, layers, head.
     names = ["embedding.table", *_layer_names(w, "gnn."), *_layer_names(w, "head.layers.")]
     arrays = [np.ascontiguousarray(w[name], dtype=np.float32) for name in names]
-    weights = sage.SageWeights.from_arrays(arrays, len(_layer_names(w, "gnn.")) // 2)
+    weights = SageWeights.from_arrays(arrays, len(_layer_names(w, "gnn.")) // 2)
     node, config = np.ascontiguousarray(inputs.node), np.ascontiguousarray(inputs.config)
-    return sage.scores(weights, node, inputs.opcode, config, inputs.neighbours)
+    return sage_scores(weights, node, inputs.opcode, config, inputs.neighbours)
 
 
 def _layer_names(w: Weights, prefix: str) -> list[str]:
@@ -270,3 +237,62 @@ def forward(model: str, weights: Weights, kwargs: Mapping[str, Any], inputs: Mod
             f"The NumPy scorer has no model {model!r}; load the file with load_model, which uses torch."
         )
     return FORWARD[model](weights, kwargs, inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class SageWeights:
+    """The network's weights in the layout of the compiled kernels."""
+
+    table: Floats  # (opcodes, E)
+    first_kernel: Floats  # (F + E + D, 2H): for the sum over neighbours and for the node itself, side by side
+    first_bias: Floats  # (H,)
+    later: tuple[list[Floats], list[Floats]]  # kernels and biases of the layers after the first
+    head: list[Layer]
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[Floats], depth: int) -> SageWeights:
+        """Build from the opcode table, kernel and bias of `depth` GraphSAGE layers, then those of the head."""
+        first, width = arrays[1], arrays[1].shape[1]
+        # The published layer stacks both halves along its inputs; side by side, one product computes both.
+        first_kernel = np.ascontiguousarray(first.reshape(2, -1, width).transpose(1, 0, 2)).reshape(-1, 2 * width)
+        later = arrays[3 : 1 + 2 * depth]
+        head_arrays = arrays[1 + 2 * depth :]
+        head = list(zip(head_arrays[::2], head_arrays[1::2], strict=True))
+        return cls(arrays[0], first_kernel, arrays[2], (list(later[::2]), list(later[1::2])), head)
+
+
+def available(hidden_activation: str) -> bool:
+    """Tell whether the compiled kernels support a network with this activation."""
+    return native is not None and hidden_activation == "leaky_relu"
+
+
+def first_products(
+    weights: SageWeights, features: Floats, opcode: npt.NDArray[np.int64], configs: Floats
+) -> tuple[Floats, Floats]:
+    """Multiply nodes and configurations (K, C, D) with the first layer: (N, 2H) and (K, C, 2H)."""
+    start, end = features.shape[1], features.shape[1] + weights.table.shape[1]
+    nodes = _kernels.matmul(features, weights.first_kernel[:start])
+    # There are far fewer opcodes than nodes: multiply the table once and look rows up.
+    nodes += _kernels.matmul(weights.table, weights.first_kernel[start:end])[opcode]
+    flat = _kernels.matmul(configs.reshape(-1, configs.shape[-1]), weights.first_kernel[end:])
+    return nodes, flat.reshape(*configs.shape[:-1], -1)
+
+
+def head_values(weights: SageWeights, x: Floats) -> list[Floats]:
+    """Return the inputs of the head's layers and, last, its result (rows, 1)."""
+    values = [x]
+    for number, (kernel, bias) in enumerate(weights.head):
+        y = _kernels.matmul(values[-1], kernel, bias=bias)
+        if number + 1 < len(weights.head):
+            np.maximum(y, LEAKY_SLOPE * y, out=y)
+        values.append(y)
+    return values
+
+
+def sage_scores(
+    weights: SageWeights, features: Floats, opcode: npt.NDArray[np.int64], configs: Floats, graph: Neighbours
+) -> Floats:
+    """Score one kernel's configurations (C, D); returns (C,)."""
+    nodes, slots = first_products(weights, features, opcode, configs[None])
+    pooled = _kernels.sage_forward(nodes, slots, weights.first_bias, *weights.later, *graph.tables, False)
+    return head_values(weights, pooled[0])[-1][:, 0]

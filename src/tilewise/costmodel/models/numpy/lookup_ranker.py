@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.features.inputs import ModelInputs
 from tilewise.costmodel.features.occupancy import Gpu, MemoryAccess, Occupancy
 from tilewise.costmodel.features.ranker import RankerFeatures
-from tilewise.costmodel.features.scaling import ModelInputs
 from tilewise.costmodel.models.numpy.ranker import FoldedWeights, encode, score_inputs
 
 Floats = npt.NDArray[np.float32]
@@ -48,8 +48,8 @@ class LookupRanker:
     def build(
         cls, features: RankerFeatures, folded: FoldedWeights, config: npt.NDArray[np.float32]
     ) -> LookupRanker | None:
-        """Build the table; None if it would not be faster, or if a feature reads several columns."""
-        if len(features.cache_conflicts) or not len(features.columns) or not 0 < len(config) <= _MAX_CONFIGS:
+        """Build the table; None if it would not be faster."""
+        if not len(features.columns) or not 0 < len(config) <= _MAX_CONFIGS:
             return None
         config = features.with_train_constants(config)
         unique = [np.unique(config[:, column], return_inverse=True) for column in features.columns]
@@ -102,7 +102,7 @@ class LookupRanker:
 
     def _occupancy(self, gpu: Gpu, kernel: Kernel, sizes: npt.NDArray[np.float64]) -> Occupancy:
         """Return the occupancy table of kernels that access memory like this one, building it once."""
-        access = MemoryAccess.from_kernel(gpu, kernel, sizes)
+        access = MemoryAccess.from_kernel(kernel, sizes)
         if access not in self.occupancies:
             self.occupancies[access] = Occupancy(gpu, self.columns.T, access)
         return self.occupancies[access]

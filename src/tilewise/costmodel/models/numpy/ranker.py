@@ -8,6 +8,7 @@ product with the first layer, two narrow products for attention and one per bloc
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -18,14 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
-from tilewise.costmodel.features.scaling import ModelInputs
-from tilewise.costmodel.models.numpy.baselines import normalized_adjacency
+from tilewise.costmodel.features.inputs import ModelInputs
 
 Floats = npt.NDArray[Any]  # float32, or float64 where close scores are computed again
 Weights = Mapping[str, Floats]
 Dense = tuple[Floats, Floats]  # a layer: kernel and bias
 
 _CHUNK_ROWS = 1024  # (configuration, member) rows per chunk, so that they stay in the cache
+
+_DENSE_NODES = 256  # graphs up to this size use dense matrices, which are then faster
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,3 +197,46 @@ def _dense(w: Weights, name: str, x: Floats) -> Floats:
 
 def _relu(x: Floats) -> Floats:
     return np.maximum(x, np.float32(0))
+
+
+class NodeMatrix:
+    """A sparse square matrix over the n nodes of one kernel; small ones are stored dense, which is faster."""
+
+    def __init__(
+        self, rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], n: int, dtype: Any
+    ) -> None:
+        self.n, self.dense = n, None
+        # Entries sorted by row allow `reduceat` to sum each row's terms.
+        order = np.argsort(rows, kind="stable")
+        self.rows, self.columns, self.values = rows[order], columns[order], values[order].astype(dtype)
+        if self.n <= _DENSE_NODES:
+            # `add.at` sums repeated edges.
+            self.dense = np.zeros((self.n, self.n), dtype)
+            np.add.at(self.dense, (rows, columns), values)
+
+    def __matmul__(self, x: Floats) -> Floats:
+        """Multiply along the second to last axis of (..., n, H)."""
+        if self.dense is not None:
+            return np.asarray(np.matmul(self.dense, x))
+        result = np.zeros_like(x)
+        # Rows without entries stay zero: `reduceat` cannot represent empty rows.
+        rows, starts = np.unique(self.rows, return_index=True)
+        if len(rows):
+            terms = x[..., self.columns, :] * self.values[:, None]
+            result[..., rows, :] = np.add.reduceat(terms, starts, axis=-2)
+        return result
+
+
+def normalized_adjacency(inputs: ModelInputs) -> tuple[NodeMatrix, NodeMatrix]:
+    """Return A + I divided by its row sums, and its transpose. Kernels with the same graph share a cache entry."""
+    edges = np.ascontiguousarray(inputs.edges, np.int64)
+    return _normalized_adjacency(len(inputs.node), edges.tobytes(), inputs.node.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _normalized_adjacency(n: int, edges: bytes, dtype: np.dtype[Any]) -> tuple[NodeMatrix, NodeMatrix]:
+    # Edges point from consumer to producer; every node is its own neighbour once.
+    every, ends = np.arange(n), np.frombuffer(edges, np.int64).reshape(-1, 2)
+    rows, columns = np.concatenate([ends[:, 1], every]), np.concatenate([ends[:, 0], every])
+    values = 1.0 / np.bincount(rows, minlength=n)[rows]
+    return NodeMatrix(rows, columns, values, n, dtype), NodeMatrix(columns, rows, values, n, dtype)

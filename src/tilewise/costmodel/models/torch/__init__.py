@@ -20,7 +20,7 @@ from torch import nn
 
 from tilewise.costmodel.models.torch.baselines import MLP, EarlyJoinResGCN, EarlyJoinSAGE, LateJoinResGCN, LateJoinSAGE
 from tilewise.costmodel.models.torch.ranker import TileRanker
-from tilewise.costmodel.train.config import parse_kwargs
+from tilewise.costmodel.training.config import parse_kwargs
 from tilewise.errors import ConfigurationError
 
 MODELS: dict[str, type[nn.Module]] = {

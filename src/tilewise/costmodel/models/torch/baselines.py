@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from tilewise.costmodel.data.schema import N_OPCODES
-from tilewise.costmodel.models.numpy.sage import available
+from tilewise.costmodel.models.numpy.baselines import available
 from tilewise.costmodel.models.torch.fused import early_join_sage, learn_early_join_sage, supports
 from tilewise.costmodel.models.torch.layers import Dense, OpcodeEmbedding, Stack, activation, join_first, sage
 from tilewise.costmodel.models.torch.ragged import KernelBatch
-from tilewise.costmodel.train.losses import CombinedLoss
-from tilewise.costmodel.train.optimizer import FlatAdam
+from tilewise.costmodel.training.losses import CombinedLoss
+from tilewise.costmodel.training.optimizer import FlatAdam
 from tilewise.errors import ConfigurationError
 
 REGULARISATION = 1e-4  # L2 penalty of the published baselines

@@ -1,4 +1,4 @@
-"""EarlyJoinSAGE as one autograd node around the compiled kernels of `tilewise.costmodel.models.numpy.sage`.
+"""EarlyJoinSAGE as one autograd node around the compiled kernels of `tilewise.costmodel.models.numpy.baselines`.
 
 Forward and backward pass are written on arrays: on small batches autograd's bookkeeping would take as long as the
 arithmetic. Training uses the same passes without autograd. `kernel_threads` gives all cores to these kernels: idle
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from tilewise._extension import native
-from tilewise.costmodel.models.numpy.sage import LEAKY_SLOPE, Floats, SageWeights, first_products, head_values
+from tilewise.costmodel.models.numpy.baselines import LEAKY_SLOPE, Floats, SageWeights, first_products, head_values
 from tilewise.costmodel.models.torch.ragged import KernelBatch
-from tilewise.costmodel.train.losses import CombinedLoss
+from tilewise.costmodel.training.losses import CombinedLoss
 
-_kernels: Any = native  # callers ask `sage.available` first
+_kernels: Any = native  # callers ask `available` first
 
 
 def supports(x: Tensor) -> bool:

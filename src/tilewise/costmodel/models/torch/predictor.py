@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tilewise.costmodel.features.scaling import ModelInputs
+from tilewise.costmodel.features.inputs import ModelInputs
 from tilewise.costmodel.models.torch.fused import kernel_threads
 from tilewise.costmodel.models.torch.ragged import collate
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tilewise.costmodel.features.neighbours import Neighbours
-from tilewise.costmodel.features.scaling import ModelInputs
+from tilewise.costmodel.features.inputs import ModelInputs
+from tilewise.costmodel.features.scaling import Neighbours
 
 # Measured on CPUs: up to this many columns per block on average, dense blocks are faster than CSR;
 # up to this many entries (zeros between the blocks included), one dense matrix is faster than blocks.

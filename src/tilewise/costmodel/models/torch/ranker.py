@@ -22,7 +22,7 @@ from tilewise.costmodel.data.schema import N_OPCODES
 from tilewise.costmodel.models.torch.layers import Dense, OpcodeEmbedding
 from tilewise.costmodel.models.torch.ragged import KernelBatch
 from tilewise.costmodel.models.torch.ranker_step import learn_ranker
-from tilewise.costmodel.train.losses import CombinedLoss
+from tilewise.costmodel.training.losses import CombinedLoss
 
 _SMALL = 0.1  # initial scale of the network where a linear term estimates the runtime; insensitive between 0.03 and 0.3
 

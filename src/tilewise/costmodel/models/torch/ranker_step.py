@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tilewise._extension import native
 from tilewise.costmodel.models.numpy.ranker import first_layers, last_layers
 from tilewise.costmodel.models.torch.ragged import KernelBatch, Matrix, product
-from tilewise.costmodel.train.losses import CombinedLoss
+from tilewise.costmodel.training.losses import CombinedLoss
 
 Floats = npt.NDArray[np.float32]
 Arrays = Mapping[str, Floats]

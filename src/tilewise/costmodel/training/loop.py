@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewise.costmodel.data.dataset import Dataset
+from tilewise.costmodel.data.dataset import Dataset, Split
 from tilewise.costmodel.data.schema import TILE_FEATURES
-from tilewise.costmodel.data.shards import Split
+from tilewise.costmodel.features.inputs import Preparation, check_configs_differ, preparation_class
 from tilewise.costmodel.features.ranker import RankerFeatures
-from tilewise.costmodel.features.scaling import Preparation, check_configs_differ, preparation_kinds
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
-from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel
-from tilewise.costmodel.train.config import TrainSettings, budget, default_settings
-from tilewise.costmodel.train.parallel import torchrun_group
-from tilewise.costmodel.train.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
-from tilewise.costmodel.train.sampling import InputCache, epoch_batches
+from tilewise.costmodel.models.files import MODEL_FILE
+from tilewise.costmodel.models.trained import TrainedModel
+from tilewise.costmodel.training.config import TrainSettings, budget, default_settings
+from tilewise.costmodel.training.parallel import torchrun_group
+from tilewise.costmodel.training.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
+from tilewise.costmodel.training.sampling import InputCache, epoch_batches
 from tilewise.errors import ConfigurationError, UnavailableError
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from tilewise.costmodel.models.gbdt import GBDT
     from tilewise.costmodel.models.torch.ragged import KernelBatch
-    from tilewise.costmodel.train.device_epochs import DeviceEpochs
-    from tilewise.costmodel.train.parallel import ProcessGroup
+    from tilewise.costmodel.training.device_epochs import DeviceEpochs
+    from tilewise.costmodel.training.parallel import ProcessGroup
 
 METRICS = ("opa", "tau", "top1", "top5", "top10")
 _OPA_SLOTS = 32  # configurations per kernel in the training accuracy, which compares all pairs
@@ -124,7 +124,7 @@ class TrainingRun(ResumableRun):
         import torch
 
         from tilewise.costmodel.models.torch import build_model, constructor_defaults, model_class
-        from tilewise.costmodel.train.losses import parse_losses
+        from tilewise.costmodel.training.losses import parse_losses
 
         keep_freed_memory()
         super().__init__(settings, device, folder)
@@ -132,9 +132,8 @@ class TrainingRun(ResumableRun):
         self.loss = parse_losses(settings.losses)
         self.processes = torchrun_group(device, settings.max_seconds)
         self.writes = self.processes is None or self.processes.first
-        kinds = preparation_kinds()
         kind = getattr(model_class(settings.model), "preparation", "minmax")
-        self.preparation: Preparation = preparation or kinds[kind].fit(dataset.train)
+        self.preparation: Preparation = preparation or preparation_class(kind).fit(dataset.train)
         # Defaults are recorded too, so that a file builds the same model after a default has changed.
         self.kwargs = constructor_defaults(model_class(settings.model)) | dict(settings.model_kwargs)
         check_configs_differ(self.preparation)
@@ -161,7 +160,7 @@ class TrainingRun(ResumableRun):
         """Whole epochs on the GPU; None where a model, a loss or a collection needs batches made on the host."""
         if not self.device.startswith("cuda") or self.processes is not None or self.settings.model != "TileRanker":
             return None
-        from tilewise.costmodel.train.device_epochs import DeviceEpochs, DeviceSplit
+        from tilewise.costmodel.training.device_epochs import DeviceEpochs, DeviceSplit
 
         fits = self.loss.has_tensor_form and DeviceSplit.fits(self.inputs, self.preparation.config_width)
         return DeviceEpochs(self) if fits else None

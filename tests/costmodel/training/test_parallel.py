@@ -20,8 +20,8 @@ import os, sys, numpy as np, torch
 torch.set_num_threads(1)
 from pathlib import Path
 from tilewise.costmodel.data.dataset import load_dataset
-from tilewise.costmodel.train import loop
-from tilewise.costmodel.train.config import default_settings
+from tilewise.costmodel.training import loop
+from tilewise.costmodel.training.config import default_settings
 
 grads = []
 class RecordingRun(loop.TrainingRun):
@@ -66,16 +66,17 @@ def test_two_processes_find_the_gradients_of_one(model: str, by_one_and_by_two: 
     one, two = (np.load(folder / model / "grads.npy") for folder in by_one_and_by_two)
     assert one.shape == two.shape and len(one) == 4
     scale = np.abs(one).max(axis=1, keepdims=True)
-    assert (np.abs(one[0] - two[0]) <= 3e-5 * scale[0]).all(), "the first step starts from the same weights"
+    # One process learns by the compiled kernels, two by torch: both round float32 sums in another order.
+    assert (np.abs(one[0] - two[0]) <= 1e-4 * scale[0]).all(), "the first step starts from the same weights"
     # Adam divides a gradient by its own size: where that is almost zero, rounding decides the sign of a whole update,
     # so later steps agree closely but not to the last digits, and by how much depends on the CPU.
-    assert (np.abs(one - two) <= 3e-2 * scale).all()
+    assert (np.abs(one - two) <= 5e-2 * scale).all()
     assert all(np.corrcoef(a, b)[0, 1] > 0.9995 for a, b in zip(one, two, strict=True))
     assert load_model(by_one_and_by_two[1] / model).record["model"] == model
 
 
 def test_a_limit_of_seconds_is_refused_where_processes_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewise.costmodel.train.parallel import torchrun_group
+    from tilewise.costmodel.training.parallel import torchrun_group
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")

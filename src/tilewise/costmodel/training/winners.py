@@ -17,9 +17,10 @@ from tilewise.costmodel.confidence import calibrate
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.models.blend import Blend
-from tilewise.costmodel.models.trained import BLEND, MODEL_FILE, load_model
-from tilewise.costmodel.train.config import WINNERS
-from tilewise.costmodel.train.loop import train
+from tilewise.costmodel.models.files import BLEND, MODEL_FILE
+from tilewise.costmodel.models.trained import load_model
+from tilewise.costmodel.training.config import WINNERS
+from tilewise.costmodel.training.loop import train
 from tilewise.errors import ConfigurationError, TilewiseError
 
 _TREE_WEIGHT = 0.5  # relative to all networks together; arbitrary, trees are the weaker part on large collections

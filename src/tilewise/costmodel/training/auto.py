@@ -38,8 +38,9 @@ from tilewise.costmodel.features.ranker import heaviest_node, kernel_sizes
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.models.blend import RANDOM_ORDER, Blend, blend, rank_scores
 from tilewise.costmodel.models.familiarity import Familiarity
-from tilewise.costmodel.models.trained import BLEND, MODEL_FILE, TrainedModel, load_model
-from tilewise.costmodel.train.loop import train
+from tilewise.costmodel.models.files import BLEND, MODEL_FILE
+from tilewise.costmodel.models.trained import TrainedModel, load_model
+from tilewise.costmodel.training.loop import train
 from tilewise.errors import ConfigurationError, TilewiseError
 
 if TYPE_CHECKING:

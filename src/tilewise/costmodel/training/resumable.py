@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewise.costmodel.models.files import read_tensors, write_tensors
-from tilewise.costmodel.train.config import TrainSettings
+from tilewise.costmodel.training.config import TrainSettings
 from tilewise.errors import TilewiseError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from tilewise.costmodel.train.optimizer import FlatAdam
+    from tilewise.costmodel.training.optimizer import FlatAdam
 
 CHECKPOINT = "checkpoint.safetensors"
 Report = Callable[[dict[str, Any]], None]
@@ -59,7 +59,7 @@ class ResumableRun:
 
     def _create_optimizer(self) -> None:
         """Create the optimizer; subclasses call it after creating the module."""
-        from tilewise.costmodel.train.optimizer import FlatAdam
+        from tilewise.costmodel.training.optimizer import FlatAdam
 
         settings = self.settings
         self.optimizer = FlatAdam(

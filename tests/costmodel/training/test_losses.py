@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tilewise.costmodel.train import losses  # noqa: E402
+from tilewise.costmodel.training import losses  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.features.scaling import ModelInputs, Preparation
+from tilewise.costmodel.features.inputs import ModelInputs, Preparation
 
 CACHE_BYTES = 256 << 20  # holds every embedded collection; arbitrary
 

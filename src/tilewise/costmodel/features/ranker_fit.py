@@ -6,6 +6,7 @@ that they may divide: the pairs whose tile count and padding explain most of the
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,15 +14,81 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.data.dataset import Split
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import NODE_FEATURES, TILE_FEATURES
+from tilewise.costmodel.data.tpu_tiles import TILE_FEATURE_COUNT, read_tiles, tile_features
+from tilewise.costmodel.features.occupancy import Gpu
+from tilewise.costmodel.features.ranker import MAX_PADDING, NO_TILES, Floats, RankerFeatures, kernel_sizes, signed_log
+from tilewise.costmodel.features.scaling import extremes
+from tilewise.errors import ConfigurationError
+
 Configs = Sequence[npt.NDArray[Any]]  # raw configurations, one array (C, columns) per kernel
 LogRuntimes = Sequence[npt.NDArray[np.float64]]  # one array (C,) per kernel
 
 DERIVED = re.compile(r"_(sum|product)$")  # names of columns that follow from others
-MAX_PADDING = 64.0  # ratio of padded to real size; larger ratios are clipped
 _MAX_STEPS = 12  # thresholds of a column
 _MAX_PAIRS = 64  # (column, size slot) pairs in all
 _MIN_PAIRS_PER_COLUMN = 2
 _ROWS_FOR_PAIRS = 16_000  # bounds the time of a fit; results are insensitive to it
+
+
+# Samples for fitting. They bound the time of a fit; results are insensitive to them.
+_KERNELS_FOR_FIT = 2000
+_ROWS_FOR_FIT = 64_000
+_MIN_ROWS_PER_KERNEL = 32
+
+
+def fit_ranker(split: Split) -> RankerFeatures:
+    """Select columns, steps and pairs on a sample of the split, then fit centres and scales."""
+    if not len(split):
+        raise ConfigurationError("The train split is empty, so features cannot be fitted to it.")
+    rng = np.random.default_rng(0)
+    sample = np.sort(rng.permutation(len(split))[:_KERNELS_FOR_FIT])
+    kernels = [split[int(i)] for i in sample]
+    rows = [_sample_rows(k.n_configs, _ROWS_FOR_FIT // len(kernels), rng) for k in kernels]
+    configs = [k.config_feat[r].astype(np.float64) for k, r in zip(kernels, rows, strict=True)]
+    logs = [np.log(k.target[r]) for k, r in zip(kernels, rows, strict=True)] if split.labelled else None
+    sizes = np.stack([kernel_sizes(k) for k in kernels])
+    columns = useful_columns(np.concatenate(configs), split.schema.config_features)
+    slots = distinct_slots(sizes)
+    tiles = NO_TILES
+    if tuple(split.schema.config_features) == TILE_FEATURES:
+        columns, slots, tiles = columns[:0], slots[:0], _varying_tile_features(kernels, configs)
+    gpu = Gpu.from_schema(split.schema)
+    # The draft has no scaling yet; it computes the raw features that the scaling is fitted to.
+    node_columns, node_centre, node_scale = _fit_nodes(kernels)
+    node_low, node_high = extremes(split.column("node_feat"))
+    config_low, config_high = extremes(split.column("config_feat"))
+    unscaled = np.zeros(0, np.float32)
+    draft = RankerFeatures(
+        node_columns=node_columns, node_centre=node_centre, node_scale=node_scale,
+        columns=columns,
+        steps=fit_steps(np.concatenate(configs), columns),
+        pairs=fit_pairs(columns, slots, *subsample(configs, logs), sizes),
+        sizes=slots,
+        global_centre=unscaled, global_scale=unscaled, config_centre=unscaled, config_scale=unscaled,
+        node_low=node_low, node_high=node_high, config_low=config_low, config_high=config_high,
+        gpu=np.zeros(0) if gpu is None else gpu.to_array(),
+        tile_columns=tiles,
+    )  # fmt: skip
+    readings = [draft.reading(k) for k in kernels]
+    raw_global = np.stack([draft.raw_global(*row) for row in zip(kernels, sizes, readings, strict=True)])
+    # Raw features of all sampled configurations, one row per feature.
+    raw_config = np.empty((draft.raw_width, sum(len(c) for c in configs)), np.float32)
+    starts = np.cumsum([0, *(len(c) for c in configs)])
+    for k, s, r, c, start in zip(kernels, sizes, readings, configs, starts[:-1], strict=True):
+        rows_of = np.ascontiguousarray(c.T, dtype=np.float32)
+        draft.raw_config(k, s, rows_of, raw_config[:, start : start + len(c)], reading=r)
+    global_centre, global_scale = _moments(raw_global)
+    config_centre, config_scale = _moments(raw_config.T)
+    return dataclasses.replace(
+        draft,
+        global_centre=global_centre,
+        global_scale=global_scale,
+        config_centre=config_centre,
+        config_scale=config_scale,
+    )
 
 
 def useful_columns(config: npt.NDArray[Any], names: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -131,3 +198,33 @@ def _centred(x: npt.NDArray[np.float64], kernel: npt.NDArray[np.int64]) -> npt.N
 
 def _centre(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(x - x.mean())
+
+
+def _sample_rows(count: int, share: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Draw a kernel's rows for fitting: its share, but at least `_MIN_ROWS_PER_KERNEL`."""
+    limit = max(_MIN_ROWS_PER_KERNEL, share)
+    return np.arange(count) if count <= limit else np.sort(rng.choice(count, limit, replace=False))
+
+
+def _moments(raw: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+    """Return mean and inverse deviation of each column; a constant column gets the factor 0."""
+    deviation = raw.std(axis=0, dtype=np.float64)
+    factor = np.where(deviation > 1e-9, 1.0 / np.maximum(deviation, 1e-9), 0.0)
+    return raw.mean(axis=0, dtype=np.float64).astype(np.float32), factor.astype(np.float32)
+
+
+def _varying_tile_features(kernels: Sequence[Kernel], configs: Configs) -> npt.NDArray[np.int64]:
+    """Return the indices of the tile features that differ between configurations of any kernel."""
+    varying = np.zeros(TILE_FEATURE_COUNT, bool)
+    for kernel, config in zip(kernels, configs, strict=True):
+        reading = read_tiles(kernel.node_feat, kernel.node_opcode, kernel.edge_index, kernel.config_feat)
+        varying |= np.ptp(tile_features(reading, config), axis=1) > 0
+    return np.flatnonzero(varying)
+
+
+def _fit_nodes(kernels: Sequence[Kernel]) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
+    """Select the node columns that vary and are not sums or products; return them with mean and inverse deviation."""
+    rows = np.concatenate([k.node_feat for k in kernels])
+    basic = np.array([not DERIVED.search(name) for name in NODE_FEATURES])
+    columns = np.flatnonzero((rows.max(axis=0) > rows.min(axis=0)) & basic)
+    return columns, *_moments(signed_log(rows[:, columns]))

@@ -22,8 +22,8 @@ from tilewise.costmodel.data.kernel import Kernel  # noqa: E402
 from tilewise.costmodel.metrics import opa  # noqa: E402
 from tilewise.costmodel.models import trained  # noqa: E402
 from tilewise.costmodel.models.torch import MODELS  # noqa: E402
-from tilewise.costmodel.train.config import default_settings  # noqa: E402
-from tilewise.costmodel.train.resumable import selection_value  # noqa: E402
+from tilewise.costmodel.training.config import default_settings  # noqa: E402
+from tilewise.costmodel.training.resumable import selection_value  # noqa: E402
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError  # noqa: E402
 
 QUICK = {"epochs": 2, "progress": False}

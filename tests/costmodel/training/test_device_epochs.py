@@ -9,11 +9,11 @@ torch = pytest.importorskip("torch")
 
 from tilewise.costmodel.data.synthetic_tiles import synthetic_dataset  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
-from tilewise.costmodel.train.config import default_settings  # noqa: E402
-from tilewise.costmodel.train.device_epochs import DeviceEpochs  # noqa: E402
-from tilewise.costmodel.train.loop import TrainingRun  # noqa: E402
-from tilewise.costmodel.train.losses import parse_losses  # noqa: E402
-from tilewise.costmodel.train.sampling import slate_positions  # noqa: E402
+from tilewise.costmodel.training.config import default_settings  # noqa: E402
+from tilewise.costmodel.training.device_epochs import DeviceEpochs  # noqa: E402
+from tilewise.costmodel.training.loop import TrainingRun  # noqa: E402
+from tilewise.costmodel.training.losses import parse_losses  # noqa: E402
+from tilewise.costmodel.training.sampling import slate_positions  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ pytest.importorskip("lightgbm")
 from costmodel.simulated import simulated_kernels
 from tilewise.costmodel import load_model, load_scorer
 from tilewise.costmodel.data.dataset import dataset_from_kernels
-from tilewise.costmodel.train import auto
-from tilewise.costmodel.train.config import default_settings
+from tilewise.costmodel.training import auto
+from tilewise.costmodel.training.config import default_settings
 from tilewise.errors import ConfigurationError
 
 

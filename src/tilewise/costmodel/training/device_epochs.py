@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tilewise.costmodel.features.scaling import ModelInputs
-from tilewise.costmodel.train.sampling import InputCache, slate_positions
+from tilewise.costmodel.features.inputs import ModelInputs
+from tilewise.costmodel.training.sampling import InputCache, slate_positions
 
 if TYPE_CHECKING:
-    from tilewise.costmodel.train.loop import TrainingRun
+    from tilewise.costmodel.training.loop import TrainingRun
 
 MAX_BYTES = 16 << 30  # of a split on the device; larger collections are trained batch by batch
 _WARM_UP_STEPS = 3  # before a capture, so that libraries have allocated their workspaces

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.baselines import Analytical, default_errors, random_errors
-from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
+from tilewise.costmodel.data.dataset import Dataset, Split, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.metrics import Estimate, bootstrap, noise_ceiling, repeat_noise
 from tilewise.costmodel.rank import Model
-from tilewise.costmodel.train.loop import kernel_metrics, nan_mean, train
+from tilewise.costmodel.training.loop import kernel_metrics, nan_mean, train
 from tilewise.errors import ConfigurationError
 
 KS = (1, 5, 10)

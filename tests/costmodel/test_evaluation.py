@@ -20,7 +20,7 @@ from tilewise.costmodel.baselines import Analytical, random_errors
 from tilewise.costmodel.confidence import calibrate, confidence
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.evaluate import leave_one_program_out
+from tilewise.costmodel.evaluation import leave_one_program_out
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.errors import ConfigurationError, TilewiseError
 
