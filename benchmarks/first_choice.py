@@ -18,12 +18,12 @@ import numpy as np
 
 import tilewise
 from tilewise.costmodel.models.files import shipped_file
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.families.registry import find_family
 from tilewise.tune.families.space import ConfigTable, space_of
 from tilewise.tune.measure.cpu.device import CpuDevice
-from tilewise.tune.problem import Config, Problem
 
 Sizes = dict[str, tuple[int, int]]  # a range each
 PRODUCT: Sizes = {"m": (64, 2048), "n": (64, 2048), "k": (64, 2048)}

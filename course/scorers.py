@@ -34,7 +34,7 @@ class _Own:
         self._model = load_model(folder, model_class=model_class) if own_class else load_scorer(folder)
 
     def order(self, kernel: Kernel) -> np.ndarray:
-        from tilewise.costmodel.rank import rank
+        from tilewise.costmodel.ranking import rank
 
         return rank(self._model, kernel).order
 

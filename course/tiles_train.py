@@ -70,7 +70,7 @@ def _settings(args: TrainArgs, seed: int) -> dict[str, Any]:
 
 def _finish(run: dict[str, Any], args: TrainArgs, data: Dataset, model: TrainedModel) -> None:
     """Errors on the whole valid split, then test errors or test predictions."""
-    from tilewise.costmodel.rank import rank
+    from tilewise.costmodel.ranking import rank
 
     run["final_error"]["val"] = _errors(model, data.valid)
     if args.test_mode == "metrics":

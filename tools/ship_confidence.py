@@ -21,8 +21,14 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.models.files import shipped_file, shipped_names
 from tilewise.costmodel.models.ridge import ridge_scorer
 from tilewise.costmodel.models.scorer import RIDGE, shipped_scorer
-from tilewise.tune.search.calibration import calibration_path, load_calibration, make_case, save_calibration
-from tilewise.tune.search.confidence import claims_text, error_groups, evaluate_claims, fit_confidence_bounds
+from tilewise.tune.search.calibration import (
+    claims_text,
+    error_groups,
+    evaluate_claims,
+    fit_confidence_bounds,
+    make_case,
+)
+from tilewise.tune.search.confidence import calibration_path, load_calibration, save_calibration
 
 FOLDS = 5
 

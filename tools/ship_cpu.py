@@ -30,7 +30,7 @@ from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_
 from tilewise.costmodel.data.dataset import dataset_from_kernels, find_collection
 from tilewise.costmodel.models.ridge import ridge_scorer
 from tilewise.costmodel.models.scorer import RIDGE
-from tilewise.tune.search.calibration import calibration_path
+from tilewise.tune.search.confidence import calibration_path
 from tilewise.tune.search.replay import recalibrate
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "machines.json"

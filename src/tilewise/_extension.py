@@ -5,21 +5,23 @@ Everything in tilewise works without them on NumPy paths, after one warning. ``T
 caches and cores (docs/machines.md).
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import warnings
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from tilewise._environment import MachineOverride, abort_import, machine_override
 from tilewise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tilewise._environment import MachineOverride
 
 
 def _load() -> ModuleType | None:
     """Import the extension and apply the environment variables to it."""
-    try:
-        override = machine_override()
-    except ConfigurationError as error:
-        abort_import(error)
+    override = _machine_override() if "TILEWISE_MACHINE" in os.environ else None
     if os.environ.get("TILEWISE_NATIVE", "1") == "0":
         return None
     if "t" in getattr(sys, "abiflags", ""):  # free-threaded Python: importing the extension would enable the GIL again
@@ -45,10 +47,23 @@ def _load() -> ModuleType | None:
         try:
             _native.set_isa(isa)
         except ValueError as error:
+            from tilewise._environment import abort_import
+
             abort_import(ConfigurationError(f"TILEWISE_ISA: {error}"))
     module: ModuleType = _native
-    emulate_machine(module, override)
+    if override is not None:
+        emulate_machine(module, override)
     return module
+
+
+def _machine_override() -> MachineOverride:
+    """Parse ``TILEWISE_MACHINE``; stop the import if it is invalid."""
+    from tilewise._environment import abort_import, machine_override
+
+    try:
+        return machine_override()
+    except ConfigurationError as error:
+        abort_import(error)
 
 
 def emulate_machine(module: ModuleType, machine: MachineOverride) -> None:

@@ -10,10 +10,12 @@ import os
 import platform
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tilewise._environment import machine_override
 from tilewise._extension import native
+
+if TYPE_CHECKING:
+    from tilewise._environment import MachineOverride
 
 
 class CacheLevel(NamedTuple):
@@ -41,7 +43,8 @@ def real_cores() -> int:
 
 def cores() -> int:
     """Number of cores that this process may use, or the emulated number."""
-    return machine_override().cores or real_cores()
+    override = _machine_override()
+    return (override.cores if override else None) or real_cores()
 
 
 def cpu_name() -> str:
@@ -55,14 +58,25 @@ def cpu_name() -> str:
 
 def machine_override_text() -> str:
     """The emulated values in the syntax of ``TILEWISE_MACHINE``; empty if nothing is emulated."""
-    return ",".join(f"{name}={value}" for name, value in vars(machine_override()).items() if value is not None)
+    override = _machine_override()
+    values = vars(override) if override else {}
+    return ",".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
+def _machine_override() -> MachineOverride | None:
+    """Parse ``TILEWISE_MACHINE``; None if it is not set."""
+    if "TILEWISE_MACHINE" not in os.environ:
+        return None
+    from tilewise._environment import machine_override
+
+    return machine_override()
 
 
 def caches() -> list[CacheLevel]:
     """Data and unified caches, real or emulated; empty if the system does not report any."""
     levels = {level.level: level for level in _system_caches()}
-    override = machine_override()
-    for number, size in enumerate((override.l1, override.l2, override.l3), start=1):
+    override = _machine_override()
+    for number, size in enumerate((override.l1, override.l2, override.l3) if override else (), start=1):
         if size == 0:
             levels.pop(number, None)
         elif size is not None:

@@ -22,7 +22,7 @@ import tilewise
 from course import grader
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.course.predictions import read_predictions
-from tilewise.costmodel.rank import rank
+from tilewise.costmodel.ranking import rank
 
 COURSE = Path(__file__).resolve().parents[2] / "course"
 SOURCES = str(Path(tilewise.__file__).resolve().parents[1])

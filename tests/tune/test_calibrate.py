@@ -26,9 +26,10 @@ if native is not None:
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.near import near_products
     from tilewise.tune.families.cpu.tiles import product_tile
+    from tilewise.tune.measure import TrialResult
     from tilewise.tune.measure.confirm import ConfirmedGain
     from tilewise.tune.measure.cpu.device import CpuDevice
-    from tilewise.tune.measure.trial import CpuTrial, TrialResult
+    from tilewise.tune.measure.trial import CpuTrial
 
 
 def product(m: int, n: int, k: int, threads: int = 1) -> Problem:

@@ -11,8 +11,8 @@ from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.decide import decide
+from tilewise.tune.measure import TrialResult
 from tilewise.tune.measure.confirm import SETS, ConfirmedGain, SecondProcess, _gain_of_sets, gain_of
-from tilewise.tune.measure.trial import TrialResult
 
 PROBLEM = Problem.of("product", m=64, n=64)
 CONFIGS = [Config.of(block=2**i) for i in range(3, 8)]

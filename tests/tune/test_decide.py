@@ -15,7 +15,7 @@ from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
-from tilewise.tune.measure.trial import TrialResult
+from tilewise.tune.measure import TrialResult
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 PROBLEM = Problem.of("product", m=64, n=64)

@@ -14,25 +14,25 @@ from hypothesis import strategies as st
 from tilewise.costmodel.models.files import shipped_file
 from tilewise.errors import ConfigurationError
 from tilewise.tune.search.calibration import (
-    Case,
-    _hyperparameters,
-    calibrate,
-    calibration_path,
-    config_logs,
-    fit,
-    is_gpu_space,
-    load_calibration,
-    save_calibration,
-)
-from tilewise.tune.search.confidence import (
     NEVER,
     STAGES,
-    Claim,
+    Case,
+    calibrate,
     claims_text,
+    config_logs,
     error_groups,
     evaluate_claims,
+    fit,
     fit_confidence_bounds,
+    is_gpu_space,
     replay_stages,
+)
+from tilewise.tune.search.confidence import (
+    Claim,
+    _hyperparameters,
+    calibration_path,
+    load_calibration,
+    save_calibration,
 )
 from tilewise.tune.search.gaussian_process import Earlier, GaussianProcess, Hyperparameters
 from tilewise.tune.search.loop import SearchStep, search

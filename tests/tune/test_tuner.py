@@ -23,7 +23,7 @@ from tilewise.tune.choose.cache import FILE, ChoiceFile, Decision
 from tilewise.tune.choose.memory import measurements
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.cpu.family import get_family
-from tilewise.tune.measure.trial import TrialResult
+from tilewise.tune.measure import TrialResult
 
 SPEC = {"family": "matmul", "m": 64, "n": 64, "k": 64}
 CONFIGS = [

@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tilewise.costmodel.rank import Ranking, rank
-
 if TYPE_CHECKING:
     from tilewise.costmodel.data.dataset import Dataset, load_dataset
     from tilewise.costmodel.data.kernel import Kernel
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from tilewise.costmodel.models.scorer import Scorer, load_scorer
     from tilewise.costmodel.models.torch import build_model
     from tilewise.costmodel.models.trained import TrainedModel, load_model
+    from tilewise.costmodel.ranking import Ranking, rank
     from tilewise.costmodel.training.loop import train
 
 _MODULES = {
@@ -32,6 +31,7 @@ _MODULES = {
     "models.scorer": ("Scorer", "load_scorer"),
     "models.torch": ("build_model",),
     "models.trained": ("TrainedModel", "load_model"),
+    "ranking": ("Ranking", "rank"),
     "training.loop": ("train",),
 }
 

@@ -23,7 +23,7 @@ from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.evaluation import Evaluation, evaluate
 from tilewise.costmodel.models.files import model_path, shipped_file, shipped_names, without_nans
 from tilewise.costmodel.models.scorer import load_scorer
-from tilewise.costmodel.rank import Model
+from tilewise.costmodel.ranking import Model
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 SHIPPED = "shipped"

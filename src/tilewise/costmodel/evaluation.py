@@ -17,7 +17,7 @@ from tilewise.costmodel.baselines import Analytical, default_errors, random_erro
 from tilewise.costmodel.data.dataset import Dataset, Split, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import Estimate, bootstrap, noise_ceiling, repeat_noise
-from tilewise.costmodel.rank import Model
+from tilewise.costmodel.ranking import Model
 from tilewise.costmodel.training.loop import kernel_metrics, nan_mean, train
 from tilewise.errors import ConfigurationError
 

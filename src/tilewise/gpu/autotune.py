@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,14 +40,15 @@ from tilewise.gpu.triton_kernel import (
     source_digest,
     this_gpu,
 )
-from tilewise.store.problem import Config, Kernel, Problem
-from tilewise.store.service import ServiceClient
-from tilewise.store.store import Machine
+from tilewise.store.problem import Config, Kernel, Machine, Problem
 from tilewise.tune.choose.cache import Decision, cache_folder
 from tilewise.tune.choose.decide import FIRST_PROBLEMS, decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import UNCALIBRATED_GPU, FixedScores, ModelScores, shipped_scores
-from tilewise.tune.measure.trial import TrialResult
+from tilewise.tune.measure import TrialResult
+
+if TYPE_CHECKING:
+    from tilewise.store.service import ServiceClient
 
 PROGRAM = "autotuned"  # the program under which measurements are stored
 # Without a model, measuring ends when the expected saving of the remaining configurations is below this share.
@@ -192,6 +193,8 @@ class Session:
             is_own_model = collection is None or collection in self._machine.identity.lower()
             self._model, _ = shipped_scores(collection, self._machine.identity, "triton", 0.0, own=is_own_model)
             if self._service_url is not None:
+                from tilewise.store.service import ServiceClient
+
                 self._service = ServiceClient(self._service_url, self._machine, self.say)
         return self._memory, self._machine
 

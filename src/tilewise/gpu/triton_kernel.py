@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tilewise.gpu.devices import NEAREST_COLLECTION, model_collection
-from tilewise.store.problem import Config, Problem, Value
-from tilewise.store.store import Machine
+from tilewise.store.problem import Config, Machine, Problem, Value
 
 _LAUNCH_SETTINGS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _MATMUL_FIELDS = {"block_m", "block_n", "block_k", "warps", "stages"}

@@ -170,3 +170,17 @@ def _kernel(item: Any, number: int, path: str, problem_of: Callable[[str, Mappin
         return Kernel(program, problem_of(item["family"], item))
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: item {number}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine of a measurement; only measurements with equal `identity` (GPU name, CPU model) are combined."""
+
+    kind: str  # "triton" or "cpu"
+    identity: str
+    details: Mapping[str, Any]
+
+    @property
+    def partition(self) -> str:
+        """Name of the partition of a shared store for this kind of machine."""
+        return f"{self.kind} {self.identity}"

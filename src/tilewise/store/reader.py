@@ -15,7 +15,7 @@ from typing import Any
 from tilewise._files import parse_json
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.store.database import Database, SqliteDatabase
-from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.problem import Config, Kernel, Machine, Problem
 
 OPEN = 2  # value of `disturbed` in an open batch; older versions read it as disturbed
 _MAX_INTEGER = 1 << 53  # integers up to here are exact as float64
@@ -23,20 +23,6 @@ _MAX_TIME = 1e18  # nanoseconds or picoseconds that fit into 64 bits
 _MAX_TIMESTAMP = 253402300799.0  # the end of the year 9999, the last of Python's dates
 _PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}")
 _KERNEL_NUMBER = "(SELECT id FROM kernel WHERE problem = :problem AND part = :part)"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The machine of a measurement; only measurements with equal `identity` (GPU name, CPU model) are combined."""
-
-    kind: str  # "triton" or "cpu"
-    identity: str
-    details: Mapping[str, Any]
-
-    @property
-    def partition(self) -> str:
-        """Name of the partition of a shared store for this kind of machine."""
-        return f"{self.kind} {self.identity}"
 
 
 @dataclass(frozen=True)

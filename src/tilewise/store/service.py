@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from tilewise.errors import ConfigurationError
-from tilewise.store.problem import Config, Problem
-from tilewise.store.store import Machine
+from tilewise.store.problem import Config, Machine, Problem
 
 ANSWER_TIMEOUT_S = 0.05  # the longest that a choice waits for the service
 _RETRY_AFTER_S = 30.0  # pause after a failure

@@ -17,13 +17,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewise.errors import ConfigurationError, Rejected
-from tilewise.store.claims import Claims
 from tilewise.store.database import MAX_STORE_BYTES, Transaction, open_database
-from tilewise.store.problem import Config, Kernel
-from tilewise.store.reader import OPEN, BatchRow, Machine, StoreReader, Verdict
+from tilewise.store.problem import Config, Kernel, Machine
+from tilewise.store.reader import OPEN, BatchRow, StoreReader, Verdict
+
+if TYPE_CHECKING:
+    from tilewise.store.claims import Claims
 
 __all__ = ["MAX_STORE_BYTES", "OPEN", "BatchRow", "Machine", "Store", "Verdict"]
 _BATCH = """INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed, watch, uid)
@@ -56,13 +58,23 @@ class Store(StoreReader):
     def __init__(self, where: str | os.PathLike[str], *, create: bool = True, partition: str | None = None) -> None:
         super().__init__(open_database(where, create), partition)
         self.path = Path(self.database.name)
-        self.claims = Claims(self.database)
+        self._claims: Claims | None = None
         self._configs: dict[str, int] = {}
         self._kernels: dict[tuple[str, str], int] = {}
         self._buffered: dict[int, _BufferedBatch] = {}
 
+    @property
+    def claims(self) -> Claims:
+        """Claims of this process; made at the first claim, since a store that is only read or appended to has none."""
+        if self._claims is None:
+            from tilewise.store.claims import Claims
+
+            self._claims = Claims(self.database)
+        return self._claims
+
     def close(self) -> None:
-        self.claims.close()
+        if self._claims is not None:
+            self._claims.close()
         self.database.close()
 
     def __enter__(self) -> Store:
@@ -321,7 +333,8 @@ class Store(StoreReader):
     def _claimed_kernel(self, transaction: Transaction, kernel: Kernel) -> int:
         """Return the kernel's number; raise `LostClaimError` if another process has taken the kernel over."""
         number = self.add_kernel(transaction, kernel)
-        self.claims.check(transaction, number)
+        if self._claims is not None:
+            self._claims.check(transaction, number)
         return number
 
     def add_kernel(self, transaction: Transaction, kernel: Kernel) -> int:

@@ -12,7 +12,7 @@ from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.evaluation import evaluate
 from tilewise.costmodel.models.files import shipped_names
 from tilewise.costmodel.models.scorer import shipped_scorer
-from tilewise.costmodel.rank import rank
+from tilewise.costmodel.ranking import rank
 from tilewise.tour.stops import Bars, Stop, Table, Visit
 
 

@@ -20,7 +20,7 @@ from tilewise.costmodel.metrics import opa
 from tilewise.costmodel.models.adapted import adapt, adapt_model
 from tilewise.costmodel.models.blend import Blend
 from tilewise.costmodel.models.scorer import load_scorer
-from tilewise.costmodel.rank import rank
+from tilewise.costmodel.ranking import rank
 from tilewise.errors import ConfigurationError
 
 

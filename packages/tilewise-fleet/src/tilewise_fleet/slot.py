@@ -154,7 +154,7 @@ class Slot:
 
     def _gpu_machine(self) -> Any:
         from tilewise.profile.timing.nvml import GpuWatch
-        from tilewise.store.store import Machine
+        from tilewise.store.problem import Machine
 
         if self.campaign.device == "interpreter":
             return Machine("triton-interpreter", "Triton interpreter", {"name": "Triton interpreter"})

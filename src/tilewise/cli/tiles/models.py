@@ -232,7 +232,7 @@ def evaluate(
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.evaluation import evaluate as evaluate_models
     from tilewise.costmodel.evaluation import leave_one_program_out
-    from tilewise.tune.search.confidence import claims_text, evaluate_claims
+    from tilewise.tune.search.calibration import claims_text, evaluate_claims
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
     trained_models = {str(path): _model(path, model_class) for path in models}
@@ -274,7 +274,8 @@ def _model(path: Path, model_class: str | None) -> Any:
 def _tuner_cases(path: Path, model: Any, data: Dataset, split: str) -> tuple[list[Case], Hyperparameters | None]:
     """Return a split's kernels as tuning cases and the calibration of the model; ([], None) if it has none."""
     from tilewise.costmodel.models.files import model_path, shipped_file, shipped_names
-    from tilewise.tune.search.calibration import load_calibration, make_case
+    from tilewise.tune.search.calibration import make_case
+    from tilewise.tune.search.confidence import load_calibration
 
     shipped = str(path) in shipped_names() and not path.exists()
     hyper = load_calibration(shipped_file(str(path)) if shipped else model_path(path))
@@ -337,7 +338,7 @@ def predict(
     from tilewise.costmodel.data.shards import track
     from tilewise.costmodel.models.files import shipped_names
     from tilewise.costmodel.models.scorer import load_scorer, shipped_scorer
-    from tilewise.costmodel.rank import rank
+    from tilewise.costmodel.ranking import rank
     from tilewise.tune.search.confidence import Claim
 
     shipped = str(model) in shipped_names() and not model.exists()

@@ -81,7 +81,7 @@ def _without_model(collection: str, seed: int, as_json: bool) -> None:
 
 def table(result: Replay) -> list[str]:
     """Format the comparison as lines of text."""
-    from tilewise.tune.search.confidence import claims_text
+    from tilewise.tune.search.calibration import claims_text
     from tilewise.tune.search.replay import COMPARED
 
     configs = pluralize(result.configs, "configuration")

@@ -6,13 +6,14 @@ per operand. All numbers are int64 until the end: sums and products wrap as in C
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_FEATURES, OPCODE_NUMBER, WINDOW_FIELDS
+from tilewise.costmodel.hlo.graph import pad_sequence, sequence_features
 from tilewise.errors import FileFormatError, UnavailableError
 
 MAX_INSTRUCTIONS = 1_000_000
@@ -80,20 +81,6 @@ def parse_message(message: Any, content: bytes, what: str) -> Any:
     return message
 
 
-def sequence_features(values: Iterable[int], width: int, empty_product: int = 1) -> list[int]:
-    """Return the first `width` values, padded with zeros, then the sum and the product of all values.
-
-    >>> sequence_features([8, 4], 3)
-    [8, 4, 0, 12, 32]
-    """
-    values = list(values)
-    total, product = 0, 1 if values else empty_product
-    for value in values:
-        total = _wrap(total + value)
-        product = _wrap(product * value)
-    return [*_pad(values, width), total, product]
-
-
 def _features(instruction: Any, is_root: bool) -> list[int]:
     """Return the 140 numbers of one instruction in the order of `NODE_FEATURES`; column 1 is always zero."""
     return [
@@ -101,14 +88,14 @@ def _features(instruction: Any, is_root: bool) -> list[int]:
         0,
         *_shape(instruction.shape),
         instruction.parameter_number,
-        *_pad(instruction.dimensions, DIMENSIONS),
+        *pad_sequence(instruction.dimensions, DIMENSIONS),
         *_window(instruction.window.dimensions),
         *_convolution(instruction.convolution_dimension_numbers),
         instruction.feature_group_count,
         instruction.batch_group_count,
         *_slices(instruction),
         int(instruction.is_stable),
-        *_pad(instruction.shape.layout.minor_to_major, DIMENSIONS),
+        *pad_sequence(instruction.shape.layout.minor_to_major, DIMENSIONS),
     ]
 
 
@@ -129,7 +116,7 @@ def _window(dimensions: Any) -> Iterator[int]:
         yield from sequence_features((getattr(dimension, name) for dimension in dimensions), DIMENSIONS)
     # Reversal is a flag: its columns end with counts instead of a sum and a product.
     reversed_dimensions = [int(dimension.window_reversal) for dimension in dimensions]
-    yield from _pad(reversed_dimensions, DIMENSIONS)
+    yield from pad_sequence(reversed_dimensions, DIMENSIONS)
     yield sum(reversed_dimensions)
     yield len(reversed_dimensions) - sum(reversed_dimensions)
 
@@ -138,10 +125,10 @@ def _convolution(numbers: Any) -> Iterator[int]:
     """Yield the positions of a convolution's batch, feature and spatial dimensions."""
     yield numbers.input_batch_dimension
     yield numbers.input_feature_dimension
-    yield from _pad(numbers.input_spatial_dimensions, _SPATIAL_DIMENSIONS)
+    yield from pad_sequence(numbers.input_spatial_dimensions, _SPATIAL_DIMENSIONS)
     yield numbers.kernel_input_feature_dimension
     yield numbers.kernel_output_feature_dimension
-    yield from _pad(numbers.kernel_spatial_dimensions, _SPATIAL_DIMENSIONS)
+    yield from pad_sequence(numbers.kernel_spatial_dimensions, _SPATIAL_DIMENSIONS)
     yield numbers.output_batch_dimension
     yield numbers.output_feature_dimension
 
@@ -199,13 +186,3 @@ def _look_up(table: dict[int, int], key: int, what: str, instruction: Any) -> in
             "which is missing or has no root."
         )
     return table[key]
-
-
-def _pad(values: Iterable[int], width: int) -> list[int]:
-    first = list(values)[:width]
-    return first + [0] * (width - len(first))
-
-
-def _wrap(value: int) -> int:
-    """Wrap a number to a signed 64-bit integer."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

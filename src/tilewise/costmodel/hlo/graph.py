@@ -6,7 +6,7 @@ are 0, products of empty lists are 1, called computations come before their call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER, WINDOW_FIELDS
-from tilewise.costmodel.hlo.featurize import sequence_features
 
 Shape = tuple[int, ...]
 
@@ -188,3 +187,27 @@ def _set_list(row: list[int], stem: str, values: Sequence[int]) -> None:
     """Write a list, its sum and its product to the columns that begin with `stem`."""
     first = NODE_COLUMN[f"{stem}_0"]
     row[first : first + DIMENSIONS + 2] = sequence_features(values, DIMENSIONS)
+
+
+def sequence_features(values: Iterable[int], width: int, empty_product: int = 1) -> list[int]:
+    """Return the first `width` values, padded with zeros, then the sum and the product of all values.
+
+    >>> sequence_features([8, 4], 3)
+    [8, 4, 0, 12, 32]
+    """
+    values = list(values)
+    total, product = 0, 1 if values else empty_product
+    for value in values:
+        total = _wrap(total + value)
+        product = _wrap(product * value)
+    return [*pad_sequence(values, width), total, product]
+
+
+def pad_sequence(values: Iterable[int], width: int) -> list[int]:
+    first = list(values)[:width]
+    return first + [0] * (width - len(first))
+
+
+def _wrap(value: int) -> int:
+    """Wrap a number to a signed 64-bit integer."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -17,13 +17,8 @@ from tilewise._files import read_input, write_atomic
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import DIMENSIONS
 from tilewise.costmodel.data.writing import kernel_npz
-from tilewise.costmodel.hlo.featurize import (
-    HloGraph,
-    featurize_module,
-    parse_message,
-    protobuf_classes,
-    sequence_features,
-)
+from tilewise.costmodel.hlo.featurize import HloGraph, featurize_module, parse_message, protobuf_classes
+from tilewise.costmodel.hlo.graph import sequence_features
 from tilewise.errors import FileFormatError
 
 MAX_FILE_BYTES = 256 << 20

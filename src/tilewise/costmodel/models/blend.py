@@ -54,7 +54,7 @@ class BlendMember(Protocol):
 
 @dataclass(eq=False)
 class Blend:
-    """A weighted sum of models of one collection; it implements `rank.Model`."""
+    """A weighted sum of models of one collection; it implements `ranking.Model`."""
 
     models: Sequence[BlendMember]
     weights: Sequence[float]

@@ -45,7 +45,7 @@ _MAX_RELEVANCE = 31  # LambdaRank's label of the fastest configuration; LightGBM
 
 @dataclass(eq=False)
 class GBDT:
-    """Trained trees; they implement `rank.Model`."""
+    """Trained trees; they implement `ranking.Model`."""
 
     booster: Any
     preparation: Preparation

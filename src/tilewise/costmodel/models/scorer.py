@@ -38,7 +38,7 @@ RIDGE = "CpuRidge"  # name of the CPU model in files; see `ridge`
 
 @dataclass(eq=False)
 class Scorer:
-    """A trained model in NumPy; it implements `rank.Model`."""
+    """A trained model in NumPy; it implements `ranking.Model`."""
 
     name: str
     weights: dict[str, npt.NDArray[Any]]

@@ -39,9 +39,8 @@ from tilewise.gpu.pinning.lock import LockedChoice, MissingChoiceError
 from tilewise.gpu.pinning.state import active_lock, is_unmeasured
 from tilewise.gpu.products.config_fields import CUBLAS, is_cublas
 from tilewise.gpu.products.runtime_model import RuntimeModel
-from tilewise.store.problem import Config, Problem
+from tilewise.store.problem import Config, Machine, Problem
 from tilewise.store.service import ServiceClient
-from tilewise.store.store import Machine
 
 _RULES_VERSION = 5  # increase it when the same model and budget select other templates than before
 # Operations that are benchmarked again but not stored: PyTorch's own caches remember them.

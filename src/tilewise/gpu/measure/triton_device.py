@@ -20,9 +20,9 @@ from tilewise.gpu.measure.execution import CudaDevice, open_device
 from tilewise.gpu.measure.job import Job, operand_sets
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.problem import Config, Problem
+from tilewise.tune.measure import Trial, TrialResult
 from tilewise.tune.measure.device import TuningDevice
 from tilewise.tune.measure.sampling import Run
-from tilewise.tune.measure.trial import Trial, TrialResult
 
 _UNIT_NS = 4.0e5  # target length of one timed CUDA graph
 _MAX_LAUNCHES = 48  # per graph

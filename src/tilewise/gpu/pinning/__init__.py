@@ -8,8 +8,10 @@ Importing this package imports neither PyTorch nor Triton.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tilewise.gpu.pinning.patch import Pinned, pin, unpin
+if TYPE_CHECKING:
+    from tilewise.gpu.pinning.patch import Pinned, pin, unpin
 
 __all__ = ["Pinned", "pin", "startup_folder", "unpin"]
 
@@ -17,3 +19,12 @@ __all__ = ["Pinned", "pin", "startup_folder", "unpin"]
 def startup_folder() -> str:
     """Return the folder whose `sitecustomize.py` pins a Python process that has it in its PYTHONPATH."""
     return str(Path(__file__).parent / "startup")
+
+
+def __getattr__(name: str) -> Any:
+    # Imported at first use: a decorated kernel needs none of the patches.
+    if name in ("Pinned", "pin", "unpin"):
+        from tilewise.gpu.pinning import patch
+
+        return getattr(patch, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,6 @@ import numpy as np
 from tilewise.costmodel.models.files import shipped_file
 from tilewise.gpu.devices import H200_CAPABILITY, Device, find_device
 from tilewise.gpu.pinning.candidates import describe_candidates
-from tilewise.gpu.pinning.lock import LockedChoice
 from tilewise.gpu.pinning.ranker import MAX_ACCUMULATORS, TOO_LARGE, RankedCandidate, shipped_ranker
 from tilewise.gpu.pinning.state import active_lock
 from tilewise.gpu.triton_kernel import (
@@ -143,6 +142,8 @@ def choose_index(
         # Without any that fits, Triton raises its own error for the first.
         index = next((i for i in ranking.order if fits(configs[i])), ranking.order[0])
         if lock is not None:
+            from tilewise.gpu.pinning.lock import LockedChoice
+
             choice = LockedChoice(
                 kernel=call.kernel,
                 problem=problem,

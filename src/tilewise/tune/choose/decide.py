@@ -33,7 +33,7 @@ from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.memory import Memory, sizes_of
 from tilewise.tune.families.space import space_of
-from tilewise.tune.measure.trial import Trial
+from tilewise.tune.measure import Trial
 from tilewise.tune.search.confidence import Claim
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
 from tilewise.tune.search.loop import BUDGET, SearchStep, search

@@ -29,7 +29,7 @@ from tilewise.tune.choose.memory import measurements
 from tilewise.tune.choose.scores import as_kernel, file_scores
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.registry import find_family
-from tilewise.tune.search.calibration import load_calibration, save_calibration
+from tilewise.tune.search.confidence import load_calibration, save_calibration
 
 MIN_CONFIGS, MIN_PROBLEMS = 3, 8  # per problem, and in all; arbitrary
 _OWN_WEIGHT = 8  # copies of each kernel of this machine in the training set; arbitrary

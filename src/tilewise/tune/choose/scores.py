@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,14 +19,16 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.models.files import model_path, shipped_file
 from tilewise.costmodel.models.scorer import load_scorer
-from tilewise.costmodel.rank import Model
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.columns import with_machine
 from tilewise.tune.families.registry import Family, find_family
 from tilewise.tune.families.space import space_of
-from tilewise.tune.search.calibration import load_calibration
+from tilewise.tune.search.confidence import load_calibration
 from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.ranking import Model
 
 # Log runtime. Default for CPU models without a margin of their own: smaller predicted gains are wrong half of the time.
 MARGIN = 0.045

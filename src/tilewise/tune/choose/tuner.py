@@ -21,8 +21,8 @@ from tilewise.tune.choose.cache import ChoiceFile, Decision, cache_folder
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
+from tilewise.tune.measure import Trial, TrialResult
 from tilewise.tune.measure.device import TuningDevice
-from tilewise.tune.measure.trial import Trial, TrialResult
 from tilewise.tune.search.loop import BUDGET, SearchStep
 
 PROGRAM = "tuned"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.schema import DIMENSIONS
-from tilewise.costmodel.hlo.featurize import sequence_features
+from tilewise.costmodel.hlo.graph import sequence_features
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.registry import Family
 

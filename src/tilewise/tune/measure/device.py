@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilewise.errors import ConfigurationError
-from tilewise.store.problem import Config, Problem, Value
-from tilewise.store.store import Machine
+from tilewise.store.problem import Config, Machine, Problem, Value
 from tilewise.tune.families.registry import find_family
-from tilewise.tune.measure.trial import Trial
+from tilewise.tune.measure import Trial
 
 if TYPE_CHECKING:
     from tilewise.tune.measure.confirm import ConfirmedGain

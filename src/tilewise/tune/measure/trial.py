@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from tilewise.profile.timing.interleave import time_interleaved
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.cpu.family import Array, get_family, is_right
+from tilewise.tune.measure import TrialResult
 from tilewise.tune.measure.cpu.clock import one_run, running_on
 
 _UNIT_NS = 4.0e5  # per reading; short, so that a disturbance affects the default and the configuration alike
@@ -27,28 +27,6 @@ _ROUNDS = 17  # readings of each; odd, for the median
 _MAX_CALLS = 200  # per reading; arbitrary
 _SLOW_NS = 2.0e7  # longer readings get fewer rounds; arbitrary
 START_SECONDS = 60.0  # extra time limit for the start of a worker process and its first check
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """Runtime of a configuration and of the default at the same time, or the reason why there is none."""
-
-    runtime_ns: float | None
-    default_ns: float | None
-    status: str = "ok"
-    reason: str = ""
-
-
-class Trial(Protocol):
-    """Measures configurations of one problem."""
-
-    def measure(self, config: Config) -> TrialResult: ...
-
-    def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
-        """Nanoseconds of configurations that were measured before and are close together.
-
-        They are timed interleaved where possible, and scaled like the results of `measure`.
-        """
 
 
 class CpuTrial:

@@ -5,34 +5,45 @@ After each measurement, and before the first, the Gaussian process estimates the
 above a bound that was fitted by replaying the tuning of held-out kernels. A claim about one configuration also holds
 for every faster one, so it stays valid until a measurement contradicts it by being more than 5 % faster.
 
-A bound is the lowest probability above which claims pass a binomial test of "at most 5 % are wrong" at significance
-`level` (learn then test: Angelopoulos et al., 2021). The errors of kernels of one program, or of one shape on several
-machines, are correlated. Each such group is therefore judged by the bound of the other groups (leave-one-group-out),
-and among the levels at which at most 5 % of these claims are wrong, the one with the most claims is used. If no level
-qualifies, the claim is never made.
+The bounds and the hyperparameters of the process are the calibration of a cost model (`calibration.py` fits it). It is
+stored in a file next to the model.
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
+import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from tilewise.costmodel.data.kernel import program_of
-from tilewise.tune.search.calibration import Case
+import tilewise
+from tilewise._files import read_input, read_json_input, write_atomic
+from tilewise._system import cache_folder
+from tilewise.errors import TilewiseError
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters
 
-WITHIN, WRONG = 0.05, 0.05  # the claimed distance to the fastest, and the allowed share of wrong claims
-STAGES = (0, 1, 3, 5, 8)  # numbers of measurements with a separate bound
-NEVER = 2.0  # a bound above every probability
-_MIN_CLAIMS = 20  # kernels a bound must be tested on; arbitrary
-_LEVELS = (0.5, 0.3, 0.1)  # significance levels to try; arbitrary
-Numbers = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+WITHIN = 0.05  # the claimed distance to the fastest
+_MAX_MODEL_BYTES = 1 << 30  # arbitrary, far above any shipped model
+_PACKAGE = Path(tilewise.__file__).resolve().parent
+_MAX_VALUE = 1e9  # larger numbers in a file are rejected
+# Names of the hyperparameters in files. Those of other tasks are not stored: with a model, tasks are independent.
+_IN_FILES = {
+    "slope": "coefficient", "slope_error": "coefficient_deviation", "spread": "signal", "length": "length_scale",
+    "own": "nugget", "noise": "noise",
+}  # fmt: skip
+START = Hyperparameters(
+    coefficient=1.0,
+    coefficient_deviation=0.3,
+    signal=0.15,
+    length_scale=2.0,
+    nugget=0.05,
+    noise=0.01,
+    far=0.0,
+    near=0.0,
+)
 
 
 class Claim:
@@ -58,120 +69,64 @@ class Claim:
         return self._index is not None
 
 
-def replay_stages(case: Case, hyper: Hyperparameters) -> tuple[list[float], list[float]]:
-    """Replay the tuning of a kernel: per stage, the estimated probability and the relative slowdown of the choice."""
-    process, logs = case.process(hyper), np.log(case.runtime)
-    chances, slower = [], []
-    for count in range(STAGES[-1] + 1):
-        index = process.next() if count else None
-        if index is not None:
-            process.observe(index, float(logs[index]))
-        # A CPU trial times the default together with the first configuration.
-        if count == 1 and case.default is not None and case.default not in process.log_runtimes:
-            process.observe(case.default, float(logs[case.default]))
-        if count in STAGES:
-            best = process.first() if process.best is None else process.best
-            chances.append(process.chance_within(WITHIN))
-            slower.append(float(case.runtime[0 if best is None else best]) / case.best - 1.0)
-    return chances, slower
+def digest_of(path: Path) -> str:
+    """First sixteen hexadecimal digits of the SHA-256 of a model file."""
+    return hashlib.sha256(read_input(path, _MAX_MODEL_BYTES)).hexdigest()[:16]
 
 
-def fit_confidence_bounds(cases: Sequence[Case], hyper: Hyperparameters, groups: Sequence[str]) -> dict[int, float]:
-    """Fit the bound of each stage. `groups` names the group of each case, within which errors are correlated."""
-    chances, slower = (np.array(rows) for rows in zip(*(replay_stages(case, hyper) for case in cases), strict=True))
-    claimed, bounds = np.full(len(cases), np.nan), dict[int, float]()
-    for stage, count in enumerate(STAGES):
-        valid = _still_valid(claimed, slower[:, stage])
-        close = slower[:, stage] <= WITHIN
-        bounds[count], is_claimed = _fit_bound(chances[:, stage], close, valid, np.array(groups))
-        claimed = np.where(valid, claimed, np.where(is_claimed, slower[:, stage], np.nan))
-    return bounds
+def calibration_path(model_file: Path) -> Path:
+    """Path of the calibration next to a model file."""
+    return model_file.with_suffix(".tuning.json")
 
 
-def evaluate_claims(cases: Sequence[Case], hyper: Hyperparameters) -> dict[int, dict[str, float]]:
-    """Evaluate the claims of each stage on measured kernels.
-
-    `said` is the share of kernels with a claim, `right` the share of correct claims, and `close` the share of all
-    choices within 5 %.
-    """
-    chances, slower = (np.array(rows) for rows in zip(*(replay_stages(case, hyper) for case in cases), strict=True))
-    claimed, results = np.full(len(cases), np.nan), dict[int, dict[str, float]]()
-    for stage, count in enumerate(STAGES):
-        valid, close = _still_valid(claimed, slower[:, stage]), slower[:, stage] <= WITHIN
-        is_claimed = valid | (chances[:, stage] >= hyper.confidence_bounds.get(count, NEVER))
-        claimed = np.where(valid, claimed, np.where(is_claimed, slower[:, stage], np.nan))
-        results[count] = {"said": float(is_claimed.mean()), "close": float(close.mean())}
-        results[count] |= {"right": float(close[is_claimed].mean())} if is_claimed.any() else {}
-    return results
+def own_calibration_path(model_file: Path) -> Path:
+    """Path of a calibration made by the user: next to a user's model; in the cache folder for a shipped model, because
+    nothing is written into the package."""
+    if model_file.resolve().is_relative_to(_PACKAGE):
+        return cache_folder() / "tune" / calibration_path(model_file).name
+    return calibration_path(model_file)
 
 
-def _still_valid(claimed: Numbers, slower: Numbers) -> Flags:
-    """True for kernels whose earlier claim is still valid. Slowdowns are relative to the fastest; NaN: no claim."""
-    return np.asarray(1.0 + claimed <= (1.0 + WITHIN) * (1.0 + slower))
+def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None = None) -> Path:
+    """Write the calibration of a model to `path` (default: `own_calibration_path`)."""
+    numbers = {name: getattr(hyper, field) for name, field in _IN_FILES.items()}
+    content: dict[str, Any] = {"prior": {**numbers, "weights": dict(hyper.ard)}, "model": digest_of(model_file)}
+    if hyper.confidence_bounds:
+        content["sure"] = {str(count): bound for count, bound in hyper.confidence_bounds.items()}
+    if hyper.by_score:
+        content["by_score"] = True
+    path = own_calibration_path(model_file) if path is None else path
+    write_atomic(path, json.dumps(content, indent=1) + "\n")
+    return path
 
 
-def error_groups(names: Sequence[str], training_names: Sequence[str]) -> list[str]:
-    """Group of each kernel for leave-one-group-out: its program, if the model was trained on none of these programs;
-    otherwise its shape, which has the same hash on every machine."""
-    programs = [program_of(name) for name in names]
-    training_programs = {program_of(name) for name in training_names}
-    return [name.rpartition("_")[2] for name in names] if training_programs & set(programs) else programs
+def load_calibration(model_file: Path) -> Hyperparameters | None:
+    """Load the calibration of a model file, the user's own first; None if there is none, it cannot be read, or it
+    belongs to another model."""
+    paths = dict.fromkeys((own_calibration_path(model_file), calibration_path(model_file)))
+    calibrations = (_calibration_in(path, model_file) for path in paths)
+    return next((calibration for calibration in calibrations if calibration is not None), None)
 
 
-def claims_text(results: Mapping[int, Mapping[str, float]]) -> str:
-    """Describe the result of `evaluate_claims` in a sentence."""
-    clauses = [
-        ("unmeasured" if not count else f"after {count}")
-        + (f" claimed for {row['said']:.0%}, right in {row['right']:.1%}" if "right" in row else " never claimed")
-        for count, row in results.items()
-    ]
-    return "within 5 % (calibrated): " + "; ".join(clauses)
+def _calibration_in(path: Path, model_file: Path) -> Hyperparameters | None:
+    """Read one calibration file; None if it is missing, damaged or of another model."""
+    try:
+        content = read_json_input(path)
+        hyper = _hyperparameters(content["prior"])
+        bounds = {int(count): float(bound) for count, bound in dict(content.get("sure", {})).items()}
+        hyper = dataclasses.replace(hyper, confidence_bounds=bounds, by_score=content.get("by_score") is True)
+        model = str(content["model"])
+    except (TilewiseError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        return None
+    return hyper if model == digest_of(model_file) else None
 
 
-def _fit_bound(chance: Numbers, close: Flags, valid: Flags, groups: npt.NDArray[Any]) -> tuple[float, Flags]:
-    """Fit the bound of one stage; also return the leave-one-group-out claims."""
-    bound, best_claims = NEVER, valid
-    for level in _LEVELS:
-        is_claimed = valid.copy()
-        for group in np.unique(groups):
-            in_group = groups == group
-            others = ~in_group
-            is_claimed[in_group] |= chance[in_group] >= _bound(chance[others], close[others], valid[others], level)
-        # Take the level with the most claims among those whose held-out claims pass the test themselves.
-        count = is_claimed.sum()
-        max_wrong = _max_wrong_claims(len(is_claimed), _LEVELS[0])[count]
-        if count > best_claims.sum() and (is_claimed & ~close).sum() <= max_wrong:
-            bound, best_claims = _bound(chance, close, valid, level), is_claimed
-    return bound, best_claims
-
-
-def _bound(chance: Numbers, close: Flags, valid: Flags, level: float) -> float:
-    """Lowest probability above which few enough claims, including those still valid, were wrong."""
-    # Admit claims in the order of decreasing probability, and count the wrong ones.
-    order = np.argsort(-chance, kind="stable")
-    order = order[~valid[order]]
-    wrong = (valid & ~close).sum() + np.cumsum(~close[order])
-    claims = valid.sum() + np.arange(1, len(order) + 1)
-    last = np.append(np.diff(chance[order]) < 0, True)[: len(order)]  # a bound admits all ties
-    passes = (wrong <= _max_wrong_claims(len(chance), level)[claims]) & (claims >= _MIN_CLAIMS) & last
-    enough = np.flatnonzero(passes)
-    return float(chance[order[enough[-1]]]) if len(enough) else NEVER
-
-
-@functools.lru_cache(64)
-def _max_wrong_claims(max_claims: int, level: float) -> npt.NDArray[np.int64]:
-    """Allowed number of wrong claims among 0, 1, ... `max_claims` claims.
-
-    It is the largest w with P(Binomial(n, WRONG) <= w) <= level, or -1 if not even w = 0 qualifies.
-    """
-    allowed = []
-    for claims in range(max_claims + 1):
-        # Sum the binomial probabilities of 0, 1, 2, ... wrong claims; each follows from the one before.
-        wrong, chance = -1, (1 - WRONG) ** claims
-        total = chance
-        while total <= level and wrong < claims:
-            wrong += 1
-            chance *= (claims - wrong) / (wrong + 1) * WRONG / (1 - WRONG)
-            total += chance
-        allowed.append(wrong)
-    return np.array(allowed)
+def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
+    """Read hyperparameters from a file's values; ignore unknown names, reject bad numbers."""
+    numbers: dict[str, Any] = {field: float(values[name]) for name, field in _IN_FILES.items() if name in values}
+    weights = {str(name): float(value) for name, value in dict(values.get("weights", {})).items()}
+    if not all(0 <= value <= _MAX_VALUE for value in (*numbers.values(), *weights.values())):
+        raise ValueError("hyperparameters must be finite and not negative")
+    if numbers.get("length_scale", 1.0) <= 1 / _MAX_VALUE:
+        raise ValueError("a length scale must be positive")
+    return dataclasses.replace(START, **numbers, ard=weights)

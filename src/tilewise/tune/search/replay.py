@@ -28,10 +28,17 @@ from tilewise.costmodel.data.shards import track
 from tilewise.costmodel.metrics import bootstrap
 from tilewise.costmodel.models.files import model_path, shipped_file
 from tilewise.costmodel.models.scorer import load_scorer
-from tilewise.costmodel.rank import Model
+from tilewise.costmodel.ranking import Model
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
-from tilewise.tune.search.calibration import Case, calibrate, load_calibration, make_case, save_calibration
-from tilewise.tune.search.confidence import error_groups, evaluate_claims, fit_confidence_bounds
+from tilewise.tune.search.calibration import (
+    Case,
+    calibrate,
+    error_groups,
+    evaluate_claims,
+    fit_confidence_bounds,
+    make_case,
+)
+from tilewise.tune.search.confidence import load_calibration, save_calibration
 from tilewise.tune.search.gaussian_process import Hyperparameters
 from tilewise.tune.search.loop import search
 

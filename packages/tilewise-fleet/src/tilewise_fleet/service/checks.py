@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewise.errors import Rejected
-from tilewise.store.problem import Config, Problem
-from tilewise.store.store import Machine
+from tilewise.store.problem import Config, Machine, Problem
 
 # Limits per request; arbitrary, well above what tilewise itself sends.
 MAX_PROBLEMS, MAX_CONFIGS, MAX_TIMINGS, MAX_FIELDS = 64, 5000, 1000, 32

@@ -23,8 +23,7 @@ from typing import Any
 from tilewise._files import read_json_input
 from tilewise.costmodel.data.importers.record import Value
 from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OPCODE_NUMBER
-from tilewise.costmodel.hlo.featurize import sequence_features
-from tilewise.costmodel.hlo.graph import GraphBuilder, KernelGraph
+from tilewise.costmodel.hlo.graph import GraphBuilder, KernelGraph, sequence_features
 from tilewise.errors import FileFormatError
 
 _MAX_SIZE = 1 << 40

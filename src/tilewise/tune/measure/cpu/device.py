@@ -21,10 +21,11 @@ from tilewise.tune.families.cpu.matmul import Matmul
 from tilewise.tune.families.cpu.near import near_products
 from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.families.space import ConfigTable
+from tilewise.tune.measure import Trial
 from tilewise.tune.measure.confirm import ConfirmedGain, SecondProcess
 from tilewise.tune.measure.cpu.clock import describe, nanoseconds, require_native, running_on
 from tilewise.tune.measure.device import TuningDevice
-from tilewise.tune.measure.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
+from tilewise.tune.measure.trial import CpuTrial, WorkerTrial, cpu_worker
 
 COLLECTION = "cpu"
 _UNIT_NS, _ROUNDS = 1.0e6, 3  # of a sweep: length of a reading, and readings per configuration; arbitrary
