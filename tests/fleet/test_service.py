@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -241,7 +244,17 @@ def test_health_metrics_and_the_openapi_page(client: TestClient) -> None:
     assert "tilewise_choices_total" in metrics and 'tilewise_refused_total{code="schema"} 1.0' in metrics
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {"/choose", "/measurements", "/health"}
-    assert client.get("/docs").status_code == 200
+
+
+def test_the_page_of_the_service_loads_nothing_from_elsewhere_and_its_examples_work(client: TestClient) -> None:
+    page = client.get("/docs")
+    assert page.status_code == 200 and "default-src 'self'" in page.headers["content-security-policy"]
+    assert re.findall(r'(?:src|href)=["\'](?!/|data:)', page.text) == []
+    assert client.get("/docs.css").headers["content-type"].startswith("text/css")
+    bodies = [json.loads(body) for body in re.findall(r"-d '(.*?)'</pre>", html.unescape(page.text), re.S)]
+    choose, measurements = bodies
+    assert client.post("/choose", json=choose).status_code == 200
+    assert client.post("/measurements", json=measurements).status_code == 201
 
 
 def test_a_token_with_underscores_in_its_secret_is_revoked_by_itself(

@@ -20,17 +20,16 @@ try:
     from starlette.exceptions import HTTPException
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from tilewise.web.limits import HEADERS, Limits
+    from tilewise.web.limits import Limits
     from tilewise_fleet.service.service import ChoiceService
 except ImportError as error:
     raise UnavailableError(f"a service needs {error.name}: pip install tilewise-fleet") from None
 
 from tilewise_fleet.service import models
+from tilewise_fleet.service.docs_page import STYLE, docs_page
 
 _STATUS = {"token": 401, "machine": 403, "conflict": 409, "too large": 413, "rate": 429}
 _REQUESTS_PER_RATE = 10.0  # all requests of a client for each that may add measurements; arbitrary
-# The page /docs loads its scripts from another site, which the board's content security policy forbids.
-_HEADERS = {name: value for name, value in HEADERS.items() if name != b"content-security-policy"}
 _ABOUT = "The configuration that a kernel should use, from the fleet's measurements or the cost model."
 _DESCRIPTIONS = {
     400: "invalid request",
@@ -56,7 +55,9 @@ def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> Limits
         yield
         service.close()
 
-    app = FastAPI(title="tilewise service", description=_ABOUT, version="1", lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="tilewise service", description=_ABOUT, version="1", lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     _add_routes(app, service)
     app.add_middleware(_ChooseMiddleware, service=service)
 
@@ -66,7 +67,7 @@ def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> Limits
     app.add_exception_handler(TilewiseError, on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
-    return Limits(app, service.lookup, _REQUESTS_PER_RATE * rate, service.pulse, _HEADERS)
+    return Limits(app, service.lookup, _REQUESTS_PER_RATE * rate, service.pulse)
 
 
 def _error_models(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -107,6 +108,16 @@ def _add_routes(app: FastAPI, service: ChoiceService) -> None:
         """Return the metrics for Prometheus."""
         service.meters.waiting.set(service.store_thread.backlog)
         return Response(generate_latest(service.meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/docs", response_class=Response, include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        """Show the routes with example requests."""
+        return Response(docs_page(app.openapi(), str(request.base_url)), media_type="text/html")
+
+    @app.get("/docs.css", response_class=Response, include_in_schema=False)
+    async def docs_style() -> Response:
+        """Return the style of /docs, which the content security policy forbids inside the page."""
+        return Response(STYLE, media_type="text/css")
 
     build_openapi = app.openapi
 

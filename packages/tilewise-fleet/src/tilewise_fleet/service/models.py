@@ -26,7 +26,7 @@ class Closed(BaseModel):
 class MachineIdentity(Closed):
     """The kind of a device, and the name under which its measurements are stored."""
 
-    kind: Literal["cpu", "triton"]
+    kind: Literal["cpu", "triton"] = Field(examples=["triton"])
     identity: Annotated[str, StringConstraints(pattern=r"^[ -~]{1,120}$")] = Field(examples=["NVIDIA H200"])
     details: dict[str, Any] = Field(default_factory=dict, description="Versions and sizes, stored with measurements.")
     features: dict[str, _WHOLE] = Field(
@@ -80,18 +80,19 @@ class Choices(BaseModel):
 
 
 class Timing(Closed):
-    config: dict[str, _WHOLE]
-    runtime_ns: float
+    config: dict[str, _WHOLE] = Field(examples=[_TILE])
+    runtime_ns: float = Field(examples=[18500.0])
 
 
 class Batch(Closed):
     """Configurations that were timed together with the default."""
 
     uid: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_/.-]{8,80}$")] = Field(
-        description="Chosen by the sender. A batch that is sent again, after a lost response, is not counted twice."
+        description="Chosen by the sender. A batch that is sent again, after a lost response, is not counted twice.",
+        examples=["my-batch-0001"],
     )
-    problem: dict[str, _WHOLE | _WORD]
-    default_ns: float
+    problem: dict[str, _WHOLE | _WORD] = Field(examples=[_PROBLEM])
+    default_ns: float = Field(examples=[21000.0])
     timings: list[Timing] = Field(min_length=1, max_length=1000)
 
 

@@ -1,0 +1,68 @@
+"""The page /docs of the service: routes with example requests, as plain HTML that loads nothing from other hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 0 auto; padding: 1rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.75rem; border: 1px solid #8888; border-radius: 6px; font-size: 0.85rem; }
+h2 { margin-top: 2.5rem; }
+"""
+
+
+def docs_page(document: dict[str, Any], address: str) -> str:
+    """Format an OpenAPI document; `address` is what example requests are sent to."""
+    title = escape(document["info"]["title"])
+    sections = "".join(
+        _route(document, f"{address.rstrip('/')}{path}", method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<title>{title}</title><link rel="icon" href="data:,"><link rel="stylesheet" href="/docs.css"></head><body><h1>{title}</h1>'
+        f"<p>{escape(document['info']['description'])} Programs read <a href='/openapi.json'>/openapi.json</a>.</p>"
+        f"{sections}</body></html>\n"
+    )
+
+
+def _route(document: dict[str, Any], url: str, method: str, operation: dict[str, Any]) -> str:
+    """Format one route: what it does, a request to paste into a shell, and the status codes of its answers."""
+    path = url.split("/", 3)[3]
+    codes = "".join(f"<li>{code}: {escape(r['description'])}</li>" for code, r in operation["responses"].items())
+    parts = [f"curl {url}"]
+    schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+    if operation.get("security"):
+        parts.append("-H 'authorization: Bearer TOKEN'")
+    if schema:
+        example = next(iter(schema.get("examples", [])), None) or dict(_example_fields(document, schema))
+        parts += ["-H 'content-type: application/json'", f"-d '{json.dumps(example)}'"]
+    command = escape(" \\\n  ".join(parts))
+    return (
+        f"<h2>{method.upper()} /{escape(path)}</h2><p>{escape(operation.get('description', ''))}</p>"
+        f"<pre>{command}</pre><ul>{codes}</ul>"
+    )
+
+
+def _example_fields(document: dict[str, Any], schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the required fields of an object, with the examples of their schemas."""
+    for name in schema.get("required", []):
+        yield name, _example(document, schema["properties"][name])
+
+
+def _example(document: dict[str, Any], schema: dict[str, Any]) -> Any:
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    if "examples" in schema:
+        return schema["examples"][0]
+    if schema.get("type") == "array":
+        return [_example(document, schema["items"])]
+    if schema.get("type") == "object":
+        return dict(_example_fields(document, schema))
+    return schema.get("enum", [{"number": 1000.0, "integer": 64}.get(schema.get("type", ""), "text")])[0]
