@@ -10,7 +10,8 @@ from typing import Any
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 0 auto; padding: 1rem; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.75rem; border: 1px solid #8888; border-radius: 6px; font-size: 0.85rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 0.85rem; }
+pre { padding: 0.75rem; border: 1px solid #8888; border-radius: 6px; }
 h2 { margin-top: 2.5rem; }
 """
 
@@ -26,7 +27,8 @@ def docs_page(document: dict[str, Any], address: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f'<title>{title}</title><link rel="icon" href="data:,"><link rel="stylesheet" href="/docs.css"></head><body><h1>{title}</h1>'
+        f'<title>{title}</title><link rel="icon" href="data:,"><link rel="stylesheet" href="/docs.css"></head>'
+        f"<body><h1>{title}</h1>"
         f"<p>{escape(document['info']['description'])} Programs read <a href='/openapi.json'>/openapi.json</a>.</p>"
         f"{sections}</body></html>\n"
     )
