@@ -1,10 +1,9 @@
-// The tensor formats of GGUF files: sizes of their blocks, and one block of 32 weights in the words that the packed
-// layout of kernels/block_dot.h is made of. Layouts: ggml-common.h and ggml-quants.c of llama.cpp.
+// The tensor formats of GGUF files: sizes of their blocks, and the weights that a block stands for.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/block_dot.h"
+#include "common/block_words.h"
 
 namespace tw {
 
@@ -16,26 +15,18 @@ struct BlockFormat {
 };
 
 constexpr int kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30;
-constexpr BlockFormat kBlockFormats[] = {
-    {kF32, 1, 4, -1},   {kF16, 1, 2, -1},   {kBF16, 1, 2, -1},   // floats
-    {kQ4_0, 32, 18, 0}, {kQ4_1, 32, 20, 1}, {6, 32, 22, 2},      // Q4_0, Q4_1, Q5_0
-    {7, 32, 24, 3},     {kQ8_0, 32, 34, 4}, {20, 32, 18, 5},     // Q5_1, Q8_0, IQ4_NL
-    {12, 256, 144, 6},  {13, 256, 176, 7},  {14, 256, 210, 8}};  // Q4_K, Q5_K, Q6_K
+constexpr int kQ8_0Packing = 4;
+constexpr BlockFormat kBlockFormats[] = {{kF32, 1, 4, -1},   {kF16, 1, 2, -1},
+                                         {kBF16, 1, 2, -1},  // floats
+                                         {kQ4_0, 32, 18, 0}, {kQ4_1, 32, 20, 1},
+                                         {6, 32, 22, 2},  // Q4_0, Q4_1, Q5_0
+                                         {7, 32, 24, 3},     {kQ8_0, 32, 34, kQ8_0Packing},
+                                         {20, 32, 18, 5},  // Q5_1, Q8_0, IQ4_NL
+                                         {12, 256, 144, 6},  {13, 256, 176, 7},
+                                         {14, 256, 210, 8}};  // Q4_K, Q5_K, Q6_K
 
 const BlockFormat* block_format(int code);  // null where the number is not among them
 
-// One block of 32 weights as four values per word, the first in the lowest byte.
-struct BlockWords {
-  uint32_t low[8];      // 4 to 6 bits: word g has values 4 g ... in its low halves, 16 + 4 g ... in its high halves;
-                        // 8 bits: words of the values 0, 16, 4, 20, ... on
-  uint32_t plane[2];    // the bits above four, as kernels/block_dot.h has them
-  uint16_t scale;       // float16: of the block, or shared by 8 blocks
-  uint16_t minimum;     // likewise
-  uint8_t multiple[2];  // of the shared numbers: scale and minimum, or the scales of both halves
-};
-
-// Block `b` of 32 of a row of blocks as they are stored in the file.
-BlockWords block_words(const BlockFormat& format, const uint8_t* row, int64_t b);
 // The codes of a block: 32 unsigned numbers.
 void block_codes(const BlockPacking& packing, const BlockWords& words, uint8_t* codes);
 // The weights that a block stands for.

@@ -99,26 +99,16 @@ BlockMatrix::BlockMatrix(int code, const uint8_t* data, int64_t outputs, int64_t
   const int64_t row_bytes = inputs / format_.values * format_.bytes,
                 panels = round_up(outputs, kBlockPanel) / kBlockPanel;
   const int64_t panel_bytes = panels > 0 ? bytes() / panels : 0;
+  const auto pack = active_block_dot().pack[format_.packing];
   std::atomic<bool> finite{true};
   const int tasks = threads_for(panels, outputs * inputs, 1 << 18);
   parallel_for(tasks, [&](int task) {
     for (int64_t panel = panels * task / tasks; panel < panels * (task + 1) / tasks; ++panel) {
-      const int64_t last = std::min(outputs, (panel + 1) * kBlockPanel);
+      const int columns = static_cast<int>(std::min<int64_t>(kBlockPanel, outputs - panel * kBlockPanel));
+      uint8_t* to = packed_.get() + panel * panel_bytes;
       // Only columns and blocks that do not exist keep zeros.
-      if (last % kBlockPanel != 0 || inputs % (kBlock * packing().unit_blocks()) != 0) {
-        std::memset(packed_.get() + panel * panel_bytes, 0, panel_bytes);
-      }
-      // Unit by unit across the columns, so that the unit stays in the first-level cache while it is filled.
-      for (int64_t first = 0; first < inputs / kBlock; first += packing().unit_blocks()) {
-        const int64_t end = std::min(inputs / kBlock, first + packing().unit_blocks());
-        for (int64_t column = panel * kBlockPanel; column < last; ++column) {
-          for (int64_t b = first; b < end; ++b) {
-            const BlockWords words = block_words(format_, data + column * row_bytes, b);
-            if (!half_is_finite(words.scale) || !half_is_finite(words.minimum)) finite = false;
-            put(column, b, words);
-          }
-        }
-      }
+      if (columns < kBlockPanel || inputs % (kBlock * packing().unit_blocks()) != 0) std::memset(to, 0, panel_bytes);
+      if (!pack(data + panel * kBlockPanel * row_bytes, row_bytes, columns, inputs / kBlock, to)) finite = false;
     }
   });
   if (!finite) throw std::domain_error("the scales of the weights hold NaN or infinity");
@@ -159,60 +149,27 @@ BlockMatrix::BlockMatrix(const float* weight, int64_t outputs, int64_t inputs, W
     for (int64_t b = 0; b * kBlock < inputs; ++b) {
       uint8_t block[34];
       round_to_q8_0(from + b * kBlock, static_cast<int>(std::min<int64_t>(kBlock, inputs - b * kBlock)), unit, block);
-      put(column, b, block_words(format_, block, 0));
+      put(column, b, block_words(kBlockPacking[kQ8_0Packing], block, 0));
     }
   }
 }
 
-// --- the place of one block of one column in its unit ---
-
-namespace {
-
-struct UnitPlace {
-  int64_t header, codes;  // offsets in bytes; `codes` of the block's first run
-  int at;                 // the block's index in its unit
-  int lane;               // the column's index in its panel
-};
-
-UnitPlace unit_place(const BlockPacking& packing, int64_t blocks, int64_t column, int64_t b) {
-  const int64_t units = blocks / packing.unit_blocks(), unit = b / packing.unit_blocks();
-  const int64_t header = (column / kBlockPanel * units + unit) * packing.unit_bytes();
-  const int at = static_cast<int>(b % packing.unit_blocks()), lane = static_cast<int>(column % kBlockPanel);
-  return {header, header + packing.header_bytes() + at * packing.code_runs() * kBlockRun + 4 * lane, at, lane};
+uint8_t* BlockMatrix::unit_at(int64_t column, int64_t b) const {
+  const int64_t units = blocks() / packing().unit_blocks();
+  return packed_.get() + (column / kBlockPanel * units + b / packing().unit_blocks()) * packing().unit_bytes();
 }
-
-// Calls f(offset in bytes, pointer to the field, its size) for everything that is stored of a block.
-template <class Words, class F>
-void for_each_field(const BlockPacking& packing, const UnitPlace& place, Words& words, F f) {
-  const int blocks = packing.unit_blocks();
-  if (packing.grouped()) {
-    f(place.header + 2 * place.lane, &words.scale, 2);
-    if (packing.minimum()) f(place.header + 2 * (kBlockPanel + place.lane), &words.minimum, 2);
-    const int first = packing.minimum() ? place.at : 2 * place.at,
-              second = packing.minimum() ? blocks + place.at : first + 1;
-    f(place.header + (4 + first) * kBlockPanel + place.lane, &words.multiple[0], 1);
-    f(place.header + (4 + second) * kBlockPanel + place.lane, &words.multiple[1], 1);
-  } else {
-    f(place.header + 2 * (place.at * kBlockPanel + place.lane), &words.scale, 2);
-    if (packing.minimum()) f(place.header + 2 * ((blocks + place.at) * kBlockPanel + place.lane), &words.minimum, 2);
-  }
-  const int low = packing.bits == 8 ? 8 : 4;
-  for (int run = 0; run < low; ++run) f(place.codes + run * kBlockRun, &words.low[run], 4);
-  for (int run = low; run < packing.code_runs(); ++run) f(place.codes + run * kBlockRun, &words.plane[run - low], 4);
-}
-
-}  // namespace
 
 void BlockMatrix::put(int64_t column, int64_t b, const BlockWords& words) {
-  uint8_t* to = packed_.get();
-  for_each_field(packing(), unit_place(packing(), blocks(), column, b), words,
-                 [&](int64_t offset, const void* field, int size) { std::memcpy(to + offset, field, size); });
+  uint8_t* to = unit_at(column, b);
+  for_each_field(packing(), static_cast<int>(b % packing().unit_blocks()), static_cast<int>(column % kBlockPanel),
+                 words, [&](int64_t offset, const void* field, int size) { std::memcpy(to + offset, field, size); });
 }
 
 BlockWords BlockMatrix::get(int64_t column, int64_t b) const {
   BlockWords words = {};
-  for_each_field(packing(), unit_place(packing(), blocks(), column, b), words,
-                 [&](int64_t offset, void* field, int size) { std::memcpy(field, data_ + offset, size); });
+  const uint8_t* from = unit_at(column, b);
+  for_each_field(packing(), static_cast<int>(b % packing().unit_blocks()), static_cast<int>(column % kBlockPanel),
+                 words, [&](int64_t offset, void* field, int size) { std::memcpy(field, from + offset, size); });
   return words;
 }
 
@@ -265,7 +222,7 @@ bool BlockMatrix::apply(const float* x, int64_t rows, float* y, int64_t y_row, B
 // A few rows are multiplied with the 16-bit weights as they are loaded. For more, strips of the weights become float32
 // for a float product.
 bool BlockMatrix::apply_halves(const float* x, int64_t rows, float* y, int64_t y_row) const {
-  constexpr int64_t kFewRows = 4, kStripFloats = 1 << 20;  // a strip of 4 MiB: half of a common last-level cache share
+  constexpr int64_t kFewRows = 48, kStripFloats = 1 << 20;  // a strip of 4 MiB: half of a common last-level cache share
   const auto& kernels = active_half_dot();
   const auto kind = format_.code == kF16 ? HalfKind::float16 : HalfKind::bfloat16;
   const auto* weights = reinterpret_cast<const uint16_t*>(data_);

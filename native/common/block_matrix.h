@@ -67,6 +67,7 @@ class BlockMatrix {
   const BlockPacking& packing() const { return kBlockPacking[format_.packing]; }
   int64_t blocks() const;  // per column, whole units
   void allocate(WeightArena* arena);
+  uint8_t* unit_at(int64_t column, int64_t b) const;
   void put(int64_t column, int64_t b, const BlockWords& words);
   BlockWords get(int64_t column, int64_t b) const;
   bool apply_halves(const float* x, int64_t rows, float* y, int64_t y_row) const;

@@ -7,6 +7,7 @@
 // This file is compiled with -ffp-contract=off: see block_dot.h.
 #include "kernels/block_dot.h"
 
+#include "common/block_words.h"
 #include "common/simd.h"
 #include "kernels/ahead.h"
 #include "kernels/half.h"
@@ -73,6 +74,29 @@ void quantize(const float* x, int64_t n, int64_t blocks, int sums, int32_t facto
       offset[b] = factor * (half[0] + half[1]);
     }
   }
+}
+
+// --- weights of the file to a panel ---
+
+template <int kF>
+bool pack(const uint8_t* data, int64_t row_bytes, int columns, int64_t blocks, uint8_t* panel) {
+  constexpr BlockPacking F = kBlockPacking[kF];
+  bool finite = true;
+  // Unit by unit across the columns, so that the unit stays in the first-level cache while it is filled.
+  for (int64_t first = 0; first < blocks; first += F.unit_blocks(), panel += F.unit_bytes()) {
+    const int count = blocks - first < F.unit_blocks() ? static_cast<int>(blocks - first) : F.unit_blocks();
+    for (int lane = 0; lane < columns; ++lane) {
+      for (int at = 0; at < count; ++at) {
+        const BlockWords words = block_words(F, data + lane * row_bytes, first + at);
+        finite = finite && (words.scale & 0x7c00) != 0x7c00 && (words.minimum & 0x7c00) != 0x7c00;
+        for_each_field(
+            F, at, lane, words, [&](int offset, const void* field, int size) __attribute__((always_inline)) {
+              std::memcpy(panel + offset, field, size);
+            });
+      }
+    }
+  }
+  return finite;
 }
 
 // --- codes of one vector of columns, and their products with four values of a row ---
@@ -426,6 +450,7 @@ void rows(const BlockProblem& p, int64_t first, int64_t last, int64_t first_pane
 }  // namespace
 
 const BlockKernels block_dot = {quantize,
+                                {pack<0>, pack<1>, pack<2>, pack<3>, pack<4>, pack<5>, pack<6>, pack<7>, pack<8>},
                                 {rows<0>, rows<1>, rows<2>, rows<3>, rows<4>, rows<5>, rows<6>, rows<7>, rows<8>}};
 
 }  // namespace TW_ISA

@@ -34,6 +34,7 @@ struct BlockPacking {
   int offset;
   bool lookup;  // codes index the IQ4_NL table
   BlockScales scales;
+  int file_bytes;  // of a block in the file, which has 32 weights, or 256 where the scales are grouped
 
   constexpr bool grouped() const { return scales == BlockScales::super_minimum || scales == BlockScales::super_halves; }
   constexpr bool minimum() const { return scales == BlockScales::half_minimum || scales == BlockScales::super_minimum; }
@@ -47,15 +48,15 @@ struct BlockPacking {
 // In the order of BlockKernels::rows.
 constexpr int kBlockPackings = 9;
 constexpr BlockPacking kBlockPacking[kBlockPackings] = {
-    {4, 8, false, BlockScales::half},           // Q4_0
-    {4, 0, false, BlockScales::half_minimum},   // Q4_1
-    {5, 16, false, BlockScales::half},          // Q5_0
-    {5, 0, false, BlockScales::half_minimum},   // Q5_1
-    {8, 128, false, BlockScales::half},         // Q8_0
-    {4, 128, true, BlockScales::half},          // IQ4_NL
-    {4, 0, false, BlockScales::super_minimum},  // Q4_K
-    {5, 0, false, BlockScales::super_minimum},  // Q5_K
-    {6, 32, false, BlockScales::super_halves},  // Q6_K
+    {4, 8, false, BlockScales::half, 18},            // Q4_0
+    {4, 0, false, BlockScales::half_minimum, 20},    // Q4_1
+    {5, 16, false, BlockScales::half, 22},           // Q5_0
+    {5, 0, false, BlockScales::half_minimum, 24},    // Q5_1
+    {8, 128, false, BlockScales::half, 34},          // Q8_0
+    {4, 128, true, BlockScales::half, 18},           // IQ4_NL
+    {4, 0, false, BlockScales::super_minimum, 144},  // Q4_K
+    {5, 0, false, BlockScales::super_minimum, 176},  // Q5_K
+    {6, 32, false, BlockScales::super_halves, 210},  // Q6_K
 };
 
 // The values of IQ4_NL's codes (llama.cpp, kvalues_iq4nl).
@@ -84,6 +85,9 @@ struct BlockKernels {
   // `sums` (1 or 2) sums of the values, times `factor`, go to offset; scale times the whole sum goes to total.
   void (*quantize)(const float* x, int64_t n, int64_t blocks, int sums, int32_t factor, int8_t* values, float* scale,
                    int32_t* offset, float* total);
+  // Packs one panel: `columns` rows (16 at most) of `row_bytes` bytes with `blocks` blocks of 32 weights each, as they
+  // are stored in the file. False where a scale is NaN or infinite.
+  bool (*pack[kBlockPackings])(const uint8_t* data, int64_t row_bytes, int columns, int64_t blocks, uint8_t* panel);
   // The rows [first, last) times the panels [first_panel, last_panel), by packing.
   void (*rows[kBlockPackings])(const BlockProblem& problem, int64_t first, int64_t last, int64_t first_panel,
                                int64_t last_panel);

@@ -39,7 +39,7 @@ TW_INLINE vf load_first_weights(const uint16_t* p, int n) {
 
 // R rows times O outputs.
 template <HalfKind K, int R, int O>
-TW_INLINE void dots(const float* x, int64_t k, const uint16_t* w, float* y, int64_t y_row) {
+void dots(const float* x, int64_t k, const uint16_t* w, float* y, int64_t y_row) {
   vf acc[R][O] = {};
   int64_t p = 0;
   for (; p + kLanes <= k; p += kLanes) {
@@ -59,21 +59,22 @@ TW_INLINE void dots(const float* x, int64_t k, const uint16_t* w, float* y, int6
   for (int r = 0; r < R; ++r) store_sums(acc[r], y + r * y_row, O);
 }
 
-template <HalfKind K, int R>
-void some_rows(const float* x, int64_t k, const uint16_t* w, int64_t first, int64_t last, float* y, int64_t y_row) {
-  int64_t o = first;
-  for (; o + kOutputs <= last; o += kOutputs) dots<K, R, kOutputs>(x, k, w + o * k, y + o, y_row);
-  for (; o < last; ++o) dots<K, R, 1>(x, k, w + o * k, y + o, y_row);
+// All rows times O outputs, whose weights stay in the first-level cache meanwhile.
+template <HalfKind K, int O>
+void all_rows(const float* x, int64_t rows, int64_t k, const uint16_t* w, float* y, int64_t y_row) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) dots<K, 4, O>(x + r * k, k, w, y + r * y_row, y_row);
+  if (rows - r == 3) dots<K, 3, O>(x + r * k, k, w, y + r * y_row, y_row);
+  if (rows - r == 2) dots<K, 2, O>(x + r * k, k, w, y + r * y_row, y_row);
+  if (rows - r == 1) dots<K, 1, O>(x + r * k, k, w, y + r * y_row, y_row);
 }
 
 template <HalfKind K>
 void rows_of(const float* x, int64_t rows, int64_t k, const uint16_t* w, int64_t first, int64_t last, float* y,
              int64_t y_row) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) some_rows<K, 4>(x + r * k, k, w, first, last, y + r * y_row, y_row);
-  if (rows - r == 3) some_rows<K, 3>(x + r * k, k, w, first, last, y + r * y_row, y_row);
-  if (rows - r == 2) some_rows<K, 2>(x + r * k, k, w, first, last, y + r * y_row, y_row);
-  if (rows - r == 1) some_rows<K, 1>(x + r * k, k, w, first, last, y + r * y_row, y_row);
+  int64_t o = first;
+  for (; o + kOutputs <= last; o += kOutputs) all_rows<K, kOutputs>(x, rows, k, w + o * k, y + o, y_row);
+  for (; o < last; ++o) all_rows<K, 1>(x, rows, k, w + o * k, y + o, y_row);
 }
 
 void rows(HalfKind kind, const float* x, int64_t rows, int64_t k, const uint16_t* w, int64_t first, int64_t last,

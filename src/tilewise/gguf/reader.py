@@ -89,17 +89,17 @@ def read_gguf(path: Path) -> GGUFFile:
         size = os.fstat(stream.fileno()).st_size
         if size < 24:
             raise FileFormatError(f"{path} is not a GGUF file.")
-        return _Parser(stream, path, size).parse(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY))
+        return _Parser(stream, path, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY)).parse()
 
 
 class _Parser:
     """Parses the header sequentially; `remaining` is the number of bytes that metadata may still take."""
 
-    def __init__(self, stream: IO[bytes], path: Path, size: int) -> None:
-        self.stream, self.path, self.size = stream, path, size
-        self.remaining = min(size, _MAX_METADATA_BYTES)
+    def __init__(self, stream: IO[bytes], path: Path, mapping: mmap.mmap) -> None:
+        self.stream, self.path, self.mapping, self.size = stream, path, mapping, len(mapping)
+        self.remaining = min(self.size, _MAX_METADATA_BYTES)
 
-    def parse(self, mapping: mmap.mmap) -> GGUFFile:
+    def parse(self) -> GGUFFile:
         """Parse the header, the metadata and the tensor table."""
         if self.read_bytes(4) != b"GGUF":
             raise FileFormatError(f"{self.path} is not a GGUF file.")
@@ -115,7 +115,7 @@ class _Parser:
             if key in metadata:
                 raise self.error(f"the key {key!r} occurs twice")
             metadata[key] = self.value(self.number("<I"))
-        return GGUFFile(self.path, version, metadata, self._tensors(tensors, _alignment(metadata, self)), mapping)
+        return GGUFFile(self.path, version, metadata, self._tensors(tensors, _alignment(metadata, self)), self.mapping)
 
     def _tensors(self, count: int, alignment: int) -> dict[str, TensorInfo]:
         """Parse the tensor table; offsets in it are relative to the aligned end of the table."""
@@ -192,13 +192,27 @@ class _Parser:
     def array(self, kind: int, count: int) -> Any:
         """Parse an array of numbers or bools (as an array), or of strings (as a list)."""
         if kind == _STRING:
-            if count * 8 > self.remaining:  # each string takes at least the 8 bytes of its length
-                raise self.error(f"a list of {count} strings is longer than the file")
-            return [self.string() for _ in range(count)]
+            return self.strings(count)
         if kind not in _NUMBERS and kind != _BOOL:
             raise self.error(f"a list has elements of type {kind}")
         form = np.dtype(_NUMBERS.get(kind, "<u1"))
         return np.frombuffer(self.read_bytes(count * form.itemsize), form)
+
+    def strings(self, count: int) -> list[str]:
+        """Parse a list of strings, which are hundreds of thousands in a vocabulary."""
+        start = position = self.stream.tell()
+        end, length_at, texts = start + self.remaining, struct.Struct("<Q").unpack_from, list[str]()
+        if count * 8 > self.remaining:  # each string takes at least the 8 bytes of its length
+            raise self.error(f"a list of {count} strings is longer than the file")
+        for _ in range(count):
+            first = position + 8
+            position = first + length_at(self.mapping, position)[0] if first <= end else end + 1
+            if position > end:
+                raise self.error("its header is longer than the file")
+            texts.append(self.mapping[first:position].decode("utf-8", "replace"))
+        self.stream.seek(position)
+        self.remaining -= position - start
+        return texts
 
     def error(self, reason: str) -> FileFormatError:
         return FileFormatError(f"{self.path} is a damaged GGUF file: {reason}.")
