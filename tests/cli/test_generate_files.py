@@ -24,14 +24,15 @@ def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from gguf_samples import sentencepiece_vocabulary, small_llama, write_llama
 
     pieces = sentencepiece_vocabulary()
-    write_llama(small_llama(vocab=len(pieces["tokens"])), tmp_path / "m.gguf", "Q4_0", **pieces)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    write_llama(small_llama(vocab=len(pieces["tokens"])), tmp_path / "m.gguf", "Q4_0", template=template, **pieces)
     return tmp_path / "m.gguf"
 
 
-def invoke(*arguments: str) -> Any:
+def invoke(*arguments: str, typed: str | None = None) -> Any:
     app = typer.Typer()
     commands.register(app)
-    return CliRunner().invoke(app, ["generate", *arguments])
+    return CliRunner().invoke(app, ["generate", *arguments], input=typed)
 
 
 def test_a_file_continues_a_text_and_the_seed_fixes_it(sample: Path) -> None:
@@ -52,6 +53,20 @@ def test_a_stop_word_ends_the_text_before_it(sample: Path) -> None:
     cut = json.loads(invoke(*options, "--stop", word).output)
     assert cut["text"] == whole[: whole.index(word)]
     assert len(cut["tokens"]) < 30
+
+
+def test_a_chat_answers_one_question_or_every_line(sample: Path) -> None:
+    options = ("--tokens", "4", "--temperature", "0")
+    answer = json.loads(invoke("the", "--model", str(sample), "--chat", *options, "--json").output)
+    plain = json.loads(invoke("the", "--model", str(sample), *options, "--json").output)
+    assert answer["prompt"] == "the"
+    assert answer["tokens"] != plain["tokens"]
+    typed = invoke(str(sample), "--chat", *options, "--system", "in", typed="the\n\nthing\n")
+    assert typed.exit_code == 0
+    assert typed.output.count("> ") == 4  # two questions, an empty line, the end
+    assert "Q4_0 weights" in typed.output
+    assert "longer than the model's context" in str(invoke("the " * 90, "--model", str(sample), "--chat").exception)
+    assert "--chat needs a GGUF file" in str(invoke("the", "--chat").exception)
 
 
 def test_an_interrupt_ends_with_what_was_written(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,8 @@ def _add_tokenizer(writer: Any, algorithm: str, tokens: list[str], **more: Any) 
     for name in ("bos", "eos"):
         if name in more:
             getattr(writer, f"add_{name}_token_id")(more[name])
+    if "template" in more:
+        writer.add_chat_template(more["template"])
     if "add_bos" in more:
         writer.add_add_bos_token(more["add_bos"])
 

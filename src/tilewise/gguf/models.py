@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
-from tilewise.errors import FileFormatError, TilewiseError
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.gguf.chat import ChatTemplate
 from tilewise.gguf.reader import GGUFFile, read_gguf
 from tilewise.gguf.tensors import block_matrix, block_rows, packed_bytes
 from tilewise.gguf.tokenizers import Tokenizer, tokenizer_of
@@ -104,6 +106,18 @@ class LoadedModel:
     weights: str
     name: str
     kind: str
+    chat_template: str | None = None
+
+    def chat_tokens(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the token ids of a conversation, ending where the model's answer begins.
+
+        A message is {"role": "user", "content": "..."}; other roles are "assistant" and "system".
+        """
+        if self.tokenizer is None or self.chat_template is None:
+            raise ConfigurationError(f"{self.name} has no chat template; continue a text with it instead")
+        bos, eos = map(self.tokenizer.spelling, ("bos", "eos"))
+        text = ChatTemplate(self.chat_template).render(messages, bos_token=bos, eos_token=eos)
+        return self.tokenizer.encode(text, control=True)
 
 
 def load_gguf(path: str | os.PathLike[str]) -> LoadedModel:
@@ -132,7 +146,9 @@ def load_gguf(path: str | os.PathLike[str]) -> LoadedModel:
     for info in source.file.tensors.values():
         sizes[info.kind.name] += info.nbytes
     title = title if isinstance(title, str) else name
-    return LoadedModel(model, tokenizer, "float32", title, sizes.most_common(1)[0][0])
+    template = source.file.metadata.get("tokenizer.chat_template")
+    kind = sizes.most_common(1)[0][0]
+    return LoadedModel(model, tokenizer, "float32", title, kind, template if isinstance(template, str) else None)
 
 
 class _Source:
@@ -397,14 +413,10 @@ def _rotary(source: _Source, architecture: DecoderFamily, head_dim: int, context
     kind = source.file.metadata.get(f"{source.prefix}rope.scaling.type", "linear")
     trained = source.size("rope.scaling.original_context_length", context)
     magnitude = source.real("rope.scaling.attn_factor", 1.0)
+    if kind not in _ROPE_SCALINGS:
+        raise source.error(f"its rotary scaling {_short(kind)} is not supported; {', '.join(_ROPE_SCALINGS)} are")
     frequencies = rotary_frequencies(pairs, base).astype(np.float64)
-    if kind == "yarn":
-        frequencies = _yarn(source, frequencies, base, factor, trained)
-        magnitude *= 1 + 0.1 * math.log(max(1.0, factor))
-    elif kind in ("linear", "longrope"):
-        frequencies = frequencies / factor
-    elif kind != "none":
-        raise source.error(f"its rotary scaling {_short(kind)} is not supported; none, linear, yarn and longrope are")
+    frequencies, scale = _ROPE_SCALINGS[kind](source, frequencies, base, factor, trained)
 
     def divided(name: str) -> Array:
         """Frequencies divided by the factors in a tensor, if the file has it."""
@@ -423,12 +435,12 @@ def _rotary(source: _Source, architecture: DecoderFamily, head_dim: int, context
         if is_short and "rope_factors_long.weight" in source.file.tensors
         else None,
         "long_context": trained,
-        "rotary_magnitude": magnitude,
+        "rotary_magnitude": magnitude * scale,
     }
 
 
-def _yarn(source: _Source, frequencies: Array, base: float, factor: float, trained: int) -> Array:
-    """Interpolate slow frequencies and keep fast ones (YaRN, Peng et al. 2023, section 3.2)."""
+def _yarn(source: _Source, frequencies: Array, base: float, factor: float, trained: int) -> tuple[Array, float]:
+    """Interpolate slow frequencies, keep fast ones and magnify all (YaRN, Peng et al. 2023, sections 3.2 and 3.4)."""
     pairs = len(frequencies)
 
     def pair_with_turns(turns: float) -> float:
@@ -438,4 +450,13 @@ def _yarn(source: _Source, frequencies: Array, base: float, factor: float, train
     low = max(0, math.floor(pair_with_turns(source.real("rope.scaling.yarn_beta_fast", 32.0))))
     high = min(2 * pairs - 1, math.ceil(pair_with_turns(source.real("rope.scaling.yarn_beta_slow", 1.0))))
     slow = np.clip((np.arange(pairs) - low) / max(0.001, high - low), 0, 1)  # 0: keep, 1: interpolate
-    return frequencies * (1 - slow) + frequencies / factor * slow
+    return frequencies * (1 - slow) + frequencies / factor * slow, 1 + 0.1 * math.log(max(1.0, factor))
+
+
+# By `rope.scaling.type`: the scaled frequencies, and the factor of the rotated queries and keys.
+_ROPE_SCALINGS: dict[str, Callable[[_Source, Array, float, float, int], tuple[Array, float]]] = {
+    "none": lambda _, frequencies, *__: (frequencies, 1.0),
+    "linear": lambda _, frequencies, __, factor, ___: (frequencies / factor, 1.0),
+    "longrope": lambda _, frequencies, __, factor, ___: (frequencies / factor, 1.0),
+    "yarn": _yarn,
+}

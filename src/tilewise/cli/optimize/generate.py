@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,11 +27,12 @@ _MODEL_HELP = (
 
 def generate(
     prompt: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="Text to continue, - to read it from standard input; token ids for a GPT-2 safetensors file."
+            help='Text to continue ("import " if none), - to read it from standard input; token ids for a GPT-2 '
+            "safetensors file; with --chat a question, or a .gguf file to talk to."
         ),
-    ] = "import ",
+    ] = None,
     model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "gpt",
     tokens: Annotated[int, typer.Option(min=0, help="New tokens.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.8,
@@ -42,6 +43,10 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep keys and values of earlier tokens.")] = True,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer as the file's chat template says; without a question, line by line.")
+    ] = False,
+    system: Annotated[str, typer.Option(help="Instructions before a chat.")] = "",
     int8: Annotated[bool, typer.Option("--int8", help="Decode with int8 weights.")] = False,
     int4: Annotated[bool, typer.Option("--int4", help="Decode with four-bit weights.")] = False,
     threads: Threads = None,
@@ -55,27 +60,34 @@ def generate(
 
     if int8 and int4:
         raise ConfigurationError("choose one of --int8 and --int4")
+    if chat and prompt and prompt.endswith(".gguf") and Path(prompt).exists():
+        model, prompt = prompt, None
     text_model = _model(model)
-    prompt = sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
-    if not prompt:
-        raise ConfigurationError("the prompt is empty; give at least one character to continue from")
-    ids = text_model.encode(prompt)
-    if not as_json:
-        _report_prompt(text_model, ids, prompt)
     weights = "int8" if int8 else "int4" if int4 else text_model.weights if cache else "float32"
-    stream = run(
-        text_model.network,
-        ids,
-        tokens,
-        use_cache=cache,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=text_model.stops or None,
-        weights=weights,
-    )
-    generated = _stream_text(stream, text_model, stop or [], prompt, as_json)
+    settings: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "weights": weights,
+    }
+
+    def answer(ids: Any, count: int, prefix: str = "") -> _GeneratedText:
+        """Generate up to `count` tokens and print them after the prefix."""
+        stream = run(text_model.network, ids, count, use_cache=cache, stop=text_model.stops or None, **settings)
+        return _stream_text(stream, text_model, stop or [], prefix, as_json)
+
+    prompt = sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
+    if chat:
+        generated = _chat(text_model, prompt, system, tokens, answer)
+    else:
+        prompt = "import " if prompt is None else prompt
+        if not prompt:
+            raise ConfigurationError("the prompt is empty; give at least one character to continue from")
+        ids = text_model.encode(prompt)
+        if not as_json:
+            _report_prompt(text_model, ids, prompt)
+        generated = answer(ids, tokens, prompt)
     rate = len(generated.tokens) / generated.seconds if generated.seconds > 0 else 0.0
     if as_json:
         facts = {"prompt": prompt, "text": generated.text, "tokens": generated.tokens, "tokens_per_second": rate}
@@ -91,6 +103,41 @@ def generate(
         raise typer.Exit(130)
 
 
+def _chat(
+    text_model: _TextModel, question: str | None, system: str, tokens: int, answer: Callable[..., _GeneratedText]
+) -> _GeneratedText:
+    """Answer one question, or every line that is typed until the input ends; return the last answer."""
+    if text_model.chat_tokens is None:
+        raise ConfigurationError("--chat needs a GGUF file: tilewise generate model.gguf --chat")
+    messages = [{"role": "system", "content": system}] if system else []
+    generated = _GeneratedText("", [], 0.0, False)
+    for line in [question] if question is not None else _typed_lines():
+        messages.append({"role": "user", "content": line})
+        ids = text_model.chat_tokens(messages)
+        room = text_model.network.context - len(ids) + 1
+        if room < 1:
+            raise ConfigurationError(
+                f"the conversation of {len(ids)} tokens is longer than the model's context of "
+                f"{text_model.network.context}; start a new one"
+            )
+        generated = answer(ids, min(tokens, room))
+        messages.append({"role": "assistant", "content": generated.text})
+        if question is None:
+            print()
+    return generated
+
+
+def _typed_lines() -> Iterator[str]:
+    """Yield the lines that are typed, without empty ones, until the input ends or Ctrl-C is pressed."""
+    while True:
+        try:
+            line = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line:
+            yield line
+
+
 @dataclass(frozen=True)
 class _TextModel:
     """A language model with its tokenizer: text to token ids, and a token id to bytes."""
@@ -102,6 +149,7 @@ class _TextModel:
     kind: str = ""  # name of the weight format for the report, if it differs from `weights`
     stops: frozenset[int] = frozenset()
     ascii_only: bool = False
+    chat_tokens: Callable[[list[dict[str, str]]], list[int]] | None = None  # token ids of a conversation
 
 
 @dataclass
@@ -212,7 +260,8 @@ def _from_gguf(path: str) -> _TextModel:
     if loaded.tokenizer is None:
         return _token_id_model(loaded.model, **facts)
     words = loaded.tokenizer
-    return _TextModel(loaded.model, words.encode, words.token_bytes, stops=words.stops, **facts)
+    facts |= {"stops": words.stops, "chat_tokens": loaded.chat_tokens}
+    return _TextModel(loaded.model, words.encode, words.token_bytes, **facts)
 
 
 def _parse_token_ids(prompt: str) -> list[int]:

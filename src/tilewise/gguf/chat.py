@@ -1,0 +1,515 @@
+"""Chat templates of GGUF files: a subset of Jinja that can neither run code nor take unbounded time or memory.
+
+A template is text with statements in `{% %}` and expressions in `{{ }}`. Expressions are nearly Python's, so Python's
+parser builds their syntax tree; the renderer walks that tree and accepts only the nodes, methods and filters that are
+listed here. Every step costs a part of a fixed budget, in proportion to the text it touches, so that a template of a
+stranger ends after a second at the latest.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import json
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from tilewise.errors import ConfigurationError
+
+Scope = dict[str, Any]
+Statement = tuple[Any, ...]  # the name of a method of `_Renderer` without "render_", and its arguments
+_MAX_TEMPLATE, _MAX_EXPRESSION, _MAX_LENGTH = 1 << 18, 1 << 13, 1 << 21  # characters (or elements), far above real ones
+_BUDGET, _CHARACTERS_PER_STEP = 300_000, 64  # less than a second
+_FILTER = "ƒ_"  # prefix of the attribute that a filter becomes: `x | trim` is read as `x.ƒ_trim`
+_UNDEFINED: Any = type("Undefined", (), {"__bool__": lambda _: False, "__iter__": lambda _: iter(())})()
+
+
+class _Namespace(dict[str, Any]):
+    """A dictionary whose entries a template may assign from inside loops."""
+
+
+class TemplateError(Exception):
+    """A template is damaged, asks for something unsupported, or exceeds the budget."""
+
+
+class ChatTemplate:
+    """A parsed template.
+
+    >>> template = ChatTemplate("{% for m in messages %}[{{ m.role | upper }}] {{ m['content'] }}{% endfor %}")
+    >>> template.render([{"role": "user", "content": "hello"}])
+    '[USER] hello'
+    """
+
+    def __init__(self, source: str) -> None:
+        """Parse the template; an error if it uses what is not supported."""
+        try:
+            if len(source) > _MAX_TEMPLATE:
+                raise TemplateError("it is too long")
+            self._statements = _parse_block(_split(source.removesuffix("\n")), ())[0]
+        except (TemplateError, RecursionError) as error:
+            raise _unusable(error) from None
+
+    def render(self, messages: Sequence[Scope], add_generation_prompt: bool = True, **variables: Any) -> str:
+        """Return the text of a conversation, ending where the model's answer begins."""
+        renderer = _Renderer()
+        names: Scope = {name: partial(function, renderer) for name, function in _FUNCTIONS.items()}
+        names |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": None}
+        try:
+            return renderer.render(self._statements, [names | variables])
+        except (
+            TemplateError,
+            RecursionError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise _unusable(error) from None
+
+
+def _unusable(error: Exception) -> ConfigurationError:
+    reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+    return ConfigurationError(f"the chat template of this model cannot be used: {reason}")
+
+
+def _supported(table: dict[str, Callable[..., Any]], name: str, kind: str) -> Callable[..., Any]:
+    if name not in table:
+        raise TemplateError(f"the {kind} {name[:40]!r} is not supported")
+    return table[name]
+
+
+# --- parsing ---
+
+_STRING = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
+_CODE = rf"([-+]?)((?:{_STRING}|[^\"'])*?)([-+]?)"
+_TAGS = {"{": _CODE + r"\}\}", "%": _CODE + r"%\}", "#": r"([-+]?)(.*?)([-+]?)#\}"}
+_TOKENS = re.compile(rf"({_STRING})|\|\s*([A-Za-z_]\w*)|(~)|\bis\s+(not\s+)?in\b", re.DOTALL)
+
+
+def _split(source: str) -> Iterator[tuple[str, str]]:
+    """Yield (kind, content): texts without the white space that Jinja removes, "{" expressions and "%" statements."""
+    position, removes_all, removes_line_break, at_line_start = 0, False, False, True
+    while position <= len(source):
+        start = re.compile(r"\{[{%#]|\Z").search(source, position)
+        assert start is not None
+        text = source[position : start.start()]
+        if removes_all:
+            text = text.lstrip()
+        elif removes_line_break and text.startswith("\n"):
+            text, at_line_start = text[1:], True
+        kind = start[0][1:]
+        if not kind:
+            yield "text", text
+            return
+        tag = re.compile(_TAGS[kind], re.DOTALL).match(source, start.end())
+        if tag is None:
+            raise TemplateError("a tag is not closed")
+        indentation = text.rpartition("\n")[2]
+        if tag[1] == "-":
+            text = text.rstrip()
+        elif kind in "%#" and not tag[1] and not indentation.strip(" \t") and ("\n" in text or at_line_start):
+            text = text.removesuffix(indentation)
+        yield "text", text
+        if kind in _LEAVES or kind in "%":
+            yield kind, tag[2].strip()
+        removes_all, removes_line_break, at_line_start = tag[3] == "-", kind in "%#" and not tag[3], False
+        position = tag.end()
+
+
+def _parse_block(tags: Iterator[tuple[str, str]], ends: tuple[str, ...]) -> tuple[list[Statement], str]:
+    """Parse statements up to one that begins with one of the words `ends`; return them and that one."""
+    statements: list[Statement] = []
+    for kind, content in tags:
+        word, _, arguments = content.partition(" ")
+        if kind in _LEAVES:
+            statements.append(_LEAVES[kind](content))
+        elif word in ends:
+            return statements, content
+        elif word not in _IGNORED:
+            statements.append(_supported(_STATEMENTS, word, "statement")(tags, arguments.strip()))
+    if ends:
+        raise TemplateError(f"{ends[-1]!r} is missing")
+    return statements, ""
+
+
+def _parse_expression(text: str) -> ast.expr:
+    """Parse an expression with Python's parser, after writing filters, `~` and strings as Python has them."""
+
+    def translate(token: re.Match[str]) -> str:
+        if token[1]:  # a string may contain line breaks, and any backslash
+            return repr(token[1][1:-1].encode("ascii", "backslashreplace").decode("unicode-escape"))
+        return f" .{_FILTER}{token[2]}" if token[2] else " @ " if token[3] else f" {token[4] or ''} in "
+
+    for ending in ("", " else ''"):  # the `else` of a conditional expression is optional
+        try:
+            if len(text) <= _MAX_EXPRESSION:
+                return ast.parse(f"({_TOKENS.sub(translate, text)}{ending})", mode="eval").body
+        except (SyntaxError, ValueError, MemoryError):
+            continue
+    raise TemplateError(f"{text.strip()[:60]!r} is not an expression")
+
+
+def _parse_for(tags: Iterator[tuple[str, str]], text: str) -> Statement:
+    """Parse `for a, b in iterable if condition`."""
+    header = re.fullmatch(r"\(?\s*(\w+(?:\s*,\s*\w+)*)\s*\)?\s+in\s+(.*)", text, re.DOTALL)
+    if header is None:
+        raise TemplateError(f"'for {text[:60]}' is not a loop")
+    iterable, _, condition = header[2].rpartition(" if ")
+    if not iterable or " else " in condition:
+        iterable, condition = header[2], "true"
+    body, end = _parse_block(tags, ("else", "endfor"))
+    else_body = [] if end.startswith("end") else _parse_block(tags, ("endfor",))[0]
+    names = re.split(r"\s*,\s*", header[1])
+    return "for", names, _parse_expression(iterable), _parse_expression(condition), body, else_body
+
+
+def _parse_if(tags: Iterator[tuple[str, str]], text: str) -> Statement:
+    body, end = _parse_block(tags, ("elif", "else", "endif"))
+    if end.startswith("elif"):
+        return "if", _parse_expression(text), body, [_parse_if(tags, end[4:])]
+    return "if", _parse_expression(text), body, [] if end.startswith("end") else _parse_block(tags, ("endif",))[0]
+
+
+def _parse_set(tags: Iterator[tuple[str, str]], text: str) -> Statement:
+    """Parse `set name = value`, `set namespace.name = value`, or a block up to `endset`."""
+    target, equals, value = text.partition("=")
+    if not re.fullmatch(r"\w+(\.\w+)?\s*", target):
+        raise TemplateError(f"'set {text[:60]}' is not an assignment")
+    names = target.strip().split(".")
+    return "set", names, _parse_expression(value) if equals else _parse_block(tags, ("endset",))[0]
+
+
+def _parse_macro(tags: Iterator[tuple[str, str]], text: str) -> Statement:
+    name, _, parameters = text.partition("(")
+    header = _parse_expression(f"lambda {parameters.rstrip().removesuffix(')')}: 0")
+    assert isinstance(header, ast.Lambda)
+    return "macro", name.strip(), header.args, _parse_block(tags, ("endmacro",))[0]
+
+
+_LEAVES: dict[str, Callable[[str], Statement]] = {
+    "text": lambda text: ("text", text),
+    "{": lambda text: ("print", _parse_expression(text)),
+}
+_IGNORED = ("generation", "endgeneration")  # marks of the answer, for training
+_STATEMENTS = {"for": _parse_for, "if": _parse_if, "set": _parse_set, "macro": _parse_macro}
+
+# --- rendering ---
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Compare two values; lists and dictionaries only with empty ones, since nested ones could take forever."""
+    if isinstance(a, list | dict) and isinstance(b, list | dict) and a and b:
+        raise TemplateError("lists cannot be compared")
+    return bool(a == b)
+
+
+def _contains(a: Any, b: Any) -> bool:
+    if isinstance(a, list | dict):
+        raise TemplateError("lists cannot be compared")
+    return a in b
+
+
+_TESTS: dict[str, Callable[..., bool]] = {
+    "defined": lambda x: x is not _UNDEFINED,
+    "undefined": lambda x: x is _UNDEFINED,
+    "none": lambda x: x is None,
+    "string": lambda x: isinstance(x, str),
+    "mapping": lambda x: isinstance(x, dict),
+    **dict.fromkeys(("iterable", "sequence"), lambda x: isinstance(x, str | list | dict)),
+    "number": _is_number,
+    "integer": lambda x: isinstance(x, int) and not isinstance(x, bool),
+    "boolean": lambda x: isinstance(x, bool),
+    "true": lambda x: x is True,
+    "false": lambda x: x is False,
+    "odd": lambda x: x % 2 == 1,
+    "even": lambda x: x % 2 == 0,
+    **dict.fromkeys(("equalto", "eq"), _equal),
+    "in": _contains,
+}
+_COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
+    ast.Eq: _equal,
+    ast.NotEq: lambda a, b: not _equal(a, b),
+    ast.In: _contains,
+    ast.NotIn: lambda a, b: not _contains(a, b),
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+class _Renderer:
+    """Walks statements and expressions. Scopes are dictionaries, the innermost last."""
+
+    def __init__(self) -> None:
+        self._budget = _BUDGET
+
+    def spend(self, *values: Any) -> Any:
+        """Charge the budget for one step and for the size of the values it makes or reads; return the last value."""
+        self._budget -= 1
+        for value in values:
+            if isinstance(value, str | list | dict):
+                self.reserve(len(value))
+                self._budget -= len(value) // (_CHARACTERS_PER_STEP if isinstance(value, str) else 4)
+            elif isinstance(value, int) and abs(value) >= 1 << 63:
+                raise TemplateError("a number is too large")
+        if self._budget < 0:
+            raise TemplateError("it takes too long")
+        return values[-1] if values else None
+
+    def render(self, statements: list[Statement], scopes: list[Scope]) -> str:
+        """Return the text of statements."""
+        texts = [self.spend(getattr(self, f"render_{word}")(scopes, *contents)) for word, *contents in statements]
+        return str(self.spend("".join(texts)))
+
+    def render_text(self, scopes: list[Scope], text: str) -> str:
+        return text
+
+    def render_print(self, scopes: list[Scope], expression: ast.expr) -> str:
+        return self.text(self.value(expression, scopes))
+
+    def render_if(
+        self, scopes: list[Scope], condition: ast.expr, body: list[Statement], else_body: list[Statement]
+    ) -> str:
+        return self.render(body if self.value(condition, scopes) else else_body, scopes)
+
+    def render_for(
+        self, scopes: list[Scope], names: list[str], iterable: ast.expr, condition: ast.expr, *blocks: Any
+    ) -> str:
+        """Render the body for each element that satisfies the loop's condition."""
+        rows: list[Scope] = []
+        for element in self.elements(self.value(iterable, scopes)):
+            row = dict(zip(names, element if len(names) > 1 else [element], strict=True))
+            if self.value(condition, [*scopes, row]):
+                rows.append(row)
+        body, else_body = blocks
+        texts: list[str] = []
+        for i, row in enumerate(rows):
+            before, after = (rows[j][names[0]] if 0 <= j < len(rows) else _UNDEFINED for j in (i - 1, i + 1))
+            facts = {"index": i + 1, "index0": i, "first": i == 0, "last": i + 1 == len(rows), "length": len(rows)}
+            facts |= {"revindex": len(rows) - i, "revindex0": len(rows) - i - 1, "previtem": before, "nextitem": after}
+            texts.append(self.render(body, [*scopes, row | {"loop": facts}]))
+        return "".join(texts) if rows else self.render(else_body, scopes)
+
+    def render_set(self, scopes: list[Scope], names: list[str], value: ast.expr | list[Statement]) -> str:
+        target = scopes[-1] if len(names) == 1 else self.value(ast.Name(names[0]), scopes)
+        if target is not scopes[-1] and not isinstance(target, _Namespace):
+            raise TemplateError(f"{names[0][:40]!r} is not a namespace")
+        target[names[-1]] = self.render(value, scopes) if isinstance(value, list) else self.value(value, scopes)
+        return ""
+
+    def render_macro(self, scopes: list[Scope], name: str, parameters: ast.arguments, body: list[Statement]) -> str:
+        """Define a function that renders the body, with its parameters in a scope of their own."""
+        names = [parameter.arg for parameter in parameters.args]
+        defaults = [_UNDEFINED] * (len(names) - len(parameters.defaults))
+        defaults += [self.value(each, scopes) for each in parameters.defaults]
+
+        def call(*values: Any, **keywords: Any) -> str:
+            """Render the body with these arguments."""
+            arguments = dict(zip(names, defaults, strict=True)) | dict(zip(names, values, strict=False)) | keywords
+            return self.render(body, [scopes[0], arguments])
+
+        scopes[-1][name] = partial(call)
+        return ""
+
+    # --- expressions ---
+
+    def value(self, node: ast.expr, scopes: list[Scope]) -> Any:
+        """Return the value of an expression; an error if a node is not in the subset."""
+        self.spend()
+        return self._value(node, lambda part: self.value(part, scopes), scopes)
+
+    def _value(self, node: ast.expr, value: Callable[[ast.expr], Any], scopes: list[Scope]) -> Any:
+        """Evaluate one node; `value` evaluates its children."""
+        match node:
+            case ast.Constant(str() | int() | float() | None as constant):
+                return constant
+            case ast.Name(name):
+                constants = {"true": True, "false": False, "none": None}
+                return next((s[name] for s in reversed(scopes) if name in s), constants.get(name, _UNDEFINED))
+            case ast.List(elements) | ast.Tuple(elements):
+                return [value(element) for element in elements]
+            case ast.Dict(keys, values):
+                return {str(value(key)): value(each) for key, each in zip(keys, values, strict=True) if key}
+            case ast.IfExp(test, body, else_body):
+                return value(body if value(test) else else_body)
+            case ast.BoolOp(op, values):
+                for each in values:
+                    result = value(each)
+                    if bool(result) == isinstance(op, ast.Or):
+                        break
+                return result
+            case ast.UnaryOp(ast.Not(), operand):
+                return not value(operand)
+            case ast.UnaryOp(ast.USub(), operand):
+                return self._compute(ast.Sub(), 0, value(operand))
+            case ast.BinOp(left, op, right):
+                return self._compute(op, value(left), value(right))
+            case ast.Compare(left, [op], [right]) if isinstance(op, ast.Is | ast.IsNot):
+                return self._test(value(left), right, value) == isinstance(op, ast.Is)
+            case ast.Compare(left, [op], [right]):
+                a, b = value(left), value(right)
+                self.spend(a, b)
+                return _COMPARISONS[type(op)](a, b)
+            case ast.Attribute(owner, name):
+                return self._filter(value(owner), name) if name.startswith(_FILTER) else _item(value(owner), name)
+            case ast.Subscript(owner, ast.Slice(lower, upper, step)):
+                bounds = (None if part is None else value(part) for part in (lower, upper, step))
+                return self.spend(value(owner)[slice(*bounds)])
+            case ast.Subscript(owner, key):
+                return _item(value(owner), value(key))
+            case ast.Call(function, arguments, pairs):
+                keywords = {str(keyword.arg): value(keyword.value) for keyword in pairs}
+                return self._call(function, [value(each) for each in arguments], keywords, value)
+        raise TemplateError(f"{ast.unparse(node)[:60]!r} is not supported")
+
+    def _compute(self, op: ast.operator, a: Any, b: Any) -> Any:
+        """Add texts, lists or numbers; compute with numbers; `~`, read as `@`, joins anything as text."""
+        if isinstance(op, ast.MatMult):
+            return self.spend(self.text(a) + self.text(b))
+        is_sum = isinstance(op, ast.Add) and type(a) is type(b) and isinstance(a, str | list)
+        if not is_sum and not (_is_number(a) and _is_number(b)):
+            raise TemplateError("numbers are expected")
+        return self.spend(_ARITHMETIC[type(op)](a, b))
+
+    def _test(self, tested: Any, node: ast.expr, value: Callable[[ast.expr], Any]) -> bool:
+        """Evaluate `tested is node`, where the node names a test."""
+        arguments = [value(each) for each in node.args] if isinstance(node, ast.Call) else []
+        node = node.func if isinstance(node, ast.Call) else node
+        return bool(_supported(_TESTS, ast.unparse(node).lower(), "test")(tested, *arguments))
+
+    def _call(self, function: ast.expr, arguments: list[Any], keywords: Scope, value: Callable[[ast.expr], Any]) -> Any:
+        """Call a macro, a function, a method or a filter."""
+        if isinstance(function, ast.Name):
+            target = value(function)
+            if not isinstance(target, partial):
+                raise TemplateError(f"the function {function.id[:40]!r} is not supported")
+            return target(*arguments, **keywords)
+        if not isinstance(function, ast.Attribute):
+            raise TemplateError(f"{ast.unparse(function)[:60]!r} cannot be called")
+        owner, name = value(function.value), function.attr
+        if name.startswith(_FILTER):
+            return self._filter(owner, name, *arguments, **keywords)
+        if isinstance(owner, str) and name in _TEXT_METHODS:
+            return self._filter(owner, _FILTER + name, *arguments)
+        return _supported(_DICT_METHODS if isinstance(owner, dict) else {}, name, "method")(self, owner, *arguments)
+
+    def _filter(self, filtered: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+        """Apply a filter, or a method of a text."""
+        name = name.removeprefix(_FILTER)
+        self.spend(filtered, *arguments)
+        if name in _TEXT_METHODS:
+            texts = [tuple(each) if isinstance(each, list) else each for each in arguments]
+            if len(texts) == 2 and isinstance(texts[1], str):  # a replacement: its length before it is made
+                self.reserve((self.text(filtered).count(str(texts[0])) + 1) * len(texts[1]))
+            return self.spend(getattr(self.text(filtered), name)(*texts))
+        return self.spend(_supported(_FILTERS, name, "filter")(self, filtered, *arguments, **keywords))
+
+    # --- values ---
+
+    def reserve(self, length: int) -> None:
+        """Refuse a text of this length before it takes memory."""
+        if length > _MAX_LENGTH:
+            raise TemplateError("a text is too long")
+
+    def text(self, value: Any) -> str:
+        """Return the text of a value; lists have none, since nested ones could be endless."""
+        if not isinstance(value, str | int | float | None) and value is not _UNDEFINED:
+            raise TemplateError("a list or dictionary is printed without tojson")
+        return "" if value is _UNDEFINED else str(value)
+
+    def elements(self, value: Any) -> list[Any]:
+        """Return the elements of a list, text, dictionary or range; pairs become lists."""
+        self.reserve(0 if value is _UNDEFINED else len(value))
+        elements = [list(each) if isinstance(each, tuple) else each for each in value]
+        self.spend(elements)
+        return elements
+
+    def json(self, value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+        """Write a value as JSON, after charging the budget for every nested value."""
+        nested = [value]
+        while nested:
+            part = self.spend(nested.pop())
+            nested += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=None if indent is None else min(8, max(0, indent)))
+
+    def join(self, value: Any, separator: str = "") -> str:
+        texts = [self.text(each) for each in self.elements(value)]
+        self.reserve(len(texts) * len(separator))
+        return separator.join(texts)
+
+    def select(self, value: Any, key: str, test: str = "", *arguments: Any) -> tuple[list[Any], list[Any]]:
+        """Divide elements into those whose attribute satisfies a test (is true) and the others."""
+        groups: tuple[list[Any], list[Any]] = [], []
+        for each in self.elements(value):
+            item = _item(each, key)
+            groups[0 if (_supported(_TESTS, test, "test")(item, *arguments) if test else item) else 1].append(each)
+        return groups
+
+    def raise_exception(self, message: Any = "it refuses this conversation") -> None:
+        raise TemplateError(self.text(message))
+
+    def strftime_now(self, form: str) -> str:
+        if not re.fullmatch(r"(?:%[A-Za-z%]|[^%]){0,40}", form):
+            raise TemplateError(f"the time format {form[:40]!r} is not supported")
+        return datetime.datetime.now().strftime(form)
+
+
+def _item(owner: Any, key: Any) -> Any:
+    """Return an element of a dictionary or list, or a character; undefined if there is none."""
+    if owner is _UNDEFINED:
+        raise TemplateError(f"there is nothing that has {str(key)[:40]!r}")
+    if isinstance(owner, dict):
+        return owner.get(key, _UNDEFINED) if isinstance(key, str) else _UNDEFINED
+    is_index = isinstance(owner, str | list) and isinstance(key, int) and -len(owner) <= key < len(owner)
+    return owner[key] if is_index else _UNDEFINED
+
+
+_TEXT_METHODS = {"strip", "lstrip", "rstrip", "split", "startswith", "endswith", "upper", "lower", "title", "replace"}
+_DICT_METHODS: dict[str, Callable[..., Any]] = {
+    "get": lambda _, owner, *arguments: owner.get(*arguments),
+    "items": lambda r, owner: r.elements(owner.items()),
+    "keys": lambda r, owner: r.elements(owner),
+    "values": lambda r, owner: r.elements(owner.values()),
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "namespace": lambda _, **keywords: _Namespace(keywords),
+    "range": lambda r, *bounds: r.elements(range(*bounds)),
+    "raise_exception": _Renderer.raise_exception,
+    "strftime_now": _Renderer.strftime_now,
+}
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "trim": lambda r, x: r.text(x).strip(),
+    "capitalize": lambda r, x: r.text(x).capitalize(),
+    **dict.fromkeys(("string", "safe"), _Renderer.text),
+    **dict.fromkeys(("length", "count"), lambda r, x: len(r.elements(x))),
+    **dict.fromkeys(
+        ("default", "d"), lambda _, x, y="", boolean=False: y if x is _UNDEFINED or (boolean and not x) else x
+    ),
+    "first": lambda r, x: (r.elements(x) or [_UNDEFINED])[0],
+    "last": lambda r, x: (r.elements(x) or [_UNDEFINED])[-1],
+    "list": _Renderer.elements,
+    "items": _DICT_METHODS["items"],
+    "int": lambda r, x, y=0: int(x) if _is_number(x) or re.fullmatch(r"[-+]?\d{1,18}", r.text(x)) else y,
+    "join": _Renderer.join,
+    "map": lambda r, x, attribute: [_item(each, attribute) for each in r.elements(x)],
+    "selectattr": lambda r, *arguments: r.select(*arguments)[0],
+    "rejectattr": lambda r, *arguments: r.select(*arguments)[1],
+    "tojson": _Renderer.json,
+}
