@@ -1,17 +1,58 @@
-"""Load a saved reference model; its kind is recognised by the names and shapes of its tensors."""
+"""Models with trained weights: those shipped with the package, and saved files.
+
+The kind of a saved model is recognised by the names and shapes of its tensors. Trained weights of four reference models
+are shipped; each file was written by one command (AVX-512 kernels, one thread, Python 3.11's topics for the text):
+
+    tilewise fit mlp --seed 0 --threads 1     98.3 % of the held-out digits
+    tilewise fit cnn --seed 0 --threads 1     99.2 % of the held-out digits
+    tilewise fit resnet8 --seed 0 --threads 1 98.9 % of the held-out digits (enlarged to 32×32)
+    tilewise fit gpt --seed 0 --threads 1     validation loss 1.185 nats per character (1.71 bits)
+
+Other instruction sets and kernel versions round differently, so a repeated run gives equally good weights, but not
+the same bits.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
-from tilewise.errors import FileFormatError, MissingFileError, TilewiseError, did_you_mean
-from tilewise.models.pretrained import PRETRAINED, pretrained
-from tilewise.models.reference import GPT_SIZES, cnn, mlp, resnet8, vgg6
-from tilewise.nn import GPT, Module
+from tilewise.data.text import VOCABULARY
+from tilewise.errors import ConfigurationError, FileFormatError, MissingFileError, TilewiseError, did_you_mean
+from tilewise.io import load
+from tilewise.models.reference import GPT_SIZES, ResNet8, cnn, gpt, mlp, resnet8, vgg6
+from tilewise.nn import GPT, Module, Sequential
+
+PRETRAINED: dict[str, Callable[[], Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet8": resnet8,
+    "gpt": lambda: gpt("4x128", vocab=len(VOCABULARY), context=256),
+}
+
+
+@overload
+def pretrained(name: Literal["mlp", "cnn"]) -> Sequential: ...
+@overload
+def pretrained(name: Literal["resnet8"]) -> ResNet8: ...
+@overload
+def pretrained(name: Literal["gpt"]) -> GPT: ...
+@overload
+def pretrained(name: str) -> Module: ...
+def pretrained(name: str) -> Module:
+    """Load a model with trained weights: "mlp", "cnn" or "resnet8" for digits, or the character model "gpt".
+
+    >>> model = pretrained("mlp")
+    """
+    if name not in PRETRAINED:
+        raise ConfigurationError(f"there are no trained weights for {name!r}; choose one of {', '.join(PRETRAINED)}")
+    model = PRETRAINED[name]()
+    model.load_state_dict(load(Path(__file__).parent / "weights" / f"{name}.safetensors"))
+    return model.eval()
+
 
 Shapes = dict[str, tuple[int, ...]]
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".npy")  # formats that may execute code when loaded

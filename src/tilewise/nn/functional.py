@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewise import ops
 from tilewise.errors import ConfigurationError, ShapeError
-from tilewise.nn import primitives, resampling
+from tilewise.nn import primitives
 from tilewise.tensor import Array, Tensor, TensorLike, apply
 
 Pair = tuple[int, int]
@@ -170,6 +170,8 @@ def conv_transpose2d(
     groups: int = 1,
 ) -> Tensor:
     """Transposed convolution of (N, C, H, W) with filters (C, O/groups, kh, kw)."""
+    from tilewise.nn import resampling  # late, as below: few networks enlarge images
+
     inputs = (x, weight) if bias is None else (x, weight, bias)
     geometry = {"stride": pair(stride), "padding": pair(padding), "output_padding": pair(output_padding)}
     return apply(resampling.ConvTranspose2d, *inputs, **geometry, groups=groups)
@@ -177,6 +179,8 @@ def conv_transpose2d(
 
 def interpolate(x: Tensor, scale_factor: float, mode: str = "nearest", align_corners: bool = False) -> Tensor:
     """Resize both sides of (N, C, H, W) by `scale_factor`; mode is "nearest" or "bilinear"."""
+    from tilewise.nn import resampling
+
     for axis in (2, 3):
         output_size = resampling.scaled_size(x.shape[axis], scale_factor)
         taps = resampling.image_taps(x.shape[axis], output_size, scale_factor, mode, align_corners)
