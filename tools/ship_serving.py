@@ -34,7 +34,7 @@ SETTINGS = {"objective": "lambdarank", "num_leaves": 31, "learning_rate": 0.08, 
             "lambdarank_truncation_level": 10, "label_gain": list(range(32))}  # fmt: skip
 TREES = 200
 COMPARED = 32  # alternatives of a winner in one query, drawn from about 75
-MAX_TESTED = 150  # rows of a left-out device or shape that are scored
+MAX_TESTED = 60  # rows of a left-out device or shape that are scored
 SWEEP_WEIGHT = 3.0  # of a measured row against one of a winner's query
 _FILE_NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 _NAMES = ("block_m", "block_n", "block_k", "group", "warps", "stages")

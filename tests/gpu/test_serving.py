@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from tilewise.cli.app import command_line
 from tilewise.costmodel.data.importers.stream import open_sources
 from tilewise.costmodel.data.importers.vllm import parse_file_name, read_rows
 from tilewise.errors import ConfigurationError, FileFormatError
@@ -80,3 +82,16 @@ def test_an_unknown_device_and_a_damaged_ranker_are_one_sentence(tmp_path: Path)
     save({"other": np.zeros(3)}, tmp_path / "x.safetensors")
     with pytest.raises(FileFormatError, match="not a ranker of serving kernels"):
         ServingRanker(tmp_path / "x.safetensors")
+
+
+def test_the_command_writes_a_file_per_shape(tmp_path: Path) -> None:
+    run, app = CliRunner().invoke, command_line()
+    moe = ["tune", "moe", "--experts", "128", "--intermediate", "768", "--intermediate", "384", "--batch-sizes", "16,1"]
+    done = run(app, [*moe, "--device-name", "NVIDIA_H200", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    names = sorted(Path(path).name for path in json.loads(done.stdout)["files"])
+    assert names == [f"E=128,N={n},device_name=NVIDIA_H200.json" for n in (384, 768)]
+    assert list(json.loads((tmp_path / names[0]).read_text())) == ["1", "16"]
+    block = ["tune", "block-fp8", "4096x7168", "--batch-sizes", "8", "--device-name", "NVIDIA B200"]
+    assert run(app, [*block, "--out", str(tmp_path / "one.json")]).exit_code == 0
+    assert list(json.loads((tmp_path / "one.json").read_text())) == ["8"]

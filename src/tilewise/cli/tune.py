@@ -34,7 +34,10 @@ _EXAMPLE_SIZES = {"conv2d": "8x64x32x32x64x3"}  # else 64 of everything
 def tune(
     what: Annotated[
         str | None,
-        typer.Argument(help="A family (matmul), or a model: a saved .safetensors or .onnx file, mlp, cnn, gpt:6x384."),
+        typer.Argument(
+            help="A family (matmul), a model (a saved .safetensors or .onnx file, mlp, cnn, gpt:6x384), or a file of "
+            "vLLM: moe, block-fp8."
+        ),
     ] = None,
     shape: Annotated[str | None, typer.Argument(help="Its sizes, such as 512x4096x1024 (m x n x k).")] = None,
     check: Annotated[Path | None, typer.Option(help="A JSON list of problems to check the tuner on.")] = None,
@@ -66,11 +69,29 @@ def tune(
         typer.Option(help="Measure in a separate process and give up on a configuration after this many seconds."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model's inputs.")] = 0,
+    experts: Annotated[int, typer.Option(help="Experts of a layer (moe).", min=1)] = 8,
+    intermediate: Annotated[
+        list[int] | None, typer.Option(help="Intermediate size of a layer on one GPU (moe); may be repeated.", min=1)
+    ] = None,
+    dtype: Annotated[str | None, one_of("bf16", "fp8_w8a8", "int8_w8a8", "int8_w8a16", "int4_w4a16")] = None,
+    block_scaled: Annotated[
+        bool, typer.Option("--block-scaled", help="Weights have one scale per block of 128 x 128 (moe).")
+    ] = False,
+    device_name: Annotated[
+        str | None, typer.Option(help="GPU that a file of vLLM is for, such as NVIDIA_H200 (default: this machine's).")
+    ] = None,
+    batch_sizes: Annotated[
+        str | None, typer.Option(help="Numbers of tokens in a file of vLLM, as in 1,16,256 (default: vLLM's).")
+    ] = None,
+    out: Annotated[Path, output_folder(help="Folder, or file, for files of vLLM.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
     """Find the best tile: ask the cost model, measure a few candidates, keep the fastest.
 
     Example: tilewise tune matmul 512x4096x1024 --set layout=nt
+
+    For moe and block-fp8 nothing is measured: the command writes the file that vLLM reads for a shape and a GPU.
+    Example: tilewise tune moe --experts 128 --intermediate 768 --device-name NVIDIA_H200 --out configs
     """
     from tilewise.errors import ConfigurationError
     from tilewise.tune.choose.tuner import Tuner
@@ -81,6 +102,15 @@ def tune(
         return
     if what is None:
         raise ConfigurationError("name what to tune: a family and its sizes, a model, or --check shapes.json")
+    if what in ("moe", "block-fp8"):
+        from tilewise.cli.serving import write_serving_files
+
+        layer = {"experts": experts, "intermediate": intermediate, "shape": shape, "dtype": dtype}
+        facts = write_serving_files(
+            what, layer, block_scaled=block_scaled, device_name=device_name, batch_sizes=batch_sizes, out=out
+        )
+        typer.echo(json.dumps(facts) if as_json else "\n".join(f"{path} written" for path in facts["files"]))
+        return
     make_inputs = inputs_for(what, shapes, files, batch=batch, seed=seed, free=tokens)
     tuner = Tuner(device, model=model, cache=cache, budget=budget, limit_s=limit, learn=learn, say=say)
     if shape is None and what not in _families(device) and not _SHAPE.match(what):

@@ -17,7 +17,7 @@ from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer, one_of, output_file, output_folder, output_picture
 from tilewise.cli.tables import show, table
 from tilewise.cli.tiles.drawings import draw_curve, draw_evaluation
-from tilewise.cli.tiles.options import CacheDir, Collection, Limit
+from tilewise.cli.tiles.options import CacheDir, Collection, Fill, Limit
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -221,6 +221,7 @@ def evaluate(
     ] = None,
     plot: Annotated[Path | None, output_picture(help="Draw the table into this picture.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random baseline and the bootstrap.")] = 0,
+    fill: Fill = None,
     limit: Limit = None,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
@@ -229,13 +230,15 @@ def evaluate(
 
     Example: tilewise tiles evaluate h200 runs/ranker --split test --plot report.png
     """
-    from tilewise.costmodel.data.dataset import load_dataset
+    from tilewise.costmodel.data.dataset import load_dataset, select_columns
     from tilewise.costmodel.evaluation import evaluate as evaluate_models
     from tilewise.costmodel.evaluation import leave_one_program_out
     from tilewise.tune.search.calibration import claims_text, evaluate_claims
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
     trained_models = {str(path): _model(path, model_class) for path in models}
+    for trained_model in trained_models.values():
+        data, _ = select_columns(data, trained_model.schema, _constants(fill))
     if gbdt and data.train.labelled:
         trees = _trees(data, seed)
         trained_models |= {"GBDT": trees} if trees else {}
@@ -257,6 +260,18 @@ def evaluate(
             typer.echo(f"{path}: {claims_text(evaluate_claims(cases, hyper))}.")
     if by_left_out_program:
         _print_programs("left out in training", by_left_out_program)
+
+
+def _constants(fill: list[str] | None) -> dict[str, float]:
+    """Parse `--fill` options: the values of columns that a collection lacks."""
+    constants = {}
+    for text in fill or ():
+        name, _, value = text.partition("=")
+        try:
+            constants[name] = float(value)
+        except ValueError:
+            raise ConfigurationError(f"--fill takes a column and its value, as in group=8, not {text!r}.") from None
+    return constants
 
 
 def _model(path: Path, model_class: str | None) -> Any:
@@ -325,6 +340,7 @@ def predict(
     split: Annotated[str, one_of("train", "valid", "test")] = "test",
     out: Annotated[Path, output_file(help="The CSV to write.")] = Path("predictions_model_output.csv"),
     top: Annotated[int, typer.Option(help="Configurations per kernel.", min=1, max=1000)] = 5,
+    fill: Fill = None,
     limit: Limit = None,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
@@ -334,7 +350,7 @@ def predict(
     Example: tilewise tiles predict runs/ranker h200 --split test --out predictions.csv
     """
     from tilewise.costmodel.course.predictions import padding_note, write_predictions
-    from tilewise.costmodel.data.dataset import load_dataset
+    from tilewise.costmodel.data.dataset import load_dataset, select_columns
     from tilewise.costmodel.data.shards import track
     from tilewise.costmodel.models.files import shipped_names
     from tilewise.costmodel.models.scorer import load_scorer, shipped_scorer
@@ -344,9 +360,12 @@ def predict(
     shipped = str(model) in shipped_names() and not model.exists()
     scorer = shipped_scorer(str(model)) if shipped else load_scorer(model)
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
+    data, rows_of = select_columns(data, scorer.schema, _constants(fill))
     kernels = data.split(split)
     rankings = {k.name: rank(scorer, k) for k in track(kernels, "ranking", len(kernels))}
-    padded_kernels = write_predictions(out, {name: ranking.top(top) for name, ranking in rankings.items()}, top)
+    first = {name: ranking.top(top) for name, ranking in rankings.items()}
+    first |= {name: [int(rows[i]) for i in first[name]] for name, rows in rows_of.items() if name in first}
+    padded_kernels = write_predictions(out, first, top)
     confidences = {
         name: ranking.confidence_top5 for name, ranking in rankings.items() if ranking.confidence_top5 is not None
     }

@@ -14,3 +14,7 @@ Collection = Annotated[
 ]
 CacheDir = Annotated[Path | None, output_folder(help="Folder for the converted data (default: your cache folder).")]
 Limit = Annotated[int | None, typer.Option(help="Read at most this many kernels of each split.", min=1)]
+Fill = Annotated[
+    list[str] | None,
+    typer.Option(help="The value of a column that the collection lacks and the model reads, such as group=8."),
+]

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.waiting import interruptible, until
-from tilewise.costmodel.data.dataset import load_dataset
+from tilewise.costmodel.data.dataset import load_dataset, select_columns
 from tilewise.costmodel.data.importers import FORMATS, KernelDescription, import_logs, read_description
 from tilewise.costmodel.data.importers import helion as helion_format
 from tilewise.costmodel.data.importers.build import gpu_name_in
@@ -27,8 +27,9 @@ from tilewise.costmodel.data.importers.config_index import ConfigIndex
 from tilewise.costmodel.data.importers.record import BadRecordError, flat_values
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 from tilewise.costmodel.data.importers.vllm import read_rows
-from tilewise.costmodel.data.schema import NODE_COLUMN
+from tilewise.costmodel.data.schema import NODE_COLUMN, Schema
 from tilewise.costmodel.data.shards import read_folder
+from tilewise.costmodel.models.scorer import shipped_scorer
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
@@ -330,6 +331,25 @@ def mutate(text, rng):
         else:
             content = content[: at + 1]
     return bytes(content)
+
+
+def test_records_of_inductor_are_ranked_by_the_shipped_model_without_the_library(tmp_path):
+    head = json.dumps({"name": "mm", "device_capa": [8, 0]})
+    choice = "type=triton_BLOCK-M={}_BLOCK-K=32_BLOCK-N=64_numstages=4_numwarps=4"
+    rows = ["512,256,512,extern_mm,0.01"] + [f"512,256,512,{choice.format(m)},0.0{m}" for m in (16, 32, 64, 128)]
+    (tmp_path / "log.txt").write_text("\n".join([head, "m,k,n,choice,feedback", *rows]))
+    import_logs("inductor", [tmp_path / "log.txt"], tmp_path / "out", split="test")
+    data = load_dataset(tmp_path / "out", cache_dir=tmp_path / "cache", progress=False)
+    model = shipped_scorer("h200")
+    selected, rows_of = select_columns(data, model.schema)
+    (kernel,) = selected.test
+    assert kernel.n_configs == 4 == len(rows_of[kernel.name])
+    assert set(kernel.config_feat[:, model.schema.config_features.index("group")]) == {8}
+    assert np.isfinite(model.score(kernel)).all()
+    lacking = Schema((*model.schema.config_features, "split"))
+    with pytest.raises(ConfigurationError, match="--fill split=VALUE"):
+        select_columns(data, lacking)
+    assert select_columns(data, lacking, {"split": 1})[0].test[0].config_feat[0, -1] == 1
 
 
 TUNED_NAME = "E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"

@@ -25,7 +25,8 @@ from tilewise.costmodel.data.importers.record import (
 )
 from tilewise.costmodel.data.importers.stream import Source, csv_rows, lines, parse_line
 
-_COLLECTION_NAMES = {"numwarps": "warps", "numstages": "stages"}  # parameter names in tilewise's own collections
+_COLLECTION_NAMES = {"numwarps": "warps", "numstages": "stages", "GROUP-M": "group"}  # in tilewise's own collections
+_GROUP_M = 8  # constant in Inductor's template, which does not log it
 
 
 def read_records(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
@@ -88,7 +89,7 @@ def _parse_choice(text: str) -> Mapping[str, Value]:
     parameters = {_COLLECTION_NAMES.get(name, name): value for name, value in parameters.items()}
     if not parameters:
         return flat_values({"type": "extern", "library": text})
-    return flat_values(parameters)
+    return flat_values({"group": _GROUP_M, **parameters} if parameters.get("type") == "triton" else parameters)
 
 
 def _device(head: Mapping[str, Any]) -> str:
