@@ -60,6 +60,8 @@ def generate(
 
     if int8 and int4:
         raise ConfigurationError("choose one of --int8 and --int4")
+    if system and not chat:
+        raise ConfigurationError("--system needs --chat")
     if chat and prompt and prompt.endswith(".gguf") and Path(prompt).exists():
         model, prompt = prompt, None
     text_model = _model(model)
