@@ -26,18 +26,6 @@ def _samples() -> Any:
     return test_hostile
 
 
-def _use_gguf(path: Path) -> None:
-    from tilewise.generate import generate
-    from tilewise.gguf import load_gguf
-
-    loaded = load_gguf(path)
-    ids = [0] if loaded.tokenizer is None else loaded.tokenizer.encode("the thing é")
-    known = [i for i in ids if i < loaded.model.vocab][:4] or [0]
-    new = list(generate(loaded.model, known[: loaded.model.context], 1))
-    if loaded.tokenizer is not None:
-        loaded.tokenizer.token_bytes(new[0])
-
-
 def _gguf(which: str, folder: Path) -> Target:
     samples = _samples()
     samples.write_sample(which, folder / "x.gguf")
@@ -46,10 +34,10 @@ def _gguf(which: str, folder: Path) -> Target:
     def inside(content: bytes, rng: Rng) -> bytes:
         return bytes(samples.mutated(content, header, rng))
 
-    return Target(folder / "x.gguf", _use_gguf, (inside,))
+    return Target(folder / "x.gguf", samples.use, (inside,))
 
 
-for _which in ("gpt2", "llama", "floats"):  # four bits with minimums, four bits without, half precision
+for _which in ("gpt2", "llama", "floats", "gemma2", "qwen3", "phi3"):  # the names in test_hostile.SAMPLES
     TARGETS[f"gguf_{_which}"] = functools.partial(_gguf, _which)
 TARGETS["log_inductor"] = _imported("inductor", "autoheuristic", in_checked_json)
 TARGETS["log_inductor_feedback"] = _imported("inductor", "feedback", in_lines)

@@ -87,7 +87,15 @@ def small_gpt(seed: int = 0, vocab: int = 64, width: int = 64) -> GPT:
     return GPT(2, width, 4, vocab=vocab, context=96, rng=seed, approximate="tanh")
 
 
-def write_llama(model: Llama, path: Path, kind: str = "F32", architecture: str = "llama", **tokenizer: Any) -> None:
+def write_llama(
+    model: Llama,
+    path: Path,
+    kind: str = "F32",
+    architecture: str = "llama",
+    metadata: dict[str, Any] | None = None,
+    **tokenizer: Any,
+) -> None:
+    """Write a model as `load_gguf` reads it, with more `metadata` if it is given."""
     c = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(c.context)
@@ -100,6 +108,9 @@ def write_llama(model: Llama, path: Path, kind: str = "F32", architecture: str =
     writer.add_rope_dimension_count(2 * len(c.frequencies) or c.head_dim)
     writer.add_vocab_size(c.vocab)
     _add_options(writer, c, architecture)
+    for key, value in (metadata or {}).items():
+        add = {list: writer.add_array, float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}
+        add[type(value)](f"{architecture}.{key}", value)
     tops = {"token_embedding": "token_embd", "position_embedding": "position_embd", "norm": "output_norm"}
     if not architecture.startswith("gemma"):
         tops["head"] = "output"

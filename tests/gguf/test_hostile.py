@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("gguf")
 from gguf_samples import (
     byte_level_vocabulary,
     sentencepiece_vocabulary,
+    small_decoder,
     small_gpt,
     small_llama,
     write_gpt2,
@@ -28,15 +30,30 @@ COUNT = int(os.environ.get("TILEWISE_GGUF_MUTATIONS", "100"))  # of each sample
 HUGE = [0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 2**40, 2**63 - 1, 2**64 - 1]
 
 
+TEMPLATE = "{% for m in messages %}{% if loop.first %}{{ m.role | upper }}{% endif %}{{ m['content'] }}{% endfor %}"
+_YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_fast": 16.0}
+_WINDOWS = {"attention.sliding_window_pattern": [True, False], "rope.freq_base_swa": 1e4, "attention.scale": 0.5}
+# Architecture, weights and more metadata of samples whose header consists mostly of sizes and options.
+OPTION_SAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "floats": ("llama", "F16", {}),
+    "gemma2": ("gemma2", "Q5_0", _WINDOWS),
+    "qwen3": ("qwen3", "F32", _YARN | {"rope.scaling.original_context_length": 32, "expert_count": 0}),
+    "phi3": ("phi3", "Q8_0", {"rope.scaling.type": "longrope", "attention.sliding_window": 64}),
+}
+SAMPLES = ("gpt2", "llama", *OPTION_SAMPLES)
+
+
 def write_sample(which: str, path: Path) -> None:
+    """Write the file of this name in `SAMPLES`."""
+    if which in OPTION_SAMPLES:
+        architecture, kind, metadata = OPTION_SAMPLES[which]
+        model = small_decoder(architecture, vocab=32, hidden=32)
+        return write_llama(model, path, kind, architecture, metadata)
     if which == "gpt2":
         words = byte_level_vocabulary()
-        write_gpt2(small_gpt(vocab=len(words["tokens"]), width=32), path, "Q4_1", **words)
-    elif which == "llama":
-        pieces = sentencepiece_vocabulary()
-        write_llama(small_llama(vocab=len(pieces["tokens"]), width=32, hidden=32), path, "Q4_0", **pieces)
-    else:
-        write_llama(small_llama(vocab=32, width=32, hidden=32), path, "F16")
+        return write_gpt2(small_gpt(vocab=len(words["tokens"]), width=32), path, "Q4_1", **words)
+    pieces = sentencepiece_vocabulary() | {"template": TEMPLATE}
+    return write_llama(small_llama(vocab=len(pieces["tokens"]), width=32, hidden=32), path, "Q4_0", **pieces)
 
 
 def mutated(content: bytes, header: int, rng: np.random.Generator) -> bytes:
@@ -61,7 +78,19 @@ def mutated(content: bytes, header: int, rng: np.random.Generator) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("which", ["gpt2", "llama", "floats"])
+def use(path: Path) -> None:
+    """Load a file, tokenize, generate a token, and write a conversation if there is a template."""
+    loaded = load_gguf(path)
+    ids = [0] if loaded.tokenizer is None else loaded.tokenizer.encode("the thing é")
+    ids = [i for i in ids if i < loaded.model.vocab][:4] or [0]
+    new = list(generate(loaded.model, ids[: loaded.model.context], 1))
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.token_bytes(new[0])
+    if loaded.chat_template is not None:
+        loaded.chat_tokens([{"role": "user", "content": "the thing"}])
+
+
+@pytest.mark.parametrize("which", SAMPLES)
 def test_mutated_files_are_one_sentence_or_a_model(which: str, tmp_path: Path) -> None:
     path, rng, read = tmp_path / "m.gguf", np.random.default_rng(7), 0
     write_sample(which, path)
@@ -70,12 +99,7 @@ def test_mutated_files_are_one_sentence_or_a_model(which: str, tmp_path: Path) -
     for _ in range(COUNT):
         path.write_bytes(mutated(content, header, rng))
         try:
-            loaded = load_gguf(path)
-            ids = [0] if loaded.tokenizer is None else loaded.tokenizer.encode("the thing é")
-            ids = [i for i in ids if i < loaded.model.vocab][:4] or [0]
-            new = list(generate(loaded.model, ids[: loaded.model.context], 1))
-            if loaded.tokenizer is not None:
-                loaded.tokenizer.token_bytes(new[0])
+            use(path)
             read += 1
         except TilewiseError as error:
             assert "\n" not in str(error)

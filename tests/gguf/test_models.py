@@ -105,6 +105,26 @@ def test_a_tensor_that_the_architecture_does_not_use_is_one_sentence(architectur
         load_gguf(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize(
+    ("metadata", "sentence"),
+    [
+        ({"rope.freq_base": 1.0, "rope.scaling.type": "yarn"}, "not above 1"),
+        (
+            {"rope.scaling.type": "dynamic"},
+            "rotary scaling 'dynamic' is not supported; none, linear, longrope, yarn are",
+        ),
+        ({"attention.value_length": 8}, "different widths"),
+        ({"attention.scale": 0.0}, "attention.scale is 0.0"),
+        ({"attention.sliding_window": 4, "attention.sliding_window_pattern": [True]}, "1 entries for 2 layers"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_sentence(metadata: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    model = small_decoder("gemma2", windows=(0, 0), attention_cap=0.0, logit_cap=0.0)
+    write_llama(model, tmp_path / "m.gguf", architecture="gemma2", metadata=metadata)
+    with pytest.raises(FileFormatError, match=sentence):
+        load_gguf(tmp_path / "m.gguf")
+
+
 def test_mixtures_of_experts_are_one_sentence(tmp_path: Path) -> None:
     for architecture, experts in (("llama", 8), ("qwen3moe", 0)):
         writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)

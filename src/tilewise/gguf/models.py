@@ -413,6 +413,8 @@ def _rotary(source: _Source, architecture: DecoderFamily, head_dim: int, context
     kind = source.file.metadata.get(f"{source.prefix}rope.scaling.type", "linear")
     trained = source.size("rope.scaling.original_context_length", context)
     magnitude = source.real("rope.scaling.attn_factor", 1.0)
+    if base <= 1:
+        raise source.error(f"its rope.freq_base is {base:g}, not above 1")
     if kind not in _ROPE_SCALINGS:
         raise source.error(f"its rotary scaling {_short(kind)} is not supported; {', '.join(_ROPE_SCALINGS)} are")
     frequencies = rotary_frequencies(pairs, base).astype(np.float64)
@@ -421,7 +423,7 @@ def _rotary(source: _Source, architecture: DecoderFamily, head_dim: int, context
     def divided(name: str) -> Array:
         """Frequencies divided by the factors in a tensor, if the file has it."""
         divisors = source.floats(name, pairs) if name in source.file.tensors else np.ones(pairs)
-        if not (divisors > 0).all():
+        if not (divisors > 1e-6).all():  # smaller ones would overflow
             raise source.error(f"its {name} are not all positive")
         return (frequencies / divisors).astype(np.float32)
 
