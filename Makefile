@@ -14,7 +14,7 @@ HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: run kernels test check test-machines test-slow test-docs test-extras test-notebooks test-pages bench reproduce docs lint ratchet format sanitize sanitize-python stress fuzz mnist fuzz-paths programs audit wheels check-arm clean help
+.PHONY: run kernels test check test-machines test-slow test-docs test-extras test-notebooks test-pages bench reproduce docs fit-products lint ratchet format sanitize sanitize-python stress fuzz mnist fuzz-paths programs audit wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -67,6 +67,9 @@ reproduce: $(VENV)/.bench  ## measure one row of README's table here with its pe
 
 docs: $(VENV)/.test  ## the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet && echo "open build/site/index.html"
+
+fit-products: $(VENV)/.test  ## refit the cost model of float32 products to the recorded timings and evaluate it on machines left out
+	$(BIN)/python -m tools.fit_products
 
 CXX_SOURCES = $(shell find native -name '*.cpp' -o -name '*.h')
 

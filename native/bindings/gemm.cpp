@@ -8,6 +8,7 @@
 #include "bindings/numpy_api.h"
 #include "bindings/tile_table.h"
 #include "common/matmul.h"
+#include "common/product_terms.h"
 #include "common/thread_pool.h"
 
 namespace tw {
@@ -403,10 +404,28 @@ PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
   int64_t threads = num_threads();
   if (count == 3 && !read_size(args[2], 1, "threads", &threads)) return nullptr;
   const int per_item = batch.count >= 2 * threads ? 1 : static_cast<int>(threads);
+  ProductConfig config = choose_config(g, per_item);
+  const char* path = path_name(config.path);
+  if (config.path != ProductPath::tiled) config_of_path(g, ProductPath::tiled, per_item, &config);
+  return Py_BuildValue("(sN)", path, tile_tuple(config.tile));
+}
+
+// Counts of what matmul(a, b, config) does, one for each term of the cost model; for fitting. The last argument is the
+// number of last columns that are computed separately.
+PyObject* matmul_terms(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Gemm g;
+  Batch batch;
   ProductConfig config;
-  choose_config(g, per_item, &config);
-  const bool tiled = config.path == ProductPath::tiled;
-  return Py_BuildValue("(sN)", path_name(config.path), tile_tuple(tiled ? config.tile : default_tile(g, per_item)));
+  if (count != 4) return refuse("ConfigurationError", "matmul_terms takes two arrays, a configuration and a number");
+  if (!check_usable(args[0], "a") || !check_usable(args[1], "b") || !read_product(args[0], args[1], g, batch) ||
+      !read_config(args[2], g, config) || !read_size(args[3], 0, "the number of last columns", &config.tail)) {
+    return nullptr;
+  }
+  double counts[kCostTerms] = {};
+  count_terms(g, config, worth_threads(g.m * g.n * g.k) ? num_threads() : 1, counts);
+  nb::list result;
+  for (double value : counts) result.append(value);
+  return result.release().ptr();
 }
 
 // Names of the paths that can compute matmul(a, b); each can be passed as its tile.
@@ -451,6 +470,8 @@ PyMethodDef methods[] = {
      "The path and the tile that matmul(a, b) uses."},
     {"matmul_paths", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_paths)), METH_FASTCALL,
      "Names of the paths that can compute matmul(a, b); each can be passed as its tile."},
+    {"matmul_terms", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_terms)), METH_FASTCALL,
+     "Counts of the terms of the cost model."},
     {"matmul_tile_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_tile_key)), METH_FASTCALL,
      "((m, n, k), layout) as a tile chooser is asked, or None."},
     {nullptr, nullptr, 0, nullptr},

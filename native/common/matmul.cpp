@@ -42,21 +42,15 @@ struct Grid {
 };
 
 Grid grid_of(const Gemm& g, ProductPath path, const GemmTile& tile, int threads) {
-  int64_t tm = 1, tn = 1, row_grain = 1, col_grain = 1;
-  if (path == ProductPath::tiled) {
-    tm = tile.threads_m;
-    tn = tile.threads_n;
-    row_grain = tile.mr;
-    col_grain = tile.nr;
-  } else if (threads > 1) {
-    const int64_t grain = path == ProductPath::dots || path == ProductPath::dots_streamed ? 4 : 128;
-    (g.m >= g.n ? tm : tn) = threads;
-    row_grain = grain;
-    col_grain = grain;
-  }
   Grid grid;
-  grid.row_step = std::max<int64_t>(round_up(ceil_div(g.m, tm), row_grain), 1);
-  grid.col_step = std::max<int64_t>(round_up(ceil_div(g.n, tn), col_grain), 1);
+  if (path == ProductPath::tiled) {
+    grid.row_step = round_up(ceil_div(g.m, tile.threads_m), tile.mr);
+    grid.col_step = round_up(ceil_div(g.n, tile.threads_n), tile.nr);
+  } else {
+    const int64_t extent = task_extent(g, path, threads);
+    grid.row_step = g.m >= g.n ? extent : g.m;
+    grid.col_step = g.m >= g.n ? g.n : extent;
+  }
   grid.rows = ceil_div(g.m, grid.row_step);
   grid.cols = ceil_div(g.n, grid.col_step);
   return grid;
@@ -205,16 +199,13 @@ bool matmul(const Gemm& g, const Batch& batch, const ProductConfig* config) {
   }
   const int threads = num_threads();
   const bool split_items = batch.count >= 2 * threads;
+  const bool worth = worth_threads(multiply_adds(g) * batch.count);
+  if (config == nullptr) config = &choose_config(g, split_items ? 1 : threads);
+  if (batch.count == 1 && (threads == 1 || !worth)) return run_whole(g, *config);
   Job job;
   job.g = &g;
   job.batch = &batch;
-  if (config) {
-    job.config = *config;
-  } else {
-    choose_config(g, split_items ? 1 : threads, &job.config);
-  }
-  const bool worth = worth_threads(multiply_adds(g) * batch.count);
-  if (batch.count == 1 && (threads == 1 || !worth)) return run_whole(g, job.config);
+  job.config = *config;
   job.grid = grid_of(g, job.config.path, job.config.tile, worth && !split_items ? threads : 1);
   if (shares_b(job, threads)) return run_shared(g, job, threads);
   run_grid(job, worth, threads);

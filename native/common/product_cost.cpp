@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/machine.h"
+#include "common/product_terms.h"
 
 namespace tw {
 namespace {
@@ -11,33 +12,6 @@ constexpr double kLine = 64;  // bytes of a cache line
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-
-// Predicted time = sum of coefficient x count. Counts are vectors, steps along k, or micro-tiles of the busiest thread;
-// the scale is arbitrary. Fitted to 40,000 timings of 1,660 products on a Zen 5 and an Emerald Rapids core as AVX-512
-// and AVX2, and on 16 threads of the latter.
-struct Coefficients {
-  double multiply;      // cycles of a micro-tile's step: multipliers, loads or the latency of a multiply-add
-  double load;          // half a load of A or B
-  double latency;       // steps of a micro-tile with fewer accumulators than keep two multipliers busy
-  double micro_tile;    // starting and ending a micro-tile
-  double result_row;    // rows of micro-tiles that are stored, once per block of k
-  double result_again;  // vectors of C that a further block of k reads and adds to
-  double result_far;    // rows of micro-tiles stored to a block of C that exceeds half of L2
-  double b_from_l2;     // vectors of B read for a strip that exceeds three quarters of L1
-  double b_from_l3;     // vectors of B read again for every block of rows, if a block of k exceeds half of L2
-  double pack_b, pack_b_transposed;      // vectors of B packed
-  double share_b;                        // a second round of tasks, in which all threads pack B
-  double page, same_set, same_two_sets;  // steps along an unpacked B whose rows are on different pages; whose rows fall
-                                         // into one, two sets of L1
-  double a_across, a_same_set;  // steps along an unpacked transposed A; vectors of an unpacked A in one set of L1
-  double task;                  // a task of the busiest thread
-  double a_from_l3;             // vectors of A read again for every strip, if a block of rows exceeds half of L2
-};
-
-constexpr Coefficients kCost = {
-    0.2395, 0.06782, 0.008771, 0.1996, 1.614,  0.3388, 0.2822, 0.05547, 0.07652, 0.9025,
-    2.477,  9183,    0.1299,   0.5142, 0.1422, 0.1054, 0.1638, 3189,    0.1189,
-};
 
 // What of a product and a machine all its tiles share.
 struct Problem {
@@ -59,7 +33,9 @@ double step_cycles(int64_t rows, int64_t vectors) {
 
 bool waits(int64_t rows, int64_t vectors) { return vectors > 0 && rows * vectors < 9; }
 
-double cost_of(const Problem& p, const GemmTile& t) {
+// Adds the counts of a tiled product to `sink`.
+template <class Sink>
+void count_tile(const Problem& p, const GemmTile& t, Sink& sink) {
   const int64_t lanes = static_cast<int64_t>(p.lanes), vectors = t.nr / lanes;
   // A task's part of C, and the tasks of the busiest thread.
   const int64_t rows = std::min(std::max<int64_t>(round_up(ceil_div(p.m, t.threads_m), t.mr), 1), p.m);
@@ -70,43 +46,54 @@ double cost_of(const Problem& p, const GemmTile& t) {
   const int64_t row_blocks = ceil_div(rows, t.mc), block_rows = ceil_div(rows, row_blocks);
   const int64_t whole = cols / t.nr, rest = ceil_div(cols - whole * t.nr, lanes), strips = whole + (rest > 0);
   const int64_t panels = ceil_div(rows, t.mr), last = rows - (panels - 1) * t.mr;
-  const double k = static_cast<double>(p.k), steps = static_cast<double>(panels * strips) * k;
-  const double b_vectors = k * static_cast<double>(cols) / p.lanes;
-  const double stored = static_cast<double>(rows * strips * depths);
-  const Coefficients& c = kCost;
-
+  const double k = static_cast<double>(p.k), each_k = each * k;
+  const double steps = static_cast<double>(panels * strips) * each_k;
+  const double b_vectors = each_k * static_cast<double>(cols) / p.lanes;
+  const double stored = each * static_cast<double>(rows * strips * depths);
   const double full = static_cast<double>(whole);
-  double cost = c.multiply * k *
-                (static_cast<double>(panels - 1) * (full * step_cycles(t.mr, vectors) + step_cycles(t.mr, rest)) +
-                 full * step_cycles(last, vectors) + step_cycles(last, rest));
-  cost += c.load * k / 2 * static_cast<double>(panels * ceil_div(cols, lanes) + strips * rows);
-  cost += c.latency * k *
-          static_cast<double>((panels - 1) * (whole * waits(t.mr, vectors) + waits(t.mr, rest)) +
-                              whole * waits(last, vectors) + waits(last, rest));
-  cost += c.micro_tile * static_cast<double>(panels * strips * depths) + c.result_row * stored;
-  cost += c.result_again * static_cast<double>((depths - 1) * rows * cols) / p.lanes;
-  if (block_rows * cols * 8 > p.l2) cost += c.result_far * stored;
-  if (depth * t.nr * 16 > 3 * p.l1) cost += c.b_from_l2 * static_cast<double>(panels) * b_vectors;
-  if (depth * cols * 8 > p.l2) cost += c.b_from_l3 * static_cast<double>(row_blocks) * b_vectors;
-  const bool shared = p.threads > 1 && task_rows > 1 && t.pack_b;
-  double packing = 0;
+
+  sink.add(Term::tile_multiply,
+           each_k * (static_cast<double>(panels - 1) * (full * step_cycles(t.mr, vectors) + step_cycles(t.mr, rest)) +
+                     full * step_cycles(last, vectors) + step_cycles(last, rest)));
+  sink.add(Term::tile_load, each_k / 2 * static_cast<double>(panels * ceil_div(cols, lanes) + strips * rows));
+  sink.add(Term::tile_latency,
+           each_k * static_cast<double>((panels - 1) * (whole * waits(t.mr, vectors) + waits(t.mr, rest)) +
+                                        whole * waits(last, vectors) + waits(last, rest)));
+  sink.add(Term::micro_tile, each * static_cast<double>(panels * strips * depths));
+  sink.add(Term::result_row, stored);
+  sink.add(Term::result_again, each * static_cast<double>((depths - 1) * rows * cols) / p.lanes);
+  if (block_rows * cols * 8 > p.l2) sink.add(Term::result_far, stored);
+  if (depth * t.nr * 16 > 3 * p.l1) sink.add(Term::b_from_l2, static_cast<double>(panels) * b_vectors);
+  if (depth * cols * 8 > p.l2) sink.add(Term::b_from_l3, static_cast<double>(row_blocks) * b_vectors);
   if (t.pack_b) {
+    const bool shared = p.threads > 1 && task_rows > 1;
     const double share = static_cast<double>(std::min<int64_t>(p.threads, ceil_div(p.n, t.nr)));
-    packing = (p.transposed_b ? c.pack_b_transposed : c.pack_b) *
-              (shared ? k * static_cast<double>(p.n) / p.lanes / share : each * b_vectors);
-    if (shared) packing += c.share_b;
+    const double vectors = shared ? k * static_cast<double>(p.n) / p.lanes / share : b_vectors;
+    if (p.transposed_b) {  // in square blocks, the last of each depth padded
+      sink.add(Term::pack_b_transposed,
+               vectors * static_cast<double>(round_up(depth, lanes)) / static_cast<double>(depth));
+    } else {
+      sink.add(Term::pack_b, vectors);
+    }
+    if (shared) sink.add(Term::share_b, 1);
   } else {
-    if (p.b_row_bytes > 2048) cost += c.page * steps;
-    if (p.b_row_bytes % 2048 == 0) cost += (p.b_row_bytes % 4096 == 0 ? c.same_set : c.same_two_sets) * steps;
+    if (p.b_row_bytes > 2048) sink.add(Term::b_page, steps);
+    if (p.b_row_bytes % 2048 == 0) sink.add(p.b_row_bytes % 4096 == 0 ? Term::b_same_set : Term::b_two_sets, steps);
   }
-  const double a_vectors = static_cast<double>(rows) * k / p.lanes;
-  if (block_rows * depth * 8 > p.l2) cost += c.a_from_l3 * a_vectors * static_cast<double>(strips);
+  const double a_vectors = static_cast<double>(rows * strips) * each_k / p.lanes;
+  if (block_rows * depth * 8 > p.l2) sink.add(Term::a_from_l3, a_vectors);
   if (p.transposed_a) {
-    cost += c.a_across * steps * std::min(1.0, static_cast<double>(p.a_col_bytes) / kLine);
+    sink.add(Term::a_across, steps * std::min(1.0, static_cast<double>(p.a_col_bytes) / kLine));
   } else if (p.a_same_set) {
-    cost += c.a_same_set * a_vectors * static_cast<double>(strips);
+    sink.add(Term::a_same_set, a_vectors);
   }
-  return each * cost + packing + (tasks > 1 ? each * c.task : 0);
+  if (tasks > 1) sink.add(Term::task, each);
+}
+
+double cost_of(const Problem& p, const GemmTile& t) {
+  CostSum sum;
+  count_tile(p, t, sum);
+  return sum.total;
 }
 
 // The space: tiles with fewer accumulators cannot hide the latency of their loads, blocks deeper than this leave no
@@ -255,6 +242,293 @@ void cheapest_tile(const Gemm& g, int threads, GemmTile* tile) {
   }
   search.refine();
   *tile = search.best;
+}
+
+namespace {
+
+// Counts of the paths. Each function describes the kernel of the same name in kernels/gemv.h, gemm_small_m.h or
+// gemm_small_k.h.
+
+int64_t vectors_of(int64_t n) { return ceil_div(n, active_gemm().lanes); }
+// Accumulators that the kernels for a few rows keep in registers.
+int64_t accumulators() { return 2 * active_gemm().max_rows[2] - 2; }
+double as_double(int64_t x) { return static_cast<double>(x); }
+
+// Reads of an operand from the cache that holds it: `l2` is the term for L2, those for L3 and memory follow it.
+template <class Sink>
+void count_reads(Term l2, int64_t floats, double vectors, bool from_memory, Sink& sink) {
+  const CacheSizes& caches = cache_sizes();
+  const int64_t bytes = floats * 4;
+  if (bytes <= caches.l1 && !from_memory) return;
+  const int level = from_memory || bytes > caches.l3_share ? 2 : bytes > caches.l2 ? 1 : 0;
+  sink.add(static_cast<Term>(static_cast<int>(l2) + level), vectors);
+}
+
+// Transposing a matrix: whole blocks of vectors, except where it has a few rows or columns.
+template <class Sink>
+void count_transposition(int64_t rows, int64_t cols, Sink& sink) {
+  const int64_t lanes = active_gemm().lanes;
+  sink.add(Term::transpose_call, 1);
+  if ((rows >= 2 && rows <= 4 && cols >= lanes) || cols <= lanes / 2) {
+    sink.add(Term::transpose_narrow, as_double(rows * cols));
+  } else {
+    sink.add(Term::transpose_block, as_double(vectors_of(rows) * vectors_of(cols) * lanes));
+  }
+}
+
+// An operand of `rows` x `cols` whose rows are contiguous if `by_rows`: transposed, or copied element by element.
+template <class Sink>
+void count_copy(int64_t rows, int64_t cols, bool by_rows, Sink& sink) {
+  if (by_rows) return count_transposition(rows, cols, sink);
+  sink.add(Term::copy_strided, as_double(rows * cols));
+}
+
+template <class Sink>
+void count_dots(const Gemm& g, bool streamed, Sink& sink) {
+  const int64_t lanes = active_gemm().lanes, outer = std::max(g.m, g.n), inner = std::min(g.m, g.n);
+  sink.add(Term::dot_call, 1);
+  if (g.a_col != 1) sink.add(Term::copy_strided, as_double(g.m * g.k));
+  if (g.b_row != 1) count_copy(g.k, g.n, g.b_col == 1, sink);
+  if (inner == 1 && g.k <= std::max<int64_t>(lanes / 2, 8)) {
+    if (g.k == 2) return sink.add(Term::dot_short, 2 * as_double(vectors_of(outer)));
+    if (g.k > 3 && g.k <= lanes / 2) return sink.add(Term::dot_short, as_double(outer));
+    return sink.add(Term::dot_scalar, as_double(outer * g.k));
+  }
+  const int64_t most_inner = accumulators() > 16 ? 6 : 3, inner_tiles = ceil_div(inner, most_inner);
+  const int64_t columns = ceil_div(inner, inner_tiles);
+  const int64_t outer_tiles = ceil_div(outer, columns == 1 ? 8 : accumulators() / columns);
+  const int64_t rows = ceil_div(outer, outer_tiles), steps = vectors_of(g.k), tiles = inner_tiles * outer_tiles;
+  const double cycles = std::max({as_double(rows * columns) / 2, as_double(rows + columns) / 2, 4.0});
+  sink.add(Term::dot_multiply, as_double(steps * tiles) * cycles);
+  sink.add(Term::dot_tile, as_double(tiles));
+  sink.add(Term::dot_sum, as_double(g.m * g.n));
+  const double long_vectors = as_double(outer * steps), again = as_double(inner * steps * outer_tiles);
+  if (streamed) {
+    sink.add(Term::dot_fetch, long_vectors);
+    if (outer * g.k * 4 > cache_sizes().l2 || g.stream_b) sink.add(Term::dot_fetch_far, long_vectors);
+  } else {
+    count_reads(Term::dot_l2, outer * g.k, long_vectors, g.stream_b, sink);
+  }
+  if (inner * g.k * 4 > cache_sizes().l1) {
+    sink.add(inner * g.k * 4 > cache_sizes().l2 ? Term::dot_again_l3 : Term::dot_again_l2, again);
+  }
+}
+
+template <class Sink>
+void count_strips(const Gemm& g, Sink& sink) {
+  const int64_t strips = ceil_div(vectors_of(g.n), 8), steps = g.m * g.k * strips;
+  const double vectors = as_double(g.m * g.k * vectors_of(g.n));
+  sink.add(Term::strip_call, 1);
+  sink.add(Term::strip_vector, vectors);
+  sink.add(Term::strip_step, as_double(steps));
+  sink.add(Term::strip_start, as_double(g.m * strips));
+  count_reads(Term::strip_l2, g.k * g.n, vectors, g.stream_b, sink);
+  if (g.b_row > 512 && g.k * g.n * 4 > cache_sizes().l1) sink.add(Term::strip_page, as_double(steps));
+}
+
+template <class Sink>
+void count_few(const Gemm& g, bool interleaved, Sink& sink) {
+  const int64_t vectors = vectors_of(g.n), strips = ceil_div(vectors, std::max<int64_t>(accumulators() / g.m, 1));
+  const double width = as_double(vectors) / as_double(strips), rows = as_double(g.m), steps = as_double(g.k * strips);
+  sink.add(Term::few_call, 1);
+  sink.add(Term::few_multiply, steps * std::max({rows * width / 2, (rows + 2 * width) / 2, 4.0}));
+  sink.add(interleaved ? Term::few_interleave : Term::few_start, rows * as_double(interleaved ? vectors : strips));
+  count_reads(Term::few_l2, g.k * g.n, as_double(g.k * vectors), g.stream_b, sink);
+  if (g.b_row > 512 && g.k * g.n * 4 > cache_sizes().l1) sink.add(Term::few_page, steps);
+}
+
+template <class Sink>
+void count_streamed(const Gemm& g, Sink& sink) {
+  const int64_t at_once = g.m == 3 ? 4 : 8, groups = g.m <= 3 ? 1 : ceil_div(g.m, accumulators() > 16 ? 6 : 4);
+  const int64_t vectors = vectors_of(g.n), blocks = ceil_div(g.k, at_once);
+  sink.add(Term::stream_call, 1);
+  sink.add(Term::stream_multiply, as_double(g.k * vectors * std::max(g.m, groups)) / 2);
+  sink.add(Term::stream_result, as_double(g.m * vectors * blocks));
+  sink.add(Term::stream_start, as_double(blocks * groups));
+  count_reads(Term::stream_l2, g.k * g.n, as_double(g.k * vectors), g.stream_b, sink);
+}
+
+template <class Sink>
+void count_split(const Gemm& g, Sink& sink) {
+  const double split = g.m == 1 ? 8 : g.m <= 3 ? 4 : g.m < 8 ? 2 : 1;
+  sink.add(Term::split_call, 1);
+  sink.add(Term::split_multiply, as_double(g.k) * std::max(as_double(g.m + 1) / 2, 4 / split));
+  if (g.k * g.b_row * 4 > cache_sizes().l1) {
+    sink.add(g.k * g.b_row * 4 > cache_sizes().l2 ? Term::split_l3 : Term::split_l2, as_double(g.k));
+  }
+}
+
+template <class Sink>
+void count_short(const Gemm& g, Sink& sink) {
+  const int64_t vectors = vectors_of(g.n), most = std::clamp<int64_t>((accumulators() > 16 ? 24 : 12) / g.k, 1, 4);
+  const int64_t strips = ceil_div(vectors, most), block = std::max<int64_t>(8192 / g.n, 8);
+  sink.add(Term::short_call, 1);
+  sink.add(Term::short_multiply, as_double(g.m * vectors * g.k) / 2);
+  sink.add(Term::short_store, as_double(g.m * vectors));
+  sink.add(Term::short_row, as_double(g.m * strips * g.k));
+  sink.add(Term::short_start, as_double(strips * ceil_div(g.m, block) * g.k));
+  if (g.m * g.n * 4 > cache_sizes().l2) sink.add(Term::short_far, as_double(g.m * vectors));
+  if (g.b_col != 1) count_copy(g.n, g.k, g.b_row == 1, sink);
+}
+
+template <class Sink>
+void count_narrow(const Gemm& g, Sink& sink) {
+  const int64_t rows = std::max<int64_t>(active_gemm().lanes / 4, 1), groups = g.m / rows + g.m % rows;
+  sink.add(Term::narrow_call, 1);
+  sink.add(Term::narrow_step, as_double(groups * g.k));
+  sink.add(Term::narrow_group, as_double(groups));
+  sink.add(Term::narrow_copy, as_double(g.k));
+}
+
+// What a tiled product costs besides its loops.
+template <class Sink>
+void count_around_tiles(const Gemm& g, int64_t tail, int threads, Sink& sink) {
+  sink.add(Term::tile_call, 1);
+  const int64_t floats = g.m * g.k + g.k * g.n + g.m * g.n;
+  count_reads(Term::tile_l2, floats, as_double(floats) / active_gemm().lanes / threads, g.stream_b, sink);
+  if (tail == 0) return;
+  const Gemm last = part_of(g, 0, g.m, g.n - tail, tail);
+  sink.share = 1 / static_cast<double>(threads);
+  if (g.a_col == 1) return count_dots(last, false, sink);
+  sink.add(Term::tile_call, 1);
+  count_tile(describe(transposed(last), 1), tail_tile(last), sink);
+  count_transposition(last.n, last.m, sink);
+}
+
+template <class Sink>
+void count_config(const Gemm& g, const ProductConfig& config, int threads, Sink& sink) {
+  const Gemm t = transposed(g);
+  if (config.path != ProductPath::tiled) {
+    const int64_t tasks = ceil_div(std::max(g.m, g.n), task_extent(g, config.path, threads));
+    if (tasks > 1) sink.add(Term::task, 1);
+    sink.share = 1 / as_double(tasks);
+  }
+  switch (config.path) {
+    case ProductPath::tiled:
+      count_tile(describe(part_of(g, 0, g.m, 0, g.n - config.tail), threads), config.tile, sink);
+      return count_around_tiles(g, config.tail, threads, sink);
+    case ProductPath::transposed_tiles:
+      count_tile(describe(t, 1), config.tile, sink);
+      count_around_tiles(t, 0, 1, sink);
+      return count_transposition(g.n, g.m, sink);
+    case ProductPath::transposed_interleaved:
+      return count_few(t, true, sink);
+    case ProductPath::transposed_split_sums:
+      count_split(t, sink);
+      return count_transposition(g.n, g.m, sink);
+    case ProductPath::dots:
+    case ProductPath::dots_streamed:
+      return count_dots(g, config.path == ProductPath::dots_streamed, sink);
+    case ProductPath::row_strips:
+      return count_strips(g, sink);
+    case ProductPath::row_streamed:
+      return count_streamed(g, sink);
+    case ProductPath::column_strips:
+      return count_strips(t, sink);
+    case ProductPath::column_streamed:
+      return count_streamed(t, sink);
+    case ProductPath::column_split_sums:
+      return count_split(t, sink);
+    case ProductPath::small_m:
+      return count_few(g, false, sink);
+    case ProductPath::split_sums:
+      return count_split(g, sink);
+    case ProductPath::small_k:
+      return count_short(g, sink);
+    case ProductPath::small_n:
+      return count_narrow(g, sink);
+  }
+}
+
+double cost_of(const Gemm& g, const ProductConfig& config, int threads) {
+  CostSum sum;
+  count_config(g, config, threads, sum);
+  return sum.total;
+}
+
+// Columns past the last whole vector, if they can be computed separately.
+int64_t tail_of(const Gemm& g) {
+  const int64_t tail = g.n % active_gemm().lanes;
+  return g.n > tail && (g.a_col == 1 || g.a_row == 1) ? tail : 0;
+}
+
+// Decides whether the last columns of a product in tiles are computed separately; the threads have no say in it.
+void choose_tail(const Gemm& g, ProductConfig* config) {
+  config->tail = tail_of(g);
+  if (config->tail == 0) return;
+  ProductConfig together;
+  together.tile = config->tile;
+  together.tile.threads_m = together.tile.threads_n = 1;
+  ProductConfig apart = together;
+  apart.tail = config->tail;
+  if (cost_of(g, apart, 1) >= cost_of(g, together, 1)) config->tail = 0;
+}
+
+// Lower bound of the time of a product in tiles: every lane of two multipliers is busy.
+double least_tiled(const Gemm& g) {
+  const double cycles = as_double(g.m * g.k * vectors_of(g.n)) / 2;
+  return kCost[static_cast<int>(Term::tile_call)] + kCost[static_cast<int>(Term::tile_multiply)] * cycles;
+}
+
+}  // namespace
+
+bool worth_threads(int64_t multiply_adds) {
+  return multiply_adds >= 1 << 20;  // waking a thread takes some microseconds
+}
+
+void config_of_tile(const Gemm& g, const GemmTile& tile, ProductConfig* config) {
+  config->path = ProductPath::tiled;
+  config->tile = tile;
+  choose_tail(g, config);
+}
+
+void config_of_path(const Gemm& g, ProductPath path, int threads, ProductConfig* config) {
+  config->path = path;
+  if (path == ProductPath::transposed_tiles) cheapest_tile(transposed(g), 1, &config->tile);
+  if (path != ProductPath::tiled) return;
+  cheapest_tile(g, 1, &config->tile);
+  choose_tail(g, config);
+  if (!worth_threads(g.m * g.n * g.k)) threads = 1;
+  if (config->tail > 0 || threads > 1) {
+    cheapest_tile(part_of(g, 0, g.m, 0, g.n - config->tail), threads, &config->tile);
+  }
+}
+
+void cheapest_config(const Gemm& g, int threads, ProductConfig* config) {
+  // What is fast on one thread may leave most of many threads idle: the path is chosen for both.
+  const int many = worth_threads(g.m * g.n * g.k) ? machine().cores : 1;
+  ProductConfig candidate;
+  double least = 0;
+  const auto consider = [&](double one_thread) {
+    const double cost = one_thread * (many > 1 ? cost_of(g, candidate, many) : one_thread);
+    if (least != 0 && cost >= least) return;
+    least = cost;
+    *config = candidate;
+  };
+  // Paths without a tile first: their predictions take some nanoseconds and often rule out the search for a tile.
+  for (int i = 0; i < kProductPaths; ++i) {
+    candidate.path = static_cast<ProductPath>(i);
+    const bool tiles = candidate.path == ProductPath::tiled || candidate.path == ProductPath::transposed_tiles;
+    if (!tiles && path_feasible(candidate.path, g)) consider(cost_of(g, candidate, 1));
+  }
+  for (ProductPath path : {ProductPath::tiled, ProductPath::transposed_tiles}) {
+    const double bound = least_tiled(path == ProductPath::tiled ? g : transposed(g));
+    if (least != 0 && bound * bound / many >= least) continue;
+    config_of_path(g, path, 1, &candidate);
+    const double one_thread = cost_of(g, candidate, 1);
+    if (path == ProductPath::tiled && many > 1) {
+      cheapest_tile(part_of(g, 0, g.m, 0, g.n - candidate.tail), many, &candidate.tile);
+    }
+    consider(one_thread);
+  }
+  if (config->path == ProductPath::tiled && threads != many) {
+    cheapest_tile(part_of(g, 0, g.m, 0, g.n - config->tail), threads, &config->tile);
+  }
+}
+
+void count_terms(const Gemm& g, const ProductConfig& config, int threads, double* counts) {
+  CostCounts sink{counts};
+  count_config(g, config, threads, sink);
 }
 
 }  // namespace tw

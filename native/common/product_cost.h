@@ -1,15 +1,30 @@
-// The cost of a tile: an analytic model of the blocked loops whose coefficients were fitted to measurements.
+// The cost of a product's configurations: an analytic model whose coefficients were fitted to measurements
+// (common/product_terms.h).
 #pragma once
 
-#include "kernels/gemm.h"
+#include "common/product_paths.h"
 
 namespace tw {
 
-// The tile with the lowest predicted time for the tiled path. The depth of its blocks, which decides the bits of the
-// result, is chosen for one thread, so that the number of threads changes no bit.
+// The configuration with the lowest predicted time. What decides the bits of the result does not depend on the number
+// of threads: the depth of its blocks is chosen for one thread, its path for one thread and for as many as the machine
+// has cores (the least product of both times).
+void cheapest_config(const Gemm& g, int threads, ProductConfig* config);
+
+// The same for a path or a tile that the caller chose.
+void config_of_path(const Gemm& g, ProductPath path, int threads, ProductConfig* config);
+void config_of_tile(const Gemm& g, const GemmTile& tile, ProductConfig* config);
+
+// The tile of the tiled path with the lowest predicted time.
 void cheapest_tile(const Gemm& g, int threads, GemmTile* tile);
 
 // The grid over which threads share C: the split whose threads have least to do and that reads least twice.
 void choose_grid(const Gemm& g, int threads, GemmTile* tile);
+
+// True if a second thread saves more than waking it costs.
+bool worth_threads(int64_t multiply_adds);
+
+// Adds what the busiest thread does to `counts`, which has a place for each of the kCostTerms terms.
+void count_terms(const Gemm& g, const ProductConfig& config, int threads, double* counts);
 
 }  // namespace tw

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/machine.h"
 #include "common/thread_blocks.h"
 
 namespace tw {
@@ -12,8 +13,6 @@ int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 constexpr const char* kPathNames[kProductPaths] = {"tiled",
                                                    "transposed_tiles",
-                                                   "transposed_rows",
-                                                   "transposed_streamed",
                                                    "transposed_interleaved",
                                                    "transposed_split_sums",
                                                    "dots",
@@ -72,15 +71,7 @@ void run_transposed(const Gemm& g, ProductPath path, const GemmTile& tile) {
   const int64_t result = round_up(g.m * g.n, 16);
   const bool tiles = path == ProductPath::transposed_tiles;
   t.c = workspace(result + (tiles ? kernels.workspace(t.m, t.n, t.k, tile) : 0));
-  if (path == ProductPath::transposed_streamed) {
-    kernels.row_by_matrix(t, true);
-  } else if (path == ProductPath::transposed_split_sums) {
-    kernels.small_mn(t);
-  } else if (path == ProductPath::transposed_rows) {
-    for (int64_t i = 0; i < t.m; ++i) kernels.row_by_matrix(part_of(t, i, 1, 0, t.n), false);
-  } else {
-    kernels.tiled(t, tile, {}, t.c + result);
-  }
+  tiles ? kernels.tiled(t, tile, {}, t.c + result) : kernels.small_mn(t);
   kernels.transpose(t.c, g.n, g.m, g.m, g.c, g.c_row);
   if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
@@ -116,7 +107,7 @@ void run_tiled_and_tail(const Gemm& g, const ProductConfig& config, const Packed
   if (tail == 0 || g.n % active_gemm().lanes != tail) return run_tiled(g, config.tile, b);  // without the last columns
   if (g.n > tail) run_tiled(part_of(g, 0, g.m, 0, g.n - tail), config.tile, b);
   const Gemm last = part_of(g, 0, g.m, g.n - tail, tail);
-  g.a_col == 1 ? run_dots(last, false) : run_transposed(last, ProductPath::transposed_tiles, config.tail_tile);
+  g.a_col == 1 ? run_dots(last, false) : run_transposed(last, ProductPath::transposed_tiles, tail_tile(last));
 }
 
 // A few rows. If the sums over k are cut into blocks of `depth` terms, each block is summed from zero and then added,
@@ -195,16 +186,14 @@ bool path_feasible(ProductPath path, const Gemm& g) {
     case ProductPath::tiled:
     case ProductPath::transposed_tiles:
       return true;
-    case ProductPath::transposed_rows:
-    case ProductPath::transposed_streamed:
-      return g.a_row == 1 && g.m > 1;
     case ProductPath::transposed_interleaved:
       return g.a_row == 1 && g.m > 1 && g.n > 1 && g.n <= kFewest && g.c_row == g.n;
     case ProductPath::transposed_split_sums:
       return g.a_row == 1 && g.m > 1 && g.n <= kFewest && g.m <= lanes;
     case ProductPath::dots:
-    case ProductPath::dots_streamed:
       return g.a_col == 1 || g.m == 1;
+    case ProductPath::dots_streamed:
+      return (g.a_col == 1 && g.n == 1) || g.m == 1;
     case ProductPath::row_strips:
       return rows_of_b && g.m == 1;
     case ProductPath::row_streamed:
@@ -224,6 +213,14 @@ bool path_feasible(ProductPath path, const Gemm& g) {
       return g.n > 1 && g.n <= kMostSmallColumns && g.a_col == 1 && g.c_row == g.n;
   }
   return false;
+}
+
+int64_t task_extent(const Gemm& g, ProductPath path, int threads) {
+  const bool dots = path == ProductPath::dots || path == ProductPath::dots_streamed;
+  // Strips of a row have up to 128 columns, and the order of their sums depends on their width.
+  const int64_t grain = dots ? 4 : path == ProductPath::transposed_tiles ? active_gemm().lanes : 128;
+  const int64_t side = std::max(g.m, g.n);
+  return threads > 1 ? round_up((side + threads - 1) / threads, grain) : side;
 }
 
 Gemm transposed(const Gemm& g) {
@@ -253,14 +250,26 @@ Gemm part_of(const Gemm& g, int64_t row, int64_t rows, int64_t col, int64_t cols
   return p;
 }
 
+GemmTile tail_tile(const Gemm& last) {
+  const GemmKernels& kernels = active_gemm();
+  int vectors = 4;
+  while (vectors > 1 && kernels.max_rows[vectors] < last.n) --vectors;
+  GemmTile tile;
+  tile.mr = static_cast<int>(std::min<int64_t>(last.n, kernels.max_rows[vectors]));
+  tile.nr = vectors * kernels.lanes;
+  tile.mc = tile.mr;
+  tile.nc = round_up(last.m, tile.nr);
+  tile.kc = std::min<int64_t>(last.k, cache_sizes().l1 / 2 / (4 * tile.nr));
+  tile.pack_a = tile.pack_b = false;
+  return tile;
+}
+
 void run_part(const Gemm& g, const ProductConfig& config, const PackedB& b) {
   const GemmKernels& kernels = active_gemm();
   switch (config.path) {
     case ProductPath::tiled:
       return run_tiled_and_tail(g, config, b);
     case ProductPath::transposed_tiles:
-    case ProductPath::transposed_rows:
-    case ProductPath::transposed_streamed:
     case ProductPath::transposed_interleaved:
     case ProductPath::transposed_split_sums:
       return run_transposed(g, config.path, config.tile);

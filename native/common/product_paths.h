@@ -11,8 +11,6 @@ namespace tw {
 enum class ProductPath : uint8_t {
   tiled,                   // blocks of A and B, packed or not
   transposed_tiles,        // C' = B' A' in tiles, then the result is transposed
-  transposed_rows,         // C' row by row
-  transposed_streamed,     // C' in whole rows of A'
   transposed_interleaved,  // all rows of C' at once, written transposed
   transposed_split_sums,   // C' with its sums over k split over the lanes
   dots,                    // inner products; both operands along k
@@ -27,13 +25,12 @@ enum class ProductPath : uint8_t {
   small_k,     // sums of a few terms
   small_n,     // up to four columns
 };
-constexpr int kProductPaths = 17;
+constexpr int kProductPaths = 15;
 
 struct ProductConfig {
   ProductPath path = ProductPath::tiled;
-  int64_t tail = 0;    // tiled: this many last columns, which would leave most lanes idle, are computed separately
-  GemmTile tile;       // of the tiled paths
-  GemmTile tail_tile;  // of the last columns, transposed
+  int64_t tail = 0;  // tiled: this many last columns, which would leave most lanes idle, are computed separately
+  GemmTile tile;     // of the tiled paths
 };
 
 const char* path_name(ProductPath path);
@@ -42,10 +39,16 @@ bool path_from_name(const char* name, ProductPath* path);
 // True if the kernels of a path can compute this product.
 bool path_feasible(ProductPath path, const Gemm& g);
 
+// Threads share the longer side of C in tasks of this extent, or of multiples of `grain` if every thread has one: parts
+// whose results have the same bits as the whole. The tiled path has a grid of its own.
+int64_t task_extent(const Gemm& g, ProductPath path, int threads);
+
 // The product as C' = B' A', without its result and epilogue.
 Gemm transposed(const Gemm& g);
 // The block of C that one task computes.
 Gemm part_of(const Gemm& g, int64_t row, int64_t rows, int64_t col, int64_t cols);
+// The tile of the last columns of a product, which are computed transposed.
+GemmTile tail_tile(const Gemm& last);
 // Computes a part of a product as `config` says; `b` is B if it was packed for all parts.
 void run_part(const Gemm& g, const ProductConfig& config, const PackedB& b);
 

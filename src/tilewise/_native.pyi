@@ -125,6 +125,9 @@ def matmul_paths(*args: Any, **kwargs: Any) -> Any:
     Names of the paths that can compute matmul(a, b); each can be passed as its tile.
     """
 
+def matmul_terms(*args: Any, **kwargs: Any) -> Any:
+    """Counts of the terms of the cost model."""
+
 def matmul_tile_key(a: Array, b: Array) -> tuple[tuple[int, int, int], str] | None:
     """((m, n, k), layout) as a tile chooser is asked, or None."""
 
