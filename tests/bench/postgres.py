@@ -62,7 +62,7 @@ def running_cluster() -> Iterator[Cluster]:
         options = f"-c listen_addresses='' -k {folder} -c synchronous_commit=on -c fsync=on -c max_connections=200"
 
         def control(*words: str) -> None:
-            run(str(programs / "pg_ctl"), "-D", data, "-o", options, "-l", f"{folder}/log", *words)
+            run(str(programs / "pg_ctl"), "-D", data, "-o", options, "-l", f"{folder}/log", "-t", "600", *words)
 
         control("-w", "start")
         try:

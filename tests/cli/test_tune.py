@@ -30,9 +30,14 @@ def run(*arguments: str, code: int = 0) -> str:
 
 def test_a_shape_is_tuned_once_and_then_known(tmp_path: Path):
     arguments = ("matmul", "40x48x56", "--cache", str(tmp_path), "--budget", "3", "--set", "layout=nt", "--json")
-    first, second = (json.loads(run(*arguments)) for _ in range(2))
-    assert first["source"] == "measured" and first["measurements"] <= 3 and first["problem"]["layout"] == "nt"
-    assert second["source"] == "cache" and second["config"] == first["config"]
+    decisions = [json.loads(run(*arguments))]
+    # Measurements that contradict each other, as on a busy machine, are not stored: tune until they agree.
+    while decisions[-1]["source"] != "cache" and len(decisions) < 20:
+        decisions.append(json.loads(run(*arguments)))
+    *measured, cached = decisions
+    assert measured and cached["source"] == "cache" and cached["config"] == measured[-1]["config"]
+    assert all(one["source"] == "measured" and one["measurements"] <= 3 for one in measured)
+    assert measured[0]["problem"]["layout"] == "nt"
     assert "registers" not in run(*arguments[:-1]) and (tmp_path / "choices.jsonl").is_file()
 
 
