@@ -103,20 +103,6 @@ def without_model() -> str:
     return table(("", *(f"`{name}`" for name in found)), cells)
 
 
-def cpu_tuning() -> str:
-    """The tuner on a CPU against measuring every tile."""
-    found = read_any("tuning")
-    choices = (("first choice, not measured", "first"), ("after five measurements", "five"), ("default", "default"))
-    cells = [
-        (label, f"{found[key]:.3f}", f"{min(row[key] for row in found['problems']):.3f}") for label, key in choices
-    ]
-    note = (
-        f"{len(found['problems'])} shapes, measured {found['date']}{age_note(found, 'tuning')}; "
-        f"measuring every tile took {found['time_ratio']:.0f} times as long as five."
-    )
-    return table(("", "geometric mean", "worst"), cells) + f"\n\n{note}"
-
-
 def unseen_tuning() -> str:
     """The tuner with a model that has not seen the processor, on every kind of CPU it was checked on."""
     ways = ("default", "first", "five")
@@ -379,7 +365,6 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "own kernels": own_kernels,
     "replay": replayed,
     "replay without a model": without_model,
-    "cpu tuning": cpu_tuning,
     "unseen tuning": unseen_tuning,
     "shipped models": shipped_errors,
     "sure": sure,

@@ -104,6 +104,7 @@ def cost_model_rows() -> list[tuple[str, ...]]:
         math.exp(sum(row["kernels"] * math.log(row[way]) for row in folds) / kernels)
         for way in ("first", "default", "five")
     )
+    products = devices["products"]
     left_out = {name: row["first"] for name, row in devices["left_out"].items()}
     better = sum(row["first"] < row["default"] for row in gpu) / len(gpu)
     return [
@@ -111,8 +112,9 @@ def cost_model_rows() -> list[tuple[str, ...]]:
          f"{first:.2f} of the best", f"{min(row['first'] for row in gpu):.2f}", f"{better:.0%} (than the default)",
          f"{len(gpu)} on an H200"),
         ("**Unmeasured choice**, GPU never seen", "exhaustive search (default: not measured)",
-         f"{geometric(left_out.values()):.2f} of the best", f"{min(left_out.values()):.2f}", "not measured",
-         f"{len(left_out)} GPUs, each left out once"),
+         f"{geometric(left_out.values()):.2f} of the best; {products['means']['first'][0]:.2f} for matrix products",
+         f"{min(left_out.values()):.2f}", "not measured",
+         f"{len(left_out)} GPUs, each left out once; {products['kernels']} products on an A100"),
         ("**Unmeasured choice**, CPU never seen", f"exhaustive search (default: {cpu_default:.2f})",
          f"{cpu_first:.2f} of the best; {cpu_five:.2f} after five measurements",
          f"{min(row['worst_first'] for row in folds):.2f}",

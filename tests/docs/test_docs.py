@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
+import tilewise
 from tilewise._extension import native
 from tilewise.learn import LESSONS
 
@@ -164,6 +165,13 @@ def assert_works_from_disk(site: Path) -> None:
         assert missing == [], f"{page.relative_to(site)}: {missing}"
     assert (site / "search" / "search_index.js").is_file()
     assert (site / "assets" / "iframe-worker.js").is_file()
+
+
+def test_every_file_for_packagers_has_the_version_of_the_package():
+    for name, line in (("CITATION.cff", "version: {}\n"), ("packaging/meta.yaml", 'version = "{}"')):
+        assert line.format(tilewise.__version__) in (ROOT / name).read_text(), name
+    for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):
+        assert yaml.safe_load(workflow.read_text())["jobs"], workflow
 
 
 def test_every_test_that_the_security_page_names_is_there():
