@@ -1,9 +1,9 @@
 """Chat templates of GGUF files: a subset of Jinja that can neither run code nor take unbounded time or memory.
 
-A template is text with statements in `{% %}` and expressions in `{{ }}`. Expressions are nearly Python's, so Python's
-parser builds their syntax tree; the renderer walks that tree and accepts only the nodes, methods and filters that are
-listed here. Every step costs a part of a fixed budget, in proportion to the text it touches, so that a template of a
-stranger ends after a second at the latest.
+A template is text with statements in `{% %}` and expressions in `{{ }}`. Both are nearly Python's, so they are written
+as Python, and Python's parser builds the syntax tree. The renderer walks that tree and accepts only the nodes, methods
+and filters that are listed here. Every step costs a part of a fixed budget, in proportion to the text it touches, so
+that a template of a stranger ends after a second at the latest.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 from tilewise.errors import ConfigurationError
 
 Scope = dict[str, Any]
-Statement = tuple[Any, ...]  # the name of a method of `_Renderer` without "render_", and its arguments
-_MAX_TEMPLATE, _MAX_EXPRESSION, _MAX_LENGTH = 1 << 18, 1 << 13, 1 << 21  # characters (or elements), far above real ones
+_MAX_TEMPLATE, _MAX_LENGTH = 1 << 18, 1 << 21  # characters (or elements), far above real ones
 _BUDGET, _CHARACTERS_PER_STEP = 300_000, 64  # less than a second
 _FILTER = "ƒ_"  # prefix of the attribute that a filter becomes: `x | trim` is read as `x.ƒ_trim`
 _UNDEFINED: Any = type("Undefined", (), {"__bool__": lambda _: False, "__iter__": lambda _: iter(())})()
@@ -33,6 +32,11 @@ class _Namespace(dict[str, Any]):
 
 class TemplateError(Exception):
     """A template is damaged, asks for something unsupported, or exceeds the budget."""
+
+
+# Exceptions by which a template fails while it is parsed or rendered.
+_FAILURES: tuple[type[Exception], ...] = (TemplateError, SyntaxError, RecursionError, MemoryError, ArithmeticError)
+_FAILURES += (AttributeError, LookupError, TypeError, ValueError)
 
 
 class ChatTemplate:
@@ -48,8 +52,8 @@ class ChatTemplate:
         try:
             if len(source) > _MAX_TEMPLATE:
                 raise TemplateError("it is too long")
-            self._statements = _parse_block(_split(source.removesuffix("\n")), ())[0]
-        except (TemplateError, RecursionError) as error:
+            self._statements = ast.parse(_as_python(source.removesuffix("\n"))).body
+        except _FAILURES as error:
             raise _unusable(error) from None
 
     def render(self, messages: Sequence[Scope], add_generation_prompt: bool = True, **variables: Any) -> str:
@@ -58,16 +62,8 @@ class ChatTemplate:
         names: Scope = {name: partial(function, renderer) for name, function in _FUNCTIONS.items()}
         names |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": None}
         try:
-            return renderer.render(self._statements, [names | variables])
-        except (
-            TemplateError,
-            RecursionError,
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            TypeError,
-            ValueError,
-        ) as error:
+            return renderer.run(self._statements, [names | variables])
+        except _FAILURES as error:
             raise _unusable(error) from None
 
 
@@ -87,7 +83,7 @@ def _supported(table: dict[str, Callable[..., Any]], name: str, kind: str) -> Ca
 _STRING = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
 _CODE = rf"([-+]?)((?:{_STRING}|[^\"'])*?)([-+]?)"
 _TAGS = {"{": _CODE + r"\}\}", "%": _CODE + r"%\}", "#": r"([-+]?)(.*?)([-+]?)#\}"}
-_TOKENS = re.compile(rf"({_STRING})|\|\s*([A-Za-z_]\w*)|(~)|\bis\s+(not\s+)?in\b", re.DOTALL)
+_TOKENS = re.compile(rf"({_STRING})|\|\s*([A-Za-z_]\w*)|(~)|\bis\s+(not\s+)?in\b|(\s+)", re.DOTALL)
 
 
 def _split(source: str) -> Iterator[tuple[str, str]]:
@@ -114,88 +110,81 @@ def _split(source: str) -> Iterator[tuple[str, str]]:
         elif kind in "%#" and not tag[1] and not indentation.strip(" \t") and ("\n" in text or at_line_start):
             text = text.removesuffix(indentation)
         yield "text", text
-        if kind in _LEAVES or kind in "%":
+        if kind in "{%":
             yield kind, tag[2].strip()
         removes_all, removes_line_break, at_line_start = tag[3] == "-", kind in "%#" and not tag[3], False
         position = tag.end()
 
 
-def _parse_block(tags: Iterator[tuple[str, str]], ends: tuple[str, ...]) -> tuple[list[Statement], str]:
-    """Parse statements up to one that begins with one of the words `ends`; return them and that one."""
-    statements: list[Statement] = []
-    for kind, content in tags:
+def _as_python(source: str) -> str:
+    """Write a template as Python: an expression alone is printed, and blocks are indented."""
+    lines: list[str] = []
+    ends: list[str] = []  # the words that end the open blocks
+    for kind, content in _split(source):
         word, _, arguments = content.partition(" ")
-        if kind in _LEAVES:
-            statements.append(_LEAVES[kind](content))
-        elif word in ends:
-            return statements, content
-        elif word not in _IGNORED:
-            statements.append(_supported(_STATEMENTS, word, "statement")(tags, arguments.strip()))
+        if kind != "%":
+            lines.append(" " * len(ends) + (repr(content) if kind == "text" else _expression(content)))
+        elif ends and word in ("elif", "else"):
+            condition = f" {_expression(arguments)}" if arguments else ""
+            lines += [" " * len(ends) + "pass", f"{' ' * (len(ends) - 1)}{word}{condition}:"]
+        elif ends and word == ends[-1]:
+            lines.append(" " * len(ends) + "pass")
+            ends.pop()
+        elif word not in ("generation", "endgeneration"):  # marks of the answer, for training
+            statement = _supported(_STATEMENTS, word, "statement")(arguments)
+            lines.append(" " * len(ends) + statement)
+            if statement.endswith(":"):
+                ends.append(f"end{word}")
     if ends:
         raise TemplateError(f"{ends[-1]!r} is missing")
-    return statements, ""
+    return "\n".join(lines)
 
 
-def _parse_expression(text: str) -> ast.expr:
-    """Parse an expression with Python's parser, after writing filters, `~` and strings as Python has them."""
+def _expression(text: str) -> str:
+    """Write an expression as Python has it: filters, `~`, strings, and the `else` that Jinja does not require."""
 
     def translate(token: re.Match[str]) -> str:
         if token[1]:  # a string may contain line breaks, and any backslash
             return repr(token[1][1:-1].encode("ascii", "backslashreplace").decode("unicode-escape"))
-        return f" .{_FILTER}{token[2]}" if token[2] else " @ " if token[3] else f" {token[4] or ''} in "
+        return (
+            f" .{_FILTER}{token[2]}" if token[2] else "@" if token[3] else " " if token[5] else f" {token[4] or ''}in "
+        )
 
-    for ending in ("", " else ''"):  # the `else` of a conditional expression is optional
+    for ending in ("", " else ''"):
         try:
-            if len(text) <= _MAX_EXPRESSION:
-                return ast.parse(f"({_TOKENS.sub(translate, text)}{ending})", mode="eval").body
-        except (SyntaxError, ValueError, MemoryError):
+            python = f"({_TOKENS.sub(translate, text)}{ending})"
+            ast.parse(python, mode="eval")
+            return python
+        except (SyntaxError, ValueError):
             continue
     raise TemplateError(f"{text.strip()[:60]!r} is not an expression")
 
 
-def _parse_for(tags: Iterator[tuple[str, str]], text: str) -> Statement:
-    """Parse `for a, b in iterable if condition`."""
+def _for_loop(text: str) -> str:
+    """Write `a, b in iterable if condition`; the condition becomes a filter of the iterable."""
     header = re.fullmatch(r"\(?\s*(\w+(?:\s*,\s*\w+)*)\s*\)?\s+in\s+(.*)", text, re.DOTALL)
     if header is None:
         raise TemplateError(f"'for {text[:60]}' is not a loop")
     iterable, _, condition = header[2].rpartition(" if ")
     if not iterable or " else " in condition:
-        iterable, condition = header[2], "true"
-    body, end = _parse_block(tags, ("else", "endfor"))
-    else_body = [] if end.startswith("end") else _parse_block(tags, ("endfor",))[0]
-    names = re.split(r"\s*,\s*", header[1])
-    return "for", names, _parse_expression(iterable), _parse_expression(condition), body, else_body
+        return f"for {header[1]} in {_expression(header[2])}:"
+    return f"for {header[1]} in {_expression(iterable)}, lambda: {_expression(condition)}:"
 
 
-def _parse_if(tags: Iterator[tuple[str, str]], text: str) -> Statement:
-    body, end = _parse_block(tags, ("elif", "else", "endif"))
-    if end.startswith("elif"):
-        return "if", _parse_expression(text), body, [_parse_if(tags, end[4:])]
-    return "if", _parse_expression(text), body, [] if end.startswith("end") else _parse_block(tags, ("endif",))[0]
-
-
-def _parse_set(tags: Iterator[tuple[str, str]], text: str) -> Statement:
-    """Parse `set name = value`, `set namespace.name = value`, or a block up to `endset`."""
+def _assignment(text: str) -> str:
+    """Write `name = value`, or the beginning of a block whose text is the value."""
     target, equals, value = text.partition("=")
     if not re.fullmatch(r"\w+(\.\w+)?\s*", target):
         raise TemplateError(f"'set {text[:60]}' is not an assignment")
-    names = target.strip().split(".")
-    return "set", names, _parse_expression(value) if equals else _parse_block(tags, ("endset",))[0]
+    return f"{target}= {_expression(value)}" if equals else f"with {target}:"
 
 
-def _parse_macro(tags: Iterator[tuple[str, str]], text: str) -> Statement:
-    name, _, parameters = text.partition("(")
-    header = _parse_expression(f"lambda {parameters.rstrip().removesuffix(')')}: 0")
-    assert isinstance(header, ast.Lambda)
-    return "macro", name.strip(), header.args, _parse_block(tags, ("endmacro",))[0]
-
-
-_LEAVES: dict[str, Callable[[str], Statement]] = {
-    "text": lambda text: ("text", text),
-    "{": lambda text: ("print", _parse_expression(text)),
+_STATEMENTS: dict[str, Callable[[str], str]] = {
+    "for": _for_loop,
+    "if": lambda text: f"if {_expression(text)}:",
+    "set": _assignment,
+    "macro": lambda text: f"def {_TOKENS.sub(lambda token: ' ' if token[5] else token[0], text)}:",
 }
-_IGNORED = ("generation", "endgeneration")  # marks of the answer, for training
-_STATEMENTS = {"for": _parse_for, "if": _parse_if, "set": _parse_set, "macro": _parse_macro}
 
 # --- rendering ---
 
@@ -239,19 +228,10 @@ _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
     ast.NotEq: lambda a, b: not _equal(a, b),
     ast.In: _contains,
     ast.NotIn: lambda a, b: not _contains(a, b),
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+    **dict(zip((ast.Lt, ast.LtE, ast.Gt, ast.GtE), (operator.lt, operator.le, operator.gt, operator.ge), strict=True)),
 }
-_ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+_ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod}
+_ARITHMETIC |= {ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv}
 
 
 class _Renderer:
@@ -273,60 +253,73 @@ class _Renderer:
             raise TemplateError("it takes too long")
         return values[-1] if values else None
 
-    def render(self, statements: list[Statement], scopes: list[Scope]) -> str:
-        """Return the text of statements."""
-        texts = [self.spend(getattr(self, f"render_{word}")(scopes, *contents)) for word, *contents in statements]
-        return str(self.spend("".join(texts)))
+    def run(self, statements: list[ast.stmt], scopes: list[Scope]) -> str:
+        """Return the text that statements print."""
+        return str(self.spend("".join([self.spend(self._run(statement, scopes)) for statement in statements])))
 
-    def render_text(self, scopes: list[Scope], text: str) -> str:
-        return text
+    def _run(self, statement: ast.stmt, scopes: list[Scope]) -> str:
+        """Run one statement and return its text; an error if it is not in the subset."""
+        match statement:
+            case ast.Expr(expression):
+                return self.text(self.value(expression, scopes))
+            case ast.If(test, body, else_body):
+                return self.run(body if self.value(test, scopes) else else_body, scopes)
+            case ast.For(target, iterable, body, else_body):
+                rows = self._rows(target, iterable, scopes)
+                texts = [self.run(body, [*scopes, row]) for row in rows]
+                return "".join(texts) if rows else self.run(else_body, scopes)
+            case ast.Assign([target], expression):
+                self._assign(target, self.value(expression, scopes), scopes)
+            case ast.With([item], body):
+                self._assign(item.context_expr, self.run(body, scopes), scopes)
+            case ast.FunctionDef(name, parameters, body):
+                scopes[-1][name] = self._macro(parameters, body, scopes)
+            case ast.Pass():
+                pass
+            case _:
+                raise TemplateError(f"{ast.unparse(statement)[:60]!r} is not supported")
+        return ""
 
-    def render_print(self, scopes: list[Scope], expression: ast.expr) -> str:
-        return self.text(self.value(expression, scopes))
-
-    def render_if(
-        self, scopes: list[Scope], condition: ast.expr, body: list[Statement], else_body: list[Statement]
-    ) -> str:
-        return self.render(body if self.value(condition, scopes) else else_body, scopes)
-
-    def render_for(
-        self, scopes: list[Scope], names: list[str], iterable: ast.expr, condition: ast.expr, *blocks: Any
-    ) -> str:
-        """Render the body for each element that satisfies the loop's condition."""
+    def _rows(self, target: ast.expr, iterable: ast.expr, scopes: list[Scope]) -> list[Scope]:
+        """Return the variables of each round of a loop: the target's names, and `loop`."""
+        names = [ast.unparse(name) for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        condition: ast.expr = ast.Constant(True)
+        if isinstance(iterable, ast.Tuple) and isinstance(test := iterable.elts[-1], ast.Lambda):
+            iterable, condition = iterable.elts[0], test.body
         rows: list[Scope] = []
         for element in self.elements(self.value(iterable, scopes)):
             row = dict(zip(names, element if len(names) > 1 else [element], strict=True))
             if self.value(condition, [*scopes, row]):
                 rows.append(row)
-        body, else_body = blocks
-        texts: list[str] = []
+        elements = [_UNDEFINED, *(row[names[0]] for row in rows), _UNDEFINED]
         for i, row in enumerate(rows):
-            before, after = (rows[j][names[0]] if 0 <= j < len(rows) else _UNDEFINED for j in (i - 1, i + 1))
             facts = {"index": i + 1, "index0": i, "first": i == 0, "last": i + 1 == len(rows), "length": len(rows)}
-            facts |= {"revindex": len(rows) - i, "revindex0": len(rows) - i - 1, "previtem": before, "nextitem": after}
-            texts.append(self.render(body, [*scopes, row | {"loop": facts}]))
-        return "".join(texts) if rows else self.render(else_body, scopes)
+            facts |= {"revindex": len(rows) - i, "previtem": elements[i], "nextitem": elements[i + 2]}
+            row["loop"] = facts
+        return rows
 
-    def render_set(self, scopes: list[Scope], names: list[str], value: ast.expr | list[Statement]) -> str:
-        target = scopes[-1] if len(names) == 1 else self.value(ast.Name(names[0]), scopes)
-        if target is not scopes[-1] and not isinstance(target, _Namespace):
-            raise TemplateError(f"{names[0][:40]!r} is not a namespace")
-        target[names[-1]] = self.render(value, scopes) if isinstance(value, list) else self.value(value, scopes)
-        return ""
+    def _assign(self, target: ast.expr, value: Any, scopes: list[Scope]) -> None:
+        """Assign to a name of the innermost scope, or to an attribute of a namespace."""
+        if isinstance(target, ast.Name):
+            scopes[-1][target.id] = value
+            return
+        owner = self.value(target.value, scopes) if isinstance(target, ast.Attribute) else None
+        if not isinstance(target, ast.Attribute) or not isinstance(owner, _Namespace):
+            raise TemplateError(f"{ast.unparse(target)[:40]!r} is not in a namespace")
+        owner[target.attr] = value
 
-    def render_macro(self, scopes: list[Scope], name: str, parameters: ast.arguments, body: list[Statement]) -> str:
-        """Define a function that renders the body, with its parameters in a scope of their own."""
+    def _macro(self, parameters: ast.arguments, body: list[ast.stmt], scopes: list[Scope]) -> partial[str]:
+        """Return a function that runs the body, with its parameters in a scope of their own."""
         names = [parameter.arg for parameter in parameters.args]
         defaults = [_UNDEFINED] * (len(names) - len(parameters.defaults))
         defaults += [self.value(each, scopes) for each in parameters.defaults]
 
         def call(*values: Any, **keywords: Any) -> str:
-            """Render the body with these arguments."""
+            """Run the body with these arguments."""
             arguments = dict(zip(names, defaults, strict=True)) | dict(zip(names, values, strict=False)) | keywords
-            return self.render(body, [scopes[0], arguments])
+            return self.run(body, [scopes[0], arguments])
 
-        scopes[-1][name] = partial(call)
-        return ""
+        return partial(call)
 
     # --- expressions ---
 
@@ -416,7 +409,7 @@ class _Renderer:
         self.spend(filtered, *arguments)
         if name in _TEXT_METHODS:
             texts = [tuple(each) if isinstance(each, list) else each for each in arguments]
-            if len(texts) == 2 and isinstance(texts[1], str):  # a replacement: its length before it is made
+            if len(texts) >= 2 and isinstance(texts[1], str):  # a replacement: its length before it is made
                 self.reserve((self.text(filtered).count(str(texts[0])) + 1) * len(texts[1]))
             return self.spend(getattr(self.text(filtered), name)(*texts))
         return self.spend(_supported(_FILTERS, name, "filter")(self, filtered, *arguments, **keywords))
@@ -443,11 +436,15 @@ class _Renderer:
 
     def json(self, value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
         """Write a value as JSON, after charging the budget for every nested value."""
-        nested = [value]
+        nested, white_space, spaces = [(value, 1)], 0, None if indent is None else min(8, max(0, indent))
         while nested:
-            part = self.spend(nested.pop())
-            nested += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=None if indent is None else min(8, max(0, indent)))
+            part, depth = nested.pop()
+            self.spend(part)
+            white_space += depth * (spaces or 0)
+            nested += [(each, depth + 1) for each in part.values()] if isinstance(part, dict) else []
+            nested += [(each, depth + 1) for each in part] if isinstance(part, list) else []
+        self.reserve(white_space)
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=spaces)
 
     def join(self, value: Any, separator: str = "") -> str:
         texts = [self.text(each) for each in self.elements(value)]
