@@ -156,7 +156,7 @@ def test_what_is_not_supported_is_one_sentence(template: str) -> None:
         "{% set n = namespace(x='ab') %}{% for a in range(99) %}{% set n.x = n.x | join(n.x) %}{% endfor %}",
         "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
         "{% set n = namespace(x='ab') %}{% for a in range(99) %}{% set n.x = n.x.replace('', n.x, 999) %}{% endfor %}",
-        "{% set n = namespace(x=range(9999)) %}{% for a in range(99) %}{% set n.x=[n.x] %}{% endfor %}{{ n.x|tojson(8) }}",
+        "{% set n=namespace(x=range(9999)) %}{% for a in range(99) %}{% set n.x=[n.x] %}{% endfor %}{{n.x|tojson(8)}}",
         "{{ 'a' * 1000000000 }}",
         "{% for a in range(100000) %}" + "x" * 1000 + "{% endfor %}",
     ],

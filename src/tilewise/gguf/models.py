@@ -77,7 +77,7 @@ ARCHITECTURES = {
     ),
     "phi3": DecoderFamily(),
 }
-# Tensor names of the format for the layers and norms of a block.
+# Tensor names of the format for the modules of a model and of its blocks.
 _LAYERS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -87,11 +87,16 @@ _LAYERS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_NORMS = {"norm1": "attn_norm", "norm2": "ffn_norm"}
-_POST_NORMS = {"post_norm1": "post_attention_norm", "post_norm2": "post_ffw_norm"}
+_NORMS = {
+    "norm": "output_norm",
+    "norm1": "attn_norm",
+    "norm2": "ffn_norm",
+    "post_norm1": "post_attention_norm",
+    "post_norm2": "post_ffw_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+}
 _EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
-_NORM_BIASES: dict[str, tuple[str, ...]] = {"rms": (), "layer": ("bias",)}
-_QK_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 
 
 @dataclass(frozen=True)
@@ -272,17 +277,16 @@ def _short(value: Any) -> str:
 
 
 def _build(source: _Source, architecture: DecoderFamily) -> Llama:
-    """Build the model; all shapes are checked before memory is allocated."""
+    """Build the model; the shapes of all matrices are checked before memory is allocated."""
     config = _read_config(source, architecture)
     for i in range(config.layers):
         _split_fused(source, config, f"blk.{i}.")
-    _check_tensors(source, config)
+    _check_matrices(source, config)
 
     def layer(name: str, inputs: int, outputs: int, bias: bool) -> Any:
         if name == "head":
             return source.head(inputs, outputs)
-        _, index, layer_name = name.split(".", 2)
-        return source.linear(f"blk.{index}.{_LAYERS[layer_name]}", inputs, outputs, bias)
+        return source.linear(_tensor_name(name, _LAYERS), inputs, outputs, bias)
 
     source.reserve()
     model = Llama(config, layer=layer)
@@ -290,27 +294,23 @@ def _build(source: _Source, architecture: DecoderFamily) -> Llama:
     if config.learned_positions:
         positions = source.floats("position_embd.weight", config.context, config.width)
         model.position_embedding.weight = Parameter(positions)
-    _load_norm(source, model.norm, "output_norm")
-    blocks: list[Any] = list(model.blocks)
-    for i, block in enumerate(blocks):
-        for path, tensor in _norm_names(config).items():
-            norm = block
-            for part in path.split("."):
-                norm = getattr(norm, part)
-            _load_norm(source, norm, f"blk.{i}.{tensor}")
+    for name, parameter in model.named_tensors():
+        module, _, part = name.rpartition(".")
+        if "norm" in module:
+            parameter.data = source.floats(f"{_tensor_name(module, _NORMS)}.{part}", *parameter.shape)
+    # Old files store the rotary frequencies of every block, which are computed here.
+    unknown = {n for n in source.file.tensors if n.startswith("blk.") and "rot_embd" not in n} - source.checked
+    if unknown:
+        raise source.error(f"its blocks have {min(unknown)[:80]!r}, which is not supported")
     return model
 
 
-def _norm_names(config: LlamaConfig) -> dict[str, str]:
-    """Map the norms of a block to their tensors."""
-    return _NORMS | (_POST_NORMS if config.post_norms else {}) | (_QK_NORMS if config.qk_norm else {})
-
-
-def _load_norm(source: _Source, norm: Any, name: str) -> None:
-    width = len(norm.weight.data)
-    norm.weight = Parameter(source.floats(f"{name}.weight", width))
-    if hasattr(norm, "bias"):
-        norm.bias = Parameter(source.floats(f"{name}.bias", width))
+def _tensor_name(module: str, names: dict[str, str]) -> str:
+    """Return the name in the file of a module: "blocks.3.norm1" is "blk.3.attn_norm"."""
+    if not module.startswith("blocks."):
+        return names[module]
+    _, index, path = module.split(".", 2)
+    return f"blk.{index}.{names[path]}"
 
 
 def _split_fused(source: _Source, config: LlamaConfig, prefix: str) -> None:
@@ -325,28 +325,16 @@ def _split_fused(source: _Source, config: LlamaConfig, prefix: str) -> None:
             source.split(f"{prefix}ffn_up.{kind}", {f"{prefix}{name}.{kind}": n for name, n in rows.items()})
 
 
-def _check_tensors(source: _Source, config: LlamaConfig) -> None:
-    """Check the shapes of all blocks' tensors before the first is read, and that the file has no others."""
+def _check_matrices(source: _Source, config: LlamaConfig) -> None:
+    """Check the shapes of all blocks' matrices before the first is read."""
     width, queries, keys = config.width, config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes = {"attn_q": (queries, width), "attn_k": (keys, width), "attn_v": (keys, width)}
     shapes |= {"attn_output": (width, queries), "ffn_up": (config.hidden, width), "ffn_down": (width, config.hidden)}
     if config.gated:
         shapes["ffn_gate"] = (config.hidden, width)
-    biases = {"attn_q": config.qkv_bias, "attn_k": config.qkv_bias, "attn_v": config.qkv_bias}
-    biases |= {"attn_output": config.out_bias}
     for i in range(config.layers):
         for name, shape in shapes.items():
             source.check(f"blk.{i}.{name}.weight", *shape)
-            if biases.get(name, config.mlp_bias):
-                source.check(f"blk.{i}.{name}.bias", shape[0])
-        for path, name in _norm_names(config).items():
-            for kind in ("weight", *_NORM_BIASES[config.norm]):
-                source.check(f"blk.{i}.{name}.{kind}", config.head_dim if path in _QK_NORMS else width)
-    unknown = {name for name in source.file.tensors if name.startswith("blk.")} - source.checked
-    # Old files store the rotary frequencies of every block, which are computed here.
-    unknown = {name for name in unknown if "rot_embd" not in name}
-    if unknown:
-        raise source.error(f"its blocks have {min(unknown)[:80]!r}, which is not supported")
 
 
 # --- the description ---
