@@ -256,3 +256,19 @@ def test_a_gpt2_file_cut_short_gets_a_sentence(tmp_path) -> None:
         (tmp_path / "cut.safetensors").write_bytes(content[:size])
         with pytest.raises(FileFormatError, match="cut"):
             load_gpt2(tmp_path / "cut.safetensors")
+
+
+@pytest.mark.parametrize("native_engine", [True, False])
+def test_a_conversation_continues_in_its_cache(native_engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.gpt("4x128")
+    if not native_engine:
+        monkeypatch.setattr("tilewise.generate.engine.native", None)
+    cache = new_cache(model, 1, 64)
+    first = list(generate(model, [1, 2, 3], 5, cache=cache))
+    longer = [1, 2, 3, *first, 7, 8]
+    assert list(generate(model, longer, 5, cache=cache, cached_tokens=7)) == list(generate(model, longer, 5))
+    shorter = [1, 2, 9]
+    assert list(generate(model, shorter, 5, cache=cache, cached_tokens=2)) == list(generate(model, shorter, 5))
+    for tokens, prompt in ((3, shorter), (60, list(range(61)))):
+        with pytest.raises(ShapeError, match="does not hold"):
+            generate(model, prompt, 1, cache=cache, cached_tokens=tokens)

@@ -38,13 +38,15 @@ def generate(
     weights: str = "float32",
     cache_dtype: str = "float32",
     cache: KVCache | None = None,
+    cached_tokens: int = 0,
 ) -> Iterator[Any]:
     """Yield up to `max_new_tokens` new token ids after `prompt`, each as soon as it is computed.
 
     A prompt of several sequences (of any lengths) yields arrays with one id per sequence. A sequence that has produced
     a `stop` token gives -1 from then on, and generation ends when all have. The stop token itself is yielded.
     `weights="int8"` or `"int4"` decodes with quantized copies of the weights; `cache_dtype` stores keys and values in
-    float16 or int8. A model from `quantize(model, bits=4)` decodes with its own INT4 weights.
+    float16 or int8. The first `cached_tokens` of the prompt are not computed again: `cache` holds them from an earlier
+    call, as in a conversation. A model from `quantize(model, bits=4)` decodes with its own INT4 weights.
 
     >>> from tilewise import models
     >>> len(list(generate(models.gpt("4x128"), [1, 2, 3], 5)))
@@ -54,7 +56,7 @@ def generate(
         raise ConfigurationError(f"generate needs a tilewise.nn.GPT or Llama, not a {type(model).__name__}")
     prompts, single = _checked_prompts(model, prompt)
     sampler = Sampler(temperature, top_k, top_p)
-    for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed)):
+    for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed), ("cached_tokens", cached_tokens)):
         if not is_integer(value) or value < 0:
             raise ConfigurationError(f"{name} must be an integer of at least 0, not {value!r}")
     stops = _checked_stops(stop)
@@ -68,7 +70,10 @@ def generate(
     if use_cache:
         cache = new_cache(model, len(prompts), max(1, positions), cache_dtype) if cache is None else cache
         _check_cache(cache, model, len(prompts), positions)
-        next_logits = _cached(model, prompts, cache, weights)
+        if cached_tokens > min(int(cache.lengths.min()), min(map(len, prompts)) - 1):
+            raise ShapeError(f"the cache does not hold {cached_tokens} tokens of a prompt that is longer")
+        cache.truncate(cached_tokens)
+        next_logits = _cached(model, prompts, cache, weights, cached_tokens)
     else:
         if weights != "float32":
             raise ConfigurationError(f"{weights} weights need use_cache=True")
@@ -108,19 +113,18 @@ def _generate(
                 return
 
 
-def _cached(model: LanguageModel, prompts: list[Array], cache: KVCache, weights: str) -> NextLogits:
-    """Create the function that computes the next logits with a cache."""
+def _cached(model: LanguageModel, prompts: list[Array], cache: KVCache, weights: str, start: int) -> NextLogits:
+    """Create the function that computes the next logits with a cache, which holds the first `start` positions."""
     engine = make_engine(model, weights)
-    cache.reset()
     lengths = np.array([len(p) for p in prompts])
     batch = np.arange(len(prompts))
 
     def next_logits(tokens: Array) -> Array:
         if tokens.size == 0:  # first call: prefill all prompts in one batch of rows, without padding
-            sequence = np.repeat(batch, lengths)
-            position = np.concatenate([np.arange(n) for n in lengths])
-            rows = np.stack([np.concatenate(prompts), sequence, position], 1)
-            return engine.run(rows, cache, np.cumsum(lengths) - 1)
+            sequence = np.repeat(batch, lengths - start)
+            position = np.concatenate([np.arange(start, n) for n in lengths])
+            rows = np.stack([np.concatenate([p[start:] for p in prompts]), sequence, position], 1)
+            return engine.run(rows, cache, np.cumsum(lengths - start) - 1)
         rows = np.stack([tokens, batch, lengths], 1)
         lengths[:] += 1
         return engine.run(rows, cache, batch)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _MODEL_HELP = (
     "gpt (the trained one), gpt:SIZE (random weights, SIZE 4x128, 6x384 or 12x768), a .gguf or a .safetensors file."
 )
+
+_CHAT_CACHE = 4096  # positions of a conversation's first cache; a longer conversation gets a larger one
 
 
 def generate(
@@ -74,14 +77,15 @@ def generate(
         "weights": weights,
     }
 
-    def answer(ids: Any, count: int, prefix: str = "") -> _GeneratedText:
+    def answer(ids: Any, count: int, prefix: str = "", **more: Any) -> _GeneratedText:
         """Generate up to `count` tokens and print them after the prefix."""
-        stream = run(text_model.network, ids, count, use_cache=cache, stop=text_model.stops or None, **settings)
+        stops = text_model.stops or None
+        stream = run(text_model.network, ids, count, use_cache=cache, stop=stops, **settings, **more)
         return _stream_text(stream, text_model, stop or [], prefix, as_json)
 
     prompt = sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
     if chat:
-        generated = _chat(text_model, prompt, system, tokens, answer)
+        generated = _chat(text_model, prompt, system, tokens, answer, cache)
     else:
         prompt = "import " if prompt is None else prompt
         if not prompt:
@@ -106,23 +110,42 @@ def generate(
 
 
 def _chat(
-    text_model: _TextModel, question: str | None, system: str, tokens: int, answer: Callable[..., _GeneratedText]
+    text_model: _TextModel,
+    question: str | None,
+    system: str,
+    tokens: int,
+    answer: Callable[..., _GeneratedText],
+    use_cache: bool,
 ) -> _GeneratedText:
-    """Answer one question, or every line that is typed until the input ends; return the last answer."""
+    """Answer one question, or every line that is typed until the input ends; return the last answer.
+
+    The keys and values of the conversation so far are kept, so that an answer costs only the new tokens.
+    """
+    from tilewise.generate import new_cache
+
     if text_model.chat_tokens is None:
         raise ConfigurationError("--chat needs a GGUF file: tilewise generate model.gguf --chat")
     messages = [{"role": "system", "content": system}] if system else []
-    generated = _GeneratedText("", [], 0.0, False)
+    generated, network = _GeneratedText("", [], 0.0, False), text_model.network
+    cache, cached_ids = None, list[int]()
     for line in [question] if question is not None else _typed_lines():
         messages.append({"role": "user", "content": line})
         ids = text_model.chat_tokens(messages)
-        room = text_model.network.context - len(ids) + 1
-        if room < 1:
+        count = min(tokens, network.context - len(ids) + 1)
+        if count < min(tokens, 1):
             raise ConfigurationError(
-                f"the conversation of {len(ids)} tokens is longer than the model's context of "
-                f"{text_model.network.context}; start a new one"
+                f"the conversation of {len(ids)} tokens is longer than the model's context of {network.context}; "
+                "start a new one"
             )
-        generated = answer(ids, min(tokens, room))
+        if use_cache and question is None:
+            needed = len(ids) + count
+            if cache is None or cache.max_seq_len < needed:
+                cache, cached_ids = new_cache(network, 1, min(network.context, max(_CHAT_CACHE, 2 * needed))), []
+            equal = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(cached_ids, ids[:-1], strict=False))))
+            generated = answer(ids, count, cache=cache, cached_tokens=equal)
+            cached_ids = ids + generated.tokens[:-1]
+        else:
+            generated = answer(ids, count)
         messages.append({"role": "assistant", "content": generated.text})
         if question is None:
             print()
