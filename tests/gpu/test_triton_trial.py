@@ -103,8 +103,8 @@ def test_remeasured_times_keep_the_scale_of_the_first_measurement():
 
 
 def test_a_gpu_without_a_model_uses_the_nearest_model_with_a_message(tmp_path):
-    for capability, own in ((80, False), (90, True)):
-        details = {"name": "a GPU", "compute_capability": capability}
+    for name, capability, own in (("a GPU", 80, False), ("a GPU", 90, False), ("NVIDIA H200", 90, True)):
+        details = {"name": name, "compute_capability": capability}
         device, messages = TritonDevice(SimpleNamespace(describe=lambda details=details: details)), []
         tuner = Tuner(device, cache=tmp_path, say=messages.append)
         assert tuner.model is not None and tuner.model.name == "h200" and device.own_model == own

@@ -43,7 +43,7 @@ class TritonDevice(TuningDevice):
         capability = int(details.get("compute_capability", 0))
         collection = model_collection(capability)
         super().__init__("triton", details, collection or NEAREST_COLLECTION)
-        self.own_model = collection is not None
+        self.own_model = collection is not None and collection in str(details["name"]).lower()
         self.version = f"{__version__}, triton {details.get('triton', 'unknown')}"
         self.shared_bytes = int(details.get("shared_bytes", 1 << 30))
         self.processes = processes or max(1, (real_cores() - 2) // 2)

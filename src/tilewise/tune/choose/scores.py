@@ -109,6 +109,7 @@ def shipped_scores(
         if collection is not None:
             scores = file_scores(shipped_file(collection), kind, margin)
             if not own:
+                scores.hyper = scores.hyper.elsewhere()
                 scores.notes.append(
                     f"no model was trained on {hardware}: starting from that of {collection}, the nearest there is; "
                     "what is measured here corrects it, and `tilewise tiles adapt` keeps that."

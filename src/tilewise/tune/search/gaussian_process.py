@@ -40,7 +40,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -76,7 +76,12 @@ class Hyperparameters:
     ard: Mapping[str, float] = field(default_factory=dict)
     # Lowest `chance_within` for the claim "within 5 %", by number of measurements (see confidence.py).
     confidence_bounds: Mapping[int, float] = field(default_factory=dict)
+    bounds_elsewhere: Mapping[int, float] = field(default_factory=dict)  # on devices that the model was not trained on
     by_score: bool = False  # measure in the order of the scores, not by expected improvement
+
+    def elsewhere(self) -> Hyperparameters:
+        """Return the parameters for a device that the model was not trained on: other bounds, or no claims at all."""
+        return replace(self, confidence_bounds=self.bounds_elsewhere)
 
     def coregionalization(self, these: Numbers, those: Numbers) -> Numbers:
         """Correlation of f and b between tasks: a row for each of `these`, a column for each of `those`."""
