@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.gpu.devices import DEVICES
 from tilewise.gpu.families.family import get_family
 from tilewise.gpu.families.grouped import default_config
+from tilewise.gpu.measure.triton_device import TritonDevice
 from tilewise.gpu.serving import (
     ServingRanker,
     ServingShape,
@@ -25,6 +27,7 @@ from tilewise.gpu.serving import (
     write_file,
 )
 from tilewise.io import save
+from tilewise.tune.choose.tuner import Tuner
 
 MOE, BLOCK = ServingShape(768, experts=128), ServingShape(4096, 7168, dtype="fp8_w8a8", block_scaled=True)
 
@@ -37,6 +40,15 @@ def test_rows_are_sorted_by_expert_and_padded_to_whole_blocks() -> None:
     slots, experts = sort_by_expert(torch, routes, 4, 4)
     assert experts.tolist() == [0, 1, 2, 2]  # expert 3 has no rows and no block
     assert slots.reshape(4, 4).tolist() == [[1, 5, 8, 8], [4, 8, 8, 8], [0, 2, 3, 6], [7, 8, 8, 8]]
+
+
+def test_the_tuner_ranks_grouped_products_by_the_serving_ranker_and_claims_nothing(tmp_path: Path) -> None:
+    details = {"name": "NVIDIA H200", "compute_capability": 90}
+    tuner = Tuner(TritonDevice(SimpleNamespace(describe=lambda: details)), cache=tmp_path)
+    spec = {"family": "grouped_matmul", "tokens": 64, "top_k": 8, "experts": 128, "n": 1536, "k": 2048}
+    decision = tuner.choose(spec)
+    assert decision.config == shipped_serving_ranker().choose(MOE, 64, device_named("NVIDIA H200"))
+    assert decision.source == "model" and not decision.within5
 
 
 def test_a_grouped_problem_is_checked() -> None:

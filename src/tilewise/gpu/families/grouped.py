@@ -16,6 +16,7 @@ from typing import Any
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.costmodel.hlo.operations import matmul_graph
 from tilewise.errors import ConfigurationError
+from tilewise.gpu.devices import H200, find_device
 from tilewise.gpu.families.family import (
     DTYPES,
     ELEMENT_BYTES,
@@ -78,6 +79,18 @@ class GroupedMatmul:
         tokens, _, experts = _routing_sizes(problem)
         default = default_config(tokens, experts, block_scaled)
         return search_list((32, 64, 128, 256), (64, 128) if block_scaled else (64, 128, 256), default)
+
+    def rank(self, problem: Problem, configs: Sequence[Config], hardware: str) -> Any:
+        """Score configurations by the ranker of serving kernels; lower is faster. Unknown GPUs count as an H200."""
+        from tilewise.gpu.serving import ServingShape, shipped_serving_ranker
+
+        tokens, _, experts = _routing_sizes(problem)
+        dtype = "fp8_w8a8" if _dtype(problem) == "fp8" else "bf16"
+        shape = ServingShape(problem.size("n"), problem.size("k"), 0, dtype, _scales(problem) == "block")
+        if "experts" in problem:  # a file's n is the intermediate size, half of the first product's columns
+            shape = ServingShape(max(1, problem.size("n") // 2), 0, experts, dtype, _scales(problem) == "block")
+        device = find_device(hardware) or H200
+        return shipped_serving_ranker().scores(shape, tokens, device, configs)
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
         # The compiler keeps the operands of all stages but one, whose tile may still be in use.

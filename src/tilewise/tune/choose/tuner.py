@@ -18,9 +18,10 @@ from tilewise.store.problem import Config, Kernel, Problem, Value
 from tilewise.store.service import ServiceClient
 from tilewise.store.store import Store, Verdict
 from tilewise.tune.choose.cache import ChoiceFile, Decision, cache_folder
-from tilewise.tune.choose.decide import decide
+from tilewise.tune.choose.decide import Scores, decide
 from tilewise.tune.choose.memory import Memory
-from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
+from tilewise.tune.choose.scores import UNCALIBRATED_GPU, FixedScores, ModelScores, file_scores, shipped_scores
+from tilewise.tune.families.registry import find_family
 from tilewise.tune.measure import Trial, TrialResult
 from tilewise.tune.measure.device import TuningDevice
 from tilewise.tune.search.loop import BUDGET, SearchStep
@@ -130,7 +131,15 @@ class Tuner:
         if self.model is None:
             return decide(problem, [self.device.default(problem)])
         candidates = self.device.candidates(problem)
-        return decide(problem, candidates, self.model, usable=lambda config: self.device.runs(problem, config))
+        scores = self._scores(problem, candidates)
+        return decide(problem, candidates, scores, usable=lambda config: self.device.runs(problem, config))
+
+    def _scores(self, problem: Problem, configs: Sequence[Config]) -> Scores | None:
+        """Return the model; for a family with a ranker of its own, that ranker's scores, which make no claims."""
+        rank = getattr(find_family(self.device.kind, problem.family), "rank", None)
+        if rank is None:
+            return self.model
+        return FixedScores(UNCALIBRATED_GPU, rank(problem, configs, self.device.machine.identity))
 
     def _service_choice(self, problem: Problem, configs: Sequence[Config] | None, start: float) -> Decision | None:
         """Ask the service to choose among `configs` (None: among measured ones); None if it has no valid choice."""
@@ -197,7 +206,7 @@ class Tuner:
             return decide(
                 problem,
                 configs,
-                self.model,
+                self._scores(problem, configs),
                 self.memory,
                 _RecordingTrial(trial, store, run, Kernel(PROGRAM, problem), self.service),
                 budget=budget,
