@@ -54,6 +54,9 @@ BlockRowsInt8 BlockScratch::quantize(const float* x, int64_t rows, int64_t input
   float* scale = scale_.grow(rows * blocks);
   float* total = total_.grow(rows * blocks);
   int32_t* offset = offset_.grow(rows * blocks * packing.sums());
+  const bool ready = ready_ && offset_factor_ == packing.offset && sums_ == packing.sums();
+  ready_ = shared_, offset_factor_ = packing.offset, sums_ = packing.sums();
+  if (ready) return {values, scale, offset, total};
   const auto& kernels = active_block_dot();
   const int tasks = threads_for(rows, rows * inputs, 1 << 15);
   parallel_for(tasks, [&](int task) {
@@ -229,7 +232,9 @@ bool BlockMatrix::apply_halves(const float* x, int64_t rows, float* y, int64_t y
   if (rows <= kFewRows || batch_invariant()) {
     const int tasks = threads_for(outputs_ / 16 + 1, rows * outputs_ * inputs_, 1 << 17);
     parallel_for(tasks, [&](int task) {
-      kernels.rows(kind, x, rows, inputs_, weights, outputs_ * task / tasks, outputs_ * (task + 1) / tasks, y, y_row);
+      const int64_t first = outputs_ * task / tasks, last = outputs_ * (task + 1) / tasks;
+      if (rows == 1 && !batch_invariant()) return kernels.row(kind, x, inputs_, weights, first, last, y);
+      kernels.rows(kind, x, rows, inputs_, weights, first, last, y, y_row);
     });
     return true;
   }

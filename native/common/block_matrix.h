@@ -15,8 +15,12 @@ namespace tw {
 class BlockScratch {
  public:
   BlockRowsInt8 quantize(const float* x, int64_t rows, int64_t inputs, const BlockPacking& packing);
+  // From share_rows(true) to share_rows(false) all products have the same rows, which are quantized once per format.
+  void share_rows(bool on) { shared_ = on, ready_ = false; }
 
  private:
+  bool shared_ = false, ready_ = false;
+  int offset_factor_ = 0, sums_ = 0;  // of the last rows
   Buffer<int8_t> values_;
   Buffer<float> scale_, total_;
   Buffer<int32_t> offset_;

@@ -137,9 +137,9 @@ TW_BLOCK_INLINE void for_each_field(const BlockPacking& packing, int at, int lan
     f(2 * (at * kBlockPanel + lane), &words.scale, 2);
     if (packing.minimum()) f(2 * ((blocks + at) * kBlockPanel + lane), &words.minimum, 2);
   }
-  const int low = packing.bits == 8 ? 8 : 4;
-  for (int run = 0; run < low; ++run) f(codes + run * kBlockRun, &words.low[run], 4);
-  for (int run = low; run < packing.code_runs(); ++run) f(codes + run * kBlockRun, &words.plane[run - low], 4);
+  const int planes = packing.plane_runs();
+  for (int run = 0; run < planes; ++run) f(codes + run * kBlockRun, &words.plane[run], 4);
+  for (int run = planes; run < packing.code_runs(); ++run) f(codes + run * kBlockRun, &words.low[run - planes], 4);
 }
 
 }  // namespace tw

@@ -214,9 +214,12 @@ bool widen(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w,
   const int64_t width = b.up[0].outputs;
   const bool gated = b.up.size() == 2;
   const Activation activation = gated ? Activation::none : d.activation;
-  if (!b.up[0].apply(w.h.data(), count, w.hidden.data(), width, nullptr, activation, w.scratch, reading)) return false;
-  if (!gated) return true;
-  if (!b.up[1].apply(w.h.data(), count, w.gated.data(), width, nullptr, activation, w.scratch, reading)) return false;
+  w.scratch.blocks.share_rows(gated);
+  bool ok = b.up[0].apply(w.h.data(), count, w.hidden.data(), width, nullptr, activation, w.scratch, reading);
+  if (!gated) return ok;
+  ok = ok && b.up[1].apply(w.h.data(), count, w.gated.data(), width, nullptr, activation, w.scratch, reading);
+  w.scratch.blocks.share_rows(false);
+  if (!ok) return false;
   const auto product = d.silu_gate ? active_llama().silu_product : active_llama().gelu_product;
   product(w.hidden.data(), w.gated.data(), count * width);
   return true;
@@ -376,11 +379,13 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
     const DecoderBlock& b = blocks[layer];
     normalize(*this, b.norm1, w.x.data(), count, w);
     int64_t at = 0;
+    w.scratch.blocks.share_rows(true);
     for (const DenseLayer& part : b.qkv) {
       ok = ok && part.apply(w.h.data(), count, w.qkv.data() + at, qkv_width(*this), nullptr, Activation::none,
                             w.scratch, reading);
       at += part.outputs;
     }
+    w.scratch.blocks.share_rows(false);
     place_heads(*this, b, count, w);
     attend_rows(*this, rows, count, cache, static_cast<int64_t>(layer), tasks, longest, w);
     ok = ok && add_result(*this, b.out, b.post1, w.mixed.data(), count, w, reading);

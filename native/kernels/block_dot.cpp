@@ -29,11 +29,27 @@ TW_INLINE float block_inverse(float top) {
   return top > 0.0f && inverse <= kLargestFloat ? inverse : 0.0f;  // numbers this small count as zeros
 }
 
+// Lanes moved down by `By`, around the end.
+template <int By>
+TW_INLINE vi moved_down(vi v) {
+  vi index = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) index[i] = (i + By) % kLanes;
+  return __builtin_shuffle(v, index);
+}
+
+template <int By = kLanes / 2>
 TW_INLINE int32_t sum_of(vi v) {
-  int32_t lanes[kLanes], sum = 0;
-  std::memcpy(lanes, &v, sizeof lanes);
-  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
-  return sum;
+  v += moved_down<By>(v);
+  if constexpr (By > 1) return sum_of<By / 2>(v);
+  return v[0];
+}
+
+template <int By = kLanes / 2>
+TW_INLINE float max_of(vf v) {
+  v = vmax(v, (vf)moved_down<By>((vi)v));
+  if constexpr (By > 1) return max_of<By / 2>(v);
+  return v[0];
 }
 
 // One block; the sums of its two halves go to `sums`.
@@ -46,7 +62,7 @@ TW_INLINE float quantize_block(const float* x, int n, int8_t* values, int32_t (&
     part[v] = select(part[v] == part[v], part[v], vf{});
     most = vmax(select(part[v] < splat(0.0f), -part[v], part[v]), most);
   }
-  const float top = max_lanes(most), inverse = block_inverse(top);
+  const float top = max_of(most), inverse = block_inverse(top);
   vi half[2] = {};
   for (int v = 0; v < kParts; ++v) {
     const vf scaled = part[v] * splat(inverse);  // infinity times zero is NaN, which has no integer
@@ -123,12 +139,12 @@ TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
     low = load_run(p + 2 * kStep * kBlockRun);
     high = load_run(p + (2 * kStep + 1) * kBlockRun);
   } else {
-    const __m512i mask = _mm512_set1_epi8(15), both = load_run(p + kStep * kBlockRun);
+    const __m512i mask = _mm512_set1_epi8(15), both = load_run(p + (kBits - 4 + kStep) * kBlockRun);
     low = _mm512_and_si512(both, mask);
     high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
     if constexpr (kBits > 4) {
-      low = with_high_bits<kStep, kBits>(low, p + kSteps * kBlockRun, false);
-      high = with_high_bits<kStep, kBits>(high, p + kSteps * kBlockRun, true);
+      low = with_high_bits<kStep, kBits>(low, p, false);
+      high = with_high_bits<kStep, kBits>(high, p, true);
     }
     if constexpr (kLookup) {
       const __m128i signed_table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kNonLinear));
@@ -146,6 +162,17 @@ TW_INLINE void dot_pair(Sums& sums, Sums& other, Codes low, Codes high, const in
   // Inline assembly because gcc 12 copies and spills accumulators around the intrinsic.
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(low), "m"(*reinterpret_cast<const int32_t*>(x)));
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(other) : "v"(high), "m"(*reinterpret_cast<const int32_t*>(x + 16)));
+}
+
+// The same for two panels: each four values of the row are loaded once.
+template <int kSums>
+TW_INLINE void dot_two(Sums (&sums)[2][kSums], const Codes (&low)[2], const Codes (&high)[2], const int8_t* x) {
+  const __m512i first = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x)),
+                second = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x + 16));
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums[0][0]) : "v"(low[0]), "v"(first));
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums[1][0]) : "v"(low[1]), "v"(first));
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums[0][kSums - 1]) : "v"(high[0]), "v"(second));
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums[1][kSums - 1]) : "v"(high[1]), "v"(second));
 }
 
 template <int kF>
@@ -174,12 +201,12 @@ TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
     low = _mm256_xor_si256(load_run(p + 2 * kStep * kBlockRun), sign);
     high = _mm256_xor_si256(load_run(p + (2 * kStep + 1) * kBlockRun), sign);
   } else {
-    const __m256i mask = _mm256_set1_epi8(15), both = load_run(p + kStep * kBlockRun);
+    const __m256i mask = _mm256_set1_epi8(15), both = load_run(p + (kBits - 4 + kStep) * kBlockRun);
     low = _mm256_and_si256(both, mask);
     high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
     if constexpr (kBits > 4) {
-      low = with_high_bits<kStep, kBits>(low, p + kSteps * kBlockRun, false);
-      high = with_high_bits<kStep, kBits>(high, p + kSteps * kBlockRun, true);
+      low = with_high_bits<kStep, kBits>(low, p, false);
+      high = with_high_bits<kStep, kBits>(high, p, true);
     }
     if constexpr (kLookup) {
       const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kNonLinear)));
@@ -232,21 +259,21 @@ typedef vi Sums;
 
 template <int kStep, int kBits, bool kLookup>
 TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
-  const uint8_t* planes = p + kSteps * kBlockRun;
+  const uint8_t* low_bits = p + (kBits - 4 + kStep) * kBlockRun;
   for (int i = 0; i < 4 * kLanes; ++i) {
     if constexpr (kBits == 8) {
       low.v[i] = p[2 * kStep * kBlockRun + i];
       high.v[i] = p[(2 * kStep + 1) * kBlockRun + i];
     } else {
-      low.v[i] = p[kStep * kBlockRun + i] & 15;
-      high.v[i] = static_cast<uint8_t>(p[kStep * kBlockRun + i] >> 4);
+      low.v[i] = low_bits[i] & 15;
+      high.v[i] = static_cast<uint8_t>(low_bits[i] >> 4);
       if constexpr (kBits == 5) {
-        low.v[i] |= static_cast<uint8_t>((planes[i] >> kStep & 1) << 4);
-        high.v[i] |= static_cast<uint8_t>((planes[i] >> (kStep + 4) & 1) << 4);
+        low.v[i] |= static_cast<uint8_t>((p[i] >> kStep & 1) << 4);
+        high.v[i] |= static_cast<uint8_t>((p[i] >> (kStep + 4) & 1) << 4);
       }
       if constexpr (kBits == 6) {
-        low.v[i] |= static_cast<uint8_t>((planes[i] >> 2 * kStep & 3) << 4);
-        high.v[i] |= static_cast<uint8_t>((planes[kBlockRun + i] >> 2 * kStep & 3) << 4);
+        low.v[i] |= static_cast<uint8_t>((p[i] >> 2 * kStep & 3) << 4);
+        high.v[i] |= static_cast<uint8_t>((p[kBlockRun + i] >> 2 * kStep & 3) << 4);
       }
       if constexpr (kLookup) {
         low.v[i] = static_cast<uint8_t>(kNonLinear[low.v[i]] + 128);
@@ -318,14 +345,22 @@ struct Tile {
   const float* scale;
   const float* total;
   const int32_t* offset;
+  int64_t panel_bytes;
   vf acc[R][V] = {};
+
+  // With 16 lanes a vector is a panel, else a part of one: its bytes in a unit's run, and its first column there.
+  TW_INLINE const uint8_t* vector_at(const uint8_t* p, int v) const {
+    return kVectors == 1 ? p + v * panel_bytes : p + v * kLanes * 4;
+  }
+  static constexpr int column_of(int column, int v) { return kVectors == 1 ? column : column + v * kLanes; }
 
   TW_INLINE Tile(const BlockProblem& problem, int64_t row)
       : p(problem),
         x(p.x.values + row * p.blocks * kBlock),
         scale(p.x.scale + row * p.blocks),
         total(p.x.total + row * p.blocks),
-        offset(p.x.offset + row * p.blocks * F.sums()) {}
+        offset(p.x.offset + row * p.blocks * F.sums()),
+        panel_bytes(p.blocks / F.unit_blocks() * F.unit_bytes()) {}
 
   TW_INLINE int32_t row_offset(int r, int64_t b, int half) const {
     return F.minimum() ? 0 : offset[(r * p.blocks + b) * F.sums() + half];
@@ -336,13 +371,19 @@ struct Tile {
     if (R == 1) fetch_ahead(codes + kStep * kBlockRun);
     Codes low[V], high[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) load_codes<kStep, F.bits, F.lookup>(codes + v * kLanes * 4, low[v], high[v]);
+    for (int v = 0; v < V; ++v) load_codes<kStep, F.bits, F.lookup>(vector_at(codes, v), low[v], high[v]);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
+      const int8_t* four = x + (r * p.blocks + b) * kBlock + 4 * kStep;
+#if defined(__AVX512F__)
+      if constexpr (V == 2) {
+        dot_two(sums[r], low, high, four);
+        continue;
+      }
+#endif
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
-        dot_pair<kF>(sums[r][v][0], sums[r][v][F.sums() - 1], low[v], high[v],
-                     x + (r * p.blocks + b) * kBlock + 4 * kStep);
+        dot_pair<kF>(sums[r][v][0], sums[r][v][F.sums() - 1], low[v], high[v], four);
       }
     }
   }
@@ -352,7 +393,7 @@ struct Tile {
                            const Sums (&sums)[R][V][F.sums()]) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      const int c = column + v * kLanes;
+      const int c = column_of(column, v);
       const vf block_scale = scales[v].block_scale(at, c);
       vf minimum = {}, first = {}, second = {};
       if (F.minimum()) minimum = scales[v].block_minimum(at, c);
@@ -372,7 +413,9 @@ struct Tile {
 
   TW_INLINE void add_unit(const uint8_t* unit, int column, int64_t first) {
     UnitScales<kF> scales[V];
-    for (int v = 0; v < V; ++v) scales[v].set(unit, column + v * kLanes);
+    for (int v = 0; v < V; ++v) {
+      scales[v].set(kVectors == 1 ? unit + v * panel_bytes : unit, column_of(column, v));
+    }
     for (int at = 0; at < F.unit_blocks(); ++at) {
       const uint8_t* codes = unit + F.header_bytes() + at * F.code_runs() * kBlockRun + column * 4;
       if (R == 1) fetch_ahead(at == 0 ? unit : codes + kSteps * kBlockRun);
@@ -408,10 +451,10 @@ struct Tile {
   }
 };
 
-template <int kF, int R>
+// V vectors of columns meet four values of a row once these are loaded.
+template <int kF, int R, int V = kVectors == 2 ? 2 : 1>
 void panel_rows(const BlockProblem& p, int64_t row, int64_t panel) {
   constexpr BlockPacking F = kBlockPacking[kF];
-  constexpr int V = kVectors == 2 ? 2 : 1;  // vectors of columns that four values of a row meet once they are loaded
   const int64_t units = p.blocks / F.unit_blocks();
   const uint8_t* weights = p.weights + panel * units * F.unit_bytes();
   for (int column = 0; column < kBlockPanel; column += V * kLanes) {
@@ -441,7 +484,17 @@ void rows(const BlockProblem& p, int64_t first, int64_t last, int64_t first_pane
   constexpr int64_t kStrip = 64;
   for (int64_t strip = first; strip < last; strip += kStrip) {
     const int64_t end = last - strip < kStrip ? last : strip + kStrip;
-    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+    int64_t panel = first_panel;
+#if defined(__AVX512F__)
+    constexpr int kTwo = 4;  // rows of a tile of two panels
+    for (; end - strip >= kTwo && panel + 2 <= last_panel; panel += 2) {
+      int64_t row = strip;
+      for (; row + kTwo <= end; row += kTwo) panel_rows<kF, kTwo, 2>(p, row, panel);
+      for (int64_t left = row; left < end;) left += some_rows<kF>(p, left, end - left, panel);
+      while (row < end) row += some_rows<kF>(p, row, end - row, panel + 1);
+    }
+#endif
+    for (; panel < last_panel; ++panel) {
       for (int64_t row = strip; row < end;) row += some_rows<kF>(p, row, end - row, panel);
     }
   }

@@ -7,7 +7,7 @@
 // Packed layout: panels of 16 columns (outputs of the layer), each a run of units of 2 or 8 blocks. A unit has a header
 // with the scales of its blocks, then the codes of block after block. The lowest four bits of a block's codes are four
 // runs of 64 bytes: byte 4 c + i of run g has the code of value 4 g + i of column c in its low half and of value
-// 16 + 4 g + i in its high half. Codes of 5 or 6 bits have their other bits in one or two more runs of 64 bytes, codes
+// 16 + 4 g + i in its high half. Codes of 5 or 6 bits have their other bits in one or two runs before these, codes
 // of 8 bits are eight runs (values 0, 16, 4, 20, ... on). Every run begins on a cache line.
 #pragma once
 
@@ -41,7 +41,8 @@ struct BlockPacking {
   constexpr int sums() const { return scales == BlockScales::super_halves ? 2 : 1; }  // integers per block
   constexpr int unit_blocks() const { return grouped() ? 8 : 2; }
   constexpr int header_bytes() const { return grouped() ? 320 : minimum() ? 128 : 64; }
-  constexpr int code_runs() const { return bits == 8 ? 8 : bits; }  // per block: 4 for the low bits, then the others
+  constexpr int plane_runs() const { return bits == 8 ? 0 : bits - 4; }  // per block, of the bits above four
+  constexpr int code_runs() const { return bits == 8 ? 8 : bits; }  // per block: the planes, then 4 runs of low bits
   constexpr int unit_bytes() const { return header_bytes() + unit_blocks() * code_runs() * kBlockRun; }
 };
 

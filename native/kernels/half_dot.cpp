@@ -8,8 +8,9 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int kOutputs = 4;        // outputs whose weights are read together
-constexpr int kAheadBytes = 1024;  // of each output's weights: far enough to hide the memory's latency
+constexpr int kParts = 4;          // accumulators of one row's sum
+constexpr int kOutputs = 4;        // outputs that share each load of several rows
+constexpr int kAheadBytes = 4096;  // across the end of a page, where the hardware stops fetching
 
 TW_INLINE vf load_bfloat(const uint16_t* p) {
 #if defined(__AVX512F__)
@@ -37,6 +38,30 @@ TW_INLINE vf load_first_weights(const uint16_t* p, int n) {
   return load_weights<K>(part);
 }
 
+// One row times one output: a single stream of weights from front to back.
+template <HalfKind K>
+void row_of(const float* x, int64_t k, const uint16_t* w, int64_t first, int64_t last, float* y) {
+  for (int64_t o = first; o < last; ++o) {
+    const uint16_t* from = w + o * k;
+    vf acc[kParts] = {};
+    int64_t p = 0;
+    for (; p + kParts * kLanes <= k; p += kParts * kLanes) {
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        const uint16_t* at = from + p + part * kLanes;
+        if (part * kLanes % 32 == 0) __builtin_prefetch(reinterpret_cast<const char*>(at) + kAheadBytes);
+        acc[part] += load(x + p + part * kLanes) * load_weights<K>(at);
+      }
+    }
+    for (; p < k; p += kLanes) {
+      const int lanes = k - p < kLanes ? static_cast<int>(k - p) : kLanes;
+      acc[0] += load_first(x + p, lanes) * load_first_weights<K>(from + p, lanes);
+    }
+    vf sum[1] = {(acc[0] + acc[1]) + (acc[2] + acc[3])};
+    store_sums(sum, y + o, 1);
+  }
+}
+
 // R rows times O outputs.
 template <HalfKind K, int R, int O>
 void dots(const float* x, int64_t k, const uint16_t* w, float* y, int64_t y_row) {
@@ -45,7 +70,6 @@ void dots(const float* x, int64_t k, const uint16_t* w, float* y, int64_t y_row)
   for (; p + kLanes <= k; p += kLanes) {
 #pragma GCC unroll 4
     for (int o = 0; o < O; ++o) {
-      __builtin_prefetch(reinterpret_cast<const char*>(w + o * k + p) + kAheadBytes);
       const vf weights = load_weights<K>(w + o * k + p);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) acc[r][o] += load(x + r * k + p) * weights;
@@ -64,9 +88,8 @@ template <HalfKind K, int O>
 void all_rows(const float* x, int64_t rows, int64_t k, const uint16_t* w, float* y, int64_t y_row) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) dots<K, 4, O>(x + r * k, k, w, y + r * y_row, y_row);
-  if (rows - r == 3) dots<K, 3, O>(x + r * k, k, w, y + r * y_row, y_row);
-  if (rows - r == 2) dots<K, 2, O>(x + r * k, k, w, y + r * y_row, y_row);
-  if (rows - r == 1) dots<K, 1, O>(x + r * k, k, w, y + r * y_row, y_row);
+  for (; r + 2 <= rows; r += 2) dots<K, 2, O>(x + r * k, k, w, y + r * y_row, y_row);
+  if (r < rows) dots<K, 1, O>(x + r * k, k, w, y + r * y_row, y_row);
 }
 
 template <HalfKind K>
@@ -75,6 +98,11 @@ void rows_of(const float* x, int64_t rows, int64_t k, const uint16_t* w, int64_t
   int64_t o = first;
   for (; o + kOutputs <= last; o += kOutputs) all_rows<K, kOutputs>(x, rows, k, w + o * k, y + o, y_row);
   for (; o < last; ++o) all_rows<K, 1>(x, rows, k, w + o * k, y + o, y_row);
+}
+
+void row(HalfKind kind, const float* x, int64_t k, const uint16_t* w, int64_t first, int64_t last, float* y) {
+  kind == HalfKind::float16 ? row_of<HalfKind::float16>(x, k, w, first, last, y)
+                            : row_of<HalfKind::bfloat16>(x, k, w, first, last, y);
 }
 
 void rows(HalfKind kind, const float* x, int64_t rows, int64_t k, const uint16_t* w, int64_t first, int64_t last,
@@ -96,7 +124,7 @@ void widen(HalfKind kind, const uint16_t* from, int64_t n, float* to) {
 
 }  // namespace
 
-const HalfKernels half_dot = {rows, widen};
+const HalfKernels half_dot = {row, rows, widen};
 
 }  // namespace TW_ISA
 }  // namespace tw

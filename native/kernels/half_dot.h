@@ -10,7 +10,11 @@ namespace tw {
 enum class HalfKind { float16, bfloat16 };
 
 struct HalfKernels {
-  // y (rows, outputs) = x W^T for the outputs [first, last) of W (outputs, inputs); rows of y are `y_row` floats apart.
+  // y (outputs) = x W^T for one row and the outputs [first, last) of W (outputs, inputs).
+  void (*row)(HalfKind kind, const float* x, int64_t inputs, const uint16_t* weights, int64_t first, int64_t last,
+              float* y);
+  // The same for several rows, y (rows, outputs) = x W^T; rows of y are `y_row` floats apart. The order of a sum does
+  // not depend on the number of rows.
   void (*rows)(HalfKind kind, const float* x, int64_t rows, int64_t inputs, const uint16_t* weights, int64_t first,
                int64_t last, float* y, int64_t y_row);
   void (*widen)(HalfKind kind, const uint16_t* from, int64_t n, float* to);
