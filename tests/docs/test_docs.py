@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pkgutil
 import re
@@ -172,6 +173,27 @@ def test_every_file_for_packagers_has_the_version_of_the_package():
         assert line.format(tilewise.__version__) in (ROOT / name).read_text(), name
     for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):
         assert yaml.safe_load(workflow.read_text())["jobs"], workflow
+
+
+PUBLIC_PACKAGES = (
+    "tilewise", "tilewise.plan", "tilewise.quantize", "tilewise.prune", "tilewise.generate", "tilewise.profile",
+    "tilewise.bench", "tilewise.costmodel", "tilewise.tune", "tilewise.inductor", "tilewise.products", "tilewise.learn",
+    "tilewise.tune.triton", "tilewise.nn", "tilewise.backend", "tilewise.gguf",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("package", PUBLIC_PACKAGES)
+def test_every_public_name_is_in_the_api_reference(package):
+    text = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    shown = set(re.findall(r"^::: (\S+)", text, re.M))
+    documented = {id(pkgutil.resolve_name(name)) for name in shown}
+    missing = []
+    for name in importlib.import_module(package).__all__:
+        value = pkgutil.resolve_name(f"{package}.{name}")
+        where = getattr(value, "__module__", None)  # modules and constants have none
+        if where and id(value) not in documented and not {where, package} & shown:
+            missing.append(name)
+    assert missing == []
 
 
 def test_every_test_that_the_security_page_names_is_there():
