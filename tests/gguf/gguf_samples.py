@@ -63,7 +63,10 @@ def small_decoder(architecture: str, seed: int = 0, **more: Any) -> Llama:
     if architecture == "gemma3":
         options["window_frequencies"] = rotary_frequencies(16, 10000.0)
         options["frequencies"] = rotary_frequencies(16, 1e6) / 8
-    return small_llama(seed, **options)
+    model = small_llama(seed, **options)
+    if architecture.startswith("gemma"):  # the head is the embedding: a large one would repeat the last token for ever
+        model.token_embedding.weight.data[...] *= 0.02
+    return model
 
 
 def small_llama(seed: int = 0, vocab: int = 64, width: int = 64, **more: Any) -> Llama:
