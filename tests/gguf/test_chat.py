@@ -15,7 +15,8 @@ pytest.importorskip("gguf")
 from gguf_samples import byte_level_vocabulary, small_decoder, write_llama
 
 from tilewise.errors import ConfigurationError
-from tilewise.gguf import ChatTemplate, load_gguf
+from tilewise.gguf import load_gguf
+from tilewise.gguf.chat import ChatTemplate
 
 TALK = [
     {"role": "system", "content": " Be brief. "},

@@ -5,10 +5,9 @@ The three most important names: `generate` (yields tokens), `KVCache` and `Cache
 
 from typing import TYPE_CHECKING, Any
 
-from tilewise.generate.cache import KVCache
+from tilewise.generate.cache import KVCache, LayerView
 from tilewise.generate.engine import make_engine, new_cache
 from tilewise.generate.generation import generate
-from tilewise.generate.view import LayerView
 
 if TYPE_CHECKING:
     from tilewise.generate.attention import CachedAttention

@@ -3,10 +3,8 @@
 The three most important names: `load_gguf` (model and tokenizer), `read_gguf` (metadata and tensors) and `TextStream`.
 """
 
-from tilewise.gguf.chat import ChatTemplate
 from tilewise.gguf.models import LoadedModel, load_gguf
 from tilewise.gguf.reader import GGUFFile, read_gguf
-from tilewise.gguf.streaming import TextStream
-from tilewise.gguf.tokenizers import Tokenizer
+from tilewise.gguf.tokenizers import TextStream, Tokenizer
 
-__all__ = ["ChatTemplate", "GGUFFile", "LoadedModel", "TextStream", "Tokenizer", "load_gguf", "read_gguf"]
+__all__ = ["GGUFFile", "LoadedModel", "TextStream", "Tokenizer", "load_gguf", "read_gguf"]

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
-from tilewise.gguf.chat import ChatTemplate
 from tilewise.gguf.reader import GGUFFile, read_gguf
 from tilewise.gguf.tensors import block_matrix, block_rows, packed_bytes
 from tilewise.gguf.tokenizers import Tokenizer, tokenizer_of
@@ -118,6 +117,8 @@ class LoadedModel:
 
         A message is {"role": "user", "content": "..."}; other roles are "assistant" and "system".
         """
+        from tilewise.gguf.chat import ChatTemplate  # not needed to load or to generate
+
         if self.tokenizer is None or self.chat_template is None:
             raise ConfigurationError(f"{self.name} has no chat template; continue a text with it instead")
         bos, eos = map(self.tokenizer.spelling, ("bos", "eos"))

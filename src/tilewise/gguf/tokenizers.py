@@ -8,15 +8,16 @@ written out in a text (user-defined ones, and control tokens in chats) are taken
 
 from __future__ import annotations
 
+import codecs
+import heapq
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
 from tilewise.errors import ConfigurationError, FileFormatError
-from tilewise.gguf.merging import merge
 
 _SPACE = "▁"
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # token types of the format
@@ -182,6 +183,47 @@ def _numbers(metadata: dict[str, Any], key: str, count: int, path: str, default:
 # --- SentencePiece ---
 
 
+def merge(pieces: list[str], cost: Callable[[str, str], float | None]) -> list[str]:
+    """Join neighbours in the order of `cost`, the lowest first, the leftmost among equals (Sennrich et al. 2016).
+
+    `cost(a, b)` is None if `a` and `b` cannot be joined. The pieces form a linked list and the candidate pairs a heap,
+    so a text of n pieces takes O(n log n) steps.
+    """
+    right_of = [*range(1, len(pieces)), -1]  # linked list of the remaining pieces
+    left_of = [-1, *range(len(pieces) - 1)]
+    current: list[str | None] = list(pieces)  # None: joined to its left neighbour
+    heap: list[tuple[float, int, str, str]] = []
+
+    def push(left: int) -> None:
+        """Add the pair of a piece and its right neighbour to the heap, if it can be joined."""
+        right = right_of[left]
+        if right < 0:
+            return
+        a, b = current[left], current[right]
+        assert a is not None
+        assert b is not None
+        pair_cost = cost(a, b)
+        if pair_cost is not None:
+            heapq.heappush(heap, (pair_cost, left, a, b))
+
+    for i in range(len(pieces)):
+        push(i)
+    while heap:
+        _, left, a, b = heapq.heappop(heap)
+        right = right_of[left]
+        if current[left] != a or right < 0 or current[right] != b:
+            continue  # stale entry: one of the two was joined with another piece
+        current[left], current[right] = a + b, None
+        right_of[left] = right_of[right]
+        if right_of[right] >= 0:
+            left_of[right_of[right]] = left
+        # The joined piece forms new pairs with both neighbours.
+        push(left)
+        if left_of[left] >= 0:
+            push(left_of[left])
+    return [piece for piece in current if piece is not None]
+
+
 class SentencePieceTokenizer(Tokenizer):
     """SentencePiece BPE: neighbours are joined by score; unknown characters become bytes."""
 
@@ -336,3 +378,53 @@ _SPLITTERS = {
     "gpt-4o": _splitter(_CASED % (f"(?:{_SHORT})?", f"(?:{_SHORT})?", 3)),
     "default": _splitter(r"[{P}$+<=>^~|]+", _GPT2, "[{N}]+", "[0-9][0-9][0-9]"),
 }
+
+
+# --- streaming ---
+
+
+class TextStream:
+    """Text of streamed tokens, without incomplete characters and possible beginnings of stop words.
+
+    Call `add` with the bytes of each token and print what it returns; `stopped` is True after a stop word.
+
+    >>> stream = TextStream(["END"])
+    >>> [stream.add(part) for part in (b"a", b"E", b"N", b"x", b"EN", b"D!")], stream.stopped
+    (['a', '', '', 'ENx', '', ''], True)
+    """
+
+    def __init__(self, stop_words: Iterable[str] = ()) -> None:
+        self._stops: Sequence[str] = [word for word in stop_words if word]
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = ""
+        self.stopped = False
+
+    def add(self, content: bytes) -> str:
+        """Add bytes and return the text that is complete and cannot belong to a stop word."""
+        return self._release(self._decoder.decode(content))
+
+    def end(self) -> str:
+        """Return the remaining text at the end of the stream."""
+        remaining = self._release(self._decoder.decode(b"", True)) + self._pending
+        self._pending = ""
+        return remaining
+
+    def _release(self, text: str) -> str:
+        """Add text to the pending text and return the part that cannot belong to a stop word."""
+        if self.stopped:
+            return ""
+        self._pending += text
+        positions = [position for position in map(self._pending.find, self._stops) if position >= 0]
+        if positions:
+            released, self._pending, self.stopped = self._pending[: min(positions)], "", True
+            return released
+        # Hold back the longest end that could still become a stop word.
+        overlap = max(map(self._overlap, self._stops), default=0)
+        end = len(self._pending) - overlap
+        released, self._pending = self._pending[:end], self._pending[end:]
+        return released
+
+    def _overlap(self, word: str) -> int:
+        """Length of the longest end of the pending text that is a beginning of the word."""
+        longest = min(len(word) - 1, len(self._pending))
+        return next((n for n in range(longest, 0, -1) if self._pending.endswith(word[:n])), 0)
