@@ -79,9 +79,7 @@ def headlines(facts: dict[str, Any]) -> list[Headline]:
     if "five" in tuning:
         sentence = f"of the fastest tile's speed after five measurements; the default reaches {tuning['default']:.0%}."
         numbers.append(Headline(f"{tuning['five']:.0%}", sentence))
-    busy = facts.get("machine", {}).get("load", 0.0) > BUSY_CORES
-    note = " Other programs were running: take it as rough." if busy else ""
-    return [Headline(headline.number, headline.sentence + note) for headline in numbers]
+    return numbers
 
 
 def take_tour(
@@ -103,6 +101,8 @@ def take_tour(
         show(number, stop)
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = folder / "report.html"
-    write_atomic(report, page(stops, _describe_environment(when), headlines(facts)))
+    busy = facts.get("machine", {}).get("load", 0.0) > BUSY_CORES
+    about = _describe_environment(when) + (" Other programs were running: take the times as rough." if busy else "")
+    write_atomic(report, page(stops, about, headlines(facts)))
     write_atomic(folder / "tour.json", json.dumps({"when": when, **facts}, indent=1) + "\n")
     return Tour(stops, report, facts)
