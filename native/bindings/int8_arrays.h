@@ -119,7 +119,7 @@ using Int16StageTuple = std::tuple<int, int, int, float, float, float, nb::bytes
 
 inline Int16Stage int16_stage_of(const Int16StageTuple& given) {
   const auto& [low, high, curve, inverse, far, slope, pieces] = given;
-  if (curve < 0 || curve > static_cast<int>(Int16Activation::piecewise))
+  if (curve < 0 || curve > static_cast<int>(Int16Activation::leaky_relu))
     throw nb::value_error("there is no such activation");
   Int16Stage stage{low, high, static_cast<Int16Activation>(curve), inverse, {far, slope}, {}};
   if (stage.activation == Int16Activation::piecewise) {

@@ -50,7 +50,7 @@ struct Uint8Stage {
 // are very fine, are computed in floats, with the same operations on every instruction set: act(value) * inverse.
 constexpr int kInt16Limit = 32767;  // the largest magnitude; layers with long sums need smaller ones
 
-enum class Int16Activation : int { none, parabola, hard_sigmoid, sigmoid, silu, gelu, piecewise };
+enum class Int16Activation : int { none, parabola, hard_sigmoid, sigmoid, silu, gelu, piecewise, leaky_relu };
 
 // SiLU and GELU are max(x, 0) minus a function that is symmetric around 0. The value is given in units of an odd
 // fraction of the output's step, so that rounding is unbiased. It becomes u = min(round(value), most), and then (max(u,
@@ -62,6 +62,7 @@ struct Int16Piecewise {
   int16_t far = 1, turn = 0, shift = 0, round = 0, step = 0, most = 0;
 };
 
+// The slope of `parabola` is that of LeakyReLU below 0, too.
 struct Int16Stage {
   int low = -kInt16Limit, high = kInt16Limit;
   Int16Activation activation = Int16Activation::none;

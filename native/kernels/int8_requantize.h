@@ -198,6 +198,8 @@ TW_INLINE vf activate_int16(vf v, const Int16Stage& f) {
       return v / (1.0f + vexp_of_sum(-v)) * f.inverse;
     case Int16Activation::gelu:
       return vgelu(v) * f.inverse;
+    case Int16Activation::leaky_relu:
+      return at_least(v, v * f.parabola.slope);
     default:
       return v;
   }

@@ -17,7 +17,8 @@ from tilewise.quantize.reference import BENT, Finish, NumpyInt8Layer
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 RNG = np.random.default_rng(3)
-ACTIVATIONS = ["", *BENT]
+LEAKY = "leaky_relu 0.1"
+ACTIVATIONS = ["", *BENT, LEAKY]
 F = np.float32
 
 
@@ -148,12 +149,13 @@ def exact(name: str, x: np.ndarray) -> np.ndarray:
             "hard_swish": lambda: x * np.clip(x + 3, 0, 6) / 6,
             "hard_sigmoid": lambda: np.clip(x + 3, 0, 6) / 6,
             "gelu": lambda: x * 0.5 * (1 + erf(x / 2**0.5)),
+            LEAKY: lambda: np.maximum(x, 0.1 * x),
         }
         values: np.ndarray = functions[name]()
     return values
 
 
-@pytest.mark.parametrize("name", BENT)
+@pytest.mark.parametrize("name", [*BENT, LEAKY])
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 0.004, 0.016, 0.03, 0.5, 3, 63, 1e9, 1e30])
 @pytest.mark.parametrize("zero", [0, 40])
 def test_bytes_are_the_activations_or_their_neighbours(name: str, scale: float, zero: int) -> None:

@@ -19,7 +19,7 @@ from tilewise.models import zoo
 from tilewise.quantize import QuantizedModel, load_quantized, quantize, save_quantized
 from tilewise.quantize.calibration import EvaluatedBatch, traced_and_calibrated
 from tilewise.quantize.elementwise import finish_for
-from tilewise.quantize.graph import Graph, trace
+from tilewise.quantize.graph import FloatGraph, trace
 from tilewise.quantize.layers import QuantizedConv2d, integer_offset
 from tilewise.quantize.lowering import tied_values
 from tilewise.quantize.mixed_precision import _fewer, closed, normalized_max_error
@@ -34,7 +34,7 @@ def inputs(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def some_wide(graph: Graph, share: float, seed: int) -> dict[int, str]:
+def some_wide(graph: FloatGraph, share: float, seed: int) -> dict[int, str]:
     rng = np.random.default_rng(seed)
     return closed(graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share})
 
@@ -78,7 +78,7 @@ class Odd(nn.Module):
         self.norm = nn.BatchNorm2d(channels)
         self.down = nn.Conv2d(2 * channels, channels + 1, 1)
         self.last = nn.Linear(channels + 1, 7)
-        self.activation = {"relu": nn.ReLU(), "gelu": nn.GELU()}[activation]
+        self.activation = {"relu": nn.ReLU(), "gelu": nn.GELU(), "leaky": nn.LeakyReLU(0.2)}[activation]
 
     def forward(self, x: Any) -> Any:
         x = self.activation(self.first(x))
@@ -89,7 +89,7 @@ class Odd(nn.Module):
 
 
 @needs_native
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "leaky"])
 @pytest.mark.parametrize(
     "channels, groups, stride", [(1, 1, 1), (5, 1, 2), (6, 3, 1), (17, 17, 2), (34, 2, 1), (24, 8, 2)]
 )
@@ -101,7 +101,9 @@ def test_odd_layers(channels: int, groups: int, stride: int, activation: str, se
 
 
 @needs_native
-@pytest.mark.parametrize("activation", ["", "relu", "relu6", "hard_swish", "silu", "sigmoid", "hard_sigmoid", "gelu"])
+@pytest.mark.parametrize(
+    "activation", ["", "relu", "relu6", "hard_swish", "silu", "sigmoid", "hard_sigmoid", "gelu", "leaky_relu 0.01"]
+)
 @pytest.mark.parametrize("wide_in, wide_out", [(9000, WIDEST), (WIDEST, 0), (0, 4095), (4095, 12000)])
 def test_layers_of_every_activation_and_width(
     activation: str, wide_in: int, wide_out: int, settings_restored: Any

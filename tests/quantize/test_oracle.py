@@ -43,12 +43,12 @@ def normed() -> nn.Module:
 
 def test_rows_in_a_wrong_order_are_an_exception_that_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     def reversed_row(self: Any, x: Any) -> Any:
-        row = pooling.Flatten.__wrapped_call__(self, x)  # type: ignore[attr-defined]
+        row = pooling.QuantizedFlatten.__wrapped_call__(self, x)  # type: ignore[attr-defined]
         return type(row)(row.data[:, ::-1].copy(), row.parameters, row.channels)
 
-    monkeypatch.setattr(pooling.Flatten, "__wrapped_call__", pooling.Flatten.__call__, raising=False)
-    monkeypatch.setattr(pooling.Flatten, "__call__", reversed_row)
-    monkeypatch.delattr(pooling.Flatten, "add_to")  # the native plan leaves it to Python
+    monkeypatch.setattr(pooling.QuantizedFlatten, "__wrapped_call__", pooling.QuantizedFlatten.__call__, raising=False)
+    monkeypatch.setattr(pooling.QuantizedFlatten, "__call__", reversed_row)
+    monkeypatch.delattr(pooling.QuantizedFlatten, "add_to")  # the native plan leaves it to Python
     with pytest.raises(AccuracyError, match=r"more than max_error=0.01 allows; the first layer beyond it is 3"):
         quantize(small(), [inputs(8, 3, 8, 8)])
 

@@ -21,6 +21,7 @@ from tilewise.onnx.graph import Array, Port
 from tilewise.onnx.writer import OPSET, OnnxWriter
 from tilewise.quantize.graph import NATIVE_NORMS
 from tilewise.quantize.lowering import KEEPS
+from tilewise.quantize.reference import is_leaky, leaky_slope
 
 assert emit_layers  # fills the table
 _WITH_INT16 = 21  # the first opset that quantizes to 16 bits
@@ -100,6 +101,8 @@ class _Quantized:
         name = step.activation
         if name == "relu6":
             return self._node("Clip", x, self._number(0), self._number(6))
+        if is_leaky(name):
+            return self._node("LeakyRelu", x, alpha=leaky_slope(name))
         if name == "silu":
             return self._node("Mul", x, self._node("Sigmoid", x))
         if name == "hard_sigmoid":

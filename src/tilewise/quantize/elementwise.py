@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tilewise.quantize.array import QuantizedArray, as_image, pixels_of
 from tilewise.quantize.parameters import AffineParameters
-from tilewise.quantize.reference import BENT, Finish, WideFinish, by_fractions
+from tilewise.quantize.reference import Finish, WideFinish, by_fractions, is_curved
 
 Array = npt.NDArray[Any]
 F = np.float32
@@ -27,7 +27,7 @@ def finish_for(activation: str, output: AffineParameters) -> Finish | WideFinish
         high = min(high, zero + round(6 / output.scale))
     if activation in ("relu", "relu6"):
         low = zero
-    bends, inverse = activation if activation in BENT else "", float(F(1) / F(output.scale))
+    bends, inverse = activation if is_curved(activation) else "", float(F(1) / F(output.scale))
     return WideFinish(bends, inverse, low, high) if output.is_int16 else Finish(bends, inverse, zero, low, high)
 
 

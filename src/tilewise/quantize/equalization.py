@@ -19,6 +19,7 @@ from tilewise.graph.ir import Op
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.parameters import AffineParameters
+from tilewise.quantize.reference import is_leaky
 
 Array = npt.NDArray[Any]
 EqualizationScales = list[Array]  # per step, one scale per channel
@@ -50,7 +51,8 @@ class _Channels:
     def _join(self, index: int, step: Op) -> None:
         """Tie the channels of a step's result to those of its inputs, or pin them to scale 1."""
         mine, sources = self.of(index), [self.of(i) for i in step.inputs]
-        if step.activation not in _PROPORTIONAL or step.kind == "linear":
+        proportional = step.activation in _PROPORTIONAL or is_leaky(step.activation)
+        if not proportional or step.kind == "linear":
             self.pinned[mine] = True
         if step.kind in ("conv", "linear", "affine", "input"):  # a residual is added as it is
             joined = [(mine, s) for s in sources[1:]]

@@ -24,6 +24,7 @@ from tilewise.graph.passes.patterns import ChannelNorm, GroupNorm, match_pattern
 from tilewise.graph.trace import trace as trace_module
 from tilewise.nn import Module
 from tilewise.ops.shapes import Reshape
+from tilewise.quantize.reference import is_leaky, leaky_slope
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
@@ -72,6 +73,8 @@ class FloatGraph:
 def activated(x: Array, name: str) -> Array:
     if name == "relu6":
         return np.clip(x, 0, 6)
+    if is_leaky(name):
+        return np.maximum(x, x * np.float32(leaky_slope(name)))
     if name in ("", "relu", "gelu"):
         out: Array = x if not name else current_backend().dispatch(name, x)
         return out

@@ -69,7 +69,7 @@ class Finish:
             pieces = self._pieces().tobytes() if self.in_pieces else b""
             return self.zero, self.low, self.high, b"", 1.0, 0, far, slope, pieces
         fine, first, last = self._grid()
-        values = BENT[self.activation](np.arange(first, last + 1).astype(F) / F(fine)) * F(self.inverse)
+        values = activation_function(self.activation)(np.arange(first, last + 1).astype(F) / F(fine)) * F(self.inverse)
         table = _clamped(values, self.zero, self.low, self.high).tobytes()
         return self.zero, self.low, self.high, table, fine, first, 0.0, 0.0, b""
 
@@ -98,7 +98,9 @@ class Finish:
         while left < 16 and left * 0.5 ** int(1.44 * left) * inverse > 0.25:  # |act(-left)| in steps, about
             left += 1
         right = left
-        if self.activation not in ("sigmoid", "hard_sigmoid"):  # those that dip below 0, and rise without an end
+        if is_leaky(self.activation):  # ends where the output's bytes end
+            left, right = max(lowest / leaky_slope(self.activation), 2 / inverse), highest + 1 / inverse
+        elif self.activation not in ("sigmoid", "hard_sigmoid"):  # those that dip below 0, and rise without an end
             left = 4 * lowest if lowest < 0.1 else left
             right = min(2 * highest, highest + 1)
         fine = 2.0 ** (math.frexp(_POINTS_A_STEP * inverse)[1] - 1)
@@ -109,7 +111,7 @@ class Finish:
 
 # low, high, the curve's place in WIDE_CURVES, inverse; of hard-swish how far it bends, and its slope; the pieces' bytes
 NativeWideFinish = tuple[int, int, int, float, float, float, bytes]
-WIDE_CURVES = ("", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu", "pieces")
+WIDE_CURVES = ("", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu", "pieces", "leaky_relu")
 BENT_TO = {"silu": 9.5, "gelu": 4.5}  # beyond, the bump is less than a thousandth
 _FINEST = 80_000  # parts of its largest result that an activation in pieces is off by
 _UNITS = (7, 5, 3, 1)  # that values may be counted in, in a step: odd, so that none lies in the middle of two steps
@@ -139,7 +141,7 @@ class WideFinish:
     @property
     def is_table(self) -> bool:
         """Whether values are real numbers, not steps of the output."""
-        return self.activation not in ("", "hard_swish") and self._pieces is None
+        return self.activation not in ("", "hard_swish") and self._pieces is None and not is_leaky(self.activation)
 
     @property
     def units(self) -> float:
@@ -154,6 +156,9 @@ class WideFinish:
         return finished(value, self.native())
 
     def native(self) -> NativeWideFinish:
+        if is_leaky(self.activation):
+            curve = WIDE_CURVES.index("leaky_relu")
+            return self.low, self.high, curve, self.inverse, 0.0, leaky_slope(self.activation), b""
         bends, pieces = self.activation == "hard_swish", self._pieces
         far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if bends else (0.0, 0.0)
         curve = WIDE_CURVES.index(self.activation if pieces is None else "pieces")
@@ -226,6 +231,8 @@ def _finished_wide(value: Array, how: NativeWideFinish) -> Array:
         return _in_wide_pieces(value, pieces).astype(np.int16)
     if name == "hard_swish":
         value = _bent(value, F(far), F(slope))
+    elif name == "leaky_relu":
+        value = np.maximum(value, value * F(slope))
     elif name:
         value = _COMPUTED.get(name, BENT[name])(value) * F(inverse)
     return _whole(value, low, high).astype(np.int16)
@@ -342,6 +349,28 @@ BENT: dict[str, Callable[[Array], Array]] = {
     "hard_sigmoid": _gate,
     "gelu": lambda x: x * (F(0.5) + F(0.5) * _erf(x * F(0.707106781186547524))),
 }
+
+
+def is_leaky(activation: str) -> bool:
+    """Whether an activation is a LeakyReLU, which is named with its slope: "leaky_relu 0.1"."""
+    return activation.startswith("leaky_relu ")
+
+
+def leaky_slope(activation: str) -> float:
+    return float(activation.partition(" ")[2])
+
+
+def is_curved(activation: str) -> bool:
+    """Whether an activation is a function that requantization has to compute, not a clamp."""
+    return activation in BENT or is_leaky(activation)
+
+
+def activation_function(activation: str) -> Callable[[Array], Array]:
+    """Return the float32 function of a curved activation."""
+    if not is_leaky(activation):
+        return BENT[activation]
+    slope = F(leaky_slope(activation))
+    return lambda x: np.maximum(x, x * slope)
 
 
 _COMPUTED: dict[str, Callable[[Array], Array]] = {  # where there is no table

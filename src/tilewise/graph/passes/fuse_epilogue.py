@@ -60,7 +60,8 @@ def lower_gelu_tanh(low: Lowering, number: int, node: Node) -> Op | bool | None:
 
 def lower_leaky_relu(low: Lowering, number: int, node: Node) -> Op | bool | None:
     slope = float(node.params["slope"])
-    return lower_activation(f"leaky_relu {slope!r}")(low, number, node) if low.is_float else None
+    supported = low.is_float or 0.001 <= slope < 1  # integers are looked up, and a table has an end
+    return lower_activation(f"leaky_relu {slope!r}")(low, number, node) if supported else None
 
 
 def lower_add(low: Lowering, number: int, node: Node) -> Op | bool | None:

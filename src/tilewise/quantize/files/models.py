@@ -21,7 +21,7 @@ from tilewise.quantize.graph import NATIVE_NORMS, FloatGraph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.lowering import MOVES
 from tilewise.quantize.parameters import WIDEST, AffineParameters
-from tilewise.quantize.reference import BENT
+from tilewise.quantize.reference import BENT, is_leaky, leaky_slope
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -45,7 +45,7 @@ _MISFITS = (
     AssertionError,
     RecursionError,
 )
-ACTIVATIONS = ("", "relu", "relu6", *BENT)
+ACTIVATIONS = ("", "relu", "relu6", *BENT)  # and LeakyReLU with its slope
 # Kinds of ops as files name them: files keep the names of the first release.
 _STORED_KINDS = {"gather_channels": "take", "depth_to_space": "spread", "identity": "same"}
 _KIND_OF_STORED = {"global_pool": "global_mean", **{stored: kind for kind, stored in _STORED_KINDS.items()}}
@@ -226,6 +226,10 @@ _SIZES = {
 }
 
 
+def _is_activation(name: str) -> bool:
+    return name in ACTIVATIONS or (is_leaky(name) and 0 < leaky_slope(name) < 1)
+
+
 def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Op:
     kind = _KIND_OF_STORED.get(entry["kind"], entry["kind"])
     options = (
@@ -246,7 +250,7 @@ def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Op:
         read["padding"] = (*read["padding"], *read["padding"])
     inputs = tuple(int(i) for i in entry["inputs"])
     activation = str(entry["activation"]) if "activation" in entry else "relu" if entry["relu"] else ""
-    if kind not in _KINDS or activation not in ACTIVATIONS or not all(0 <= i < at for i in inputs):
+    if kind not in _KINDS or not _is_activation(activation) or not all(0 <= i < at for i in inputs):
         raise ValueError
     if len(inputs) != (0 if at == 0 else 1) and kind not in ("conv", "add", "sub", "mul", "concat", "python"):
         raise ValueError
