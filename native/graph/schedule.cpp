@@ -39,7 +39,7 @@ class ScheduleBuilder {
     allocate();
     for (Graph::Schedule::Stage& stage : s_.stages) {
       const int64_t element = std::max<int64_t>(1, stage.pooled + stage.padded);
-      stage.max_chunk = std::max<int64_t>(1, Graph::Schedule::kChunkBytes / element);
+      stage.max_chunk = std::max<int64_t>(1, Graph::Schedule::chunk_bytes() / element);
       for (std::size_t i = stage.first; i < stage.last; ++i)
         stage.multiply_adds += nodes_[i].op->multiply_adds(s_.descs[nodes_[i].output]);
     }
@@ -140,7 +140,7 @@ class ScheduleBuilder {
     if (graph_.fixed_batch_) return;
     const auto elements = [&](std::size_t first, std::size_t last) {
       const int64_t bytes = std::max<int64_t>(1, element_bytes(first, last));
-      return std::max<int64_t>(1, Graph::Schedule::kChunkBytes / bytes);
+      return std::max<int64_t>(1, Graph::Schedule::chunk_bytes() / bytes);
     };
     int64_t weights = 0;
     for (const Graph::Node& node : nodes_) weights += node.op->weight_bytes();

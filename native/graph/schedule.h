@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/machine.h"
 #include "common/thread_pool.h"
 #include "graph/alias.h"
 #include "graph/tiling.h"
@@ -16,11 +17,13 @@ namespace tw {
 
 class Graph::Schedule {
  public:
-  static constexpr std::size_t kMaxFreeArenas = 16;      // for later runs; arbitrary
-  static constexpr std::size_t kMaxFreeBytes = 8 << 20;  // of one of them, where more than four are free; arbitrary
-  static constexpr int64_t kChunkBytes = 512 << 10;      // half of a usual second-level cache; the rest is for weights
+  static constexpr std::size_t kMaxFreeArenas = 16;         // for later runs; arbitrary
+  static constexpr std::size_t kMaxFreeBytes = 8 << 20;     // of one of them, where more than four are free; arbitrary
   static constexpr int64_t kMultiplyAddsPerWake = 1 << 20;  // take as long as waking a thread
   static constexpr int64_t kOverread = 64;                  // bytes past a value's last channel that a vector may read
+
+  // Bytes of a chunk: half of the second-level cache, at most of a usual one of 1 MiB; the rest is for weights.
+  static int64_t chunk_bytes() { return std::min<int64_t>(512 << 10, cache_sizes().l2 / 2); }
 
   enum class Memory { input, output, buffer };
   struct Allocation {
