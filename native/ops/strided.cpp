@@ -124,6 +124,7 @@ class Map : public StridedOp {
     const std::vector<View> all = views(call);
     const std::size_t rank = loop_.sizes.size(), inner = rank - 1, inputs = all.size() - 1;
     const int64_t n = loop_.sizes[inner];
+    if (kind_ == MapKind::copy && all[0].step[inner] > 1 && copy_transposed(all)) return;
     const StridedKernels& kernels = active_strided();
     for_each_index(loop_.sizes, 0, inner, all, n, [&](const std::array<float*, kMaxOperands + 1>& at) {
       StridedRow rows[kMaxOperands];
@@ -137,6 +138,24 @@ class Map : public StridedOp {
   }
 
  private:
+  // A copy whose rows are apart in the operand, but along another axis contiguous, is a loop over transposed matrices.
+  bool copy_transposed(std::vector<View> all) const {
+    std::vector<int64_t> sizes = loop_.sizes;
+    const std::size_t inner = sizes.size() - 1;
+    std::size_t contiguous = inner;
+    for (std::size_t axis = 0; axis < inner; ++axis) {
+      if (all[0].step[axis] == 1 && sizes[axis] > 1) contiguous = axis;
+    }
+    if (contiguous == inner) return false;
+    std::swap(sizes[contiguous], sizes[inner - 1]);  // outer axes may be visited in any order
+    for (View& view : all) std::swap(view.step[contiguous], view.step[inner - 1]);
+    const int64_t rows = sizes[inner], cols = sizes[inner - 1];
+    for_each_index(sizes, 0, inner - 1, all, rows * cols, [&](const std::array<float*, kMaxOperands + 1>& at) {
+      active_gemm().transpose(at[0], rows, cols, all[0].step[inner], at[1], all[1].step[inner - 1]);
+    });
+    return true;
+  }
+
   MapKind kind_;
   float low_, high_;
 };
