@@ -8,6 +8,7 @@
 #include "kernels/block_dot.h"
 
 #include "common/block_words.h"
+#include "common/scratch.h"
 #include "common/simd.h"
 #include "kernels/ahead.h"
 #include "kernels/half.h"
@@ -337,7 +338,7 @@ struct UnitScales {
 };
 
 // R rows by V vectors of columns, from column `column` of a panel on.
-template <int kF, int R, int V>
+template <int kF, int R, int V, bool kWide = false>
 struct Tile {
   static constexpr BlockPacking F = kBlockPacking[kF];
   const BlockProblem& p;
@@ -346,6 +347,7 @@ struct Tile {
   const float* total;
   const int32_t* offset;
   int64_t panel_bytes;
+  const uint8_t* wide = nullptr;  // if kWide: the codes of the panels as one byte each, 8 runs a block
   vf acc[R][V] = {};
 
   // With 16 lanes a vector is a panel, else a part of one: its bytes in a unit's run, and its first column there.
@@ -371,7 +373,13 @@ struct Tile {
     if (R == 1) fetch_ahead(codes + kStep * kBlockRun);
     Codes low[V], high[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) load_codes<kStep, F.bits, F.lookup>(vector_at(codes, v), low[v], high[v]);
+    for (int v = 0; v < V; ++v) {
+      if constexpr (kWide) {
+        load_codes<kStep, 8, false>(codes + v * p.blocks * 8 * kBlockRun, low[v], high[v]);
+      } else {
+        load_codes<kStep, F.bits, F.lookup>(vector_at(codes, v), low[v], high[v]);
+      }
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const int8_t* four = x + (r * p.blocks + b) * kBlock + 4 * kStep;
@@ -418,6 +426,7 @@ struct Tile {
     }
     for (int at = 0; at < F.unit_blocks(); ++at) {
       const uint8_t* codes = unit + F.header_bytes() + at * F.code_runs() * kBlockRun + column * 4;
+      if (kWide) codes = wide + (first + at) * 8 * kBlockRun;
       if (R == 1) fetch_ahead(at == 0 ? unit : codes + kSteps * kBlockRun);
       Sums sums[R][V][F.sums()] = {};
 #pragma GCC unroll 16
@@ -451,14 +460,15 @@ struct Tile {
   }
 };
 
-// V vectors of columns meet four values of a row once these are loaded.
-template <int kF, int R, int V = kVectors == 2 ? 2 : 1>
-void panel_rows(const BlockProblem& p, int64_t row, int64_t panel) {
+// V vectors of columns meet four values of a row once these are loaded. `wide`: see Tile.
+template <int kF, int R, int V = kVectors == 2 ? 2 : 1, bool kWide = false>
+void panel_rows(const BlockProblem& p, int64_t row, int64_t panel, const uint8_t* wide = nullptr) {
   constexpr BlockPacking F = kBlockPacking[kF];
   const int64_t units = p.blocks / F.unit_blocks();
   const uint8_t* weights = p.weights + panel * units * F.unit_bytes();
   for (int column = 0; column < kBlockPanel; column += V * kLanes) {
-    Tile<kF, R, V> tile(p, row);
+    Tile<kF, R, V, kWide> tile(p, row);
+    tile.wide = wide;
     for (int64_t u = 0; u < units; ++u) tile.add_unit(weights + u * F.unit_bytes(), column, u * F.unit_blocks());
     tile.store_columns(row, panel * kBlockPanel + column);
   }
@@ -478,17 +488,55 @@ int64_t some_rows(const BlockProblem& p, int64_t row, [[maybe_unused]] int64_t c
   return panel_rows<kF, 1>(p, row, panel), 1;
 }
 
+#if defined(__AVX512F__)
+template <int kF, int kStep>
+TW_INLINE void widen_step(const uint8_t* codes, uint8_t* to) {
+  Codes low, high;
+  load_codes<kStep, kBlockPacking[kF].bits, kBlockPacking[kF].lookup>(codes, low, high);
+  _mm512_storeu_si512(to + 2 * kStep * kBlockRun, low);
+  _mm512_storeu_si512(to + (2 * kStep + 1) * kBlockRun, high);
+}
+
+// The codes of a panel as one byte each, in the order of 8-bit codes.
+template <int kF>
+void widen_panel(const BlockProblem& p, int64_t panel, uint8_t* to) {
+  constexpr BlockPacking F = kBlockPacking[kF];
+  const int64_t units = p.blocks / F.unit_blocks();
+  const uint8_t* unit = p.weights + panel * units * F.unit_bytes();
+  for (int64_t b = 0; b < p.blocks; ++b, to += 8 * kBlockRun) {
+    const int64_t at = b % F.unit_blocks();
+    const uint8_t* codes =
+        unit + b / F.unit_blocks() * F.unit_bytes() + F.header_bytes() + at * F.code_runs() * kBlockRun;
+    widen_step<kF, 0>(codes, to);
+    widen_step<kF, 1>(codes, to);
+    widen_step<kF, 2>(codes, to);
+    widen_step<kF, 3>(codes, to);
+  }
+}
+#endif
+
 // A strip of rows stays in the cache while all panels go by.
 template <int kF>
 void rows(const BlockProblem& p, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel) {
-  constexpr int64_t kStrip = 64;
+  constexpr int64_t kStrip = 256;
   for (int64_t strip = first; strip < last; strip += kStrip) {
     const int64_t end = last - strip < kStrip ? last : strip + kStrip;
     int64_t panel = first_panel;
 #if defined(__AVX512F__)
     constexpr int kTwo = 4;  // rows of a tile of two panels
+    // Codes with planes are put together once for a strip of rows; two panels of them fit into the second-level cache.
+    constexpr bool kPlanes = kBlockPacking[kF].plane_runs() > 0;
+    uint8_t* wide = nullptr;
+    if (kPlanes && end - strip >= 8 * kTwo) {
+      wide = reinterpret_cast<uint8_t*>(thread_scratch(2 * p.blocks * 8 * kBlockRun / 4));
+    }
     for (; end - strip >= kTwo && panel + 2 <= last_panel; panel += 2) {
       int64_t row = strip;
+      if (wide != nullptr) {
+        widen_panel<kF>(p, panel, wide);
+        widen_panel<kF>(p, panel + 1, wide + p.blocks * 8 * kBlockRun);
+        for (; row + kTwo <= end; row += kTwo) panel_rows<kF, kTwo, 2, kPlanes>(p, row, panel, wide);
+      }
       for (; row + kTwo <= end; row += kTwo) panel_rows<kF, kTwo, 2>(p, row, panel);
       for (int64_t left = row; left < end;) left += some_rows<kF>(p, left, end - left, panel);
       while (row < end) row += some_rows<kF>(p, row, end - row, panel + 1);
