@@ -36,6 +36,7 @@ DESCRIPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"interleaved_rope": True},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": True, "head_dim": 32},
+    "gemma": _GEMMA | {"post_norms": False, "kv_heads": 1},
     "gemma2": _GEMMA | {"windows": (8, 0), "attention_cap": 5.0, "logit_cap": 3.0, "head_dim": 0},
     "gemma3": _GEMMA | {"qk_norm": True, "layers": 7, "windows": (8,) * 5 + (0, 8), "kv_heads": 1},
     "phi3": {

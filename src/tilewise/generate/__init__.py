@@ -3,6 +3,7 @@
 The three most important names: `generate` (yields tokens), `KVCache` and `CachedAttention`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tilewise.generate.cache import KVCache, LayerView
@@ -16,14 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["CachedAttention", "KVCache", "LayerView", "generate", "load_gpt", "load_gpt2", "make_engine", "new_cache"]
 
 
+# Imported at first use: generating with a model that is loaded needs none of them.
+_MODULES = {"CachedAttention": "attention", "load_gpt": "gpt2", "load_gpt2": "gpt2"}
+
+
 def __getattr__(name: str) -> Any:
-    # Imported at first use: generating with a model that is loaded needs none of them.
-    if name == "CachedAttention":
-        from tilewise.generate.attention import CachedAttention
-
-        return CachedAttention
-    if name in ("load_gpt", "load_gpt2"):
-        from tilewise.generate import gpt2
-
-        return getattr(gpt2, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -51,16 +51,9 @@ def load_gpt2(path: str | os.PathLike[str], heads: int | None = None) -> GPT:
     """Load a safetensors file with GPT-2's tensor names. `heads` defaults to width / 64, as in GPT-2."""
     tensors = {name.removeprefix("transformer."): t.data for name, t in load(path).items()}
     state = _convert_state(tensors, path)
-    try:
-        vocabulary, width = state["token_embedding.weight"].shape
-        context = state["position_embedding.weight"].shape[0]
-    except (KeyError, ValueError, IndexError):
-        raise FileFormatError(
-            f"{path} is not a GPT-2 file: the embeddings wte.weight and wpe.weight are missing"
-        ) from None
-    state.setdefault("head.weight", state["token_embedding.weight"])
-    heads = max(1, width // 64) if heads is None else heads
-    return _build(state, (width, heads, vocabulary, context), path, "tanh")
+    embedding = state.get("token_embedding.weight", np.zeros((0, 0)))
+    state.setdefault("head.weight", embedding)
+    return _build(state, path, "tanh", max(1, embedding.shape[-1] // 64) if heads is None else heads)
 
 
 def load_gpt(path: str | os.PathLike[str]) -> GPT:
@@ -68,28 +61,24 @@ def load_gpt(path: str | os.PathLike[str]) -> GPT:
     tensors = load(path)
     if any(name.endswith("wte.weight") for name in tensors):
         return load_gpt2(path)
+    return _build(tensors, path, "none")
+
+
+def _build(state: Mapping[str, Any], path: str | os.PathLike[str], approximate: str, heads: int | None = None) -> GPT:
+    """Build a GPT of the sizes that its state has, and load the state."""
     try:
-        vocabulary, width = tensors["token_embedding.weight"].shape
-        context = tensors["position_embedding.weight"].shape[0]
+        vocabulary, width = state["token_embedding.weight"].shape
+        context = state["position_embedding.weight"].shape[0]
     except (KeyError, ValueError, IndexError):
-        raise FileFormatError(f"{path} is not a GPT: there is no token_embedding.weight") from None
-    heads = {w: h for _, w, h in GPT_SIZES.values()}.get(width, max(1, width // 64))
-    return _build(tensors, (width, heads, vocabulary, context), path, "none")
-
-
-def _build(
-    state: Mapping[str, Any], shape: tuple[int, int, int, int], path: str | os.PathLike[str], approximate: str
-) -> GPT:
-    """Build a GPT of (width, heads, vocabulary, context) and load its state."""
+        raise FileFormatError(f"{path} is not a GPT: the embeddings of tokens and positions are missing") from None
     layers = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
-    if not layers or min(shape) < 1:
-        raise FileFormatError(
-            f"{path} is not a complete GPT: it has {layers} layers and (width, heads, vocabulary, context) {shape}"
-        )
+    if heads is None:
+        heads = {w: h for _, w, h in GPT_SIZES.values()}.get(width, max(1, width // 64))
+    if min(layers, width, heads, vocabulary, context) < 1:
+        raise FileFormatError(f"{path} is not a complete GPT: it has {layers} layers of {width} channels")
     try:
-        width, heads, vocabulary, context = shape
         check_gpt_size((layers, width, heads, vocabulary, context), {name: np.shape(t) for name, t in state.items()})
-        model = GPT(layers, *shape, approximate=approximate)
+        model = GPT(layers, width, heads, vocabulary, context, approximate=approximate)
         model.load_state_dict(state)
     except TilewiseError as error:
         raise FileFormatError(f"{path} is not a complete GPT: {error}") from None

@@ -55,6 +55,7 @@ ARCHITECTURES = {
     "llama": DecoderFamily(interleaved_rope=True),  # also Mistral, SmolLM, TinyLlama
     "qwen2": DecoderFamily(),
     "qwen3": DecoderFamily(qk_norm=True),
+    "gemma": DecoderFamily(activation="gelu_tanh", embedding_times_sqrt_width=True),
     "gemma2": DecoderFamily(
         post_norms=True,
         activation="gelu_tanh",
