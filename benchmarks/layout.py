@@ -52,7 +52,7 @@ def run_once(data: LayoutDataset, model: str, seed: int) -> dict[str, float]:
         rng = np.random.default_rng(seed)
         return {"tau": float(np.mean([kendall_tau(g.target(), rng.random(g.n_configs)) for g in data.test]))}
     from tilewise.costmodel.layout import train_layouts
-    from tilewise.costmodel.layout.evaluate import evaluate_layouts
+    from tilewise.costmodel.layout.trained import evaluate_layouts
 
     name, kwargs = MODELS[model]
     used = time.process_time()

@@ -24,8 +24,7 @@ from tilewise.costmodel.evaluation import evaluate
 from tilewise.costmodel.models.files import shipped_file, shipped_names
 from tilewise.costmodel.models.scorer import shipped_scorer
 from tilewise.tune.search.calibration import WITHIN
-from tilewise.tune.search.replay import replay
-from tilewise.tune.search.replay_without_model import replay_without_model
+from tilewise.tune.search.replay import replay, replay_without_model
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
 

@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from benchmarks.foreign import plain_rows
 from benchmarks.ranking import summary
+from course.synthetic_tiles import synthetic_dataset
 from tilewise.costmodel import train
 from tilewise.costmodel.baselines import random_errors
 from tilewise.costmodel.data.dataset import Dataset
-from tilewise.costmodel.data.synthetic_tiles import synthetic_dataset
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.models.torch.ragged import KernelBatch
 

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from course.synthetic_tiles import synthetic_dataset
 from tilewise._files import MAX_JSON_BYTES, gunzip, parse_json, read_input, write_atomic
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
-from tilewise.costmodel.data.synthetic_tiles import synthetic_dataset
 from tilewise.costmodel.training.config import default_settings
 from tilewise.errors import ConfigurationError, FileFormatError
 

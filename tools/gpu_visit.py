@@ -36,8 +36,7 @@ from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.aggregate import unpack_store
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Store
-from tilewise.tune.measure.collector import Options
-from tilewise.tune.measure.schedule import Tally, balanced, pick_configs
+from tilewise.tune.measure.collector import Options, Tally, balanced, pick_configs
 from tilewise.tune.workloads.programs import built_in_kernels
 from tools.drawn_products import drawn_products
 

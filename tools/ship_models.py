@@ -40,7 +40,7 @@ from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.gpu.families.family import get_family
 from tilewise.tune.choose.scores import as_kernel
-from tilewise.tune.measure.schedule import pick_configs
+from tilewise.tune.measure.collector import pick_configs
 from tilewise.tune.search.confidence import calibration_path
 from tilewise.tune.search.replay import OURS, recalibrate, replay
 from tools.workloads.gpu import other_problems

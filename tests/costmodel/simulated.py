@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from course.synthetic_tiles import synthetic_kernel
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES
-from tilewise.costmodel.data.synthetic_tiles import synthetic_kernel
 
 
 def simulated_kernel(rng: np.random.Generator, name: str, n_configs: int = 60) -> Kernel:

@@ -216,7 +216,7 @@ def calibration(folder: Path) -> Target:
 @target
 def fit_checkpoint(folder: Path) -> Target:
     from tilewise.fit.loop import CHECKPOINT, Trainer
-    from tilewise.fit.recipes import recipe_for
+    from tilewise.fit.tasks import recipe_for
 
     recipe = recipe_for("mlp", epochs=2)
     Trainer(recipe, folder, 50).save()
@@ -390,7 +390,7 @@ def tuning_data(folder: Path) -> Target:
 
 @target
 def archive(folder: Path) -> Target:
-    from tilewise.costmodel.course.unpack import unpack_tar
+    from tilewise.costmodel.course.download import unpack_tar
 
     file = write_npz(kernels()[0], folder)
     with tarfile.open(folder / "a.tar", "w") as tar:
@@ -482,7 +482,7 @@ def idx_gzip(folder: Path) -> Target:
 @target
 def text(folder: Path) -> Target:
     from tilewise import data
-    from tilewise.fit.recipes import read_text
+    from tilewise.fit.tasks import read_text
 
     (folder / "t.txt").write_text("a text of one’s own\n" * 20)
     return Target(folder / "t.txt", lambda path: data.text(read_text(str(path))))

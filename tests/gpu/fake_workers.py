@@ -9,8 +9,7 @@ from typing import Any
 
 from tilewise.gpu.measure.compiler import CompileResult
 from tilewise.gpu.measure.job import Job, Verdict
-from tilewise.tune.measure.resume import resume
-from tilewise.tune.measure.sampling import Candidate, time_all
+from tilewise.tune.measure.sampling import Candidate, resume, time_all
 
 DEADLY = {"block_m": 32}  # configurations that end the process
 TOO_BIG = 256  # block_m of the binaries that need too much shared memory

@@ -24,9 +24,8 @@ from tilewise.store.aggregate import read_measured
 from tilewise.store.problem import Kernel, Problem
 from tilewise.store.store import Store
 from tilewise.tune.choose.scores import shipped_scores
-from tilewise.tune.measure.collector import Options
+from tilewise.tune.measure.collector import Options, balanced
 from tilewise.tune.measure.sampling import TimingSettings
-from tilewise.tune.measure.schedule import balanced
 from tilewise.tune.workloads.programs import built_in_kernels, split_of
 
 

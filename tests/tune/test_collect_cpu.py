@@ -30,14 +30,12 @@ from tilewise.store.store import Store
 from tilewise.tune import collect
 from tilewise.tune.families.cpu import conv2d as conv
 from tilewise.tune.families.cpu import int8_matmul as int8
-from tilewise.tune.families.cpu.family import get_family
+from tilewise.tune.families.cpu.family import aligned_copies, get_family
 from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
-from tilewise.tune.families.cpu.operands import aligned_copies
 from tilewise.tune.measure.collector import MeasurementRecorder
 from tilewise.tune.measure.cpu import collector as cpu_collect
 from tilewise.tune.measure.cpu.clock import CpuClock
-from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options
-from tilewise.tune.measure.cpu.plan import plan
+from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options, plan
 from tilewise.tune.measure.export import export_folder, make_collection
 from tilewise.tune.measure.sampling import Candidate, TimingSettings, time_all
 from tilewise.tune.workloads.programs import built_in_kernels, split_by_shape

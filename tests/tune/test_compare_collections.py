@@ -13,7 +13,8 @@ from tilewise.costmodel.data.collection import Collection, MeasuredKernel
 from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.errors import ConfigurationError
-from tilewise.tune.measure.compare import compare, open_collection, rank_correlation
+from tilewise.profile.timing.statistics import rank_correlation
+from tilewise.tune.measure.export import compare, open_collection
 
 
 def collection(

@@ -14,8 +14,7 @@ from tilewise.cli.tiles.replay import draw, table
 from tilewise.cli.tiles.replay import replay as command
 from tilewise.errors import ConfigurationError
 from tilewise.tune import replay
-from tilewise.tune.search.replay import OURS, SIMPLE, Replay, compare_curves
-from tilewise.tune.search.replay_without_model import replay_without_model
+from tilewise.tune.search.replay import OURS, SIMPLE, Replay, compare_curves, replay_without_model
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ import pytest
 from tilewise._extension import native
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.families.columns import config_row
-from tilewise.tune.families.space import ConfigSpace, space_of
+from tilewise.tune.families.space import ConfigSpace, config_row, space_of
 from tools.gpu_visit import tiny_problems
 
 OWN = ("warps", "stages", "group", "winograd")

@@ -22,8 +22,7 @@ from tilewise.tune.choose.cache import FILE, ChoiceFile, Decision
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
     from tilewise.tune.choose.tuned_table import TunedTable, machine_name
-    from tilewise.tune.families.cpu.family import get_family
-    from tilewise.tune.families.cpu.tiles import product_config
+    from tilewise.tune.families.cpu.family import get_family, product_config
 
 SHAPE = (130, 150, 140)
 SAYS_TILE = """

@@ -174,8 +174,8 @@ def compare(
     Example: tilewise collect compare h200 second_visit
     """
     from tilewise._files import write_atomic
-    from tilewise.tune.measure.compare import compare as agreement
-    from tilewise.tune.measure.compare import open_collection
+    from tilewise.tune.measure.export import compare as agreement
+    from tilewise.tune.measure.export import open_collection
 
     result = agreement(open_collection(first), open_collection(second))
     result_json = json.dumps(result)

@@ -188,7 +188,7 @@ def _tune_shape(tuner: Tuner, spec: dict[str, Any], fresh: bool) -> Tuned:
 def _tile(family: str, config: Mapping[str, Any]) -> Any:
     """Return a configuration as Python code takes it: a native tile, or the fields of another kernel as text."""
     from tilewise.store.problem import Config
-    from tilewise.tune.families.cpu.tiles import tile_for
+    from tilewise.tune.families.cpu.family import tile_for
 
     op = {"batched_matmul": "matmul"}.get(family, family)
     native = "register_m" in config and op in ("matmul", "conv2d", "int8_matmul")

@@ -4,6 +4,6 @@ The three most important names: `fit` (runs a recipe), `FitRecipe` (its settings
 """
 
 from tilewise.fit.loop import Epoch, FitResult, Progress, fit
-from tilewise.fit.recipes import FitRecipe, recipe_for
+from tilewise.fit.tasks import FitRecipe, recipe_for
 
 __all__ = ["Epoch", "FitRecipe", "FitResult", "Progress", "fit", "recipe_for"]

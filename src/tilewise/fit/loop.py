@@ -8,6 +8,7 @@ reaches the same weights.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import signal
@@ -19,18 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tilewise import optim
+from tilewise._files import parse_json
 from tilewise.errors import ConfigurationError, FileFormatError, GradientError
-from tilewise.fit.checkpoint import read_checkpoint, write_checkpoint
-from tilewise.fit.recipes import FitRecipe
-from tilewise.fit.tasks import Batch, TrainingTask, task_for
-from tilewise.io import save
+from tilewise.fit.tasks import Batch, FitRecipe, TrainingTask, task_for
+from tilewise.io import load_arrays, save
 
 CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"
 _MAX_GRADIENT_NORM = 1.0  # the usual value for transformers
 _WARMUP_FRACTION = 0.05  # of all steps
+
+Array = npt.NDArray[Any]
+Groups = dict[str, dict[str, Array]]
 
 
 @dataclass(frozen=True)
@@ -273,3 +277,22 @@ def _interrupts() -> Iterator[threading.Event]:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, previous_handler)
+
+
+def write_checkpoint(path: Path, groups: Mapping[str, Mapping[str, Any]], counters: Mapping[str, Any]) -> None:
+    """Store groups of named arrays ("model", "optimizer", ...) and JSON counters as one file."""
+    flat = {f"{group}/{name}": np.asarray(value) for group, arrays in groups.items() for name, value in arrays.items()}
+    save(flat, path, {"tilewise": json.dumps(counters)})
+
+
+def read_checkpoint(path: Path) -> tuple[Groups, dict[str, Any]]:
+    """Read the groups of arrays and the counters of a checkpoint."""
+    arrays, metadata = load_arrays(path)
+    counters = parse_json(metadata.get("tilewise", "null"), f"The record in {path}")
+    if not isinstance(counters, dict):
+        raise FileFormatError(f"{path} is not a checkpoint of tilewise fit")
+    groups: Groups = {}
+    for name, array in arrays.items():
+        group, _, key = name.partition("/")
+        groups.setdefault(group, {})[key] = array
+    return groups, counters

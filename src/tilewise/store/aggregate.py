@@ -1,8 +1,8 @@
 """Aggregates the timings in a store to one runtime per configuration.
 
 A configuration's runtime is computed from its undisturbed timings, or from all if fewer than two are undisturbed. If it
-was in the finals (`tune/measure/racing.py`), only timings of the finals count. On a GPU the runtime is their median, on
-a CPU the mean of the faster two of three. Drift correction: the finals, and each run of an interrupted kernel, are
+was in the finals (`tune/measure/sampling.py`), only timings of the finals count. On a GPU the runtime is their median,
+on a CPU the mean of the faster two of three. Drift correction: the finals, and each run of an interrupted kernel, are
 scaled so that their default configuration matches the last reliable one; a slow hour must not look like a slow tile.
 Configurations with a single timing, and those that any run found wrong, are left out.
 """
@@ -10,6 +10,7 @@ Configurations with a single timing, and those that any run found wrong, are lef
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import statistics
 import tempfile
@@ -18,9 +19,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tilewise._files import read_input
-from tilewise.errors import FileFormatError
+from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 from tilewise.store.database import is_url
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import MAX_STORE_BYTES, BatchRow, Store
@@ -30,6 +32,8 @@ MIN_FINAL_TIMINGS = 3  # with fewer timings in the finals, all rounds count; "tw
 _MAX_PIECE_BYTES = 256 << 20  # limit for one file of a split store
 _CONTENDERS_PER_FINALIST = 3  # arbitrary: more cost time, fewer may miss the best
 Average = Callable[[Sequence[float]], float]
+
+LIBRARIES = ("dict", "pandas", "polars")
 
 
 @dataclass(frozen=True)
@@ -209,3 +213,39 @@ def faster_two_of_three(times: Sequence[float]) -> float:
     # triples with one time before it and one after it. Its weight is the number of these triples.
     weights = [(count - 1 - i) * (count - 2 - i) / 2 + i * (count - 1 - i) for i in range(count)]
     return statistics.fmean(sorted(times), weights)
+
+
+def frame(path: str | os.PathLike[str], library: str = "pandas") -> Any:
+    """Return the finished kernels of a store: columns of the problem, of the configuration (``config_...``), and times.
+
+    `library` is "pandas" or "polars", which tilewise does not install, or "dict" for plain lists by column.
+
+    >>> frame("mine.sqlite").groupby("program")["speedup"].max()  # doctest: +SKIP
+    """
+    if library not in LIBRARIES:
+        raise ConfigurationError(f"There is no library {library!r} for frames; use {', '.join(LIBRARIES)}.")
+    columns = _columns(path)
+    if library == "dict":
+        return columns
+    try:
+        return importlib.import_module(library).DataFrame(columns)
+    except ImportError:
+        raise UnavailableError(f"{library} is not installed: pip install {library}, or pass library='dict'.") from None
+
+
+def _columns(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
+    """Return the columns by name; a row without a value has None."""
+    rows: list[dict[str, Any]] = []
+    with open_measurements(path) as store:
+        for result in read_measured(store):
+            for timing in result.timings:
+                row: dict[str, Any] = {"program": result.kernel.program, **result.kernel.problem}
+                row |= {f"config_{name}": value for name, value in timing.config.items()}
+                row |= {"runtime_ns": timing.runtime_ns, "default_ns": result.default_ns}
+                row["speedup"] = result.default_ns / timing.runtime_ns
+                row["is_default"] = timing.config == result.default
+                row |= {"deviation": timing.deviation, "repeats": timing.repeats}
+                rows.append(row)
+    # Families have different sizes and parameters, so rows have different columns.
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}

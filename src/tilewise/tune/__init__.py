@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewise.store.frame import frame
+    from tilewise.store.aggregate import frame
     from tilewise.tune.choose.chooser import disable, enable, tuned
     from tilewise.tune.choose.tuner import Tuned, Tuner
     from tilewise.tune.measure.collect import Collected, collect
@@ -23,7 +23,7 @@ _MODULES = {
     "Collected": "tune.measure.collect", "collect": "tune.measure.collect", "Replay": "tune.search.replay",
     "replay": "tune.search.replay", "Tuned": "tune.choose.tuner", "Tuner": "tune.choose.tuner",
     "disable": "tune.choose.chooser", "enable": "tune.choose.chooser", "tuned": "tune.choose.chooser",
-    "frame": "store.frame",
+    "frame": "store.aggregate",
 }  # fmt: skip
 
 

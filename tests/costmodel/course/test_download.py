@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tilewise.costmodel.course import download
-from tilewise.costmodel.course.unpack import unpack_tar
+from tilewise.costmodel.course.download import unpack_tar
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 

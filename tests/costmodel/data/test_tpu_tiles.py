@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from course.synthetic_tiles import synthetic_dataset
 from tilewise.costmodel.data import tpu_tiles
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import ELEMENT_TYPES, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
-from tilewise.costmodel.data.synthetic_tiles import synthetic_dataset
 from tilewise.costmodel.data.tpu_tiles import (
     estimate_runtime,
     read_tiles,

@@ -11,7 +11,7 @@ from tilewise.costmodel.features.occupancy import Gpu, occupancy_features
 from tilewise.costmodel.features.ranker import kernel_sizes
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.families.columns import config_row
+from tilewise.tune.families.space import config_row
 
 OWN = ("warps", "stages", "group")
 H200 = Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": 132}})

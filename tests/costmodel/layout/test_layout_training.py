@@ -11,10 +11,13 @@ torch = pytest.importorskip("torch")
 
 from tilewise.costmodel.layout import LayoutDataset, load_layout_model, synthetic_graph, train_layouts  # noqa: E402
 from tilewise.costmodel.layout import train as module  # noqa: E402
-from tilewise.costmodel.layout.evaluate import evaluate_layouts  # noqa: E402
 from tilewise.costmodel.layout.models import MODELS  # noqa: E402
 from tilewise.costmodel.layout.segments import Scaling, SegmentedGraphs, split_graph, within_hops  # noqa: E402
-from tilewise.costmodel.layout.trained import build_layout_model, score_graph  # noqa: E402
+from tilewise.costmodel.layout.trained import (  # noqa: E402
+    build_layout_model,
+    evaluate_layouts,
+    score_graph,
+)
 from tilewise.costmodel.training.losses import parse_losses  # noqa: E402
 from tilewise.errors import ConfigurationError, FileFormatError  # noqa: E402
 

@@ -11,16 +11,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("lightgbm")
 
+from course.synthetic_tiles import synthetic_dataset
 from tilewise.costmodel import load_scorer, train
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.kernel import ranking
 from tilewise.costmodel.data.schema import OPCODE_NUMBER
-from tilewise.costmodel.data.synthetic_tiles import synthetic_dataset
-from tilewise.costmodel.models.blend import Blend
-from tilewise.costmodel.models.familiarity import Familiarity
+from tilewise.costmodel.models.blend import Blend, Familiarity
 from tilewise.costmodel.models.gbdt import train_gbdt
 from tilewise.costmodel.training import auto
-from tilewise.costmodel.training.winners import train_winners
+from tilewise.costmodel.training.auto import train_winners
 
 
 @pytest.fixture(scope="module")

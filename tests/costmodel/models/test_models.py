@@ -14,8 +14,11 @@ from tilewise.costmodel.features.ranker import RankerFeatures  # noqa: E402
 from tilewise.costmodel.features.scaling import MinMax  # noqa: E402
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
 from tilewise.costmodel.models.numpy import ranker as numpy_ranker  # noqa: E402
-from tilewise.costmodel.models.torch import MODELS, build_model  # noqa: E402
-from tilewise.costmodel.models.torch.predictor import score_inputs  # noqa: E402
+from tilewise.costmodel.models.torch import (  # noqa: E402
+    MODELS,
+    build_model,
+    score_inputs,
+)
 from tilewise.costmodel.models.torch.ragged import collate, sum_duplicates  # noqa: E402
 from tilewise.costmodel.training.config import parse_kwargs  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
@@ -156,7 +159,7 @@ def test_scores_do_not_depend_on_chunks_or_company(name, monkeypatch):
     model, part = build_model(name, 9, 5, kwargs).eval(), graph(5, 90)
     part.config[:, :2] = part.config[0, :2]
     whole = score_inputs(model, part)
-    monkeypatch.setattr("tilewise.costmodel.models.torch.predictor.MAX_CHUNK", 7)
+    monkeypatch.setattr("tilewise.costmodel.models.torch.MAX_CHUNK", 7)
     np.testing.assert_allclose(score_inputs(model, part), whole, rtol=1e-5, atol=1e-6)
     with torch.inference_mode():
         together = model(collate([graph(9, 40, 5), part, graph(2, 1, 6)]))[1].numpy()

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tilewise.costmodel.data.synthetic_tiles import synthetic_dataset  # noqa: E402
+from course.synthetic_tiles import synthetic_dataset  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
 from tilewise.costmodel.training.config import default_settings  # noqa: E402
 from tilewise.costmodel.training.device_epochs import DeviceEpochs  # noqa: E402

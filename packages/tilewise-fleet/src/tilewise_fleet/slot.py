@@ -70,7 +70,7 @@ class Slot:
 
     def _begin(self) -> dict[str, Any]:
         """Open a run under the device lock; see `begin`."""
-        from tilewise.tune.measure.schedule import balanced
+        from tilewise.tune.measure.collector import balanced
 
         if self.campaign.kind == "cpu":
             self._collector = self._make_collector(self.campaign.build_kernels(), self.campaign.minutes)

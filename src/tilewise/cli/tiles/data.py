@@ -42,7 +42,7 @@ def download(
     Example: tilewise tiles download --split valid
     """
     from tilewise.costmodel.course import download as downloads
-    from tilewise.costmodel.course.unpack import unpack_tar
+    from tilewise.costmodel.course.download import unpack_tar
 
     root = out.expanduser()
     kernel_counts: dict[str, int] = {}
@@ -121,7 +121,7 @@ def from_jax(
     from tilewise.costmodel.data.kernel import make_kernel
     from tilewise.costmodel.data.schema import TILE_FEATURES
     from tilewise.costmodel.data.writing import kernel_npz
-    from tilewise.costmodel.hlo.from_jax import featurize_jax
+    from tilewise.costmodel.hlo.featurize import featurize_jax
 
     graph = featurize_jax(target)
     config, zero = np.zeros((1, len(TILE_FEATURES)), np.float32), np.zeros(1, np.int64)

@@ -43,7 +43,7 @@ def toy(
     """
     from tilewise.cli.every import check_memory
     from tilewise.costmodel.layout import write_synthetic
-    from tilewise.costmodel.layout.collection import check_name
+    from tilewise.costmodel.layout.graph import check_name
 
     check_name(collection)
     check_memory(float(nodes) * configs * 100, "A graph of that size")
@@ -120,7 +120,7 @@ def evaluate(
     Example: tilewise tiles layout evaluate toy/npz/layout/xla/random runs/layout
     """
     from tilewise.costmodel.layout import open_layouts
-    from tilewise.costmodel.layout.evaluate import evaluate_layouts
+    from tilewise.costmodel.layout.trained import evaluate_layouts
     from tilewise.costmodel.models.files import without_nans
 
     trained_models = {str(path): _model(path) for path in models}
@@ -157,7 +157,7 @@ def predict(
     """
     from tilewise.costmodel.course.predictions import write_layout_predictions
     from tilewise.costmodel.layout import open_layouts
-    from tilewise.costmodel.layout.evaluate import rank_layouts
+    from tilewise.costmodel.layout.trained import rank_layouts
 
     trained = _model(model)
     full_name = _collection_name(name, collection)
@@ -181,7 +181,7 @@ def score(
     Example: tilewise tiles layout score xla_random.csv --truth toy/npz/layout/xla/random/test
     """
     from tilewise.costmodel.layout import open_layouts
-    from tilewise.costmodel.layout.evaluate import score_rankings
+    from tilewise.costmodel.layout.trained import score_rankings
     from tilewise.costmodel.metrics import bootstrap
     from tilewise.costmodel.models.files import without_nans
 
@@ -202,7 +202,7 @@ def _model(path: Path) -> TrainedLayoutModel:
 
 def _collection_name(name: str | None, folder: str) -> str:
     """Return the name given with --name, or the one that the folder's path ends in, such as `xla:random`."""
-    from tilewise.costmodel.layout.collection import check_name, collection_name
+    from tilewise.costmodel.layout.graph import check_name, collection_name
 
     full_name = check_name(name) if name is not None else collection_name(Path(folder).expanduser())
     if not full_name:

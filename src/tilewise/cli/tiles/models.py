@@ -139,7 +139,7 @@ def _train_one(
 
     trained: Any
     if recipe == "winners":
-        from tilewise.costmodel.training.winners import train_winners
+        from tilewise.costmodel.training.auto import train_winners
 
         if model != "TileRanker" or _arguments(kwargs):
             raise ConfigurationError("A recipe chooses its own models; leave --model and --model-kwargs out.")

@@ -68,7 +68,7 @@ def replay(
 
 def _without_model(collection: str, seed: int, as_json: bool) -> None:
     """Replay tuning with the model withheld, and print the comparison."""
-    from tilewise.tune.search.replay_without_model import replay_without_model
+    from tilewise.tune.search.replay import replay_without_model
 
     result = replay_without_model(collection, seed=seed)
     if as_json:

@@ -1,4 +1,4 @@
-"""A graph of a layout collection: the operations of a whole program, and configurations of its tensor layouts.
+"""Graphs of a layout collection: the operations of a whole program, and configurations of its tensor layouts.
 
 A configuration has 18 small numbers for each configurable node, so the array of all configurations, (configurations,
 nodes, 18), may be far larger than memory. A file is therefore converted once: the numbers are streamed from the npz a
@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import open_input, read_json_input, write_atomic
-from tilewise.costmodel.data.dataset import INDEX
+from tilewise.costmodel.data.dataset import INDEX, SPLITS
 from tilewise.costmodel.data.kernel import check_graph, check_integers, check_runtimes, check_shape
 from tilewise.costmodel.data.npz import Array, read_npz, stream_npz
 from tilewise.costmodel.data.schema import LAYOUT_FEATURES, NODE_FEATURES
-from tilewise.costmodel.data.shards import convert_once, files_key, map_array
+from tilewise.costmodel.data.shards import convert_once, default_cache_dir, files_key, map_array, track
 from tilewise.costmodel.data.writing import npz_bytes
-from tilewise.errors import FileFormatError, UnavailableError
+from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 
 KEYS = ("node_feat", "node_opcode", "edge_index", "node_config_ids", "config_runtime")
 CONFIGS = "node_config_feat"
@@ -42,6 +44,9 @@ _COLUMNS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "config_ids": ("<i4", "places", ()),
     "runtime": ("<i8", "configs", ()),
 }
+
+SOURCES, SEARCHES = ("xla", "nlp"), ("random", "default")
+COLLECTIONS = tuple(f"{source}:{search}" for source in SOURCES for search in SEARCHES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,3 +201,65 @@ def _to_int8(values: Array, where: str) -> npt.NDArray[np.int8]:
     if not (converted == values).all():
         raise FileFormatError(f"{where}: {CONFIGS} contains a value that is not the number of a dimension.")
     return converted
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutDataset:
+    """The three splits of a layout collection, and its name (``xla:random``) if its folders are named like that."""
+
+    name: str
+    train: Sequence[LayoutGraph]
+    valid: Sequence[LayoutGraph]
+    test: Sequence[LayoutGraph]
+
+    def split(self, name: str) -> Sequence[LayoutGraph]:
+        if name not in SPLITS:
+            raise ConfigurationError(f"There is no split {name!r}; use train, valid or test.")
+        graphs: Sequence[LayoutGraph] = getattr(self, name)
+        return graphs
+
+
+def open_layouts(
+    root: str | os.PathLike[str],
+    *,
+    splits: Sequence[str] = SPLITS,
+    cache_dir: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
+    progress: bool = True,
+) -> LayoutDataset:
+    """Open the layout collection in the folder `root`; `limit` loads only that many files of each split.
+
+    >>> open_layouts("~/data/tpugraphs/npz/layout/xla/random").train[0].config_feat.shape  # doctest: +SKIP
+    (47712, 26, 18)
+    """
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise ConfigurationError(f"There is no layout collection at {root}; give a folder with train, valid and test.")
+    unknown = [name for name in splits if name not in SPLITS]
+    if unknown:
+        raise ConfigurationError(f"There is no split {unknown[0]!r}; use train, valid or test.")
+    # Splits that were not requested stay empty.
+    files = {name: sorted((folder / name).glob("*.npz"))[:limit] if name in splits else [] for name in SPLITS}
+    if not any(files.values()):
+        raise FileFormatError(f"{folder} contains no npz files in {', '.join(splits)}.")
+    cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
+    # Opening converts a graph once and then maps its files, so that a split may exceed the memory.
+    graphs = {
+        name: [open_graph(path, cache) for path in track(paths, f"reading {name}", len(paths), progress)]
+        for name, paths in files.items()
+    }
+    return LayoutDataset(collection_name(folder), **graphs)
+
+
+def collection_name(folder: Path) -> str:
+    """Return ``xla:random`` for ``…/xla/random``, or an empty text if the folders have other names."""
+    name = ":".join(folder.absolute().parts[-2:])
+    return name if name in COLLECTIONS else ""
+
+
+def check_name(name: str) -> str:
+    """Return `name`; raise `ConfigurationError` unless it is one of the four collections."""
+    if name not in COLLECTIONS:
+        short_name = re.sub(r"\s+", " ", name)[:80]
+        raise ConfigurationError(f"{short_name!r} is not a layout collection; use one of {', '.join(COLLECTIONS)}.")
+    return name

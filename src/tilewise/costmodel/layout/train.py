@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.layout.collection import LayoutDataset
-from tilewise.costmodel.layout.graph import LayoutGraph
+from tilewise.costmodel.layout.graph import LayoutDataset, LayoutGraph
 from tilewise.costmodel.layout.segments import GraphSegment, Scaling, SegmentedGraphs
 from tilewise.costmodel.models.files import MODEL_FILE
 from tilewise.costmodel.training.config import TrainSettings, default_settings

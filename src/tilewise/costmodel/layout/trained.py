@@ -1,8 +1,11 @@
-"""Trained layout models: scoring, and saving weights, scaling and record in one safetensors file.
+"""Trained layout models: scoring, files with weights, scaling and record, and evaluation by Kendall's tau.
 
 Configurations are scored in chunks and segment by segment, so that a graph with 40,000 nodes or 100,000 configurations
 needs little memory. Every chunk starts with the same reference configurations (see `models`), so that scores depend on
 the chunks by rounding only.
+
+In an evaluation every graph has the same weight, however many configurations it has. A graph whose configurations all
+take the same time has no order to predict and is left out of the mean.
 """
 
 from __future__ import annotations
@@ -17,11 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.course.predictions import read_predictions
+from tilewise.costmodel.data.kernel import ranking
+from tilewise.costmodel.data.shards import track
 from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.segments import GraphSegment, Scaling, split_graph
 from tilewise.costmodel.layout.train import configurations, fixed_sample
+from tilewise.costmodel.metrics import Estimate, bootstrap, kendall_tau
 from tilewise.costmodel.models.files import model_path, read_tensors, report_misfit, write_tensors
 from tilewise.costmodel.models.trained import check_weights
+from tilewise.costmodel.training.loop import METRICS, kernel_metrics
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
 
 if TYPE_CHECKING:
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
 FORMAT = "tilewise-layout-model-1"
 REFERENCES = 32  # configurations that all others are compared with; as many as a training step has by default
 CHUNK_CONFIGS = 64  # configurations per chunk in addition to the references; changes memory only
+
+Table = dict[str, dict[str, Estimate]]
 
 
 @dataclass(eq=False)
@@ -121,3 +131,51 @@ def load_layout_model(path: str | Path, device: str = "cpu") -> TrainedLayoutMod
     with report_misfit(name):
         module.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in weights.items()})
     return TrainedLayoutModel(module.eval().to(device), scaling, record)
+
+
+def evaluate_layouts(
+    models: Mapping[str, TrainedLayoutModel],
+    graphs: Sequence[LayoutGraph],
+    *,
+    max_configs: int | None = None,
+    seed: int = 0,
+) -> Table:
+    """Compute every metric of every model, and of a random order, on at most `max_configs` configurations per graph."""
+    if not graphs or not all(graph.labelled for graph in graphs):
+        raise ConfigurationError("The split has no runtimes to evaluate on.")
+    rng = np.random.default_rng(seed)
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in (*models, "chance")}
+    for graph in track(graphs, "evaluating", len(graphs)):
+        # All models and all runs see the same sample, so that differences between them are paired.
+        sample = fixed_sample(graph.n_configs, graph.n_configs if max_configs is None else max_configs)
+        target = graph.target(sample)
+        for name, model in models.items():
+            rows[name].append(kernel_metrics(target, model.score(graph, sample)))
+        rows["chance"].append(kernel_metrics(target, rng.random(len(sample))))
+    return {
+        name: {key: bootstrap([row[key] for row in graph_rows], seed=seed) for key in METRICS}
+        for name, graph_rows in rows.items()
+    }
+
+
+def rank_layouts(model: TrainedLayoutModel, graphs: Sequence[LayoutGraph]) -> dict[str, npt.NDArray[Any]]:
+    """Rank all configurations of each graph from the fastest predicted to the slowest; return them by graph name."""
+    return {graph.name: ranking(model.score(graph)) for graph in track(graphs, "ranking", len(graphs))}
+
+
+def score_rankings(path: Path, collection: str, graphs: Sequence[LayoutGraph]) -> dict[str, float]:
+    """Compute Kendall's tau of each graph's row in a predictions file."""
+    rows, taus = read_predictions(path), {}
+    for graph in graphs:
+        row = rows.get(f"layout:{collection}:{graph.name}")
+        if row is None:
+            raise FileFormatError(f"{path} has no row for layout:{collection}:{graph.name}.")
+        if len(row) != graph.n_configs or len(set(row)) != len(row) or max(row) >= graph.n_configs:
+            raise FileFormatError(
+                f"{path}: {graph.name} has {graph.n_configs} configurations; its row must list each of them once."
+            )
+        # A row lists configurations from best to worst; tau compares the rank of each configuration.
+        rank = np.empty(len(row), np.int64)
+        rank[row] = np.arange(len(row))
+        taus[graph.name] = kendall_tau(graph.target(), rank)
+    return taus

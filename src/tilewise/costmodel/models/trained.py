@@ -56,7 +56,7 @@ class TrainedModel:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """Return one score per configuration, or per configuration in `rows`; lower is faster."""
-        from tilewise.costmodel.models.torch.predictor import score_inputs
+        from tilewise.costmodel.models.torch import score_inputs
 
         with report_misfit(self.name):
             return score_inputs(self.module, self.preparation.apply(kernel, rows), self.device)

@@ -309,7 +309,7 @@ class TrainingRun(ResumableRun):
         """Return the mean metrics over the validation kernels, and the loss on their first configurations."""
         import torch
 
-        from tilewise.costmodel.models.torch.predictor import score_inputs
+        from tilewise.costmodel.models.torch import score_inputs
 
         self.module.eval()
         rows, losses = [], []

@@ -30,8 +30,7 @@ from tilewise.store.aggregate import MeasuredProblem, contenders
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import Machine, Store, Verdict
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
-from tilewise.tune.measure.collector import Collector, MeasurementRecorder, Options, Say
-from tilewise.tune.measure.schedule import Tally, pick_configs
+from tilewise.tune.measure.collector import Collector, MeasurementRecorder, Options, Say, Tally, pick_configs
 from tilewise.tune.workloads.programs import split_of
 
 _COMPILE_SECONDS = 90.0  # time limit of one compilation

@@ -20,8 +20,7 @@ from tilewise.gpu.measure.execution import Gpu
 from tilewise.store.problem import Config, Problem
 from tilewise.store.reader import Verdict
 from tilewise.store.store import BatchRow
-from tilewise.tune.measure.resume import resume
-from tilewise.tune.measure.sampling import Candidate, Report, TimedBatch, TimingSettings, time_all, time_finals
+from tilewise.tune.measure.sampling import Candidate, Report, TimedBatch, TimingSettings, resume, time_all, time_finals
 
 
 @dataclass(frozen=True)

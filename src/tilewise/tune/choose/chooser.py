@@ -25,8 +25,7 @@ from tilewise.tune.choose.cache import ChoiceFile
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.choose.tuned_table import Key, TunedTable
-from tilewise.tune.families.cpu.family import get_family
-from tilewise.tune.families.cpu.tiles import tile_for
+from tilewise.tune.families.cpu.family import get_family, tile_for
 from tilewise.tune.measure.cpu.device import MIN_WORK, CpuDevice
 
 # Multiplications before a shape is ranked: about 5 ms of work. Ranking takes 0.5 to 1 ms, so a program whose

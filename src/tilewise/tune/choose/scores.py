@@ -21,9 +21,8 @@ from tilewise.costmodel.models.files import model_path, shipped_file
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.families.columns import with_machine
 from tilewise.tune.families.registry import Family, find_family
-from tilewise.tune.families.space import space_of
+from tilewise.tune.families.space import space_of, with_machine
 from tilewise.tune.search.confidence import load_calibration
 from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 

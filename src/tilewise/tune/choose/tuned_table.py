@@ -23,7 +23,7 @@ from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.backend.tiled.matmul import TileConfig, product_plan
 from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import ChoiceFile, Decision, cache_folder
-from tilewise.tune.families.cpu.tiles import tile_for
+from tilewise.tune.families.cpu.family import tile_for
 
 Key = tuple[str, tuple[int, ...], str, str]  # of a backend lookup: operation, shape, dtype, layout
 Situation = tuple[int, Key]  # threads and key

@@ -17,8 +17,7 @@ from tilewise.store.problem import Kernel, Problem, Value
 
 if TYPE_CHECKING:
     from tilewise.store.store import Store
-    from tilewise.tune.measure.collector import Collector
-    from tilewise.tune.measure.schedule import Tally
+    from tilewise.tune.measure.collector import Collector, Tally
 
 KINDS = ("cpu", "triton")
 Progress = Callable[[int, int, str], None]
@@ -63,7 +62,7 @@ def collect(
     >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
     """
     from tilewise.store.store import Store
-    from tilewise.tune.measure.schedule import unfinished
+    from tilewise.tune.measure.collector import unfinished
 
     if kind not in KINDS:
         raise ConfigurationError(f"There is no collector {kind!r}; use cpu or triton.")
@@ -100,8 +99,7 @@ def plan_cpu(
 ) -> list[dict[str, Any]]:
     """Estimate what `collect("cpu", ...)` would measure, by family and threads, and how long it would take."""
     from tilewise.tune.measure.cpu.clock import require_native
-    from tilewise.tune.measure.cpu.collector import cpu_options
-    from tilewise.tune.measure.cpu.plan import plan
+    from tilewise.tune.measure.cpu.collector import cpu_options, plan
 
     require_native()
     load_plugins(plugins)

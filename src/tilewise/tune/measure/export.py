@@ -1,4 +1,4 @@
-"""Export a store to files in TpuGraphs' format: a folder of npz files with a schema.json, or a single file.
+"""Export a store to files in TpuGraphs' format (a folder with a schema.json, or one file); compare two measurements.
 
 Columns of a configuration: first the 24 of TpuGraphs (tile bounds of the second operand, of the result and of the first
 operand, in the order of the tensors' dimensions), then the hardware settings by name: every setting that is not a block
@@ -23,21 +23,26 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import write_atomic
-from tilewise.costmodel.data.collection import Collection, MeasuredKernel, with_noise
-from tilewise.costmodel.data.kernel import make_kernel
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, with_noise
+from tilewise.costmodel.data.dataset import embedded_collections, find_collection
+from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
+from tilewise.costmodel.data.shards import read_folder
 from tilewise.costmodel.data.writing import kernel_npz, write_collection
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
-from tilewise.store.aggregate import MeasuredProblem, read_measured
+from tilewise.profile.timing.statistics import rank_correlation
+from tilewise.store.aggregate import MeasuredProblem, open_measurements, read_measured
 from tilewise.store.problem import Problem
 from tilewise.store.store import Store
-from tilewise.tune.families.columns import DEFAULT, THREADS, config_row, own_columns, with_machine
 from tilewise.tune.families.registry import Family, find_family
+from tilewise.tune.families.space import DEFAULT, THREADS, config_row, own_columns, with_machine
 from tilewise.tune.workloads.programs import splits_of
 
 SPLITS = ("train", "valid", "test")
 _MACHINE_KEYS = ("hardware", "machine", "measured", "settings", "verdicts")  # schema keys of one machine
 _AVERAGES = {"cpu": "faster two of three"}
+
+Runtimes = npt.NDArray[np.int64]
 
 
 def make_collection(store: Store, name: str, telling: float = 0.0, split: str = "auto") -> Collection:
@@ -208,3 +213,93 @@ def export_folder(collection: Collection, out: str | os.PathLike[str]) -> int:
 def embed(collection: Collection, out: str | os.PathLike[str]) -> int:
     """Write the whole collection into the one file `out`; return its size in bytes."""
     return write_collection(Path(out).expanduser(), collection)
+
+
+def open_collection(source: str | os.PathLike[str]) -> Collection:
+    """Open a collection by name, file or folder; or the finished kernels of a store or of a folder of stores."""
+    path = Path(source).expanduser()
+    if path.suffix == ".npz" or (os.fspath(source) in embedded_collections() and not path.is_dir()):
+        return read_collection(find_collection(source))
+    if path.is_dir() and any((path / split).is_dir() for split in ("train", "valid", "test")):
+        return read_folder(path)
+    if not path.exists():
+        names = ", ".join(embedded_collections()) or "none"
+        raise ConfigurationError(f"There is nothing at {source}; give a store, a folder or a collection ({names}).")
+    with open_measurements(path) as store:
+        return make_collection(store, path.stem)
+
+
+def compare(first: Collection, second: Collection) -> dict[str, Any]:
+    """Compare two measurements of the same kernels.
+
+    `kernels` has for each common kernel the number of common configurations, Spearman's rank correlation of the
+    runtimes, the loss of the first's best configuration in the second (relative to the second's best), and the median
+    ratio of second to first. The other keys summarize all kernels; `median_deviation` compares runtimes relative to the
+    default.
+    """
+    _check_same_kind(first, second)
+    ours, theirs = first.schema.config_features, second.schema.config_features
+    columns = list(dict.fromkeys((*ours, *theirs)))
+    others = {_identity(m): m for members in second.splits.values() for m in members}
+    rows, deviations = [], []
+    for members in first.splits.values():
+        for item in members:
+            other = others.get(_identity(item))
+            if other is None:
+                continue
+            pair = _common_runtimes(_by_config(item.kernel, ours, columns), _by_config(other.kernel, theirs, columns))
+            if pair is not None:
+                rows.append(_agreement(item.kernel.name, *pair))
+                slower = other.kernel.normalizer[0] / item.kernel.normalizer[0]
+                deviations.append(np.abs(pair[1] / pair[0] / slower - 1))
+    if not rows:
+        raise ConfigurationError("The two have no kernel in common, so there is nothing to compare.")
+    correlations = [kernel["rank_correlation"] for kernel in rows]
+    losses = [kernel["choice_loss"] for kernel in rows]
+    return {
+        "kernels": rows,
+        "configs": sum(kernel["configs"] for kernel in rows),
+        "median_correlation": float(np.median(correlations)),
+        "least_correlation": min(correlations),
+        "mean_choice_loss": float(np.mean(losses)),
+        "largest_choice_loss": max(losses),
+        "median_deviation": float(np.median(np.concatenate(deviations))),
+    }
+
+
+def _identity(item: MeasuredKernel) -> str:
+    """Hash in a kernel's name, which depends on the problem but not on the program."""
+    return item.kernel.name.rpartition("_")[2]
+
+
+def _check_same_kind(first: Collection, second: Collection) -> None:
+    """Raise an error if the collections come from different kinds of devices."""
+    kinds = {str(collection.schema.extra.get("kind", "")) for collection in (first, second)} - {""}
+    if len(kinds) > 1:
+        raise ConfigurationError(
+            f"One was measured by the {' and one by the '.join(sorted(kinds))} collector; "
+            "compare measurements of one kind of machine."
+        )
+
+
+def _common_runtimes(first: Mapping[bytes, int], second: Mapping[bytes, int]) -> tuple[Runtimes, Runtimes] | None:
+    """Runtimes of the common configurations in the same order; None if there are fewer than two."""
+    pairs = [(runtime, second[key]) for key, runtime in first.items() if key in second]
+    if len(pairs) < 2:
+        return None
+    runtimes = np.array(pairs, np.int64)
+    return runtimes[:, 0], runtimes[:, 1]
+
+
+def _by_config(kernel: Kernel, names: Sequence[str], columns: Sequence[str]) -> Mapping[bytes, int]:
+    """Runtimes by configuration, in the union of both sets of columns."""
+    rows = reorder_columns(kernel.config_feat, names, columns)
+    return {row.tobytes(): int(runtime) for row, runtime in zip(rows, kernel.runtime, strict=True)}
+
+
+def _agreement(name: str, first: Runtimes, second: Runtimes) -> dict[str, Any]:
+    """Row of the report for one kernel."""
+    correlation = rank_correlation(first.astype(np.float64), second.astype(np.float64))
+    loss, ratio = float(second[int(np.argmin(first))] / second.min() - 1), float(np.median(second / first))
+    return {"kernel": name, "configs": len(first), "rank_correlation": correlation, "choice_loss": loss,
+            "speed_ratio": ratio}  # fmt: skip

@@ -5,9 +5,16 @@
   immediately (on a CPU between two units, on a GPU while the next ones run); the batch is accepted or not at its end.
 - Each round times every configuration once, so that drift affects all of them equally. There are at least `rounds`
   rounds, and more for configurations whose readings still scatter.
-- The fastest few are timed again at the end (see `racing.py`).
+- The finals: the fastest few are timed again, all of them in every batch, until their order is settled. The minimum of
+  a hundred noisy readings is mostly the luckiest one (the winner's curse), so final runtimes come from these timings
+  alone. A finalist that falls behind is replaced by the next one. If readings are so noisy that the fastest may not be
+  among the finalists, more configurations take part in the first rounds.
 - A batch is disturbed if its two default readings disagree with each other or with the kernel's median, or if other
   programs used the CPU meanwhile. Disturbed batches are stored, marked, and measured again.
+
+A kernel whose measurement was stopped is resumed with its earlier timings, relative to the default of their own batch
+and scaled to the machine's current speed. A batch that was cut off has no second reading of its default; the default is
+timed now, and the batch counts if this agrees with the first reading.
 """
 
 from __future__ import annotations
@@ -16,15 +23,20 @@ import math
 import random
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewise.store.aggregate import FIRST_FINAL_ROUND, MIN_FINAL_TIMINGS
+from tilewise.store.aggregate import FIRST_FINAL_ROUND, MIN_FINAL_TIMINGS, faster_two_of_three
 from tilewise.store.problem import Config
-from tilewise.tune.measure.racing import is_settled, leaders
+from tilewise.store.store import BatchRow
 
 Run = Callable[[], Any]
+
+_MIN_STANDARD_ERRORS = 3.0  # distance at which two configurations count as different
+
+_DEFAULT_READINGS = 5  # of the default at the start; their median counts
 
 
 @dataclass(frozen=True)
@@ -272,3 +284,63 @@ def warm_up(clock: Clock, default: Candidate) -> None:
 def scatter(times: Sequence[float]) -> float:
     """Relative standard deviation of the repeats, around their median."""
     return statistics.stdev(times) / statistics.median(times) if len(times) > 1 else math.inf
+
+
+def relative_runtime(candidate: Candidate, default: Candidate) -> float:
+    """Runtime relative to the default in the same rounds; from the finals if there are enough timings."""
+    if len(candidate.final) >= MIN_FINAL_TIMINGS:
+        return faster_two_of_three(candidate.final) / faster_two_of_three(default.final)
+    return faster_two_of_three(candidate.times) / faster_two_of_three(default.times)
+
+
+def leaders(candidates: Sequence[Candidate], default: Candidate, count: int) -> list[Candidate]:
+    """The `count` fastest candidates so far, fastest first."""
+    candidates_with_times = [c for c in candidates if (c.times and default.times) or len(c.final) >= MIN_FINAL_TIMINGS]
+    return sorted(candidates_with_times, key=lambda candidate: relative_runtime(candidate, default))[:count]
+
+
+def is_settled(finalists: Sequence[Candidate], settings: TimingSettings) -> bool:
+    """True if the first finalist is clearly faster than each other one, or the difference is known precisely."""
+    if any(len(candidate.final) < settings.final_rounds for candidate in finalists):
+        return False
+    return all(_is_separated(finalists[0].final, rival.final, settings.final_error) for rival in finalists[1:])
+
+
+def _is_separated(best: Sequence[float], rival: Sequence[float], error: float) -> bool:
+    """Compare the last rounds that both took part in: timings of one batch share its drift."""
+    common = min(len(best), len(rival))
+    log_ratios = [math.log(b / a) for a, b in zip(best[-common:], rival[-common:], strict=True)]
+    deviation = statistics.stdev(log_ratios) / math.sqrt(common) if common > 1 else math.inf
+    return deviation <= error or statistics.fmean(log_ratios) >= _MIN_STANDARD_ERRORS * deviation
+
+
+def earlier_default(batches: Sequence[BatchRow]) -> float | None:
+    """Median time of the default in the undisturbed rounds of the last run that has any."""
+    undisturbed = [batch for batch in batches if not batch.disturbed and batch.round < FIRST_FINAL_ROUND]
+    return statistics.median(b.default_ns for b in undisturbed if b.run == undisturbed[-1].run) if undisturbed else None
+
+
+def resume(
+    clock: Clock, settings: TimingSettings, candidates: Sequence[Candidate], batches: Sequence[BatchRow], report: Report
+) -> None:
+    """Give the candidates the timings of `batches`; report for each open batch whether it is disturbed."""
+    if not batches:
+        return
+    default = candidates[0]
+    warm_up(clock, default)
+    unit = default.unit or default.runs[0]
+    now_ns = statistics.median(clock.time_units([unit] * _DEFAULT_READINGS)) / default.launches
+    clock.watch()  # reset: the first batch must not be blamed for what happened before it
+    times: dict[str, list[float]] = defaultdict(list)
+    final: dict[str, list[float]] = defaultdict(list)
+    for batch in batches:
+        disturbed = batch.disturbed
+        if batch.open:
+            disturbed = abs(now_ns / batch.default_ns - 1) > settings.disturbed
+            report("judged", batch, disturbed)
+        if not disturbed:
+            destination = final if batch.round >= FIRST_FINAL_ROUND else times
+            for key, runtime_ns in ((default.config.key, batch.default_ns), *batch.runtime_ns.items()):
+                destination[key].append(runtime_ns / batch.default_ns * now_ns)
+    for candidate in candidates:
+        candidate.times, candidate.final = times[candidate.config.key], final[candidate.config.key]

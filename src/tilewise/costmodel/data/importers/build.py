@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.costmodel.data.importers import helion, inductor, kernel_tuner, tvm, vllm
 from tilewise.costmodel.data.importers.config_index import MAX_WORDS, ConfigIndex
-from tilewise.costmodel.data.importers.description import KernelDescription, plain_graph
-from tilewise.costmodel.data.importers.formats import FORMATS
+from tilewise.costmodel.data.importers.description import MATRIX_PRODUCT, KernelDescription, plain_graph
 from tilewise.costmodel.data.importers.record import LogRecord
 from tilewise.costmodel.data.importers.spool import ConfigTimings, Spool, SpooledKernel
-from tilewise.costmodel.data.importers.stream import open_sources
+from tilewise.costmodel.data.importers.stream import Source, open_sources
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.npz import Array
 from tilewise.costmodel.data.schema import TILE_FEATURES
@@ -46,6 +46,8 @@ _SPLITS = ("train", "valid", "test")
 _EMPTY = np.zeros(0, np.int64)
 # GPUs whose name in a file's name counts as the name of the device.
 _GPU_NAMES = ("A100", "A4000", "A6000", "H100", "H200", "MI250X", "W6600", "W7800")
+
+Skip = Callable[[str], None]
 
 
 @dataclass
@@ -376,3 +378,38 @@ def _schema(format_name: str, columns: _Columns, details: Mapping[str, Any], rep
         "runtime": FORMATS[format_name].runtime_note,
         "normalizer": "the configuration that the log marks as default, else the kernel's median runtime",
     }
+
+
+@dataclass(frozen=True)
+class Format:
+    """Reader for the files of one tool; `tool` says what writes them."""
+
+    read_records: Callable[[Source, Skip, Path], Iterator[LogRecord]]
+    tool: str
+    description: KernelDescription | None = None
+    runtime_note: str = "median of the repeats, nanoseconds"  # what the numbers in `runtime` are, for the schema
+
+
+def _ignore_path(
+    reader: Callable[[Source, Skip], Iterator[LogRecord]],
+) -> Callable[[Source, Skip, Path], Iterator[LogRecord]]:
+    """Adapt a reader that needs the text of one file only."""
+    return lambda source, skip, path: reader(source, skip)
+
+
+# Inductor's records are all matrix products, so that format implies a description.
+FORMATS: dict[str, Format] = {
+    "kernel-tuner": Format(_ignore_path(kernel_tuner.read_records), "Kernel Tuner: T4 files and caches"),
+    "autotvm": Format(_ignore_path(tvm.read_autotvm), "TVM's AutoTVM: logs"),
+    "metaschedule": Format(_ignore_path(tvm.read_metaschedule), "TVM's MetaSchedule: database_tuning_record.json"),
+    "inductor": Format(
+        _ignore_path(inductor.read_records), "PyTorch: AutoHeuristic's text, feedback records", MATRIX_PRODUCT
+    ),
+    "triton": Format(_ignore_path(inductor.read_triton_cache), "Triton: *.autotune.json of its cache"),
+    "helion": Format(helion.read_records, "Helion: HELION_AUTOTUNE_LOG's csv and meta.jsonl"),
+    "vllm": Format(
+        _ignore_path(vllm.read_records),
+        "vLLM and SGLang: tuned configurations (JSON, or an archive)",
+        runtime_note=vllm.RUNTIME_NOTE,
+    ),
+}

@@ -1,9 +1,13 @@
-"""Reads PyTorch Inductor's records: AutoHeuristic's text files, and JSON lines from a feedback saver.
+"""Reads PyTorch Inductor's records (AutoHeuristic's text files, JSON lines from a feedback saver) and Triton's cache.
 
 AutoHeuristic writes a line of JSON (the device, and which columns are numbers), then CSV: the problem's columns,
 ``choice``, and ``feedback`` in milliseconds. A choice is a name such as ``type=triton_BLOCK-M=64_…_numwarps=4``, or
 ``extern_mm`` for the vendor library, which counts as the default. A feedback line is ``{"name": "mm", "sizes": {…},
 "device": …, "choices": [[{…configuration…}, milliseconds], …]}``.
+
+Triton's autotuning cache has one ``<kernel>.autotune.json`` per kernel and key: ``{"key": […], "configs_timings":
+[[config, milliseconds], …]}``. A configuration is a table (``kwargs``, ``num_warps``, …) or the text of one. A timing
+is a number, or a list of quantiles with the median first.
 """
 
 from __future__ import annotations
@@ -23,10 +27,12 @@ from tilewise.costmodel.data.importers.record import (
     plain_value,
     runtime,
 )
-from tilewise.costmodel.data.importers.stream import Source, csv_rows, lines, parse_line
+from tilewise.costmodel.data.importers.stream import JsonWalker, Source, csv_rows, lines, parse_line
 
 _COLLECTION_NAMES = {"numwarps": "warps", "numstages": "stages", "GROUP-M": "group"}  # in tilewise's own collections
 _GROUP_M = 8  # constant in Inductor's template, which does not log it
+
+_NOT_TRITON_PARAMETERS = ("kwargs", "pre_hook", "ir_override")
 
 
 def read_records(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
@@ -119,3 +125,52 @@ def _feedback_records(entry: Any, skip: Callable[[str], None]) -> Iterator[LogRe
             skip(str(error))
         except (TypeError, ValueError):
             skip("a choice that is not a pair of a configuration and a time")
+
+
+def read_triton_cache(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+    """Yield the records of one cache file."""
+    # The kernel's name is in the file's name only.
+    kernel = source.name.rpartition("/")[2].removesuffix(".json").removesuffix(".autotune")[:100] or "kernel"
+    walker = JsonWalker(source)
+    sizes: Mapping[str, Value] = {}
+    for member in walker.members():
+        if member == "configs_timings" and walker.next_char() == "[":
+            # The key precedes the timings in the files that Triton writes.
+            for pair in walker.elements():
+                try:
+                    yield _triton_record(kernel, sizes, pair)
+                except BadRecordError as error:
+                    skip(str(error))
+                except (TypeError, ValueError):
+                    skip("a timing that is not a pair of a configuration and a time")
+        else:
+            value = walker.value()
+            if member == "key" and isinstance(value, list):
+                sizes = _key_values(value)
+
+
+def _key_values(values: list[Any]) -> Mapping[str, Value]:
+    """Return the autotuning key as sizes, or nothing if it contains unusable values."""
+    try:
+        return flat_values({"key": values})
+    except BadRecordError:
+        return {}
+
+
+def _triton_record(kernel: str, sizes: Mapping[str, Any], pair: Any) -> LogRecord:
+    config, timing = pair
+    times = runtime(timing[0] if isinstance(timing, list) and timing else timing, MILLISECOND_NS)
+    return LogRecord(kernel, sizes, _triton_parameters(config), times, failure="" if times else "no runtime")
+
+
+def _triton_parameters(config: Any) -> Mapping[str, Value]:
+    """Return the parameters of a configuration; the entries of ``kwargs`` become parameters like the others."""
+    if isinstance(config, str):  # BLOCK_M: 64, num_warps: 4, …
+        return flat_values(dict(entry.strip().split(": ", 1) for entry in config.split(",") if ": " in entry))
+    if not isinstance(config, Mapping):
+        raise BadRecordError("a configuration that is not a table")
+    kwargs = config.get("kwargs")
+    parameters = {**kwargs, **config} if isinstance(kwargs, Mapping) else dict(config)
+    for name in _NOT_TRITON_PARAMETERS:
+        parameters.pop(name, None)
+    return flat_values(parameters)

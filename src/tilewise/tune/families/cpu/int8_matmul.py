@@ -19,10 +19,8 @@ from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.costmodel.hlo.operations import int8_matmul_graph
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem, Value, read_spec
-from tilewise.tune.families.columns import at_most
-from tilewise.tune.families.cpu.family import Array, Expected
-from tilewise.tune.families.cpu.operands import aligned_copies
-from tilewise.tune.families.cpu.tiles import config_for, tile_for
+from tilewise.tune.families.cpu.family import Array, Expected, aligned_copies, config_for, tile_for
+from tilewise.tune.families.space import at_most
 from tilewise.tune.measure.cpu.clock import require_native
 
 EPILOGUES = ("none", "bias", "bias_relu", "requantize")

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewise.backend.tiled.matmul import TileConfig, product_plan, register_tiles
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.families.cpu.tiles import product_config
+from tilewise.tune.families.cpu.family import product_config
 
 # Block sizes to try; arbitrary, about a factor of two apart.
 _ROWS = (28, 56, 112, 224, 448)
