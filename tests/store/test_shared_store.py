@@ -289,7 +289,7 @@ def test_a_claim_without_beats_is_free_after_its_lease(new_store: NewStore) -> N
 def test_the_queue_of_an_older_store_gets_its_partition(database: NewStore, tmp_path: Path) -> None:
     from sqlalchemy import create_engine, text
 
-    from tilewise.store.postgres import driver_url, upgrade
+    from tilewise_fleet.postgres import driver_url, upgrade
 
     where = database()
     engine = create_engine(driver_url(where))
@@ -455,7 +455,7 @@ def test_info_of_an_empty_database_says_that_it_is_empty(database: NewStore, cap
 
 
 def test_a_server_that_recovers_is_waited_for_while_a_store_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewise.store.postgres import PostgresDatabase
+    from tilewise_fleet.postgres import PostgresDatabase
 
     class OperationalError(Exception):
         pass

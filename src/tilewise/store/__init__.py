@@ -2,7 +2,7 @@
 
 problem.py     problems, configurations and kernels
 store.py       writing and claiming; reader.py reading; claims.py claims of collectors
-database.py    the SQLite file; postgres.py the shared PostgreSQL database
+database.py    the SQLite file; `tilewise_fleet/postgres.py` is the shared PostgreSQL database
 merge.py       copying one store into another
 aggregate.py   from timings to one runtime per configuration, also as a data frame
 service.py     client of the tuning service, `tilewise fleet serve`

@@ -1,4 +1,4 @@
-"""The database of a store: a SQLite file, or (`postgres.py`) a PostgreSQL database that many machines share.
+"""The database of a store: a SQLite file, or (`tilewise_fleet/postgres.py`) a PostgreSQL database that machines share.
 
 Both execute the same SQL with named parameters. `write` runs a function as one atomic, durable transaction; failures
 become errors of one sentence. The SQLite file needs nothing but Python. Its format is 1 since the first version: newer
@@ -107,9 +107,11 @@ def is_url(where: str | os.PathLike[str]) -> bool:
 def open_database(where: str | os.PathLike[str], create: bool) -> Database:
     """Open the database at a path or a postgresql:// URL."""
     if is_url(where):
-        from tilewise.store.postgres import PostgresDatabase
+        from tilewise._addons import require
 
-        return PostgresDatabase(str(where), create)
+        postgres: Any = require("tilewise_fleet.postgres", "A store in PostgreSQL")
+        database: Database = postgres.PostgresDatabase(str(where), create)
+        return database
     return SqliteDatabase(Path(where), create)
 
 

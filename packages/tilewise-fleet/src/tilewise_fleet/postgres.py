@@ -167,7 +167,7 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
 @contextlib.contextmanager
 def migrations() -> Any:
     """Provide the folder of Alembic's scripts."""
-    with importlib.resources.as_file(importlib.resources.files("tilewise.store") / "migrations") as folder:
+    with importlib.resources.as_file(importlib.resources.files("tilewise_fleet") / "migrations") as folder:
         yield str(folder)
 
 
