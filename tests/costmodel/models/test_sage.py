@@ -14,7 +14,7 @@ from tilewise._extension import native  # noqa: E402
 from tilewise.costmodel.features.inputs import ModelInputs  # noqa: E402
 from tilewise.costmodel.features.scaling import Neighbours  # noqa: E402
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
-from tilewise.costmodel.models.torch import build_model, layers  # noqa: E402
+from tilewise.costmodel.models.torch import build_model  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
 from tilewise.costmodel.training.losses import parse_losses  # noqa: E402
 from tilewise.costmodel.training.optimizer import FlatAdam  # noqa: E402
@@ -58,7 +58,6 @@ def plainly(monkeypatch):
     def without_kernels(*arguments):
         with monkeypatch.context() as patch:
             patch.setattr("tilewise.costmodel.models.torch.baselines.available", lambda name: False)
-            patch.setattr(layers, "_fused", lambda *a: False)
             return scores_and_gradients(*arguments)
 
     return without_kernels

@@ -20,7 +20,7 @@ from tilewise.gpu.measure.execution import Gpu
 from tilewise.store.problem import Config, Problem
 from tilewise.store.reader import Verdict
 from tilewise.store.store import BatchRow
-from tilewise.tune.measure.sampling import Candidate, Report, TimedBatch, TimingSettings, resume, time_all, time_finals
+from tilewise.tune.measure.sampling import Candidate, Report, TimedBatch, TimingSettings, resume, time_all
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ def measure(device: Gpu, job: Job, report: Report) -> None:
     while device.notes:
         report("note", device.notes.pop(0))
     resume(device, job.settings, candidates, job.earlier, report)
-    time_them = time_finals if job.finals else time_all
-    time_them(device, job.settings, candidates, job.seed, report)
+    time_all(device, job.settings, candidates, job.seed, report, finals_only=job.finals)
 
 
 def operand_sets(device: Gpu, job: Job) -> list[Operands]:

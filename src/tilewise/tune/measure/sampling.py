@@ -129,52 +129,26 @@ def time_all(
     seed: int,
     report: Report,
     go_on: Callable[[], bool] = lambda: True,
+    *,
+    finals_only: bool = False,
+    usual_ns: float | None = None,
 ) -> bool:
-    """Time all candidates; the first one is the default. Returns False if `go_on` ended it early."""
-    timing = _Timing(
-        clock=clock,
-        settings=settings,
-        default=candidates[0],
-        rng=random.Random(seed),
-        report=report,
-        go_on=go_on,
-    )
+    """Time all candidates; the first one is the default. Returns False if `go_on` ended it early.
+
+    With `finals_only` the candidates have earlier timings and only the finals are run. If `usual_ns` is given, batches
+    whose default deviates from it are disturbed.
+    """
+    usual = [] if usual_ns is None else [usual_ns] * (settings.most_final_rounds + 1)
+    timing = _Timing(clock, settings, candidates[0], random.Random(seed), report=report, go_on=go_on, defaults=usual)
     warm_up(clock, candidates[0])
     others = candidates[1:]
-    for number in range(settings.max_rounds):
+    for number in range(0 if finals_only else settings.max_rounds):
         order = [candidate for candidate in others if _wants_more(candidate, settings)]
         if not order:
             break
         if not timing.round(number, order):
             return False
     return timing.finals(others)
-
-
-def time_finals(
-    clock: Clock,
-    settings: TimingSettings,
-    candidates: Sequence[Candidate],
-    seed: int,
-    report: Report,
-    go_on: Callable[[], bool] = lambda: True,
-    usual_ns: float | None = None,
-) -> bool:
-    """Run only the finals, for candidates with earlier timings. Returns False if `go_on` ended it early.
-
-    If `usual_ns` is given, batches whose default deviates from it are disturbed.
-    """
-    timing = _Timing(
-        clock=clock,
-        settings=settings,
-        default=candidates[0],
-        rng=random.Random(seed),
-        report=report,
-        go_on=go_on,
-    )
-    if usual_ns is not None:
-        timing.defaults = [usual_ns] * (settings.most_final_rounds + 1)
-    warm_up(clock, candidates[0])
-    return timing.finals(candidates[1:])
 
 
 @dataclass

@@ -1,8 +1,6 @@
-"""Dense layers as the baselines define them, and the fused GraphSAGE layer.
+"""Dense layers as the baselines define them, and the GraphSAGE layer.
 
 `Dense` stores its kernel as (inputs, outputs) with Keras's initialization, so that weights move to Keras unchanged.
-`sage` is one autograd node per layer with a hand-written backward pass: one matrix product each for the result, the
-kernel's gradient and the input's gradient, and it saves only what these need.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tilewise.costmodel.models.torch.ragged import Matrix, SparseMatrix, product
+from tilewise.costmodel.models.torch.ragged import SparseMatrix
 from tilewise.errors import ConfigurationError
 
 LEAKY_SLOPE = 0.2  # of the published baselines
@@ -98,88 +96,11 @@ def l2_normalize(x: Tensor) -> Tensor:
     return x / norm.clamp_min(_TINY)
 
 
-class _SageFunction(torch.autograd.Function):
-    """l2_normalize(leaky_relu([S x, x] @ kernel + bias)) for a symmetric S, over the last axis of (N, ..., H)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, matrix: Matrix) -> Tensor:
-        width = x.shape[-1]
-        own, neighbours = x.reshape(-1, width), product(matrix, x).view(-1, width)
-        # Two products into one buffer instead of a concatenation.
-        z = torch.addmm(bias, own, kernel[width:]).addmm_(neighbours, kernel[:width])
-        y, norm = _activate_and_normalize(z)
-        ctx.save_for_backward(own, neighbours, kernel, y, norm)
-        ctx.matrix, ctx.shape = matrix, x.shape
-        return y.view(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        """Compute the gradients of x, kernel and bias; S is symmetric, so its transpose is S itself."""
-        own, neighbours, kernel, y, norm = ctx.saved_tensors
-        dz, width = _activation_and_norm_grad(grads[0], y, norm), own.shape[1]
-        # Both halves of the kernel's gradient are written in place.
-        dkernel = torch.empty_like(kernel)
-        torch.mm(neighbours.t(), dz, out=dkernel[:width])
-        torch.mm(own.t(), dz, out=dkernel[width:])
-        # The first layer reads features, which need no gradient.
-        if not ctx.needs_input_grad[0]:
-            return None, dkernel, dz.sum(0), None
-        dx = product(ctx.matrix, torch.mm(dz, kernel[:width].t()).view(ctx.shape)).view(-1, width)
-        return dx.addmm_(dz, kernel[width:].t()).view(ctx.shape), dkernel, dz.sum(0), None
-
-
-class _JoinFirstFunction(torch.autograd.Function):
-    """First layer of an early join: l2_normalize(leaky_relu(nodes[:, None] + to_nodes @ configs))."""
-
-    @staticmethod
-    def forward(ctx: Any, nodes: Tensor, configs: Tensor, to_nodes: Matrix, to_configs: Matrix) -> Tensor:
-        z = product(to_nodes, configs)  # (N, C, H)
-        # Nodes are added in place: (N, C, H) is the largest array of the network.
-        y, norm = _activate_and_normalize(z.add_(nodes[:, None]))
-        ctx.save_for_backward(y, norm)
-        ctx.to_configs = to_configs
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        y, norm = ctx.saved_tensors
-        dz = _activation_and_norm_grad(grads[0], y, norm).view(y.shape)
-        return dz.sum(1), product(ctx.to_configs, dz), None, None
-
-
-def _activate_and_normalize(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply leaky ReLU and L2 normalization in place; returns the result and the norms."""
-    functional.leaky_relu_(z, LEAKY_SLOPE)
-    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min_(_TINY)
-    return z.div_(norm), norm
-
-
-def _activation_and_norm_grad(dy: Tensor, y: Tensor, norm: Tensor) -> Tensor:
-    """Backpropagate through L2 normalization and leaky ReLU; the result y has the sign of the input."""
-    dy, y, norm = dy.reshape(-1, y.shape[-1]), y.view(-1, y.shape[-1]), norm.view(-1, 1)
-    projection = torch.linalg.vecdot(dy, y).unsqueeze_(1)
-    # Gradient of y = z / |z|: (dy - y <dy, y>) / |z|.
-    dz = torch.addcmul(dy, y, projection, value=-1.0).div_(norm)
-    return torch.ops.aten.leaky_relu_backward(dz, y, LEAKY_SLOPE, True)  # type: ignore[no-any-return]
-
-
 def join_first(nodes: Tensor, configs: Tensor, to_nodes: SparseMatrix, activation_name: str) -> Tensor:
     """Compute the first layer of EarlyJoinSAGE on (N, C): `nodes` (N, H) plus `to_nodes` @ `configs` (2K, C, H)."""
-    if _fused(nodes, activation_name):
-        result: Tensor = _JoinFirstFunction.apply(nodes, configs, to_nodes.forward, to_nodes.transposed)  # type: ignore[no-untyped-call]
-        return result
     return l2_normalize(activation(activation_name)(nodes[:, None] + to_nodes @ configs))
 
 
-def _fused(x: Tensor, activation_name: str) -> bool:
-    """Tell whether the hand-written backward pass applies."""
-    mixed = torch.is_autocast_enabled(x.device.type)
-    return activation_name == "leaky_relu" and x.dtype == torch.float32 and not mixed
-
-
 def sage(x: Tensor, layer: Dense, matrix: SparseMatrix, activation_name: str) -> Tensor:
-    """Apply one GraphSAGE layer; `matrix` must be symmetric."""
-    if _fused(x, activation_name):
-        result: Tensor = _SageFunction.apply(x, layer.kernel, layer.bias, matrix.forward)  # type: ignore[no-untyped-call]
-        return result
+    """Apply one GraphSAGE layer to (N, ..., H)."""
     return l2_normalize(activation(activation_name)(layer(torch.cat([matrix @ x, x], dim=-1))))

@@ -34,7 +34,6 @@ from tilewise.tune.measure.sampling import (
     leaders,
     resume,
     time_all,
-    time_finals,
 )
 
 CPU_SETTINGS = TimingSettings(
@@ -135,10 +134,10 @@ class CpuCollector(Collector):
         """Time the candidates, starting from earlier timings; False if time is up."""
         settings, batches, recorder = self.options.settings, self.store.batches(kernel), self.recorder(kernel)
         resume(clock, settings, candidates, batches, recorder)
-        if self.options.finals:
-            usual_ns = earlier_default(batches)
-            return time_finals(clock, settings, candidates, seed, recorder, go_on=self.time_left, usual_ns=usual_ns)
-        return time_all(clock, settings, candidates, seed, recorder, self.time_left)
+        finals, usual_ns = self.options.finals, earlier_default(batches) if self.options.finals else None
+        return time_all(
+            clock, settings, candidates, seed, recorder, self.time_left, finals_only=finals, usual_ns=usual_ns
+        )
 
     def _configs(self, family: CpuFamily, kernel: Kernel, seed: int) -> list[Config]:
         """Configurations to measure, the default first."""
