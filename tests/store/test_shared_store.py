@@ -433,7 +433,7 @@ def test_whoever_lost_its_claim_writes_nothing_more(database: NewStore) -> None:
 def test_a_database_that_is_started_again_costs_patience_only(
     cluster: Cluster, database: NewStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tilewise.store.postgres.LOCK_TIMEOUT_S", 600.0)  # a busy machine recovers slowly
+    monkeypatch.setattr("tilewise_fleet.postgres.LOCK_TIMEOUT_S", 600.0)  # a busy machine recovers slowly
     with Store(database()) as store:
         run = store.begin(HERE, 0, {})
         restart = threading.Thread(target=cluster.crash)
