@@ -37,7 +37,7 @@ from tilewise.store.aggregate import unpack_store
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Store
 from tilewise.tune.measure.collector import Options, Tally, balanced, pick_configs
-from tilewise.tune.workloads.programs import built_in_kernels
+from tilewise.tune.workloads import built_in_kernels
 from tools.drawn_products import drawn_products
 
 _FILE_BYTES = 14 << 20  # of one file of a compressed store: below the usual limits for attachments

@@ -57,7 +57,7 @@ APART = {
     "tune/measure/confirm.py:SecondProcess._ask": _OWN,
     "tune/measure/confirm.py:serve": _OWN,
     "tune/measure/trial.py:serve": _OWN,
-    "tune/workloads/programs.py:built_in_kernels": _SHIPPED,
+    "tune/workloads/__init__.py:built_in_kernels": _SHIPPED,
 }
 
 

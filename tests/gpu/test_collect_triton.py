@@ -26,7 +26,7 @@ from tilewise.store.store import Store
 from tilewise.tune.choose.scores import shipped_scores
 from tilewise.tune.measure.collector import Options, balanced
 from tilewise.tune.measure.sampling import TimingSettings
-from tilewise.tune.workloads.programs import built_in_kernels, split_of
+from tilewise.tune.workloads import built_in_kernels, split_of
 
 
 @pytest.fixture(autouse=True)

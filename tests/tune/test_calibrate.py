@@ -24,7 +24,7 @@ if native is not None:
     from tilewise.tune.choose.tuned_table import CALIBRATED, load_tuned_table, machine_name
     from tilewise.tune.choose.tuner import Tuner
     from tilewise.tune.families.cpu.family import get_family, product_tile
-    from tilewise.tune.families.cpu.near import near_products
+    from tilewise.tune.families.cpu.matmul import near_products
     from tilewise.tune.measure import TrialResult
     from tilewise.tune.measure.confirm import ConfirmedGain
     from tilewise.tune.measure.cpu.device import CpuDevice

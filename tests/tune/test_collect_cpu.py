@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import multiprocessing
@@ -21,8 +22,6 @@ from steady_clock import SteadyClock
 from tilewise._extension import native
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.schema import NODE_FEATURES
-from tilewise.costmodel.features import machine as features
-from tilewise.costmodel.features.machine import MACHINE_COLUMNS
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.store.aggregate import FIRST_FINAL_ROUND, open_measurements, read_measured
 from tilewise.store.problem import Config, Kernel, Problem
@@ -34,11 +33,11 @@ from tilewise.tune.families.cpu.family import aligned_copies, get_family
 from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
 from tilewise.tune.measure.collector import MeasurementRecorder
 from tilewise.tune.measure.cpu import collector as cpu_collect
-from tilewise.tune.measure.cpu.clock import CpuClock
+from tilewise.tune.measure.cpu.clock import MACHINE_COLUMNS, CpuClock
 from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options, plan
 from tilewise.tune.measure.export import export_folder, make_collection
 from tilewise.tune.measure.sampling import Candidate, TimingSettings, time_all
-from tilewise.tune.workloads.programs import built_in_kernels, split_by_shape
+from tilewise.tune.workloads import built_in_kernels, split_by_shape
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 SHAPES: list[dict[str, Any]] = [
@@ -257,7 +256,7 @@ def _steadily() -> None:
     """In a process of its own: a clock of ours, and no ceilings of the machine, which take seconds to measure."""
     cpu_collect.CpuClock = SteadyClock  # type: ignore[misc]
     cpu_collect.one_run = steady_run
-    features.machine = lambda: None  # type: ignore[assignment]
+    importlib.import_module("tilewise.profile.machine").machine = lambda: None  # type: ignore[attr-defined]
 
 
 def _collect_in_child(path: str) -> None:

@@ -11,7 +11,7 @@ from tilewise.costmodel.hlo.operations import _build_matmul as built_matmul
 from tilewise.costmodel.hlo.operations import attention_graph, conv_graph, matmul_graph, norm_graph, softmax_graph
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Problem
-from tilewise.tune.workloads.programs import built_in_kernels
+from tilewise.tune.workloads import built_in_kernels
 
 XLA_TYPES = {"pred": 1, "s32": 4, "f16": 10, "f32": 11, "bf16": 16}
 

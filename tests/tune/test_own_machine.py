@@ -16,7 +16,7 @@ from tilewise.costmodel.models.files import shipped_file
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Kernel, Problem
 from tilewise.tune.search.confidence import load_calibration, save_calibration
-from tilewise.tune.workloads.programs import built_in_kernels, splits_of
+from tilewise.tune.workloads import built_in_kernels, splits_of
 from tools.workloads.cpu import cpu_kernels
 from tools.workloads.gpu import gpu_kernels
 

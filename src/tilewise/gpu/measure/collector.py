@@ -31,7 +31,7 @@ from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import Machine, Store, Verdict
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.measure.collector import Collector, MeasurementRecorder, Options, Say, Tally, pick_configs
-from tilewise.tune.workloads.programs import split_of
+from tilewise.tune.workloads import split_of
 
 _COMPILE_SECONDS = 90.0  # time limit of one compilation
 _SILENCE_SECONDS = 45.0  # the GPU process reports every timing; a longer silence means that it hangs

@@ -151,6 +151,6 @@ def _machine(columns: Sequence[str]) -> Mapping[str, int]:
     """Features of this machine, for a model that was trained with machine columns."""
     if not any(name.startswith("machine_") for name in columns):
         return {}
-    from tilewise.costmodel.features.machine import machine_features
+    from tilewise.tune.measure.cpu.clock import machine_features
 
     return machine_features()

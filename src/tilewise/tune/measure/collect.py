@@ -110,7 +110,7 @@ def plan_cpu(
 def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:
     """Read the kernels of a user's file or list, or else those of the built-in programs."""
     if shapes is None:
-        from tilewise.tune.workloads.programs import built_in_kernels
+        from tilewise.tune.workloads import built_in_kernels
 
         return built_in_kernels(kind)
     from tilewise.store.problem import read_shapes, shapes_from

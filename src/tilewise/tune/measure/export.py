@@ -36,7 +36,7 @@ from tilewise.store.problem import Problem
 from tilewise.store.store import Store
 from tilewise.tune.families.registry import Family, find_family
 from tilewise.tune.families.space import DEFAULT, THREADS, config_row, own_columns, with_machine
-from tilewise.tune.workloads.programs import splits_of
+from tilewise.tune.workloads import splits_of
 
 SPLITS = ("train", "valid", "test")
 _MACHINE_KEYS = ("hardware", "machine", "measured", "settings", "verdicts")  # schema keys of one machine

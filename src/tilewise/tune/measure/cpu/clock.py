@@ -2,16 +2,23 @@
 
 A measurement is disturbed if the process did not have the CPU for part of the time (other programs ran, or the host
 took the core away). The operating system's accounting reports this at a cost of a microsecond.
+
+The machine as a model sees it (`machine_features`) is the active instruction set (vector lanes, registers), the cache
+sizes, one core's share of the shared cache and, if the machine was benchmarked (`tilewise machine`, `tilewise collect
+cpu`), peak FLOP/s and bandwidths. All are integers in units that keep them below a billion. 0 means "unknown".
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import mmap
 import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +28,20 @@ from tilewise.errors import UnavailableError
 from tilewise.profile.timing.clock import timed_calls
 from tilewise.tune.choose.tuned_table import machine_name
 from tilewise.tune.measure.sampling import Clock, Run
+
+if TYPE_CHECKING:
+    from tilewise.profile.machine import MachineFigures
+
+MACHINE_COLUMNS = (
+    "machine_lanes", "machine_registers", "machine_cores", "machine_mflops", "machine_l1_kib", "machine_l2_kib",
+    "machine_l3_kib", "machine_l3_share_kib", "machine_l1_mbs", "machine_l2_mbs", "machine_l3_mbs",
+    "machine_memory_mbs", "machine_page_kib", "machine_large_pages",
+)  # fmt: skip
+# float32 lanes and vector registers by instruction set.
+_LANES = {"avx512": 16, "avx2": 8, "portable": 4}
+_REGISTERS = {"avx512": 32}
+_DEFAULT_LANES, _DEFAULT_REGISTERS = 4, 16
+_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def require_native() -> Any:
@@ -107,7 +128,6 @@ def running_on(threads: int) -> Iterator[None]:
 def describe(*, measure: bool = False) -> dict[str, Any]:
     """Describe this machine for a store. With `measure`, its peak rates are measured if they are not yet known."""
     from tilewise import __version__
-    from tilewise.costmodel.features.machine import machine_features
 
     module = require_native()
     l1, l2, l3 = module.cache_sizes()
@@ -124,3 +144,52 @@ def describe(*, measure: bool = False) -> dict[str, Any]:
         **({"pretended": _system.machine_override_text()} if _system.machine_override_text() else {}),
         "features": machine_features(measure=measure),
     }
+
+
+def machine_features(*, measure: bool = False) -> dict[str, int]:
+    """Return the machine columns for the active instruction set.
+
+    Ceilings that were never measured are 0, unless `measure` asks to measure them now.
+    """
+    if native is None:
+        return dict.fromkeys(MACHINE_COLUMNS, 0)
+    from tilewise.profile.machine import machine
+
+    ceilings = machine() if measure else _stored_ceilings()
+    values = (*_core_features(native), *_cache_features(native, ceilings), *_page_features())
+    return dict(zip(MACHINE_COLUMNS, values, strict=True))
+
+
+@functools.cache
+def _stored_ceilings() -> MachineFigures | None:
+    """Read the stored measurements once per process, so that choosing a tile never waits for a file."""
+    from tilewise.profile.machine import cached_machine
+
+    return cached_machine()
+
+
+def _core_features(module: Any) -> tuple[int, int, int]:
+    """Return vector lanes, vector registers and the number of cores."""
+    isa = str(module.isa())
+    lanes = next((lanes for name, lanes in _LANES.items() if isa.startswith(name)), _DEFAULT_LANES)
+    registers = next((count for name, count in _REGISTERS.items() if isa.startswith(name)), _DEFAULT_REGISTERS)
+    return lanes, registers, _system.cores()
+
+
+def _cache_features(module: Any, ceilings: MachineFigures | None) -> tuple[int, ...]:
+    """Return one thread's MFLOP/s, cache sizes and L3 share in KiB, and read bandwidth from each level in MB/s."""
+    l1, l2, l3 = (int(size) for size in module.cache_sizes())
+    peak = round(ceilings.peak(1) / 1e6) if ceilings is not None else 0
+    # Half of a cache fits it for certain; 1 TiB stands for main memory.
+    working_sets = (l1 // 2, l2 // 2, min(l3 // 2, 16 << 20), 1 << 40)
+    rates = [0 if ceilings is None else round(ceilings.read_bandwidth(size) / 1e6) for size in working_sets]
+    return peak, l1 >> 10, l2 >> 10, l3 >> 10, int(module.l3_share()) >> 10, *rates
+
+
+def _page_features() -> tuple[int, int]:
+    """Return the page size in KiB and the transparent-huge-page mode: 0 unknown, 1 never, 2 on request or always."""
+    try:
+        mode = _LARGE_PAGES.read_text(encoding="ascii")
+    except OSError:
+        return mmap.PAGESIZE >> 10, 0
+    return mmap.PAGESIZE >> 10, 1 if "[never]" in mode else 2

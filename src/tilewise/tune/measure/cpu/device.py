@@ -17,8 +17,7 @@ from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.scores import MARGIN
 from tilewise.tune.choose.tuned_table import TunedTable
 from tilewise.tune.families.cpu.family import get_family, product_config
-from tilewise.tune.families.cpu.matmul import Matmul
-from tilewise.tune.families.cpu.near import near_products
+from tilewise.tune.families.cpu.matmul import Matmul, near_products
 from tilewise.tune.families.space import ConfigTable
 from tilewise.tune.measure import Trial
 from tilewise.tune.measure.confirm import ConfirmedGain, SecondProcess
