@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.cases import NOT_HELD, source_hash
 from benchmarks.results_files import HOME_KIND, RESULTS, ROOT, folder_of
 from tilewise import _system
+from tilewise._environment import machine_override
 from tilewise._extension import native
 from tilewise._files import write_atomic
 
@@ -189,7 +190,7 @@ def today() -> str:
 def machine_class() -> dict[str, Any]:
     """What kind of machine this is, without saying which one."""
     isa = native.isa() if native is not None else "none"
-    cpus = os.cpu_count() if _system.machine_override().cores is None else _system.cores()  # not those of a pinned run
+    cpus = os.cpu_count() if machine_override().cores is None else _system.cores()  # not those of a pinned run
     caches = {f"l{level.level}": level.bytes for level in _system.caches()}
     return {"kind": cpu_kind(), "cpu": _system.cpu_name(), "cpus": cpus, "kernels": isa, **caches}
 

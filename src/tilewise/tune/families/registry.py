@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
 from tilewise.store.problem import Config, Problem, Value
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.hlo.graph import KernelGraph
 
 
 class Family(Protocol):
