@@ -242,7 +242,8 @@ def cases_page() -> str:
         ABOUT_RATIOS,
     ]
     cases = all_cases()
-    for line, kind in itertools.product(LINES, kinds()):
+    ordered = [line for row in (*ROWS, "self", "check") for line in LINES if line.row == row]
+    for line, kind in itertools.product(ordered, kinds()):
         members = [case for case in cases if case.line is line and case.kind == kind]
         if members:
             days = dates({"date": day} for case in members for day in case.dates)
