@@ -320,6 +320,19 @@ def _choosing(which: str) -> str:
     return f"{1e3 * read_any('tuning')['choosing'][which]:.2f} ms"
 
 
+def product_paths() -> str:
+    """The model that chooses how a product is computed, on machines it was not fitted to: `tools.fit_products`."""
+    found = read_any("product_paths")
+    cells = [
+        (row["machine"], str(row["threads"]), f"{row['learned']:.3f}", f"{row['rules']:.3f}",
+         "{:.3f} to {:.3f}".format(*row["gain"]), f"{row['slowest_learned']:.2f}, {row['slowest_rules']:.2f}")
+        for row in found["left_out"]
+    ]  # fmt: skip
+    headings = ("left-out machine", "threads", "learned", "rules", "gain, 95 % interval")
+    last = "slowest 1 %: learned, rules"
+    return f"{table((*headings, last), cells)}\n\nEach row has {found['products_per_row']:,} products."
+
+
 def fleet() -> str:
     """What one service and one store hold, on one core of the machine at home."""
     found = read_any("fleet")
@@ -349,6 +362,7 @@ def campaign() -> str:
 
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "fleet": fleet,
+    "product paths": product_paths,
     "campaign": campaign,
     "collections": listed,
     "card h200": lambda: card("h200"),
@@ -387,6 +401,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
 FIGURES: Mapping[str, Callable[[], str]] = {
     "chooser margin": _margin,
     "chooser look-up": _look_up,
+    "path look-up": lambda: f"{read_any('product_paths')['look_up_ns']} ns",
     "choice h200": lambda: _choosing("h200"),
     "int8 products": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$")]),
     "int8 products amx": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$", kind=_AMX_KIND)]),
