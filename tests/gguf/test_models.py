@@ -135,6 +135,15 @@ def test_mixtures_of_experts_are_one_sentence(tmp_path: Path) -> None:
             load_gguf(tmp_path / "m.gguf")
 
 
+def test_parts_of_a_split_model_are_one_sentence(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_uint16("split.count", 3)
+    writer.add_tensor("a", np.zeros((2, 2), np.float32))
+    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
+    with pytest.raises(FileFormatError, match="one part of a split model"):
+        load_gguf(tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize("code", READ)
 def test_every_form_is_read_as_the_gguf_package_reads_it(code: int) -> None:
     kind = READ[code]

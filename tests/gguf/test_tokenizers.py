@@ -119,6 +119,7 @@ def test_a_damaged_vocabulary_is_one_sentence() -> None:
         {"tokenizer.ggml.tokens": ["a"]},
         {"tokenizer.ggml.scores": 3},
         {"tokenizer.ggml.token_type": ["x"]},
+        {"tokenizer.ggml.token_type": np.full(len(VOCABULARIES["sentencepiece"]["tokens"]), np.nan)},
         {"tokenizer.ggml.model": "bert"},
         {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "unheard-of"},
     ):

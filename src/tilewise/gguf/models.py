@@ -137,6 +137,8 @@ def load_gguf(path: str | os.PathLike[str]) -> LoadedModel:
     source.prefix = f"{name}."
     if "moe" in name or source.file.metadata.get(f"{name}.expert_count", 0):
         raise FileFormatError(f"{path} is a mixture of experts, which is not supported; use a dense model.")
+    if source.file.metadata.get("split.count", 1) != 1:
+        raise FileFormatError(f"{path} is one part of a split model; join the parts with llama-gguf-split --merge.")
     if name not in ARCHITECTURES:
         raise FileFormatError(
             f"{path} has the unsupported architecture {name[:40]!r}; {', '.join(ARCHITECTURES)} are supported."

@@ -17,8 +17,12 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tilewise.errors import ConfigurationError, FileFormatError
 
+Array = npt.NDArray[Any]
 _SPACE = "▁"
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # token types of the format
 _MAX_TOKENS = 1 << 21  # guards against hostile files
@@ -31,21 +35,22 @@ class _Vocabulary:
     """Tokens with their types, and the special tokens."""
 
     tokens: list[str]
-    types: list[int]
+    types: Array
     special: dict[str, int]  # by name: bos, eos, eot, eom
     adds_begin: bool
 
     def ids(self) -> dict[str, int]:
         """Map each spelling to its first token, without control tokens."""
-        ids: dict[str, int] = {}
-        for i, token in enumerate(self.tokens):
-            if self.types[i] != _CONTROL:
-                ids.setdefault(token, i)
+        ids = dict(zip(reversed(self.tokens), range(len(self.tokens) - 1, -1, -1), strict=True))
+        for token, i in self.of_types(_CONTROL).items():
+            if ids.get(token) == i:
+                del ids[token]
         return ids
 
     def of_types(self, *types: int) -> dict[str, int]:
         """Map the spellings of tokens of these types to the tokens."""
-        return {token: i for i, token in enumerate(self.tokens) if self.types[i] in types and token}
+        places = np.flatnonzero(np.isin(self.types, types)).tolist()
+        return {self.tokens[i]: i for i in places if self.tokens[i]}
 
 
 class Tokenizer:
@@ -135,7 +140,7 @@ def tokenizer_of(metadata: dict[str, Any], vocabulary: int, path: str) -> Tokeni
 
 def _sentence_piece(metadata: dict[str, Any], vocabulary: int, path: str) -> Tokenizer:
     shared = _vocabulary(metadata, vocabulary, path, {"bos": 1, "eos": 2}, True)
-    scores = [float(s) for s in _numbers(metadata, "tokenizer.ggml.scores", len(shared.tokens), path, 0)]
+    scores = _numbers(metadata, "tokenizer.ggml.scores", len(shared.tokens), path, 0.0).tolist()
     return SentencePieceTokenizer(shared, scores, metadata.get("tokenizer.ggml.add_space_prefix", True) is not False)
 
 
@@ -161,7 +166,7 @@ def _vocabulary(
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not 1 <= len(tokens) <= min(size, _MAX_TOKENS):
         raise FileFormatError(f"{path} has a damaged tokenizer: its tokens do not match {size} embeddings.")
-    types = [int(t) for t in _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), path, 1)]
+    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), path, 1)
     ids: dict[str, int] = {}
     for name in ("bos", "eos", "eot", "eom"):
         token = metadata.get(f"tokenizer.ggml.{name}_token_id", special.get(name))
@@ -170,14 +175,13 @@ def _vocabulary(
     return _Vocabulary(tokens, types, ids, metadata.get("tokenizer.ggml.add_bos_token", adds_begin) is True)
 
 
-def _numbers(metadata: dict[str, Any], key: str, count: int, path: str, default: float) -> Any:
-    """Read one number per token, or `default` for all tokens if the key is missing."""
-    values = metadata.get(key)
-    if values is None:
-        return [default] * count
-    if isinstance(values, list | str | int | float) or len(values) != count:
+def _numbers(metadata: dict[str, Any], key: str, count: int, path: str, default: float) -> Array:
+    """Read one number of the kind of `default` per token, or `default` for all tokens if the key is missing."""
+    values = metadata.get(key, np.full(count, default))
+    kinds = "iu" if isinstance(default, int) else "iuf"
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds or len(values) != count:
         raise FileFormatError(f"{path} has a damaged tokenizer: {key} does not have one number per token.")
-    return values.tolist()
+    return values
 
 
 # --- SentencePiece ---
@@ -303,7 +307,7 @@ class ByteLevelTokenizer(Tokenizer):
 
     def __init__(self, vocabulary: _Vocabulary, merges: list[str], splitter: _Splitter) -> None:
         super().__init__(vocabulary)
-        self._ranks = {tuple(pair.split(" ", 1)): rank for rank, pair in reversed(list(enumerate(merges)))}
+        self._ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))  # of "left right"
         self._splitter = splitter
         self._bytes = {letter: byte for byte, letter in enumerate(_letters())}
 
@@ -318,7 +322,7 @@ class ByteLevelTokenizer(Tokenizer):
         if whole is not None:
             return [whole]
         ids: list[int] = []
-        for piece in merge(spelling, lambda a, b: self._ranks.get((a, b))):
+        for piece in merge(spelling, lambda a, b: self._ranks.get(f"{a} {b}")):
             token = self._ids.get(piece)
             piece_ids = [token] if token is not None else [self._ids.get(letter) for letter in piece]
             if None in piece_ids:
