@@ -36,7 +36,8 @@ NEAR = 0.05  # of INT8 without a bound: noise that is far above a byte's roundin
 _MACHINES = (
     None,
     None,
-    MachineOverride(l1=8 << 10, l2=64 << 10, l3=1 << 20),
+    # Smaller than any: programs are small too, and a batch shall be cut into chunks, stages and tile groups.
+    MachineOverride(l1=8 << 10, l2=16 << 10, l3=1 << 20),
     MachineOverride(l1=32 << 10, l2=1 << 20, l3=0),
 )
 _IN_MEMORY = Path("/dev/shm")
