@@ -170,6 +170,19 @@ def devices() -> str:
     return table(("left out:", *short, "geometric mean (95 % interval)"), [*cells, near])
 
 
+def product_choice() -> str:
+    """Paths and tiles of float32 products on a machine left out of the fit: `python -m tools.fit_products`."""
+    cells = [
+        (f"{row['set']}: {row['machine']} {row['isa']}", str(row["threads"]), str(row["products"]),
+         f"{row['learned']:.3f} ({row['learned_slowest']:.2f})", f"{row['rules']:.3f} ({row['rules_slowest']:.2f})",
+         f"{row['gain']:.3f} ({row['low']:.3f} to {row['high']:.3f})")
+        for row in read_any("product_choice")
+        if row["held_out"] == "machine"
+    ]  # fmt: skip
+    headings = ("left out", "threads", "products", "learned", "hand-written rules", "gain (95 % interval)")
+    return table(headings, cells)
+
+
 def processors() -> str:
     """The CPU collection with a processor left out: `python -m benchmarks.devices --processors`."""
     found = (read_any("devices") or {}).get("processors")
@@ -320,19 +333,6 @@ def _choosing(which: str) -> str:
     return f"{1e3 * read_any('tuning')['choosing'][which]:.2f} ms"
 
 
-def product_paths() -> str:
-    """The model that chooses how a product is computed, on machines it was not fitted to: `tools.fit_products`."""
-    found = read_any("product_paths")
-    cells = [
-        (row["machine"], str(row["threads"]), f"{row['learned']:.3f}", f"{row['rules']:.3f}",
-         "{:.3f} to {:.3f}".format(*row["gain"]), f"{row['slowest_learned']:.2f}, {row['slowest_rules']:.2f}")
-        for row in found["left_out"]
-    ]  # fmt: skip
-    headings = ("left-out machine", "threads", "learned", "rules", "gain, 95 % interval")
-    last = "slowest 1 %: learned, rules"
-    return f"{table((*headings, last), cells)}\n\nEach row has {found['products_per_row']:,} products."
-
-
 def fleet() -> str:
     """What one service and one store hold, on one core of the machine at home."""
     found = read_any("fleet")
@@ -362,7 +362,6 @@ def campaign() -> str:
 
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "fleet": fleet,
-    "product paths": product_paths,
     "campaign": campaign,
     "collections": listed,
     "card h200": lambda: card("h200"),
@@ -385,6 +384,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "board": board,
     "devices": devices,
     "processors left out": processors,
+    "product choice": product_choice,
     "kernel tuner": kernel_tuner,
     "foreign": ranker_tables.foreign,
     "products of another device": ranker_tables.products,
@@ -401,7 +401,6 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
 FIGURES: Mapping[str, Callable[[], str]] = {
     "chooser margin": _margin,
     "chooser look-up": _look_up,
-    "path look-up": lambda: f"{read_any('product_paths')['look_up_ns']} ns",
     "choice h200": lambda: _choosing("h200"),
     "int8 products": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$")]),
     "int8 products amx": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$", kind=_AMX_KIND)]),

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import lzma
 import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +35,7 @@ from tilewise.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMINGS = ROOT / "tools" / "data" / "products.csv.xz"
+RESULTS = ROOT / "benchmarks" / "results" / "product_choice.json"
 TERMS = ROOT / "native" / "common" / "product_terms.h"
 # Caches of the machines in the data, as `native.pretend_machine` takes them: bytes of L1, L2, L3, and cores.
 MACHINES = {"zen5": (48 << 10, 1 << 20, 32 << 20, 2), "xeon": (48 << 10, 2 << 20, 300 << 20, 16)}
@@ -187,33 +190,38 @@ def losses(products: Iterable[TimedProduct], weights: np.ndarray | None) -> np.n
     return np.array(values)
 
 
-def report(name: str, products: list[TimedProduct], weights: np.ndarray) -> None:
-    """Print how near the choices come to the fastest candidate, for each set, instruction set and number of threads."""
+def report(name: str, products: list[TimedProduct], weights: np.ndarray) -> list[dict[str, Any]]:
+    """Print and return how near the choices come to the fastest candidate, for each set of timings."""
+    rows = []
     for key in sorted({(p.kind, p.machine, p.isa, p.threads) for p in products}):
         members = [p for p in products if (p.kind, p.machine, p.isa, p.threads) == key]
         learned, rules = losses(members, weights), losses(members, None)
         gain = (learned - rules)[~np.isnan(rules)]
         draws = np.random.default_rng(0).choice(gain, (2000, len(gain))).mean(1)
-        low, high = np.exp(np.percentile(draws, [2.5, 97.5]))
-        print(
-            f"{name:24} {key[0]:5} {key[1]:5} {key[2]:6} {key[3]:2} threads {len(members):5} products: "
-            f"learned {math.exp(learned.mean()):.3f} (1st percentile {math.exp(np.quantile(learned, 0.01)):.2f}), "
-            f"rules {math.exp(np.nanmean(rules)):.3f} ({math.exp(np.nanquantile(rules, 0.01)):.2f}), "
-            f"gain {math.exp(gain.mean()):.3f} [{low:.3f}, {high:.3f}]"
-        )
+        numbers = {
+            "learned": learned.mean(), "learned_slowest": np.quantile(learned, 0.01),
+            "rules": np.nanmean(rules), "rules_slowest": np.nanquantile(rules, 0.01),
+            "gain": gain.mean(), "low": np.percentile(draws, 2.5), "high": np.percentile(draws, 97.5),
+        }  # fmt: skip
+        rounded = {column: round(math.exp(value), 4) for column, value in numbers.items()}
+        labels = dict(zip(("set", "machine", "isa", "threads"), key, strict=True))
+        rows.append({"held_out": name, **labels, "products": len(members), **rounded})
+        print("  ".join(f"{column} {value}" for column, value in rows[-1].items()))
+    return rows
 
 
 def evaluate(products: list[TimedProduct], start: np.ndarray) -> None:
-    """Print the table of docs/tiles.md: machines left out, then shapes left out."""
+    """Evaluate machines that were left out, then shapes that were left out; write the file of docs/tiles.md."""
+    rows = []
     for machine in MACHINES:
         train = [p for p in products if p.machine != machine]
         test = [p for p in products if p.machine == machine]
-        if train and test:
-            report(f"{machine} left out", test, fit_all(train, start, refit_tiles=True))
+        rows += report("machine", test, fit_all(train, start, refit_tiles=True))
     held_out = np.random.default_rng(0).random(len(products)) < 1 / 3
     train = [p for p, out in zip(products, held_out, strict=True) if not out]
-    weights = fit_all(train, start, refit_tiles=True)
-    report("a third of the shapes", [p for p, out in zip(products, held_out, strict=True) if out], weights)
+    test = [p for p, out in zip(products, held_out, strict=True) if out]
+    rows += report("shapes", test, fit_all(train, start, refit_tiles=True))
+    write_atomic(RESULTS, (json.dumps(rows, indent=1) + "\n").encode())
 
 
 def write_coefficients(weights: np.ndarray) -> None:

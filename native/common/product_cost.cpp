@@ -302,15 +302,17 @@ void count_dots(const Gemm& g, bool streamed, Sink& sink) {
   sink.add(Term::dot_multiply, as_double(steps * tiles) * cycles);
   sink.add(Term::dot_tile, as_double(tiles));
   sink.add(Term::dot_sum, as_double(g.m * g.n));
-  const double long_vectors = as_double(outer * steps), again = as_double(inner * steps * outer_tiles);
+  const double long_vectors = as_double(outer * steps);
   if (streamed) {
     sink.add(Term::dot_fetch, long_vectors);
     if (outer * g.k * 4 > cache_sizes().l2 || g.stream_b) sink.add(Term::dot_fetch_far, long_vectors);
   } else {
     count_reads(Term::dot_l2, outer * g.k, long_vectors, g.stream_b, sink);
   }
-  if (inner * g.k * 4 > cache_sizes().l1) {
-    sink.add(inner * g.k * 4 > cache_sizes().l2 ? Term::dot_again_l3 : Term::dot_again_l2, again);
+  // Every tile of the short side passes over a block of the long side in L2; every block reads the short side again.
+  if (outer * g.k * 4 > cache_sizes().l1) sink.add(Term::dot_again_l2, long_vectors * as_double(inner_tiles - 1));
+  if (inner * g.k * 4 > cache_sizes().l2) {
+    sink.add(Term::dot_again_l3, as_double(inner * steps) * as_double(outer_tiles) / 16);
   }
 }
 
@@ -387,8 +389,7 @@ void count_around_tiles(const Gemm& g, int64_t tail, int threads, Sink& sink) {
   const int64_t floats = g.m * g.k + g.k * g.n + g.m * g.n;
   count_reads(Term::tile_l2, floats, as_double(floats) / active_gemm().lanes / threads, g.stream_b, sink);
   if (tail == 0) return;
-  const Gemm last = part_of(g, 0, g.m, g.n - tail, tail);
-  sink.share = 1 / static_cast<double>(threads);
+  const Gemm last = part_of(g, 0, ceil_div(g.m, threads), g.n - tail, tail);
   if (g.a_col == 1) return count_dots(last, false, sink);
   sink.add(Term::tile_call, 1);
   count_tile(describe(transposed(last), 1), tail_tile(last), sink);
@@ -396,13 +397,17 @@ void count_around_tiles(const Gemm& g, int64_t tail, int threads, Sink& sink) {
 }
 
 template <class Sink>
-void count_config(const Gemm& g, const ProductConfig& config, int threads, Sink& sink) {
-  const Gemm t = transposed(g);
-  if (config.path != ProductPath::tiled) {
-    const int64_t tasks = ceil_div(std::max(g.m, g.n), task_extent(g, config.path, threads));
-    if (tasks > 1) sink.add(Term::task, 1);
-    sink.share = 1 / as_double(tasks);
+void count_config(const Gemm& whole, const ProductConfig& config, int threads, Sink& sink) {
+  Gemm g = whole;
+  if (config.path != ProductPath::tiled && threads > 1) {  // one thread's part
+    int64_t& side = g.m >= g.n ? g.m : g.n;
+    const int64_t extent = task_extent(g, config.path, threads);
+    if (extent < side) {
+      side = extent;
+      sink.add(Term::task, 1);
+    }
   }
+  const Gemm t = transposed(g);
   switch (config.path) {
     case ProductPath::tiled:
       count_tile(describe(part_of(g, 0, g.m, 0, g.n - config.tail), threads), config.tile, sink);

@@ -92,7 +92,7 @@ constexpr int kDotInner = 3;
 constexpr int kDotFits[kDotInner + 1] = {0, 8, 5, 4};
 constexpr int kDotOuter[kDotInner + 1] = {0, 8, 5, 4};
 #endif
-constexpr int kDotMostOuter = 12;
+constexpr int kDotMostOuter = 12, kDotMostSums = 25;  // rows, accumulators of a tile
 
 // Result (o, i) goes to c[o * c_row + i], or to c[i * c_row + o] where the longer operand is B.
 struct DotArgs {
@@ -104,6 +104,8 @@ struct DotArgs {
   float* c;
   int64_t c_row;
   bool outer_is_b;
+  vf* sums = nullptr;                 // accumulators, if k is one of several parts of the sums
+  bool resume = false, more = false;  // an earlier part left accumulators; a later one will use them
 };
 
 template <int O, int I>
@@ -136,13 +138,23 @@ void dot_tiles(const DotArgs& args, int64_t count) {
   DotArgs d = args;
   for (; count > 0; --count) {
     vf acc[O * I] = {};
+    if (d.resume) {
+#pragma GCC unroll 32
+      for (int i = 0; i < O * I; ++i) acc[i] = d.sums[i];
+    }
     int64_t p = 0;
     for (; p + kLanes <= d.k; p += kLanes) {
       if (Fetch) fetch_next_rows<O>(d, p);
       dot_step<O, I>(d, p, kLanes, true, acc);
     }
     if (p < d.k) dot_step<O, I>(d, p, static_cast<int>(d.k - p), false, acc);
-    d.outer_is_b ? sums_to_rows<I, O, 1, I>(acc, d.c, d.c_row) : sums_to_rows<O, I, I, 1>(acc, d.c, d.c_row);
+    if (d.more) {
+#pragma GCC unroll 32
+      for (int i = 0; i < O * I; ++i) d.sums[i] = acc[i];
+    } else {
+      d.outer_is_b ? sums_to_rows<I, O, 1, I>(acc, d.c, d.c_row) : sums_to_rows<O, I, I, 1>(acc, d.c, d.c_row);
+    }
+    d.sums += O * I;
     d.outer += O * d.outer_row;
     d.c += d.outer_is_b ? O : O * d.c_row;
   }
@@ -250,6 +262,10 @@ TW_INLINE int fewer_where_colliding(int rows, int64_t apart) {
   return rows < most ? rows : most;
 }
 
+constexpr int64_t kDotBlockFloats = 64 << 10;  // of the long side: 256 KB, a quarter or an eighth of usual L2 caches
+constexpr int64_t kDotPart = 1024;             // terms: a tile of each side (7 or 10 rows) stays in L1
+constexpr int64_t kDotBlockTiles = 16;         // of the long side, whose accumulators are kept from part to part
+
 // The long side outside, so that the operand that is larger is read once and the smaller stays in cache.
 inline void dots_tiled(const Gemm& g, bool from_memory) {
   const bool tall = g.m > 1 && g.m >= g.n;
@@ -267,18 +283,27 @@ inline void dots_tiled(const Gemm& g, bool from_memory) {
     return kFewDots[g.k - 1](long_side, outer_row, short_side, outer, g.c, tall ? g.c_row : 1);
   if (g.stream_b && g.large_pages_b && g.m == 1 && g.k <= kStreamedRow) return dots_streamed(g);
   const int most = fewer_where_colliding(kDotOuter[share(inner, kDotInner)], inner == 1 ? 1 : outer_row);
+  const int64_t part = inner <= kDotInner || g.k <= kDotPart * 3 / 2 ? g.k : kDotPart;
+  vf sums[kDotBlockTiles * kDotMostSums];
   for (int64_t o = 0; o < outer;) {
     const int so = outer - o >= 2 * most ? most : share(outer - o, most);
-    // A short side of one tile passes over the long side once; else a tile of the long side is used while it is in L1.
-    const int64_t count = inner <= kDotInner && so == most ? (outer - o) / most - (outer - o >= 2 * most) : 1;
+    // Tiles of the short side, which stay in L1, pass over a block of the long side, which stays in L2.
+    const int64_t whole = (outer - o) / most - (outer - o >= 2 * most);
+    const int64_t fit = kDotBlockFloats / part / most;
+    const int64_t block = inner <= kDotInner ? whole : fit < kDotBlockTiles ? fit : kDotBlockTiles;
+    const int64_t count = so < most ? 1 : whole < block ? whole : block;
     const int64_t tiles = count < 1 ? 1 : count;
     for (int64_t i = 0; i < inner;) {
       const int si = share(inner - i, kDotInner);
       const bool fetch = from_memory && inner == 1 && so == kDotOuter[1];
       const DotTile tile = fetch ? dot_tiles<kDotOuter[1], 1, true> : kDotTiles[si - 1][so - 1];
-      tile({long_side + o * outer_row, outer_row, short_side + i * inner_row, inner_row, g.k,
-            g.c + (tall ? o * g.c_row + i : i * g.c_row + o), g.c_row, !tall},
-           tiles);
+      for (int64_t p = 0; p < g.k; p += part) {
+        const bool more = g.k - p > part;
+        tile(
+            {long_side + o * outer_row + p, outer_row, short_side + i * inner_row + p, inner_row, more ? part : g.k - p,
+             g.c + (tall ? o * g.c_row + i : i * g.c_row + o), g.c_row, !tall, sums, p > 0, more},
+            tiles);
+      }
       i += si;
     }
     o += so * tiles;

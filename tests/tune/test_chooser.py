@@ -125,7 +125,7 @@ def test_enable_and_disable_touch_the_backend_in_force_only_while_asked(tmp_path
 
 
 def test_candidates_are_few_and_nearly_all_feasible():
-    for shape in ((64, 64, 64), (500, 512, 300), (2000, 100, 64), (128, 3072, 768)):
+    for shape in ((64, 64, 64), (500, 512, 300), (2000, 100, 64), (128, 2000, 768)):
         tiles = near(shape)
         assert 8 <= len(tiles) <= 500
         feasible = [native.gemm_tile_problem(_tile(row), *shape, False) is None for row in tiles]
