@@ -26,7 +26,10 @@ from tilewise.tensor import Tensor, no_grad
 Array = npt.NDArray[Any]
 Batch = tuple[Array, Array]
 
+
 NAMES = ("mlp", "cnn", "resnet8", "gpt")
+
+
 _MAX_TEXT_BYTES = 1 << 28
 
 

@@ -16,7 +16,6 @@ from tilewise.costmodel.data.schema import ELEMENT_TYPES, NODE_COLUMN, NODE_FEAT
 from tilewise.costmodel.data.tpu_tiles import (
     estimate_runtime,
     read_tiles,
-    tile_consistency,
     tile_features,
     tile_kernel_features,
     tile_quantities,
@@ -29,6 +28,18 @@ SAMPLE = next(
     Path("missing"),
 )
 TYPES = ("f32", "bf16", "s32", "pred")
+
+
+def tile_consistency(reading: tpu_tiles.TileReading, config: np.ndarray) -> np.ndarray:
+    """Tell for each configuration whether all bounds are at most the registers of their dimension."""
+    consistent = np.ones(len(config), bool)
+    for name, tensor in (("output", reading.output), ("kernel", reading.filter)):
+        bounds = config[:, tpu_tiles.BOUNDS[name]]
+        limit = np.zeros(tpu_tiles.DIMENSIONS)
+        if tensor is not None:
+            limit[: len(tensor.sizes)] = tensor.registers
+        consistent &= (bounds <= limit).all(axis=1)
+    return consistent
 
 
 def sample_kernels() -> list[Kernel]:

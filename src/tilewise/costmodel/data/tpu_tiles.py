@@ -291,18 +291,6 @@ def _input_elements(reading: TileReading, output: Floats, filters: Floats) -> Fl
     return np.minimum(elements, source.sizes)
 
 
-def tile_consistency(reading: TileReading, config: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Tell for each configuration whether all bounds are at most the registers of their dimension."""
-    consistent = np.ones(len(config), bool)
-    for name, tensor in (("output", reading.output), ("kernel", reading.filter)):
-        bounds = config[:, BOUNDS[name]]
-        limit = np.zeros(DIMENSIONS)
-        if tensor is not None:
-            limit[: len(tensor.sizes)] = tensor.registers
-        consistent &= (bounds <= limit).all(axis=1)
-    return consistent
-
-
 QUANTITIES = (
     "output_tiles", "reduction_tiles", "iterations", "output_registers", "output_bytes", "filter_bytes", "input_bytes",
     "scratchpad_bytes", "bytes_moved", "innermost_iterations", "mxu_passes", "mxu_rows", "compute", "estimate",

@@ -54,20 +54,18 @@ _MAX_DEVIATIONS = np.float32(8)  # inputs are clipped to this many standard devi
 NO_TILES = np.zeros(0, np.int64)
 # Attributes that model files store under an older name.
 _STORED_NAMES = {"node_columns": "node_kept"}
-
-
 MAX_PADDING = 64.0  # ratio of padded to real size; larger ratios are clipped
 
 
 def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
     """Return the size slots: root, heaviest operation, its first two operands (six each), window, stride."""
-    feat, opcode = kernel.node_feat, kernel.node_opcode
+    feat = kernel.node_feat
     # A graph without a marked root ends with its root.
     roots = (feat[:, _ROOT] > 0).nonzero()[0]
     root = int(roots[-1]) if len(roots) else len(feat) - 1
     heavy = _heaviest(kernel, root)
-    sources = kernel.edge_index[kernel.edge_index[:, 0] == heavy, 1].tolist()
-    operands = [v for v in sources if opcode[v] >= 0][:2]
+    operands = kernel.edge_index[kernel.edge_index[:, 0] == heavy, 1].tolist()[:2]
+    # Slots of tensors that do not exist stay 0.
     sizes = np.zeros(_N_SIZES)
     shapes = sizes[: 4 * DIMENSIONS].reshape(4, DIMENSIONS)
     shapes[: 2 + len(operands)] = feat[[root, heavy, *operands], _SHAPE]
@@ -197,10 +195,9 @@ class RankerFeatures:
 
     def graph_inputs(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
         """Return the kernel's sizes, its kernel-wide inputs and its node inputs."""
-        node_feat, reading = (
-            _with_constants(kernel.node_feat, self._constant_node, self.node_low),
-            self.reading(kernel),
-        )
+        # Tiles are read from the graph as it is; the network sees columns that varied in training only.
+        reading = self.reading(kernel)
+        node_feat = _with_constants(kernel.node_feat, self._constant_node, self.node_low)
         kernel = kernel if node_feat is kernel.node_feat else Kernel(**(vars(kernel) | {"node_feat": node_feat}))
         sizes = kernel_sizes(kernel)
         kernel_wide = _scaled(self.raw_global(kernel, sizes, reading), self.global_centre, self.global_scale)
@@ -226,6 +223,7 @@ class RankerFeatures:
 
         if TILE_FEATURE_COUNT - 1 not in self.tile_columns:
             return -1, 0.0
+        # The estimate is the last of all tile features.
         column = int(np.searchsorted(self.tile_columns, TILE_FEATURE_COUNT - 1))
         return column, float(np.log(2) / self.config_scale[column])
 
@@ -246,7 +244,7 @@ class RankerFeatures:
 
             tiles, heavy = tile_kernel_features(reading, kernel.node_feat), reading.node
         else:
-            tiles, heavy = signed_log(sizes[self.sizes]), _heaviest(kernel, len(kernel.node_feat) - 1)
+            tiles, heavy = signed_log(sizes[self.sizes]), heaviest_node(kernel)
         return np.concatenate([tiles, _summary(kernel), kernel.node_feat[heavy, _TYPES]])
 
     def raw_config(
@@ -264,6 +262,7 @@ class RankerFeatures:
 
             out[:] = tile_features(reading, config.T)[self.tile_columns]
             return
+        # The blocks are views of `out`, so that every feature is written where it is needed.
         gpu = Gpu.from_array(self.gpu)
         lengths = len(self.columns), len(self.steps), len(self.pairs), len(self.pairs)
         logs, steps, counts, padding, occupancy = np.split(out, np.cumsum(lengths))
@@ -277,6 +276,7 @@ class RankerFeatures:
 
     def value_features(self, values: Floats, column: npt.NDArray[np.int64]) -> Floats:
         """Compute logarithms and steps, one row per value; `column` says whose value it is. Other columns are 0."""
+        # (columns + steps, V): every column's features of every value, of which only the own ones count.
         table = np.vstack([np.tile(signed_log(values), (len(self.columns), 1)), values >= self._thresholds])
         own = np.concatenate([self.columns, self._step_columns])[:, None] == column
         table = table.astype(np.float32)

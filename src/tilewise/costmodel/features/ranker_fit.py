@@ -31,8 +31,6 @@ _MAX_STEPS = 12  # thresholds of a column
 _MAX_PAIRS = 64  # (column, size slot) pairs in all
 _MIN_PAIRS_PER_COLUMN = 2
 _ROWS_FOR_PAIRS = 16_000  # bounds the time of a fit; results are insensitive to it
-
-
 # Samples for fitting. They bound the time of a fit; results are insensitive to them.
 _KERNELS_FOR_FIT = 2000
 _ROWS_FOR_FIT = 64_000

@@ -108,8 +108,6 @@ RANKER_DEFAULTS: dict[str, Any] = {
     "eval_every": 6,
     "least_steps": 32,
 }
-
-
 # The recipe `winners`, on top of RANKER_DEFAULTS: wider, on nearly all configurations, stopped by the scored metric.
 WINNERS: dict[str, Any] = {
     "model_kwargs": {"hidden_dim": 192, "num_blocks": 3},

@@ -30,7 +30,7 @@ from typing import Any
 
 from tilewise.store.aggregate import FIRST_FINAL_ROUND, MIN_FINAL_TIMINGS, faster_two_of_three
 from tilewise.store.problem import Config
-from tilewise.store.store import BatchRow
+from tilewise.store.reader import BatchRow
 
 Run = Callable[[], Any]
 

@@ -24,9 +24,11 @@ from tilewise.store.problem import Config, Problem
 from tilewise.tune.families import registry
 from tilewise.tune.families.registry import Expected, Family
 
+__all__ = [
+    "Array", "CpuFamily", "Expected", "add_family", "aligned_copies", "config_for", "family_names", "get_family",
+    "is_right", "product_config", "product_tile", "tile_for",
+]  # fmt: skip
 Array = npt.NDArray[Any]
-
-
 _LARGE_PAGE = 2 << 20  # bytes, x86-64 and AArch64
 # Bytes: an odd number of cache lines beyond whole pages, so that no two operands start at the same cache set.
 _STAGGER = 17 * 64
@@ -58,9 +60,6 @@ def get_family(name: str) -> CpuFamily:
     """Return a CPU family by name."""
     family: CpuFamily = registry.find_family("cpu", name)
     return family
-
-
-__all__ = ["Array", "CpuFamily", "Expected", "add_family", "family_names", "get_family", "is_right"]
 
 
 def config_for(op: str, tile: Any) -> Config:
