@@ -155,9 +155,14 @@ void attend_prompt(const Decoder& d, const Row* rows, const DecoderCache& cache,
       const float* q = w.qkv.data() + first * row_width + h * head_width;
       float* scores = w.scores.data() + task * kAttendRows * (longest + kAttendRows);
       float* out = w.mixed.data() + first * out_row + h * head_width;
-      if (end - first == kAttendRows && (window == 0 || rows[end - 1].position < window)) {
-        active_cached().attend_rows(cache.kind, q, row_width, {at.keys, at.key_scales}, {at.values, at.value_scales},
-                                    rows[first].position + 1, head_width, d.score_rule, scores, out, out_row);
+      // Rows go over the keys together if all of them see every key so far, or if the window of all is full.
+      const int64_t length = rows[first].position + 1;
+      const bool slides = window > 0 && length >= window;
+      if (end - first == kAttendRows && (window == 0 || slides || rows[end - 1].position < window)) {
+        const int64_t skipped = slides ? length - window : 0, row_bytes = head_width * element_size(cache.kind);
+        active_cached().attend_rows(cache.kind, q, row_width, rows_from(at.keys, at.key_scales, skipped, row_bytes),
+                                    rows_from(at.values, at.value_scales, skipped, row_bytes), length - skipped,
+                                    head_width, {d.score_rule.scale, d.score_rule.cap, slides}, scores, out, out_row);
         continue;
       }
       for (int64_t r = first; r < end; ++r, q += row_width, out += out_row) {

@@ -225,8 +225,11 @@ void attend_rows_kind(const float* q, int64_t q_row, CachedRows keys, CachedRows
   score_rows<K>(q, q_row, keys, length + kAttendRows - 1, width, rule.scale, scores, scores_row);
   float norms[kAttendRows];
   for (int r = 0; r < kAttendRows; ++r) {
-    if (rule.cap > 0.0f) soft_cap(scores + r * scores_row, rule.cap, length + r);
-    norms[r] = exponentials(scores + r * scores_row, length + r);
+    float* row = scores + r * scores_row;
+    const int skipped = rule.slides ? r : 0;
+    if (rule.cap > 0.0f) soft_cap(row + skipped, rule.cap, length + r - skipped);
+    norms[r] = exponentials(row + skipped, length + r - skipped);
+    for (int i = 0; i < skipped; ++i) row[i] = 0.0f;
   }
   int64_t d = 0;
   for (; d + 2 * kLanes <= width; d += 2 * kLanes) {

@@ -17,10 +17,11 @@ struct CachedRows {
 };
 
 // From products of a query and keys to the scores under the softmax: times `scale`, then cap * tanh(score / cap) if
-// there is a cap.
+// there is a cap. Queries that slide (in attend_rows) see equally many keys: each leaves out one more of the first.
 struct ScoreRule {
-  ScoreRule(float scale, float cap = 0.0f) : scale(scale), cap(cap) {}
+  ScoreRule(float scale, float cap = 0.0f, bool slides = false) : scale(scale), cap(cap), slides(slides) {}
   float scale, cap;
+  bool slides;
 };
 
 constexpr int kAttendRows = 4;  // queries that go over the keys together

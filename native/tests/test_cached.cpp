@@ -28,17 +28,20 @@ Cache filled(tw::CacheKind kind, int64_t length, int64_t width, unsigned seed) {
   return made;
 }
 
-void check(tw::CacheKind kind, int64_t length, int64_t width) {
+void check(tw::CacheKind kind, int64_t length, int64_t width, bool slides) {
   constexpr int64_t R = tw::kAttendRows;
   const int64_t q_row = width + 3, out_row = width + 1, longest = length + R - 1;
   const Cache keys = filled(kind, longest, width, 5), values = filled(kind, longest, width, 6);
   const Floats q = random_floats((R - 1) * q_row + width, 7, 2.0f);
   Floats together((R - 1) * out_row + width), alone(together.size()), scores(R * (length + R)), one(longest);
   const auto& kernels = tw::active_cached();
-  kernels.attend_rows(kind, q.data(), q_row, keys.rows(), values.rows(), length, width, 0.25f, scores.data(),
-                      together.data(), out_row);
+  kernels.attend_rows(kind, q.data(), q_row, keys.rows(), values.rows(), length, width, {0.25f, 3.0f, slides},
+                      scores.data(), together.data(), out_row);
   for (int64_t r = 0; r < R; ++r) {
-    kernels.attend(kind, q.data() + r * q_row, keys.rows(), values.rows(), length + r, width, 0.25f, one.data(),
+    const int64_t skipped = slides ? r : 0, bytes = skipped * width * element_size(kind);
+    const tw::CachedRows seen = {keys.data.data() + bytes, keys.scales.data() + skipped};
+    const tw::CachedRows mixed = {values.data.data() + bytes, values.scales.data() + skipped};
+    kernels.attend(kind, q.data() + r * q_row, seen, mixed, length + r - skipped, width, {0.25f, 3.0f}, one.data(),
                    alone.data() + r * out_row);
   }
   TW_CHECK(together == alone);
@@ -49,7 +52,9 @@ void check(tw::CacheKind kind, int64_t length, int64_t width) {
 TW_TEST(queries_over_a_cache_get_together_what_they_get_alone) {
   for (tw::CacheKind kind : {tw::CacheKind::float32, tw::CacheKind::float16, tw::CacheKind::int8}) {
     for (int64_t length : {1, 2, 7, 16, 61}) {
-      for (int64_t width : {1, 3, 8, 16, 40, 64, 97}) check(kind, length, width);
+      for (int64_t width : {1, 3, 8, 16, 40, 64, 97}) {
+        for (bool slides : {false, true}) check(kind, length, width, slides);
+      }
     }
   }
 }
