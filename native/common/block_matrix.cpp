@@ -20,30 +20,17 @@ int threads_for(int64_t tasks, int64_t work, int64_t min_work_per_thread) {
       std::max<int64_t>(1, std::min<int64_t>({int64_t{num_threads()}, tasks, work / min_work_per_thread})));
 }
 
-// A power of two per row, so that its largest weight is between 2^12 and 2^13: no weight is out of a float16's range.
+// A power of two per row, so that its largest weight is between 2^12 and 2^13: no scale is out of a float16's range. 0
+// if a weight is NaN or infinite.
 float unit_of(const float* weight, int64_t n) {
   float largest = 0.0f;
   for (int64_t i = 0; i < n; ++i) {
-    if (!std::isfinite(weight[i])) throw std::domain_error("the weights hold NaN or infinity, which have no int8 form");
+    if (!std::isfinite(weight[i])) return 0.0f;
     largest = std::max(largest, std::fabs(weight[i]));
   }
   int exponent = 1;
   if (largest > 0.0f) std::frexp(largest, &exponent);
   return std::ldexp(1.0f, std::max(exponent - 13, -126));
-}
-
-// A block of Q8_0 as the file has it: a float16 scale and 32 int8.
-void round_to_q8_0(const float* weight, int n, float unit, uint8_t* block) {
-  float largest = 0.0f;
-  for (int i = 0; i < n; ++i) largest = std::max(largest, std::fabs(weight[i] / unit));
-  const uint16_t scale = half_bits(largest / 127.0f);
-  const float step = half_value(scale), inverse = step > 0.0f ? 1.0f / step : 0.0f;
-  std::memset(block, 0, 34);
-  std::memcpy(block, &scale, 2);
-  for (int i = 0; i < n; ++i) {
-    const float code = std::nearbyint(weight[i] / unit * inverse);
-    block[2 + i] = static_cast<uint8_t>(static_cast<int8_t>(std::max(-127.0f, std::min(127.0f, code))));
-  }
 }
 
 }  // namespace
@@ -146,15 +133,25 @@ BlockMatrix::BlockMatrix(const float* weight, int64_t outputs, int64_t inputs, W
   allocate(arena);
   if (bytes() > 0) std::memset(packed_.get(), 0, bytes());
   std::fill(column_scale_.data(), column_scale_.data() + column_scale_.size(), 0.0f);
-  for (int64_t column = 0; column < outputs; ++column) {
-    const float* from = weight + column * inputs;
-    const float unit = column_scale_[column] = unit_of(from, inputs);
-    for (int64_t b = 0; b * kBlock < inputs; ++b) {
-      uint8_t block[34];
-      round_to_q8_0(from + b * kBlock, static_cast<int>(std::min<int64_t>(kBlock, inputs - b * kBlock)), unit, block);
-      put(column, b, block_words(kBlockPacking[kQ8_0Packing], block, 0));
+  std::atomic<bool> finite{true};
+  const int tasks = threads_for(outputs, outputs * inputs, 1 << 16);
+  parallel_for(tasks, [&](int task) {
+    BlockScratch scratch;
+    for (int64_t column = outputs * task / tasks; column < outputs * (task + 1) / tasks; ++column) {
+      const float* from = weight + column * inputs;
+      const float unit = column_scale_[column] = unit_of(from, inputs);
+      if (unit == 0.0f) finite = false;
+      const BlockRowsInt8 row = scratch.quantize(from, 1, inputs, packing());
+      for (int64_t b = 0; unit > 0.0f && b * kBlock < inputs; ++b) {
+        uint8_t block[34];  // as a file has it
+        const uint16_t scale = half_bits(row.scale[b] / unit);
+        std::memcpy(block, &scale, 2);
+        std::memcpy(block + 2, row.values + b * kBlock, kBlock);
+        put(column, b, block_words(kBlockPacking[kQ8_0Packing], block, 0));
+      }
     }
-  }
+  });
+  if (!finite) throw std::domain_error("the weights hold NaN or infinity, which have no int8 form");
 }
 
 uint8_t* BlockMatrix::unit_at(int64_t column, int64_t b) const {

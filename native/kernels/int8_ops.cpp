@@ -82,22 +82,6 @@ float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
   return top / 127.0f;
 }
 
-bool quantize_weights(const float* x, int64_t n, int8_t* q, float* scale) {
-  vf most = {}, strange = {};  // x - x is 0 for finite x, else NaN
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const vf v = n - i < kLanes ? load_first(x + i, static_cast<int>(n - i)) : load(x + i);
-    most = vmax(select(v < splat(0.0f), -v, v), most);
-    strange += v - v;
-  }
-  if (sum_lanes(strange) != 0.0f) return false;
-  const float top = max_lanes(most), smallest = 1.9721523e-31f;  // 2^-102: a quotient by it is a normal number
-  const float ratio = static_cast<float>(static_cast<double>(top) / 127.0);
-  const float s = top > 0.0f ? (ratio > smallest ? ratio : smallest) : 1.0f;
-  for (int64_t i = 0; i < n; ++i) q[i] = static_cast<int8_t>(static_cast<int32_t>(round_even(x[i] / s)));
-  *scale = s;
-  return true;
-}
-
 // Multiplication by an odd number is invertible modulo 2^32, so a single changed float always changes the hash.
 uint64_t fingerprint(const float* x, int64_t n) {
   typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
@@ -291,9 +275,8 @@ void gather_channels(const uint8_t* x, int64_t x_step, const int32_t* channels, 
 
 }  // namespace
 
-const Int8OpsKernels int8_ops = {quantize_image, quantize,         quantize_row,   quantize_weights,
-                                 fingerprint,    dequantize_image, dequantize,     max_pool,
-                                 avg_pool,       global_pool,      gather_channels};
+const Int8OpsKernels int8_ops = {quantize_image, quantize, quantize_row, fingerprint, dequantize_image,
+                                 dequantize,     max_pool, avg_pool,     global_pool, gather_channels};
 
 }  // namespace TW_ISA
 }  // namespace tw

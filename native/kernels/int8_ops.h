@@ -28,9 +28,6 @@ struct Int8OpsKernels {
   void (*quantize)(const float* x, int64_t n, float inverse_scale, int zero, uint8_t* to);
   // q = round(x / scale) + 128 with scale = max|x| / 127, padded with 128 to `padded` bytes; returns the scale.
   float (*quantize_row)(const float* x, int64_t n, int64_t padded, uint8_t* q);
-  // q = round(x / scale) for the n weights of one output, scale = max|x| / 127. Returns false if a weight is NaN or
-  // infinite.
-  bool (*quantize_weights)(const float* x, int64_t n, int8_t* q, float* scale);
   // A hash of n floats. It changes if any single float changes.
   uint64_t (*fingerprint)(const float* x, int64_t n);
   // Dequantizes the interior of an image to (channels, height, width) floats.

@@ -336,25 +336,6 @@ TW_TEST(a_graph_gives_the_same_numbers_with_any_tile_in_every_slot) {
   tw::set_num_threads(before);
 }
 
-TW_TEST(weights_are_quantized_by_their_largest_and_strange_ones_refused) {
-  for (int64_t n : {1, 3, 16, 35, 300}) {
-    std::vector<float> w(n);
-    for (float& v : w) v = static_cast<float>(rng() % 2001) / 1000.0f - 1.0f;
-    w[n / 2] = -1.5f;
-    std::vector<int8_t> q(n);
-    float scale = 0.0f;
-    TW_CHECK(tw::active_int8_ops().quantize_weights(w.data(), n, q.data(), &scale));
-    TW_CHECK(scale == static_cast<float>(1.5 / 127.0) && q[n / 2] == -127);
-    for (int64_t i = 0; i < n; ++i) TW_CHECK(q[i] == static_cast<int8_t>(std::nearbyint(w[i] / scale)));
-    w[n - 1] = -INFINITY;
-    TW_CHECK(!tw::active_int8_ops().quantize_weights(w.data(), n, q.data(), &scale));
-    w[n - 1] = NAN;
-    TW_CHECK(!tw::active_int8_ops().quantize_weights(w.data(), n, q.data(), &scale));
-    std::fill(w.begin(), w.end(), 0.0f);
-    TW_CHECK(tw::active_int8_ops().quantize_weights(w.data(), n, q.data(), &scale) && scale == 1.0f && q[0] == 0);
-  }
-}
-
 TW_TEST(a_fingerprint_shows_any_changed_float) {
   for (int64_t n : {1, 17, 127, 129, 400}) {
     std::vector<float> x(n, 0.25f);

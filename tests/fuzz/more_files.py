@@ -37,7 +37,7 @@ def _gguf(which: str, folder: Path) -> Target:
     return Target(folder / "x.gguf", samples.use, (inside,))
 
 
-for _which in ("gpt2", "llama", "floats", "gemma2", "qwen3", "phi3"):  # the names in test_hostile.SAMPLES
+for _which in ("gpt2", "llama", "blocks", "floats", "gemma2", "qwen3", "phi3"):  # the names in test_hostile.SAMPLES
     TARGETS[f"gguf_{_which}"] = functools.partial(_gguf, _which)
 TARGETS["log_inductor"] = _imported("inductor", "autoheuristic", in_checked_json)
 TARGETS["log_inductor_feedback"] = _imported("inductor", "feedback", in_lines)

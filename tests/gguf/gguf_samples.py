@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tilewise.nn import GPT, Llama, LlamaConfig
 from tilewise.nn.llama import rotary_frequencies
 
 _KIND_NAMES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+BLOCK_KINDS = ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "IQ4_NL", "Q4_0", "Q4_1")
 KINDS = {name: gguf.GGMLQuantizationType[name] for name in _KIND_NAMES}
 _GPT2_NORMS = {"norm1": "attn_norm", "norm2": "ffn_norm"}
 _GPT2_LAYERS = {"self_attn.out_proj": "attn_output", "linear1": "ffn_up", "linear2": "ffn_down"}
@@ -190,16 +192,32 @@ def write_gpt2(model: GPT, path: Path, kind: str = "F32", **tokenizer: Any) -> N
 
 
 def _write(writer: Any, tensors: dict[str, Any], kind: str, tokenizer: dict[str, Any]) -> None:
-    """Matrices in the kind that is asked for, vectors and positions in float32."""
+    """Matrices in the kind that is asked for, or in turn in all ("every"); vectors and positions in float32."""
     _add_tokenizer(writer, **tokenizer) if tokenizer else writer.add_tokenizer_model("no_vocab")
+    kinds = itertools.cycle(BLOCK_KINDS)
     for name, array in tensors.items():
         array = np.ascontiguousarray(array, np.float32)
+        if kind == "every" and array.ndim == 2:
+            stored = gguf.GGMLQuantizationType[next(kinds)]
+            writer.add_tensor(name, random_blocks(stored, array.shape), raw_dtype=stored)
+            continue
         stored = KINDS[kind] if array.ndim == 2 and name != "position_embd.weight" else KINDS["F32"]
         writer.add_tensor(name, gguf.quants.quantize(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def random_blocks(kind: Any, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Bytes of a matrix in blocks, (rows, bytes): any codes, scales and minimums between 0.001 and 0.01."""
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (shape[0] * shape[1] // block, block_bytes)).astype(np.uint8)
+    scales = [208] if kind.name == "Q6_K" else [0, 2] if kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0]
+    for at in scales:
+        raw[:, at : at + 2] = rng.uniform(0.001, 0.01, len(raw)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return raw.reshape(shape[0], -1)
 
 
 def _add_tokenizer(writer: Any, algorithm: str, tokens: list[str], **more: Any) -> None:

@@ -40,7 +40,7 @@ OPTION_SAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("qwen3", "F32", _YARN | {"rope.scaling.original_context_length": 32, "expert_count": 0}),
     "phi3": ("phi3", "Q8_0", {"rope.scaling.type": "longrope", "attention.sliding_window": 64}),
 }
-SAMPLES = ("gpt2", "llama", *OPTION_SAMPLES)
+SAMPLES = ("gpt2", "llama", "blocks", *OPTION_SAMPLES)
 
 
 def write_sample(which: str, path: Path) -> None:
@@ -49,6 +49,8 @@ def write_sample(which: str, path: Path) -> None:
         architecture, kind, metadata = OPTION_SAMPLES[which]
         model = small_decoder(architecture, vocab=32, hidden=32)
         return write_llama(model, path, kind, architecture, metadata)
+    if which == "blocks":  # every quantized format
+        return write_llama(small_llama(vocab=32, width=256, hidden=256), path, "every")
     if which == "gpt2":
         words = byte_level_vocabulary()
         return write_gpt2(small_gpt(vocab=len(words["tokens"]), width=32), path, "Q4_1", **words)

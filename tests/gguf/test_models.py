@@ -27,6 +27,7 @@ from tilewise.generate import generate, make_engine, new_cache  # noqa: E402
 from tilewise.gguf import load_gguf, read_gguf  # noqa: E402
 from tilewise.gguf.models import ARCHITECTURES  # noqa: E402
 from tilewise.gguf.tensors import KINDS as READ  # noqa: E402
+from tilewise.nn import RMSNorm  # noqa: E402
 from tilewise.quantize.block_linear import BlockLinear  # noqa: E402
 
 assert set(DESCRIPTIONS) == set(ARCHITECTURES)
@@ -69,6 +70,35 @@ def test_quantized_layers_compute_on_the_blocks_of_the_file(sample: str, kind: s
     np.testing.assert_array_equal(model.head.dequantize(), rounded(make().head.weight.data, kind))
     expected = logits(as_stored(make(), kind))
     assert np.abs(logits(model) - expected).max() < 0.03 * np.abs(expected).max()  # inputs are int8
+
+
+def test_a_file_with_every_quantized_format_decodes_as_its_weights_do(tmp_path: Path) -> None:
+    write_llama(small_llama(width=256, hidden=256), tmp_path / "m.gguf", "every")
+    model, floats = load_gguf(tmp_path / "m.gguf").model, small_llama(width=256, hidden=256)
+    layers = dict(model.named_modules())
+    for name, layer in floats.named_modules():
+        if isinstance(layers[name], BlockLinear):
+            layer.weight.data[...] = layers[name].dequantize()
+    floats.token_embedding.weight.data[...] = model.token_embedding.kernel.rows(np.arange(64))
+    for source, to in zip(model.modules(), floats.modules(), strict=True):
+        if isinstance(source, RMSNorm):
+            to.weight.data[...] = source.weight.data
+    expected = logits(floats)
+    assert np.abs(logits(model) - expected).max() < 0.05 * np.abs(expected).max()  # inputs are int8
+    # The native decoder and the model's own layers compute the same products.
+    tokens = list(generate(model, [1, 2, 3], 20))
+    assert tokens == list(generate(model, [1, 2, 3], 20, use_cache=False))
+
+
+def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
+    write_llama(small_llama(), tmp_path / "m.gguf")
+    content, info = (tmp_path / "m.gguf").read_bytes(), read_gguf(tmp_path / "m.gguf").tensors["blk.0.ffn_up.weight"]
+    start = min(t.offset for t in read_gguf(tmp_path / "m.gguf").tensors.values())
+    entry = content.index(b"blk.0.ffn_up.weight") + len("blk.0.ffn_up.weight") + 4 + 16 + 4
+    assert content[entry : entry + 8] == (info.offset - start).to_bytes(8, "little")
+    (tmp_path / "m.gguf").write_bytes(content[:entry] + bytes(8) + content[entry + 8 :])
+    with pytest.raises(FileFormatError, match="overlaps"):
+        load_gguf(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("sample", SAMPLES)

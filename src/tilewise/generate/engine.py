@@ -8,6 +8,7 @@ the model.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -23,6 +24,7 @@ from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
 LanguageModel = GPT | Llama
+_Q8_0 = 8  # GGUF's number of the format
 
 
 class Engine(Protocol):
@@ -93,7 +95,9 @@ class NativeEngine:
         """Pass the model's arrays to the native decoder, which keeps references to them."""
         assert native is not None
         self.settings = _settings(model)
-        dense = {"float32": _linear_weights, "int8": _int8_weights, "int4": _int4_weights}[weights]
+        arena = None if weights == "float32" else _weight_arena(model)
+        convert = {"float32": _linear_weights, "int8": _int8_weights, "int4": _int4_weights}[weights]
+        dense = functools.partial(convert, arena=arena)
         try:
             self._decoder = native.Decoder(
                 _embedding_rows(model),
@@ -155,30 +159,37 @@ def _settings(model: LanguageModel) -> dict[str, Any]:
 LinearWeights = tuple[Array | None, Any, Array | None]  # float32 weight, quantized or sparse weight, bias
 
 
-def _linear_weights(layer: Any) -> LinearWeights:
+def _linear_weights(layer: Any, arena: Any = None) -> LinearWeights:
     """Weights of a linear layer in the decoder's form."""
     if isinstance(layer, Linear):
         return layer.weight.data, None, None if layer.bias is None else layer.bias.data
     return None, _packed_kernel(layer), layer.float_bias
 
 
-def _int8_weights(layer: Any) -> LinearWeights:
+def _int8_weights(layer: Any, arena: Any = None) -> LinearWeights:
     """Weights of a linear layer with a copy in Q8_0 of a float32 weight."""
     weight, _, bias = _linear_weights(layer)
     if weight is None or native is None:
         raise ConfigurationError("int8 weights need a float32 model; this one has quantized or sparse weights")
-    return weight, native.BlockMatrix.from_floats(weight), bias
+    return weight, native.BlockMatrix.from_floats(weight, arena), bias
 
 
-def _int4_weights(layer: Any) -> LinearWeights:
+def _int4_weights(layer: Any, arena: Any = None) -> LinearWeights:
     """Weights of a linear layer with an INT4 copy (rounded to nearest) of a float32 weight."""
     from tilewise.quantize.four_bits.blocks import round_blocks
 
     weight, kernel, bias = _linear_weights(layer)
     if weight is not None and native is not None:
         blocks = round_blocks(weight)
-        kernel = native.BlockMatrix.from_codes(blocks.codes, blocks.scales, blocks.minimums, blocks.column_scale)
+        kernel = native.BlockMatrix.from_codes(*blocks.arrays(), arena)
     return weight, kernel, bias
+
+
+def _weight_arena(model: LanguageModel) -> Any:
+    """Memory for INT8 copies of all float32 matrices, which INT4 copies fit into as well."""
+    assert native is not None
+    shapes = [layer.weight.shape for layer in _linear_layers(model) if isinstance(layer, Linear)]
+    return native.WeightArena(sum(native.packed_block_bytes(_Q8_0, *shape) for shape in shapes))
 
 
 def _embedding_rows(model: LanguageModel) -> Any:
@@ -215,10 +226,14 @@ def _norm_weights(norm: Any) -> tuple[Array, Array | None] | None:
     return norm.weight.data, None if isinstance(norm, RMSNorm) else norm.bias.data
 
 
+def _linear_layers(model: LanguageModel) -> list[Any]:
+    """All linear layers in the order in which a token reads them."""
+    return [layer for block in model.blocks for group in _block_layers(block) for layer in group] + [model.head]
+
+
 def _is_native(model: LanguageModel) -> bool:
     """True if the native decoder supports all layers of this model."""
-    layers = [layer for block in model.blocks for group in _block_layers(block) for layer in group] + [model.head]
-    supported = all(isinstance(layer, Linear) or _packed_kernel(layer) is not None for layer in layers)
+    supported = all(isinstance(layer, Linear) or _packed_kernel(layer) is not None for layer in _linear_layers(model))
     return supported and all(p.data.dtype == np.float32 and p.data.flags.c_contiguous for p in model.parameters())
 
 

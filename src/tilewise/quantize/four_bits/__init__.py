@@ -35,7 +35,7 @@ class FourBitLinear(BlockLinear):
 
     def __init__(self, blocks: Blocks, bias: Array | None = None) -> None:
         make = NumpyInt4Weights if native is None else native.BlockMatrix.from_codes
-        super().__init__(make(blocks.codes, blocks.scales, blocks.minimums, blocks.column_scale), bias)
+        super().__init__(make(*blocks.arrays()), bias)
 
     def blocks(self) -> Blocks:
         """Return codes and scales, unpacked."""

@@ -36,6 +36,10 @@ class Blocks:
     minimums: Array | None
     column_scale: Array
 
+    def arrays(self) -> tuple[Array, Array, Array | None, Array]:
+        """Codes, scales, minimums and column_scale, as the kernels take them."""
+        return self.codes, self.scales, self.minimums, self.column_scale
+
     def dequantize(self) -> Array:
         """The float32 weights that these codes stand for."""
         codes, scales = self.codes.astype(np.float32), self._of_weights(self.scales)
