@@ -4,13 +4,15 @@
     python -m tools.ship_serving tuned_configs.tar.gz [sweeps.json ...] --ship               # needs LightGBM
 
 An archive holds winners (`tiles import vllm` describes them); a JSON file holds measured sweeps of our own kernels, as
-`{"shape": {...}, "tokens": 64, "device": "NVIDIA H200", "configs": [[...six settings...]], "us": [...]}`. `--leave-out`
-prints how often the tuned row's tile is the first, or among the first five, with each device or shape left out.
+`{"shape": {...}, "tokens": 64, "device": "NVIDIA H200", "configs": [[...six settings...]], "us": [...], "tuned": [...],
+"default": [...]}` (`benchmarks/results/serving_sweeps_h200.json`, with the two rows of vLLM). `--leave-out`
+trains without each device, or shape, and writes `benchmarks/results/serving.json`, which docs/gpu.md shows.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections import defaultdict
@@ -27,15 +29,20 @@ from tilewise.costmodel.models.gbdt import fit_trees
 from tilewise.gpu.devices import Device, find_device
 from tilewise.gpu.serving import ELEMENT_BYTES, FILE, ServingRanker, ServingShape, device_named, features
 from tilewise.io import save
+from tilewise.store.problem import Config
 from tools.ship_ranker import flat_trees
 
-SETTINGS = {"objective": "lambdarank", "num_leaves": 31, "learning_rate": 0.08, "min_data_in_leaf": 30, "seed": 1,
-            "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1, "num_threads": 1,
-            "lambdarank_truncation_level": 10, "label_gain": list(range(32))}  # fmt: skip
+RANKING = {"objective": "lambdarank", "num_leaves": 31, "learning_rate": 0.08, "min_data_in_leaf": 30, "seed": 1,
+           "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1, "num_threads": 1,
+           "lambdarank_truncation_level": 10, "label_gain": list(range(32))}  # fmt: skip
+REGRESSION = {"objective": "regression", "num_leaves": 63, "learning_rate": 0.08, "min_data_in_leaf": 10, "seed": 1,
+              "feature_fraction": 0.6, "bagging_fraction": 0.8, "bagging_freq": 1, "num_threads": 1, "lambda_l2": 2.0,
+              "extra_trees": True}  # fmt: skip
 TREES = 200
+FOLDS = 10  # of the measured shapes
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "serving.json"
 COMPARED = 32  # alternatives of a winner in one query, drawn from about 75
-MAX_TESTED = 60  # rows of a left-out device or shape that are scored
-SWEEP_WEIGHT = 3.0  # of a measured row against one of a winner's query
+MAX_TESTED = 48  # rows of a left-out device or shape that are scored
 _FILE_NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 _NAMES = ("block_m", "block_n", "block_k", "group", "warps", "stages")
 
@@ -50,9 +57,17 @@ class Query:
     device: Device
     configs: np.ndarray[Any, Any]  # (configurations, 6)
     slowdown: np.ndarray[Any, Any]
+    others: dict[str, float] | None = None  # of a sweep: slowdowns of vLLM's tuned row and of its default rule
 
+    @property
+    def is_sweep(self) -> bool:
+        return self.others is not None
+
+    @functools.cached_property
     def table(self) -> Any:
-        return features(self.shape, self.tokens, self.device, dict(zip(_NAMES, self.configs.T, strict=True)))
+        return features(self.shape, self.tokens, self.device, dict(zip(_NAMES, self.configs.T, strict=True))).astype(
+            np.float32
+        )
 
 
 def winners(path: Path, seed: int = 0) -> Iterator[Query]:
@@ -83,19 +98,36 @@ def _shape(row: TunedRow) -> ServingShape | None:
 def sweeps(path: Path) -> Iterator[Query]:
     """Yield a query per measured sweep."""
     for sweep in json.loads(path.read_text()):
-        us = np.array(sweep["us"])
-        device = device_named(sweep["device"])
-        shape = ServingShape(**sweep["shape"])
-        yield Query(shape, sweep["tokens"], sweep["device"], device, np.array(sweep["configs"]), us / us.min())
+        slowdown = np.array(sweep["us"]) / min(sweep["us"])
+        rows = {tuple(config): float(value) for config, value in zip(sweep["configs"], slowdown, strict=True)}
+        others = {name: rows[tuple(sweep[name])] for name in ("tuned", "default") if tuple(sweep[name]) in rows}
+        shape, device = ServingShape(**sweep["shape"]), device_named(sweep["device"])
+        yield Query(shape, sweep["tokens"], sweep["device"], device, np.array(sweep["configs"]), slowdown, others)
 
 
 def train(queries: Sequence[Query]) -> dict[str, Any]:
-    """Fit the trees: relevance 31 for the fastest configuration, 15 for one that takes twice as long."""
-    table = np.concatenate([query.table() for query in queries])
-    labels = np.concatenate([np.floor(31 / query.slowdown) for query in queries])
-    groups = [len(query.slowdown) for query in queries]
-    weight = [np.full(len(q.slowdown), SWEEP_WEIGHT if (q.slowdown != 2).sum() > 1 else 1.0) for q in queries]
-    return flat_trees(fit_trees(table, labels, TREES, SETTINGS, np.concatenate(weight), group=groups), "serving")
+    """Fit both sets of trees: to the order of the winners, and to the log slowdowns of the sweeps."""
+    by_kind: dict[bool, list[Query]] = {True: [], False: []}
+    for query in queries:
+        by_kind[query.is_sweep].append(query)
+    table, slowdown, groups = _stack(by_kind[False])
+    # Relevance 31 for the winner, 15 for the others, as for a configuration that takes twice as long.
+    winners_trees = fit_trees(table, np.floor(31 / slowdown), TREES, RANKING, group=groups)
+    arrays = flat_trees(winners_trees, "winners")
+    if not by_kind[True]:  # the only measured device is left out: a leaf of 0 in place of the times
+        dtypes = {name.partition(".")[2]: array.dtype for name, array in arrays.items()}
+        leaf = {"feature": -1, "threshold": 0, "left": 0, "right": 0, "value": 0, "root": 0}
+        return arrays | {f"times.{part}": np.array([value], dtypes[part]) for part, value in leaf.items()}
+    table, slowdown, _ = _stack(by_kind[True])
+    logs = np.log(slowdown)
+    times_trees = fit_trees(table, logs, TREES, REGRESSION, np.exp(-2 * np.minimum(logs, 2)))
+    return arrays | flat_trees(times_trees, "times")
+
+
+def _stack(queries: Sequence[Query]) -> tuple[Any, Any, list[int]]:
+    """Join the tables and the slowdowns of queries, and count the rows of each."""
+    slowdowns = [query.slowdown for query in queries]
+    return np.concatenate([query.table for query in queries]), np.concatenate(slowdowns), [*map(len, slowdowns)]
 
 
 def hits(ranker: ServingRanker, queries: Sequence[Query]) -> Any:
@@ -111,30 +143,45 @@ def hits(ranker: ServingRanker, queries: Sequence[Query]) -> Any:
     return np.array(result, float)
 
 
-def leave_out(queries: Sequence[Query], by: str, scratch: Path) -> None:
-    """Print the table of left-out devices or shapes; only winners are tested."""
-    groups: dict[Any, list[Query]] = defaultdict(list)
+def leave_out_devices(queries: Sequence[Query], scratch: Path) -> dict[str, Any]:
+    """Train without each device in turn; return the shares of its winners' tiles that are first, and in the first five.
+
+    Sweeps of the same device are left out too.
+    """
+    rng, groups = np.random.default_rng(0), defaultdict[str, list[Query]](list)
     for query in queries:
-        key = query.device_name if by == "device" else tuple(sorted(asdict(query.shape).items()))
-        groups[key].append(query)
-    rng, keys = np.random.default_rng(0), sorted(groups, key=lambda key: -len(groups[key]))
-    folds = [[key] for key in keys]
-    if by == "shape":  # ten folds of shapes; a shape is in one fold with all its devices
-        folds = [keys[number::10] for number in range(10)]
-    rows = []
-    for fold in folds:
-        left_out = {id(query) for key in fold for query in groups[key]}
-        save(train([query for query in queries if id(query) not in left_out]), scratch)
+        if not query.is_sweep:
+            groups[query.device_name].append(query)
+    rows = {}
+    for name, tested in sorted(groups.items(), key=lambda item: -len(item[1])):
+        device = tested[0].device
+        save(train([query for query in queries if query.device is not device]), scratch)
+        sample = [tested[i] for i in rng.permutation(len(tested))[:MAX_TESTED]]
+        first, five = hits(ServingRanker(scratch), sample).mean(axis=0)
+        rows[name] = {"rows": len(tested), "first": first, "five": five}
+        print(f"{name:50} {len(tested):5} rows  first {first:.3f}  five {five:.3f}", flush=True)
+    return rows
+
+
+def leave_out_shapes(queries: Sequence[Query], scratch: Path) -> list[dict[str, Any]]:
+    """Train without a tenth of the measured shapes in turn; choose among their measured configurations.
+
+    A shape is left out with its winners on all devices. Values are slowdowns against the fastest measured one.
+    """
+    shapes = list(dict.fromkeys(query.shape for query in queries if query.is_sweep))
+    results = []
+    for number in range(FOLDS):
+        fold = set(shapes[number::FOLDS])
+        save(train([query for query in queries if query.shape not in fold]), scratch)
         ranker = ServingRanker(scratch)
-        tested = [query for key in fold for query in groups[key]]
-        sample = [tested[i] for i in rng.permutation(len(tested))[: MAX_TESTED * (1 if by == "device" else 3)]]
-        first, five = hits(ranker, sample).mean(axis=0)
-        rows.append((len(tested), first, five))
-        print(f"{str(fold[0])[:50]:50} {len(tested):5} rows  first {first:.3f}  five {five:.3f}", flush=True)
-    counts, first, five = np.array(rows).T
-    print(f"mean over {len(rows)} left-out groups: first {first.mean():.3f}, five {five.mean():.3f} "
-          f"(lowest {five.min():.2f}); over rows: {counts @ first / counts.sum():.3f}, "
-          f"{counts @ five / counts.sum():.3f}")  # fmt: skip
+        for query in queries:
+            if query.others is not None and query.shape in fold:
+                configs = [Config(dict(zip(_NAMES, map(int, row), strict=True))) for row in query.configs]
+                choice = int(np.argmin(ranker.scores(query.shape, query.tokens, query.device, configs)))
+                row = {"tokens": query.tokens, "ours": float(query.slowdown[choice]), **query.others}
+                results.append(asdict(query.shape) | row)
+        print(f"fold {number}: {len(results)} problems", flush=True)
+    return results
 
 
 def main() -> int:
@@ -147,7 +194,10 @@ def main() -> int:
     options = parser.parse_args()
     queries = [q for path in options.files for q in (sweeps(path) if path.suffix == ".json" else winners(path))]
     if options.leave_out:
-        leave_out(queries, options.leave_out, options.scratch)
+        results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+        evaluation = leave_out_devices if options.leave_out == "device" else leave_out_shapes
+        results[options.leave_out] = evaluation(queries, options.scratch)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     if options.ship:
         save(train(queries), FILE)
         print(f"{FILE.name}: {FILE.stat().st_size / 1024:.0f} KiB from {len(queries)} queries")

@@ -9,8 +9,6 @@ from typing import Any
 
 from tilewise.errors import ConfigurationError
 
-_MAX_TOKENS = 1 << 24
-
 
 def write_serving_files(
     what: str,
@@ -44,8 +42,8 @@ def write_serving_files(
 
 
 def _parse_tokens(text: str) -> list[int]:
-    counts = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
-    if not all(0 < count < _MAX_TOKENS for count in counts):
+    counts = [int(word) if re.fullmatch(r" *\d{1,7} *", word) else 0 for word in text.split(",")]
+    if not all(counts):
         raise ConfigurationError(f"--batch-sizes is a list of numbers of tokens, such as 1,16,256, not {text!r}.")
     return sorted(set(counts))
 

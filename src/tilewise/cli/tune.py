@@ -27,6 +27,8 @@ _SIZES = {
     "int8_matmul": ("m", "n", "k"),
     "conv2d": ("batch", "channels", "height", "width", "filters", "kernel"),
     "attention": ("batch", "heads", "queries", "head"),
+    "grouped_matmul": ("tokens", "top_k", "experts", "n", "k"),
+    "block_fp8_matmul": ("m", "n", "k"),
 }
 _EXAMPLE_SIZES = {"conv2d": "8x64x32x32x64x3"}  # else 64 of everything
 

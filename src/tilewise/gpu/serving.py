@@ -1,8 +1,9 @@
 """Configurations of the fused-MoE and block-FP8 kernels of serving frameworks (vLLM, SGLang), on any GPU, unmeasured.
 
-Boosted trees score a configuration from the shape, the device's record and the tile. They were trained to rank
-(LambdaRank) on the winners in other people's tuned files, over 31 GPUs, and on measurements of our own kernels
-(`tools/ship_serving.py`). Scoring needs NumPy alone. `write_file` writes the choices in vLLM's format.
+Two sets of boosted trees score a configuration from the shape, the device's record and the tile. One was trained to
+rank (LambdaRank) on the winners in other people's tuned files, over 31 GPUs; the other to predict the slowdown of our
+own kernels, measured on an H200 (`tools/ship_serving.py`). The times decide on GPUs of the H200's architecture, the
+winners on all others. Scoring needs NumPy alone. `write_file` writes the choices in vLLM's format.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from tilewise._files import write_atomic
 from tilewise.errors import ConfigurationError, FileFormatError
-from tilewise.gpu.devices import DEVICES, Device, find_device
+from tilewise.gpu.devices import DEVICES, H200, Device, find_device
 from tilewise.gpu.families.grouped import SCALE_BLOCK, default_config, search_list
 from tilewise.gpu.pinning.ranker import Trees
 from tilewise.io import load_arrays
@@ -37,6 +38,8 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 _NAMES = {"block_m": "BLOCK_SIZE_M", "block_n": "BLOCK_SIZE_N", "block_k": "BLOCK_SIZE_K", "group": "GROUP_SIZE_M",
           "warps": "num_warps", "stages": "num_stages"}  # fmt: skip
+# Units of log slowdown per unit of LambdaRank's relevance. Insensitive between 0 and 0.1, and above 0.5, respectively.
+_WINNERS_WEIGHT, _WINNERS_WEIGHT_ELSEWHERE = 0.02, 1.0
 Numbers = npt.NDArray[np.float64]
 
 
@@ -121,6 +124,7 @@ def candidates(shape: ServingShape, device: Device, default: Config) -> tuple[Co
 def _fitting(
     amd: bool, shared_bytes: int, element_bytes: tuple[float, float], block_scaled: bool, default: Config
 ) -> tuple[Config, ...]:
+    """List the configurations whose tiles fit into shared memory, by the facts that this depends on."""
     block_ks = (64, 128) if block_scaled else (64, 128, 256)
     configs: Sequence[Config] = search_list((32, 64, 128, 256), block_ks, default)
     if amd:
@@ -134,20 +138,29 @@ def _fitting(
     return (default, *(config for config in configs if config != default and fits(config)))
 
 
+def winners_weight(device: Device) -> float:
+    """Return the weight of the winners' relevance against the logarithm of a predicted slowdown.
+
+    The weights are those with the most hits on left-out shapes (H200) and left-out devices; see docs/gpu.md.
+    """
+    return _WINNERS_WEIGHT if device.architecture is H200.architecture else _WINNERS_WEIGHT_ELSEWHERE
+
+
 class ServingRanker:
     """The trained trees."""
 
     def __init__(self, path: Path = FILE) -> None:
         arrays, _ = load_arrays(path)
         try:
-            self._trees = Trees(arrays, "serving")
+            self._winners, self._times = Trees(arrays, "winners"), Trees(arrays, "times")
         except (KeyError, ValueError) as error:
             raise FileFormatError(f"{path} is not a ranker of serving kernels: it lacks {error}.") from error
 
     def scores(self, shape: ServingShape, tokens: int, device: Device, configs: Sequence[Config]) -> Numbers:
         """Return one score per configuration; lower is faster."""
         columns = {name: [config.size(name) for config in configs] for name in _NAMES}
-        return -self._trees.predict(features(shape, tokens, device, columns))
+        rows = features(shape, tokens, device, columns)
+        return self._times.predict(rows) - winners_weight(device) * self._winners.predict(rows)
 
     def choose(self, shape: ServingShape, tokens: int, device: Device) -> Config:
         """Choose without measuring."""
@@ -179,8 +192,8 @@ def device_named(name: str) -> Device:
     """Return the record of a device; the error for an unknown name lists the known ones."""
     device = find_device(name.replace("_", " "))
     if device is None:
-        known = ", ".join(device.name for device in DEVICES)
-        raise ConfigurationError(f"there is no record of a GPU called {name!r}; known are {known}")
+        names = ", ".join(device.name for device in DEVICES)
+        raise ConfigurationError(f"there is no record of a GPU called {name!r}; there are {names}")
     return device
 
 

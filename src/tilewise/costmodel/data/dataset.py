@@ -185,6 +185,7 @@ def select_columns(
     has_tiles, rows_of = set(TILE_FEATURES) <= set(names), dict[str, npt.NDArray[np.int64]]()
 
     def select(kernel: Kernel) -> Kernel:
+        """Rebuild a kernel from the selected columns and rows; note the rows if some are left out."""
         columns = [
             kernel.config_feat[:, names.index(name)] if name in names else np.full(kernel.n_configs, constants[name])
             for name in schema.config_features

@@ -33,7 +33,7 @@ UNIT = 16  # elements that n and k must be multiples of: 16 bytes of the smalles
 SCALE_BLOCK = 128  # side of the square blocks of weights that share a scale, as in DeepSeek-V3
 _TENSORS = ("a", "b", "c", "a_scale", "b_scale", "slots", "experts")
 _INTEGERS = ("rows", "row_blocks", "n_units", "k_units", "top_k", "group")
-_MAX_ACCUMULATORS = 256  # per thread; twice the registers that a thread has
+_RESULTS = {"fp8": "bf16"}  # number type of the result where it is not that of the operands
 
 
 @cache
@@ -42,7 +42,8 @@ def search_list(block_ns: tuple[int, ...], block_ks: tuple[int, ...], default: C
     axes = ((16, 32, 64, 128, 256), block_ns, block_ks, (1, 16, 32, 64), (4, 8), (2, 3, 4, 5))
     names = ("block_m", "block_n", "block_k", "group", "warps", "stages")
     configs = [Config(dict(zip(names, values, strict=True))) for values in product(*axes)]
-    fitting = [c for c in configs if c.size("block_m") * c.size("block_n") <= _MAX_ACCUMULATORS * 32 * c.size("warps")]
+    # More than 256 accumulators per thread cannot be held in its registers.
+    fitting = [c for c in configs if c.size("block_m") * c.size("block_n") <= 256 * 32 * c.size("warps")]
     return (default, *(config for config in fitting if config != default))
 
 
@@ -95,8 +96,8 @@ class GroupedMatmul:
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
         # The compiler keeps the operands of all stages but one, whose tile may still be in use.
         tile = (config.size("block_m") + config.size("block_n")) * config.size("block_k")
-        needed = tile * ELEMENT_BYTES[_dtype(problem)] * max(config.size("stages") - 1, 1)
-        return f"shared memory: {needed} bytes of {shared_bytes}" if needed > shared_bytes else None
+        tile_bytes = tile * ELEMENT_BYTES[_dtype(problem)] * max(config.size("stages") - 1, 1)
+        return f"shared memory: {tile_bytes} bytes of {shared_bytes}" if tile_bytes > shared_bytes else None
 
     def binary(self, problem: Problem, config: Config) -> Binary:
         return _binary(_dtype(problem), _scales(problem), "experts" in problem, config)
@@ -115,7 +116,7 @@ class GroupedMatmul:
         }
         for name, shape in shapes.items():
             inputs[name] = 0.5 + torch.rand(*shape, generator=generator, device=device, dtype=torch.float32)
-        out, guarded = guarded_output(torch, (tokens * top_k, n), "bf16" if dtype == "fp8" else dtype, device)
+        out, guarded = guarded_output(torch, (tokens * top_k, n), _RESULTS.get(dtype, dtype), device)
         # (rows,): the expert of each row of the output
         routes = torch.rand(tokens, experts, generator=generator, device=device).topk(top_k, dim=1).indices.flatten()
         scratch = {"routes": routes}
@@ -225,7 +226,7 @@ def _binary(dtype: str, scales: str, routed: bool, config: Config) -> Binary:
         ("SCALE_BLOCK", SCALE_BLOCK),
         *((name.upper(), config.size(name)) for name in ("block_m", "block_n", "block_k")),
     )
-    element, result = f"*{DTYPES[dtype]}", f"*{'bf16' if dtype == 'fp8' else DTYPES[dtype]}"
+    element, result = f"*{DTYPES[dtype]}", f"*{DTYPES[_RESULTS.get(dtype, dtype)]}"
     types = dict(zip(_TENSORS, (element, element, result, "*fp32", "*fp32", "*i32", "*i32"), strict=True))
     signature = (*types.items(), *((name, "i32") for name in _INTEGERS))
     return Binary("grouped:grouped_kernel", signature, constants, config.size("warps"), config.size("stages"))

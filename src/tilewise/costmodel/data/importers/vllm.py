@@ -13,7 +13,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tilewise.costmodel.data.importers.record import BadRecordError, LogRecord, Value, check_text, flat_values
+from tilewise.costmodel.data.importers.record import (
+    MAX_VALUES,
+    BadRecordError,
+    LogRecord,
+    Value,
+    check_text,
+    flat_values,
+)
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 
 RUNTIME_NOTE = "rank, not a time: 1 for the tuned configuration, 2 for others of the tool's search list"
@@ -36,9 +43,7 @@ _AMD = {
 }  # fmt: skip
 _STATE_UPDATE = {"BLOCK_SIZE_M": (4, 8, 16, 32, 64), "num_warps": (1, 2, 4, 8)}
 _COLLECTION_NAMES = {"num_warps": "warps", "num_stages": "stages", "GROUP_SIZE_M": "group"}  # of tilewise's collections
-_MAX_TOKENS = 1 << 24
-_MAX_SETTING = 1 << 16
-_MAX_ROWS = 10_000  # per file; vLLM's have at most 40
+_MAX_SIZE = 1 << 24  # of a size, a number of tokens or a setting
 
 
 class TunedRow(NamedTuple):
@@ -58,8 +63,8 @@ def read_rows(source: Source, skip: Callable[[str], None]) -> Iterator[TunedRow]
         return skip("a file that is not a JSON object")
     for member in walker.members():
         rows[member[:40]] = walker.value()
-        if len(rows) > _MAX_ROWS:
-            return skip(f"a file with more than {_MAX_ROWS} rows")
+        if len(rows) > MAX_VALUES:
+            return skip(f"a file with more than {MAX_VALUES} rows")
     try:
         family, sizes, device = parse_file_name(source.name)
     except BadRecordError as error:
@@ -85,7 +90,7 @@ def parse_file_name(name: str) -> tuple[str, dict[str, Value], str]:
     for family, names in _FAMILIES.items():
         if names.keys() <= entries.keys():
             sizes: dict[str, Any] = {names[key]: entries.pop(key) for key in names}
-            if not device or not all(size.isdecimal() and 0 < int(size) < _MAX_TOKENS for size in sizes.values()):
+            if not device or not all(size.isdecimal() and 0 < int(size) < _MAX_SIZE for size in sizes.values()):
                 break
             block = entries.pop("block_shape", None)
             sizes |= {"dtype": entries.pop("dtype", entries.pop("cache_dtype", "bf16"))} | entries
@@ -96,7 +101,7 @@ def parse_file_name(name: str) -> tuple[str, dict[str, Value], str]:
 
 
 def _tokens(key: str) -> float:
-    if not key.isdecimal() or not 0 < int(key) < _MAX_TOKENS:
+    if not key.isdecimal() or not 0 < int(key) < _MAX_SIZE:
         raise BadRecordError("a row whose name is not a number of tokens")
     return float(key)
 
@@ -105,7 +110,7 @@ def _settings(config: Any) -> Mapping[str, int]:
     """Check the settings of a winner; a kernel of another kind than Triton's has other names."""
     if not isinstance(config, Mapping) or "BLOCK_SIZE_M" not in config:
         raise BadRecordError("a row without BLOCK_SIZE_M")
-    if not all(type(value) is int and 0 <= value < _MAX_SETTING for value in config.values()) or len(config) > 20:
+    if not all(type(value) is int and 0 <= value < _MAX_SIZE for value in config.values()) or len(config) > 20:
         raise BadRecordError("a row with a setting that is not a small integer")
     return {check_text(name, 40): value for name, value in config.items()}
 
