@@ -33,6 +33,8 @@ _LLAMA_LAYERS = {
     "self_attn.k_norm": "attn_k_norm",
 }
 _GEMMA: dict[str, Any] = {"post_norms": True, "activation": "gelu_tanh", "embedding_scale": 8.0, "head_dim": 32}
+_GPT2: dict[str, Any] = {"norm": "layer", "gated": False, "activation": "gelu_tanh"}
+_GPT2 |= {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 # Descriptions of small models of every architecture, as `small_llama` takes them (width 64).
 DESCRIPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"interleaved_rope": True},
@@ -47,16 +49,9 @@ DESCRIPTIONS: dict[str, dict[str, Any]] = {
         "long_context": 48,
         "rotary_magnitude": 1.25,
     },
-    "gpt2": {
-        "norm": "layer",
-        "gated": False,
-        "activation": "gelu_tanh",
-        "learned_positions": True,
-        "qkv_bias": True,
-        "out_bias": True,
-        "mlp_bias": True,
-        "kv_heads": 4,
-    },
+    "gpt2": _GPT2 | {"learned_positions": True, "kv_heads": 4},
+    "stablelm": {"norm": "layer", "qkv_bias": True, "frequencies": rotary_frequencies(2)},
+    "starcoder2": _GPT2,
 }
 
 
@@ -84,7 +79,9 @@ def small_llama(seed: int = 0, vocab: int = 64, width: int = 64, **more: Any) ->
     model = Llama(LlamaConfig(width=width, vocab=vocab, **(sizes | more)), rng=seed)
     rng = np.random.default_rng(seed)
     for name, tensor in model.named_tensors():
-        if "norm" in name or name.endswith("bias"):
+        if name.endswith("bias"):
+            tensor.data[...] = 0.2 * rng.standard_normal(tensor.shape)
+        elif "norm" in name:
             tensor.data[...] = rng.uniform(0.5, 1.5, tensor.shape)
     return model
 

@@ -251,7 +251,10 @@ def test_other_files_are_one_sentence(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "other.gguf", "mamba")
     writer.add_tensor("a", np.zeros((2, 2), np.float32))
     writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
-    with pytest.raises(FileFormatError, match="gpt2, llama, qwen2, qwen3, gemma, gemma2, gemma3, phi3 are supported"):
+    with pytest.raises(
+        FileFormatError,
+        match="gpt2, llama, qwen2, qwen3, gemma, gemma2, gemma3, phi3, stablelm, starcoder2 are supported",
+    ):
         load_gguf(tmp_path / "other.gguf")
     assert set(KINDS) <= {kind.name for kind in READ.values()}
 

@@ -76,6 +76,8 @@ ARCHITECTURES = {
         wide_scale_layers=62,
     ),
     "phi3": DecoderFamily(),
+    "stablelm": DecoderFamily(norm="layer"),
+    "starcoder2": DecoderFamily(norm="layer", gated=False, activation="gelu_tanh"),
 }
 # Tensor names of the format for the modules of a model and of its blocks.
 _LAYERS = {
