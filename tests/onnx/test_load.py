@@ -14,6 +14,7 @@ import tilewise
 import tilewise.onnx
 from tilewise import nn, no_grad, optim
 from tilewise.errors import DtypeError, FileFormatError, GradientError, ShapeError, TilewiseError, UnavailableError
+from tilewise.onnx import reader
 
 RNG = np.random.default_rng(0)
 
@@ -304,6 +305,7 @@ def test_deep_subgraphs_are_one_sentence(place: Path, depth: int) -> None:
 def test_without_the_onnx_package_a_sentence_says_what_to_install(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
+    reader._messages.cache_clear()
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UnavailableError, match=r"pip install 'tilewise\[onnx\]'"):
         tilewise.onnx.load(place)

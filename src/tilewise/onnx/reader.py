@@ -7,8 +7,11 @@ made, external data against the folder of the file, names, types, the version of
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 import os
+import sys
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +26,7 @@ from tilewise.onnx.wire import Place, outline
 Weights = tuple[BufferedReader, list[Place | None]]  # a file, and where in it each initializer's numbers lie
 
 OLDEST_OPSET = 13
+_USUAL_OPSET = 21  # known to every onnx package that tilewise can be installed with
 _MOST_BYTES = (1 << 31) - 1  # what a protobuf message can hold
 _MOST_NODES = 200_000
 # ONNX's numbers for element types: how the raw bytes lie, and what they become here.
@@ -56,6 +60,20 @@ def onnx_package() -> Any:
     return onnx
 
 
+@functools.cache
+def _messages() -> Any:
+    """The protobuf classes of the `onnx` package, without the rest of it, which takes four times as long to import."""
+    spec = None if "onnx" in sys.modules else importlib.util.find_spec("onnx")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(folder) / "onnx_ml_pb2.py"
+        own = importlib.util.spec_from_file_location("tilewise.onnx.messages", path) if path.is_file() else None
+        if own is not None and own.loader is not None:
+            module = importlib.util.module_from_spec(own)
+            own.loader.exec_module(module)
+            return module
+    return onnx_package()
+
+
 def one_line(text: str) -> str:
     """Text from a file, fit for a sentence."""
     return "".join(c if c.isprintable() else "?" for c in text)
@@ -69,23 +87,20 @@ def dtype_of(number: int, what: object) -> np.dtype[Any]:
 
 
 def _type_name(number: int) -> str:
-    names = {value: name.lower() for name, value in onnx_package().TensorProto.DataType.items()}
+    names = {value: name.lower() for name, value in _messages().TensorProto.DataType.items()}
     return str(names.get(number, f"number {number}"))
 
 
 def read_graph(path: str | os.PathLike[str]) -> OnnxGraph:
     """The network in a file."""
     where = Path(path)
-    onnx = onnx_package()
-    newest = onnx.defs.onnx_opset_version()
+    parse = _messages().ModelProto.FromString
     try:
         with open_input(where, _MOST_BYTES) as stream, convert_read_errors(where):
             outline_record = outline(stream)
             if outline_record is not None and isinstance(stream, BufferedReader):
-                return _graph(
-                    onnx.ModelProto.FromString(outline_record.message), where, newest, (stream, outline_record.places)
-                )
-        return _graph(onnx.ModelProto.FromString(read_input(where, _MOST_BYTES)), where, newest)
+                return _graph(parse(outline_record.message), where, (stream, outline_record.places))
+        return _graph(parse(read_input(where, _MOST_BYTES)), where)
     except TilewiseError as error:  # names come from the file
         raise type(error)(one_line(str(error))) from None
     except MemoryError:
@@ -98,11 +113,11 @@ def read_graph(path: str | os.PathLike[str]) -> OnnxGraph:
         raise
 
 
-def _graph(model: Any, where: Path, newest: int, weights: Weights | None = None) -> OnnxGraph:
+def _graph(model: Any, where: Path, weights: Weights | None = None) -> OnnxGraph:
     graph = model.graph
     if not graph.node and not graph.output:
         raise FileFormatError(f"{where} is not an ONNX file: there is no network in it")
-    opset = _opset(model, where, newest)
+    opset = _opset(model, where)
     if len(graph.node) > _MOST_NODES:
         raise FileFormatError(f"{where} has {len(graph.node)} nodes, more than the {_MOST_NODES} read here")
     constants = _Constants(where, weights)
@@ -122,10 +137,12 @@ def _graph(model: Any, where: Path, newest: int, weights: Weights | None = None)
     return OnnxGraph(tuple(ordered), constants.arrays, inputs, outputs, opset)
 
 
-def _opset(model: Any, where: Path, newest: int) -> int:
+def _opset(model: Any, where: Path) -> int:
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not versions:
         raise FileFormatError(f"{where} does not say which version of the operations it uses")
+    # Newer versions are read as far as the installed package knows them.
+    newest = _USUAL_OPSET if OLDEST_OPSET <= versions[0] <= _USUAL_OPSET else onnx_package().defs.onnx_opset_version()
     if not OLDEST_OPSET <= versions[0] <= newest:
         raise FileFormatError(
             f"{where} uses version {versions[0]} of the operations; {OLDEST_OPSET} to {newest} are read here "
