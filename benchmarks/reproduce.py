@@ -35,7 +35,8 @@ def main() -> None:
     print(f"\n{label} here: {geometric(fastest):.2f}× (worst {min(fastest):.2f}) against {', '.join(peers)}")
     recorded = counted(case for case in all_cases() if case.line.row == key)
     missing = sorted({peer for case in recorded for peer in case.ratios} - set(peers))
-    print(f"recorded: {geometric(c.ratio for c in recorded):.2f}× (worst {min(c.ratio for c in recorded):.2f})")
+    speeds = [case.ratio for case in recorded]
+    print(f"recorded, all cases and CPUs: {geometric(speeds):.2f}× (worst {min(speeds):.2f})")
     print(f"peers in the recorded row that were not measured here: {', '.join(missing) or 'none'}")
 
 

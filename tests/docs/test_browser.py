@@ -24,7 +24,7 @@ from tilewise.tour.page import page as report_page
 ROOT = Path(__file__).resolve().parents[2]
 VIEWS = {
     f"{width}-{'dark' if dark else 'light'}": (width, height, dark)
-    for width, height in ((1280, 900), (390, 844))
+    for width, height in ((1600, 900), (360, 800))
     for dark in (False, True)
 }
 
