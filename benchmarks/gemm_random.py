@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.harness import Row, compare
 from tilewise.backend import matmul_native
-from tilewise.profile.timing.interleave import time_interleaved
+from tilewise.profile.timing.clock import time_interleaved
 
 LAYOUTS = ["nn", "nt", "tn", "tt"]
 LAYOUT_SHARES = [0.4, 0.3, 0.2, 0.1]

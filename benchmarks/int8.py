@@ -28,7 +28,7 @@ from benchmarks.harness import Row, compare, without_winograd, write_results
 from tilewise import Tensor, models, no_grad
 from tilewise.backend import matmul_native, use_backend
 from tilewise.quantize import quantize
-from tilewise.quantize.layers import INT32, new_kernel
+from tilewise.quantize.layers import INT32, packed_layer
 
 PRODUCTS = [
     *((n, n, n) for n in (256, 511, 512, 1000, 1024, 2048, 2051)),
@@ -41,7 +41,7 @@ def product(m: int, n: int, k: int, threads: int) -> list[Row]:
     rng = np.random.default_rng(0)
     x, w = rng.integers(0, 128, (m, k), dtype=np.uint8), rng.integers(-127, 128, (n, k), dtype=np.int8)
     padded = np.pad(x, ((0, 0), (0, -k % 4)))  # our rows are whole groups of four bytes
-    kernel = new_kernel(w[:, None, None, :], np.zeros(n, np.int32), np.ones(n), None)
+    kernel = packed_layer(w[:, None, None, :], np.zeros(n, np.int32), np.ones(n), None)
     if not np.array_equal(kernel.linear(padded, INT32, None, False), x.astype(np.int32) @ w.T.astype(np.int32)):
         raise SystemExit("the integer product is wrong")
     left, right = torch.from_numpy(x.view(np.int8)), torch.from_numpy(np.ascontiguousarray(w.T))

@@ -34,7 +34,7 @@ from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
 from tilewise.fit import fit, recipe_for
 from tilewise.nn import Module, functional
 from tilewise.quantize import calibrate, quantize, save_quantized
-from tilewise.quantize.observers import OBSERVERS
+from tilewise.quantize.calibration import OBSERVERS
 
 CALIBRATION_IMAGES = 256
 _GROWTH = """

@@ -23,8 +23,7 @@ import tilewise
 from tilewise import data, models
 from tilewise._files import write_atomic
 from tilewise.cli.optimize.before_after import Task, paired_drop
-from tilewise.cli.optimize.prune import _prune_weights, _remove_filters, fine_tune
-from tilewise.cli.optimize.pruning_tasks import ImagePruning
+from tilewise.cli.optimize.prune import ImagePruning, _prune_weights, _remove_filters, fine_tune
 from tilewise.quantize import quantize
 
 SPARSITY = 0.7

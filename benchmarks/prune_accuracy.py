@@ -25,8 +25,7 @@ from benchmarks.int8_accuracy import shown, trained
 from tilewise import Tensor, models, no_grad
 from tilewise._files import write_atomic
 from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
-from tilewise.cli.optimize.prune import fine_tune
-from tilewise.cli.optimize.pruning_tasks import ImagePruning
+from tilewise.cli.optimize.prune import ImagePruning, fine_tune
 from tilewise.io import save
 from tilewise.prune import prune, save_pruned, shrink
 from tilewise.quantize import quantize

@@ -6,8 +6,11 @@ that nothing is timed on more threads than there are cores.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -107,3 +110,24 @@ def _count_cpus(text: str) -> int:
     """Count the CPUs in a list like 0-3,8."""
     ranges = [part.split("-") for part in text.split(",")]
     return sum(int(r[-1]) - int(r[0]) + 1 for r in ranges)
+
+
+# --- processes that end together ---
+
+
+_PR_SET_PDEATHSIG = 1
+_PARENT = "TILEWISE_PARENT"
+
+
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the one that started it ends, however it ends."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0)
+    if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):  # the parent ended before prctl was called
+        sys.exit(0)
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment variables that a child needs in order to call `die_with_parent`."""
+    return {_PARENT: str(os.getpid())}

@@ -82,7 +82,7 @@ CONVOLUTIONS = [  # images, channels, height, width, filters, kernel, stride, pa
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_convolutions_round_as_numpy_does(isa: str, threads: int, case: tuple) -> None:
-    n, c, h, w, f, k, stride, padding, border, out_border, with_residual = case
+    n, c, h, w, f, k, stride, padding, border, out_padding, with_residual = case
     zero_in, zero_out = int(RNG.integers(0, 256)), 3
     x = RNG.integers(0, 256, (n, h, w, c), dtype=np.uint8)
     buffer = np.full((n, h + 2 * border, w + 2 * border, -(-c // 4) * 4), zero_in, np.uint8)
@@ -102,11 +102,11 @@ def test_convolutions_round_as_numpy_does(isa: str, threads: int, case: tuple) -
         residual[:, 1:-1, 1:-1, :f] = inner
         value = value + (inner.astype(np.int32) - 7).astype(np.float32) * np.float32(0.5)
     expected = np.clip(np.rint(np.clip(value, -1e6, 1e6)).astype(np.int32) + zero_out, zero_out, 255)
-    got = layer.conv(buffer, border, residual, 1, out_border)
-    stop_h, stop_w = got.shape[1] - out_border, got.shape[2] - out_border
-    np.testing.assert_array_equal(got[:, out_border:stop_h, out_border:stop_w, :f], expected)
+    got = layer.conv(buffer, border, residual, 1, out_padding)
+    stop_h, stop_w = got.shape[1] - out_padding, got.shape[2] - out_padding
+    np.testing.assert_array_equal(got[:, out_padding:stop_h, out_padding:stop_w, :f], expected)
     frame = np.ones(got.shape[1:3], bool)
-    frame[out_border:stop_h, out_border:stop_w] = False
+    frame[out_padding:stop_h, out_padding:stop_w] = False
     assert (got[:, frame] == zero_out).all()
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
-from tilewise.quantize.elementwise import accumulator_scale, finish_for
+from tilewise.quantize.operators import accumulator_scale, output_stage
 from tilewise.quantize.parameters import AffineParameters
-from tilewise.quantize.reference import BENT, Finish, NumpyInt8Layer
+from tilewise.quantize.reference import ACTIVATION_FUNCTIONS, NumpyInt8Layer, Uint8OutputStage
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 RNG = np.random.default_rng(3)
 LEAKY = "leaky_relu 0.1"
-ACTIVATIONS = ["", *BENT, LEAKY]
+ACTIVATIONS = ["", *ACTIVATION_FUNCTIONS, LEAKY]
 F = np.float32
 
 
@@ -32,9 +32,9 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     native.set_isa(before)
 
 
-def finish(activation: str = "", zero: int = 30) -> Finish:
-    made = finish_for(activation, AffineParameters(0.02, zero))
-    return made if activation else Finish("", 1.0, zero, 5, 250)
+def finish(activation: str = "", zero: int = 30) -> Uint8OutputStage:
+    made = output_stage(activation, AffineParameters(0.02, zero))
+    return made if activation else Uint8OutputStage("", 1.0, zero, 5, 250)
 
 
 # channels, outputs, groups, kernel, stride, dilation, padding (top, left, bottom, right), size
@@ -118,16 +118,16 @@ def test_numbers_between_products_are_numpys_bytes(isa: str, activation: str, pi
     whole = [x.astype(np.int32) - z for x, z in ((a, 100), (b, 3))]
     total = whole[0].astype(F) * F(0.03) + whole[1].astype(F) * F(0.01)
     same = np.testing.assert_array_equal
-    same(through_graph("add", [a, b], (100, 3), 0.03, 0.01, how.native(), 0)[:, :channels], how.bytes(total))
+    same(through_graph("add", [a, b], (100, 3), 0.03, 0.01, how.native(), 0)[:, :channels], how.requantize(total))
     product = (whole[0] * whole[1]).astype(F) * F(1e-3)
-    same(through_graph("mul", [a, b], (100, 3), 1e-3, 0.0, how.native(), 0)[:, :channels], how.bytes(product))
+    same(through_graph("mul", [a, b], (100, 3), 1e-3, 0.0, how.native(), 0)[:, :channels], how.requantize(product))
     gate = (whole[0] * whole[1][:1]).astype(F) * F(1e-3)
-    same(through_graph("mul", [a, b[:1]], (100, 3), 1e-3, 0.0, how.native(), 0)[:, :channels], how.bytes(gate))
+    same(through_graph("mul", [a, b[:1]], (100, 3), 1e-3, 0.0, how.native(), 0)[:, :channels], how.requantize(gate))
     by, plus = (RNG.standard_normal((2, channels)) * [[0.05], [2]]).astype(F)
     scaled = whole[0].astype(F) * by + plus
     same(
         through_graph("affine", [a], (100,), by.tolist(), plus.tolist(), how.native(), 0)[:, :channels],
-        how.bytes(scaled),
+        how.requantize(scaled),
     )
 
 
@@ -155,40 +155,40 @@ def exact(name: str, x: np.ndarray) -> np.ndarray:
     return values
 
 
-@pytest.mark.parametrize("name", [*BENT, LEAKY])
+@pytest.mark.parametrize("name", [*ACTIVATION_FUNCTIONS, LEAKY])
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 0.004, 0.016, 0.03, 0.5, 3, 63, 1e9, 1e30])
 @pytest.mark.parametrize("zero", [0, 40])
 def test_bytes_are_the_activations_or_their_neighbours(name: str, scale: float, zero: int) -> None:
     if "sigmoid" in name and scale < 1e-3:
         pytest.skip("a sigmoid's output is never that small")
     output = AffineParameters(scale, zero)
-    how = finish_for(name, output)
+    how = output_stage(name, output)
     x = np.linspace(-80, 500, 20011) * scale
     x[:2] = 1e30, 0
     want = np.clip(exact(name, x) / scale + zero, 0, 255)
     with np.errstate(over="ignore"):
         values = (x / accumulator_scale(how, output)).astype(F)
-    assert np.abs(how.bytes(values) - want).max() <= (0.65 if scale > 0.003 else 0.8)
+    assert np.abs(how.requantize(values) - want).max() <= (0.65 if scale > 0.003 else 0.8)
     assert len(how.native()[3]) <= (1 << 14) + 2
-    ends = how.bytes(np.array([np.nan, -np.inf, np.inf], F))
-    assert scale < 1e-3 or how.is_table or tuple(ends[1:]) == (zero, 255)
+    ends = how.requantize(np.array([np.nan, -np.inf, np.inf], F))
+    assert scale < 1e-3 or how.takes_real_values or tuple(ends[1:]) == (zero, 255)
 
 
 @pytest.mark.parametrize("name", ["hard_swish", "silu", "gelu"])
 @pytest.mark.parametrize("step", [1e-3, 0.016, 0.024, 0.7, 63.0])
 def test_every_value_that_a_byte_can_have_is_bent_alike(isa: str, name: str, step: float) -> None:
     """All products of a byte and a weight, far and near, and what no product gives."""
-    how = finish_for(name, AffineParameters(step, 20))
+    how = output_stage(name, AffineParameters(step, 20))
     x = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 509, 1)
     by = (np.arange(-254, 255) / 97).astype(F)
     for plus in (np.zeros(509, F), np.linspace(-40, 40, 509).astype(F) / F(step)):
         value = (x.astype(np.int32) - 100).astype(F) * by + plus
         result = through_graph("affine", [x], (100,), by.tolist(), plus.tolist(), how.native(), 0)
-        np.testing.assert_array_equal(result[:, :509], how.bytes(value))
+        np.testing.assert_array_equal(result[:, :509], how.requantize(value))
     odd = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0] * 5, F)
     one = np.full((1, 35), 101, np.uint8)
     result = through_graph("affine", [one], (100,), [0.0] * 35, odd.tolist(), how.native(), 0)
-    np.testing.assert_array_equal(result[0, :35], how.bytes(odd))
+    np.testing.assert_array_equal(result[0, :35], how.requantize(odd))
 
 
 def test_misfits_get_a_sentence() -> None:

@@ -14,10 +14,9 @@ import pytest
 from tilewise import save
 from tilewise.bench import Rejected, Settings, TinyMLPerf, parse_recipe, reference_recipe
 from tilewise.bench.build import build, build_stages
-from tilewise.bench.likeness import likeness
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.scoring import score_recipe, validate_recipe
-from tilewise.bench.validation import check_fresh, validate
+from tilewise.bench.validation import check_fresh, likeness, validate
 from tilewise.errors import UnavailableError
 
 Weights = dict[str, npt.NDArray[Any]]

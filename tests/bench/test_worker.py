@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from tests.bench.test_board import filled, made_up_score, recipe
 from tilewise._extension import native
 from tilewise.bench import Rejected, Settings, parse_recipe
-from tilewise.bench.records import duel
+from tilewise.bench.scoring import duel
 from tilewise.cli.app import command_line
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise_arena.board import open_board, verify

@@ -7,8 +7,7 @@ import os
 import pytest
 
 from tests.cli.test_sweep import assert_refused
-from tilewise.cli.app import command_line
-from tilewise.cli.configuration import defaults
+from tilewise.cli.app import command_line, defaults
 
 
 def test_settings_are_the_defaults_of_the_commands_that_have_the_option(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi")
 
-from tilewise.bench.errors import Rejected
+from tilewise.errors import Rejected
 from tilewise.web.bodies import ListCache, parse
 
 LIST = [{"block": 2**i, "stages": 3} for i in range(20)]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gpu import fake_workers
 from tilewise.gpu.measure.collector import TritonCollector
-from tilewise.profile.timing.nvml import GpuWatch
+from tilewise.profile.timing.gpu import GpuWatch
 from tilewise.store.store import Store
 from tilewise.tune.measure.collector import Options
 from tilewise_fleet.cluster import slots

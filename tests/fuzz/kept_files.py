@@ -122,7 +122,7 @@ def sweep_result(folder: Path) -> Target:
 def learn_progress(folder: Path) -> Target:
     import os
 
-    from tilewise.learn.solved import lines, where
+    from tilewise.learn.notebook import lines, where
 
     os.environ["TILEWISE_CACHE"] = str(folder)
     where().parent.mkdir()
@@ -185,7 +185,7 @@ def _lab_record() -> dict[str, Any]:
 
 @target
 def lab_record(folder: Path) -> Target:
-    from tilewise.cli.lessons.lab import _print_statistics
+    from tilewise.cli.lessons import _print_statistics
     from tilewise.learn.labs.labwork import Lab
 
     place = folder / "lab-caching.json"

@@ -93,7 +93,7 @@ def teacher_images(folder: Path) -> Target:
 
 @target
 def network_input(folder: Path) -> Target:
-    from tilewise.cli.optimize.network_inputs import input_arrays
+    from tilewise.cli.optimize.own_network import input_arrays
 
     np.save(folder / "x.npy", np.zeros((2, 3), np.float32))
     network: Any = SimpleNamespace(inputs=[SimpleNamespace(name="x")], title="a network")

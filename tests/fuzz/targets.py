@@ -490,7 +490,7 @@ def text(folder: Path) -> Target:
 
 @target
 def settings(folder: Path) -> Target:
-    from tilewise.cli.configuration import read_configuration
+    from tilewise.cli.app import read_configuration
 
     (folder / "tilewise.toml").write_text('threads = 2\ncache = "x"\nboard = "b.db"\n')
     return Target(folder / "tilewise.toml", read_configuration)

@@ -153,7 +153,7 @@ def test_a_missing_import_is_reported_once():
 
 
 def test_the_next_step_is_one_that_works(tmp_path, monkeypatch, capsys):
-    from tilewise.cli.lessons.check import _show_progress
+    from tilewise.cli.lessons import _show_progress
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.learn.test_lessons import code_of
 from tilewise import learn
-from tilewise.cli.lessons.check import check
+from tilewise.cli.lessons import check
 from tilewise.errors import ConfigurationError, MissingFileError
 from tilewise.learn.checking import exercises
 from tools import notebooks

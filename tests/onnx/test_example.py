@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tilewise.errors import ConfigurationError, ShapeError
-from tilewise.onnx.example import example_inputs, fixed_dimension_error
 from tilewise.onnx.graph import Port
+from tilewise.onnx.network import example_inputs, fixed_dimension_error
 
 FLOAT, INT = np.dtype(np.float32), np.dtype(np.int64)
 DECODER = [
@@ -42,7 +42,7 @@ def test_errors_name_the_fixed_dimension():
 
 
 def test_the_command_line_names_inputs_and_reads_files(tmp_path):
-    from tilewise.cli.optimize.network_inputs import inputs_for, network_inputs
+    from tilewise.cli.optimize.own_network import inputs_for, network_inputs
     from tilewise.onnx.network import Network
 
     network = Network.__new__(Network)

@@ -11,7 +11,7 @@ import pytest
 import tilewise.onnx
 from tilewise.errors import TilewiseError
 from tilewise.onnx.reader import read_graph
-from tilewise.onnx.wire import outline
+from tilewise.onnx.wire import read_skeleton
 
 onnx = pytest.importorskip("onnx")
 
@@ -41,9 +41,9 @@ def test_large_weights_stay_in_the_file_and_small_ones_in_the_message(tmp_path: 
     large, small = np.arange(5000, dtype=np.float32), np.array([3], np.float32)
     path = written(tmp_path, network(large=large, small=small, half=large.astype(np.float16)))
     with path.open("rb") as stream:
-        found = outline(stream)
+        found = read_skeleton(stream)
     assert found is not None
-    assert [place is None for place in found.places] == [False, True, False]
+    assert [place is None for place in found.locations] == [False, True, False]
     assert len(found.message) < 4096 < path.stat().st_size
     constants = read_graph(path).constants
     np.testing.assert_array_equal(constants["large"], large)
@@ -63,8 +63,8 @@ def test_of_weights_given_twice_the_last_count_as_in_any_message(tmp_path: Path)
     first, second = (np.full(2000, value, np.float32) for value in (1, 2))
     raw, both = network(w=first).SerializeToString(), network(w=second).SerializeToString()
     with written(tmp_path, raw + both).open("rb") as stream:
-        found = outline(stream)
-    assert found is not None and len(found.places) == 2  # messages one after the other are merged
+        found = read_skeleton(stream)
+    assert found is not None and len(found.locations) == 2  # messages one after the other are merged
     tensor = network(w=first).graph.initializer[0].SerializeToString()
     assert onnx.TensorProto.FromString(tensor + b"\x4a\x04abcd").raw_data == b"abcd"
 
@@ -74,7 +74,7 @@ def test_a_file_cut_short_is_left_to_the_parser(tmp_path: Path, cut: int) -> Non
     whole = network(large=np.zeros(5000, np.float32)).SerializeToString()
     path = written(tmp_path, whole[:-cut])
     with path.open("rb") as stream:
-        assert outline(stream) is None
+        assert read_skeleton(stream) is None
     with pytest.raises(TilewiseError):
         tilewise.onnx.load(path)
 
@@ -96,5 +96,5 @@ def test_a_file_of_very_many_tiny_fields_is_left_to_the_parser(tmp_path: Path, m
     path = written(tmp_path, whole + b"\x08\x09" * 400)  # ir_version, again and again
     monkeypatch.setattr("tilewise.onnx.wire._MOST_FIELDS", 300)
     with path.open("rb") as stream:
-        assert outline(stream) is None
+        assert read_skeleton(stream) is None
     assert read_graph(path).constants["large"].shape == (5000,)

@@ -8,7 +8,7 @@ import pytest
 
 from tilewise import _events, get_num_threads, set_num_threads
 from tilewise._extension import native
-from tilewise.profile import heap, machine
+from tilewise.profile import leaks, machine
 from tilewise.profile.machine import Bandwidth, MachineFigures, Peak
 
 ISAS = ["numpy"] if native is None else list(native.supported_isas())
@@ -58,7 +58,7 @@ def cpu_clock(monkeypatch):
 def either_way(request, monkeypatch):
     """With the extension, and as if it were not there."""
     if request.param == "tracemalloc":
-        monkeypatch.setattr(heap, "native", None)
+        monkeypatch.setattr(leaks, "native", None)
         monkeypatch.setattr("tilewise.profile.memory.native", None)
     elif native is None:
         pytest.skip("the heap watch is in the extension")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewise.profile.timing.interleave import time_interleaved
+from tilewise.profile.timing.clock import time_interleaved
 
 
 def test_each_runs_in_every_round_and_warm_up_does_not_count() -> None:

@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tilewise.profile import machine as module
-from tilewise.profile.machine import Bandwidth, MachineFigures, Peak
-from tilewise.profile.plausibility import find_doubts
+from tilewise.profile.machine import Bandwidth, MachineFigures, Peak, find_doubts
 from tilewise.profile.timing.stability import MachineReading
 
 CALM = MachineReading(at=0.0, own_cpu=0.0, busy_cpu=0.0, stolen_cpu=0.0, reference_loop=1e-4)

@@ -13,7 +13,7 @@ from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
 from tilewise.fit import fit, recipe_for
 from tilewise.nn import Module, functional
 from tilewise.quantize import calibrate, quantize
-from tilewise.quantize.observers import OBSERVERS
+from tilewise.quantize.calibration import OBSERVERS
 
 
 def points_lost(task, observer: str, images: int = 256, start: int = 0) -> float:

@@ -12,9 +12,9 @@ from tilewise import nn
 from tilewise._environment import MachineOverride
 from tilewise._extension import native
 from tilewise.quantize import QuantizedModel
-from tilewise.quantize.calibration import traced_and_calibrated
+from tilewise.quantize.calibration import trace_and_calibrate
 from tilewise.quantize.lowering import tied_values
-from tilewise.quantize.mixed_precision import closed
+from tilewise.quantize.mixed_precision import with_int16_residuals
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 
@@ -43,9 +43,9 @@ def network(seed: int) -> nn.Module:
 
 
 def quantized(model: nn.Module, x: np.ndarray, share: float, seed: int) -> QuantizedModel:
-    graph, calibration, _ = traced_and_calibrated(model, [x], "minmax")
+    graph, calibration, *_ = trace_and_calibrate(model, [x], "minmax")
     rng = np.random.default_rng(seed)
-    wide = closed(graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share})
+    wide = with_int16_residuals(graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share})
     return QuantizedModel(graph, calibration, {}, int16_reasons=wide)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tilewise import Tensor, nn, no_grad
 from tilewise.nn import Module
 from tilewise.quantize import Calibration, calibrate, load_quantized, quantize, save_quantized
-from tilewise.quantize.calibration import traced_and_calibrated
+from tilewise.quantize.calibration import trace_and_calibrate
 from tilewise.quantize.equalization import equalization_scales, equalize
 from tilewise.quantize.graph import trace
 from tilewise.quantize.lowering import shared_parameters
@@ -59,7 +59,7 @@ def model() -> Module:
 
 def test_a_magnified_network_is_the_same_network(model: Module) -> None:
     x = images(4)
-    graph, calibration, _ = traced_and_calibrated(model, [x], "minmax")
+    graph, calibration, *_ = trace_and_calibrate(model, [x], "minmax")
     want = graph.run(x)
     by = equalization_scales(graph, calibration, shared_parameters(graph, calibration), ())
     assert max(f.max(initial=1.0) for f in by) > 2 and min(f.min(initial=1.0) for f in by) == 1
@@ -70,7 +70,7 @@ def test_a_magnified_network_is_the_same_network(model: Module) -> None:
 
 def test_no_channel_leaves_the_bytes_it_shares(model: Module) -> None:
     x = images(16)
-    graph, calibration, _ = traced_and_calibrated(model, [x], "minmax")
+    graph, calibration, *_ = trace_and_calibrate(model, [x], "minmax")
     parameters = shared_parameters(graph, calibration)
     equalize(graph, equalization_scales(graph, calibration, parameters, ()))
 

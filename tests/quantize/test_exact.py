@@ -9,10 +9,9 @@ import pytest
 
 from tilewise._extension import native
 from tilewise.quantize.array import QuantizedArray
-from tilewise.quantize.elementwise import accumulator_scale, finish_for
-from tilewise.quantize.layers import INT32, Geometry, new_conv_kernel, new_kernel
+from tilewise.quantize.layers import INT32, Geometry, packed_layer
+from tilewise.quantize.operators import MaxPool, accumulator_scale, output_stage
 from tilewise.quantize.parameters import affine_from_range
-from tilewise.quantize.pooling import MaxPool
 from tilewise.quantize.reference import NumpyInt8Layer
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -69,7 +68,7 @@ def test_products_are_numpys_for_extreme_bytes_and_odd_sizes(isa: str, x_kind: s
     for m, n, k in [(1, 17, 36), (2, 1, 4), (3, 33, 20), (7, 16, 260), (130, 40, 64), (133, 5, 1028), (289, 40, 1100)]:
         x, w = activations(rng, x_kind, (m, k)), weights(rng, w_kind, (n, k))
         offset = rng.integers(-1000, 1000, n).astype(np.int32)
-        kernel = new_kernel(w[:, None, None, :], offset, np.ones(n), None)
+        kernel = packed_layer(w[:, None, None, :], offset, np.ones(n), None)
         want = x.astype(np.int32) @ w.T.astype(np.int32) + offset
         assert np.array_equal(kernel.linear(x, INT32, None, False), want), (m, n, k)
 
@@ -108,14 +107,15 @@ def test_bytes_are_numpys_for_every_width_of_the_result(isa: str, w_kind: str, a
     """Whole panels of columns, halves and less; rows of tiles and what is left of them."""
     rng = np.random.default_rng(2)
     output, residual = affine_from_range(-2.0, 3.0), affine_from_range(-1.0, 2.0)
-    finish = finish_for(activation, output)
+    finish = output_stage(activation, output)
     shapes = [(24, 12, 1, 9), (8, 20, 3, 6), (40, 4, 3, 7), (16, 36, 1, 5), (12, 8, 2, 4), (33, 5, 3, 5)]
     for columns, channels, taps, size in shapes:
         w = weights(rng, w_kind, (columns, taps, taps, channels))
         scale = (rng.random(columns) + 0.5) / (40 * 64 * taps * channels**0.5) / accumulator_scale(finish, output)
         offset = rng.integers(-99, 99, columns).astype(np.int32)
-        parts = (w, offset, scale.astype(np.float32), None, (1, 1), (taps // 2, taps // 2))
-        kernel, reference = new_kernel(*parts), NumpyInt8Layer(*parts)
+        geometry, padding = Geometry(padding=(taps // 2,) * 4), (taps // 2, taps // 2)
+        kernel = packed_layer(w, offset, scale, geometry=geometry)
+        reference = NumpyInt8Layer(w, offset, scale.astype(np.float32), None, (1, 1), padding)
         x = activations(rng, "any", (2, size + 2, size + 2, -(-channels // 4) * 4))
         side = size + 2 * (taps // 2) - taps + 1
         skip = activations(rng, "any", (2, side, side, -(-columns // 4) * 4)) if skips else None
@@ -142,10 +142,10 @@ def test_convolutions_in_groups_are_numpys(isa: str, x_kind: str, w_kind: str) -
         w = weights(rng, w_kind, (columns, taps, taps, inner))
         scale, offset = np.full(columns, 1e-3 / inner), rng.integers(-99, 99, columns).astype(np.int32)
         geometry = Geometry((1, 1), (1, 1, 1, 1), groups)
-        kernel = new_conv_kernel(w, offset, scale, geometry)
+        kernel = packed_layer(w, offset, scale, geometry=geometry)
         reference = NumpyInt8Layer(w, offset, scale.astype(np.float32), None, (1, 1), geometry.padding, groups, (1, 1))
         x = activations(rng, x_kind, (1, 8, 11, -(-channels // 4) * 4))
-        finish = finish_for("", affine_from_range(-1.0, 2.0))
+        finish = output_stage("", affine_from_range(-1.0, 2.0))
         for layer in (kernel, reference):
             layer.set_finish(finish.native())
         got, want = (layer.conv(x, 1, None, 0, 0) for layer in (kernel, reference))

@@ -12,11 +12,11 @@ import pytest
 from tilewise import Tensor, nn, no_grad, plan
 from tilewise.errors import AccuracyError
 from tilewise.models import zoo
-from tilewise.quantize import QuantizedModel, convert, load_quantized, pooling, quantize, save_quantized
+from tilewise.quantize import QuantizedModel, convert, load_quantized, operators, quantize, save_quantized
 from tilewise.quantize import graph as graphs
-from tilewise.quantize.calibration import calibrated_with_holdout
-from tilewise.quantize.convert import dynamic_layer_counts
+from tilewise.quantize.calibration import trace_and_calibrate
 from tilewise.quantize.mixed_precision import predicted_error
+from tilewise.quantize.model import dynamic_layer_counts
 from tilewise.quantize.plan import Segment
 from tilewise.tensor import cat
 
@@ -43,12 +43,14 @@ def normed() -> nn.Module:
 
 def test_rows_in_a_wrong_order_are_an_exception_that_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     def reversed_row(self: Any, x: Any) -> Any:
-        row = pooling.QuantizedFlatten.__wrapped_call__(self, x)  # type: ignore[attr-defined]
+        row = operators.QuantizedFlatten.__wrapped_call__(self, x)  # type: ignore[attr-defined]
         return type(row)(row.data[:, ::-1].copy(), row.parameters, row.channels)
 
-    monkeypatch.setattr(pooling.QuantizedFlatten, "__wrapped_call__", pooling.QuantizedFlatten.__call__, raising=False)
-    monkeypatch.setattr(pooling.QuantizedFlatten, "__call__", reversed_row)
-    monkeypatch.delattr(pooling.QuantizedFlatten, "add_to")  # the native plan leaves it to Python
+    monkeypatch.setattr(
+        operators.QuantizedFlatten, "__wrapped_call__", operators.QuantizedFlatten.__call__, raising=False
+    )
+    monkeypatch.setattr(operators.QuantizedFlatten, "__call__", reversed_row)
+    monkeypatch.delattr(operators.QuantizedFlatten, "add_to")  # the native plan leaves it to Python
     with pytest.raises(AccuracyError, match=r"more than max_error=0.01 allows; the first layer beyond it is 3"):
         quantize(small(), [inputs(8, 3, 8, 8)])
 
@@ -69,7 +71,7 @@ def test_a_native_plan_that_gives_other_integers_is_an_exception(monkeypatch: py
 
 
 def quantized_parts() -> list[Any]:
-    graph, calibration, _, _ = calibrated_with_holdout(small(), [inputs(2, 3, 8, 8)], "minmax", False, 0)
+    graph, calibration, _, _ = trace_and_calibrate(small(), [inputs(2, 3, 8, 8)], "minmax", False, 0)
     return QuantizedModel(graph, calibration, {})._segments
 
 
@@ -113,16 +115,16 @@ def test_a_small_sample_widens_the_stated_error_and_is_not_refused(tmp_path: Pat
 def test_a_quarter_of_the_images_is_held_out_of_calibration() -> None:
     x = inputs(16, 3, 8, 8)
     x[12:] *= 100
-    _, calibration, first, holdout = calibrated_with_holdout(small(), [x], "minmax", False, 32)
+    _, calibration, first, holdout = trace_and_calibrate(small(), [x], "minmax", False, 32)
     assert calibration.samples == len(first.x) == 12 and holdout is not None
     np.testing.assert_array_equal(holdout.x, x[12:])
     assert calibration.ranges[0][1] == x[:12].max()
     with no_grad():
         np.testing.assert_allclose(holdout.result, small()(Tensor(x[12:])).data, rtol=1e-4, atol=1e-2)
     one_by_one = [x[i : i + 1] for i in range(9)]
-    _, calibration, _, holdout = calibrated_with_holdout(small(), one_by_one, "minmax", False, 32)
+    _, calibration, _, holdout = trace_and_calibrate(small(), one_by_one, "minmax", False, 32)
     assert calibration.samples == 7 and holdout is not None and len(holdout.x) == 2
-    assert calibrated_with_holdout(small(), [x[:3]], "minmax", False, 32)[3] is None
+    assert trace_and_calibrate(small(), [x[:3]], "minmax", False, 32)[3] is None
 
 
 def test_few_images_widen_the_predicted_error() -> None:
@@ -149,7 +151,7 @@ def test_16_bits_reach_beyond_the_observed_values() -> None:
     rng = np.random.default_rng(0)
     first, second = nn.Conv2d(3, 16, 1, rng=rng), nn.Conv2d(16, 4, 1, rng=rng)
     model, x = nn.Sequential(first, nn.ReLU6(), second).eval(), inputs(4, 3, 6, 6)
-    graph, calibration, _, _ = calibrated_with_holdout(model, [x], "minmax", False, 0)
+    graph, calibration, _, _ = trace_and_calibrate(model, [x], "minmax", False, 0)
     q = QuantizedModel(graph, calibration, {}, int16_reasons=dict.fromkeys(range(len(graph.steps)), "all"))
     with no_grad():
         exact = model(Tensor(1.5 * x)).data

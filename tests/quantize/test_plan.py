@@ -16,8 +16,8 @@ from tilewise.errors import ShapeError
 from tilewise.quantize import QuantizedArray, QuantizedModel, calibrate, quantize
 from tilewise.quantize import array as array_module
 from tilewise.quantize import layers as layers_module
+from tilewise.quantize import operators as operators_module
 from tilewise.quantize import plan as plan_module
-from tilewise.quantize import pooling as pooling_module
 from tilewise.quantize.graph import trace
 from tilewise.quantize.plan import Segment, segments
 
@@ -40,7 +40,7 @@ def quantized(model: nn.Module, x: np.ndarray, **options: Any) -> QuantizedModel
 
 
 def numpy_only(patch: pytest.MonkeyPatch) -> None:
-    for module in (array_module, layers_module, plan_module, pooling_module):
+    for module in (array_module, layers_module, plan_module, operators_module):
         patch.setattr(module, "native", None)
 
 
@@ -140,7 +140,7 @@ def test_sizes_other_than_the_calibrated_one_work_or_get_a_sentence() -> None:
 class Shuffled:
     """An integer layer of another kind: it offers a call from bytes to bytes and no place in a native plan."""
 
-    out_border = 1
+    out_padding = 1
 
     def __init__(self, layer: Any) -> None:
         self.layer, self.calls = layer, 0

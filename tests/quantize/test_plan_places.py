@@ -10,25 +10,27 @@ import pytest
 from tilewise import nn
 from tilewise._extension import native
 from tilewise.quantize import QuantizedModel
-from tilewise.quantize.array import QuantizedArray, pixels_of, round_up
-from tilewise.quantize.calibration import traced_and_calibrated
-from tilewise.quantize.elementwise import QuantizedMultiply
+from tilewise.quantize.array import QuantizedArray, image_values, round_up
+from tilewise.quantize.calibration import trace_and_calibrate
 from tilewise.quantize.lowering import tied_values
-from tilewise.quantize.mixed_precision import closed
-from tilewise.quantize.parameters import WIDEST, AffineParameters
+from tilewise.quantize.mixed_precision import with_int16_residuals
+from tilewise.quantize.operators import QuantizedMultiply
+from tilewise.quantize.parameters import INT16_MAX, AffineParameters
 from tilewise.tensor import Tensor
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 
 
 def quantized(model: nn.Module, x: np.ndarray, share: float) -> QuantizedModel:
-    graph, calibration, _ = traced_and_calibrated(model.eval(), [x], "minmax")
+    graph, calibration, *_ = trace_and_calibrate(model.eval(), [x], "minmax")
     rng = np.random.default_rng(7)
     return QuantizedModel(
         graph,
         calibration,
         {},
-        int16_reasons=closed(graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share}),
+        int16_reasons=with_int16_residuals(
+            graph, {f: "drawn" for f in set(tied_values(graph)) if rng.random() < share}
+        ),
     )
 
 
@@ -126,20 +128,20 @@ def test_a_plan_is_split_where_a_view_is_read(channels: int, side: int, share: f
 @pytest.mark.parametrize("border", [0, 1])
 def test_gates_are_fractions(channels: int, wide_gate: bool, border: int, settings_restored: Any) -> None:
     rng = np.random.default_rng(channels)
-    a = AffineParameters(0.001, 0, WIDEST)
+    a = AffineParameters(0.001, 0, INT16_MAX)
     gate = AffineParameters(1 / 20_000, 0, 20_000) if wide_gate else AffineParameters(1 / 255, 0)
-    for output in (AffineParameters(0.0011, 0, WIDEST), AffineParameters(0.01, 0, 4095)):
+    for output in (AffineParameters(0.0011, 0, INT16_MAX), AffineParameters(0.01, 0, 4095)):
         mul = QuantizedMultiply(output, border)
-        pixels = rng.integers(-WIDEST, WIDEST + 1, (2, 3, 5, round_up(channels))).astype(np.int16)
+        pixels = rng.integers(-INT16_MAX, INT16_MAX + 1, (2, 3, 5, round_up(channels))).astype(np.int16)
         gates = rng.integers(0, gate.largest + 1, (2, 1, 1, round_up(channels)))
         given = [
             QuantizedArray(pixels, a, channels),
             QuantizedArray(gates.astype(np.int16 if wide_gate else np.uint8), gate, channels),
         ]
         assert mul._fraction([a, gate]) > 0
-        want = pixels_of(mul(*given))
-        real = pixels_of(given[0]) * a.scale * (pixels_of(given[1]) * gate.scale) / output.scale
-        assert np.abs(np.clip(real, -output.most, output.most) - want).max() <= 1.01
+        want = image_values(mul(*given))
+        real = image_values(given[0]) * a.scale * (image_values(given[1]) * gate.scale) / output.scale
+        assert np.abs(np.clip(real, -output.int16_limit, output.int16_limit) - want).max() <= 1.01
         plan = native.Graph()
         values = [plan.dynamic_input(str(g.data.dtype), False, channels) for g in given]
         plan.output(mul.add_to(plan, values, [a, gate]))
@@ -151,9 +153,11 @@ def test_gates_are_fractions(channels: int, wide_gate: bool, border: int, settin
 
 
 def test_a_gate_that_may_be_more_than_1_is_no_fraction() -> None:
-    a, gate = AffineParameters(0.001, 0, WIDEST), AffineParameters(1 / 10_000, 0, 20_000)
-    assert QuantizedMultiply(AffineParameters(0.001, 0, WIDEST))._fraction([a, gate]) == 0
-    assert QuantizedMultiply(AffineParameters(0.002, 0, WIDEST))._fraction([a, gate]) == 0  # 1 is one too many of 32767
-    assert QuantizedMultiply(AffineParameters(0.0021, 0, WIDEST))._fraction([a, gate]) > 0
-    assert QuantizedMultiply(AffineParameters(0.0021, 0, WIDEST), activation="silu")._fraction([a, gate]) == 0
+    a, gate = AffineParameters(0.001, 0, INT16_MAX), AffineParameters(1 / 10_000, 0, 20_000)
+    assert QuantizedMultiply(AffineParameters(0.001, 0, INT16_MAX))._fraction([a, gate]) == 0
+    assert (
+        QuantizedMultiply(AffineParameters(0.002, 0, INT16_MAX))._fraction([a, gate]) == 0
+    )  # 1 is one too many of 32767
+    assert QuantizedMultiply(AffineParameters(0.0021, 0, INT16_MAX))._fraction([a, gate]) > 0
+    assert QuantizedMultiply(AffineParameters(0.0021, 0, INT16_MAX), activation="silu")._fraction([a, gate]) == 0
     assert QuantizedMultiply(AffineParameters(0.0021, 3))._fraction([a, gate]) == 0

@@ -24,8 +24,8 @@ from tilewise.quantize import (
     save_quantized,
 )
 from tilewise.quantize import layers as layers_module
+from tilewise.quantize.calibration import OBSERVERS, Observer
 from tilewise.quantize.graph import trace
-from tilewise.quantize.observers import OBSERVERS, Observer
 
 RNG = np.random.default_rng(0)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tilewise import nn
 from tilewise.errors import AccuracyError, ConfigurationError
-from tilewise.quantize import checks as checks_module
+from tilewise.quantize import convert as checks_module
 from tilewise.quantize import load_quantized, quantize, save_quantized
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.tensor import Tensor, cat

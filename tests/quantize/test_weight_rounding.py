@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewise.quantize.saturation import gptq_weights, overflowing_channels, saturation_safe_weights
-from tilewise.quantize.weight_rounding import _moments
+from tilewise.quantize.saturation import _channel_moments, gptq_weights, overflowing_channels, saturation_safe_weights
 
 
 def pixels(channels: int, count: int, seed: int = 0) -> np.ndarray:
@@ -27,7 +26,7 @@ def missed(weight: np.ndarray, rounded: np.ndarray, x: np.ndarray) -> float:
 @pytest.mark.parametrize("channels, taps", [(3, 3), (24, 1), (58, 1), (128, 1), (16, 3), (64, 3), (12, 3)])
 def test_results_are_nearer_than_with_weights_rounded_to_the_nearest(channels: int, taps: int) -> None:
     weight = np.random.default_rng(1).standard_normal((20, channels, taps, taps)).astype(np.float32)
-    made = gptq_weights(weight, _moments(pixels(channels, 3000)))
+    made = gptq_weights(weight, _channel_moments(pixels(channels, 3000)))
     fresh = pixels(channels, 3000, seed=1)
     nearest = saturation_safe_weights(weight)
     assert missed(weight, made.dequantize(), fresh) < 0.9 * missed(weight, nearest.dequantize(), fresh)
@@ -45,14 +44,14 @@ def test_no_sum_can_overflow(channels: int, taps: int, kind: str) -> None:
     weight = weight.astype(np.float32)
     # All but one and the same input: every error is handed on whole.
     x = np.repeat(pixels(1, 200), channels, 0) + 1e-3 * pixels(channels, 200)
-    made = gptq_weights(weight, _moments(x)).q.transpose(0, 2, 3, 1)
+    made = gptq_weights(weight, _channel_moments(x)).q.transpose(0, 2, 3, 1)
     assert made.dtype == np.int8
     assert overflowing_channels(made, 4 if weight[0].size >= 128 else 2) == 0
 
 
 def test_few_pixels_are_not_believed_more_than_they_know() -> None:
     weight = np.random.default_rng(3).standard_normal((20, 96, 1, 1)).astype(np.float32)
-    made = gptq_weights(weight, _moments(pixels(96, 12)))
+    made = gptq_weights(weight, _channel_moments(pixels(96, 12)))
     fresh = pixels(96, 3000, seed=1)
     assert missed(weight, made.dequantize(), fresh) < 1.05 * missed(
         weight, saturation_safe_weights(weight).dequantize(), fresh
@@ -63,6 +62,6 @@ def test_weights_that_were_pruned_stay_zeros() -> None:
     rng = np.random.default_rng(5)
     weight = rng.standard_normal((24, 64, 3, 3)).astype(np.float32)
     weight[rng.random(weight.shape) < 0.6] = 0
-    made = gptq_weights(weight, _moments(pixels(64, 3000)))
+    made = gptq_weights(weight, _channel_moments(pixels(64, 3000)))
     assert not made.q[weight == 0].any()
     assert np.count_nonzero(made.q) > 0.9 * np.count_nonzero(weight)

@@ -5,13 +5,13 @@
 - `CompetitionSubmission` validates and scores a recipe and puts it on a leaderboard.
 """
 
-from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.measure import Benchmark, Settings, Speedup, benchmark_model, compute_speedup
 from tilewise.bench.recipe import Recipe, parse_recipe, read_recipe
 from tilewise.bench.scoring import Score
 from tilewise.bench.submission import CompetitionSubmission, reference_recipe
 from tilewise.bench.validation import Validation
+from tilewise.errors import Rejected, TooNoisy
 
 __all__ = [
     "Benchmark",

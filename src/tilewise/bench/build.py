@@ -19,12 +19,11 @@ from tilewise import optim
 from tilewise.backend import OptimizedBackend, use_backend
 from tilewise.backend.tiled import check_tile
 from tilewise.backend.tiled.matmul import TileConfig
-from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event
-from tilewise.bench.likeness import check_likeness
 from tilewise.bench.recipe import Recipe, Step
 from tilewise.bench.runner import Runner, baseline
-from tilewise.errors import TilewiseError
+from tilewise.bench.validation import check_likeness
+from tilewise.errors import Rejected, TilewiseError
 from tilewise.io import load_arrays
 from tilewise.nn import Module
 from tilewise.nn import functional as F

@@ -11,9 +11,8 @@ from typing import Any
 from urllib import error, parse, request
 
 from tilewise._files import read_text_input
-from tilewise.bench.errors import Rejected
 from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe
-from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
+from tilewise.errors import ConfigurationError, FileFormatError, Rejected, UnavailableError
 
 _TIMEOUT_SECONDS = 60.0
 _MAX_ANSWER_BYTES = 4 << 20

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
-from tilewise.bench.errors import Rejected
 from tilewise.bench.runner import Runner
+from tilewise.errors import Rejected
 from tilewise.profile.machine import MachineFigures, cached_machine, measure_machine
 
 Array = npt.NDArray[Any]

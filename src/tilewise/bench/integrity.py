@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.backend import OptimizedBackend
-from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event
 from tilewise.bench.runner import Runner
+from tilewise.errors import Rejected
 from tilewise.nn import GPT, Conv2d, Linear
 from tilewise.profile.flops import FLOPCounter
 from tilewise.profile.timing import clock

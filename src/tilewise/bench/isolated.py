@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import tilewise
-from tilewise.bench.errors import Rejected
+from tilewise._system import die_with_parent
 from tilewise.bench.measure import Settings
-from tilewise.bench.processes import die_with_parent
 from tilewise.bench.recipe import parse_recipe
 from tilewise.bench.scoring import score_recipe, validate_recipe
-from tilewise.errors import TilewiseError
+from tilewise.errors import Rejected, TilewiseError
 
 
 def carry_out(request: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +27,7 @@ def carry_out(request: dict[str, Any]) -> dict[str, Any]:
     if request["task"] == "validate":
         return validate_recipe(recipe, settings).as_dict()
     if request["task"] == "duel":
-        from tilewise.bench.records import duel
+        from tilewise.bench.scoring import duel
 
         other = request["record"]
         return duel(recipe, parse_recipe(other["recipe"], Path(other["folder"])), settings)

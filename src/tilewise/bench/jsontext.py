@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tilewise.bench.errors import Rejected
+from tilewise.errors import Rejected
 
 MOST_BYTES = 64 << 10
 MOST_DEPTH = 12

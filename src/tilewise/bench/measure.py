@@ -21,10 +21,9 @@ import numpy.typing as npt
 from tilewise import models, optim
 from tilewise._extension import native
 from tilewise._wording import with_interval
-from tilewise.bench.errors import TooNoisy
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.runner import Runner, runner_for
-from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.errors import ConfigurationError, TilewiseError, TooNoisy
 from tilewise.io import save
 from tilewise.nn import Module
 from tilewise.nn import functional as F

@@ -18,10 +18,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tilewise._files import convert_read_errors, open_input, read_input
-from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.jsontext import MOST_BYTES, canonical, parse_json
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, Rejected
 
 MOST_STEPS = 16
 MOST_FILE_BYTES = 8 << 20

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.backend import OptimizedBackend, current_backend, use_backend
-from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event
+from tilewise.errors import Rejected
 from tilewise.generate import generate
 from tilewise.nn import GPT, Linear, Module
 from tilewise.prune import SparseLinear

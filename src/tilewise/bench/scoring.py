@@ -17,16 +17,23 @@ import numpy as np
 
 import tilewise
 from tilewise._extension import native
-from tilewise.bench.build import build_stages
-from tilewise.bench.errors import Rejected
+from tilewise.bench.build import build, build_stages
 from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.floor import check_floor, least_seconds
 from tilewise.bench.integrity import ClockWatch, check_baseline_speed, check_numpy_backend
-from tilewise.bench.measure import Settings, Speedup, Together, measure_together, weigh
+from tilewise.bench.measure import (
+    Settings,
+    Speedup,
+    Together,
+    is_better,
+    log_score_differences,
+    measure_together,
+    weigh,
+)
 from tilewise.bench.recipe import Recipe
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.validation import Validation, validate, worst_difference
-from tilewise.errors import FileFormatError
+from tilewise.errors import FileFormatError, Rejected
 
 NO_TRUTH = (
     "TILE_OLYMPIAD is ranked against a collection that only the teacher has (--truth); the practice split's best "
@@ -247,3 +254,22 @@ def check_consistent(facts: dict[str, Any]) -> None:
             f"a speed-up of {score.speedup:.4g} does not follow from latencies of ratio {loose:.4g}; "
             "if it was measured, the machine was too restless: measure it again",
         )
+
+
+# --- records ---
+
+
+_RUNS = 24  # twelve blocks; eight is the least with which a signed-rank test can reach p < 0.01
+
+
+def duel(challenger: Recipe, record: Recipe, settings: Settings) -> dict[str, Any]:
+    """Time both interleaved; return whether the challenger's score is higher at p < 0.01, that p, and the factor."""
+    runs = max(settings.runs or challenger.event.runs, _RUNS)
+    most = max(settings.most_runs or 4 * runs, runs)
+    runners = {"record": build(record), "challenger": build(challenger)}
+    together = measure_together(runners, replace(settings, runs=runs, most_runs=most))
+    gains = together.speedup("challenger")
+    constant = (math.log(gains.memory.ratio) + math.log(gains.size.ratio)) / 3
+    differences = log_score_differences(together, "challenger", "record", constant)
+    beaten, p_value = is_better(differences)
+    return {"beaten": beaten, "p_value": p_value, "factor": float(math.exp(float(differences.mean())))}

@@ -17,15 +17,14 @@ from typing import Any
 
 import tilewise
 from tilewise._addons import require
-from tilewise.bench.errors import Rejected, TooNoisy
+from tilewise._system import child_environment
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.leaderboard import SUFFIX, LocalLeaderboard
 from tilewise.bench.measure import Settings
-from tilewise.bench.processes import child_environment
 from tilewise.bench.recipe import Recipe, parse_recipe, read_recipe
 from tilewise.bench.scoring import PRACTICE_SPLIT, Score, check_ranked, score_recipe, validate_recipe
 from tilewise.bench.validation import Validation
-from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
+from tilewise.errors import ConfigurationError, Rejected, TilewiseError, TooNoisy, UnavailableError
 
 _REFERENCES = Path(__file__).with_name("references")
 

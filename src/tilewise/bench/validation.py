@@ -10,6 +10,7 @@ nothing and is left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event
 from tilewise.bench.measure import Settings
 from tilewise.bench.runner import Runner
 from tilewise.costmodel.data.npz import read_npz
-from tilewise.errors import TilewiseError, UnavailableError
+from tilewise.errors import Rejected, TilewiseError, UnavailableError
 from tilewise.nn import GPT
 
 Array = npt.NDArray[Any]
@@ -219,3 +219,40 @@ def worst_difference(prompt: Array, answer: Array, reference: Runner) -> tuple[i
     position = int(gaps.argmax())
     identical = bool((logits.argmax(1) == answer).all())
     return (None, 0.0) if identical else (position, float(gaps[position]))
+
+
+# --- likeness to the shipped weights ---
+
+
+LEAST_COSINE = 0.8  # of the weights that are left
+LEAST_ENERGY = 0.5  # of the shipped squares that as many weights could keep
+
+
+def check_likeness(weights: Mapping[str, Array], shipped: Mapping[str, Array]) -> None:
+    """Reject weights that are not the shipped ones, changed."""
+    for name, own in shipped.items():
+        if own.ndim > 1 and own.dtype.kind == "f":
+            cosine, energy = likeness(weights[name], own)
+            if cosine < LEAST_COSINE:
+                raise Rejected(
+                    "another model",
+                    f"these weights are of another model: what is left of {name} has a cosine of {cosine:.2f} to the "
+                    f"shipped weights at the same places, and retraining leaves at least {LEAST_COSINE}",
+                )
+            if energy < LEAST_ENERGY:
+                raise Rejected(
+                    "another model",
+                    f"these weights are of another model: what is left of {name} lies where the shipped model has "
+                    f"little ({energy:.2f} of what as many of its largest weights hold; {LEAST_ENERGY} is asked for)",
+                )
+
+
+def likeness(weights: Array, shipped: Array) -> tuple[float, float]:
+    """(cosine to the shipped weights where `weights` are not zero, share of the shipped squares kept there)."""
+    remaining = weights != 0
+    if not remaining.any():
+        return 1.0, 1.0
+    x, y = weights[remaining].astype(np.float64), shipped[remaining].astype(np.float64)
+    scale = float(np.linalg.norm(x) * np.linalg.norm(y))
+    squares = np.sort(shipped.astype(np.float64).ravel() ** 2)[::-1]
+    return float(x @ y) / scale if scale else 0.0, float(y @ y / squares[: remaining.sum()].sum())

@@ -21,8 +21,8 @@ HEADINGS = {
 # Commands that are one function, with the module that has it; each module imports its work late.
 _FUNCTIONS = {
     "tour": "tour",
-    "check": "lessons.check",
-    "lab": "lessons.lab",
+    "check": "lessons",
+    "lab": "lessons",
     "machine": "machine",
     "profile": "profile",
     "ladder": "ladder",
@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
     """Attach every command to the application."""
     from tilewise._addons import register_commands
     from tilewise.cli.collect import collect
-    from tilewise.cli.compete.app import compete
+    from tilewise.cli.compete import compete
     from tilewise.cli.help import Sections
     from tilewise.cli.lock import lock
     from tilewise.cli.store import store
@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
 
 def register_functions(app: typer.Typer, *names: str) -> None:
     """Attach some commands that are one function, and the options before a command's name."""
-    from tilewise.cli.version import options
+    from tilewise.cli.help import options
 
     app.callback()(options)
     for name in names:

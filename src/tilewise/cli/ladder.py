@@ -148,7 +148,7 @@ def slower_rungs(rates: list[tuple[Rung, float]]) -> list[str]:
 def _best_block(a: Any, b: Any) -> tuple[int, int, int]:
     """Return the fastest block (m, n, k) by measuring: how much of a cache is free cannot be queried."""
     from tilewise.backend import matmul_blocked
-    from tilewise.profile.timing.interleave import time_interleaved
+    from tilewise.profile.timing.clock import time_interleaved
 
     times = time_interleaved([functools.partial(matmul_blocked, a, b, block) for block in _BLOCKS], 2, warmup=0)
     return min(zip(map(min, times), _BLOCKS, strict=True))[1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.every import AsJson, Threads, output_file
-from tilewise.cli.optimize.network_inputs import InputFiles, InputShapes, inputs_for
+from tilewise.cli.optimize.own_network import InputFiles, InputShapes, inputs_for
 
 if TYPE_CHECKING:
     from tilewise.profile import ProfilerContext

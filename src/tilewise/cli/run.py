@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.every import AsJson, Threads, output_file
-from tilewise.cli.optimize.network_inputs import InputFiles, InputShapes, network_inputs
+from tilewise.cli.optimize.own_network import InputFiles, InputShapes, network_inputs
 
 if TYPE_CHECKING:
     from tilewise.onnx import Network
@@ -155,7 +155,7 @@ def _cost_of_int8(model: Any, inputs: list[Any], exact: dict[str, Any], results:
     """Return the largest error against the float network and the number of layers that run in INT8."""
     import numpy as np
 
-    from tilewise.quantize.convert import dynamic_layer_counts
+    from tilewise.quantize.model import dynamic_layer_counts
 
     worst = 0.0
     for name, want in exact.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,13 +10,11 @@ import typer
 
 from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer, output_file
-from tilewise.cli.optimize.inductor import inductor
 from tilewise.cli.tables import show, table
 
 store = typer.Typer(
     help="Look into measurement stores, files or PostgreSQL, and take one over into another.", no_args_is_help=True
 )
-store.add_typer(inductor, name="inductor")
 
 Where = Annotated[str, typer.Argument(help="A store: a file or a postgresql:// URL.")]
 MachineName = Annotated[str | None, typer.Option("--machine", help="Only this part, as `store info` names it.")]
@@ -96,3 +95,44 @@ def export(
             merged = merge_stores(source, target)
     received = f"{pluralize(merged['kernels'], 'finished kernel')} with {pluralize(merged['timings'], 'timing')}"
     answer(as_json, {"out": str(out), "machine": part, **merged}, f"{out} received {received}.")
+
+
+# --- PyTorch's compiler ---
+
+
+inductor = typer.Typer(help="PyTorch's compiler with tilewise choosing its templates.", no_args_is_help=True)
+
+
+store.add_typer(inductor, name="inductor")
+
+
+@inductor.callback()
+def _group() -> None:
+    """PyTorch's compiler with tilewise choosing its templates (`tilewise.inductor.enable()`)."""
+
+
+@inductor.command()
+def report(
+    folder: Annotated[Path | None, typer.Option(help="Records elsewhere than in the cache folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was skipped, kept, measured and remembered, product by product.
+
+    Example: tilewise store inductor report
+    """
+    from tilewise.gpu.inductor.decision_log import report as summarise
+
+    summary = summarise(folder)
+    if as_json:
+        return typer.echo(json.dumps(summary.as_json()))
+    if not summary.products:
+        return typer.echo("Nothing yet: call tilewise.inductor.enable() before torch.compile.")
+    for row in summary.rows:
+        fastest = f"; fastest {row.fastest}, {row.speedup:.2f}x of ATen's speed" if row.fastest else ""
+        typer.echo(f"{row.product}: {row.considered} templates, {row.selected} kept ({row.reason}){fastest}")
+    skipped = summary.considered - summary.selected
+    typer.echo(
+        f"{summary.products} products: {skipped} of {summary.considered} templates skipped, "
+        f"{summary.benchmarked} products measured, {summary.earlier_winners} remembered; "
+        f"choosing took {summary.selection_seconds * 1e3:.1f} ms in all."
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise.cli.every import AsJson, one_of, output_folder
-from tilewise.cli.optimize.network_inputs import InputFiles, InputShapes, inputs_for
+from tilewise.cli.optimize.own_network import InputFiles, InputShapes, inputs_for
 from tilewise.cli.tables import waiting
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from tilewise.learn.checking import LESSONS, Result, check, start
 from tilewise.learn.labs import Lab, lab
-from tilewise.learn.notebook import hint, hints, report
-from tilewise.learn.solved import progress
+from tilewise.learn.notebook import hint, hints, progress, report
 
 __all__ = ["LESSONS", "Lab", "Result", "check", "hint", "hints", "lab", "progress", "report", "start"]

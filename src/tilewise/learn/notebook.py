@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
+from tilewise._files import read_json_input, write_atomic
+from tilewise._system import cache_folder
+from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.learn.answering import UNREADABLE
-from tilewise.learn.checking import TIME_LIMIT, Result, check, check_lesson, exercise_names
-from tilewise.learn.solved import remember
+from tilewise.learn.checking import LESSONS, TIME_LIMIT, Result, check, check_lesson, exercise_names, exercises
 
 _CAUSES = ("the file stops with", "it stops with NameError", "the file leaves Python")  # one cause, all exercises
 
@@ -53,3 +58,47 @@ def hint(lesson: str, exercise: str, number: int = 1) -> None:
     texts = hints(lesson, exercise)
     at = min(max(number, 1), len(texts))
     print(f"{exercise}, hint {at} of {len(texts)}: {texts[at - 1]}")
+
+
+# --- progress ---
+
+
+Progress = dict[str, dict[str, str]]  # lesson: exercise: when it was solved
+
+
+def where() -> Path:
+    return cache_folder() / "learn" / "progress.json"
+
+
+def progress() -> Progress:
+    """Return the solved exercises; a damaged file counts as empty."""
+    try:
+        solved = read_json_input(where())
+        return {lesson: {str(k): str(v) for k, v in solved.get(lesson, {}).items()} for lesson in LESSONS}
+    except (TilewiseError, ValueError, AttributeError):
+        return {lesson: {} for lesson in LESSONS}
+
+
+def remember(lesson: str, results: Iterable[Result]) -> str:
+    """Store newly solved exercises; return "" or a sentence about why they cannot be stored."""
+    solved = progress()
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    for result in results:
+        if result.solved:
+            solved[lesson].setdefault(result.name, now)
+    try:
+        write_atomic(where(), json.dumps(solved, indent=1) + "\n")
+    except UnavailableError as error:
+        return f"Your progress is not stored: {error}"
+    return ""
+
+
+def lines() -> list[str]:
+    """Format one line per lesson, with a mark for each exercise."""
+    solved = progress()
+    rows = []
+    for lesson in LESSONS:
+        names = [exercise.name for exercise in exercises(lesson)]
+        marks = "  ".join(f"{'✓' if name in solved[lesson] else '·'} {name}" for name in names)
+        rows.append(f"{lesson:14s} {sum(name in solved[lesson] for name in names)}/{len(names)}  {marks}")
+    return rows

@@ -41,7 +41,7 @@ EMITTERS: dict[str, Emit] = {}
 
 
 def emits(*names: str) -> Callable[[Emit], Emit]:
-    """Decorator: how operations of these class names are written."""
+    """Register a function that writes operations of these class names."""
 
     def mark(emit: Emit) -> Emit:
         for name in names:
@@ -51,9 +51,9 @@ def emits(*names: str) -> Callable[[Emit], Emit]:
     return mark
 
 
-# --- number by number ---
+# --- elementwise ---
 
-_SAME = {
+_SAME_NAME = {
     "Add": "Add", "Sub": "Sub", "Mul": "Mul", "Div": "Div", "Pow": "Pow", "Neg": "Neg", "Exp": "Exp", "Log": "Log",
     "Sqrt": "Sqrt", "Abs": "Abs", "Tanh": "Tanh", "Sigmoid": "Sigmoid", "Sin": "Sin", "Cos": "Cos", "Relu": "Relu",
     "Erf": "Erf", "Softplus": "Softplus", "HardSwish": "HardSwish", "MatMul": "MatMul", "Copy": "Identity",
@@ -61,9 +61,9 @@ _SAME = {
 }  # fmt: skip
 
 
-@emits(*_SAME)
-def _same(e: Emission) -> str:
-    return e.node(_SAME[e.call.operation.__name__], *e.inputs)
+@emits(*_SAME_NAME)
+def _renamed(e: Emission) -> str:
+    return e.node(_SAME_NAME[e.call.operation.__name__], *e.inputs)
 
 
 def gelu(e: Emission, x: str) -> str:
@@ -181,7 +181,7 @@ def _reshape(e: Emission) -> str:
 
 
 def free_shape(call: Node, other: tuple[int, ...] | None) -> list[int]:
-    """The shape for `Reshape`, sizes that follow the batch left open: 0 copies the first one, -1 is what is left."""
+    """Return the shape for `Reshape`; of sizes that follow the batch, 0 copies the first and -1 is computed."""
     shape = list(call.shape)
     moving = [i for i, n in enumerate(other or ()) if n != shape[i]]
     if len(moving) > 1 and moving[0] == 0 and call.input_shapes[0][:1] == call.shape[:1]:
@@ -189,8 +189,8 @@ def free_shape(call: Node, other: tuple[int, ...] | None) -> list[int]:
         moving = moving[1:]
     if len(moving) > 1:
         raise ConfigurationError(_TANGLED)
-    for place in moving:
-        shape[place] = -1
+    for axis in moving:
+        shape[axis] = -1
     return shape
 
 
@@ -202,6 +202,7 @@ def _permute(e: Emission) -> str:
 
 @emits("Expand")
 def _expand(e: Emission) -> str:
+    """Write a broadcast; if one size follows the batch, the target shape is computed from the input."""
     shape, other = list(e.call.shape), e.other_shape
     moving = [] if other is None else [i for i, n in enumerate(other) if n != shape[i]]
     if not moving:
@@ -210,9 +211,9 @@ def _expand(e: Emission) -> str:
         raise ConfigurationError(_TANGLED)
     at = moving[0]
     batch = e.node("Slice", e.node("Shape", e.batch_input), *(e.graph.constant([n]) for n in (0, 1, 0)))
-    parts = [e.graph.constant(shape[:at]), batch, e.graph.constant(shape[at + 1 :])]
-    halves = [p for p, n in zip(parts, (at, 1, len(shape) - at - 1), strict=True) if n]
-    return e.node("Expand", e.inputs[0], e.node("Concat", *halves, axis=0))
+    sizes = [e.graph.constant(shape[:at]), batch, e.graph.constant(shape[at + 1 :])]
+    not_empty = [p for p, n in zip(sizes, (at, 1, len(shape) - at - 1), strict=True) if n]
+    return e.node("Expand", e.inputs[0], e.node("Concat", *not_empty, axis=0))
 
 
 @emits("Cat")
@@ -235,42 +236,44 @@ def _take_along(e: Emission) -> str:
 @emits("GetItem")
 def _get_item(e: Emission) -> str:
     index = e.param("index")
-    parts = list(index) if isinstance(index, tuple) else [index]
-    arrays = [p for p in parts if isinstance(p, np.ndarray | Value)]
+    indices = list(index) if isinstance(index, tuple) else [index]
+    arrays = [p for p in indices if isinstance(p, np.ndarray | Value)]
     if arrays:
-        return _gather(e, parts, arrays)
-    return _slices(e, parts)
+        return _gather(e, indices, arrays)
+    return _slices(e, indices)
 
 
-def _gather(e: Emission, parts: list[Any], arrays: list[Any]) -> str:
-    whole = [p for p in parts if isinstance(p, slice) and p == slice(None)]
+def _gather(e: Emission, indices: list[Any], arrays: list[Any]) -> str:
+    """Write an index by one array, along one axis."""
+    whole = [p for p in indices if isinstance(p, slice) and p == slice(None)]
     if (
         len(arrays) != 1
-        or len(whole) != len(parts) - 1
+        or len(whole) != len(indices) - 1
         or (isinstance(arrays[0], np.ndarray) and arrays[0].dtype == bool)
     ):
         raise ConfigurationError("looking up by several arrays, or by a mask, cannot be written to ONNX")
-    axis = next(i for i, p in enumerate(parts) if p is arrays[0])
+    axis = next(i for i, p in enumerate(indices) if p is arrays[0])
     return e.node("Gather", e.inputs[0], e.name_of(arrays[0]), axis=axis)
 
 
-def _slices(e: Emission, parts: list[Any]) -> str:
+def _slices(e: Emission, indices: list[Any]) -> str:
+    """Write an index by slices, integers, None and Ellipsis as Slice, Squeeze and Unsqueeze."""
     rank = len(e.call.input_shapes[0])
-    axes_used = sum(p is not None and p is not Ellipsis for p in parts)
-    if Ellipsis in parts:
-        at = parts.index(Ellipsis)
-        parts[at : at + 1] = [slice(None)] * (rank - axes_used)
-    axis, cuts, dropped, added, place = 0, [], [], [], 0
-    for part in parts:
+    axes_used = sum(p is not None and p is not Ellipsis for p in indices)
+    if Ellipsis in indices:
+        at = indices.index(Ellipsis)
+        indices[at : at + 1] = [slice(None)] * (rank - axes_used)
+    axis, cuts, dropped, added, out_axis = 0, [], [], [], 0
+    for part in indices:
         if part is None:
-            added.append(place)
-            place += 1
+            added.append(out_axis)
+            out_axis += 1
             continue
         if isinstance(part, slice):
             start, stop, step = part.indices(e.call.input_shapes[0][axis])
             if part != slice(None):
                 cuts.append((start, stop if stop >= 0 else -(1 << 31), axis, step))
-            place += 1
+            out_axis += 1
         else:
             at = int(part)
             cuts.append((at, at + 1 if at != -1 else 1 << 31, axis, 1))
@@ -295,12 +298,129 @@ def _embedding(e: Emission) -> str:
 
 @emits("Resample")
 def _resample(e: Emission) -> str:
+    """Write a resampled axis as a weighted sum of gathered entries, one per tap."""
     taps, axis, rank = e.param("taps"), e.param("axis"), len(e.call.shape)
     total = ""
     for positions, weights in zip(taps.positions, taps.weights, strict=True):
         part = e.node("Gather", e.inputs[0], e.graph.constant(positions), axis=axis)
         if not (weights == 1).all():
-            spread = weights.reshape((-1,) + (1,) * (rank - axis - 1))
-            part = e.node("Mul", part, e.graph.constant(spread, e.call.dtype))
+            along_axis = weights.reshape((-1,) + (1,) * (rank - axis - 1))
+            part = e.node("Mul", part, e.graph.constant(along_axis, e.call.dtype))
         total = e.node("Add", total, part) if total else part
     return total
+
+
+# --- layers ---
+
+
+def finish(e: Emission, y: str) -> str:
+    """Write the fused residual and activation of a product."""
+    residual = e.param("residual")
+    if residual is not None:
+        y = e.node("Add", y, e.name_of(residual))
+    activation = e.param("activation")
+    if activation == "relu":
+        return e.node("Relu", y)
+    return gelu(e, y) if activation == "gelu" else y
+
+
+@emits("Linear")
+def _linear(e: Emission) -> str:
+    """Write a linear layer: Gemm for rows, MatMul and Add for more axes."""
+    x, weight = e.inputs[:2]
+    if len(e.call.input_shapes[0]) == 2:
+        return finish(e, e.node("Gemm", *e.inputs, transB=1))
+    source = e.call.inputs[1]
+    if isinstance(source, Value):
+        transposed = e.node("Transpose", weight, perm=[1, 0])
+    else:  # a constant is written the other way round instead
+        transposed = e.graph.weight(np.ascontiguousarray(source.T), f"{weight}.T")
+    y = e.node("MatMul", x, transposed)
+    return finish(e, y if len(e.inputs) == 2 else e.node("Add", y, e.inputs[2]))
+
+
+def sides(padding: Any) -> list[int]:
+    """Return padding (rows, columns) or (top, left, bottom, right) in ONNX's order of four sides."""
+    return [*padding, *padding] if len(padding) == 2 else list(padding)
+
+
+@emits("Conv2d")
+def _conv(e: Emission) -> str:
+    settings = {"strides": list(e.param("stride")), "pads": sides(e.param("padding")), "group": e.param("groups")}
+    y = e.node("Conv", *e.inputs, **settings, dilations=list(e.param("dilation", (1, 1))))
+    return finish(e, y)
+
+
+@emits("ConvTranspose2d")
+def _conv_transpose(e: Emission) -> str:
+    settings = {"strides": list(e.param("stride")), "pads": sides(e.param("padding")), "group": e.param("groups")}
+    return e.node("ConvTranspose", *e.inputs, **settings, output_padding=list(e.param("output_padding")))
+
+
+@emits("MaxPool2d", "AvgPool2d")
+def _pool(e: Emission) -> str:
+    settings = {
+        "kernel_shape": list(e.param("kernel")),
+        "strides": list(e.param("stride")),
+        "pads": sides(e.param("padding")),
+    }
+    if e.call.operation.__name__ == "MaxPool2d":
+        return e.node("MaxPool", e.inputs[0], **settings)
+    return e.node("AveragePool", e.inputs[0], **settings, count_include_pad=1)
+
+
+@emits("GlobalAvgPool")
+def _global_pool(e: Emission) -> str:
+    return e.node("Flatten", e.node("GlobalAveragePool", e.inputs[0]), axis=1)
+
+
+@emits("LayerNorm")
+def _layer_norm(e: Emission) -> str:
+    return e.node("LayerNormalization", *e.inputs, axis=-len(e.call.input_shapes[1]), epsilon=e.param("eps"))
+
+
+@emits("FixedNorm")
+def _fixed_norm(e: Emission) -> str:
+    mean, var = (e.name_of(e.param(n)) for n in ("mean", "var"))
+    return e.node("BatchNormalization", *e.inputs, mean, var, epsilon=e.param("eps"))
+
+
+@emits("Attention")
+def _attention(e: Emission) -> str:
+    (_, _, t, d), (_, _, s, _) = e.call.input_shapes[:2]
+    scale = e.param("scale")
+    return attend(
+        e, e.inputs, (t, s), 1 / math.sqrt(d) if scale is None else scale, bool(e.param("causal")), e.param("mask")
+    )
+
+
+def attend(e: Emission, qkv: list[str], size: tuple[int, int], scale: float, causal: bool, mask: Any) -> str:
+    """softmax(q kᵀ · scale + mask) v."""
+    q, k, v = qkv
+    scores = e.node("MatMul", e.node("Mul", q, e.number(scale)), e.node("Transpose", k, perm=[0, 1, 3, 2]))
+    if causal:
+        t, s = size
+        visible = np.tril(np.ones((t, s), bool), s - t)
+        scores = e.node("Add", scores, e.graph.constant(np.where(visible, 0, -np.inf), e.call.dtype))
+    if mask is not None:
+        scores = _masked(e, scores, mask)
+    return e.node("MatMul", e.node("Softmax", scores, axis=-1), v)
+
+
+def _masked(e: Emission, scores: str, mask: Any) -> str:
+    if isinstance(mask, Value):
+        return e.node("Where", e.name_of(mask), scores, e.number(-np.inf))
+    added = np.where(mask, 0, -np.inf) if mask.dtype == bool else mask
+    return e.node("Add", scores, e.graph.constant(added, e.call.dtype))
+
+
+@emits("PackedAttention")
+def _packed_attention(e: Emission) -> str:
+    _, t, width = e.call.shape
+    heads = e.param("heads")
+    by_head = e.node("Reshape", e.inputs[0], e.graph.constant([0, 0, 3, heads, width // heads]))
+    stacked = e.node("Transpose", by_head, perm=[2, 0, 3, 1, 4])  # (3, B, H, T, D)
+    split = e.graph.node("Split", [stacked], 3, axis=0)
+    qkv = [e.node("Squeeze", one, e.graph.constant([0])) for one in split]
+    mixed = attend(e, qkv, (t, t), 1 / math.sqrt(width // heads), True, None)
+    return e.node("Reshape", e.node("Transpose", mixed, perm=[0, 2, 1, 3]), e.graph.constant([0, 0, width]))

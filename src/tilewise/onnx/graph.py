@@ -82,6 +82,7 @@ def in_order(nodes: Sequence[OnnxNode], available: set[str], where: object) -> l
 
 
 def _sorted(nodes: Sequence[OnnxNode], available: set[str], where: object) -> list[OnnxNode]:
+    """Sort nodes topologically (Kahn 1962); among ready nodes, the file's order is kept."""
     waiting = [len({n for n in node.inputs if n and n not in available}) for node in nodes]
     readers: dict[str, list[int]] = {}
     for index, node in enumerate(nodes):

@@ -1,4 +1,4 @@
-"""Nodes of an ONNX graph that are layers of `nn`: those then carry their weights as any model's layers do.
+"""Conversion of ONNX nodes to layers of `nn`, which then have their weights as the layers of any model do.
 
 A convolution, a linear layer, a norm or an activation that nn has becomes that very layer, so that what works on layers
 (quantizing, pruning, tuning, folding norms) works on networks that were loaded. Everything else runs as an `Operator`.
@@ -6,15 +6,17 @@ A convolution, a linear layer, a norm or an activation that nn has becomes that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from tilewise import nn
-from tilewise.nn import Buffer, Module, Parameter
-from tilewise.onnx.graph import Array, OnnxNode
+from tilewise.nn import Buffer, Module, Parameter, Sequential
+from tilewise.onnx.graph import Array, OnnxGraph, OnnxNode
 from tilewise.onnx.operators import TABLE
 
 Weights = list[Array | None]  # of a node's inputs: the constant, or None where it is computed
@@ -45,7 +47,7 @@ def operation(node: OnnxNode) -> Operator:
 
 
 def layer_for(node: OnnxNode, weights: Weights) -> Module | None:
-    """The layer that computes this node from its first input alone; None where there is none."""
+    """Return the layer that computes this node from its first input alone; None if there is none."""
     build = _BUILDERS.get(node.op)
     if build is None or not weights or weights[0] is not None or len(node.outputs) != 1:
         return None
@@ -62,7 +64,7 @@ def _builds(*names: str) -> Callable[[Build], Build]:
 
 
 def _fresh(layer: Module, **tensors: Array) -> Module:
-    """The layer with these weights in place of its own."""
+    """Replace the weights of a layer."""
     for name, value in tensors.items():
         old = getattr(layer, name)
         setattr(layer, name, Parameter(value) if old is None or isinstance(old, Parameter) else Buffer(value))
@@ -70,7 +72,7 @@ def _fresh(layer: Module, **tensors: Array) -> Module:
 
 
 def _blank(kind: type[Module], **facts: Any) -> Any:
-    """A layer without the random weights that its constructor would draw."""
+    """Create a layer without the random weights that its constructor would draw."""
     layer = kind.__new__(kind)
     for name, value in facts.items():
         setattr(layer, name, value)
@@ -104,6 +106,7 @@ def _padding(node: OnnxNode) -> tuple[int, ...] | None:
 
 @_builds("Conv")
 def _conv(node: OnnxNode, weights: Weights) -> Module | None:
+    """Build nn.Conv2d from constant float32 filters; None if the node has settings that the layer lacks."""
     weight, bias = weights[1], weights[2] if len(weights) > 2 else None
     padding, stride, dilation = _padding(node), _pair(node, "strides", 1), _pair(node, "dilations", 1)
     groups = node.attributes.get("group", 1)
@@ -199,6 +202,7 @@ def batch_norm(node: OnnxNode, weights: Weights) -> nn.BatchNorm2d | None:
 
 @_builds("MaxPool", "AveragePool")
 def _pool(node: OnnxNode, _weights: Weights) -> Module | None:
+    """Build a pooling layer; None if the node has settings that the layer lacks."""
     kernel, stride, padding = _pair(node, "kernel_shape", 1), _pair(node, "strides", 1), _padding(node)
     plain = not node.get("ceil_mode", 0) and set(node.attributes.get("dilations", (1,))) == {1}
     if kernel is None or stride is None or padding is None or not plain or min(*kernel, *stride) < 1:
@@ -237,11 +241,156 @@ def _flatten(node: OnnxNode, _weights: Weights) -> Module | None:
 @_builds("Reshape")
 def _reshape(node: OnnxNode, weights: Weights) -> Module | None:
     shape = weights[1] if len(weights) == 2 else None
-    same = shape is not None and shape.shape == (2,) and shape.tolist() == [0, -1] and not node.get("allowzero", 0)
-    return nn.Flatten() if same else None
+    flattens = shape is not None and shape.shape == (2,) and shape.tolist() == [0, -1] and not node.get("allowzero", 0)
+    return nn.Flatten() if flattens else None
 
 
 @_builds("Clip")
 def _clip(node: OnnxNode, weights: Weights) -> Module | None:
     bounds = [None if b is None else b.reshape(-1).tolist() for b in weights[1:]]
     return nn.ReLU6() if bounds == [[0.0], [6.0]] else None
+
+
+# --- from nodes to layers ---
+
+
+_FUSIBLE = (
+    nn.ReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Hardswish,
+    nn.ReLU6,
+    nn.Sigmoid,
+    nn.Hardsigmoid,
+    nn.LeakyReLU,
+    nn.ELU,
+)
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One layer of the network: its name, the values it reads ("" for none), its results, and values to drop then."""
+
+    layer: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[OnnxNode, ...]
+    done: tuple[str, ...] = ()
+
+
+def with_ends(steps: list[LayerCall], outputs: set[str]) -> Iterator[LayerCall]:
+    """Yield the steps, each with the values that no later step reads."""
+    last: dict[str, int] = {}
+    for index, step in enumerate(steps):
+        for name in (*step.inputs, *step.outputs):
+            last[name] = index
+    ends: dict[int, list[str]] = {}
+    for name, index in last.items():
+        if name and name not in outputs:
+            ends.setdefault(index, []).append(name)
+    for index, step in enumerate(steps):
+        yield LayerCall(step.layer, step.inputs, step.outputs, step.nodes, tuple(ends.get(index, ())))
+
+
+def unique(name: str, used_names: set[str]) -> str:
+    """Return an attribute name close to that of a node or value, unique among `used_names`, and add it to them."""
+    base = re.sub(r"[^0-9A-Za-z_.]+", "_", name.lstrip("/").replace("/", ".")) or "value"
+    candidate, count = base, 1
+    while candidate in used_names:
+        count += 1
+        candidate = f"{base}_{count}"
+    used_names.add(candidate)
+    return candidate
+
+
+class Builder:
+    """Converts nodes to layers of nn where they exist, and fuses norms and activations with the layer before them."""
+
+    def __init__(self, graph: OnnxGraph, used_names: set[str]) -> None:
+        """Visit the nodes in order; nodes that were fused into an earlier layer are skipped."""
+        self.graph = graph
+        self.layers: dict[str, Module] = {}
+        self.steps: list[LayerCall] = []
+        self.trained: list[str] = []  # constants that operations read and that may be trained
+        self.read_names: set[str] = {port.name for port in graph.outputs}
+        self.readers: dict[str, list[OnnxNode]] = {}
+        for node in graph.nodes:
+            for name in set(node.inputs):
+                self.readers.setdefault(name, []).append(node)
+        self._fused_nodes: set[int] = set()
+        self._names = {*used_names, *_OWN}  # what no layer may be called
+        self._images: set[str] = set()  # values that are surely (N, C, H, W)
+        for node in graph.nodes:
+            if id(node) not in self._fused_nodes:
+                self._add(node)
+
+    def _add(self, node: OnnxNode) -> None:
+        """Add a node as a layer together with the nodes that are fused into it, or as an operation."""
+        layer = self._layer(node)
+        if layer is None:
+            self._operation(node)
+            return
+        chain, modules = [node], [layer]
+        if isinstance(layer, nn.Linear) and layer.bias is None:
+            self._take_bias(chain, layer)
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            self._take_along(chain, modules)
+        self._fused_nodes.update(id(n) for n in chain)
+        module: Module = modules[0] if len(modules) == 1 else Sequential(*modules)
+        data = next(n for n in node.inputs if n not in self.graph.constants)
+        self.steps.append(LayerCall(self._name(node, module), (data,), (chain[-1].outputs[0],), tuple(chain)))
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+            self._images.add(chain[-1].outputs[0])
+
+    def _layer(self, node: OnnxNode) -> Module | None:
+        weights = [self.graph.constants.get(name) if name else None for name in node.inputs]
+        if node.op == "BatchNormalization":
+            return batch_norm(node, weights) if node.inputs[0] in self._images else None
+        return layer_for(node, weights)
+
+    def _only_reader(self, value: str) -> OnnxNode | None:
+        readers = self.readers.get(value, [])
+        return readers[0] if len(readers) == 1 and value not in self.read_names else None
+
+    def _take_bias(self, chain: list[OnnxNode], layer: nn.Linear) -> None:
+        """Fuse an addition of one number per output behind a product as the layer's bias."""
+        after = self._only_reader(chain[-1].outputs[0])
+        if after is None or after.op != "Add" or len(after.inputs) != 2:
+            return
+        other = after.inputs[1 if after.inputs[0] == chain[-1].outputs[0] else 0]
+        bias = self.graph.constants.get(other)
+        if bias is not None and bias.shape == (layer.out_features,) and bias.dtype == np.float32:
+            layer.bias = Parameter(bias)
+            chain.append(after)
+
+    def _take_along(self, chain: list[OnnxNode], modules: list[Module]) -> None:
+        """Fuse a batch norm and an activation if nothing else reads the result of the layer before them."""
+        after = self._only_reader(chain[-1].outputs[0])
+        if after is not None and after.op == "BatchNormalization" and isinstance(modules[0], nn.Conv2d):
+            self._images.add(chain[-1].outputs[0])
+            norm = self._layer(after)
+            if norm is None:
+                return
+            chain.append(after)
+            modules.append(norm)
+            after = self._only_reader(after.outputs[0])
+        layer = None if after is None else self._layer(after)
+        if after is not None and isinstance(layer, _FUSIBLE) and after.inputs[0] == chain[-1].outputs[0]:
+            chain.append(after)
+            modules.append(layer)
+
+    def _operation(self, node: OnnxNode) -> None:
+        for name in filter(None, node.inputs):
+            constant = self.graph.constants.get(name)
+            if constant is not None and constant.dtype == np.float32 and constant.size > 1 and name not in self.trained:
+                self.trained.append(name)
+            self.read_names.add(name) if constant is not None else None
+        self.steps.append(LayerCall(self._name(node, operation(node)), node.inputs, node.outputs, (node,)))
+
+    def _name(self, node: OnnxNode, layer: Module) -> str:
+        name = unique(node.name, self._names)
+        self.layers[name] = layer
+        return name
+
+
+_OWN = ("inputs", "outputs", "opset", "title", "steps", "weights", "_names", "_constants", "training")

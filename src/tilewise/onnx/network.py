@@ -7,18 +7,20 @@ them in one pass. Values are let go after their last reader.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tilewise.errors import DtypeError, FileFormatError, ShapeError, TilewiseError, UnavailableError
 from tilewise.nn import Module, Parameter, Sequential
 from tilewise.onnx import layers
-from tilewise.onnx.building import Builder, LayerCall, unique, with_ends
-from tilewise.onnx.example import batch_conflicts, example_inputs, fixed_dimension_error
 from tilewise.onnx.graph import Array, OnnxGraph, Port
-from tilewise.onnx.operators import TABLE, Value, array, most_alive, room_for, tensor
+from tilewise.onnx.layers import Builder, LayerCall, unique, with_ends
+from tilewise.onnx.operators import TABLE, Value, array, limit_sizes, most_alive, tensor
 from tilewise.onnx.reader import one_line, read_graph
 from tilewise.tensor import Tensor
 
@@ -53,6 +55,7 @@ class Network(Module):
     """
 
     def __init__(self, graph: OnnxGraph, title: str = "the network") -> None:
+        """Build the layers of a graph; constants that operations read become parameters or buffers."""
         refuse_unsupported(graph, title)
         self.inputs, self.outputs, self.opset, self.title = graph.inputs, graph.outputs, graph.opset, title
         builder = Builder(graph, set(dir(Network)))
@@ -72,12 +75,13 @@ class Network(Module):
         return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network on its inputs, in the order of the file or by name."""
         values = self._values(args, kwargs)
         input_bytes = sum(array(v).nbytes for v in values.values()) + sum(
             t._array.nbytes for _, t in self.named_tensors()
         )
         shapes = [tuple(values[port.name].shape) for port in self.inputs]
-        with room_for(input_bytes):
+        with limit_sizes(input_bytes):
             try:
                 self._run(values)
             except ShapeError as error:
@@ -89,17 +93,18 @@ class Network(Module):
 
     def is_as_loaded(self) -> bool:
         """Whether every layer is still of a kind that a file's nodes become."""
-        from tilewise.onnx.resave import LAYERS
+        from tilewise.onnx.saving import LAYERS
 
         layers_now = [getattr(self, step.layer) for step in self.steps]
-        parts = [part for layer in layers_now for part in (list(layer) if isinstance(layer, Sequential) else [layer])]
-        return all(isinstance(part, layers.Operator) or type(part) in LAYERS for part in parts)
+        chains = (list(layer) if isinstance(layer, Sequential) else [layer] for layer in layers_now)
+        return all(isinstance(one, layers.Operator) or type(one) in LAYERS for chain in chains for one in chain)
 
     def constants(self) -> dict[str, Array]:
         """The arrays that operations read, by the names they have in the file."""
         return self._constants | {name: getattr(self.weights, own).data for name, own in self._names.items()}
 
     def _run(self, values: dict[str, Value]) -> None:
+        """Run all layers, and drop every value after its last reader."""
         alive = sum(array(value).nbytes for value in values.values())
         most = alive + most_alive()
         for step in self.steps:
@@ -187,3 +192,108 @@ def _keep(values: dict[str, Value], step: LayerCall, result: Any) -> None:
             values[name] = value
     if any(name and values.get(name) is None for name in step.outputs):  # a missing input may have been handed on
         raise FileFormatError(f"{step.nodes[-1]} makes {len(results)} results, not {len(step.outputs)}")
+
+
+# --- example inputs ---
+
+
+_MAX_ELEMENTS = 1 << 20  # of one input without its batch; arbitrary, a file may claim to take anything
+_PIXELS = 224  # height and width of images where the file leaves them open: the usual size of classifiers
+Shape = tuple[int, ...]
+
+
+def example_inputs(
+    ports: Sequence[Port],
+    batch: int | None = None,
+    seed: int = 0,
+    free: int = 8,
+    pixels: int | None = None,
+    shapes: Mapping[str, Shape] | None = None,
+) -> list[Array]:
+    """Draw standard normal numbers, or small integers, for every input.
+
+    `batch` replaces the first size of every input, also where the file fixes it; without it a fixed size stays and an
+    open one is 1. `free` is the size of other open dimensions, `pixels` that of the height and width of images (default
+    224). `shapes` are shapes by the input's name; sizes with a name then have the value they have there.
+    """
+    shapes = dict(shapes or {})
+    sizes = _named_sizes(ports, shapes)
+    for port in ports:
+        if port.name not in shapes:
+            shapes[port.name] = _example_shape(port, sizes, batch, (free, pixels or _PIXELS))
+    return [_draw(port, shapes[port.name], np.random.default_rng([seed, i])) for i, port in enumerate(ports)]
+
+
+def fixed_dimension_error(port: Port, shape: Sequence[int], is_batch_free: bool = False) -> str:
+    """Return what is wrong with a shape for an input, or ""; `is_batch_free` allows another batch than the file's."""
+    if port.shape is None:
+        return ""
+    if len(shape) != len(port.shape):
+        text = ", ".join("?" if n is None else str(n) for n in port.shape)
+        return one_line(f"the input {port.name!r} takes shape ({text}), not {tuple(shape)}")
+    for axis, (size, expected) in enumerate(zip(shape, port.shape, strict=True)):
+        if isinstance(expected, int) and size != expected and not (is_batch_free and axis == 0):
+            return one_line(
+                f"the file fixes dimension {axis} of the input {port.name!r} at {expected}, and the "
+                f"shape {tuple(shape)} has {size} there"
+            )
+    return ""
+
+
+def _named_sizes(ports: Iterable[Port], shapes: Mapping[str, Shape]) -> dict[str, int]:
+    """Return the values of named sizes that the shapes say, or raise an error where a shape does not fit."""
+    sizes: dict[str, int] = {}
+    for port in ports:
+        shape = shapes.get(port.name)
+        if shape is None:
+            continue
+        problem = fixed_dimension_error(port, shape, is_batch_free=True)
+        if problem:
+            raise ShapeError(problem)
+        sizes |= {name: size for name, size in zip(port.shape or (), shape, strict=False) if isinstance(name, str)}
+    return sizes
+
+
+def _example_shape(port: Port, sizes: dict[str, int], batch: int | None, defaults: tuple[int, int]) -> Shape:
+    """Choose a shape for an input, and remember the named sizes in it."""
+    dimensions = port.shape or ()
+    shape = []
+    for axis, size in enumerate(dimensions):
+        is_batch = axis == 0 and len(dimensions) > 1
+        if is_batch and batch is not None:
+            shape.append(batch)
+        elif isinstance(size, int):
+            shape.append(size)
+        else:
+            is_pixel = len(dimensions) == 4 and axis > 1 and port.dtype.kind == "f"
+            default = 1 if is_batch else defaults[1] if is_pixel else defaults[0]
+            shape.append(_size_of(size, sizes, default))
+        if isinstance(size, str):
+            sizes.setdefault(size, shape[-1])
+    return tuple(shape)
+
+
+def _size_of(name: str | None, sizes: Mapping[str, int], default: int) -> int:
+    """Return the value of an open size: known by its name, or the sum of known sizes and numbers."""
+    if name is None:
+        return default
+    terms = [part.strip() for part in name.split("+")]
+    if all(term.isdigit() or term in sizes for term in terms):
+        return sum(int(term) if term.isdigit() else sizes[term] for term in terms)
+    return sizes.get(name, default)
+
+
+def _draw(port: Port, shape: Shape, rng: np.random.Generator) -> Array:
+    if math.prod(shape[1:]) > _MAX_ELEMENTS or math.prod(shape) > _MAX_ELEMENTS << 6:
+        raise UnavailableError(one_line(f"the input {port.name} of shape {tuple(shape)} is too large to make up"))
+    if port.dtype.kind == "f":
+        return rng.standard_normal(shape).astype(port.dtype)
+    return rng.integers(0, 2, shape).astype(port.dtype)
+
+
+def batch_conflicts(ports: Iterable[Port], shapes: Iterable[Shape]) -> Iterator[str]:
+    """Yield a sentence for every input whose batch is another than the one that the file fixes."""
+    for port, shape in zip(ports, shapes, strict=True):
+        problem = fixed_dimension_error(port, shape)
+        if problem:
+            yield problem

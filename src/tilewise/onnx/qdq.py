@@ -15,15 +15,13 @@ import numpy as np
 
 from tilewise.errors import ConfigurationError
 from tilewise.graph.ir import Value
-from tilewise.onnx import emit_layers
 from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Array, Port
 from tilewise.onnx.writer import OPSET, OnnxWriter
 from tilewise.quantize.graph import NATIVE_NORMS
-from tilewise.quantize.lowering import KEEPS
+from tilewise.quantize.lowering import KEEPS_PARAMETERS
 from tilewise.quantize.reference import is_leaky, leaky_slope
 
-assert emit_layers  # fills the table
 _WITH_INT16 = 21  # the first opset that quantizes to 16 bits
 
 
@@ -52,18 +50,19 @@ class _Quantized:
         self._bytes: dict[int, str] = {}  # the result after quantizing and back
 
     def step(self, index: int) -> None:
+        """Write one step in float between dequantized inputs and a quantized result."""
         step, layer = self.model.graph.steps[index], self.model.integer[index]
         reads = [self.real[i] if layer is None else self.through_bytes(i) for i in step.inputs]
         self.real[index] = self._operation(step, layer, reads)
         if layer is None or (step.kind == "linear" and layer.output is None):
             return
-        if step.kind in (*KEEPS, "concat") and step.kind != "avg_pool":
+        if step.kind in (*KEEPS_PARAMETERS, "concat") and step.kind != "avg_pool":
             self._bytes[index] = self.real[index]  # bytes already, moved only
         else:
             self.real[index] = self.through_bytes(index)
 
     def through_bytes(self, index: int) -> str:
-        """A step's result, quantized and back, as integer steps see it."""
+        """Return a step's result after quantization and dequantization, as integer steps read it."""
         if index not in self._bytes:
             parameters = self.model.affine[index]
             scale = self.graph.constant(parameters.scale, np.float32)
@@ -77,6 +76,7 @@ class _Quantized:
         return self._bytes[index]
 
     def _operation(self, step: Any, layer: Any, reads: list[str]) -> str:
+        """Write the float operation of a step on these inputs."""
         if step.kind == "python":
             return self._float_step(step, reads)
         if step.kind in ("conv", "linear"):
@@ -98,6 +98,7 @@ class _Quantized:
         return str(self.graph.node(op, list(inputs), **settings))
 
     def _activated(self, step: Any, x: str) -> str:
+        """Write the activation of a step."""
         name = step.activation
         if name == "relu6":
             return self._node("Clip", x, self._number(0), self._number(6))
@@ -120,15 +121,16 @@ class _Quantized:
         numbers = (step.weight, step.bias) if layer is None else (layer.scale, layer.shift)
         for op, name, constant in zip(("Mul", "Add"), ("weight", "bias"), numbers, strict=True):
             if constant is not None:
-                spread = constant.reshape(1, -1, *(1,) * (len(step.shape) - 2))
-                x = self._node(op, x, self._float(step.name, name, spread))
+                by_channel = constant.reshape(1, -1, *(1,) * (len(step.shape) - 2))
+                x = self._node(op, x, self._float(step.name, name, by_channel))
         return self._activated(step, x)
 
     def _norm(self, step: Any, x: str) -> str:
+        """Write a norm over channels, or over groups of channels."""
         weight, bias = (self._float(step.name, name, getattr(step, name)) for name in ("weight", "bias"))
         if step.kind == "channel_norm":
-            pixels = self._node("Transpose", x, perm=[0, 2, 3, 1])
-            normed = self._node("LayerNormalization", pixels, weight, bias, axis=-1, epsilon=step.options["eps"])
+            channels_last = self._node("Transpose", x, perm=[0, 2, 3, 1])
+            normed = self._node("LayerNormalization", channels_last, weight, bias, axis=-1, epsilon=step.options["eps"])
             return self._node("Transpose", normed, perm=[0, 3, 1, 2])
         # Group norm: every group of channels is one channel of an instance norm.
         groups = step.options["groups"]
@@ -150,6 +152,7 @@ class _Quantized:
         return self._node("AveragePool", x, **settings, count_include_pad=int(step.options.get("count_padding", True)))
 
     def _movement(self, step: Any, reads: list[str]) -> str:
+        """Write an operation that only moves values."""
         if step.kind == "concat":
             return self._node("Concat", *reads, axis=1)
         if step.kind == "flatten":
@@ -165,8 +168,8 @@ class _Quantized:
         if step.kind == "upsample":
             rows = self._node("Gather", reads[0], self.graph.constant(np.repeat(np.arange(h // by_h), by_h)), axis=2)
             return self._node("Gather", rows, self.graph.constant(np.repeat(np.arange(w // by_w), by_w)), axis=3)
-        parts = self._node("Reshape", reads[0], self.graph.constant([0, by_h, by_w, c, h // by_h, w // by_w]))
-        transposed = self._node("Transpose", parts, perm=[0, 3, 4, 1, 5, 2])
+        blocks = self._node("Reshape", reads[0], self.graph.constant([0, by_h, by_w, c, h // by_h, w // by_w]))
+        transposed = self._node("Transpose", blocks, perm=[0, 3, 4, 1, 5, 2])
         return self._node("Reshape", transposed, self.graph.constant([0, c, h, w]))
 
     def _float_step(self, step: Any, reads: list[str]) -> str:
@@ -188,6 +191,7 @@ class _Quantized:
         return write(emission)
 
     def _conv(self, step: Any, layer: Any, x: str) -> str:
+        """Write a convolution with int8 weights and an int32 bias, or with float ones."""
         settings: dict[str, Any] = {"strides": list(step.stride), "pads": list(step.padding), "group": step.groups}
         settings["dilations"] = list(step.dilation)
         if layer is None:
@@ -195,11 +199,12 @@ class _Quantized:
             return self._node("Conv", x, *filter(None, weights), **settings)
         q = layer.kernel.weights()  # (O, kh, kw, C / groups)
         weight = np.ascontiguousarray(q.transpose(0, 3, 1, 2))
-        bias = layer.offset.astype(np.int64) + layer.read.zero_point * q.reshape(len(q), -1).astype(np.int64).sum(1)
+        bias = layer.offset.astype(np.int64) + layer.operand.zero_point * q.reshape(len(q), -1).astype(np.int64).sum(1)
         names = [self._weight(step.name, weight, layer.weight_scale), self._bias(step.name, bias, layer)]
         return self._node("Conv", x, *names, **settings)
 
     def _linear(self, step: Any, layer: Any, x: str) -> str:
+        """Write a linear layer with int8 weights, or with float ones."""
         if layer is None:
             weights = [self._float(step.name, n, getattr(step, n)) for n in ("weight", "bias")]
             return str(self.graph.node("Gemm", [x, *filter(None, weights)], transB=1))
@@ -227,7 +232,7 @@ class _Quantized:
 
     def _bias(self, name: str, steps: Array, layer: Any) -> str:
         integers = self.graph.weight(steps.astype(np.int32), f"{name}.bias")
-        scale = np.broadcast_to(layer.weight_scale, (len(steps),)).astype(np.float64) * layer.read.scale
+        scale = np.broadcast_to(layer.weight_scale, (len(steps),)).astype(np.float64) * layer.operand.scale
         scales = self.graph.weight(scale.astype(np.float32), f"{name}.bias_scale")
         zero = self.graph.weight(np.zeros(len(steps), np.int32), f"{name}.bias_zero_point")
         return str(self.graph.node("DequantizeLinear", [integers, scales, zero], axis=0))

@@ -21,9 +21,9 @@ import numpy as np
 from tilewise._files import convert_read_errors, open_input, read_input
 from tilewise.errors import DtypeError, FileFormatError, TilewiseError, UnavailableError
 from tilewise.onnx.graph import Array, OnnxGraph, OnnxNode, Port, in_order
-from tilewise.onnx.wire import Place, outline
+from tilewise.onnx.wire import Location, read_skeleton
 
-Weights = tuple[BufferedReader, list[Place | None]]  # a file, and where in it each initializer's numbers lie
+Weights = tuple[BufferedReader, list[Location | None]]  # a file, and where in it each initializer's numbers lie
 
 OLDEST_OPSET = 13
 _USUAL_OPSET = 21  # known to every onnx package that tilewise can be installed with
@@ -97,9 +97,9 @@ def read_graph(path: str | os.PathLike[str]) -> OnnxGraph:
     parse = _messages().ModelProto.FromString
     try:
         with open_input(where, _MOST_BYTES) as stream, convert_read_errors(where):
-            outline_record = outline(stream)
-            if outline_record is not None and isinstance(stream, BufferedReader):
-                return _graph(parse(outline_record.message), where, (stream, outline_record.places))
+            skeleton = read_skeleton(stream)
+            if skeleton is not None and isinstance(stream, BufferedReader):
+                return _graph(parse(skeleton.message), where, (stream, skeleton.locations))
         return _graph(parse(read_input(where, _MOST_BYTES)), where)
     except TilewiseError as error:  # names come from the file
         raise type(error)(one_line(str(error))) from None
@@ -114,6 +114,7 @@ def read_graph(path: str | os.PathLike[str]) -> OnnxGraph:
 
 
 def _graph(model: Any, where: Path, weights: Weights | None = None) -> OnnxGraph:
+    """Convert a parsed message: constants, inputs, nodes in execution order, outputs."""
     graph = model.graph
     if not graph.node and not graph.output:
         raise FileFormatError(f"{where} is not an ONNX file: there is no network in it")
@@ -138,6 +139,7 @@ def _graph(model: Any, where: Path, weights: Weights | None = None) -> OnnxGraph
 
 
 def _opset(model: Any, where: Path) -> int:
+    """Return the version of the standard operations, if this package reads it."""
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not versions:
         raise FileFormatError(f"{where} does not say which version of the operations it uses")
@@ -152,6 +154,7 @@ def _opset(model: Any, where: Path) -> int:
 
 
 def _port(value: Any, where: Path, typed: bool = True) -> Port:
+    """Convert the description of an input or output; outputs need no type (`typed=False`)."""
     kind = value.type.WhichOneof("value")
     if kind not in ("tensor_type", None) or (kind is None and typed):
         raise FileFormatError(f"{where}: {value.name!r} is no tensor, but {kind or 'nothing'}")
@@ -175,6 +178,7 @@ def _node(node: Any, index: int, opset: int, constants: _Constants) -> OnnxNode:
 
 
 def _attribute(attribute: Any, node: str, constants: _Constants) -> Any:
+    """Convert a setting of a node by ONNX's numbers for the kinds of settings."""
     kind = attribute.type
     if kind == 1:
         return float(attribute.f)
@@ -224,17 +228,17 @@ class _Constants:
     def __init__(self, where: Path, weights: Weights | None) -> None:
         self.where, self.folder = where, where.parent
         self._stream = None if weights is None else weights[0]
-        self._places = [] if weights is None else weights[1]
+        self._locations = [] if weights is None else weights[1]
         self.arrays: dict[str, Array] = {}
-        self._room: dict[Path, int] = {}  # bytes that may still be read of an external file
+        self._readable_bytes: dict[Path, int] = {}  # bytes that may still be read of an external file
 
     def add(self, name: str, tensor: Any, index: int) -> None:
         if not name or name in self.arrays:
             raise FileFormatError(f"{self.where}: the weights {name!r} come twice")
-        place = self._places[index] if index < len(self._places) else None
-        self.arrays[name] = self.decode(tensor, f"{self.where}: {name!r}", place)
+        location = self._locations[index] if index < len(self._locations) else None
+        self.arrays[name] = self.decode(tensor, f"{self.where}: {name!r}", location)
 
-    def decode(self, tensor: Any, what: str, place: Place | None = None) -> Array:
+    def decode(self, tensor: Any, what: str, location: Location | None = None) -> Array:
         """A tensor's numbers, checked against its shape before anything is made."""
         dims = tuple(int(d) for d in tensor.dims)
         if tensor.data_type not in _TYPES:
@@ -244,8 +248,8 @@ class _Constants:
         count, layout = math.prod(dims), np.dtype(_TYPES[tensor.data_type][0])
         if count == 0 and math.prod(d for d in dims if d) > 1 << 20:
             raise FileFormatError(f"{what} holds nothing and claims a shape of {dims}")
-        if place is not None and tensor.data_location != 1:
-            return self._in_file(place, tensor.data_type, dims, what)
+        if location is not None and tensor.data_location != 1:
+            return self._in_file(location, tensor.data_type, dims, what)
         if tensor.data_location == 1:
             raw: Any = self._external(tensor, count * layout.itemsize, what)
         elif tensor.HasField("raw_data"):
@@ -256,9 +260,9 @@ class _Constants:
             raise FileFormatError(f"{what} of shape {dims} does not fill its {len(raw)} bytes")
         return _as_array(np.frombuffer(raw, layout), tensor.data_type).reshape(dims)
 
-    def _in_file(self, place: Place, number: int, dims: tuple[int, ...], what: str) -> Array:
+    def _in_file(self, location: Location, number: int, dims: tuple[int, ...], what: str) -> Array:
         """Numbers that were left in the file, read straight into their array."""
-        (offset, size), layout = place, np.dtype(_TYPES[number][0])
+        (offset, size), layout = location, np.dtype(_TYPES[number][0])
         if size != math.prod(dims) * layout.itemsize:
             raise FileFormatError(f"{what} of shape {dims} does not fill its {size} bytes")
         assert self._stream is not None
@@ -279,6 +283,7 @@ class _Constants:
         return _as_array(flat, tensor.data_type).reshape(dims)
 
     def _external(self, tensor: Any, size: int, what: str) -> bytes:
+        """Read the bytes of a tensor from another file, within the limits of that file."""
         facts = {str(entry.key): str(entry.value) for entry in tensor.external_data}
         path = self._inside(facts.get("location", ""), what)
         offset, length = int(facts.get("offset", "0") or 0), int(facts.get("length", str(size)) or size)
@@ -287,19 +292,20 @@ class _Constants:
         with open_input(path, 1 << 40) as stream, convert_read_errors(path):
             there = os.fstat(stream.fileno()).st_size
             # Each byte may be used twice, by tied weights, and not a thousand times.
-            budget_left = self._room.setdefault(path, 2 * there) - size
+            budget_left = self._readable_bytes.setdefault(path, 2 * there) - size
             if offset + size > there or budget_left < 0:
                 raise FileFormatError(f"{what} lies outside {path.name}, which is cut short or claimed too often")
-            self._room[path] = budget_left
+            self._readable_bytes[path] = budget_left
             stream.seek(offset)
             return stream.read(size)
 
     def _inside(self, location: str, what: str) -> Path:
         """The external file: beside the model or in a folder below it, and nowhere else."""
-        parts = PurePosixPath(location)
-        if not location or "\\" in location or "\0" in location or parts.is_absolute() or ".." in parts.parts:
+        relative = PurePosixPath(location)
+        has_odd_characters = "\\" in location or "\0" in location
+        if not location or has_odd_characters or relative.is_absolute() or ".." in relative.parts:
             raise FileFormatError(f"{what} points at {location[:80]!r}, which is not beside the model")
-        path = self.folder / parts
+        path = self.folder / relative
         try:
             leads_away = not path.resolve().is_relative_to(self.folder.resolve())
         except (OSError, RuntimeError):  # links that lead in a circle

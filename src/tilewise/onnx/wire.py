@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field
 from typing import IO
 
-Place = tuple[int, int]  # offset in the file, and bytes
+Location = tuple[int, int]  # offset in the file, and bytes
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # the fields' numbers
 _LEAST = 4096  # bytes worth leaving out
 _MOST_FIELDS = 1 << 18  # looked at one by one here; a file of more goes to the parser, which is faster at it
@@ -23,52 +23,54 @@ class _Unclear(Exception):
 
 
 @dataclass
-class Outline:
+class Skeleton:
     """A model's message without its large weights; for every initializer in order, where they lie (None: in it)."""
 
     message: bytes
-    places: list[Place | None] = field(default_factory=list)
+    locations: list[Location | None] = field(default_factory=list)
     fields: int = 0
 
 
-def outline(stream: IO[bytes]) -> Outline | None:
+def read_skeleton(stream: IO[bytes]) -> Skeleton | None:
     """None where the stream does not hold such a message, or is not a file with a size."""
     size = os.fstat(stream.fileno()).st_size
-    record = Outline(b"")
+    record = Skeleton(b"")
     try:
         record.message = b"".join(_model(stream, size, record))
     except (_Unclear, OSError):
         return None
-    return record if size and any(record.places) else None
+    return record if size and any(record.locations) else None
 
 
-def _model(stream: IO[bytes], size: int, record: Outline) -> list[bytes]:
-    parts: list[bytes] = []
+def _model(stream: IO[bytes], size: int, record: Skeleton) -> list[bytes]:
+    chunks: list[bytes] = []
     while stream.tell() < size:
         key, head, end = _field(stream, size, record)
         if key == _GRAPH << 3 | 2:
-            parts += _nested(key, _graph(stream, end, record))
+            chunks += _nested(key, _graph(stream, end, record))
         else:
-            parts += [head, _exactly(stream, end - stream.tell())]
-    return parts
+            chunks += [head, _exactly(stream, end - stream.tell())]
+    return chunks
 
 
-def _graph(stream: IO[bytes], end: int, record: Outline) -> list[bytes]:
-    parts: list[bytes] = []
+def _graph(stream: IO[bytes], end: int, record: Skeleton) -> list[bytes]:
+    """Copy the graph's fields; initializers without their large raw data."""
+    chunks: list[bytes] = []
     while stream.tell() < end:
         key, head, stop = _field(stream, end, record)
         if key == _INITIALIZER << 3 | 2:
-            inner, place = _tensor(stream, stop, record)
-            parts += _nested(key, inner)
-            record.places.append(place)
+            inner, location = _tensor(stream, stop, record)
+            chunks += _nested(key, inner)
+            record.locations.append(location)
         else:
-            parts += [head, _exactly(stream, stop - stream.tell())]
-    return parts
+            chunks += [head, _exactly(stream, stop - stream.tell())]
+    return chunks
 
 
-def _tensor(stream: IO[bytes], end: int, record: Outline) -> tuple[list[bytes], Place | None]:
-    parts: list[bytes] = []
-    place: Place | None = None
+def _tensor(stream: IO[bytes], end: int, record: Skeleton) -> tuple[list[bytes], Location | None]:
+    """Copy a tensor's fields without its raw data, and return where that is stored."""
+    chunks: list[bytes] = []
+    location: Location | None = None
     is_stored = False
     while stream.tell() < end:
         key, head, stop = _field(stream, end, record)
@@ -78,18 +80,18 @@ def _tensor(stream: IO[bytes], end: int, record: Outline) -> tuple[list[bytes], 
                 raise _Unclear  # of two the last one counts
             is_stored = True
             if stop - start >= _LEAST:
-                place = (start, stop - start)
+                location = (start, stop - start)
                 stream.seek(stop)
                 continue
-        parts += [head, _exactly(stream, stop - start)]
-    return parts, place
+        chunks += [head, _exactly(stream, stop - start)]
+    return chunks, location
 
 
-def _nested(key: int, parts: list[bytes]) -> list[bytes]:
-    return [_varint(key), _varint(sum(map(len, parts))), *parts]
+def _nested(key: int, chunks: list[bytes]) -> list[bytes]:
+    return [_varint(key), _varint(sum(map(len, chunks))), *chunks]
 
 
-def _field(stream: IO[bytes], end: int, record: Outline) -> tuple[int, bytes, int]:
+def _field(stream: IO[bytes], end: int, record: Skeleton) -> tuple[int, bytes, int]:
     """A field's key, the bytes of its head, and where its content ends."""
     record.fields += 1
     if record.fields > _MOST_FIELDS:

@@ -140,7 +140,7 @@ class ProfilerContext:
 
     def export_trace(self, path: str | Path) -> Path:
         """Write a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing can open."""
-        from tilewise.profile.report.trace import chrome_trace
+        from tilewise.profile.report.text import chrome_trace
 
         return self._write(path, json.dumps(chrome_trace(self.events, self._starts_ns[0] if self._starts_ns else 0)))
 
@@ -150,7 +150,7 @@ class ProfilerContext:
 
     def export_html(self, path: str | Path, title: str = "tilewise profile") -> Path:
         """Write one self-contained HTML page with the tables, a timeline and a roofline plot."""
-        from tilewise.profile.report.html import html_page
+        from tilewise.profile.report.text import html_page
 
         return self._write(path, html_page(self.get_results(), self.events, title))
 

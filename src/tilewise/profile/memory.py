@@ -1,7 +1,7 @@
 """MemoryProfiler: a function's peak memory, what it retains, which lines allocate it, and whether it leaks.
 
 The peak is exact, not sampled: every allocation of the process is counted while the function runs, including NumPy's
-arrays and the workspaces of native kernels (heap.py). The function runs once for the peak, once more for the source
+arrays and the workspaces of native kernels (leaks.py). The function runs once for the peak, once more for the source
 lines at the peak, and repeatedly to look for a leak.
 """
 
@@ -15,9 +15,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tilewise._extension import native
-from tilewise.profile import heap
-from tilewise.profile.heap import Counts, native_peak, trace_allocations, watch_heap
-from tilewise.profile.leaks import AllocationSite, LeakReport, find_leak
+from tilewise.profile import leaks
+from tilewise.profile.leaks import (
+    AllocationSite,
+    Counts,
+    LeakReport,
+    find_leak,
+    native_peak,
+    trace_allocations,
+    watch_heap,
+)
 from tilewise.profile.timer import check_limit
 from tilewise.profile.timing.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
 from tilewise.profile.units import bytes_
@@ -174,7 +181,7 @@ def _sites_at_peak(func: Callable[[], Any], peak: int) -> list[AllocationSite]:
 
 def _largest(snapshot: tracemalloc.Snapshot) -> list[AllocationSite]:
     """The largest allocation sites that hold at least 1 % of the bytes, without the profiler's own."""
-    profiler_files = (tracemalloc.__file__, __file__, heap.__file__, contextlib.__file__)
+    profiler_files = (tracemalloc.__file__, __file__, leaks.__file__, contextlib.__file__)
     rows = [s for s in snapshot.statistics("lineno") if s.traceback[0].filename not in profiler_files]
     threshold = sum(row.size for row in rows) / 100
     rows = [row for row in rows if row.size >= threshold]

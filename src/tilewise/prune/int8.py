@@ -109,7 +109,7 @@ class SparseInt8Linear(SparseLayer):
 
     def _dense_product(self, x: Array, relu: bool) -> Array:
         if self._dense is None:
-            self._dense = QuantizedLinear.restored(self.weights(), self.scale, self.float_bias, None, None, False)
+            self._dense = QuantizedLinear.from_integers(self.weights(), self.scale, self.float_bias)
         out: Array = self._dense(x, activation="relu" if relu else None).data
         return out
 

@@ -48,7 +48,7 @@ class KernelChoice:
 
 def time_both(sparse: Callable[[], Any], dense: Callable[[], Any], at: str) -> KernelChoice:
     """Time both kernels interleaved; the fastest of five calls counts. Without compiled kernels take the dense one."""
-    from tilewise.profile.timing.interleave import time_interleaved
+    from tilewise.profile.timing.clock import time_interleaved
 
     if native is None:  # NumPy multiplies the zeros too: a difference in time would be noise
         return KernelChoice(np.inf, 0.0, at)

@@ -1,13 +1,17 @@
-"""INT8: weights stored as int8, products computed as int8."""
+"""Quantization: int8 weights and products, int16 where int8 is too coarse, four-bit weights of linear layers.
+
+The three most important names: `quantize` (converts a model), `calibrate` (observes its ranges) and `QuantizedModel`.
+"""
 
 from tilewise.quantize.array import QuantizedArray, quantize_array
 from tilewise.quantize.calibration import Calibration, calibrate
-from tilewise.quantize.convert import QuantizedModel, StepReport, quantize
+from tilewise.quantize.convert import quantize
 from tilewise.quantize.dynamic import quantize_dynamic
 from tilewise.quantize.files import load_quantized, save_quantized
 from tilewise.quantize.four_bits import FourBitLinear
 from tilewise.quantize.four_bits.files import load_four_bits, save_four_bits
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
+from tilewise.quantize.model import QuantizedModel, StepReport
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights
 
 __all__ = [

@@ -18,20 +18,21 @@ from tilewise.errors import AccuracyError, ConfigurationError, FileFormatError, 
 from tilewise.graph.ir import Op
 from tilewise.nn import Module
 from tilewise.quantize.graph import FloatGraph, trace
-from tilewise.quantize.observers import OBSERVERS, Observer
 from tilewise.quantize.parameters import AffineParameters, affine_from_range
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
-_SPREADS = 6  # standard deviations that a channel's values keep within, also where few were seen
-# Of a range that is added to it after one image, half as much after four: of few values, and of what leaves the network
-_FREE, _FREE_RESULT = 0.125, 0.5
+_DEVIATIONS = 6  # standard deviations around its mean that a channel's range covers at least; set by hand
+# Share of a range that is added to it after one image, half as much after four: for results with one value per channel,
+# and for the network's result. Set by hand.
+_MARGIN, _RESULT_MARGIN = 0.125, 0.5
 # Share of the largest result by which the traced graph may differ from the module; reordered float32 sums of deep
 # networks stay below 1e-4.
 _LARGEST_GRAPH_DEVIATION = 1e-3
-_FREE_CHANNEL = 2.0  # share of a channel's range that is added after one value, half as much after four
+_CHANNEL_MARGIN = 2.0  # share of a channel's range that is added after one value, half as much after four
+# Largest value of bounded activations.
 ACTIVATION_ENDS = {"sigmoid": 1.0, "hard_sigmoid": 1.0, "relu6": 6.0}
-_LEAST_SCALE, _MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_MIN_SCALE, _MAX_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _ARRAY_BATCH = 64  # inputs per batch if the calibration data is one array; bounds the memory of a pass
 
 
@@ -45,19 +46,16 @@ class Calibration:
     ranges: tuple[tuple[float, float], ...]
     shapes: tuple[tuple[int, ...], ...]
     samples: int
-    means: tuple[tuple[float, ...], ...] = ()  # by channel; none where it was not kept
-    spans: tuple[tuple[tuple[float, float], ...], ...] = ()  # what a channel may reach, likewise
+    means: tuple[tuple[float, ...], ...] = ()  # per channel; () if not observed
+    channel_ranges: tuple[tuple[tuple[float, float], ...], ...] = ()  # range that each channel may reach, likewise
 
     def __post_init__(self) -> None:
-        counts = {
-            len(part)
-            for part in (self.names, self.parameters, self.ranges, self.shapes, self.means or self.names)
-            + ((self.spans,) if self.spans else ())
-        }
-        if len(counts) != 1:
+        """Check that all parts describe the same steps with finite numbers; files are read through here."""
+        optional = (self.means or self.names, self.channel_ranges or self.names)
+        if len({len(field) for field in (self.names, self.parameters, self.ranges, self.shapes, *optional)}) != 1:
             raise ConfigurationError("a calibration has parameters, a range and a shape for each of its steps")
-        for name, p, span, shape in zip(self.names, self.parameters, self.ranges, self.shapes, strict=True):
-            if not (_LEAST_SCALE <= p.scale <= _MOST_SCALE and 0 <= p.zero_point <= 255 and np.isfinite(span).all()):
+        for name, p, limits, shape in zip(self.names, self.parameters, self.ranges, self.shapes, strict=True):
+            if not (_MIN_SCALE <= p.scale <= _MAX_SCALE and 0 <= p.zero_point <= 255 and np.isfinite(limits).all()):
                 raise ConfigurationError(
                     f"the calibration of {name[:80]!r} has a scale or zero point that means nothing"
                 )
@@ -66,9 +64,9 @@ class Calibration:
         for name, mean, shape in zip(self.names, self.means, self.shapes, strict=False):
             if len(mean) not in (0, *shape[:1]) or not np.isfinite(mean).all():
                 raise ConfigurationError(f"the calibration of {name[:80]!r} has means that are not its channels'")
-        for name, spans, shape in zip(self.names, self.spans, self.shapes, strict=False):
-            if len(spans) not in (0, *shape[:1]) or not np.isfinite(np.array(spans)).all():
-                raise ConfigurationError(f"the calibration of {name[:80]!r} has spans that are not its channels'")
+        for name, channel_ranges, shape in zip(self.names, self.channel_ranges, self.shapes, strict=False):
+            if len(channel_ranges) not in (0, *shape[:1]) or not np.isfinite(np.array(channel_ranges)).all():
+                raise ConfigurationError(f"the calibration of {name[:80]!r} has ranges that are not its channels'")
 
     def mean_of(self, step: int) -> Array | None:
         """Return the mean of each channel of an operator's result, or None if it was not observed."""
@@ -76,8 +74,8 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, which `Calibration.load` reads."""
-        means, spans = (part or ((),) * len(self.names) for part in (self.means, self.spans))
-        every = zip(self.names, self.parameters, self.ranges, self.shapes, means, spans, strict=True)
+        means, channel_ranges = (field or ((),) * len(self.names) for field in (self.means, self.channel_ranges))
+        every = zip(self.names, self.parameters, self.ranges, self.shapes, means, channel_ranges, strict=True)
         steps = [
             {"name": n, "scale": p.scale, "zero_point": p.zero_point, "range": r, "shape": s, "mean": m, "spans": c}
             for n, p, r, s, m, c in every
@@ -87,18 +85,19 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
+        """Read a calibration that `save` wrote."""
         try:
             facts = read_json_input(path)
             steps = facts["steps"]
             return cls(
-                str(facts["observer"]),
-                tuple(str(s["name"]) for s in steps),
-                tuple(AffineParameters(float(s["scale"]), int(s["zero_point"])) for s in steps),
-                tuple((float(s["range"][0]), float(s["range"][1])) for s in steps),
-                tuple(tuple(int(n) for n in s["shape"]) for s in steps),
-                int(facts["samples"]),
-                tuple(tuple(float(m) for m in s.get("mean", ())) for s in steps),
-                tuple(tuple((float(low), float(high)) for low, high in s.get("spans", ())) for s in steps),
+                observer=str(facts["observer"]),
+                names=tuple(str(s["name"]) for s in steps),
+                parameters=tuple(AffineParameters(float(s["scale"]), int(s["zero_point"])) for s in steps),
+                ranges=tuple((float(s["range"][0]), float(s["range"][1])) for s in steps),
+                shapes=tuple(tuple(int(n) for n in s["shape"]) for s in steps),
+                samples=int(facts["samples"]),
+                means=tuple(tuple(float(m) for m in s.get("mean", ())) for s in steps),
+                channel_ranges=tuple(tuple((float(a), float(b)) for a, b in s.get("spans", ())) for s in steps),
             )
         except TilewiseError:
             raise
@@ -125,21 +124,14 @@ def calibrate(
 
     The inputs are one array (N, ...) or an iterable of batches (arrays or Tensors).
     """
-    return traced_and_calibrated(model, calibration_dataset, observer, progress)[1]
-
-
-def traced_and_calibrated(
-    model: Module, calibration_dataset: Iterable[Any], observer: str, progress: bool = False
-) -> tuple[FloatGraph, Calibration, EvaluatedBatch]:
-    """The steps of a model, traced with the first batch that holds something, their ranges, and what became of that
-    batch."""
-    graph, calibration, first, _ = calibrated_with_holdout(model, calibration_dataset, observer, progress, 0)
-    return graph, calibration, first
+    return trace_and_calibrate(model, calibration_dataset, observer, progress)[1]
 
 
 class _HoldOut:
-    """Splits batches into images to observe and images to hold out for the check: a quarter of each batch, or every
-    fourth batch of a single image, until there are enough."""
+    """Splits batches into images to observe and images to hold out for validation.
+
+    A quarter of each batch is held out, or every fourth batch of a single image, until there are enough.
+    """
 
     def __init__(self, count: int) -> None:
         self._missing, self._single_images, self.batches = count, 0, list[EvaluatedBatch]()
@@ -147,6 +139,7 @@ class _HoldOut:
     def split(self, x: Array) -> tuple[Array, Array]:
         if len(x) == 1:
             self._single_images += 1
+        # A quarter of a batch; of batches with one image, every fourth.
         held_out = len(x) // 4 if len(x) > 1 else int(self._single_images % 4 == 0)
         held_out = min(held_out, self._missing)
         self._missing -= held_out
@@ -160,11 +153,17 @@ class _HoldOut:
         )
 
 
-def calibrated_with_holdout(
-    model: Module, calibration_dataset: Iterable[Any], observer: str, progress: bool, holdout: int
+def trace_and_calibrate(
+    model: Module,
+    calibration_dataset: Iterable[Any],
+    observer: str = "minmax",
+    progress: bool = False,
+    holdout: int = 0,
 ) -> tuple[FloatGraph, Calibration, EvaluatedBatch, EvaluatedBatch | None]:
-    """The steps of a model, their ranges, the first batch that was observed with its float results, and up to
-    `holdout` images that were not observed. None are held out of fewer than four."""
+    """Trace and calibrate a model. Return its graph, the calibration, the first observed batch, and held-out images.
+
+    Batches come with their float results. Up to `holdout` images are held out; none of fewer than four.
+    """
     if observer not in OBSERVERS:
         raise ConfigurationError(f"there is no observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
     check_model(model)
@@ -175,46 +174,32 @@ def calibrated_with_holdout(
         x = _checked_batch(batch)
         if not len(x):
             continue
-        if graph is None or statistics is None:
+        if graph is None or statistics is None:  # the first batch that is not empty
             graph = trace(model, x)
             statistics = _ActivationStatistics(len(graph.steps), observer != "minmax")
+        # Observers never see held-out images, so that the error on them is an honest estimate.
         observed, held_out = split.split(x)
-        parts = []
+        results = []
         if len(observed):
-            parts.append(graph.run(observed, statistics.observe))
-            first = first if samples else EvaluatedBatch(observed, parts[0])
+            results.append(graph.run(observed, statistics.observe))
+            first = first if samples else EvaluatedBatch(observed, results[0])
             samples += len(observed)
         if len(held_out):
-            parts.append(graph.run(held_out))
-            split.batches.append(EvaluatedBatch(held_out, parts[-1]))
+            results.append(graph.run(held_out))
+            split.batches.append(EvaluatedBatch(held_out, results[-1]))
+        # The first batch is the traced one, for which the module's own result is known.
         if graph.module_result is not None:
-            _check_graph(model, np.concatenate(parts), graph.module_result)
+            _check_graph(model, np.concatenate(results), graph.module_result)
             graph.module_result = None
     if graph is None or statistics is None:
         raise ConfigurationError("the calibration data is empty: a range needs at least one input")
     for index in statistics.masked:
         graph.steps[index].options["masked"] = True
-    margins = [_range_margin(step, shape, samples) for step, shape in zip(graph.steps, statistics.shapes, strict=True)]
-    margins[-1] = 1 + _FREE_RESULT / samples**0.5
-    ranges = [
-        _extended_range(o.range(observer), by, step.activation)
-        for o, by, step in zip(statistics.observers, margins, graph.steps, strict=True)
-    ]
-    calibration = Calibration(
-        observer,
-        tuple(step.name for step in graph.steps),
-        tuple(affine_from_range(*span) for span in ranges),
-        tuple(ranges),
-        tuple(statistics.shapes),
-        samples,
-        tuple(tuple(total / samples) for total in statistics.means),
-        tuple(statistics.spans(i, samples, by) for i, by in enumerate(margins)),
-    )
-    return graph, calibration, first, split.joined()
+    return graph, statistics.calibration(graph, observer, samples), first, split.joined()
 
 
 def _check_graph(model: Module, result: Array, expected: Array) -> None:
-    """The graph that is quantized must compute what the module does: float rounding apart, the same numbers."""
+    """Raise AccuracyError unless the graph computes the module's result up to float32 rounding."""
     finite = np.isfinite(expected)
     if result.shape != expected.shape or not np.array_equal(finite, np.isfinite(result)):
         deviation = np.inf
@@ -234,11 +219,13 @@ def _range_margin(step: Op, shape: tuple[int, ...], samples: int) -> float:
     A few saturated values among an image's many do no harm. They would where a channel is a single value (behind a
     global mean), and in the network's result.
     """
-    return 1.0 if step.kind == "input" or np.prod(shape[1:]) > 1 else 1 + _FREE / samples**0.5
+    return 1.0 if step.kind == "input" or np.prod(shape[1:]) > 1 else 1 + _MARGIN / samples**0.5
 
 
-def _extended_range(seen: tuple[float, float], by: float, activation: str) -> tuple[float, float]:
-    return seen[0] * by, min(seen[1] * by, max(seen[1], ACTIVATION_ENDS.get(activation, np.inf)))
+def _extended_range(observed: tuple[float, float], margin: float, activation: str) -> tuple[float, float]:
+    """Multiply a range by `margin`, up to the largest value of a bounded activation."""
+    low, high = observed
+    return low * margin, min(high * margin, max(high, ACTIVATION_ENDS.get(activation, np.inf)))
 
 
 class _ActivationStatistics:
@@ -247,23 +234,25 @@ class _ActivationStatistics:
     def __init__(self, steps: int, histograms: bool) -> None:
         self.observers = [Observer(histograms) for _ in range(steps)]
         self.shapes: list[tuple[int, ...]] = [()] * steps
-        self.means: list[Array] = [np.zeros(0)] * steps  # times the samples
-        self.squares: list[Array] = [np.zeros(0)] * steps
+        self.means: list[Array] = [np.zeros(0)] * steps  # sums over the samples of each channel's mean
+        self.squares: list[Array] = [np.zeros(0)] * steps  # sums of the mean squares
         self.ends: list[Array] = [np.zeros((2, 0))] * steps  # the channels' smallest and largest values
         self.masked: set[int] = set()  # steps whose results hold -inf
 
     def observe(self, index: int, result: Array) -> None:
-        finite = np.isfinite(result)
-        if not finite.all() and finite.any() and np.isneginf(result[~finite]).all():
-            # Masked scores of attention, of which softmax makes zeros: the range is that of the other scores.
+        """Add the result of one step for a batch."""
+        # Attention scores may be masked with -inf, of which softmax makes zeros: the range is that of the other scores.
+        if np.isneginf(result.min(initial=0)) and -np.inf < result.max() < np.inf:
             self.masked.add(index)
-            result = np.maximum(result, result[finite].min())
+            result = np.maximum(result, result[np.isfinite(result)].min())
         self.observers[index].observe(result)
         self.shapes[index] = result.shape[1:]
         if result.ndim in (2, 4):
             self._observe_channels(index, result.reshape(*result.shape[:2], -1))
 
     def _observe_channels(self, index: int, x: Array) -> None:
+        """Add the channels of a result (N, C, values)."""
+        # Sums over images of each channel's mean and mean square: (C)
         mean, square = x.mean(2, dtype=np.float64).sum(0), np.square(x).mean(2, dtype=np.float64).sum(0)
         ends = np.stack([x.min((0, 2)), x.max((0, 2))])
         if self.means[index].size:
@@ -271,16 +260,40 @@ class _ActivationStatistics:
             ends = np.stack([np.minimum(self.ends[index][0], ends[0]), np.maximum(self.ends[index][1], ends[1])])
         self.means[index], self.squares[index], self.ends[index] = mean, square, ends
 
-    def spans(self, index: int, samples: int, by: float) -> tuple[tuple[float, float], ...]:
-        """Return the range that each channel may reach: `by` times the observed one, or six standard deviations around
-        the mean if that is wider. Both are extended where few values of a channel were observed."""
+    def calibration(self, graph: FloatGraph, observer: str, samples: int) -> Calibration:
+        """Choose the range of every step by an observer's method, with the margin that few samples need."""
+        margins = [_range_margin(step, shape, samples) for step, shape in zip(graph.steps, self.shapes, strict=True)]
+        margins[-1] = 1 + _RESULT_MARGIN / samples**0.5
+        ranges = [
+            _extended_range(statistics.range(observer), margin, step.activation)
+            for statistics, margin, step in zip(self.observers, margins, graph.steps, strict=True)
+        ]
+        return Calibration(
+            observer=observer,
+            names=tuple(step.name for step in graph.steps),
+            parameters=tuple(affine_from_range(*limits) for limits in ranges),
+            ranges=tuple(ranges),
+            shapes=tuple(self.shapes),
+            samples=samples,
+            means=tuple(tuple(total / samples) for total in self.means),
+            channel_ranges=tuple(self._channel_ranges(i, samples, margin) for i, margin in enumerate(margins)),
+        )
+
+    def _channel_ranges(self, index: int, samples: int, margin: float) -> tuple[tuple[float, float], ...]:
+        """Return the range that each channel may reach: the wider one of two estimates.
+
+        These are `margin` times the observed range, and six standard deviations around the mean. Both are extended if
+        few values of a channel were observed.
+        """
         mean = self.means[index] / samples
-        few = 1 + _FREE_CHANNEL / math.sqrt(samples * math.prod(self.shapes[index][1:]))
-        by *= few
-        margin = few * _SPREADS * np.sqrt(np.maximum(self.squares[index] / samples - mean**2, 0))
-        (low, high), least = by * self.ends[index], min(self.observers[index].low, 0.0)
-        low = np.minimum(low, mean - margin) if least < 0 else np.zeros_like(mean)
-        return tuple(zip(low.tolist(), np.maximum(high, mean + margin).tolist(), strict=True))
+        extension = 1 + _CHANNEL_MARGIN / math.sqrt(samples * math.prod(self.shapes[index][1:]))
+        margin *= extension
+        reach = extension * _DEVIATIONS * np.sqrt(np.maximum(self.squares[index] / samples - mean**2, 0))
+        low, high = margin * self.ends[index]
+        # A channel behind ReLU cannot become negative, whatever its mean and deviation say.
+        is_signed = self.observers[index].low < 0
+        low = np.minimum(low, mean - reach) if is_signed else np.zeros_like(mean)
+        return tuple(zip(low.tolist(), np.maximum(high, mean + reach).tolist(), strict=True))
 
 
 def check_fits(calibration: Calibration, graph: FloatGraph) -> None:
@@ -296,7 +309,7 @@ def check_model(model: Any) -> None:
 
 
 def is_quantized(model: Module) -> bool:
-    """Whether any layer of it computes in int8."""
+    """Tell whether any layer of a model computes in int8."""
     return any(getattr(m, "computes_in_int8", False) for m in model.modules())
 
 
@@ -316,11 +329,12 @@ def _as_batches(dataset: Any) -> Iterable[Any]:
 
 
 def _checked_batch(batch: Any) -> Array:
+    """Return a batch as float32, or raise an error that says what a calibration batch is."""
     if isinstance(batch, tuple) and len(batch) == 2 and np.ndim(batch[0]) > np.ndim(batch[1]):
         raise ShapeError("a calibration batch has no labels; pass [x for x, _ in batches] instead of (x, label) pairs")
     try:
         x = batch.data if isinstance(batch, Tensor) else np.asarray(batch)
-    except ValueError:  # parts of different shapes, such as inputs with their labels
+    except ValueError:  # arrays of different shapes, such as inputs with their labels
         raise ShapeError(
             f"a calibration batch is one array of inputs, not a {type(batch).__name__} of arrays"
         ) from None
@@ -340,3 +354,101 @@ def _with_progress(batches: Iterable[Any], progress: bool) -> Iterable[Any]:
     from rich.progress import track
 
     return track(batches, description="calibrating")
+
+
+# --- observers ---
+
+
+OBSERVERS = ("minmax", "percentile", "mse", "entropy")
+_BINS = 2048  # of a histogram, as in TensorRT's calibration
+_OUTLIERS = 1e-4  # share of the values that "percentile" lets saturate
+_MAX_SATURATED = 1e-3  # share of the values that "entropy" may let saturate
+
+
+class Observer:
+    """The values of one activation as a histogram, whose range is extended when larger values are observed."""
+
+    def __init__(self, histogram: bool = True) -> None:
+        self.low, self.high, self.count, self._has_histogram = np.inf, -np.inf, 0, histogram
+        self.histogram: Array = np.zeros(_BINS, np.float64)
+
+    def observe(self, x: Array) -> None:
+        """Add the values of a batch; NaN and infinity are errors."""
+        if x.size == 0:
+            return
+        low, high = float(x.min()), float(x.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            raise ConfigurationError("the calibration data gives NaN or infinite activations")
+        if self.count == 0:
+            self.low, self.high = low, high
+        elif low < self.low or high > self.high:
+            self._extend(min(low, self.low), max(high, self.high))
+        self.count += x.size
+        if not self._has_histogram:
+            return
+        # In float64: there may be fewer than 2048 float32 numbers between the lowest and the highest.
+        self.histogram += np.histogram(x.astype(np.float64, copy=False), _BINS, self._span())[0]
+
+    def parameters(self, method: str) -> AffineParameters:
+        """Return the uint8 parameters for the range that a method of OBSERVERS chooses."""
+        if self.count == 0:
+            raise ConfigurationError("there is no calibration data")
+        low, high = self.range(method)
+        return affine_from_range(low, high)
+
+    def range(self, method: str) -> tuple[float, float]:
+        """Return the range that a method of OBSERVERS chooses."""
+        if method not in OBSERVERS:
+            raise ConfigurationError(f"there is no observer {method!r}; choose one of {', '.join(OBSERVERS)}")
+        if method == "minmax" or self.low == self.high:
+            return self.low, self.high
+        if method == "percentile":
+            return self._percentile()
+        # Candidates: the observed range, narrowed in steps of 1 %.
+        ranges = [(self.low * share, self.high * share) for share in np.linspace(1.0, 0.2, 81)]
+        if method == "mse":
+            return min(ranges, key=lambda r: self._squared_error(*r))
+        p = self.histogram / self.histogram.sum()
+        candidates = (r for r in ranges if self._saturated_share(p, *r) <= _MAX_SATURATED)
+        return min(candidates, key=lambda r: self._divergence(*r))
+
+    def _span(self) -> tuple[float, float]:
+        return (self.low, self.high) if self.high > self.low else (self.low - 0.5, self.high + 0.5)
+
+    def _centres(self) -> Array:
+        low, high = self._span()
+        return low + (np.arange(_BINS) + 0.5) * ((high - low) / _BINS)
+
+    def _extend(self, low: float, high: float) -> None:
+        centres, weights = self._centres(), self.histogram
+        self.low, self.high = low, high
+        self.histogram = np.histogram(centres, _BINS, self._span(), weights=weights)[0].astype(np.float64)
+
+    def _percentile(self) -> tuple[float, float]:
+        share = np.cumsum(self.histogram) / self.histogram.sum()
+        centres = self._centres()
+        low = int(np.searchsorted(share, _OUTLIERS / 2))
+        high = min(int(np.searchsorted(share, 1 - _OUTLIERS / 2)), _BINS - 1)
+        return float(centres[low]), float(centres[high])
+
+    def _squared_error(self, low: float, high: float) -> float:
+        parameters, centres = affine_from_range(low, high), self._centres()
+        error = centres - parameters.dequantize(parameters.quantize(centres))
+        return float((self.histogram * error**2).sum())
+
+    def _divergence(self, low: float, high: float) -> float:
+        """Return the Kullback-Leibler divergence of the histogram from its quantized form."""
+        parameters, centres = affine_from_range(low, high), self._centres()
+        step = parameters.quantize(centres).astype(np.int64)
+        p = self.histogram / self.histogram.sum()
+        occupied = p > 0
+        # Quantization spreads the mass of a step evenly over its occupied bins.
+        mass, bins = np.bincount(step, p, 256), np.bincount(step, occupied, 256)
+        q = np.where(occupied, mass[step] / np.maximum(bins[step], 1), 0.0)
+        divergence = (p[occupied] * np.log(p[occupied] / np.maximum(q[occupied], 1e-300))).sum()
+        # Saturated values end up in the outermost step, whose bins then misrepresent them.
+        return float(divergence + self._saturated_share(p, low, high))
+
+    def _saturated_share(self, p: Array, low: float, high: float) -> float:
+        centres = self._centres()
+        return float(p[(centres < min(low, 0.0)) | (centres > max(high, 0.0))].sum())

@@ -1,6 +1,7 @@
-"""Transformers in int8: every linear layer with int8 weights, activations quantized row by row as they come.
+"""Dynamic quantization of transformers: int8 weights in every linear layer, activations quantized row by row.
 
-No calibration: a row's scale is its own largest value. Norms, softmax and attention scores stay in float32.
+There is no calibration: a row's scale follows from its own largest value. Norms, softmax and attention scores stay in
+float32.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from tilewise.tensor import Tensor
 
 
 class QuantizedAttention(MultiHeadAttention):
-    """Attention whose projections are integer layers, int8 unless others are given."""
+    """Attention whose projections are integer layers, int8 by default."""
 
     def __init__(self, attention: MultiHeadAttention) -> None:
-        self._take(
+        self._set_up(
             attention,
             QuantizedLinear.from_weights(attention.in_proj_weight.data, attention.in_proj_bias.data),
             QuantizedLinear.from_float(attention.out_proj),
@@ -30,12 +31,12 @@ class QuantizedAttention(MultiHeadAttention):
 
     @classmethod
     def around(cls, attention: MultiHeadAttention, in_proj: Module, out_proj: Module) -> QuantizedAttention:
-        """The attention with these two layers in place of its projections."""
+        """Replace the projections of an attention layer by these two layers."""
         new = cls.__new__(cls)
-        new._take(attention, in_proj, out_proj)
+        new._set_up(attention, in_proj, out_proj)
         return new
 
-    def _take(self, attention: MultiHeadAttention, in_proj: Module, out_proj: Module) -> None:
+    def _set_up(self, attention: MultiHeadAttention, in_proj: Module, out_proj: Module) -> None:
         self.embed_dim, self.num_heads, self.head_dim = attention.embed_dim, attention.num_heads, attention.head_dim
         self.causal = attention.causal
         self.in_proj, self.out_proj = in_proj, out_proj  # type: ignore[assignment]
@@ -75,6 +76,7 @@ def _some(names: list[str]) -> str:
 
 
 def _replace_linear_layers(module: Module, prefix: str, keep_float: Collection[str]) -> None:
+    """Replace the linear layers below a module in place; `prefix` is the path of the module with a dot."""
     for name, child in list(module.named_children()):
         path = f"{prefix}{name}"
         if path in keep_float:

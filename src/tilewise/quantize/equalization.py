@@ -32,6 +32,7 @@ class _Channels:
     """Numbers the channels of all results, and records which of them must have the same scale."""
 
     def __init__(self, graph: FloatGraph, shapes: tuple[tuple[int, ...], ...]) -> None:
+        """Tie or pin the channels of every step; those of the network's input and result have scale 1."""
         self.graph = graph
         counts = [shape[0] if shape else 0 for shape in shapes]
         self.first = np.concatenate([[0], np.cumsum(counts)])
@@ -44,9 +45,6 @@ class _Channels:
 
     def of(self, index: int) -> Array:
         return np.arange(self.first[index], self.first[index + 1])
-
-    def _tie(self, a: Array, b: Array) -> None:
-        self.tied_channels.append((a, b))
 
     def _join(self, index: int, step: Op) -> None:
         """Tie the channels of a step's result to those of its inputs, or pin them to scale 1."""
@@ -75,15 +73,17 @@ class _Channels:
         else:
             self.pinned[np.concatenate([mine, *sources])] = True
             joined = []
+        # Channels whose numbers differ (a broadcast) cannot be tied one to one.
         for a, b in joined:
             if a.shape == b.shape:
-                self._tie(a, b)
+                self.tied_channels.append((a, b))
             else:
                 self.pinned[a] = self.pinned[b] = True
 
     def smallest_of_tied(self, numbers: Array) -> Array:
-        """Replace each channel's number by the smallest among the channels it is tied to."""
+        """Replace each channel's number by the smallest among the channels it is tied to, directly or indirectly."""
         if self.tied_channels:
+            # Propagate minima along the ties until nothing changes.
             a, b = (np.concatenate(side) for side in zip(*self.tied_channels, strict=True))
             while True:
                 before, least = numbers, np.minimum(numbers[a], numbers[b])
@@ -102,16 +102,17 @@ def equalization_scales(
     channels = _Channels(graph, calibration.shapes)
     margin = np.full(channels.pinned.shape, _MAX_SCALE)
     for index, p in enumerate(parameters):
-        span, mine = np.array(calibration.spans[index]), channels.of(index)
-        if len(span) != len(mine) or graph.steps[index].name in float_reasons:
+        limits, mine = np.array(calibration.channel_ranges[index]), channels.of(index)
+        if len(limits) != len(mine) or graph.steps[index].name in float_reasons:
             channels.pinned[mine] = True
             continue
+        # The scale at which the channel's own range just fills the activation's range.
         low, high = -p.zero_point * p.scale, (255 - p.zero_point) * p.scale
         if graph.steps[index].activation == "relu6":  # clamps at 6 also where a tied range reaches further
             high = min(high, 6.0)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            up = np.where(span[:, 1] > 0, high / span[:, 1], np.inf)
-            down = np.where(span[:, 0] < 0, low / span[:, 0], np.inf)
+            up = np.where(limits[:, 1] > 0, high / limits[:, 1], np.inf)
+            down = np.where(limits[:, 0] < 0, low / limits[:, 0], np.inf)
         margin[mine] = np.clip(np.minimum(up, down), 1.0, _MAX_SCALE)
     margin[channels.pinned] = 1.0
     scales = channels.smallest_of_tied(margin)

@@ -22,9 +22,10 @@ def inverse_factor(moments: Array, width: int) -> Array:
 
     Row i says how the columns after column i compensate for its error.
     """
+    # Columns without moments (padding, dead inputs) get the mean moment, and so do not compensate for others.
     full = np.eye(width)
     mean = float(np.diag(moments).mean())
-    full *= mean if mean > 0 else 1.0  # padding and dead inputs
+    full *= mean if mean > 0 else 1.0
     full[: len(moments), : len(moments)] = moments
     full[np.diag_indices(width)] += _DAMPING * (mean if mean > 0 else 1.0)
     # Reversing rows and columns turns H = L L^T into H = R R^T with an upper R, and R^-1 is the factor of H^-1.
@@ -49,21 +50,24 @@ def round_columns(
     weight: Array,
     upper: Array,
     round_column: Callable[[int, Array], Array],
-    together: int = 32,
+    block_size: int = 32,
     begin: Callable[[int, Array, Array], None] | None = None,
 ) -> None:
-    """Every column of `weight` (O, K) through `round_column(index, column)`, which gives what it is rounded to; what
-    that is off by is handed on: to the other columns of a block one by one, to those behind it `together`.
-    `begin(first, block, importance)` is shown every block before it is rounded."""
+    """Round every column of `weight` (O, K) by `round_column(index, column)`, and compensate for its error.
+
+    Columns of the same block are adjusted one by one, those of later blocks for the whole block at once.
+    `begin(first, block, importance)` is called before a block is rounded.
+    """
     weight = weight.copy()
-    for first in range(0, weight.shape[1], together):
-        part = slice(first, first + together)
-        block, inner = weight[:, part], upper[part, part]
+    for first in range(0, weight.shape[1], block_size):
+        columns = slice(first, first + block_size)
+        block, inner = weight[:, columns], upper[columns, columns]
         if begin is not None:
             begin(first, block, 1 / np.square(np.diag(inner)))
+        # Errors are in units of the factor's diagonal, as in Frantar et al., algorithm 1.
         errors = np.empty_like(block)
         for i in range(block.shape[1]):
             column = block[:, i]
             errors[:, i] = (column - round_column(first + i, column)) / inner[i, i]
             block[:, i + 1 :] -= errors[:, i : i + 1] * inner[i, i + 1 :]
-        weight[:, first + together :] -= errors @ upper[part, first + together :]
+        weight[:, first + block_size :] -= errors @ upper[columns, first + block_size :]

@@ -1,14 +1,14 @@
-"""A model as a list of steps, so that each can be watched in float and then replaced by an integer one.
+"""The float model as a list of steps, whose results can be observed and which integer layers then replace.
 
-The steps are those of the float plan (`tilewise.plan`): norms are folded into convolutions, activations and residual
-additions taken along. What the plan does not know stays an operation of its own that runs in float.
+The steps are the ops of the float plan (`tilewise.plan`): norms are folded into convolutions, activations and residual
+additions are fused. Operations that the plan does not support are steps that run in float.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,17 +34,21 @@ NATIVE_NORMS = ("group_norm", "channel_norm")
 
 @dataclass
 class FloatGraph:
-    """Steps in the order they run; step 0 is the input, the last one the result. Names are unique."""
+    """Steps in execution order; step 0 is the input, the last one the result. Names are unique."""
 
     steps: list[Op]
-    batch: int = 0  # that the model was traced with
-    module_result: Array | None = None  # what the module itself gave for the example; dropped after it was compared
+    batch: int = 0  # batch size of the example that the model was traced with
+    module_result: Array | None = None  # the module's own result for the example, until it was compared
+
+    def copy(self) -> FloatGraph:
+        """Copy the steps; arrays are shared. Conversion drops the float weights of the graph that it is given."""
+        return FloatGraph([replace(step) for step in self.steps], self.batch)
 
     def users(self, index: int) -> Iterator[Op]:
         return (step for step in self.steps if index in step.inputs)
 
     def run(self, x: Array, watch: Callable[[int, Array], None] | None = None) -> Array:
-        """The model in float, showing `watch` every step's result."""
+        """Run the model in float; `watch` receives the index and the result of every step."""
         results: list[Array] = []
         with no_grad():
             for index, step in enumerate(self.steps):
@@ -55,7 +59,7 @@ class FloatGraph:
         return results[-1]
 
     def run_float(self, step: Op, inputs: list[Array]) -> Array:
-        """One step in float32."""
+        """Run one step in float32."""
         try:
             if step.node is not None and step.kind == "python":
                 return _run_node(step.node, inputs, self.batch)
@@ -71,6 +75,7 @@ class FloatGraph:
 
 
 def activated(x: Array, name: str) -> Array:
+    """Apply an activation by name; "" is the identity."""
     if name == "relu6":
         return np.clip(x, 0, 6)
     if is_leaky(name):
@@ -87,6 +92,7 @@ def activated(x: Array, name: str) -> Array:
 
 
 def _conv(step: Op, x: Array, residual: Array | None = None) -> Array:
+    # Backends take (height, width) if both sides have the same padding, which more kernels support.
     options = {"stride": step.stride, "padding": step.padding, "groups": step.groups, "dilation": step.dilation}
     if step.padding[:2] == step.padding[2:]:
         options["padding"] = step.padding[:2]
@@ -101,6 +107,7 @@ def _linear(step: Op, x: Array) -> Array:
 
 
 def _windows(step: Op, x: Array, fill: float) -> Array:
+    """Return the windows (N, C, H', W', kh, kw) of images padded with `fill`."""
     top, left, bottom, right = step.padding
     padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=fill)
     windows = np.lib.stride_tricks.sliding_window_view(padded, step.kernel, (2, 3))
@@ -110,6 +117,7 @@ def _windows(step: Op, x: Array, fill: float) -> Array:
 
 def _max_pool(step: Op, x: Array) -> Array:
     top, left, bottom, right = step.padding
+    # The backend pads both sides by the same amount, at most half a window.
     if (top, left) == (bottom, right) and 2 * top <= step.kernel[0] and 2 * left <= step.kernel[1]:
         settings = {"kernel": step.kernel, "stride": step.stride, "padding": (top, left)}
         pooled: Array = current_backend().dispatch("max_pool2d", np.ascontiguousarray(x), **settings)[0]
@@ -119,6 +127,7 @@ def _max_pool(step: Op, x: Array) -> Array:
 
 
 def _avg_pool(step: Op, x: Array) -> Array:
+    # (N, C, H', W', kh, kw) to (N, C, H', W')
     sums = _windows(step, x, 0).sum((4, 5), dtype=np.float32)
     if step.options.get("count_padding", True):
         whole: Array = sums / np.float32(step.kernel[0] * step.kernel[1])
@@ -150,8 +159,8 @@ def _norm(step: Op, x: Array) -> Array:
 
 def _depth_to_space(step: Op, x: Array) -> Array:
     (by_h, by_w), (n, c, h, w) = step.options["by"], x.shape
-    parts = x.reshape(n, by_h, by_w, c // (by_h * by_w), h, w).transpose(0, 3, 4, 1, 5, 2)
-    return np.ascontiguousarray(parts).reshape(n, -1, h * by_h, w * by_w)
+    blocks = x.reshape(n, by_h, by_w, c // (by_h * by_w), h, w).transpose(0, 3, 4, 1, 5, 2)
+    return np.ascontiguousarray(blocks).reshape(n, -1, h * by_h, w * by_w)
 
 
 _KINDS: dict[str, Callable[..., Array]] = {
@@ -164,7 +173,7 @@ _KINDS: dict[str, Callable[..., Array]] = {
     "sub": lambda step, a, b: activated(a - b, step.activation),
     "mul": lambda step, a, b: activated(a * b, step.activation),
     "affine": _affine,
-    "concat": lambda _step, *parts: np.concatenate(parts, 1),
+    "concat": lambda _step, *inputs: np.concatenate(inputs, 1),
     "slice": lambda step, x: x[:, step.options["first"] : step.options["first"] + step.shape[1]],
     "gather_channels": lambda step, x: x[:, step.options["channels"]],
     "upsample": lambda step, x: x.repeat(step.options["by"][0], 2).repeat(step.options["by"][1], 3),
@@ -175,19 +184,22 @@ _KINDS: dict[str, Callable[..., Array]] = {
 }
 
 
-def _run_node(node: Node, given: list[Array], batch: int) -> Array:
-    """An operation as it was traced. A shape that begins with the batch follows the current batch; the first axis of a
-    reshape, which may hold more than the batch (windows or groups of all images), follows the size of its input."""
-    coming = iter(given)
-    inputs = [next(coming) if isinstance(v, Value) else v for v in node.inputs]
-    params = {name: next(coming) if isinstance(v, Value) else v for name, v in node.params.items()}
-    now = len(given[0]) if given and given[0].ndim else batch
+def _run_node(node: Node, arrays: list[Array], batch: int) -> Array:
+    """Run a traced operation on the arrays that take the place of its traced values, for any batch size.
+
+    A shape that begins with the traced batch follows the current batch. The first axis of a reshape, which may be more
+    than the batch (windows or groups of all images), follows the size of its input.
+    """
+    remaining = iter(arrays)
+    inputs = [next(remaining) if isinstance(v, Value) else v for v in node.inputs]
+    params = {name: next(remaining) if isinstance(v, Value) else v for name, v in node.params.items()}
+    current_batch = len(arrays[0]) if arrays and arrays[0].ndim else batch
     shape = params.get("shape")
     if node.operation is Reshape:
-        if given[0].size != math.prod(node.shape):
-            params["shape"] = (given[0].size // max(math.prod(node.shape[1:]), 1), *node.shape[1:])
+        if arrays[0].size != math.prod(node.shape):
+            params["shape"] = (arrays[0].size // max(math.prod(node.shape[1:]), 1), *node.shape[1:])
     elif isinstance(shape, tuple) and shape and shape[0] == batch:
-        params["shape"] = (now, *shape[1:])
+        params["shape"] = (current_batch, *shape[1:])
     return np.asarray(node.operation().forward(*inputs, **params))
 
 
@@ -195,34 +207,36 @@ def _run_node(node: Node, given: list[Array], batch: int) -> Array:
 
 
 def trace(model: Module, example: Array) -> FloatGraph:
-    """The steps of a model in eval mode, for inputs like this one."""
+    """Trace a model in eval mode into steps, for inputs like this one."""
     original = trace_module(model, example)
     traced = match_patterns(original, attention=False)
     if not isinstance(traced.result, Value):
         raise ConfigurationError(f"the result of {type(model).__name__} does not depend on its input")
     lowering = Lowering(traced)
     graph = FloatGraph([Op("input", (), example.shape, "input")], len(example), original.outputs[""])
-    places = {0: 0}
-    taken = {"input"}
+    index_of = {0: 0}  # the step of each value of the trace
+    names = {"input"}
     for number, step in lowering.ops.items():
-        step.inputs = tuple(places[i] for i in step.inputs)
-        step.layer = _unique(step.layer or step.kind, taken)
+        step.inputs = tuple(index_of[i] for i in step.inputs)
+        step.layer = unique_name(step.layer or step.kind, names)
         if step.weight is not None:
+            # A folded norm's gain is quantized together with the weights.
             step.weight, step.gain = step.scaled_weight(), None
         if step.kind == "mul" and graph.steps[step.inputs[0]].shape != step.shape:
-            step.inputs = step.inputs[::-1]  # the gate is the second
+            step.inputs = step.inputs[::-1]  # a gate is the second operand
         graph.steps.append(step)
-        places[number] = len(graph.steps) - 1
-    last = places[lowering.resolve(traced.result)]
-    if last != len(graph.steps) - 1:  # the input or an inner step is the result: hand it on
-        graph.steps.append(Op("identity", (last,), graph.steps[last].shape, _unique("result", taken)))
+        index_of[number] = len(graph.steps) - 1
+    last = index_of[lowering.resolve(traced.result)]
+    if last != len(graph.steps) - 1:  # the input or an inner step is the result
+        graph.steps.append(Op("identity", (last,), graph.steps[last].shape, unique_name("result", names)))
     return graph
 
 
-def _unique(name: str, taken: set[str]) -> str:
-    found, count = name, 1
-    while found in taken:
+def unique_name(name: str, names: set[str]) -> str:
+    """Return `name`, with a number if it is among `names` already, and add it to them."""
+    candidate, count = name, 1
+    while candidate in names:
         count += 1
-        found = f"{name}.{count}"
-    taken.add(found)
-    return found
+        candidate = f"{name}.{count}"
+    names.add(candidate)
+    return candidate

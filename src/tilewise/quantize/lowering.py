@@ -9,32 +9,31 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.graph.ir import Op
+from tilewise.quantize import operators
 from tilewise.quantize.calibration import Calibration
-from tilewise.quantize.elementwise import (
-    Affine,
-    Concat,
-    GatherChannels,
-    QuantizedAdd,
-    QuantizedDepthToSpace,
-    QuantizedMultiply,
-    QuantizedSubtract,
-    QuantizedUpsample,
-    Same,
-    Slice,
-)
 from tilewise.quantize.graph import NATIVE_NORMS, FloatGraph
 from tilewise.quantize.layers import Geometry, QuantizedConv2d, QuantizedLinear, corrected_bias
-from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, affine_from_range, wide_weights
-from tilewise.quantize.pooling import AvgPool, GlobalPool, MaxPool, QuantizedFlatten
+from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, affine_from_range, int16_weights
 
 if TYPE_CHECKING:
-    from tilewise.quantize.convert import QuantizedModel
+    from tilewise.quantize.model import QuantizedModel
 
 Array = npt.NDArray[Any]
-Stored = dict[str, Array] | None
+Stored = dict[str, Array] | None  # the arrays of a layer that was read from a file
+Lower = Callable[["QuantizedModel", int, Op, Stored], Any]
 # Operators that only move or compare values: their results have the quantization parameters of their input.
-KEEPS = ("max_pool", "avg_pool", "flatten", "slice", "gather_channels", "upsample", "depth_to_space", "identity")
-MOVES = (*KEEPS, "concat", "global_mean")  # nothing is gained by quantizing for their sake
+KEEPS_PARAMETERS = (
+    "max_pool",
+    "avg_pool",
+    "flatten",
+    "slice",
+    "gather_channels",
+    "upsample",
+    "depth_to_space",
+    "identity",
+)
+# Operators for whose sake alone a float input is not quantized.
+MOVES_VALUES = (*KEEPS_PARAMETERS, "concat", "global_mean")
 
 
 class LayerCache:
@@ -62,22 +61,37 @@ def _same_array(a: Array | None, b: Array | None) -> bool:
 
 def _conv(model: QuantizedModel, index: int, step: Op, stored: Stored) -> QuantizedConv2d:
     """Build an integer convolution from float weights, or from the arrays of a file."""
-    source, output, border = model.affine[step.inputs[0]], model.affine[index], model.padding_of(index)
-    residual = model.affine[step.inputs[1]] if len(step.inputs) > 1 else None
+    source, output, padding = model.affine[step.inputs[0]], model.affine[index], model.padding_of(index)
+    settings: dict[str, Any] = {
+        "input": source,
+        "output": output,
+        "activation": step.activation,
+        "residual": model.affine[step.inputs[1]] if len(step.inputs) > 1 else None,
+        "out_padding": padding,
+    }
     if stored is not None:
         geometry = Geometry(step.stride, step.padding, step.groups, step.dilation)
         integers = (stored["q"], stored["scale"], stored["offset"])
-        return QuantizedConv2d.restored(*integers, source, output, geometry, step.activation, residual, border)
+        return QuantizedConv2d.from_integers(*integers, geometry=geometry, **settings)
     weight, bias, means = step.weight, step.bias, model.mean_of(step.inputs[0])
     assert weight is not None
 
     def build() -> QuantizedConv2d:
-        settings = (source, output, step.stride, step.padding, False, residual, border)
-        options: dict[str, Any] = {"groups": step.groups, "dilation": step.dilation, "means": means}
-        options["rounded"] = None if source.is_int16 else model.rounded(index)
-        return QuantizedConv2d.from_weights(weight, bias, *settings, activation=step.activation, **options)
+        """Quantize the weights; GPTQ rounds them if the products are int8."""
+        return QuantizedConv2d.from_weights(
+            weight,
+            bias,
+            stride=step.stride,
+            padding=step.padding,
+            groups=step.groups,
+            dilation=step.dilation,
+            means=means,
+            rounded=None if source.is_int16 else model.rounded_weights(index),
+            **settings,
+        )
 
-    key = (source, output, residual, border, step.activation, not source.is_int16 and model.uses_gptq)
+    # A cached layer is the same if its settings, weights, bias and channel means are.
+    key = (*settings.values(), not source.is_int16 and model.uses_gptq)
     layer: QuantizedConv2d = model.layers.get(index, key, [weight, bias, means], build)
     return layer
 
@@ -86,72 +100,103 @@ def _linear(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Quan
     """Build an integer linear layer. The network's last one gives float32, which needs no requantization."""
     source, last = model.affine[step.inputs[0]], index == len(model.graph.steps) - 1
     output = None if last and step.activation in ("", "relu") else model.affine[index]
-    relu = step.activation == "relu"
+    settings: dict[str, Any] = {"input": source, "output": output, "activation": step.activation}
     if stored is not None:
-        arguments = (stored["q"], stored["scale"], stored.get("bias"), source, output, relu, step.activation)
-        return QuantizedLinear.restored(*arguments)
-    bias, means, weight = step.bias, model.mean_of(step.inputs[0]), step.weight
+        return QuantizedLinear.from_integers(stored["q"], stored["scale"], stored.get("bias"), **settings)
+    weight, bias, means = step.weight, step.bias, model.mean_of(step.inputs[0])
     assert weight is not None
 
     def build() -> QuantizedLinear:
         corrected = bias
+        # Bias correction needs the weights as they will be rounded, in the module's order of inputs.
         if means is not None:
-            # Bias correction (Nagel et al. 2019, section 4.2): remove the mean error that rounded weights cause.
             int8_weights = INT8Quantizer().quantize_weights
-            rounded = wide_weights(weight, bias, source) if source.is_int16 else int8_weights(weight)
+            rounded = int16_weights(weight, bias, source) if source.is_int16 else int8_weights(weight)
             corrected = corrected_bias(weight, rounded.dequantize(), bias, means)
-        ordered = _channels_last(model, step)
-        return QuantizedLinear.from_weights(ordered, corrected, source, output, relu, activation=step.activation)
+        return QuantizedLinear.from_weights(_channels_last(model, step), corrected, **settings)
 
-    key = (source, output, step.activation, model.channels_last_image(step.inputs[0]))
+    key = (*settings.values(), model.channels_last_image(step.inputs[0]))
     layer: QuantizedLinear = model.layers.get(index, key, [weight, bias, means], build)
     return layer
 
 
-def _elementwise(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any:
-    """Build the integer form of a pool, an elementwise operator or one that moves values."""
-    output, border, options = model.affine[index], model.padding_of(index), step.options
-    if step.kind in ("max_pool", "avg_pool"):
-        pool = MaxPool if step.kind == "max_pool" else AvgPool
-        return pool(step.kernel, step.stride, step.padding, border, options.get("count_padding", True))
-    if step.kind == "global_mean":
-        return GlobalPool(model.affine[step.inputs[0]], output, len(step.shape) == 2, border)
-    if step.kind in ("add", "sub", "mul"):
-        return {"add": QuantizedAdd, "sub": QuantizedSubtract, "mul": QuantizedMultiply}[step.kind](
-            output, border, step.activation
-        )
-    if step.kind == "affine":
-        arrays = stored if stored is not None else {"weight": step.weight, "bias": step.bias}
-        one = np.ones(step.shape[1], np.float32)
-        scale, shift = arrays.get("weight"), arrays.get("bias")
-        return Affine(output, border, one if scale is None else scale, shift, step.activation)
-    if step.kind == "slice":
-        return Slice(output, border, options["first"], step.shape[1])
-    if step.kind == "gather_channels":
-        return GatherChannels(output, border, tuple(options["channels"]))
-    if step.kind in ("upsample", "depth_to_space"):
-        return (QuantizedUpsample if step.kind == "upsample" else QuantizedDepthToSpace)(
-            output, border, tuple(options["by"])
-        )
-    if step.kind == "identity":
-        return Same(output, border, len(step.shape) == 2)
-    if step.kind == "concat":
-        return Concat(output, border)
+def _channels_last(model: QuantizedModel, step: Op) -> Array:
+    """Return weights (O, C H W) of a linear layer in the stored order of its input, which may be (O, H W C)."""
+    assert step.weight is not None
+    shape = model.channels_last_image(step.inputs[0])
+    if not shape:
+        return step.weight
+    return step.weight.reshape(-1, *shape).transpose(0, 2, 3, 1).reshape(len(step.weight), -1)
+
+
+def _pool(pool: type[operators.Pool]) -> Lower:
+    """Return the lowering of a pooling operator."""
+
+    def lower(model: QuantizedModel, index: int, step: Op, _stored: Stored) -> Any:
+        count_padding = step.options.get("count_padding", True)
+        return pool(step.kernel, step.stride, step.padding, model.padding_of(index), count_padding)
+
+    return lower
+
+
+def _global_mean(model: QuantizedModel, index: int, step: Op, _stored: Stored) -> Any:
+    source, padding = model.affine[step.inputs[0]], model.padding_of(index)
+    return operators.GlobalPool(source, model.affine[index], len(step.shape) == 2, padding)
+
+
+def _flatten(model: QuantizedModel, index: int, step: Op, _stored: Stored) -> Any:
     image = model.calibration.shapes[step.inputs[0]]
-    return QuantizedFlatten(image if len(image) == 3 else (), model.keeps_channels_last(index))
+    return operators.QuantizedFlatten(image if len(image) == 3 else (), model.keeps_channels_last(index))
+
+
+def _affine(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any:
+    """Build a scale and shift per channel from float arrays, or from those of a file."""
+    arrays = stored if stored is not None else {"weight": step.weight, "bias": step.bias}
+    scale = arrays.get("weight")
+    scale = np.ones(step.shape[1], np.float32) if scale is None else scale
+    output, padding = model.affine[index], model.padding_of(index)
+    return operators.Affine(output, padding, step.activation, scale, arrays.get("bias"))
+
+
+def _elementwise(operator: type[operators.ElementwiseOp], settings: Callable[[Op], tuple[Any, ...]]) -> Lower:
+    """Return the lowering of an operator that takes its output's parameters and padding, then `settings`."""
+
+    def lower(model: QuantizedModel, index: int, step: Op, _stored: Stored) -> Any:
+        return operator(model.affine[index], model.padding_of(index), *settings(step))
+
+    return lower
+
+
+LOWERING_TABLE: dict[str, Lower] = {
+    "conv": _conv,
+    "linear": _linear,
+    "affine": _affine,
+    "flatten": _flatten,
+    "global_mean": _global_mean,
+    "max_pool": _pool(operators.MaxPool),
+    "avg_pool": _pool(operators.AvgPool),
+    "add": _elementwise(operators.QuantizedAdd, lambda step: (step.activation,)),
+    "sub": _elementwise(operators.QuantizedSubtract, lambda step: (step.activation,)),
+    "mul": _elementwise(operators.QuantizedMultiply, lambda step: (step.activation,)),
+    "concat": _elementwise(operators.Concat, lambda _: ()),
+    "slice": _elementwise(operators.Slice, lambda step: (step.options["first"], step.shape[1])),
+    "gather_channels": _elementwise(operators.GatherChannels, lambda step: (tuple(step.options["channels"]),)),
+    "upsample": _elementwise(operators.QuantizedUpsample, lambda step: (tuple(step.options["by"]),)),
+    "depth_to_space": _elementwise(operators.QuantizedDepthToSpace, lambda step: (tuple(step.options["by"]),)),
+    "identity": _elementwise(operators.PixelAsRow, lambda step: (len(step.shape) == 2,)),
+}
 
 
 def unsupported_reason(model: QuantizedModel, step: Op) -> str | None:
     """Explain why an operator must stay in float; None if it has an integer form."""
     # A norm between integer steps is quantized for its readers anyway.
     in_float = [model.integer[i] is None and model.graph.steps[i].kind not in NATIVE_NORMS for i in step.inputs]
-    if step.kind in MOVES and all(in_float):
+    if step.kind in MOVES_VALUES and all(in_float):
         return "its inputs are float32"
-    if step.kind == "python":
-        assert step.node is not None
-        return f"{step.node.operation.__name__} has no integer form"
-    if step.kind not in FORMS:
-        return f"{step.kind} has no integer form"
+    if step.kind not in LOWERING_TABLE:
+        name = step.kind if step.node is None else step.node.operation.__name__
+        return f"{name} has no integer form"
+    # Integer operators work on images (C, H, W) and rows (K).
     shapes = [model.calibration.shapes[i] for i in step.inputs]
     if step.kind == "linear" and len(shapes[0]) != 1:
         return "its inputs are not rows, (N, K)"
@@ -160,23 +205,6 @@ def unsupported_reason(model: QuantizedModel, step: Op) -> str | None:
     if not all(np.isfinite(a).all() for a in (step.weight, step.bias) if a is not None):
         return "its weights hold NaN or infinity"
     return None
-
-
-def _channels_last(model: QuantizedModel, step: Op) -> Array:
-    """Weights (O, C H W) of a linear layer in the stored order of its input: (O, H W C) for a row that kept it."""
-    assert step.weight is not None
-    shape = model.channels_last_image(step.inputs[0])
-    if not shape:
-        return step.weight
-    return step.weight.reshape(-1, *shape).transpose(0, 2, 3, 1).reshape(len(step.weight), -1)
-
-
-Form = Callable[["QuantizedModel", int, Op, Stored], Any]
-FORMS: dict[str, Form] = {
-    "conv": _conv,
-    "linear": _linear,
-    **dict.fromkeys((*MOVES, "add", "sub", "mul", "affine"), _elementwise),
-}
 
 
 def tied_values(graph: FloatGraph) -> list[int]:
@@ -193,22 +221,24 @@ def tied_values(graph: FloatGraph) -> list[int]:
         return i
 
     for index, step in enumerate(graph.steps):
-        for source in step.inputs if step.kind == "concat" else step.inputs[:1] if step.kind in KEEPS else ():
+        tied_inputs = step.inputs[:1] if step.kind in KEEPS_PARAMETERS else ()
+        for source in step.inputs if step.kind == "concat" else tied_inputs:
             a, b = sorted((find(index), find(source)))
             root[b] = a
     return [find(i) for i in range(len(graph.steps))]
 
 
 def shared_parameters(graph: FloatGraph, calibration: Calibration) -> list[AffineParameters]:
-    """Return the int8 parameters of every operator's result; tied values share the union of their ranges."""
-    family_of = tied_values(graph)
-    own: dict[int, list[int]] = {}
+    """Return the uint8 parameters of every operator's result; tied values share the union of their ranges."""
+    group_of = tied_values(graph)
+    members_of: dict[int, list[int]] = {}
     for index, step in enumerate(graph.steps):
-        if step.kind not in KEEPS:
-            own.setdefault(family_of[index], []).append(index)
+        if step.kind not in KEEPS_PARAMETERS:
+            members_of.setdefault(group_of[index], []).append(index)
     parameters = {}
-    for family, members in own.items():
+    for group, members in members_of.items():
+        # One member keeps the observer's choice; several share the union of their ranges.
         ranges = [calibration.ranges[i] for i in members]
         union = affine_from_range(min(low for low, _ in ranges), max(high for _, high in ranges))
-        parameters[family] = calibration.parameters[members[0]] if len(members) == 1 else union
-    return [parameters[f] for f in family_of]
+        parameters[group] = calibration.parameters[members[0]] if len(members) == 1 else union
+    return [parameters[group] for group in group_of]

@@ -26,19 +26,19 @@ from tilewise.quantize.calibration import ACTIVATION_ENDS, Calibration, Evaluate
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
 from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.layers import corrected_bias, rounded_conv_weights
-from tilewise.quantize.lowering import KEEPS, shared_parameters, tied_values
-from tilewise.quantize.parameters import USUAL, WIDEST, AffineParameters, INT8Quantizer
-from tilewise.quantize.reference import BENT_TO
-from tilewise.quantize.weight_rounding import GptqRounding
+from tilewise.quantize.lowering import KEEPS_PARAMETERS, shared_parameters, tied_values
+from tilewise.quantize.parameters import INT16_MAX, MIN_INT16_LIMIT, AffineParameters, INT8Quantizer
+from tilewise.quantize.reference import APPROXIMATION_END
+from tilewise.quantize.saturation import GptqRounding
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
 Int16Reasons = dict[int, str]  # per group of tied values, by its first step: why it has int16
 Build = Callable[[Int16Reasons, GptqRounding | None], Any]
 HOLDOUT_IMAGES = 32  # most images that are held out of calibration for validation; arbitrary
-_BATCH = 32  # images whose results are to stay within the bound, also if fewer were given
-# Activations to compute when searching, when validating, and for the sensitivity of each; at least one image's.
-_RUN, _CHECKED, _LOOKED_AT = 1 << 25, 1 << 28, 1 << 22
+_BATCH = 32  # images whose results must stay within the bound, also if fewer are available
+# Activations to compute when searching, when validating, and per sensitivity; at least those of one image.
+_SEARCH_ACTIVATIONS, _VALIDATION_ACTIVATIONS, _SENSITIVITY_ACTIVATIONS = 1 << 25, 1 << 28, 1 << 22
 # Standard deviation of the logarithm of the error between images, before any image was measured, and the images that it
 # counts as. Networks exported from timm have 0.22 to 0.66. The search assumes the low end, so that few images do not
 # lead to 16 bits everywhere; what is stated about other images assumes the high end.
@@ -46,7 +46,7 @@ _SPREAD_PRIOR, STATED_SPREAD_PRIOR, _PRIOR_IMAGES = 0.2, 0.66, 8
 _TRIES = 6  # candidate models with fewer int16 activations, after the search
 _TIGHTEN = 0.97  # if validation fails, retry with a target this much smaller
 # Cost of int16 in cycles of an AVX2 core, roughly: per product, per product of a grouped layer, per stored value.
-_PRODUCT, _GROUPED, _NUMBER = 1 / 60, 1 / 8, 1 / 16
+_PRODUCT_CYCLES, _GROUPED_PRODUCT_CYCLES, _VALUE_CYCLES = 1 / 60, 1 / 8, 1 / 16
 
 # int16 ranges are wider than the observed ones: their levels are so fine that saturation would be most of their error.
 # The fewer images were observed, the wider: 2.4 times after one, 1.5 times after 16.
@@ -57,42 +57,42 @@ _BALANCE = 20.0  # makes errors of activations (peak about 20 times their mean) 
 def int16_parameters(
     graph: FloatGraph, calibration: Calibration, int16_groups: Collection[int], reach_scale: float = 1.0
 ) -> dict[int, AffineParameters]:
-    """Compute the int16 parameters of each group of tied values in `wide`, by its first step.
+    """Compute the int16 parameters of each group of tied values in `int16_groups`, by its first step.
 
     A larger `reach_scale` widens the range: less precision, less saturation.
     """
-    family_of, parameters = tied_values(graph), shared_parameters(graph, calibration)
-    most, reach_by = (
-        dict.fromkeys(int16_groups, WIDEST),
-        reach_scale * _REACH * (1 + _REACH_FEW / max(calibration.samples, 1) ** 0.5),
-    )
+    group_of, parameters = tied_values(graph), shared_parameters(graph, calibration)
+    limits = dict.fromkeys(int16_groups, INT16_MAX)
+    reach_by = reach_scale * _REACH * (1 + _REACH_FEW / max(calibration.samples, 1) ** 0.5)
     for index, step in enumerate(graph.steps):
-        source = family_of[step.inputs[0]] if step.inputs else -1
-        if source in most and step.weight is not None and step.kind in ("conv", "linear"):
+        source = group_of[step.inputs[0]] if step.inputs else -1
+        # Activations and weights share the 32 bits of a sum of `products` products.
+        if source in limits and step.weight is not None and step.kind in ("conv", "linear"):
             products = math.prod(step.weight.shape[1:])
-            most[source] = min(most[source], int(math.sqrt(_BALANCE * 2**31 / max(products, 1))))
-        if family_of[index] in most and step.activation in BENT_TO:
+            limits[source] = min(limits[source], int(math.sqrt(_BALANCE * 2**31 / max(products, 1))))
+        # int16 values must reach to where the approximation of SiLU or GELU ends.
+        if group_of[index] in limits and step.activation in APPROXIMATION_END:
             p = parameters[index]
             reach = reach_by * max(p.zero_point, 255 - p.zero_point) * p.scale
-            bent = int(min(0.99 * reach * WIDEST / BENT_TO[step.activation], WIDEST))
-            most[family_of[index]] = min(most[family_of[index]], max(bent, USUAL))
-    ends = _largest_values(graph, family_of)
+            limit = int(min(0.99 * reach * INT16_MAX / APPROXIMATION_END[step.activation], INT16_MAX))
+            limits[group_of[index]] = min(limits[group_of[index]], max(limit, MIN_INT16_LIMIT))
+    ends = _largest_values(graph, group_of)
     result = {}
-    for family, size in most.items():
-        p = parameters[family]
+    for group, limit in limits.items():
+        p = parameters[group]
         observed = max(p.zero_point, 255 - p.zero_point) * p.scale
-        reach = max(1.0, min(reach_by, ends[family] / max(observed, 1e-30)))
-        result[family] = p.widened(reach, max(size, USUAL))
+        reach = max(1.0, min(reach_by, ends[group] / max(observed, 1e-30)))
+        result[group] = p.to_int16(reach, max(limit, MIN_INT16_LIMIT))
     return result
 
 
-def _largest_values(graph: FloatGraph, family_of: list[int]) -> dict[int, float]:
+def _largest_values(graph: FloatGraph, group_of: list[int]) -> dict[int, float]:
     """Return the upper limit of each group's activations (6 for ReLU6), or infinity."""
     ends: dict[int, float] = {}
     for index, step in enumerate(graph.steps):
-        if step.kind not in (*KEEPS, "concat"):
+        if step.kind not in (*KEEPS_PARAMETERS, "concat"):
             end = ACTIVATION_ENDS.get(step.activation, math.inf)
-            ends[family_of[index]] = max(ends.get(family_of[index], 0.0), end)
+            ends[group_of[index]] = max(ends.get(group_of[index], 0.0), end)
     return ends
 
 
@@ -100,7 +100,7 @@ def _largest_values(graph: FloatGraph, family_of: list[int]) -> dict[int, float]
 class ActivationSensitivity:
     """Sensitivity of the result to one int8 activation: its share of the error, its mean square, the cost of int16."""
 
-    family: int
+    group: int
     share: float
     error: float
     cost: float
@@ -119,6 +119,7 @@ def normalized_max_error(result: Array, exact: Array, images: int = 0) -> float:
 
 def _largest(result: Array, exact: Array, times: float) -> float:
     """Return the largest error as a share of the largest result, or what `times` as many normal errors would reach."""
+    # The maximum of n normal errors with standard deviation s is about s sqrt(2 ln n).
     error = (result - exact).astype(np.float64)
     log_count = np.log(max(error.size, 3))
     expected = log_count + np.log(max(times, 1.0))
@@ -127,32 +128,32 @@ def _largest(result: Array, exact: Array, times: float) -> float:
     return float(max(usual, largest) / max(float(np.abs(exact).max()), 1e-30))
 
 
-def _count(calibration: Calibration, most: int) -> int:
-    """Return the number of images that have about `most` activations."""
-    numbers = sum(int(np.prod(shape)) for shape in calibration.shapes)
-    return max(1, min(_BATCH, most // max(numbers, 1)))
+def _image_count(calibration: Calibration, activations: int) -> int:
+    """Return the number of images that have about so many activations."""
+    per_image = sum(int(np.prod(shape)) for shape in calibration.shapes)
+    return max(1, min(_BATCH, activations // max(per_image, 1)))
 
 
 def images_to_check(
     graph: FloatGraph, calibration: Calibration, batch: EvaluatedBatch, holdout: EvaluatedBatch | None
 ) -> EvaluatedBatch:
-    """Images for predictions: held-out ones, mirror images where there are few, then observed ones."""
-    count = _count(calibration, _CHECKED)
+    """Collect images for predictions: held-out ones, mirror images if these are few, then observed ones."""
+    count = _image_count(calibration, _VALIDATION_ACTIVATIONS)
     unseen = batch.first(0) if holdout is None else holdout.first(count)
     source = batch if holdout is None else holdout
     missing = min(count - len(unseen.x) - len(batch.x), 3 * len(source.x))
-    parts = [unseen]
+    batches = [unseen]
     if source.x.ndim == 4 and missing > 0:
         x = source.x
         mirrored = np.concatenate([x[..., ::-1], x[..., ::-1, :], x[..., ::-1, ::-1]])[:missing]
-        parts.append(EvaluatedBatch(mirrored, graph.run(mirrored)))
-    parts.append(batch.first(max(count - len(unseen.x), 0)))
-    xs, results = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "result"))
-    return EvaluatedBatch(xs, results, len(xs) - len(parts[-1].x))
+        batches.append(EvaluatedBatch(mirrored, graph.run(mirrored)))
+    batches.append(batch.first(max(count - len(unseen.x), 0)))
+    xs, results = (np.concatenate([getattr(b, name) for b in batches]) for name in ("x", "result"))
+    return EvaluatedBatch(xs, results, len(xs) - len(batches[-1].x))
 
 
 class PrecisionSearch:
-    """What a search for int16 activations needs besides the model: images, sensitivities, GPTQ and the int8 model.
+    """Images, sensitivities, GPTQ and the int8 model of a search for int16 activations.
 
     Nothing of it depends on the range of int16 activations, so that several searches share it.
     """
@@ -183,60 +184,64 @@ class PrecisionSearch:
 
     @cached_property
     def few_images(self) -> EvaluatedBatch:
-        return self.check.first(_count(self.calibration, _RUN))
+        return self.check.first(_image_count(self.calibration, _SEARCH_ACTIVATIONS))
 
     @cached_property
     def rounding(self) -> GptqRounding:
-        return GptqRounding(self.graph, self._batch.first(_count(self.calibration, _RUN)).x)
+        return GptqRounding(self.graph, self._batch.first(_image_count(self.calibration, _SEARCH_ACTIVATIONS)).x)
 
     @cached_property
     def sensitivities(self) -> list[ActivationSensitivity]:
         """The activations that add an error, the largest error per cost of int16 first."""
-        images = self.check.first(_count(self.calibration, _LOOKED_AT))
-        errors = _sensitivities(self.graph, self.calibration, self.float_reasons, images)
-        return sorted(errors, key=lambda h: -h.error / h.cost)
+        images = self.check.first(_image_count(self.calibration, _SENSITIVITY_ACTIVATIONS))
+        sensitivities = _sensitivities(self.graph, self.calibration, self.float_reasons, images)
+        return sorted(sensitivities, key=lambda sensitivity: -sensitivity.error / sensitivity.cost)
 
 
-def assign_precision(common: PrecisionSearch, bound: float, build: Build) -> tuple[Any, float, float]:
+def assign_precision(search: PrecisionSearch, bound: float, build: Build) -> tuple[Any, float, float]:
     """Find the model with the fewest int16 activations whose predicted error on unseen images is within `bound`.
 
     Returns the model, its error measured on the images at hand, and the error predicted for other images. If no choice
     keeps the prediction within `bound`, all activations are int16. `build` receives the int16 activations with their
     reasons.
     """
-    check, at_hand = common.check, common.at_hand
-    model, error = common.int8_model(build)
+    check, at_hand = search.check, search.at_hand
+    model, error = search.int8_model(build)
     if error <= bound or not np.isfinite(error):
         return model, _measured_error_of(model, at_hand), error
-    sensitivities = common.sensitivities
+    sensitivities = search.sensitivities
 
     def with_int16(count: int) -> Any:
-        return build(_reasons(common.graph, sensitivities[:count], error), common.rounding)
+        """Build the model whose `count` most sensitive activations are int16."""
+        return build(_reasons(search.graph, sensitivities[:count], error), search.rounding)
 
-    # Bisection over the number of int16 activations, most sensitive first: `least` are too few, `most` suffice.
-    least, most, target = -1, len(sensitivities), bound
+    # Bisection over the number of int16 activations, most sensitive first: `too_few` fail, `enough` suffice.
+    too_few, enough, target = -1, len(sensitivities), bound
     while sensitivities:
-        while least + 1 < most:
-            count = (least + most) // 2
-            enough = _error(with_int16(count), common.few_images) <= target
-            least, most = (least, count) if enough else (count, most)
-        model = with_int16(most)
+        while too_few + 1 < enough:
+            count = (too_few + enough) // 2
+            suffices = _error(with_int16(count), search.few_images) <= target
+            too_few, enough = (too_few, count) if suffices else (count, enough)
+        model = with_int16(enough)
         validated = _error(model, check)
         if validated <= bound:
-            smaller = _fewer(model, most, with_int16, check, bound)
+            smaller = _try_fewer(model, enough, with_int16, check, bound)
             return smaller, _measured_error_of(smaller, at_hand), _error(smaller, check)
-        if most == len(sensitivities):
+        if enough == len(sensitivities):
             return model, _measured_error_of(model, at_hand), validated
         # Validation on more images failed: search again for a smaller error.
-        least, most, target = most, len(sensitivities), target * _TIGHTEN * bound / validated
+        too_few, enough, target = enough, len(sensitivities), target * _TIGHTEN * bound / validated
     return model, _measured_error_of(model, at_hand), error
 
 
-def _fewer(model: Any, most: int, build: Callable[[int], Any], check: EvaluatedBatch, bound: float) -> Any:
-    """Try models with fewer int16 activations. How weights happen to be rounded together moves the error by a tenth
-    to either side, so the bisection may have skipped a smaller model that keeps the bound."""
-    step = max(1, most // _TRIES // 2)
-    for count in range(most - step, max(most - (_TRIES + 1) * step, -1), -step):
+def _try_fewer(model: Any, enough: int, build: Callable[[int], Any], check: EvaluatedBatch, bound: float) -> Any:
+    """Try models with fewer int16 activations, and return the smallest one within the bound.
+
+    How weights happen to be rounded together moves the error by a tenth to either side, so the bisection may have
+    skipped a smaller model.
+    """
+    step = max(1, enough // _TRIES // 2)
+    for count in range(enough - step, max(enough - (_TRIES + 1) * step, -1), -step):
         candidate = build(count)
         if _error(candidate, check) <= bound:
             model = candidate
@@ -244,14 +249,16 @@ def _fewer(model: Any, most: int, build: Callable[[int], Any], check: EvaluatedB
 
 
 def _error(model: Any, batch: EvaluatedBatch) -> float:
+    """Return the larger one of the extrapolated largest error and the error predicted for another image."""
     result = model.run(batch.x)
-    new = batch.unseen or len(result)  # observed images would show too small errors
-    return max(normalized_max_error(result, batch.result, _BATCH), predicted_error(result[:new], batch.result[:new]))
+    count = batch.unseen or len(result)  # observed images would show too small errors
+    predicted = predicted_error(result[:count], batch.result[:count])
+    return max(normalized_max_error(result, batch.result, _BATCH), predicted)
 
 
 def images_at_hand(calibration: Calibration, batch: EvaluatedBatch, holdout: EvaluatedBatch | None) -> EvaluatedBatch:
     """Return the images that `max_error` is judged on: held-out ones, or the first observed ones if there are none."""
-    return (batch if holdout is None else holdout).first(_count(calibration, _CHECKED))
+    return (batch if holdout is None else holdout).first(_image_count(calibration, _VALIDATION_ACTIVATIONS))
 
 
 def _measured_error_of(model: Any, images: EvaluatedBatch) -> float:
@@ -270,8 +277,10 @@ def measured_error(result: Array, exact: Array) -> float:
 
 
 def _image_errors(result: Array, exact: Array) -> Array:
-    """Return every image's largest deviation divided by its largest result. Images whose results are all close to zero
-    are compared with a hundredth of the largest result of all images."""
+    """Return every image's largest deviation divided by its largest result.
+
+    Images whose results are all close to zero are compared with a hundredth of the largest result of all images.
+    """
     axes = tuple(range(1, result.ndim))
     deviation, largest = np.abs(result - exact).max(axes), np.abs(exact).max(axes)
     errors: Array = deviation / np.maximum(largest, max(0.01 * float(largest.max(initial=0.0)), 1e-30))
@@ -290,28 +299,29 @@ def predicted_error(result: Array, exact: Array, spread_prior: float = _SPREAD_P
     if not count:
         return 0.0
     freedom = _PRIOR_IMAGES + count - 1
-    spread = math.sqrt((_PRIOR_IMAGES * spread_prior**2 + float(np.square(logs - logs.mean()).sum())) / freedom)
-    return math.exp(float(logs.mean()) + _student(freedom) * spread * math.sqrt(1 + 1 / count))
+    squares = _PRIOR_IMAGES * spread_prior**2 + float(np.square(logs - logs.mean()).sum())
+    deviation = math.sqrt(squares / freedom)
+    return math.exp(float(logs.mean()) + _student(freedom) * deviation * math.sqrt(1 + 1 / count))
 
 
 def _student(freedom: int) -> float:
-    """Return the 99 % quantile of Student's distribution by its Cornish-Fisher expansion around the normal one
-    (Abramowitz and Stegun 26.7.5)."""
-    z = 2.3263478740408408
+    """Return the 99 % quantile of Student's distribution (Cornish-Fisher, Abramowitz and Stegun 26.7.5)."""
+    z = 2.3263478740408408  # 99 % quantile of the normal distribution
     return float(z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2))
 
 
 def _reasons(graph: FloatGraph, activations: list[ActivationSensitivity], error: float) -> Int16Reasons:
     off = f"results would be off by {100 * error:.2f} % in bytes"
-    return closed(graph, {h.family: f"{off}, {100 * h.share:.2f} % by it alone" for h in activations})
+    groups = {a.group: f"{off}, {100 * a.share:.2f} % by it alone" for a in activations}
+    return with_int16_residuals(graph, groups)
 
 
-def closed(graph: FloatGraph, int16_groups: Int16Reasons) -> Int16Reasons:
+def with_int16_residuals(graph: FloatGraph, int16_groups: Int16Reasons) -> Int16Reasons:
     """Add the groups that must be int16 as well: results of convolutions with an int16 residual."""
-    family_of, groups = tied_values(graph), dict(int16_groups)
+    group_of, groups = tied_values(graph), dict(int16_groups)
     for index, step in enumerate(graph.steps):
-        if step.kind == "conv" and len(step.inputs) > 1 and family_of[step.inputs[1]] in groups:
-            groups.setdefault(family_of[index], f"its residual {graph.steps[step.inputs[1]].name} has 16 bits")
+        if step.kind == "conv" and len(step.inputs) > 1 and group_of[step.inputs[1]] in groups:
+            groups.setdefault(group_of[index], f"its residual {graph.steps[step.inputs[1]].name} has 16 bits")
     return groups
 
 
@@ -324,30 +334,29 @@ def _sensitivities(
     gives_floats = graph.steps[last].kind == "linear" and graph.steps[last].activation in ("", "relu")
     costs = _costs(graph, calibration)
     out = []
-    for family in sorted(costs):
-        results = trial.result(family)
+    for group in sorted(costs):
+        results = trial.result(group)
         error = 0.0 if results is None else float(np.square(results - exact).mean(dtype=np.float64))
-        if error > 0 and not (family == last and gives_floats):
+        if error > 0 and not (group == last and gives_floats):
             assert results is not None
-            out.append(ActivationSensitivity(family, normalized_max_error(results, exact), error, costs[family]))
+            out.append(ActivationSensitivity(group, normalized_max_error(results, exact), error, costs[group]))
     return out
 
 
 def _costs(graph: FloatGraph, calibration: Calibration) -> dict[int, float]:
     """Estimate the cycles that int16 costs each group, in its own values and in the products that read it."""
-    family_of = tied_values(graph)
-    costs = dict.fromkeys(family_of, 1.0)
+    group_of = tied_values(graph)
+    costs = dict.fromkeys(group_of, 1.0)
     for index, step in enumerate(graph.steps):
-        numbers = float(np.prod(calibration.shapes[index]))
-        if step.kind not in KEEPS:
-            costs[family_of[index]] += _NUMBER * numbers
+        values = float(np.prod(calibration.shapes[index]))
+        if step.kind not in KEEPS_PARAMETERS:
+            costs[group_of[index]] += _VALUE_CYCLES * values
         if step.kind in ("conv", "linear") and step.weight is not None:
             grouped = step.kind == "conv" and step.groups > 1
-            products = numbers * step.weight[0].size
-            costs[family_of[step.inputs[0]]] += (_GROUPED if grouped else _PRODUCT) * products
-            costs[family_of[index]] += (
-                _GROUPED * products if grouped else 0.0
-            )  # grouped layers compute in int16 to give int16
+            products = values * step.weight[0].size
+            costs[group_of[step.inputs[0]]] += (_GROUPED_PRODUCT_CYCLES if grouped else _PRODUCT_CYCLES) * products
+            if grouped:  # they compute in int16 to return int16
+                costs[group_of[index]] += _GROUPED_PRODUCT_CYCLES * products
     return costs
 
 
@@ -355,30 +364,31 @@ class _Trial:
     """The float model, run again from the operator whose result is rounded to int8."""
 
     def __init__(self, graph: FloatGraph, calibration: Calibration, float_reasons: dict[str, str], x: Array) -> None:
-        self.graph = FloatGraph([replace(step) for step in graph.steps], graph.batch)
+        """Run the float model with equalized weights, and keep the result of every operator."""
+        self.graph = graph.copy()
         self.parameters, self.float_reasons = shared_parameters(graph, calibration), float_reasons
         self.equalization: EqualizationScales = [np.ones(shape[:1]) for shape in calibration.shapes]
-        if calibration.spans:
+        if calibration.channel_ranges:
             self.equalization = equalization_scales(graph, calibration, self.parameters, float_reasons)
             equalize(self.graph, self.equalization)
-        self.calibration, self.family_of = calibration, tied_values(graph)
+        self.calibration, self.group_of = calibration, tied_values(graph)
         self.exact: list[Array] = []
         with no_grad():
             for index, step in enumerate(self.graph.steps):
                 reads = [self.exact[i] for i in step.inputs]
                 self.exact.append(x if step.kind == "input" else self._run(index, step, reads))
 
-    def result(self, family: int) -> Array | None:
+    def result(self, group: int) -> Array | None:
         """Return the model's result with this group and its readers' weights in int8; None if that changes nothing."""
         results: dict[int, Array] = {}
         with no_grad():
             for index, step in enumerate(self.graph.steps):
-                mine = self.family_of[index] == family and step.name not in self.float_reasons
-                reads_it = step.kind in ("conv", "linear") and self.family_of[step.inputs[0]] == family
+                mine = self.group_of[index] == group and step.name not in self.float_reasons
+                reads_it = step.kind in ("conv", "linear") and self.group_of[step.inputs[0]] == group
                 if any(i in results for i in step.inputs) or (reads_it and step.name not in self.float_reasons):
                     reads = [results.get(i, self.exact[i]) for i in step.inputs]
                     results[index] = self._run(index, self._rounded(step) if reads_it else step, reads)
-                if mine and step.kind not in (*KEEPS, "concat"):
+                if mine and step.kind not in (*KEEPS_PARAMETERS, "concat"):
                     value = results.get(index, self.exact[index])
                     p = self.parameters[index]
                     results[index] = p.dequantize(p.quantize(value))
@@ -387,20 +397,21 @@ class _Trial:
     def _run(self, index: int, step: Op, reads: list[Array]) -> Array:
         if step.activation != "relu6":
             return self.graph.run_float(step, reads)
-        most = np.asarray(6 * self.equalization[index], np.float32)  # the clip of equalized channels is scaled too
-        made = self.graph.run_float(replace(step, activation="relu"), reads)
-        return np.minimum(made, most.reshape(-1, *(1,) * (made.ndim - 2)) if most.size == made.shape[1] else 6)
+        # ReLU6 clips equalized channels at 6 times their scale.
+        end = np.asarray(6 * self.equalization[index], np.float32)
+        result = self.graph.run_float(replace(step, activation="relu"), reads)
+        return np.minimum(result, end.reshape(-1, *(1,) * (result.ndim - 2)) if end.size == result.shape[1] else 6)
 
     def _rounded(self, step: Op) -> Op:
+        """Return a convolution or linear layer with weights rounded to int8 and the bias corrected for that."""
         assert step.weight is not None
-        linear = step.kind == "linear"
-        rounded = (
-            INT8Quantizer().quantize_weights(step.weight) if linear else rounded_conv_weights(step.weight, step.groups)
-        ).dequantize()
-        source = step.inputs[0]
+        groups = 1 if step.kind == "linear" else step.groups
+        is_linear = step.kind == "linear"
+        weights = (
+            INT8Quantizer().quantize_weights(step.weight) if is_linear else rounded_conv_weights(step.weight, groups)
+        )
+        rounded, source = weights.dequantize(), step.inputs[0]
         means, bias = self.calibration.mean_of(source), step.bias
         if means is not None:
-            bias = corrected_bias(
-                step.weight, rounded, bias, means * self.equalization[source], 1 if linear else step.groups
-            )
+            bias = corrected_bias(step.weight, rounded, bias, means * self.equalization[source], groups)
         return replace(step, weight=rounded, bias=bias)

@@ -18,52 +18,57 @@ import numpy.typing as npt
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
 
 Array = npt.NDArray[Any]
-WIDEST = 32767  # the largest size of a 16-bit activation
-USUAL = 4095  # of one that sums of thousands of products may read
+INT16_MAX = 32767  # largest magnitude of an int16 activation
+MIN_INT16_LIMIT = 4095  # smallest limit of int16 activations, even if sums of thousands of products read them
+# 2**24 times the smallest normal float32 number: products and quotients with 24-bit integers stay normal.
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny) * 2**24
 
 
 @dataclass(frozen=True)
 class AffineParameters:
-    """uint8 activations, or `wide` ones of 16 bits, whose zero point is 0 and whose size is at most `most`:
-    real = (q - zero_point) * scale."""
+    """Parameters of quantized activations: real = (q - zero_point) * scale.
+
+    Activations are uint8, or int16 with zero point 0 and magnitudes up to `int16_limit`.
+    """
 
     scale: float
     zero_point: int
-    most: int = 0
+    int16_limit: int = 0  # 0 for uint8
 
     @property
     def is_int16(self) -> bool:
-        return self.most > 0
+        return self.int16_limit > 0
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The smallest and the largest number."""
-        return (-self.most, self.most) if self.is_int16 else (0, 255)
+        """The smallest and the largest integer."""
+        return (-self.int16_limit, self.int16_limit) if self.is_int16 else (0, 255)
 
     @property
     def largest(self) -> int:
-        """The largest size of a number that a product meets."""
+        """The largest integer that a product reads."""
         return self.limits[1]
 
     def quantize(self, x: Array) -> Array:
-        """NaN becomes the zero point; what is out of range saturates."""
+        """Round to integers; NaN becomes the zero point, and values out of range saturate."""
+        # Clip before rounding: large floats do not fit into int32.
         low, high = self.limits
         scaled = np.nan_to_num(np.asarray(x, np.float32) * np.float32(1 / np.float32(self.scale)), nan=0.0)
         clipped = np.clip(scaled, low - self.zero_point, high - self.zero_point)
         rounded: Array = np.rint(clipped).astype(np.int32) + self.zero_point
         return rounded.astype(np.int16 if self.is_int16 else np.uint8)
 
-    def widened(self, room: float, most: int) -> AffineParameters:
-        """The same range in 16 bits, and `room` times as much, for what calibration did not see, in `most` steps."""
-        size = room * max(self.zero_point, 255 - self.zero_point)
-        return self if self.is_int16 else AffineParameters(_float32(self.scale * size / most), 0, most)
+    def to_int16(self, margin: float, limit: int) -> AffineParameters:
+        """Return int16 parameters for `margin` times this range, in steps of a `limit`-th of it."""
+        largest = margin * max(self.zero_point, 255 - self.zero_point)
+        return self if self.is_int16 else AffineParameters(_float32(self.scale * largest / limit), 0, limit)
 
-    def exactly_widened(self) -> AffineParameters:
-        """Bytes less their zero point, as numbers of 16 bits."""
+    def to_exact_int16(self) -> AffineParameters:
+        """Return the int16 parameters of uint8 values less their zero point."""
         return self if self.is_int16 else AffineParameters(self.scale, 0, 255)
 
     def dequantize(self, q: Array) -> Array:
+        """Convert integers to float32."""
         real: Array = (q.astype(np.int32) - self.zero_point).astype(np.float32) * np.float32(self.scale)
         return real
 
@@ -73,20 +78,22 @@ def _float32(scale: float) -> float:
 
 
 def affine_from_range(low: float, high: float) -> AffineParameters:
-    """Parameters whose 256 steps cover [low, high] and 0."""
+    """Return the uint8 parameters whose 256 steps cover [low, high] and 0."""
     if not (np.isfinite(low) and np.isfinite(high)):
         raise ConfigurationError(f"a range from {low} to {high} cannot be quantized")
     low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:  # nothing but zeros was seen: any scale represents them
+    if low == high:  # only zeros were observed: any scale represents them
         high = 1.0
-    scale = float(np.float32(max((high - low) / 255, _SMALLEST_SCALE)))
+    scale = _float32((high - low) / 255)
     return AffineParameters(scale, round(min(max(-low / scale, 0), 255)))
 
 
 @dataclass(frozen=True)
 class QuantizedWeights:
-    """int8 weights `q`, their `scale` (per output channel, or one) and `zero_point` (0: symmetric); and, where
-    calibration data was given, the affine parameters of the layer's input."""
+    """int8 weights `q`, their `scale` (per output channel, or one) and `zero_point` (0: symmetric).
+
+    `input` holds the affine parameters of the layer's input if there was calibration data.
+    """
 
     q: Array
     scale: Array
@@ -94,20 +101,20 @@ class QuantizedWeights:
     input: AffineParameters | None = None
 
     def dequantize(self) -> Array:
-        return self.q.astype(np.float32) * spread(self.scale, self.q.ndim)
+        return self.q.astype(np.float32) * broadcast_scale(self.scale, self.q.ndim)
 
     @property
     def nbytes(self) -> int:
         return int(self.q.nbytes + self.scale.nbytes + self.zero_point.nbytes)
 
 
-def spread(scale: Array, ndim: int) -> Array:
-    """Per-channel numbers shaped to multiply an array of `ndim` dimensions along its first."""
+def broadcast_scale(scale: Array, ndim: int) -> Array:
+    """Reshape scales per output channel to multiply an array of `ndim` dimensions along its first axis."""
     return scale.reshape(-1, *([1] * (ndim - 1))) if scale.size > 1 else scale.reshape(())
 
 
 class INT8Quantizer:
-    """Turns float weights into int8.
+    """Quantizes float weights to int8.
 
     >>> weights = np.array([[0.5, -1.0], [2.0, 0.25]], np.float32)
     >>> INT8Quantizer().quantize_weights(weights).q
@@ -119,11 +126,11 @@ class INT8Quantizer:
         self.per_channel = per_channel
 
     def quantize_weights(self, weights: Any, calibration_data: Any = None) -> QuantizedWeights:
-        """Weights with their output channels first; `calibration_data` is an array of inputs, or batches of them."""
+        """Quantize weights (O, ...); `calibration_data` is an array of inputs, or batches of them."""
         w = checked_weights(weights)
         axes = tuple(range(1, w.ndim)) if self.per_channel else None
-        made = rounded_weights(w, np.atleast_1d(np.abs(w).max(axes)), 127)
-        return made if calibration_data is None else replace(made, input=_input(calibration_data))
+        result = rounded_weights(w, np.atleast_1d(np.abs(w).max(axes)), 127)
+        return result if calibration_data is None else replace(result, input=_input_parameters(calibration_data))
 
     def dequantize(self, weights: QuantizedWeights) -> Array:
         """Convert quantized weights back to float32."""
@@ -131,7 +138,7 @@ class INT8Quantizer:
 
 
 def checked_weights(weights: Any) -> Array:
-    """As an array of finite floats with something in it, or an error."""
+    """Return weights as a non-empty array of finite floats, or raise an error."""
     if hasattr(weights, "named_modules"):
         raise DtypeError(
             f"a {type(weights).__name__} is not an array of weights; pass layer.weight, or use quantize(model, "
@@ -147,38 +154,39 @@ def checked_weights(weights: Any) -> Array:
     return w
 
 
-def rounded_weights(w: Array, largest: Array, most: int) -> QuantizedWeights:
-    """Weights by the scales that make `largest`, a number a channel or one for all, `most` steps."""
-    steps = largest.astype(np.float64) / most
+def rounded_weights(w: Array, largest: Array, limit: int) -> QuantizedWeights:
+    """Round weights to the nearest int8, with scales (per channel or one) that map `largest` to `limit`."""
+    # Channels of zeros get scale 1; any scale represents them.
+    steps = largest.astype(np.float64) / limit
     scale = np.where(largest > 0, np.maximum(steps, _SMALLEST_SCALE), 1.0).astype(np.float32)
-    q = np.clip(np.rint(w / spread(scale, w.ndim)), -127, 127).astype(np.int8)
+    q = np.clip(np.rint(w / broadcast_scale(scale, w.ndim)), -127, 127).astype(np.int8)
     return QuantizedWeights(q, scale, np.zeros(scale.shape, np.int32))
 
 
-def wide_weights(given: Array, bias: Array | None, input: AffineParameters) -> QuantizedWeights:
-    """Weights (O, ...) of 16 bits for a wide input, as fine as their sums with any activations, and the bias, stay
-    within 31 bits."""
-    w = checked_weights(given)
+def int16_weights(weights: Array, bias: Array | None, input: AffineParameters) -> QuantizedWeights:
+    """Round weights (O, ...) to int16, with the smallest scales that keep any sum with int16 inputs within 32 bits."""
+    w = checked_weights(weights)
     rows = np.abs(w.reshape(len(w), -1).astype(np.float64))
-    room = (
-        2**31 - 2 - input.largest * (rows.shape[1] + 1)
-    )  # each may be rounded up by a half, and the bias take it back
-    if room < 2**30:
+    # Each weight, and the bias, may be rounded up by a half.
+    margin = 2**31 - 2 - input.largest * (rows.shape[1] + 1)
+    if margin < 2**30:
         raise ConfigurationError("it has so many inputs that a sum of them might not fit into 32 bits")
+    # The scale is the larger one of those that the sum and a single int16 weight need.
     worst = rows.sum(1) * input.largest + (0.0 if bias is None else np.abs(bias) / input.scale)
-    finest = np.maximum(worst / room, rows.max(1, initial=0) / 32767)
+    finest = np.maximum(worst / margin, rows.max(1, initial=0) / 32767)
     scale = np.where(finest > 0, np.maximum(finest * (1 + 1e-6), _SMALLEST_SCALE), 1.0).astype(np.float32)
-    q = np.clip(np.rint(w / spread(scale, w.ndim)), -32767, 32767).astype(np.int16)
+    q = np.clip(np.rint(w / broadcast_scale(scale, w.ndim)), -32767, 32767).astype(np.int16)
     return QuantizedWeights(q, scale, np.zeros(scale.shape, np.int32))
 
 
-def _input(data: Any) -> AffineParameters:
+def _input_parameters(data: Any) -> AffineParameters:
+    """Return the uint8 parameters that cover one array of inputs, or all batches of an iterable."""
     batches: Iterable[Any] = [data] if isinstance(data, np.ndarray) or hasattr(data, "requires_grad") else data
-    low, high, seen = np.inf, -np.inf, 0
+    low, high, count = np.inf, -np.inf, 0
     for batch in batches:
         x = np.asarray(batch)
         if x.size:
-            low, high, seen = min(low, float(x.min())), max(high, float(x.max())), seen + x.size
-    if not seen:
+            low, high, count = min(low, float(x.min())), max(high, float(x.max())), count + x.size
+    if not count:
         raise ConfigurationError("there is no calibration data")
     return affine_from_range(low, high)

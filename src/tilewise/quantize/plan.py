@@ -1,8 +1,8 @@
-"""A quantized model cut into segments, each run by one native call.
+"""Partition of a quantized model into segments, each run by one native call.
 
-A segment is a run of steps that the native graph knows: integer layers (`add_to`), and float norms between them. Other
-steps are called from Python between segments. A segment reads floats or bytes and returns, for every result that is
-needed outside, floats where only float steps read it, else bytes.
+A segment is a run of steps that the native graph supports: integer layers (`add_to`), and float norms between them.
+Other steps are called from Python between segments. A segment reads floats or integers and returns, for every result
+that is needed outside, floats if only float steps read it, else integers.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from tilewise.quantize.parameters import AffineParameters
 from tilewise.quantize.reference import NumpyInt8Layer
 
 if TYPE_CHECKING:
-    from tilewise.quantize.convert import QuantizedModel
+    from tilewise.quantize.model import QuantizedModel
 
 Array = npt.NDArray[Any]
 Value = QuantizedArray | Array
 
 
 @dataclass(frozen=True)
-class BytesResult:
-    """What is known beforehand of bytes that leave a segment."""
+class IntegerResult:
+    """Storage of integers that leave a segment."""
 
     parameters: AffineParameters
     channels: int
-    border: int
+    padding: int
     image: tuple[int, ...]
 
     def wrap(self, data: Array) -> QuantizedArray:
-        return QuantizedArray(data, self.parameters, self.channels, self.border, self.image)
+        return QuantizedArray(data, self.parameters, self.channels, self.padding, self.image)
 
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product that a step makes of one batch: its sizes, and how many threads it is shared among."""
+    """A matrix product that a step computes for one batch: its sizes, and the number of threads that share it."""
 
     step: int
     m: int
@@ -55,18 +55,20 @@ class Product:
 
 @dataclass(frozen=True)
 class Segment:
-    """A native plan, the values it reads, and the values it gives: as bytes, or (None) as floats. `steps` are the
-    model's steps by the plan's values."""
+    """A native plan, the steps whose results it reads, and those it returns: as integers, or (None) as floats.
+
+    `steps` maps the plan's values to the model's steps.
+    """
 
     plan: Any
     sources: tuple[int, ...]
-    results: tuple[tuple[int, BytesResult | None], ...]
+    results: tuple[tuple[int, IntegerResult | None], ...]
     steps: dict[int, int]
 
     def products(self, values: dict[int, Value]) -> list[Product]:
-        """The products of integers that `run` makes of these values, each once: chunks of a batch share theirs."""
-        found = self.plan.products(self._arrays(values))
-        return [Product(self.steps[value], *sizes) for value, *sizes in dict.fromkeys(found)]
+        """List the integer products that `run` computes, each once: chunks of a batch have the same sizes."""
+        products = dict.fromkeys(self.plan.products(self._arrays(values)))
+        return [Product(self.steps[value], *sizes) for value, *sizes in products]
 
     def _arrays(self, values: dict[int, Value]) -> list[Array]:
         return [_array(values[i]) for i in self.sources]
@@ -82,31 +84,31 @@ def _array(value: Value) -> Array:
 
 
 def segments(model: QuantizedModel) -> list[Segment | int]:
-    """The model's steps after the input, in order: a segment, or the index of a step to run by itself."""
-    parts: list[Segment | int] = []
-    for planned, steps in _runs(model):
-        parts += [_SegmentBuilder(model, steps).build()] if planned else steps
-    return parts
+    """Partition the steps after the input, in order, into segments and indices of steps that run by themselves."""
+    result: list[Segment | int] = []
+    for is_native, steps in _runs(model):
+        result += [_SegmentBuilder(model, steps).build()] if is_native else steps
+    return result
 
 
 def _runs(model: QuantizedModel) -> Iterator[tuple[bool, list[int]]]:
-    """Maximal runs of steps that can be planned, and of steps that cannot. A float norm alone is not worth a plan."""
+    """Yield maximal runs of native steps and of other steps. Float norms alone are not worth a native call."""
     run: list[int] = []
     for index in range(1, len(model.graph.steps)):
-        if run and _is_planned(model, index) != _is_planned(model, run[-1]):
-            yield _is_worth_a_plan(model, run), run
+        if run and _is_native(model, index) != _is_native(model, run[-1]):
+            yield _is_worth_a_call(model, run), run
             run = []
         run.append(index)
     if run:
-        yield _is_worth_a_plan(model, run), run
+        yield _is_worth_a_call(model, run), run
 
 
-def _is_worth_a_plan(model: QuantizedModel, run: list[int]) -> bool:
-    return _is_planned(model, run[0]) and any(model.integer[index] is not None for index in run)
+def _is_worth_a_call(model: QuantizedModel, run: list[int]) -> bool:
+    return _is_native(model, run[0]) and any(model.integer[index] is not None for index in run)
 
 
-def _is_planned(model: QuantizedModel, index: int) -> bool:
-    """Whether a native call can run a step: an integer layer, or a float norm of images."""
+def _is_native(model: QuantizedModel, index: int) -> bool:
+    """Tell whether a native call can run a step: an integer layer, or a float norm of images."""
     layer, step = model.integer[index], model.graph.steps[index]
     if native is None:
         return False
@@ -116,25 +118,31 @@ def _is_planned(model: QuantizedModel, index: int) -> bool:
 
 
 class _SegmentBuilder:
-    """Adds a run of steps to a native graph. A value exists as integers, as channels-last floats, or as both: it is
-    converted where a step of the other kind reads it."""
+    """Adds a run of steps to a native graph.
+
+    A value exists as integers, as channels-last floats, or as both: it is converted where a step of the other kind
+    reads it.
+    """
 
     def __init__(self, model: QuantizedModel, steps: list[int]) -> None:
         assert native is not None
         self.model, self.steps, self.plan = model, steps, native.Graph()
-        # Native values by step. Planes are floats in the layout of arrays: inputs, and rows of a linear layer.
+        # Native values by step: integers, floats with channels last, and floats with channels first, which are inputs
+        # and rows of a linear layer.
         self.integers: dict[int, int] = {}
-        self.pixels: dict[int, int] = {}
+        self.channels_last: dict[int, int] = {}
         self.planes: dict[int, int] = {}
 
     def build(self) -> Segment:
+        """Add inputs, steps and results, in this order."""
         model, members = self.model, set(self.steps)
         sources = sorted({i for s in self.steps for i in model.graph.steps[s].inputs} - members)
         for i in sources:
             self._add_source(i)
         for index in self.steps:
             self._add_step(index)
-        results: list[tuple[int, BytesResult | None]] = []
+        results: list[tuple[int, IntegerResult | None]] = []
+        # A result leaves the segment if a step outside reads it, or if it is the model's.
         for index in self.steps:
             outside = [u for u, step in enumerate(model.graph.steps) if index in step.inputs and u not in members]
             if outside or index == len(model.graph.steps) - 1:
@@ -143,19 +151,21 @@ class _SegmentBuilder:
         return Segment(self.plan, tuple(sources), tuple(results), products)
 
     def _add_source(self, index: int) -> None:
-        shape, known = self.model.calibration.shapes[index], self.model.result_of(index)
-        if known is None:
+        """Add an input of the segment, in the form in which the step before it returns its result."""
+        shape, storage = self.model.calibration.shapes[index], self.model.result_of(index)
+        if storage is None:
             self.planes[index] = self.plan.dynamic_input("float32", len(shape) == 1, shape[0])
             return
-        p = known.parameters
+        p = storage.parameters
         dtype = "int16" if p.is_int16 else "uint8"
-        self.integers[index] = self.plan.dynamic_input(dtype, len(shape) == 1, shape[0], known.border, p.zero_point)
+        self.integers[index] = self.plan.dynamic_input(dtype, len(shape) == 1, shape[0], storage.padding, p.zero_point)
 
     def _add_step(self, index: int) -> None:
+        """Add an integer layer, or a float norm."""
         layer, step = self.model.integer[index], self.model.graph.steps[index]
         if layer is None:
-            context = EmitContext(self.plan)
-            self.pixels[index] = NATIVE_OPS[step.kind].emit(context, step, [self._as_pixels(i) for i in step.inputs])
+            inputs = [self._as_channels_last(i) for i in step.inputs]
+            self.channels_last[index] = NATIVE_OPS[step.kind].emit(EmitContext(self.plan), step, inputs)
             return
         self.model.check_input(layer, step.inputs[0])
         parameters = [self.model.affine[i] for i in step.inputs]
@@ -164,29 +174,30 @@ class _SegmentBuilder:
 
     def _as_integers(self, index: int) -> int:
         if index not in self.integers:
-            p, border = self.model.affine[index], self.model.padding_of(index)
-            floats = self.pixels[index] if index in self.pixels else self.planes[index]
-            self.integers[index] = self.plan.quantize(floats, p.scale, p.zero_point, border, p.most)
+            p, padding = self.model.affine[index], self.model.padding_of(index)
+            floats = self.channels_last.get(index, self.planes.get(index))
+            self.integers[index] = self.plan.quantize(floats, p.scale, p.zero_point, padding, p.int16_limit)
         return self.integers[index]
 
-    def _as_pixels(self, index: int) -> int:
-        if index not in self.pixels:
+    def _as_channels_last(self, index: int) -> int:
+        if index not in self.channels_last:
             if index in self.integers:
                 scale = self.model.affine[index].scale
-                self.pixels[index] = self.plan.dequantize(self.integers[index], scale, last=True)
+                self.channels_last[index] = self.plan.dequantize(self.integers[index], scale, last=True)
             else:
-                self.pixels[index] = self.plan.to_channels_last(self.planes[index])
-        return self.pixels[index]
+                self.channels_last[index] = self.plan.to_channels_last(self.planes[index])
+        return self.channels_last[index]
 
-    def _add_result(self, index: int, outside: list[int]) -> BytesResult | None:
-        """Make a step's result an output: integers where an integer step outside reads them, else floats."""
-        known = self.model.result_of(index)
-        if known is None:
-            self.plan.output(self.planes[index] if index in self.planes else self.plan.to_planes(self.pixels[index]))
+    def _add_result(self, index: int, outside: list[int]) -> IntegerResult | None:
+        """Make a step's result an output: integers if an integer step outside reads them, else floats."""
+        storage = self.model.result_of(index)
+        if storage is None:
+            is_plane = index in self.planes
+            self.plan.output(self.planes[index] if is_plane else self.plan.to_planes(self.channels_last[index]))
             return None
-        read_as_bytes = any(self.model.integer[u] is not None for u in outside)
+        is_read_as_integers = any(self.model.integer[u] is not None for u in outside)
         value = self.integers[index]
-        if not known.image and not read_as_bytes:
-            value, known = self.plan.dequantize(value, known.parameters.scale), None
+        if not storage.image and not is_read_as_integers:
+            value, storage = self.plan.dequantize(value, storage.parameters.scale), None
         self.plan.output(value)
-        return known
+        return storage

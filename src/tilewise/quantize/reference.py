@@ -1,4 +1,7 @@
-"""The integer layers in NumPy: what the compiled ones must equal to the last bit, and what runs without them."""
+"""Integer layers in NumPy: the definition that compiled kernels equal to the last bit, and the path without them.
+
+An output stage turns an accumulator into the stored integers: requantization, clamping and the activation.
+"""
 
 from __future__ import annotations
 
@@ -17,289 +20,313 @@ Four = tuple[int, int, int, int]
 F = np.float32
 
 
-# zero, low, high; table, points of its grid in 1, the first; of hard-swish how far it bends (else 0), and its slope;
-# of SiLU its pieces: c0, c1 and c2 of each, shift and step
-NativeFinish = tuple[int, int, int, bytes, float, int, float, float, bytes]
-_POINTS_A_STEP = 16  # of the grid, in a step of the output; at least half of it, as far as _MOST_POINTS allow
-_MOST_POINTS = 1 << 14
-_PIECES, _PIECE = 8, 17 / 16  # of SiLU: parabolas from 0 on either side, and how wide one is; behind them it is 0 or x
-_SCALES_IN_PIECES = 1 / 64, 64.0  # where the parabolas are off by a tenth of a step at most, and 16 bits hold them
-_MOST_IN_PIECES = 32700  # native/kernels/int8_elementwise.h: kMostInPieces
+# zero point, low, high; lookup table, its grid points per unit, its first point; hard-swish: where its parabola ends (0
+# for other activations) and its slope; SiLU: coefficients c0, c1, c2 of each segment, then shift and step
+NativeUint8Stage = tuple[int, int, int, bytes, float, int, float, float, bytes]
+_POINTS_PER_STEP = 16  # grid points of a lookup table per output step; fewer if _MAX_POINTS would be exceeded
+_MAX_POINTS = 1 << 14  # bytes of a lookup table: half of a 32 KiB level-1 cache
+# SiLU's approximation: parabolas on each side of 0, and the width of one. Beyond them SiLU is 0 or x.
+_SEGMENTS, _SEGMENT_WIDTH = 8, 17 / 16
+# Output scales for which the parabolas are off by at most a tenth of a step and 16 bits hold their coefficients.
+_PIECEWISE_SCALES = 1 / 64, 64.0
+_MAX_PIECEWISE_INPUT = 32700  # native/kernels/int8_elementwise.h: kMostInPieces
 
 
 @dataclass(frozen=True)
-class Finish:
-    """From values to bytes: clamp(round(value) + zero, low, high), of hard-swish's values where it is asked for;
-    of other activations act(value) * inverse.
+class Uint8OutputStage:
+    """Requantization to uint8: clamp(round(value) + zero, low, high), after the activation if there is one.
 
-    SiLU is x or 0, less a bump at 0 that is the same on both sides: parabolas, in whole numbers of 16 bits. The others,
-    and SiLU with very fine steps, are tables: the value is rounded to a grid much finer than the output's steps, and a
-    point of the grid has its byte. Left of the table's first point an activation is as good as 0, or below what the
-    output's bytes were made for; right of its last one it is above.
+    SiLU equals ReLU less a difference that is symmetric around 0; the difference is a piecewise parabola in 16-bit
+    integers. Other activations, and SiLU with very fine steps, are lookup tables: the value is rounded to a grid that
+    is much finer than the output's steps. Left of the table an activation is close to 0 or below the output's range;
+    right of it, it is above.
     """
 
     activation: str = ""
-    inverse: float = 1.0
+    inverse: float = 1.0  # 1 / scale of the output
     zero: int = 0
     low: int = 0
     high: int = 255
 
     @property
-    def is_table(self) -> bool:
-        """Whether values are real numbers, not steps of the output."""
-        return bool(self.activation) and self.activation != "hard_swish" and not self.in_pieces
+    def takes_real_values(self) -> bool:
+        """Tell whether the stage reads real numbers instead of multiples of the output's step."""
+        return bool(self.activation) and self.activation != "hard_swish" and not self.is_piecewise
 
     @property
-    def in_pieces(self) -> bool:
-        lowest, highest = _SCALES_IN_PIECES
+    def is_piecewise(self) -> bool:
+        """Tell whether the activation is approximated by a piecewise polynomial."""
+        lowest, highest = _PIECEWISE_SCALES
         return self.activation == "silu" and lowest <= 1 / self.inverse <= highest and self.high == 255
 
     @property
-    def units(self) -> float:
-        """That values are counted in, in a step of the output."""
-        return 32768 / self._shift_and_step()[1] if self.in_pieces else 1.0
+    def units_per_step(self) -> float:
+        """Resolution of the values that the stage reads, relative to the output's step."""
+        return 32768 / self._shift_and_step()[1] if self.is_piecewise else 1.0
 
-    def bytes(self, value: Array) -> Array:
-        return finished(value, self.native())
+    def requantize(self, value: Array) -> Array:
+        """Convert accumulators to stored integers."""
+        return requantize(value, self.native())
 
-    def native(self) -> NativeFinish:
-        if not self.is_table:
-            hard = self.activation == "hard_swish"
-            far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if hard else (0.0, 0.0)
-            pieces = self._pieces().tobytes() if self.in_pieces else b""
-            return self.zero, self.low, self.high, b"", 1.0, 0, far, slope, pieces
-        fine, first, last = self._grid()
-        values = activation_function(self.activation)(np.arange(first, last + 1).astype(F) / F(fine)) * F(self.inverse)
-        table = _clamped(values, self.zero, self.low, self.high).tobytes()
-        return self.zero, self.low, self.high, table, fine, first, 0.0, 0.0, b""
+    def native(self) -> NativeUint8Stage:
+        """Return the stage as the tuple that compiled kernels take."""
+        if not self.takes_real_values:
+            end, slope = _hard_swish_parabola(self.inverse) if self.activation == "hard_swish" else (0.0, 0.0)
+            polynomial = self._parabolas().tobytes() if self.is_piecewise else b""
+            return self.zero, self.low, self.high, b"", 1.0, 0, end, slope, polynomial
+        points_per_unit, first, last = self._grid()
+        inputs = np.arange(first, last + 1).astype(F) / F(points_per_unit)
+        values = activation_function(self.activation)(inputs) * F(self.inverse)
+        table = _round_and_clamp(values, self.zero, self.low, self.high).tobytes()
+        return self.zero, self.low, self.high, table, points_per_unit, first, 0.0, 0.0, b""
 
     def _shift_and_step(self) -> tuple[int, int]:
-        """Units become 4096 of a piece by the shift, and steps of the output by `step` / 32768."""
-        units = 4096 / _PIECE / self.inverse  # in a step, before the shift: at most 128 of them fit
+        """Return the shift that makes 4096 of a segment's width, and the output's step in 1/32768 of a unit."""
+        units = 4096 / _SEGMENT_WIDTH / self.inverse  # units per step before the shift; at most 128 fit into 16 bits
         shift = max(1, math.ceil(math.log2(units / 128)))
         return shift, round(32768 / (units / 2**shift))
 
-    def _pieces(self) -> Array:
-        """c0, c1 and c2 of h = c0 + c1 t + c2 t^2, in units, for each eighth of 0 <= t < 1; shift and step."""
+    def _parabolas(self) -> Array:
+        """Return c0, c1 and c2 of c0 + c1 t + c2 t^2, in units, for each eighth of 0 <= t < 1; then shift and step."""
         shift, step = self._shift_and_step()
-        in_one = 32768 / step * self.inverse  # units
-        nodes = (1 - np.cos((2 * np.arange(3) + 1) * np.pi / 6)) / 2  # of a parabola that is off as little as can be
-        t = (np.arange(_PIECES)[:, None] + nodes) / _PIECES
-        x = t * (32768 / 2**shift / in_one)
+        units_per_one = 32768 / step * self.inverse
+        # Interpolate at the Chebyshev nodes of each segment, which keeps the largest error small.
+        nodes = (1 - np.cos((2 * np.arange(3) + 1) * np.pi / 6)) / 2
+        t = (np.arange(_SEGMENTS)[:, None] + nodes) / _SEGMENTS
+        x = t * (32768 / 2**shift / units_per_one)
         powers = t[..., None] ** np.arange(3)
-        found = np.linalg.solve(powers, (in_one * x / (1 + np.exp(x)))[..., None])[..., 0]  # (piece, power)
-        return np.concatenate([np.rint(found.T).astype(np.int16).reshape(-1), np.array([shift, step], np.int16)])
+        heights = units_per_one * x / (1 + np.exp(x))
+        coefficients = np.linalg.solve(powers, heights[..., None])[..., 0]  # (segment, power)
+        return np.concatenate([np.rint(coefficients.T).astype(np.int16).reshape(-1), np.array([shift, step], np.int16)])
 
     def _grid(self) -> tuple[float, int, int]:
-        """Points in 1 (a power of two), the first and the last."""
+        """Return the lookup table's points per unit (a power of two), its first and its last point."""
         inverse = min(max(self.inverse, 1e-30), 1e30)
         lowest, highest = self.zero / inverse, (self.high - self.zero) / inverse
+        # Extend to the left until |activation(-left)|, roughly left * 2^(-1.44 left), is below a quarter step.
         left = 4.0
-        while left < 16 and left * 0.5 ** int(1.44 * left) * inverse > 0.25:  # |act(-left)| in steps, about
+        while left < 16 and left * 0.5 ** int(1.44 * left) * inverse > 0.25:
             left += 1
         right = left
-        if is_leaky(self.activation):  # ends where the output's bytes end
+        if is_leaky(self.activation):  # the table ends where the output's range ends
             left, right = max(lowest / leaky_slope(self.activation), 2 / inverse), highest + 1 / inverse
-        elif self.activation not in ("sigmoid", "hard_sigmoid"):  # those that dip below 0, and rise without an end
+        elif self.activation not in ("sigmoid", "hard_sigmoid"):  # the others dip below 0 and are unbounded above
             left = 4 * lowest if lowest < 0.1 else left
             right = min(2 * highest, highest + 1)
-        fine = 2.0 ** (math.frexp(_POINTS_A_STEP * inverse)[1] - 1)
-        while (left + right) * fine > _MOST_POINTS:
-            fine /= 2
-        return fine, -math.ceil(left * fine), math.ceil(right * fine)
+        points_per_unit = 2.0 ** (math.frexp(_POINTS_PER_STEP * inverse)[1] - 1)
+        while (left + right) * points_per_unit > _MAX_POINTS:
+            points_per_unit /= 2
+        return points_per_unit, -math.ceil(left * points_per_unit), math.ceil(right * points_per_unit)
 
 
-# low, high, the curve's place in WIDE_CURVES, inverse; of hard-swish how far it bends, and its slope; the pieces' bytes
-NativeWideFinish = tuple[int, int, int, float, float, float, bytes]
-WIDE_CURVES = ("", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu", "pieces", "leaky_relu")
-BENT_TO = {"silu": 9.5, "gelu": 4.5}  # beyond, the bump is less than a thousandth
-_FINEST = 80_000  # parts of its largest result that an activation in pieces is off by
-_UNITS = (7, 5, 3, 1)  # that values may be counted in, in a step: odd, so that none lies in the middle of two steps
+# low, high, index in INT16_ACTIVATIONS, inverse scale; hard-swish: end and slope of its parabola; coefficients as bytes
+NativeInt16Stage = tuple[int, int, int, float, float, float, bytes]
+INT16_ACTIVATIONS = ("", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu", "pieces", "leaky_relu")
+APPROXIMATION_END = {"silu": 9.5, "gelu": 4.5}  # beyond this input, ReLU minus the activation is below 1/1000
+_APPROXIMATION_PRECISION = 80_000  # the approximation's error is at most the largest result divided by this
+# Values per output step that an approximation may read: odd numbers, so that no value is halfway between two steps.
+_UNITS_PER_STEP = (7, 5, 3, 1)
 
 
-def _gelu_bump(x: Array) -> Array:
-    tail: Array = np.array([math.erfc(each / math.sqrt(2)) / 2 for each in x.flat]).reshape(x.shape)
-    return x * tail
+def _relu_minus_gelu(x: Array) -> Array:
+    upper_probability = np.array([math.erfc(each / math.sqrt(2)) / 2 for each in x.flat]).reshape(x.shape)
+    return np.asarray(x * upper_probability)
 
 
-# What is taken away from max(x, 0), on either side of 0
-_BUMPS: dict[str, Callable[[Array], Array]] = {"silu": lambda x: x / (1 + np.exp(x)), "gelu": _gelu_bump}
+# max(x, 0) less the activation: symmetric around 0, so it is defined for x >= 0 only.
+_RELU_MINUS: dict[str, Callable[[Array], Array]] = {"silu": lambda x: x / (1 + np.exp(x)), "gelu": _relu_minus_gelu}
 
 
 @dataclass(frozen=True)
-class WideFinish:
-    """From values to numbers of 16 bits: clamp(round(value), low, high), of hard-swish's values where it is asked for;
-    of gates act(value) * inverse, computed. SiLU and GELU are x or 0, less a bump at 0: eight cubics, in whole numbers
-    of 16 bits; with steps so fine that 16 bits do not reach to where the bump ends, they are computed too."""
+class Int16OutputStage:
+    """Requantization to int16: clamp(round(value), low, high), after the activation if there is one.
+
+    Hard-swish is a parabola. SiLU and GELU are ReLU less a piecewise cubic in 16-bit integers, and are computed in
+    float if the output's steps are so fine that 16 bits do not reach to the end of the approximation. Gates (sigmoid,
+    hard-sigmoid) are always computed in float.
+    """
 
     activation: str = ""
-    inverse: float = 1.0
+    inverse: float = 1.0  # 1 / scale of the output
     low: int = 0
     high: int = 0
     zero = 0
 
     @property
-    def is_table(self) -> bool:
-        """Whether values are real numbers, not steps of the output."""
-        return self.activation not in ("", "hard_swish") and self._pieces is None and not is_leaky(self.activation)
+    def takes_real_values(self) -> bool:
+        """Tell whether the stage reads real numbers instead of multiples of the output's step."""
+        return not (self.activation in ("", "hard_swish") or self._polynomial or is_leaky(self.activation))
 
     @property
-    def units(self) -> float:
-        """That values are counted in, in a step of the output."""
-        return 1.0 if self._pieces is None else 32768 / self._pieces.step
+    def units_per_step(self) -> float:
+        """Resolution of the values that the stage reads, relative to the output's step."""
+        return 1.0 if self._polynomial is None else 32768 / self._polynomial.step
 
     @property
-    def _pieces(self) -> _WidePieces | None:
-        return _wide_pieces(self.activation, self.inverse, self.high) if self.activation in _BUMPS else None
+    def _polynomial(self) -> _Int16Piecewise | None:
+        return _int16_polynomial(self.activation, self.inverse, self.high) if self.activation in _RELU_MINUS else None
 
-    def bytes(self, value: Array) -> Array:
-        return finished(value, self.native())
+    def requantize(self, value: Array) -> Array:
+        """Convert accumulators to stored integers."""
+        return requantize(value, self.native())
 
-    def native(self) -> NativeWideFinish:
+    def native(self) -> NativeInt16Stage:
+        """Return the stage as the tuple that compiled kernels take."""
         if is_leaky(self.activation):
-            curve = WIDE_CURVES.index("leaky_relu")
-            return self.low, self.high, curve, self.inverse, 0.0, leaky_slope(self.activation), b""
-        bends, pieces = self.activation == "hard_swish", self._pieces
-        far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if bends else (0.0, 0.0)
-        curve = WIDE_CURVES.index(self.activation if pieces is None else "pieces")
-        return self.low, self.high, curve, self.inverse, far, slope, b"" if pieces is None else pieces.native
+            kind, slope = INT16_ACTIVATIONS.index("leaky_relu"), leaky_slope(self.activation)
+            return self.low, self.high, kind, self.inverse, 0.0, slope, b""
+        end, slope = _hard_swish_parabola(self.inverse) if self.activation == "hard_swish" else (0.0, 0.0)
+        polynomial = self._polynomial
+        kind = INT16_ACTIVATIONS.index(self.activation if polynomial is None else "pieces")
+        return self.low, self.high, kind, self.inverse, end, slope, b"" if polynomial is None else polynomial.native
 
 
 @dataclass(frozen=True)
-class _WidePieces:
-    """native/kernels/int8_elementwise.h: the bytes of Int16Piecewise, and the output step in units of 1/32768."""
+class _Int16Piecewise:
+    """Int16Piecewise of native/kernels/int8_elementwise.h as bytes, and the output step in units of 1/32768."""
 
     native: bytes
     step: int
 
 
 @lru_cache(maxsize=256)
-def _wide_pieces(activation: str, inverse: float, high: int) -> _WidePieces | None:
-    """The cubics of a bump; None where 16 bits do not reach to its end."""
-    bump = _BUMPS[activation]
+def _int16_polynomial(activation: str, inverse: float, high: int) -> _Int16Piecewise | None:
+    """Approximate ReLU minus an activation by cubics; None if 16 bits do not reach to where the difference ends."""
+    difference = _RELU_MINUS[activation]
+    # The approximation ends where the difference is below `negligible` steps.
     x = np.arange(1, 40 * 64) / 64
-    small = max(high / _FINEST, 0.05)  # in steps: what is left of the bump at its end
-    end = min(float((x[bump(x) * inverse > small] + 1 / 64).max(initial=1 / 64)), BENT_TO[activation])
-    units = next((n for n in _UNITS if 32767 / n >= max(end * inverse, high)), None)
+    negligible = max(high / _APPROXIMATION_PRECISION, 0.05)
+    largest_input = float((x[difference(x) * inverse > negligible] + 1 / 64).max(initial=1 / 64))
+    end = min(largest_input, APPROXIMATION_END[activation])
+    units = next((n for n in _UNITS_PER_STEP if 32767 / n >= max(end * inverse, high)), None)
     if units is None:
         return None
+    # Map 0 .. end to 0 .. 32767 by a 16-bit multiplication and a shift, so that the upper bits number the segment.
     step = min(32767, round(32768 / units))
     unit = step / 32768 / inverse
-    far = min(32767, math.ceil(end / unit))
-    shift = math.ceil(math.log2(32767 / far))
-    turn = min(32767, int(32767 / far / 2**shift * 32768))
-    while _high_product(np.array(far), np.array(turn)) << shift > 32767:
-        turn -= 1
-    d = (np.arange(64) + 0.5) / 64
-    sizes = (np.arange(_PIECES)[:, None] + d) * (32768 / _PIECES / 2**shift) * (32768 / turn)
-    heights = bump(sizes * unit) / unit
-    heights[-1] -= heights[-1, -1] * d  # it ends at 0
-    numbers, finer = _cubics(d, heights)
-    most = min(32767, (high * 32768 + 16383) // step)
-    rest = np.array([far, turn, shift, min(32767, 32768 >> finer), step, most])
-    return _WidePieces(np.concatenate([numbers.reshape(-1), rest]).astype(np.int16).tobytes(), step)
+    end_in_units = min(32767, math.ceil(end / unit))
+    shift = math.ceil(math.log2(32767 / end_in_units))
+    factor = min(32767, int(32767 / end_in_units / 2**shift * 32768))
+    while _high_product(np.array(end_in_units), np.array(factor)) << shift > 32767:
+        factor -= 1
+    # Fit a cubic per segment to 64 samples of it; the last segment ends at 0.
+    t = (np.arange(64) + 0.5) / 64
+    inputs = (np.arange(_SEGMENTS)[:, None] + t) * (32768 / _SEGMENTS / 2**shift) * (32768 / factor)
+    heights = difference(inputs * unit) / unit
+    heights[-1] -= heights[-1, -1] * t
+    coefficients, extra_bits = _fit_cubics(t, heights)
+    largest_value = min(32767, (high * 32768 + 16383) // step)
+    settings = np.array([end_in_units, factor, shift, min(32767, 32768 >> extra_bits), step, largest_value])
+    content = np.concatenate([coefficients.reshape(-1), settings]).astype(np.int16)
+    return _Int16Piecewise(content.tobytes(), step)
 
 
-def _cubics(d: Array, heights: Array) -> tuple[Array, int]:
-    """(power, piece) whole coefficients, as much finer as 16 bits allow: by so many bits. The mean of a piece is kept:
-    an error that all values share adds up in the sums that read them."""
-    powers = d[:, None] ** np.arange(4)
-    found = heights @ np.linalg.pinv(powers).T  # (piece, power)
-    finer = int(np.clip(np.log2(30000 / max(np.abs(found).sum(1).max(), 1e-3)), 0, 12))
-    whole = np.rint(found * 2**finer)
-    whole[:, 0] = np.rint((heights * 2**finer - whole[:, 1:] @ powers[:, 1:].T).mean(1))
-    return whole.T, finer
+def _fit_cubics(t: Array, heights: Array) -> tuple[Array, int]:
+    """Return integer coefficients (power, segment), and by how many bits they are finer than the heights.
+
+    The mean of a segment is kept exactly: an error that all values share would add up in the sums that read them.
+    """
+    powers = t[:, None] ** np.arange(4)
+    coefficients = heights @ np.linalg.pinv(powers).T  # (segment, power)
+    extra_bits = int(np.clip(np.log2(30000 / max(np.abs(coefficients).sum(1).max(), 1e-3)), 0, 12))
+    rounded = np.rint(coefficients * 2**extra_bits)
+    rounded[:, 0] = np.rint((heights * 2**extra_bits - rounded[:, 1:] @ powers[:, 1:].T).mean(1))
+    return rounded.T, extra_bits
 
 
-def _in_wide_pieces(value: Array, pieces: bytes) -> Array:
-    """SiLU or GELU, as native/kernels/int8_elementwise.h says."""
-    numbers = np.frombuffer(pieces, np.int16).astype(np.int32)
-    coefficients, (far, turn, shift, rounds, step, most) = numbers[:-6].reshape(4, _PIECES), numbers[-6:]
-    u = _whole(value, -32767, most)
-    t = _high_product(np.minimum(np.abs(u), far), turn) << shift
-    at, d = t >> 12, (t & 4095) << 3
-    h = coefficients[3][at]
+def _piecewise_int16(value: Array, polynomial: bytes) -> Array:
+    """Compute SiLU or GELU in 16-bit integers, as native/kernels/int8_elementwise.h does."""
+    numbers = np.frombuffer(polynomial, np.int16).astype(np.int32)
+    coefficients, (end, factor, shift, rounding, step, most) = numbers[:-6].reshape(4, _SEGMENTS), numbers[-6:]
+    u = _round_within(value, -32767, most)
+    t = _high_product(np.minimum(np.abs(u), end), factor) << shift
+    segment, d = t >> 12, (t & 4095) << 3
+    # Horner's scheme, from the cubic coefficient down.
+    height = coefficients[3][segment]
     for c in coefficients[2::-1]:
-        h = c[at] + _high_product(d, h)
-    return _high_product(np.maximum(u, 0) - _high_product(h, rounds), step)
+        height = c[segment] + _high_product(d, height)
+    return _high_product(np.maximum(u, 0) - _high_product(height, rounding), step)
 
 
-def _finished_wide(value: Array, how: NativeWideFinish) -> Array:
-    low, high, curve, inverse, far, slope, pieces = how
-    name = WIDE_CURVES[curve]
+def _requantize_int16(value: Array, stage: NativeInt16Stage) -> Array:
+    """Convert accumulators to int16, as the compiled kernels do."""
+    low, high, kind, inverse, end, slope, polynomial = stage
+    name = INT16_ACTIVATIONS[kind]
     if name == "pieces":
-        return _in_wide_pieces(value, pieces).astype(np.int16)
+        return _piecewise_int16(value, polynomial).astype(np.int16)
     if name == "hard_swish":
-        value = _bent(value, F(far), F(slope))
+        value = _hard_swish(value, F(end), F(slope))
     elif name == "leaky_relu":
         value = np.maximum(value, value * F(slope))
     elif name:
-        value = _COMPUTED.get(name, BENT[name])(value) * F(inverse)
-    return _whole(value, low, high).astype(np.int16)
+        value = _TABLE_FREE.get(name, ACTIVATION_FUNCTIONS[name])(value) * F(inverse)
+    return _round_within(value, low, high).astype(np.int16)
 
 
-def finished(value: Array, how: NativeFinish | NativeWideFinish) -> Array:
-    """Values to bytes, or to 16 bits, as the compiled kernels do it."""
-    if len(how) == 7:
-        return _finished_wide(value, how)
-    zero, low, high, table, fine, first, far, slope, pieces = how
-    if pieces:
-        return _in_pieces(value, zero, low, np.frombuffer(pieces, np.int16).astype(np.int32))
+def requantize(value: Array, stage: NativeUint8Stage | NativeInt16Stage) -> Array:
+    """Convert accumulators to uint8 or int16, as the compiled kernels do."""
+    if len(stage) == 7:
+        return _requantize_int16(value, stage)
+    zero, low, high, table, points_per_unit, first, end, slope, polynomial = stage
+    if polynomial:
+        return _piecewise_uint8(value, zero, low, np.frombuffer(polynomial, np.int16).astype(np.int32))
     if not table:
-        return _clamped(_bent(value, F(far), F(slope)) if far else value, zero, low, high)
+        return _round_and_clamp(_hard_swish(value, F(end), F(slope)) if end else value, zero, low, high)
     with np.errstate(over="ignore"):
-        places = _whole(value * F(fine), first, first + len(table) - 1) - first
-    chosen: Array = np.frombuffer(table, np.uint8)[places]
-    return chosen
+        points = _round_within(value * F(points_per_unit), first, first + len(table) - 1) - first
+    return np.asarray(np.frombuffer(table, np.uint8)[points])
 
 
-def _bent(value: Array, far: F, slope: F) -> Array:
-    """Hard-swish: max(value, 0), less a parabola on either side of 0."""
-    size = np.abs(value)
-    d = np.where(size < far, size, far)
-    rest: Array = np.where(value > 0, value, F(0)) - d * (d * slope + F(0.5))
-    return rest
+def _hard_swish_parabola(inverse: float) -> tuple[float, float]:
+    """Return where hard-swish becomes 0 or x, in output steps, and the slope of its parabola."""
+    return 3 * inverse, -1 / (6 * inverse)
 
 
-def _in_pieces(value: Array, zero: int, low: int, numbers: Array) -> Array:
-    """SiLU, as native/kernels/int8_elementwise.h says."""
-    (c0, c1, c2), (shift, step) = numbers[:-2].reshape(3, _PIECES), numbers[-2:]
-    u = _whole(value, -32767, _MOST_IN_PIECES)
+def _hard_swish(value: Array, end: F, slope: F) -> Array:
+    """Compute hard-swish as max(value, 0) less a parabola on each side of 0."""
+    magnitude = np.abs(value)
+    d = np.where(magnitude < end, magnitude, end)
+    return np.asarray(np.where(value > 0, value, F(0)) - d * (d * slope + F(0.5)))
+
+
+def _piecewise_uint8(value: Array, zero: int, low: int, numbers: Array) -> Array:
+    """Compute SiLU in 16-bit integers, as native/kernels/int8_elementwise.h does."""
+    (c0, c1, c2), (shift, step) = numbers[:-2].reshape(3, _SEGMENTS), numbers[-2:]
+    u = _round_within(value, -32767, _MAX_PIECEWISE_INPUT)
     t = np.minimum(np.abs(u), 32767 >> shift) << shift
-    at = t >> 12
-    bump = c0[at] + _high_product(t, c1[at] + _high_product(t, c2[at]))
-    steps = _high_product(np.maximum(u, 0) - bump, step)
-    clamped: Array = np.clip(steps + zero, low, 255).astype(np.uint8)
-    return clamped
+    segment = t >> 12
+    difference = c0[segment] + _high_product(t, c1[segment] + _high_product(t, c2[segment]))
+    steps = _high_product(np.maximum(u, 0) - difference, step)
+    return np.asarray(np.clip(steps + zero, low, 255).astype(np.uint8))
 
 
 def _high_product(a: Array, b: Array) -> Array:
+    """Multiply 16-bit fixed-point numbers with rounding, as `vpmulhrsw` does."""
     return (a * b + (1 << 14)) >> 15
 
 
-def by_fractions(whole: Array, fractions: Array, low: int, high: int) -> Array:
-    """16-bit numbers times parts of 32768, of which there are 32767 at most either way."""
-    product = _high_product(whole, _whole(fractions, -32767, 32767))
+def multiply_by_fractions(integers: Array, fractions: Array, low: int, high: int) -> Array:
+    """Multiply int16 values by fractions in units of 1/32768, rounded to at most 32767 of them."""
+    product = _high_product(integers, _round_within(fractions, -32767, 32767))
     return np.clip(product, low, high).astype(np.int16)
 
 
-def _clamped(value: Array, zero: int, low: int, high: int) -> Array:
-    clamped: Array = (_whole(value, low - zero, high - zero) + zero).astype(np.uint8)
-    return clamped
+def _round_and_clamp(value: Array, zero: int, low: int, high: int) -> Array:
+    return np.asarray((_round_within(value, low - zero, high - zero) + zero).astype(np.uint8))
 
 
-def _whole(value: Array, low: int, high: int) -> Array:
-    """The nearest whole numbers in [low, high], ties to even; a NaN becomes `low`."""
+def _round_within(value: Array, low: int, high: int) -> Array:
+    """Round to the nearest integers in [low, high], ties to even; NaN becomes `low`."""
     clipped = np.minimum(np.where(value > low, value, F(low)), F(high))
-    rounded: Array = np.rint(clipped).astype(np.int32)
-    return rounded
+    return np.asarray(np.rint(clipped).astype(np.int32))
 
 
-# --- activations that bytes cannot have by being clamped: the compiled kernels' arithmetic, operation by operation ---
+# --- activations in float32: the arithmetic of the compiled kernels, operation by operation ---
 
 
 def _exp(x: Array) -> Array:
-    magic = F(12582912)
+    """Compute exp(x) as 2^n exp(r) with |r| <= ln(2) / 2; ln(2) is split in two parts (Cody and Waite)."""
+    magic = F(12582912)  # 1.5 * 2^23: adding it rounds to an integer
     x = np.maximum(F(-104), np.minimum(F(89), x))
     n = (x * F(1.44269504088896341) + magic) - magic
     r = x - n * F(0.693359375)
@@ -309,25 +336,25 @@ def _exp(x: Array) -> Array:
         p = p * r + F(c)
     p = p * (r * r) + (r + F(1))
     with np.errstate(over="ignore", under="ignore"):
-        scaled: Array = np.ldexp(p, n.astype(np.int32))
-    return scaled
+        return np.asarray(np.ldexp(p, n.astype(np.int32)))
 
 
-def _exp_of_sum(x: Array) -> Array:
-    """exp(x) where 1 is added to it."""
-    magic = F(12582912)
+def _coarse_exp(x: Array) -> Array:
+    """Compute exp(x) with the shorter polynomial that suffices where 1 is added to it."""
+    magic = F(12582912)  # as in _exp
     x = np.maximum(F(-87), np.minimum(F(89), x))
     shifted = x * F(1.44269504088896341) + magic
     r = x - (shifted - magic) * F(0.693147180559945309)
     square = r * r
     high, low = F(8.31253e-3) * r + F(4.189011e-2), F(1.6667114e-1) * r + F(0.4999923)
     p = (high * square + low) * square + (r + F(1))
+    # The integer is in the low bits of `shifted`; moved to the exponent, they are 2^n.
     with np.errstate(over="ignore"):
-        scaled: Array = p * ((shifted.view(np.uint32) << np.uint32(23)) + np.uint32(0x3F800000)).view(np.float32)
-    return scaled
+        return np.asarray(p * ((shifted.view(np.uint32) << np.uint32(23)) + np.uint32(0x3F800000)).view(np.float32))
 
 
 def _erf(x: Array) -> Array:
+    """Compute erf(x) on [-4, 4] as a quotient of polynomials in x^2."""
     x = np.maximum(F(-4), np.minimum(F(4), x))
     t = x * x
     p, q = np.full_like(x, 2.04631510e-6), np.full_like(x, 3.80479178e-5)
@@ -338,21 +365,21 @@ def _erf(x: Array) -> Array:
     return np.maximum(F(-1), np.minimum(F(1), np.where(t == F(16), x * F(0.25), x * p / q)))
 
 
-def _gate(x: Array) -> Array:
+def _hard_sigmoid(x: Array) -> Array:
     return np.minimum(F(6), np.maximum(F(0), x + F(3))) * F(1 / 6)
 
 
-BENT: dict[str, Callable[[Array], Array]] = {
+ACTIVATION_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "silu": lambda x: x / (F(1) + _exp(-x)),
     "sigmoid": lambda x: F(1) / (F(1) + _exp(-x)),
-    "hard_swish": lambda x: x * _gate(x),
-    "hard_sigmoid": _gate,
+    "hard_swish": lambda x: x * _hard_sigmoid(x),
+    "hard_sigmoid": _hard_sigmoid,
     "gelu": lambda x: x * (F(0.5) + F(0.5) * _erf(x * F(0.707106781186547524))),
 }
 
 
 def is_leaky(activation: str) -> bool:
-    """Whether an activation is a LeakyReLU, which is named with its slope: "leaky_relu 0.1"."""
+    """Tell whether an activation is a LeakyReLU, which is named with its slope: "leaky_relu 0.1"."""
     return activation.startswith("leaky_relu ")
 
 
@@ -361,26 +388,29 @@ def leaky_slope(activation: str) -> float:
 
 
 def is_curved(activation: str) -> bool:
-    """Whether an activation is a function that requantization has to compute, not a clamp."""
-    return activation in BENT or is_leaky(activation)
+    """Tell whether an activation is a function that requantization has to compute, not a clamp."""
+    return activation in ACTIVATION_FUNCTIONS or is_leaky(activation)
 
 
 def activation_function(activation: str) -> Callable[[Array], Array]:
     """Return the float32 function of a curved activation."""
     if not is_leaky(activation):
-        return BENT[activation]
+        return ACTIVATION_FUNCTIONS[activation]
     slope = F(leaky_slope(activation))
     return lambda x: np.maximum(x, x * slope)
 
 
-_COMPUTED: dict[str, Callable[[Array], Array]] = {  # where there is no table
-    "silu": lambda x: x / (F(1) + _exp_of_sum(-x)),
-    "sigmoid": lambda x: F(1) / (F(1) + _exp_of_sum(-x)),
+_TABLE_FREE: dict[str, Callable[[Array], Array]] = {  # computed for every value, where there is no lookup table
+    "silu": lambda x: x / (F(1) + _coarse_exp(-x)),
+    "sigmoid": lambda x: F(1) / (F(1) + _coarse_exp(-x)),
 }
 
 
 class NumpyInt8Layer:
-    """weights (O, kh, kw, C / groups) int8; result = (sum + offset) * scale, rounded to bytes or kept as float."""
+    """A packed layer with weights (O, kh, kw, C / groups): (sum + offset) * scale, requantized or kept as float.
+
+    Methods have the names and arguments of the compiled layers (`native.Int8Layer`).
+    """
 
     def __init__(
         self,
@@ -396,43 +426,43 @@ class NumpyInt8Layer:
         self._weights, self._offset, self._scale, self._bias = weights, offset, scale, bias
         self._stride, self._groups, self._dilation = stride, groups, dilation
         self._padding = (*padding, *padding)[:4]
-        self._finish: NativeFinish | NativeWideFinish = Finish().native()
+        self._stage: NativeUint8Stage | NativeInt16Stage = Uint8OutputStage().native()
         self._residual = (0.0, 0)
 
     def set_output(self, zero: int, low: int, high: int) -> None:
-        self.set_finish(Finish("", 1.0, zero, low, high).native())
+        self.set_finish(Uint8OutputStage("", 1.0, zero, low, high).native())
 
-    def set_finish(self, finish: NativeFinish) -> None:
-        self._finish = finish
+    def set_finish(self, stage: NativeUint8Stage | NativeInt16Stage) -> None:
+        self._stage = stage
 
-    def set_wide_finish(self, finish: NativeWideFinish) -> None:
-        self._finish = finish
+    set_wide_finish = set_finish
 
-    def set_residual(self, scale: float, zero: int, wide: bool = False) -> None:
-        del wide  # the numbers say it themselves
+    def set_residual(self, scale: float, zero: int, _is_int16: bool = False) -> None:
         self._residual = (scale, zero)
 
-    def _blank(self, shape: tuple[int, ...]) -> Array:
-        """A result of zeros."""
-        return np.zeros(shape, np.int16) if len(self._finish) == 7 else np.full(shape, self._finish[0], np.uint8)
+    def _zeros(self, shape: tuple[int, ...]) -> Array:
+        """Return a result whose real values are all 0."""
+        return np.zeros(shape, np.int16) if len(self._stage) == 7 else np.full(shape, self._stage[0], np.uint8)
 
-    def conv(self, x: Array, border: int, residual: Array | None, residual_border: int, out_border: int) -> Array:
-        sums = self._sums(x, border)  # (N, H, W, O)
+    def conv(self, x: Array, padding: int, residual: Array | None, residual_padding: int, out_padding: int) -> Array:
+        """Convolve images (N, H, W, C), add the residual, and requantize into a padded result."""
+        sums = self._sums(x, padding)  # (N, H, W, O)
         assert self._scale is not None
         value = sums.astype(np.float32) * self._scale
         n, h, w, filters = sums.shape
         if residual is not None:
-            b, (scale, zero) = residual_border, self._residual
-            skip = residual[:, b : b + h, b : b + w, :filters].astype(np.int32) - zero
+            p, (scale, zero) = residual_padding, self._residual
+            skip = residual[:, p : p + h, p : p + w, :filters].astype(np.int32) - zero
             value = value + skip.astype(np.float32) * np.float32(scale)
-        size = (n, h + 2 * out_border, w + 2 * out_border, -(-filters // 4) * 4)
-        out = self._blank(size)
-        out[:, out_border : out_border + h, out_border : out_border + w, :filters] = finished(value, self._finish)
+        out = self._zeros((n, h + 2 * out_padding, w + 2 * out_padding, -(-filters // 4) * 4))
+        out[:, out_padding : out_padding + h, out_padding : out_padding + w, :filters] = requantize(value, self._stage)
         return out
 
     def linear(self, x: Array, kind: int, row_scale: Array | None, relu: bool) -> Array:
+        """Multiply rows (N, C) with the weights; `kind` is INT32, FLOAT32 or UINT8 of `layers`."""
         outputs, channels = self._weights.shape[0], self._weights.shape[3]
-        exact = np.float64 if self._weights.dtype == np.int16 else np.int32  # both; the former is quick
+        # Both dtypes hold the sums exactly; products of int16 would overflow int32, and float64 uses BLAS.
+        exact = np.float64 if self._weights.dtype == np.int16 else np.int32
         product = x[:, :channels].astype(exact) @ self._weights.reshape(outputs, channels).T.astype(exact)
         sums: Array = product.astype(np.int32) + self._offset
         if kind == 0:
@@ -440,8 +470,8 @@ class NumpyInt8Layer:
         assert self._scale is not None
         value: Array = sums.astype(np.float32) * self._scale
         if kind == 2:
-            out = self._blank((len(x), -(-outputs // 4) * 4))
-            out[:, :outputs] = finished(value, self._finish)
+            out = self._zeros((len(x), -(-outputs // 4) * 4))
+            out[:, :outputs] = requantize(value, self._stage)
             return out
         if row_scale is not None:
             value = value * row_scale[:, None]
@@ -457,24 +487,24 @@ class NumpyInt8Layer:
         arrays = (self._weights, self._offset, self._scale, self._bias)
         return sum(a.nbytes for a in arrays if a is not None)
 
-    def _sums(self, x: Array, border: int) -> Array:
-        """(N, H, W, O): the windows of each group times its filters."""
+    def _sums(self, x: Array, padding: int) -> Array:
+        """Return the accumulators (N, H, W, O): the windows of each group times its filters, plus the offsets."""
         filters, kh, kw, channels = self._weights.shape
         top, left, bottom, right = self._padding
         (dh, dw), (sh, sw) = self._dilation, self._stride
-        x = x[:, border - top : x.shape[1] - border + bottom, border - left : x.shape[2] - border + right]
+        # The stored padding may be wider than this convolution's.
+        x = x[:, padding - top : x.shape[1] - padding + bottom, padding - left : x.shape[2] - padding + right]
         reach = ((kh - 1) * dh + 1, (kw - 1) * dw + 1)
-        kind = np.float64 if self._weights.dtype == np.int16 else np.int32  # exact either way
-        windows = np.lib.stride_tricks.sliding_window_view(x.astype(kind), reach, (1, 2))  # (N, H, W, C, kh, kw)
+        exact = np.float64 if self._weights.dtype == np.int16 else np.int32  # as in `linear`
+        windows = np.lib.stride_tricks.sliding_window_view(x.astype(exact), reach, (1, 2))  # (N, H, W, C, kh, kw)
         windows = windows[:, ::sh, ::sw, :, ::dh, ::dw]
-        each = filters // self._groups
-        if channels == each == 1:  # depthwise
-            own = np.einsum("nhwckl,ckl->nhwc", windows[:, :, :, :filters], self._weights[..., 0].astype(kind))
-            total: Array = own.astype(np.int32) + self._offset
-            return total
+        per_group = filters // self._groups
+        if channels == per_group == 1:  # depthwise
+            own = np.einsum("nhwckl,ckl->nhwc", windows[:, :, :, :filters], self._weights[..., 0].astype(exact))
+            return np.asarray(own.astype(np.int32) + self._offset)
         sums = np.empty((*windows.shape[:3], filters), np.int32)
         for g in range(self._groups):
-            part = windows[:, :, :, g * channels : (g + 1) * channels]
-            w = self._weights[g * each : (g + 1) * each].astype(kind)
-            sums[..., g * each : (g + 1) * each] = np.tensordot(part, w, ([3, 4, 5], [3, 1, 2]))
+            group_windows = windows[:, :, :, g * channels : (g + 1) * channels]
+            w = self._weights[g * per_group : (g + 1) * per_group].astype(exact)
+            sums[..., g * per_group : (g + 1) * per_group] = np.tensordot(group_windows, w, ([3, 4, 5], [3, 1, 2]))
         return sums + self._offset

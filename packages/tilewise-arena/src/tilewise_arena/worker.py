@@ -25,13 +25,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tilewise.bench.errors import Rejected, TooNoisy
+from tilewise._system import die_with_parent
 from tilewise.bench.measure import Settings
-from tilewise.bench.processes import die_with_parent
 from tilewise.bench.recipe import Recipe
 from tilewise.bench.scoring import check_consistent
 from tilewise.bench.submission import exchange, isolated_request, run_isolated
-from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
+from tilewise.errors import ConfigurationError, Rejected, TilewiseError, TooNoisy, UnavailableError
 from tilewise_arena.board import Board, open_board
 
 log = logging.getLogger("tilewise.worker")

@@ -153,7 +153,7 @@ class Slot:
         return make_collector(plan.kind, kernels, self.store, plan.configs, self._ignore_progress, **options)
 
     def _gpu_machine(self) -> Any:
-        from tilewise.profile.timing.nvml import GpuWatch
+        from tilewise.profile.timing.gpu import GpuWatch
         from tilewise.store.problem import Machine
 
         if self.campaign.device == "interpreter":

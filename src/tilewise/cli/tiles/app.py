@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from tilewise.cli.help import Sections
-from tilewise.cli.tiles import board, data, describe, models
+from tilewise.cli.tiles import data, describe, models
 from tilewise.cli.tiles.layout import layout
 from tilewise.cli.tiles.replay import replay
 
@@ -13,6 +13,6 @@ tiles = typer.Typer(help="Learn from measured kernels which tile is fastest, and
 data.attach(tiles)
 tiles.command()(describe.describe)
 models.attach(tiles)
-tiles.command()(board.board)
+tiles.command()(models.board)
 tiles.command()(replay)
 tiles.add_typer(layout, name="layout", cls=Sections)

@@ -18,6 +18,16 @@ from tilewise.cli.tables import progress_bar, show, table
 if TYPE_CHECKING:
     from tilewise.costmodel.course.download import DownloadPlan, Report
 
+Collection = Annotated[
+    str, typer.Argument(help="A folder with train, valid and test, or an embedded collection's name.")
+]
+CacheDir = Annotated[Path | None, output_folder(help="Folder for the converted data (default: your cache folder).")]
+Limit = Annotated[int | None, typer.Option(help="Read at most this many kernels of each split.", min=1)]
+Fill = Annotated[
+    list[str] | None,
+    typer.Option(help="The value of a column that the collection lacks and the model reads, such as group=8."),
+]
+
 
 def attach(app: typer.Typer) -> None:
     """Add these commands to `tilewise tiles`."""

@@ -11,7 +11,7 @@ import typer
 
 from tilewise.cli.every import AsJson, output_picture
 from tilewise.cli.tables import show, table
-from tilewise.cli.tiles.options import CacheDir
+from tilewise.cli.tiles.data import CacheDir
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,7 +11,7 @@ import typer
 from tilewise._wording import pluralize, with_interval
 from tilewise.cli.every import AsJson, answer, one_of, output_file, output_folder
 from tilewise.cli.tables import show, table
-from tilewise.cli.tiles.options import CacheDir
+from tilewise.cli.tiles.data import CacheDir
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from tilewise.gpu.devices import H200_CAPABILITY, model_collection, shared_bytes
 from tilewise.gpu.families.family import Binary, TritonFamily, get_family
 from tilewise.gpu.measure import compiler
 from tilewise.gpu.measure import job as measure
-from tilewise.profile.timing.nvml import GpuWatch
+from tilewise.profile.timing.gpu import GpuWatch
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.aggregate import MeasuredProblem, contenders
 from tilewise.store.problem import Config, Kernel

@@ -16,8 +16,7 @@ from tilewise.errors import UnavailableError
 from tilewise.gpu.devices import H200, H200_CAPABILITY, shared_bytes_of
 from tilewise.gpu.families.family import CUBLAS_CALL, Binary, Launch
 from tilewise.gpu.measure.compiler import compile_binary, find_kernel
-from tilewise.profile.timing.cuda_graphs import DriverGraphs, Run, torch_graph
-from tilewise.profile.timing.nvml import GpuWatch
+from tilewise.profile.timing.gpu import DriverGraphs, GpuWatch, Run, torch_graph
 from tilewise.tune.measure.sampling import Clock
 
 

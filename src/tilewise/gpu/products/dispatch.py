@@ -35,7 +35,7 @@ from tilewise.gpu.products.family import (
 from tilewise.gpu.products.launch import PreparedLaunch
 from tilewise.gpu.products.roofline import Numbers, columns, fits, sustained_rates
 from tilewise.gpu.products.runtime_model import Prediction, RuntimeModel, required_gain
-from tilewise.profile.timing.cuda_graphs import DriverGraphs
+from tilewise.profile.timing.gpu import DriverGraphs
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import ChoiceFile, Decision
 from tilewise.tune.choose.decide import decide

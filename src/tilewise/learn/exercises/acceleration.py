@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.learn.asking import require, same_array, same_number
-from tilewise.learn.checking import Exercise, Wrong
+from tilewise.learn.checking import Exercise, Wrong, require, same_array, same_number
 
 
 class _Watched:

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.learn.asking import require, same_number
-from tilewise.learn.checking import Exercise
+from tilewise.learn.checking import Exercise, require, same_number
 
 
 def _take_turns(answer: Callable[..., Any]) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.costmodel.metrics import opa, top_k_error
-from tilewise.learn.asking import require, same_number
-from tilewise.learn.checking import Exercise
+from tilewise.learn.checking import Exercise, require, same_number
 
 
 def _slowdown(answer: Callable[..., Any]) -> None:

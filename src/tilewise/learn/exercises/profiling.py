@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.learn.asking import require, same_number
-from tilewise.learn.checking import Exercise
+from tilewise.learn.checking import Exercise, require, same_number
 
 
 def _percentile(answer: Callable[..., Any]) -> None:

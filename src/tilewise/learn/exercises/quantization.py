@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.learn.asking import require, same_array
-from tilewise.learn.checking import Exercise
+from tilewise.learn.checking import Exercise, require, same_array
 
 
 def _affine(answer: Callable[..., Any]) -> None:

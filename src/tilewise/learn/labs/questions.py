@@ -37,7 +37,7 @@ class Question:
 
 def fastest(*functions: Callable[[], Any]) -> list[float]:
     """Time functions interleaved on one thread; return the least seconds of each."""
-    from tilewise.profile.timing.interleave import time_interleaved
+    from tilewise.profile.timing.clock import time_interleaved
 
     threads = get_num_threads()
     set_num_threads(1)

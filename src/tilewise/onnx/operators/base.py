@@ -4,7 +4,7 @@ A value is a Tensor where it depends on the network's input, and a plain array w
 Operations with a gradient go through the tensor's own operations; the others through `computed`, which runs NumPy. What
 is made of arrays alone stays an array, so shape arithmetic never enters the graph of gradients or a trace.
 
-A file may ask for results of any size, so what can be larger than what it is made of asks for `room` first.
+A file may ask for results of any size, so operations whose result can exceed their inputs call `check_size` first.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Value = Tensor | Array
 Run = Callable[..., Any]  # (node, *values) to a value, or a tuple of them
 
 TABLE: dict[str, Run] = {}
-# Kept small: a network without weights has no use for more, and one with weights or large inputs gets room for them.
-LEAST_ROOM = 64 << 20
-_room: ContextVar[int] = ContextVar("room", default=1 << 62)
+# Bytes; small, because networks with weights or large inputs get a larger limit.
+MIN_SIZE_LIMIT = 64 << 20
+_size_limit: ContextVar[int] = ContextVar("size_limit", default=1 << 62)
 
 
 def operator(*names: str) -> Callable[[Run], Run]:
-    """Decorator: this function runs the ONNX operations of these names."""
+    """Register a function that runs the ONNX operations of these names."""
 
     def mark(run: Run) -> Run:
         for name in names:
@@ -45,26 +45,26 @@ def operator(*names: str) -> Callable[[Run], Run]:
 
 
 @contextmanager
-def room_for(held_bytes: int) -> Iterator[None]:
+def limit_sizes(held_bytes: int) -> Iterator[None]:
     """Limit results to a thousand times the size of inputs and weights, or 64 times if those are large."""
-    token = _room.set(max(LEAST_ROOM, min(1024 * held_bytes, 4 * LEAST_ROOM + 64 * held_bytes)))
+    token = _size_limit.set(max(MIN_SIZE_LIMIT, min(1024 * held_bytes, 4 * MIN_SIZE_LIMIT + 64 * held_bytes)))
     try:
         yield
     finally:
-        _room.reset(token)
+        _size_limit.reset(token)
 
 
 def most_alive() -> int:
     """Return how many bytes all values of a network may use at a time."""
-    return 8 * _room.get()
+    return 8 * _size_limit.get()
 
 
-def room(shape: Sequence[int], itemsize: int = 4) -> tuple[int, ...]:
-    """The shape, if a result of it may be made."""
+def check_size(shape: Sequence[int], itemsize: int = 4) -> tuple[int, ...]:
+    """Return a shape, or raise an error if a result of this shape would be too large."""
     if any(n < 0 for n in shape):
         raise ShapeError(f"there is no tensor of shape {tuple(shape)}")
     # An axis of nothing counts as one: on the way to nothing there may be much.
-    if math.prod(max(n, 1) for n in shape) * itemsize > _room.get():
+    if math.prod(max(n, 1) for n in shape) * itemsize > _size_limit.get():
         raise UnavailableError(
             f"a result of shape {tuple(shape)} would be many times larger than the network and its inputs"
         )
@@ -127,12 +127,12 @@ def are_constants(*values: Value | None) -> bool:
 
 
 def broadcast(*values: Value) -> tuple[int, ...]:
-    """The shape that values have together, if there is room for it."""
+    """Return the broadcast shape of several values, if a result of this shape is not too large."""
     try:
         shape = np.broadcast_shapes(*(v.shape for v in values))
     except ValueError:
         raise ShapeError(f"shapes {' and '.join(str(v.shape) for v in values)} do not broadcast") from None
-    return room(shape, max(array(v).itemsize for v in values))
+    return check_size(shape, max(array(v).itemsize for v in values))
 
 
 def same_type(node: OnnxNode, *values: Value) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewise import ops
 from tilewise.errors import DtypeError
+from tilewise.nn import functional as F
 from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
     Array,
@@ -16,6 +17,7 @@ from tilewise.onnx.operators.base import (
     are_constants,
     array,
     broadcast,
+    choice,
     computed,
     is_float,
     operator,
@@ -51,6 +53,7 @@ _ARITHMETIC: dict[str, tuple[type[ops.Operation], Callable[[Array, Array], Array
 
 @operator(*_ARITHMETIC)
 def _arithmetic(node: OnnxNode, a: Value, b: Value) -> Value:
+    """Compute a binary operation: with a gradient for floats, by NumPy for integers and constants."""
     operation, plain = _ARITHMETIC[node.op]
     if node.op != "Pow":
         same_type(node, a, b)
@@ -152,6 +155,7 @@ def _clip(node: OnnxNode, x: Value, low: Value | None = None, high: Value | None
 
 @operator("Max", "Min")
 def _extreme(node: OnnxNode, *values: Value) -> Value:
+    """Compute the maximum or minimum of any number of tensors."""
     same_type(node, *values)
     broadcast(*values)
     plain = np.maximum if node.op == "Max" else np.minimum
@@ -206,6 +210,7 @@ def _mod(node: OnnxNode, a: Value, b: Value) -> Value:
 
 @operator("Where")
 def _where(node: OnnxNode, condition: Value, a: Value, b: Value) -> Value:
+    """Choose between two tensors by a condition, which may be computed too."""
     if array(condition).dtype != bool:
         raise DtypeError(f"{node} chooses by booleans, not by {array(condition).dtype}")
     same_type(node, a, b)
@@ -261,3 +266,81 @@ def _dropout(node: OnnxNode, x: Value, ratio: Value | None = None, training: Val
         raise DtypeError(f"{node} drops numbers at random, as while training; export the network in eval mode")
     mask = np.broadcast_to(np.bool_(True), x.shape)
     return (x, mask) if len(node.outputs) > 1 else x
+
+
+# --- activations ---
+
+
+@operator("LeakyRelu")
+def _leaky_relu(node: OnnxNode, x: Value) -> Value:
+    float_only(node, x)
+    return F.leaky_relu(tensor(x), node.get("alpha", 0.01))
+
+
+@operator("PRelu")
+def _prelu(node: OnnxNode, x: Value, slope: Value) -> Value:
+    float_only(node, x, slope)
+    broadcast(x, slope)
+    t = tensor(x)
+    return t.relu() - (-t).relu() * tensor(slope)
+
+
+@operator("Elu")
+def _elu(node: OnnxNode, x: Value) -> Value:
+    float_only(node, x)
+    return apply(ops.Elu, tensor(x), alpha=node.get("alpha", 1.0))
+
+
+@operator("Selu")
+def _selu(node: OnnxNode, x: Value) -> Value:
+    float_only(node, x)
+    alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
+    return apply(ops.Elu, tensor(x), alpha=alpha, scale=gamma)
+
+
+@operator("Celu")
+def _celu(node: OnnxNode, x: Value) -> Value:
+    float_only(node, x)
+    alpha = node.get("alpha", 1.0)
+    return apply(ops.Elu, tensor(x), alpha=alpha, width=alpha)
+
+
+@operator("HardSigmoid")
+def _hard_sigmoid(node: OnnxNode, x: Value) -> Value:
+    float_only(node, x)
+    return apply(ops.HardSigmoid, tensor(x), slope=node.get("alpha", 0.2), offset=node.get("beta", 0.5))
+
+
+@operator("ThresholdedRelu")
+def _thresholded(node: OnnxNode, x: Value) -> Value:
+    float_only(node, x)
+    t = tensor(x)
+    return where(t > node.get("alpha", 1.0), t, 0.0)
+
+
+@operator("Softsign")
+def _softsign(node: OnnxNode, x: Value) -> Value:
+    float_only(node, x)
+    t = tensor(x)
+    return t / (abs(t) + 1.0)
+
+
+@operator("Mish")
+def _mish(node: OnnxNode, x: Value) -> Value:
+    float_only(node, x)
+    t = tensor(x)
+    return t * F.softplus(t).tanh()
+
+
+@operator("Swish")
+def _swish(node: OnnxNode, x: Value) -> Value:
+    float_only(node, x)
+    t, alpha = tensor(x), node.get("alpha", 1.0)
+    return F.silu(t) if alpha == 1 else t * (t * alpha).sigmoid()
+
+
+@operator("Gelu")
+def _gelu(node: OnnxNode, x: Value) -> Value:
+    float_only(node, x)
+    exact = choice(node, "approximate", "none", ("none", "tanh")) == "none"
+    return F.gelu(tensor(x)) if exact else F.gelu_tanh(tensor(x))

@@ -28,6 +28,7 @@ def _along(node: OnnxNode, x: Value, scale: Array) -> Array:
 
 @operator("QuantizeLinear")
 def _quantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None) -> Value:
+    """Quantize to the dtype of the zero point, or to `output_dtype`; NaN becomes 0."""
     kind: np.dtype[Any] = np.dtype(np.uint8)
     if zero is not None:
         kind = array(zero).dtype

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import DtypeError, FileFormatError, ShapeError
+from tilewise.nn import functional as F
 from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
     Array,
@@ -16,12 +17,12 @@ from tilewise.onnx.operators.base import (
     are_constants,
     array,
     axis_of,
+    check_size,
     computed,
     is_float,
     numbers,
     operator,
     read_values,
-    room,
     same_type,
     tensor,
 )
@@ -56,6 +57,7 @@ _OF_INTEGERS: dict[str, Callable[..., Array]] = {
 
 @operator(*_REDUCTIONS, "ReduceProd")
 def _reduce(node: OnnxNode, x: Value, axes: Value | None = None) -> Value:
+    """Reduce along the axes of the node: with a gradient for floats, by NumPy for integers and constants."""
     selected = numbers(axes) if axes is not None else list(node.get("axes", ()))
     if not selected and node.get("noop_with_empty_axes", 0):
         return x
@@ -82,6 +84,7 @@ def _reduced_array(node: OnnxNode, x: Value, along: Axes) -> Value:
 
 @operator("ArgMax", "ArgMin")
 def _arg(node: OnnxNode, x: Value) -> Value:
+    """Return the position of the largest or smallest entry along an axis."""
     axis, keep = axis_of(node.get("axis", 0), len(x.shape), node), bool(node.get("keepdims", 1))
     last = node.get("select_last_index", 0)
     find = np.argmax if node.op == "ArgMax" else np.argmin
@@ -106,6 +109,7 @@ def _softmax(node: OnnxNode, x: Value) -> Value:
 
 @operator("CumSum")
 def _cumsum(node: OnnxNode, x: Value, axis: Value) -> Value:
+    """Sum cumulatively along an axis, optionally from the end or without the entry itself."""
     along = axis_of(int(array(axis).reshape(()).item()), len(x.shape), node)
     exclusive, reverse = node.get("exclusive", 0), node.get("reverse", 0)
     if not x.shape:
@@ -124,6 +128,7 @@ def _cumsum(node: OnnxNode, x: Value, axis: Value) -> Value:
 
 @operator("TopK")
 def _top_k(node: OnnxNode, x: Value, k: Value) -> Any:
+    """Return the k largest or smallest entries along an axis, and their positions."""
     axis, count = axis_of(node.get("axis", -1), len(x.shape), node), int(array(k).reshape(()).item())
     if not x.shape or not 0 <= count <= x.shape[axis]:
         raise ShapeError(f"{node} asks for the {count} first of a tensor of shape {x.shape}")
@@ -142,6 +147,7 @@ def _top_k(node: OnnxNode, x: Value, k: Value) -> Any:
 
 @operator("MatMul")
 def _matmul(node: OnnxNode, a: Value, b: Value) -> Value:
+    """Multiply matrices: with a gradient for floats, by NumPy for integers and constants."""
     same_type(node, a, b)
     if not a.shape or not b.shape or a.shape[-1] != b.shape[-2 if len(b.shape) > 1 else 0]:
         raise ShapeError(f"{node} cannot multiply shapes {a.shape} and {b.shape}")
@@ -149,7 +155,7 @@ def _matmul(node: OnnxNode, a: Value, b: Value) -> Value:
         lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise ShapeError(f"{node} cannot multiply shapes {a.shape} and {b.shape}") from None
-    room((*lead, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ())))
+    check_size((*lead, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ())))
     if not is_float(a, b):
         return computed(np.matmul, a, b, name=node.op)
     return tensor(a) @ tensor(b)
@@ -157,12 +163,13 @@ def _matmul(node: OnnxNode, a: Value, b: Value) -> Value:
 
 @operator("Gemm")
 def _gemm(node: OnnxNode, a: Value, b: Value, c: Value | None = None) -> Value:
+    """Compute alpha A' B' + beta C, where A' and B' may be transposed."""
     same_type(node, a, b)
     if len(a.shape) != 2 or len(b.shape) != 2 or not is_float(a, b):
         raise ShapeError(f"{node} multiplies matrices of floats, not shapes {a.shape} and {b.shape}")
     first = tensor(a).T if node.get("transA", 0) else tensor(a)
     right = tensor(b).T if node.get("transB", 0) else tensor(b)
-    room((first.shape[0], right.shape[1]))
+    check_size((first.shape[0], right.shape[1]))
     product = first @ right
     alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
     product = product if alpha == 1 else product * alpha
@@ -189,6 +196,7 @@ def _einsum(node: OnnxNode, *values: Value) -> Value:
 
 
 def _einsum_terms(node: OnnxNode, values: tuple[Value, ...]) -> tuple[list[str], str]:
+    """Split an equation into the axes of its operands and of its result."""
     equation = node.get("equation", "").replace(" ", "")
     inputs, arrow, out = equation.partition("->")
     terms = inputs.split(",")
@@ -213,10 +221,105 @@ def _contract(node: OnnxNode, a: Tensor, ta: str, b: Tensor, tb: str, later: set
     summed = [x for x in ta if x in tb and x not in later]
     rows, columns = [x for x in ta if x not in tb], [x for x in tb if x not in ta]
     shape = [sizes[x] for x in (*batch, *rows, *columns)]
-    room(shape)
+    check_size(shape)
     lead, inner = [sizes[x] for x in batch], math.prod(sizes[x] for x in summed)
     rows_matrix = a.permute(*(ta.index(x) for x in (*batch, *rows, *summed)))
     right = b.permute(*(tb.index(x) for x in (*batch, *summed, *columns)))
     rows_matrix = rows_matrix.reshape(*lead, math.prod(sizes[x] for x in rows), inner)
     right = right.reshape(*lead, inner, math.prod(sizes[x] for x in columns))
     return (rows_matrix @ right).reshape(*shape), "".join((*batch, *rows, *columns))
+
+
+# --- norms ---
+
+
+@operator("BatchNormalization")
+def _batch_norm(node: OnnxNode, x: Value, weight: Value, bias: Value, mean: Value, var: Value) -> Any:
+    """Normalize by stored statistics; training mode is not supported."""
+    if not is_float(x, weight, bias, mean, var) or mean.shape != weight.shape or var.shape != weight.shape:
+        raise ShapeError(f"{node} has statistics of shape {mean.shape} and a weight of shape {weight.shape}")
+    eps, old = node.get("epsilon", 1e-5), (tensor(mean), tensor(var))
+    if not node.get("training_mode", 0):
+        return F.batch_norm(tensor(x), *old, tensor(weight), tensor(bias), eps=eps)
+    result = F.batch_norm(tensor(x), None, None, tensor(weight), tensor(bias), eps=eps)  # as weights are standardised
+    if len(node.outputs) == 1:
+        return result
+    axes, momentum = tuple(a for a in range(len(x.shape)) if a != 1), node.get("momentum", 0.9)
+    statistics = tensor(x).mean(axes), tensor(x).var(axes, correction=0)
+    return result, *(before * momentum + now * (1 - momentum) for before, now in zip(old, statistics, strict=True))
+
+
+@operator("LayerNormalization")
+def _layer_norm(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) -> Any:
+    """Normalize over the axes from `axis` on."""
+    axis = node.get("axis", -1)
+    axis = axis + len(x.shape) if axis < 0 else axis
+    if not 0 <= axis < len(x.shape) or not is_float(x, weight):
+        raise ShapeError(f"{node} normalises axis {axis} of {array(x).dtype} of shape {x.shape}")
+    inner, eps = tuple(x.shape[axis:]), node.get("epsilon", 1e-5)
+    scale = tensor(weight)
+    scale = scale if scale.shape == inner else scale.expand(*inner).contiguous()
+    shift = Tensor(np.zeros(inner, scale.dtype)) if bias is None else tensor(bias)
+    shift = shift if shift.shape == inner else shift.expand(*inner).contiguous()
+    result = F.layer_norm(tensor(x), scale, shift, eps)
+    if len(node.outputs) == 1:
+        return result
+    axes = tuple(range(axis, len(x.shape)))
+    return result, tensor(x).mean(axes, True), 1.0 / (tensor(x).var(axes, True, 0) + eps).sqrt()
+
+
+@operator("RMSNormalization")
+def _rms_norm(node: OnnxNode, x: Value, weight: Value) -> Value:
+    axis = node.get("axis", -1)
+    axis = axis + len(x.shape) if axis < 0 else axis
+    if not 0 <= axis < len(x.shape) or not is_float(x, weight):
+        raise ShapeError(f"{node} normalises axis {axis} of {x.shape}")
+    t, axes = tensor(x), tuple(range(axis, len(x.shape)))
+    size: Tensor = ((t * t).mean(axes, True) + node.get("epsilon", 1e-5)).sqrt()
+    return t / size * tensor(weight)
+
+
+@operator("InstanceNormalization")
+def _instance_norm(node: OnnxNode, x: Value, weight: Value, bias: Value) -> Value:
+    if len(x.shape) < 3 or not is_float(x, weight, bias):
+        raise ShapeError(f"{node} takes images, not a tensor of shape {x.shape}")
+    return F.group_norm(tensor(x), x.shape[1], tensor(weight), tensor(bias), node.get("epsilon", 1e-5))
+
+
+@operator("GroupNormalization")
+def _group_norm(node: OnnxNode, x: Value, weight: Value, bias: Value) -> Value:
+    groups = node.get("num_groups", 1)
+    if len(x.shape) < 3 or not is_float(x, weight, bias) or groups < 1 or x.shape[1] % groups:
+        raise ShapeError(f"{node} cuts a tensor of shape {x.shape} into {groups} groups")
+    scale, shift = tensor(weight), tensor(bias)
+    if node.opset < 21 and scale.shape == (groups,):  # before version 21: one number a group
+        each = np.repeat(np.arange(groups), x.shape[1] // groups)
+        scale, shift = scale[each], shift[each]
+    return F.group_norm(tensor(x), groups, scale, shift, node.get("epsilon", 1e-5))
+
+
+@operator("LpNormalization")
+def _lp_norm(node: OnnxNode, x: Value) -> Value:
+    axis, p, t = node.get("axis", -1), node.get("p", 2), tensor(x)
+    if not -t.ndim <= axis < t.ndim or p not in (1, 2):
+        raise ShapeError(f"{node} normalises axis {axis} of {x.shape} by the {p}-norm")
+    size = abs(t).sum(axis, True) if p == 1 else (t * t).sum(axis, True).sqrt()
+    result: Tensor = t / (size + Tensor((size.data == 0).astype(t.dtype)))  # nothing but zeros stays zeros
+    return result
+
+
+@operator("LRN")
+def _lrn(node: OnnxNode, x: Value) -> Value:
+    """Normalize across neighbouring channels (local response normalization, Krizhevsky et al. 2012)."""
+    size = node.get("size", 1)
+    if len(x.shape) < 3 or not 1 <= size <= 2 * x.shape[1] + 1 or not is_float(x):
+        raise ShapeError(f"{node} normalises over {size} channels of {x.shape}")
+    t = tensor(x)
+    before = (size - 1) // 2
+    squares = (t * t).pad([(0, 0), (before, size - 1 - before), *[(0, 0)] * (t.ndim - 2)])
+    total = squares[:, : t.shape[1]]
+    for i in range(1, size):
+        total = total + squares[:, i : i + t.shape[1]]
+    scale = total * (node.get("alpha", 1e-4) / size) + node.get("bias", 1.0)
+    result: Tensor = t / scale ** node.get("beta", 0.75)
+    return result

@@ -10,7 +10,17 @@ import numpy as np
 from tilewise.errors import DtypeError, ShapeError
 from tilewise.nn import resampling
 from tilewise.onnx.graph import OnnxNode
-from tilewise.onnx.operators.base import Value, array, choice, is_float, numbers, operator, read_values, room, tensor
+from tilewise.onnx.operators.base import (
+    Value,
+    array,
+    check_size,
+    choice,
+    is_float,
+    numbers,
+    operator,
+    read_values,
+    tensor,
+)
 from tilewise.tensor import apply
 
 _COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -20,6 +30,7 @@ _COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "ali
 def _resize(
     node: OnnxNode, x: Value, roi: Value | None = None, scales: Value | None = None, sizes: Value | None = None
 ) -> Value:
+    """Resize the named axes one after the other."""
     mode = choice(node, "mode", "nearest", ("nearest", "linear", "cubic"))
     choice(node, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
     if node.get("antialias", 0) or not is_float(x):
@@ -29,7 +40,7 @@ def _resize(
     shape = list(x.shape)
     for axis, size, _ in target_sizes:
         shape[axis] = size
-    room(shape, array(x).itemsize)
+    check_size(shape, array(x).itemsize)
     result = tensor(x)
     for axis, size, scale in target_sizes:
         if size != result.shape[axis] or scale != 1:
@@ -60,6 +71,7 @@ def _target_sizes(
 
 
 def _taps(node: OnnxNode, mode: str, size: int, target: int, scale: float) -> resampling.Taps:
+    """Return the input positions and weights of every output position along one axis."""
     out = np.arange(target, dtype=np.float64)
     how = node.get("coordinate_transformation_mode", "half_pixel")
     if how == "align_corners":

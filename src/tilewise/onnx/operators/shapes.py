@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.errors import FileFormatError, ShapeError
+from tilewise import ops
+from tilewise.errors import DtypeError, FileFormatError, ShapeError
+from tilewise.nn import functional as F
 from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
     Array,
@@ -15,15 +17,16 @@ from tilewise.onnx.operators.base import (
     are_constants,
     array,
     axis_of,
+    check_size,
     choice,
     computed,
     numbers,
     operator,
-    room,
+    read_values,
     same_type,
     tensor,
 )
-from tilewise.tensor import Tensor, cat
+from tilewise.tensor import Tensor, apply, cat
 
 
 def _reshaped(x: Value, shape: tuple[int, ...]) -> Value:
@@ -34,6 +37,7 @@ def _reshaped(x: Value, shape: tuple[int, ...]) -> Value:
 
 @operator("Reshape")
 def _reshape(node: OnnxNode, x: Value, shape: Value) -> Value:
+    """Reshape; 0 copies the input's size unless `allowzero` is set, and -1 is computed."""
     target = numbers(shape)
     if not node.get("allowzero", 0):
         if any(n == 0 and i >= len(x.shape) for i, n in enumerate(target)):
@@ -42,8 +46,8 @@ def _reshape(node: OnnxNode, x: Value, shape: Value) -> Value:
     if target.count(-1) > 1 or min(target, default=0) < -1:
         raise ShapeError(f"{node} asks for the shape {tuple(target)}")
     if -1 in target:
-        rest = math.prod(n for n in target if n != -1)
-        target[target.index(-1)] = math.prod(x.shape) // rest if rest else 0
+        others = math.prod(n for n in target if n != -1)
+        target[target.index(-1)] = math.prod(x.shape) // others if others else 0
     return _reshaped(x, tuple(target))
 
 
@@ -85,6 +89,7 @@ def _unsqueeze(node: OnnxNode, x: Value, axes: Value) -> Value:
 
 @operator("Concat")
 def _concat(node: OnnxNode, *values: Value) -> Value:
+    """Concatenate along an axis; constants stay constants."""
     same_type(node, *values)
     axis = axis_of(node.get("axis", 0), len(values[0].shape), node)
     if not values[0].shape or any(
@@ -94,7 +99,7 @@ def _concat(node: OnnxNode, *values: Value) -> Value:
     ):
         raise ShapeError(f"{node} cannot join shapes {', '.join(str(v.shape) for v in values[:8])}")
     total = sum(v.shape[axis] for v in values)
-    room((*values[0].shape[:axis], total, *values[0].shape[axis + 1 :]), array(values[0]).itemsize)
+    check_size((*values[0].shape[:axis], total, *values[0].shape[axis + 1 :]), array(values[0]).itemsize)
     if are_constants(*values):
         return np.concatenate(values, axis)
     return cat([tensor(v) for v in values], axis)
@@ -102,17 +107,18 @@ def _concat(node: OnnxNode, *values: Value) -> Value:
 
 @operator("Split")
 def _split(node: OnnxNode, x: Value, sizes: Value | None = None) -> Any:
+    """Split along an axis into given or equal sizes."""
     axis = axis_of(node.get("axis", 0), len(x.shape), node)
     if not x.shape:
         raise ShapeError(f"{node} cannot cut a single number")
-    total, parts = x.shape[axis], len(node.outputs)
+    total, count = x.shape[axis], len(node.outputs)
     if sizes is not None:
         lengths = numbers(sizes)
     else:
-        step = max(-(-total // parts), 1)
-        lengths = [min(step, max(total - i * step, 0)) for i in range(parts)]
-    if sum(lengths) != total or min(lengths, default=0) < 0 or len(lengths) != parts:
-        raise ShapeError(f"{node} cuts an axis of {total} into {parts} pieces of {lengths}")
+        step = max(-(-total // count), 1)
+        lengths = [min(step, max(total - i * step, 0)) for i in range(count)]
+    if sum(lengths) != total or min(lengths, default=0) < 0 or len(lengths) != count:
+        raise ShapeError(f"{node} cuts an axis of {total} into {count} pieces of {lengths}")
     if isinstance(x, Tensor):
         return tuple(x.split(lengths, axis))
     return tuple(np.split(x, np.cumsum(lengths)[:-1], axis))
@@ -122,6 +128,7 @@ def _split(node: OnnxNode, x: Value, sizes: Value | None = None) -> Any:
 def _slice(
     node: OnnxNode, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None
 ) -> Value:
+    """Slice the named axes; bounds beyond the axis are clipped."""
     first, last = numbers(starts), numbers(ends)
     along = list(range(len(first))) if axes is None else numbers(axes)
     step = [1] * len(first) if steps is None else numbers(steps)
@@ -129,10 +136,10 @@ def _slice(
         raise ShapeError(f"{node} has starts {first}, ends {last}, axes {along} and steps {step}")
     index = [slice(None)] * len(x.shape)
     for a, b, axis, by in zip(first, last, along, step, strict=True):
-        place = axis_of(axis, len(x.shape), node)
-        if place >= len(x.shape):
+        axis = axis_of(axis, len(x.shape), node)
+        if axis >= len(x.shape):
             raise ShapeError(f"{node} cannot cut a single number")
-        index[place] = _bounds(a, b, by, x.shape[place])
+        index[axis] = _bounds(a, b, by, x.shape[axis])
     return x[tuple(index)]
 
 
@@ -153,7 +160,7 @@ def _expand(node: OnnxNode, x: Value, shape: Value) -> Value:
         target = np.broadcast_shapes(x.shape, tuple(numbers(shape)))
     except ValueError:
         raise ShapeError(f"{node} cannot spread {x.shape} over {numbers(shape)}") from None
-    room(target, array(x).itemsize)
+    check_size(target, array(x).itemsize)
     return np.broadcast_to(x, target) if isinstance(x, np.ndarray) else x.expand(*target)
 
 
@@ -162,7 +169,7 @@ def _tile(node: OnnxNode, x: Value, repeats: Value) -> Value:
     times = numbers(repeats)
     if len(times) != len(x.shape) or min(times, default=0) < 0:
         raise ShapeError(f"{node} repeats a tensor of shape {x.shape} {times} times")
-    room([n * t for n, t in zip(x.shape, times, strict=True)], array(x).itemsize)
+    check_size([n * t for n, t in zip(x.shape, times, strict=True)], array(x).itemsize)
     if are_constants(x):
         return np.tile(array(x), times)
     places = np.ix_(*(np.tile(np.arange(n), t) for n, t in zip(x.shape, times, strict=True)))
@@ -171,6 +178,7 @@ def _tile(node: OnnxNode, x: Value, repeats: Value) -> Value:
 
 @operator("Pad")
 def _pad(node: OnnxNode, x: Value, pads: Value, value: Value | None = None, axes: Value | None = None) -> Value:
+    """Pad with a constant, or with entries of the tensor (reflect, edge, wrap)."""
     mode = choice(node, "mode", "constant", ("constant", "edge", "reflect", "wrap"))
     along = list(range(len(x.shape))) if axes is None else [axis_of(a, len(x.shape), node) for a in numbers(axes)]
     widths_list = numbers(pads)
@@ -179,7 +187,7 @@ def _pad(node: OnnxNode, x: Value, pads: Value, value: Value | None = None, axes
     widths = [(0, 0)] * len(x.shape)
     for i, axis in enumerate(along):
         widths[axis] = (widths_list[i], widths_list[i + len(along)])
-    room([n + a + b for n, (a, b) in zip(x.shape, widths, strict=True)], array(x).itemsize)
+    check_size([n + a + b for n, (a, b) in zip(x.shape, widths, strict=True)], array(x).itemsize)
     if any(min(a, b) < 0 for a, b in widths):
         # Negative widths crop. Axes that keep their size must follow other batches: no fixed end for them.
         x = x[tuple(slice(max(-a, 0), min(b, 0) or None) for a, b in widths)]
@@ -217,7 +225,7 @@ def _constant_of_shape(node: OnnxNode, shape: Value) -> Value:
     value = node.attributes.get("value", np.zeros(1, np.float32))
     if not isinstance(value, np.ndarray) or value.size != 1:
         raise FileFormatError(f"{node} fills with something other than one number")
-    return np.full(room(numbers(shape), value.itemsize), value.reshape(()))
+    return np.full(check_size(numbers(shape), value.itemsize), value.reshape(()))
 
 
 @operator("Range")
@@ -227,7 +235,7 @@ def _range(node: OnnxNode, start: Value, limit: Value, step: Value) -> Value:
     if by == 0 or not all(map(math.isfinite, (a, b, by))):
         raise ShapeError(f"{node} counts from {a} to {b} in steps of {by}")
     count = max(math.ceil((b - a) / by), 0)
-    room((count,), 8)
+    check_size((count,), 8)
     return np.asarray((a + np.arange(count) * by).astype(array(start).dtype))
 
 
@@ -245,14 +253,14 @@ def _eye_like(node: OnnxNode, x: Value) -> Value:
 def _one_hot(node: OnnxNode, indices: Value, depth: Value, values: Value) -> Value:
     size, (off, on) = int(array(depth).reshape(()).item()), array(values).reshape(2)
     axis = axis_of(node.get("axis", -1), len(indices.shape) + 1, node)
-    room((*indices.shape, size), array(values).itemsize)
+    check_size((*indices.shape, size), array(values).itemsize)
     return computed(lambda a: _one_hot_of(a, size, off, on, axis), indices, name=node.op)
 
 
 def _one_hot_of(indices: Array, size: int, off: Any, on: Any, axis: int) -> Array:
     where = np.expand_dims(np.where(indices < 0, indices + size, indices), axis)
-    spread = np.arange(size).reshape([-1 if i == axis else 1 for i in range(where.ndim)])
-    return np.asarray(np.where(where == spread, on, off))
+    classes = np.arange(size).reshape([-1 if i == axis else 1 for i in range(where.ndim)])
+    return np.asarray(np.where(where == classes, on, off))
 
 
 @operator("Trilu")
@@ -269,12 +277,13 @@ def _trilu(node: OnnxNode, x: Value, k: Value | None = None) -> Value:
 
 @operator("NonZero")
 def _non_zero(node: OnnxNode, x: Value) -> Value:
-    room((len(x.shape), math.prod(x.shape)), 8)
+    check_size((len(x.shape), math.prod(x.shape)), 8)
     return computed(lambda a: np.array(np.nonzero(a), np.int64).reshape(a.ndim, -1), x, name=node.op)
 
 
 @operator("DepthToSpace")
 def _depth_to_space(node: OnnxNode, x: Value) -> Value:
+    """Move blocks of channels to pixels."""
     size = node.get("blocksize", 1)
     n, c, h, w = _image(node, x, size, c_by=size * size)
     mode = choice(node, "mode", "DCR", ("DCR", "CRD"))
@@ -299,3 +308,116 @@ def _image(node: OnnxNode, x: Value, size: int, c_by: int = 1, side_by: int = 1)
     if size < 1 or len(x.shape) != 4 or x.shape[1] % c_by or x.shape[2] % side_by or x.shape[3] % side_by:
         raise ShapeError(f"{node} cannot use blocks of {size} in a tensor of shape {x.shape}")
     return x.shape
+
+
+# --- lookup by index ---
+
+
+@operator("Gather")
+def _gather(node: OnnxNode, x: Value, indices: Value) -> Value:
+    """Look up entries along an axis; the indices may be computed."""
+    axis, where = axis_of(node.get("axis", 0), len(x.shape), node), array(indices)
+    if where.dtype.kind not in "iu" or not x.shape:
+        raise DtypeError(f"{node} looks up {where.dtype} in a tensor of shape {x.shape}")
+    check_size((*x.shape[:axis], *where.shape, *x.shape[axis + 1 :]), array(x).itemsize)
+    places = _inside(where, x.shape[axis], node)
+    if are_constants(x, indices):
+        return np.asarray(array(x).take(places, axis))
+    if axis == 0 and len(x.shape) == 2 and isinstance(x, Tensor):
+        return F.embedding(places, x) if are_constants(indices) else apply(Lookup, x, tensor(indices))
+    if are_constants(indices):
+        return tensor(x)[(*(slice(None),) * axis, places)]
+    return apply(Lookup, tensor(x), tensor(indices), axis=axis)
+
+
+def _inside(where: Array, size: int, node: object) -> Array:
+    """Positions counted from the front; one outside is an error."""
+    if where.size and (int(where.min()) < -size or int(where.max()) >= size):
+        raise ShapeError(f"{node} looks up position {int(where.max())} or {int(where.min())} of {size}")
+    return np.where(where < 0, where + size, where).astype(np.intp)
+
+
+def _along(axis: int, where: Array) -> Any:
+    """An index of positions along one axis."""
+    return (*(slice(None),) * axis, where)
+
+
+class Lookup(ops.Operation):
+    """Entries of an axis by positions that are computed too."""
+
+    def forward(self, x: Array, where: Array, *, axis: int = 0) -> Array:
+        self.shape, self.axis = x.shape, axis
+        self.where = _inside(where, x.shape[axis], "a lookup")
+        return np.asarray(x.take(self.where, axis))
+
+    def backward(self, grad: Array) -> Any:
+        g = np.zeros(self.shape, grad.dtype)
+        np.add.at(g, _along(self.axis, self.where), grad)
+        return g, None
+
+
+@operator("GatherElements")
+def _gather_elements(node: OnnxNode, x: Value, indices: Value) -> Value:
+    """Look up one entry per index along an axis."""
+    axis, where = axis_of(node.get("axis", 0), len(x.shape), node), read_values(indices)
+    if where.dtype.kind not in "iu" or where.ndim != len(x.shape):
+        raise ShapeError(f"{node} looks up {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
+    if any(a > b for i, (a, b) in enumerate(zip(where.shape, x.shape, strict=True)) if i != axis):
+        raise ShapeError(f"{node} looks up {where.shape} in a tensor of shape {x.shape}")
+    places = _inside(where, x.shape[axis], node)
+    cut = tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(where.shape))
+    if are_constants(x, indices):
+        return np.take_along_axis(array(x)[cut], places, axis)
+    return tensor(x)[cut].gather(axis, places)
+
+
+@operator("GatherND")
+def _gather_nd(node: OnnxNode, x: Value, indices: Value) -> Value:
+    """Look up entries or slices by index tuples."""
+    where, batch = read_values(indices), node.get("batch_dims", 0)
+    if where.dtype.kind not in "iu" or not where.ndim or not 0 < where.shape[-1] <= len(x.shape) - batch:
+        raise ShapeError(f"{node} looks up {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
+    if not 0 <= batch < min(where.ndim, len(x.shape)) or where.shape[:batch] != x.shape[:batch]:
+        raise ShapeError(f"{node} shares {batch} axes of {where.shape} and {x.shape}")
+    check_size((*where.shape[:-1], *x.shape[batch + where.shape[-1] :]), array(x).itemsize)
+    places = tuple(_inside(where[..., i], x.shape[batch + i], node) for i in range(where.shape[-1]))
+    lead = tuple(
+        np.arange(n).reshape([-1 if j == i else 1 for j in range(where.ndim - 1)])
+        for i, n in enumerate(where.shape[:batch])
+    )
+    return array(x)[lead + places] if are_constants(x, indices) else tensor(x)[lead + places]
+
+
+@operator("ScatterND")
+def _scatter_nd(node: OnnxNode, x: Value, indices: Value, updates: Value) -> Value:
+    where = read_values(indices)
+    if where.dtype.kind not in "iu" or not where.ndim or where.shape[-1] > len(x.shape):
+        raise ShapeError(f"{node} writes at {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
+    if tuple(updates.shape) != (*where.shape[:-1], *x.shape[where.shape[-1] :]):
+        raise ShapeError(f"{node} writes {updates.shape} at {where.shape} in a tensor of shape {x.shape}")
+    places = tuple(_inside(where[..., i], x.shape[i], node) for i in range(where.shape[-1]))
+    how = choice(node, "reduction", "none", ("none", "add", "mul", "max", "min"))
+    return computed(lambda a, b: _written(a, places, b, how), x, updates, name=node.op)
+
+
+@operator("ScatterElements")
+def _scatter_elements(node: OnnxNode, x: Value, indices: Value, updates: Value) -> Value:
+    axis, where = axis_of(node.get("axis", 0), len(x.shape), node), read_values(indices)
+    if where.dtype.kind not in "iu" or where.ndim != len(x.shape) or where.shape != tuple(updates.shape):
+        raise ShapeError(f"{node} writes {updates.shape} at {where.shape} in a tensor of shape {x.shape}")
+    places: list[Any] = list(np.ix_(*(np.arange(n) for n in where.shape)))
+    places[axis] = _inside(where, x.shape[axis], node)
+    how = choice(node, "reduction", "none", ("none", "add", "mul", "max", "min"))
+    return computed(lambda a, b: _written(a, tuple(places), b, how), x, updates, name=node.op)
+
+
+_WRITES: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _written(x: Array, places: tuple[Any, ...], updates: Array, how: str) -> Array:
+    out = x.copy()
+    if how == "none":
+        out[places] = updates
+        return out
+    _WRITES[how].at(out, places, updates)
+    return out

@@ -8,16 +8,17 @@ filled up with zeros. A line (N, C, L) is an image of height one.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from tilewise.errors import ShapeError
+from tilewise.errors import ShapeError, UnavailableError
 from tilewise.nn import functional as F
 from tilewise.nn import resampling
 from tilewise.onnx.graph import OnnxNode
-from tilewise.onnx.operators.base import Value, array, choice, is_float, operator, room, tensor
-from tilewise.onnx.operators.volumes import conv_volume, pool_volume
+from tilewise.onnx.operators.base import Value, array, check_size, choice, is_float, operator, tensor
 from tilewise.tensor import Tensor, apply
 
 Pads = list[tuple[int, int]]
@@ -72,7 +73,7 @@ def _even(pads: Pads) -> bool:
 
 
 def _pad_images(x: Tensor, pads: Pads, value: float = 0.0) -> Tensor:
-    room([*x.shape[:2], *(n + a + b for n, (a, b) in zip(x.shape[2:], pads, strict=True))])
+    check_size([*x.shape[:2], *(n + a + b for n, (a, b) in zip(x.shape[2:], pads, strict=True))])
     return x.pad([(0, 0), (0, 0), *pads], value)
 
 
@@ -82,6 +83,7 @@ def _result_size(size: int, pads: tuple[int, int], kernel: int, stride: int) -> 
 
 @operator("Conv")
 def _conv(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    """Convolve over one, two or three axes; one axis is an image of height 1."""
     rank = _spatial(node, x)
     if len(weight.shape) != rank + 2 or not is_float(weight):
         raise ShapeError(f"{node} has filters of shape {weight.shape} for an input of shape {x.shape}")
@@ -92,14 +94,14 @@ def _conv(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) ->
     pads = _pads(node, list(x.shape[2:]), kernel, strides, dilations)
     if rank == 3:
         shift = None if bias is None else tensor(bias)
-        return conv_volume(node, tensor(x), tensor(weight), shift, strides, dilations, pads)
+        return conv_volume(node, tensor(x), tensor(weight), shift, strides=strides, dilations=dilations, pads=pads)
     images, filters = as_images(tensor(x)), as_images(tensor(weight))
     if rank == 1:
         strides, dilations, pads, kernel = [1, *strides], [1, *dilations], [(0, 0), *pads], [1, *kernel]
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     sizes = zip(images.shape[2:], pads, reach, strides, strict=True)
-    room([images.shape[0], filters.shape[0], *(max(_result_size(n, p, k, s), 0) for n, p, k, s in sizes)])
-    room([*images.shape[:2], *(n + sum(p) for n, p in zip(images.shape[2:], pads, strict=True))])
+    check_size([images.shape[0], filters.shape[0], *(max(_result_size(n, p, k, s), 0) for n, p, k, s in sizes)])
+    check_size([*images.shape[:2], *(n + sum(p) for n, p in zip(images.shape[2:], pads, strict=True))])
     (top, bottom), (left, right) = pads
     padding = (top, left) if _even(pads) else (top, left, bottom, right)
     shift = None if bias is None else tensor(bias)
@@ -119,6 +121,7 @@ def _conv(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) ->
 
 @operator("ConvTranspose")
 def _conv_transpose(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    """Compute a transposed convolution, padded or cropped to the size that the node asks for."""
     rank = _spatial(node, x)
     if len(weight.shape) != rank + 2 or not is_float(weight):
         raise ShapeError(f"{node} has filters of shape {weight.shape} for an input of shape {x.shape}")
@@ -128,14 +131,14 @@ def _conv_transpose(node: OnnxNode, x: Value, weight: Value, bias: Value | None 
     sizes = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(x.shape[2:], strides, kernel, dilations, strict=True)]
     pads = _transposed_pads(node, x, sizes, strides, extra)
     groups = node.get("group", 1)
-    room([x.shape[0], weight.shape[1] * max(groups, 1), *(n + e for n, e in zip(sizes, extra, strict=True))])
+    check_size([x.shape[0], weight.shape[1] * max(groups, 1), *(n + e for n, e in zip(sizes, extra, strict=True))])
     images, filters = as_images(tensor(x)), as_images(tensor(weight))
     if rank == 1:
         strides, dilations, pads, extra = [1, *strides], [1, *dilations], [(0, 0), *pads], [0, *extra]
     if dilations != [1, 1]:
-        room([*filters.shape[:2], *((k - 1) * d + 1 for k, d in zip(filters.shape[2:], dilations, strict=True))])
+        check_size([*filters.shape[:2], *((k - 1) * d + 1 for k, d in zip(filters.shape[2:], dilations, strict=True))])
         filters = apply(resampling.Dilate, filters, step=(dilations[0], dilations[1]))
-    full = F.conv_transpose2d(images, filters, None, (strides[0], strides[1]), 0, 0, groups)
+    full = F.conv_transpose2d(images, filters, None, (strides[0], strides[1]), groups=groups)
     y = _cut(full, pads, extra, node)
     y = y if bias is None else y + tensor(bias).reshape(-1, 1, 1)
     return _as_before(y, rank)
@@ -189,6 +192,7 @@ def _with_ceiling(node: OnnxNode, sizes: list[int], kernel: list[int], strides: 
 
 @operator("MaxPool", "AveragePool")
 def _pool(node: OnnxNode, x: Value) -> Value:
+    """Pool over one, two or three axes; one axis is an image of height 1."""
     rank = _spatial(node, x)
     kernel, strides = _setting(node, "kernel_shape", rank, 1), _setting(node, "strides", rank, 1)
     if set(node.get("dilations", (1,))) != {1} or len(node.outputs) > 1:
@@ -201,7 +205,7 @@ def _pool(node: OnnxNode, x: Value) -> Value:
     images = as_images(tensor(x))
     if rank == 1:
         kernel, strides, pads, requested = [1, *kernel], [1, *strides], [(0, 0), *pads], [(0, 0), *requested]
-    room([*images.shape[:2], *(n + sum(p) for n, p in zip(images.shape[2:], pads, strict=True))])
+    check_size([*images.shape[:2], *(n + sum(p) for n, p in zip(images.shape[2:], pads, strict=True))])
     average = node.op == "AveragePool"
     scale = _share_of_windows(node, images, kernel, strides, pads, requested) if average else None
     small = all(2 * p[0] <= k for p, k in zip(pads, kernel, strict=True))
@@ -237,3 +241,73 @@ def _global_pool(node: OnnxNode, x: Value) -> Value:
     if t.ndim == 4:
         return F.global_avg_pool(t).reshape(*t.shape[:2], 1, 1)
     return t.mean(axes, True)
+
+
+# --- volumes ---
+
+
+def _over_depth(
+    x: Tensor,
+    steps: tuple[int, int, int],
+    plane: Callable[[Tensor, int], Tensor],
+    join: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Apply `plane(images, tap)` to the slices that each tap reads, and join the results of all taps.
+
+    `steps` are the number of taps in depth, the stride and the dilation.
+    """
+    taps, stride, dilation = steps
+    n, c, depth, h, w = x.shape
+    slices = (depth - (taps - 1) * dilation - 1) // stride + 1
+    check_size([n, slices, c, h, w])
+    results = []
+    for tap in range(taps):
+        first = tap * dilation
+        part = x[:, :, first : first + (slices - 1) * stride + 1 : stride]  # (N, C, slices, H, W)
+        images = part.permute(0, 2, 1, 3, 4).reshape(n * slices, c, h, w)
+        results.append(plane(images, tap))
+    y = reduce(join, results)
+    return y.reshape(n, slices, *y.shape[1:]).permute(0, 2, 1, 3, 4)
+
+
+def _padded_depth(x: Tensor, pads: tuple[int, int], value: float) -> Tensor:
+    return x.pad([(0, 0), (0, 0), pads, (0, 0), (0, 0)], value) if any(pads) else x
+
+
+def conv_volume(
+    node: OnnxNode,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    strides: list[int],
+    dilations: list[int],
+    pads: Pads,
+) -> Tensor:
+    """Return a three-dimensional convolution with filters (O, C / groups, kd, kh, kw)."""
+    (top, bottom), (left, right) = pads[1:]
+    padding = (top, left) if (top, left) == (bottom, right) else (top, left, bottom, right)
+
+    def plane(images: Tensor, tap: int) -> Tensor:
+        shift = bias if tap == 0 else None  # once, not for every tap
+        stride, dilation = (strides[1], strides[2]), (dilations[1], dilations[2])
+        return F.conv2d(images, weight[:, :, tap], shift, stride, padding, node.get("group", 1), dilation=dilation)
+
+    volume = _padded_depth(x, pads[0], 0.0)
+    return _over_depth(volume, (weight.shape[2], strides[0], dilations[0]), plane, lambda a, b: a + b)
+
+
+def pool_volume(node: OnnxNode, x: Tensor, kernel: list[int], strides: list[int], pads: Pads) -> Tensor:
+    """Return the maximum or mean of windows of a volume; a mean over padding is not supported."""
+    average = node.op == "AveragePool"
+    if average and any(map(any, pads)):
+        raise UnavailableError(f"{node} averages volumes with padding, which tilewise does not compute")
+    volume = x.pad([(0, 0), (0, 0), *pads], -math.inf) if any(map(any, pads)) else x
+    pool = F.avg_pool2d if average else F.max_pool2d
+
+    def plane(images: Tensor, _tap: int) -> Tensor:
+        return pool(images, (kernel[1], kernel[2]), (strides[1], strides[2]), (0, 0))
+
+    if average:
+        return _over_depth(volume, (kernel[0], strides[0], 1), plane, lambda a, b: a + b) / float(kernel[0])
+    return _over_depth(volume, (kernel[0], strides[0], 1), plane, lambda a, b: a.maximum(b))

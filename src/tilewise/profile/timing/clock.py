@@ -6,7 +6,7 @@ the clock, divided by `calls`. The cost of the call itself is not subtracted, be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import repeat
 from time import perf_counter_ns
@@ -59,3 +59,20 @@ def calibrate(func: Callable[[], Any], sample_seconds: float) -> int:
         # Aim 10 % above the target; at most 16 times more calls at once, because short timings are inaccurate.
         growth = sample_seconds / max(elapsed, 1e-9)
         calls = int(calls * min(max(growth * 1.1, 1.5), 16.0)) + 1
+
+
+def time_interleaved(
+    runs: Sequence[Callable[[], Any]], rounds: int, *, calls: int | Sequence[int] = 1, warmup: int = 1
+) -> list[list[float]]:
+    """Time functions interleaved; return `rounds` samples, in seconds per call, for each function.
+
+    A sample is `calls` calls (one number for all functions, or one per function). `warmup` rounds are discarded.
+    """
+    samples: list[list[float]] = [[] for _ in runs]
+    counts = [calls] * len(runs) if isinstance(calls, int) else calls
+    for number in range(warmup + rounds):
+        for run, count, series in zip(runs, counts, samples, strict=True):
+            seconds = timed_calls(run, count) * NANO / count
+            if number >= warmup:
+                series.append(seconds)
+    return samples

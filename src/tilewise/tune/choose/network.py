@@ -21,10 +21,10 @@ from tilewise.nn import Module
 from tilewise.nn.describe import layer_names
 from tilewise.profile import ProfilerContext
 from tilewise.profile.targets import MODELS, Target, model_target
-from tilewise.profile.timing.interleave import time_interleaved
-from tilewise.quantize.convert import QuantizedModel
+from tilewise.profile.timing.clock import time_interleaved
 from tilewise.quantize.files import holds_quantized, load_quantized
 from tilewise.quantize.layers import QuantizedConv2d
+from tilewise.quantize.model import QuantizedModel
 from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.chooser import measurable, problem_of

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.profile.timing.interleave import time_interleaved
+from tilewise.profile.timing.clock import time_interleaved
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.cpu.family import Array, get_family, is_right

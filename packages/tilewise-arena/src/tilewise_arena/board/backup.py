@@ -20,8 +20,7 @@ from typing import IO, Any
 from sqlalchemy import insert, select
 
 from tilewise._files import atomic_writer, convert_read_errors, open_input
-from tilewise.bench.errors import Rejected
-from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.errors import ConfigurationError, FileFormatError, Rejected, TilewiseError
 from tilewise_arena.board import schema
 from tilewise_arena.board.chain import Link, board_key, check_chain, seal_of
 from tilewise_arena.board.store import Board, open_board

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, insert, select, update
 
-from tilewise.bench.errors import Rejected
 from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.jsontext import canonical
 from tilewise.bench.recipe import Recipe, parse_recipe
 from tilewise.bench.scoring import check_consistent
-from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
+from tilewise.errors import ConfigurationError, FileFormatError, Rejected, UnavailableError
 from tilewise_arena.board import schema
 from tilewise_arena.board.chain import FIRST, Link, make_link, row_seal, seal_of
 

@@ -7,7 +7,7 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Attach the commands to `tilewise compete` (entry-point group `tilewise.commands`)."""
-    from tilewise.cli.compete.app import compete
+    from tilewise.cli.compete import compete
     from tilewise_arena.cli import serving, teaching
     from tilewise_arena.cli.verifying import verify
 

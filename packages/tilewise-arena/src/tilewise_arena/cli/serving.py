@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.compete.options import ThreadsOption
+from tilewise.cli.compete import ThreadsOption
 from tilewise.cli.every import AsJson, answer
 from tilewise.web.listening import format_address, freeze_imports, listen, require_uvicorn
 from tilewise_arena.cli.options import DEFAULT_BOARD, BoardOption, ImagesOption, KeyOption, open_board

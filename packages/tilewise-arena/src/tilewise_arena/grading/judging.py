@@ -20,8 +20,7 @@ from typing import Any
 
 from tilewise._files import read_input, write_atomic
 from tilewise.errors import UnavailableError
-from tilewise.learn.asking import require
-from tilewise.learn.checking import Exercise, Result, answering, check, exercises, feedback
+from tilewise.learn.checking import Exercise, Result, answering, check, exercises, feedback, require
 from tilewise.learn.labs import LabGrade, grade
 from tilewise.learn.labs.labwork import read_token
 from tilewise.learn.remote import MessageChannel

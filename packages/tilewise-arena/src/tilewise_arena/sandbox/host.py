@@ -30,11 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import read_input
-from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.events import Event
 from tilewise.bench.integrity import waiting_ns
 from tilewise.bench.recipe import MOST_FILE_BYTES
-from tilewise.errors import UnavailableError
+from tilewise.errors import Rejected, TooNoisy, UnavailableError
 from tilewise_arena.sandbox import bubblewrap, wire
 
 Array = npt.NDArray[Any]

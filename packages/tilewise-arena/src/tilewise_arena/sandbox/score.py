@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from tilewise.backend import OptimizedBackend
 from tilewise.bench.drawing import prompts_without_loops
-from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.floor import check_floor, least_plugin_seconds
 from tilewise.bench.integrity import ClockWatch, check_baseline_speed
@@ -28,6 +27,7 @@ from tilewise.bench.measure import Settings, file_bytes
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.scoring import Score, combined, machine_facts
 from tilewise.bench.validation import check_agreement, check_fresh, check_logits, check_tokens
+from tilewise.errors import Rejected, TooNoisy
 from tilewise.profile.timing.statistics import signed_rank_test
 from tilewise_arena.sandbox import bubblewrap, wire
 from tilewise_arena.sandbox.host import Host, Submitted, hosted

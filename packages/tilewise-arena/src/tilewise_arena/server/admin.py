@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
-from tilewise.bench.errors import Rejected
 from tilewise.bench.events import TinyMLPerf
-from tilewise.errors import TilewiseError
+from tilewise.errors import Rejected, TilewiseError
 from tilewise_arena.board.backup import backup_lines
 from tilewise_arena.board.grades import grades_csv
 from tilewise_arena.board.sessions import end_session, open_session, session_holder

@@ -11,12 +11,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.jsontext import parse_json
 from tilewise.bench.recipe import parse_recipe
 from tilewise.bench.submission import reference_recipe
-from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.errors import ConfigurationError, Rejected, TilewiseError
 from tilewise_arena.board import Board
 from tilewise_arena.board.tokens import holder_of
 from tilewise_arena.server import charts, models

@@ -15,11 +15,10 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 
-from tilewise.bench.errors import Rejected
 from tilewise.bench.jsontext import parse_json
 from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe, parse_recipe
 from tilewise.bench.scoring import NO_TRUTH
-from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
+from tilewise.errors import ConfigurationError, Rejected, TilewiseError, UnavailableError
 from tilewise.web.health import Pulse
 from tilewise.web.limits import HOLDER, MAX_BODY_BYTES
 from tilewise_arena.board import Board, BoardTransaction

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewise.bench.processes import child_environment
+from tilewise._system import child_environment
 from tilewise.errors import TilewiseError
 from tilewise_arena.board import open_board
 from tilewise_arena.worker import new_name

@@ -3,7 +3,7 @@
 A quantized network holds operations that have no integer form, and dynamically quantized networks are made of them.
 Both are stored as the trace recorded them: the operation's name, what it reads, its parameters. Names are looked up
 among tilewise's own operations, so a file cannot name any other code. Parameters that follow the batch (the shape of a
-reshape) are found by tracing twice with different batches.
+reshape) are found by tracing twice with different batch sizes.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from tilewise.quantize.layers import QuantizedLinear
 from tilewise.tensor import Tensor, apply, no_grad
 
 Array = npt.NDArray[Any]
-# They hold functions or random generators, which are not data.
+# Operations that hold functions or random generators, which are not data.
 _NOT_STORED = ("Computed", "Dropout")
-_LARGEST_NESTING = 8
+_LARGEST_NESTING = 8  # of tuples in a file's parameters; arbitrary, rejects hostile files
 
 
 def operations() -> dict[str, type[Operation]]:
-    """tilewise's operations by name. The ONNX operators are imported by name: they define some, and nothing else here
-    depends on them."""
+    """Return tilewise's operations by name.
+
+    The ONNX operators are imported by name: they define some, and nothing else here depends on them.
+    """
     importlib.import_module("tilewise.onnx.operators")
     classes: list[type[Operation]] = [Operation]
-    found: dict[str, type[Operation]] = {}
+    by_name: dict[str, type[Operation]] = {}
     while classes:
         for subclass in classes.pop().__subclasses__():
             classes.append(subclass)
             if subclass.__module__.startswith("tilewise.") and subclass.__name__ not in _NOT_STORED:
-                found[subclass.__name__] = subclass
-    return found
+                by_name[subclass.__name__] = subclass
+    return by_name
 
 
 # --- writing ---
@@ -52,12 +54,12 @@ class NodeWriter:
     """Encodes nodes; arrays are collected in `arrays` under names that begin with `prefix`."""
 
     def __init__(self, arrays: dict[str, Array], prefix: str) -> None:
-        self._arrays, self._prefix, self._known = arrays, prefix, operations()
+        self._arrays, self._prefix, self._operations = arrays, prefix, operations()
 
     def node(self, node: Node, other: Node | None = None, batches: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-        """One operation. `other` is the same one traced with the second of two `batches`."""
+        """Encode one operation; `other` is the same one traced with the second of two batch sizes."""
         name = node.operation.__name__
-        if self._known.get(name) is not node.operation:
+        if self._operations.get(name) is not node.operation:
             raise ConfigurationError(f"{node.layer or name} runs {name}, which cannot be written to a file")
         others = (other.inputs, other.params) if other is not None else (node.inputs, node.params)
         self._batches = batches
@@ -71,10 +73,11 @@ class NodeWriter:
         }
 
     def _value(self, value: Any, other: Any) -> Any:
+        """Encode a parameter; `other` is its value in the second trace."""
         if isinstance(value, bool | str | float) or value is None:
             return value
         if isinstance(value, int):
-            return value if value == other else self._following(value, other)
+            return value if value == other else self._batch_size(value, other)
         if isinstance(value, tuple | list):
             kind = "tuple" if isinstance(value, tuple) else "list"
             return {kind: [self._value(a, b) for a, b in zip(value, other, strict=True)]}
@@ -99,16 +102,17 @@ class NodeWriter:
             return {"dtype": str(np.dtype(value))}
         raise ConfigurationError(f"a parameter of type {type(value).__name__} cannot be written to a file")
 
-    def _following(self, value: int, other: int) -> dict[str, Any]:
-        """An integer that is `each` per image plus `fixed`."""
+    def _batch_size(self, value: int, other: int) -> dict[str, Any]:
+        """Encode an integer that is `each` per image plus `fixed`."""
         first, second = self._batches
-        each, rest = divmod(other - value, second - first)
-        if rest:
+        each, remainder = divmod(other - value, second - first)
+        if remainder:
             raise ConfigurationError("a size of this network follows the batch in a way that cannot be written")
         return {"batch": [each, value - each * first]}
 
     def _repeated(self, value: Array, other: Array) -> dict[str, Any]:
         """Encode a constant that was repeated for every image of the batch, such as position embeddings."""
+        # Every entry must equal the first one, in both traces.
         follows = (len(value), len(other)) == self._batches and value.shape[1:] == other.shape[1:]
         if not follows or (value != value[:1]).any() or (other != value[:1]).any():
             raise ConfigurationError("a constant of this network depends on the batch, so it cannot be written")
@@ -124,14 +128,15 @@ class NodeWriter:
 
 
 class NodeReader:
-    """Decodes what NodeWriter wrote; integers that follow the batch become `Following`."""
+    """Decodes operations that NodeWriter wrote; integers that follow the batch become `BatchInteger`."""
 
     def __init__(self, arrays: dict[str, Array]) -> None:
-        self._arrays, self._known = arrays, operations()
+        self._arrays, self._operations = arrays, operations()
 
     def node(self, entry: dict[str, Any]) -> Node:
+        """Decode one operation."""
         return Node(
-            operation=self._known[str(entry["op"])],
+            operation=self._operations[str(entry["op"])],
             inputs=tuple(self._value(v) for v in entry["inputs"]),
             params={str(key): self._value(value) for key, value in entry["params"].items()},
             layer=str(entry["layer"]),
@@ -141,6 +146,7 @@ class NodeReader:
         )
 
     def _value(self, value: Any, depth: int = 0) -> Any:
+        """Decode a parameter: plain JSON values, or a dictionary with one key that names the kind."""
         if not isinstance(value, dict):
             if isinstance(value, list) or depth > _LARGEST_NESTING:
                 raise ValueError
@@ -155,7 +161,7 @@ class NodeReader:
             "ellipsis": lambda _: Ellipsis,
             "array": self._arrays.__getitem__,
             "dtype": lambda name: np.dtype(str(name)),
-            "batch": lambda pair: Following(int(pair[0]), int(pair[1])),
+            "batch": lambda pair: BatchInteger(int(pair[0]), int(pair[1])),
             "repeated": lambda array: RepeatedConstant(self._value(array)),
             "taps": lambda arrays: Taps(*(self._value(v) for v in arrays)),
             "linear": self._linear,
@@ -164,11 +170,11 @@ class NodeReader:
 
     def _linear(self, content: list[Any]) -> QuantizedLinear:
         q, scale, bias, activation = content
-        arrays = [None if part is None else self._value(part) for part in (q, scale, bias)]
-        return QuantizedLinear.restored(*arrays, None, None, False, str(activation))
+        arrays = [None if array is None else self._value(array) for array in (q, scale, bias)]
+        return QuantizedLinear.from_integers(*arrays, activation=str(activation))
 
 
-class Following:
+class BatchInteger:
     """An integer that follows the batch: `each` per image plus `fixed`."""
 
     def __init__(self, each: int, fixed: int) -> None:
@@ -191,7 +197,7 @@ class RepeatedConstant:
 
 
 def _at_batch(value: Any, batch: int) -> Any:
-    if isinstance(value, Following | RepeatedConstant):
+    if isinstance(value, BatchInteger | RepeatedConstant):
         return value.at(batch)
     if isinstance(value, tuple | list):
         return type(value)(_at_batch(v, batch) for v in value)
@@ -224,6 +230,7 @@ class TracedModel(Module):
             raise ValueError
 
     def forward(self, *inputs: Any) -> Tensor:
+        """Replay the operations, and drop every value after its last reader."""
         if len(inputs) != len(self.inputs):
             raise ShapeError(f"this network takes {len(self.inputs)} inputs, not {len(inputs)}")
         values: dict[int, Tensor] = {}
@@ -231,6 +238,7 @@ class TracedModel(Module):
             values[number] = Tensor(np.ascontiguousarray(x.data if isinstance(x, Tensor) else x, dtype))
             if values[number].ndim != len(shape):
                 raise ShapeError(f"this network takes inputs of {len(shape)} axes, not {values[number].shape}")
+        # Sizes that follow the batch are computed from that of the first input.
         batch = len(values[0].data) if values[0].ndim else 0
         uses = self._last_uses()
         for number, node in enumerate(self.nodes, len(self.inputs)):
@@ -245,7 +253,8 @@ class TracedModel(Module):
         return values[self.result]
 
     def _last_uses(self) -> dict[int, list[int]]:
-        """By operation: the values that nothing reads after it."""
+        """Return for each operation the values that no later operation reads."""
+        # Later readers overwrite earlier ones; the result is never dropped.
         last: dict[int, int] = {}
         for number, node in enumerate(self.nodes, len(self.inputs)):
             last |= {v.number: number for v in node.reads()}
@@ -258,8 +267,8 @@ class TracedModel(Module):
     @property
     def nbytes(self) -> int:
         """Bytes of all weights."""
-        held = [v for node in self.nodes for v in (*node.inputs, *node.params.values())]
-        return sum(int(v.nbytes) for v in held if isinstance(v, np.ndarray | QuantizedLinear | RepeatedConstant))
+        values = [v for node in self.nodes for v in (*node.inputs, *node.params.values())]
+        return sum(int(v.nbytes) for v in values if isinstance(v, np.ndarray | QuantizedLinear | RepeatedConstant))
 
 
 def _forward_of(operation: Any) -> Callable[..., Any]:
@@ -271,9 +280,10 @@ def _constant(value: Any, batch: int) -> Any:
     return None if value is None else Tensor(np.asarray(_at_batch(value, batch)))
 
 
-def encoded_trace(model: Module, examples: list[Array], arrays: dict[str, Array]) -> dict[str, Any]:
-    """A dynamically quantized model as JSON: `examples` are one input each, with a batch in front."""
+def encode_trace(model: Module, examples: list[Array], arrays: dict[str, Array]) -> dict[str, Any]:
+    """Encode a dynamically quantized model as JSON; `examples` are one array per input, with a batch in front."""
     first, batches = _traced(model, examples), (len(examples[0]), len(examples[0]) + 1)
+    # The second trace, with one more image, shows which sizes follow the batch.
     other: Trace | None = None
     try:
         other = _traced(model, [np.concatenate([x, x[:1]]) for x in examples])
@@ -284,8 +294,8 @@ def encoded_trace(model: Module, examples: list[Array], arrays: dict[str, Array]
     if not isinstance(first.result, Value):
         raise ConfigurationError("the result of this network does not depend on its input through tensors")
     writer = NodeWriter(arrays, "n")
-    pairs = zip(first.nodes, first.nodes if other is None else other.nodes, strict=True)
-    nodes = [writer.node(node, twin, batches) for node, twin in pairs]
+    others = first.nodes if other is None else other.nodes
+    nodes = [writer.node(node, twin, batches) for node, twin in zip(first.nodes, others, strict=True)]
     inputs = [[str(x.dtype), list(x.shape)] for x in examples]
     return {"nodes": nodes, "result": first.result.number, "inputs": inputs}
 
@@ -295,7 +305,8 @@ def _traced(model: Module, examples: list[Array]) -> Trace:
         return trace(model, *examples, always_record=("Expand",))  # a class token is repeated for the batch
 
 
-def decoded_trace(facts: dict[str, Any], arrays: dict[str, Array]) -> TracedModel:
+def decode_trace(facts: dict[str, Any], arrays: dict[str, Array]) -> TracedModel:
+    """Decode a model that `encode_trace` encoded."""
     reader: Callable[[dict[str, Any]], Node] = NodeReader(arrays).node
     inputs = [(str(np.dtype(dtype)), tuple(int(n) for n in shape)) for dtype, shape in facts["inputs"]]
     return TracedModel([reader(entry) for entry in facts["nodes"]], int(facts["result"]), inputs)

@@ -1,4 +1,7 @@
-"""Quantized models on disk: one safetensors file with int8 weights, and in its metadata the steps and their scales."""
+"""Files of quantized models: a safetensors file with the integer weights, and the steps with their scales as metadata.
+
+Dynamically quantized models are stored as the operations that they run (`tilewise.quantize.traced_files`).
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,22 @@ from tilewise.graph.ir import Op
 from tilewise.io import load_arrays, save
 from tilewise.nn import Module
 from tilewise.quantize.calibration import Calibration, is_quantized
-from tilewise.quantize.convert import QuantizedModel
-from tilewise.quantize.elementwise import Affine
-from tilewise.quantize.files.traced import NodeReader, NodeWriter, TracedModel, decoded_trace, encoded_trace
 from tilewise.quantize.graph import NATIVE_NORMS, FloatGraph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
-from tilewise.quantize.lowering import MOVES
-from tilewise.quantize.parameters import WIDEST, AffineParameters
-from tilewise.quantize.reference import BENT, is_leaky, leaky_slope
+from tilewise.quantize.lowering import MOVES_VALUES
+from tilewise.quantize.model import QuantizedModel
+from tilewise.quantize.operators import Affine
+from tilewise.quantize.parameters import INT16_MAX, AffineParameters
+from tilewise.quantize.reference import ACTIVATION_FUNCTIONS, is_leaky, leaky_slope
+from tilewise.quantize.traced_files import NodeReader, NodeWriter, TracedModel, decode_trace, encode_trace
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
-_FORMAT = "tilewise quantized model 2"
-_WITH_WIDE = "tilewise quantized model 3"  # some activations have 16 bits
-_BEFORE = "tilewise quantized model 1"  # pairs of padding, no activation but ReLU
-_FORMATS = (_WITH_WIDE, _FORMAT, _BEFORE)
-# Version of the rule for the order of flattened images (`QuantizedModel.keeps_channels_last`). Files without it were
-# written when every flattened image kept (H, W, C): only right where linear layers alone read it.
-_FLATTEN_LAYOUT = 2
+_FORMAT = "tilewise quantized model 3"
 _TRACED = "tilewise traced quantized model 1"  # dynamically quantized: a list of operations
-_KINDS = ("input", "conv", "linear", "add", "mul", "affine", "sub", *NATIVE_NORMS, "python", *MOVES)
-# What reading a damaged or hostile file may raise.
-_MISFITS = (
+_KINDS = ("input", "conv", "linear", "add", "mul", "affine", "sub", *NATIVE_NORMS, "python", *MOVES_VALUES)
+# Exceptions that reading a damaged or hostile file may raise.
+_READ_ERRORS = (
     KeyError,
     ValueError,
     TypeError,
@@ -45,10 +42,10 @@ _MISFITS = (
     AssertionError,
     RecursionError,
 )
-ACTIVATIONS = ("", "relu", "relu6", *BENT)  # and LeakyReLU with its slope
+ACTIVATIONS = ("", "relu", "relu6", *ACTIVATION_FUNCTIONS)  # and LeakyReLU with its slope
 # Kinds of ops as files name them: files keep the names of the first release.
 _STORED_KINDS = {"gather_channels": "take", "depth_to_space": "spread", "identity": "same"}
-_KIND_OF_STORED = {"global_pool": "global_mean", **{stored: kind for kind, stored in _STORED_KINDS.items()}}
+_KIND_OF_STORED = {stored: kind for kind, stored in _STORED_KINDS.items()}
 
 
 def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = None) -> None:
@@ -62,6 +59,7 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
         _save_traced(model, path, example)
         return
     arrays: dict[str, Array] = {}
+    # Arrays are named `<step>.<name>`; everything else is JSON in the metadata.
     nodes: dict[int, Any] = {}
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
         if step.kind == "python":
@@ -82,26 +80,25 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
         "ranges": c.ranges,
         "shapes": c.shapes,
         "wide": model.int16_reasons,
-        "numbers": {family: [p.scale, p.most] for family, p in model.numbers.items()},
-        "flatten_layout": _FLATTEN_LAYOUT,
+        "numbers": {group: [p.scale, p.int16_limit] for group, p in model.int16_by_group.items()},
         "batch": model.graph.batch,
         "nodes": nodes,
         "measured_error": model.measured_error,
         "stated_error": model.stated_error,
     }
-    save(arrays, path, {"format": _WITH_WIDE if model.int16_reasons else _FORMAT, "model": json.dumps(facts)})
+    save(arrays, path, {"format": _FORMAT, "model": json.dumps(facts)})
 
 
 def _save_traced(model: Module, path: str | os.PathLike[str], example: Any) -> None:
     if not is_quantized(model):
         raise ConfigurationError(f"{type(model).__name__} is not quantized: call quantize first")
     arrays: dict[str, Array] = {}
-    facts = encoded_trace(model, _examples(model, example), arrays)
+    facts = encode_trace(model, _examples(model, example), arrays)
     save(arrays, path, {"format": _TRACED, "model": json.dumps(facts)})
 
 
 def _examples(model: Module, example: Any) -> list[Array]:
-    """Inputs of two images or sequences each."""
+    """Return inputs to trace a model with: those of the caller, of a model read from a file, or the model's own."""
     if example is None and isinstance(model, TracedModel):
         example = [np.zeros(shape, dtype) for dtype, shape in model.inputs]
     if example is None:
@@ -118,58 +115,61 @@ def _examples(model: Module, example: Any) -> list[Array]:
 
 
 def holds_quantized(path: str | os.PathLike[str]) -> bool:
-    """Whether a safetensors file is one that `save_quantized` wrote of a statically quantized model."""
-    return load_arrays(path)[1].get("format") in _FORMATS
+    """Tell whether a safetensors file holds a statically quantized model that `save_quantized` wrote."""
+    return load_arrays(path)[1].get("format") == _FORMAT
 
 
 def load_quantized(path: str | os.PathLike[str]) -> Any:
-    """A model written by `save_quantized`: a QuantizedModel, or a TracedModel where it was dynamically quantized."""
+    """Read a model written by `save_quantized`: a QuantizedModel, or a TracedModel if it was dynamically quantized."""
     arrays, metadata = load_arrays(path)
     if metadata.get("format") == _TRACED:
         return _load_traced(path, arrays, metadata)
-    if metadata.get("format") not in _FORMATS:
+    if metadata.get("format") != _FORMAT:
         raise FileFormatError(f"{path} does not hold a quantized model")
     try:
         facts = json.loads(metadata["model"])
         shapes = [tuple(int(n) for n in shape) for shape in facts["shapes"]]
         steps = [_step(entry, shape, at) for at, (entry, shape) in enumerate(zip(facts["steps"], shapes, strict=True))]
         calibration = Calibration(
-            str(facts["observer"]),
-            tuple(step.name for step in steps),
-            tuple(AffineParameters(float(s), int(z)) for s, z in facts["parameters"]),
-            tuple((float(low), float(high)) for low, high in facts["ranges"]),
-            tuple(shapes),
-            int(facts["samples"]),
+            observer=str(facts["observer"]),
+            names=tuple(step.name for step in steps),
+            parameters=tuple(AffineParameters(float(s), int(z)) for s, z in facts["parameters"]),
+            ranges=tuple((float(low), float(high)) for low, high in facts["ranges"]),
+            shapes=tuple(shapes),
+            samples=int(facts["samples"]),
         )
-        if facts.get("flatten_layout") != _FLATTEN_LAYOUT and _has_old_flatten(steps):
-            raise FileFormatError(
-                f"{path} was written by an older version that confused the order of flattened images: quantize it again"
-            )
         float_reasons = {str(name): str(reason) for name, reason in facts["kept"].items()}
-        int16_reasons = {int(index): str(reason) for index, reason in facts.get("wide", {}).items()}
-        for index, entry in facts.get("nodes", {}).items():
+        int16_reasons = {int(index): str(reason) for index, reason in facts["wide"].items()}
+        # A "python" step is a traced operation, and no other step has one.
+        for index, entry in facts["nodes"].items():
             steps[int(index)].node = NodeReader(arrays).node(entry)
         if any((step.kind == "python") != (step.node is not None) for step in steps):
             raise ValueError
-        graph = FloatGraph(steps, int(facts.get("batch", 0)))
-        numbers = _numbers(facts, int16_reasons)
-        model = QuantizedModel(graph, calibration, float_reasons, _by_step(arrays), int16_reasons, numbers=numbers)
+        model = QuantizedModel(
+            FloatGraph(steps, int(facts["batch"])),
+            calibration,
+            float_reasons,
+            stored=_by_step(arrays),
+            int16_reasons=int16_reasons,
+            int16_by_group=_int16_by_group(facts["numbers"], int16_reasons),
+        )
+        # Layers that conversion left in float need float weights, which only the file can supply.
         for step, layer in zip(steps, model.integer, strict=True):
             if layer is None and step.kind in ("conv", "linear", *NATIVE_NORMS) and step.weight is None:
-                raise ValueError  # left in float, and no float weight came with it
+                raise ValueError  # a float layer without a float weight
         model.measured_error, model.stated_error = (
             _error_of(facts, f"{name}_error") for name in ("measured", "stated")
         )
         return model
     except FileFormatError:
         raise
-    except _MISFITS:
+    except _READ_ERRORS:
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
 
 
 def _error_of(facts: dict[str, Any], name: str) -> float | None:
-    """An error that was stored with the model; None in files from before it was, or if there was no `max_error`."""
-    value = facts.get(name)
+    """Read an error that was stored with the model; None if there was no `max_error`."""
+    value = facts[name]
     if value is None:
         return None
     error = float(value)
@@ -180,35 +180,29 @@ def _error_of(facts: dict[str, Any], name: str) -> float | None:
 
 def _load_traced(path: str | os.PathLike[str], arrays: dict[str, Array], metadata: dict[str, str]) -> TracedModel:
     try:
-        return decoded_trace(json.loads(metadata["model"]), arrays)
-    except _MISFITS:
+        return decode_trace(json.loads(metadata["model"]), arrays)
+    except _READ_ERRORS:
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
 
 
-def _has_old_flatten(steps: list[Op]) -> bool:
-    """Whether something other than a linear layer reads a flattened image."""
-    flattened = {i for i, step in enumerate(steps) if step.kind == "flatten"}
-    return any(step.kind != "linear" and flattened & set(step.inputs) for step in steps)
-
-
-def _numbers(facts: dict[str, Any], int16_reasons: dict[int, str]) -> dict[int, AffineParameters]:
-    """Read the parameters of int16 values; files without them are no longer read."""
-    facts = facts.get("numbers", {})
-    parameters = {int(at): AffineParameters(float(scale), 0, int(most)) for at, (scale, most) in facts.items()}
-    valid = all(0 < p.scale < np.inf and 0 < p.most <= WIDEST for p in parameters.values())
+def _int16_by_group(facts: dict[str, Any], int16_reasons: dict[int, str]) -> dict[int, AffineParameters]:
+    """Read the parameters of int16 values, one pair of scale and limit per group that has a reason."""
+    parameters = {int(at): AffineParameters(float(scale), 0, int(limit)) for at, (scale, limit) in facts.items()}
+    valid = all(0 < p.scale < np.inf and 0 < p.int16_limit <= INT16_MAX for p in parameters.values())
     if set(parameters) != set(int16_reasons) or not valid:
         raise ValueError
     return parameters
 
 
 def model_arrays(step: Op, layer: Any) -> dict[str, Array]:
+    """Return the arrays that a file stores for a step: integers of a quantized layer, floats otherwise."""
     if isinstance(layer, QuantizedConv2d):
         return {"q": layer.kernel.weights(), "scale": layer.weight_scale, "offset": layer.offset}
     if isinstance(layer, QuantizedLinear):
-        held = {"q": layer.kernel.weights()[:, 0, 0], "scale": layer.weight_scale}
-        return held if layer.float_bias is None else held | {"bias": layer.float_bias}
-    numbers = (layer.scale, layer.shift) if isinstance(layer, Affine) else (step.weight, step.bias)
-    return {name: a for name, a in zip(("weight", "bias"), numbers, strict=True) if a is not None}
+        arrays = {"q": layer.kernel.weights()[:, 0, 0], "scale": layer.weight_scale}
+        return arrays if layer.float_bias is None else arrays | {"bias": layer.float_bias}
+    coefficients = (layer.scale, layer.shift) if isinstance(layer, Affine) else (step.weight, step.bias)
+    return {name: a for name, a in zip(("weight", "bias"), coefficients, strict=True) if a is not None}
 
 
 def _facts(step: Op) -> dict[str, Any]:
@@ -216,14 +210,18 @@ def _facts(step: Op) -> dict[str, Any]:
     return {"kind": _STORED_KINDS.get(step.kind, step.kind), **facts}
 
 
-_SIZES = {
+# Options that are tuples, with their smallest and largest length.
+_LENGTHS = {
     "kernel": (2, 2),
     "stride": (2, 2),
     "dilation": (2, 2),
     "by": (2, 2),
-    "padding": (2, 4),
+    "padding": (4, 4),
     "channels": (1, 1 << 20),
 }
+
+
+_OPTION_TYPES: dict[str, type] = {"groups": int, "first": int, "count_padding": bool, "eps": float}
 
 
 def _is_activation(name: str) -> bool:
@@ -231,39 +229,36 @@ def _is_activation(name: str) -> bool:
 
 
 def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Op:
+    """Read the step with index `at`, which may read earlier steps only; ValueError if no network has such a step."""
     kind = _KIND_OF_STORED.get(entry["kind"], entry["kind"])
-    options = (
-        entry["options"] if "options" in entry else {n: entry[n] for n in ("stride", "padding", "kernel", "groups")}
-    )
-    read: dict[str, Any] = {}
-    for name, value in options.items():
-        if name in _SIZES:
-            read[name] = tuple(int(n) for n in value)
-            low, high = _SIZES[name]
-            if not low <= len(read[name]) <= high or min(read[name]) < 0:
+    options: dict[str, Any] = {}
+    for name, value in entry["options"].items():
+        if name in _LENGTHS:
+            options[name] = tuple(int(n) for n in value)
+            low, high = _LENGTHS[name]
+            if not low <= len(options[name]) <= high or min(options[name]) < 0:
                 raise ValueError
-        elif name in ("groups", "first", "count_padding"):
-            read[name] = bool(value) if name == "count_padding" else int(value)
-        elif name == "eps":
-            read[name] = float(value)
-    if len(read.get("padding", (0,) * 4)) == 2:
-        read["padding"] = (*read["padding"], *read["padding"])
+        elif name in _OPTION_TYPES:
+            options[name] = _OPTION_TYPES[name](value)
     inputs = tuple(int(i) for i in entry["inputs"])
-    activation = str(entry["activation"]) if "activation" in entry else "relu" if entry["relu"] else ""
+    activation = str(entry["activation"])
     if kind not in _KINDS or not _is_activation(activation) or not all(0 <= i < at for i in inputs):
         raise ValueError
+    # Only these kinds read more than one value.
     if len(inputs) != (0 if at == 0 else 1) and kind not in ("conv", "add", "sub", "mul", "concat", "python"):
         raise ValueError
+    # The first step, and no other, is the input; convolutions work on images (C, H, W).
     if (kind == "input") != (at == 0) or (kind == "conv" and len(shape) != 3):
         raise ValueError
-    return Op(kind, inputs, (1, *shape), str(entry["name"]), activation, options=read)
+    return Op(kind, inputs, (1, *shape), str(entry["name"]), activation, options=options)
 
 
 def _by_step(arrays: dict[str, Array]) -> dict[int, dict[str, Array]]:
+    """Group arrays named `<step>.<name>` by step."""
     out: dict[int, dict[str, Array]] = {}
     for name, array in arrays.items():
         index, what = name.split(".")
-        if what.startswith("n"):  # of an operation's node
+        if what.startswith("n"):  # an array of a traced operation
             continue
         out.setdefault(int(index), {})[what] = np.ascontiguousarray(array)
     return out

@@ -1,1 +1,0 @@
-"""`tilewise compete`: running, handing in and the board."""

@@ -1,1 +1,0 @@
-"""`tilewise check` and `tilewise lab`: exercises and labs of the lessons."""
