@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -183,3 +184,10 @@ def test_heads_may_share_keys_and_values(groups: int, masked: bool) -> None:
     assert_one_call(
         attention, numbers(b, t, h * d), numbers(b, t, groups * d, seed=1), numbers(b, t, groups * d, seed=2)
     )
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 4, 20, 17), (2, 33, 1, 9), (3, 16, 8, 12)])
+def test_permuted_copies(shape: tuple[int, ...]) -> None:
+    """Every order of the axes: rows of the copy are contiguous in the operand, or blocks of it are transposed."""
+    for order in itertools.permutations(range(4)):
+        assert_one_call(lambda x, order=order: (x * 1.5).permute(*order).reshape(-1, 1) * 2.0, numbers(*shape))
