@@ -100,10 +100,10 @@ def test_three_numbers_stand_at_the_top_and_charts_of_one_idea_share_a_scale():
     facts = {
         "cnn": {"speedup": {"plain": 1.0, "INT8": 12.3}, "quality": {"plain": "99%", "INT8": "98%"}},
         "gpt": {"speedup": {"plain": 1.0, "cached": 45.0}, "quality": {"plain": "100%", "cached": "97%"}},
-        "tuning": {"five": 0.98, "default": 0.9},
+        "ranking": {"h200": {"errors": {"shipped model": {"top1": 0.016}, "default configuration": {"top1": 1.05}}}},
     }
     numbers = guide.headlines(facts)
-    assert [headline.number for headline in numbers] == ["12.3×", "45.0×", "98%"]
+    assert [headline.number for headline in numbers] == ["12.3×", "45.0×", "1.6 %"]
     assert guide.headlines({"cnn": {"skipped": "why"}}) == []
     text = page([_stop(None)], "today", numbers)
     assert text.index("12.3×") < text.index("<nav>")

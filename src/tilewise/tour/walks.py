@@ -49,7 +49,7 @@ class ModelVersion:
 
 
 def cnn_stop(visit: Visit) -> Stop:
-    """Speed up a CNN: native kernels, tuned tiles, one native call, fewer filters, int8."""
+    """Speed up a CNN: native kernels, one native call, fewer filters, int8."""
     digits, model = data.digits(), models.pretrained("cnn").eval()
     batch = Tensor(digits.x_test[:_BATCH])
     visit.say("removing filters and retraining")
@@ -57,7 +57,6 @@ def cnn_stop(visit: Visit) -> Stop:
     retrain(small, TinyMLPerf.CNN_MARATHON, epochs=2 if visit.quick else 4, seed=0)
     visit.say("calibrating int8")
     int8: Any = quantize(small, [digits.x_train[:256]])
-    backend = None if native is None else tuned_backend()
 
     def step(name: str, run: Any, version: Module, size: int, backend: OptimizedBackend | None) -> ModelVersion:
         return ModelVersion(name, _call(run, batch, backend), size, accuracy_text(version, digits))
@@ -68,21 +67,20 @@ def cnn_stop(visit: Visit) -> Stop:
     if native is not None:
         planned = compile(small, batch)
         steps += [
-            step("accelerated", model, model, size, None),
-            step("tuned tiles", model, model, size, backend),
-            step("planned (one native call)", compile(model, batch), model, size, backend),
+            step("accelerated (layer by layer)", model, model, size, OptimizedBackend()),  # its own backend: no plan
+            step("planned (one native call)", compile(model, batch), model, size, None),
         ]
     pruned = f"pruned ({_REMOVED_FILTERS:.0%} of the filters)"
     steps += [
-        step(pruned, planned, small, small_size, backend),
-        step("INT8", int8, int8, int8.nbytes, backend),
+        step(pruned, planned, small, small_size, None),
+        step("INT8", int8, int8, int8.nbytes, None),
     ]
     visit.say("timing all steps, interleaved")
     return _timed_stop("A CNN on handwritten digits, 64 images", steps, "accuracy", 12 if visit.quick else 40)
 
 
 def gpt_stop(visit: Visit) -> Stop:
-    """Speed up a GPT: native kernels, tuned tiles, a KV cache, int8 weights."""
+    """Speed up a GPT: native kernels, a KV cache, int8 weights."""
     model, ids = models.pretrained("gpt").eval(), data.encode(_PROMPT)
     plain = OptimizedBackend(only="numpy")
     count = _affordable_tokens(model, ids, plain, 24 if visit.quick else 120)
@@ -99,16 +97,11 @@ def gpt_stop(visit: Visit) -> Stop:
     visit.say(f"generating {count} tokens, step by step")
     weights = weight_bytes(model)
     steps = [step("plain (NumPy, no cache)", plain, weights, use_cache=False)]
-    backend = None
     if native is not None:
-        backend = tuned_backend()
-        steps += [
-            step("accelerated", None, weights, use_cache=False),
-            step("tuned tiles", backend, weights, use_cache=False),
-        ]
-    steps.append(step("cached", backend, weights))
+        steps.append(step("accelerated", None, weights, use_cache=False))
+    steps.append(step("cached", None, weights))
     if native is not None:
-        steps.append(step("cached, INT8 weights", backend, _int8_bytes(model), weights="int8"))
+        steps.append(step("cached, INT8 weights", None, _int8_bytes(model), weights="int8"))
     stop = _timed_stop(f"A GPT that writes about Python, {count} tokens", steps, "tokens as plain", 12)
     lines = [
         *stop.lines,
@@ -176,13 +169,6 @@ def step_sentences(seconds: dict[str, float]) -> list[str]:
         elif new > (1 - _NO_DIFFERENCE) * old:
             sentences.append(f"“{after}” is as fast as “{before}” on this machine.")
     return sentences
-
-
-def tuned_backend() -> OptimizedBackend:
-    """Return a backend that takes the tile of each shape from tuned choices or the shipped model."""
-    from tilewise.tune.choose.chooser import make_chooser
-
-    return OptimizedBackend(tile_chooser=make_chooser())
 
 
 def accuracy_text(model: Module, images: data.ImageData) -> str:
