@@ -206,18 +206,17 @@ def _contains(a: Any, b: Any) -> bool:
     return a in b
 
 
+_CONSTANTS = {"true": True, "false": False, "none": None}
 _TESTS: dict[str, Callable[..., bool]] = {
     "defined": lambda x: x is not _UNDEFINED,
     "undefined": lambda x: x is _UNDEFINED,
-    "none": lambda x: x is None,
+    **{name: partial(operator.is_, value) for name, value in _CONSTANTS.items()},
     "string": lambda x: isinstance(x, str),
     "mapping": lambda x: isinstance(x, dict),
     **dict.fromkeys(("iterable", "sequence"), lambda x: isinstance(x, str | list | dict)),
     "number": _is_number,
     "integer": lambda x: isinstance(x, int) and not isinstance(x, bool),
     "boolean": lambda x: isinstance(x, bool),
-    "true": lambda x: x is True,
-    "false": lambda x: x is False,
     "odd": lambda x: x % 2 == 1,
     "even": lambda x: x % 2 == 0,
     **dict.fromkeys(("equalto", "eq"), _equal),
@@ -334,8 +333,7 @@ class _Renderer:
             case ast.Constant(str() | int() | float() | None as constant):
                 return constant
             case ast.Name(name):
-                constants = {"true": True, "false": False, "none": None}
-                return next((s[name] for s in reversed(scopes) if name in s), constants.get(name, _UNDEFINED))
+                return next((s[name] for s in reversed(scopes) if name in s), _CONSTANTS.get(name, _UNDEFINED))
             case ast.List(elements) | ast.Tuple(elements):
                 return [value(element) for element in elements]
             case ast.Dict(keys, values):

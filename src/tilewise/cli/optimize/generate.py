@@ -25,8 +25,6 @@ _MODEL_HELP = (
     "gpt (the trained one), gpt:SIZE (random weights, SIZE 4x128, 6x384 or 12x768), a .gguf or a .safetensors file."
 )
 
-_CHAT_CACHE = 4096  # positions of a conversation's first cache; a longer conversation gets a larger one
-
 
 def generate(
     prompt: Annotated[
@@ -138,9 +136,10 @@ def _chat(
                 "start a new one"
             )
         if use_cache and question is None:
-            needed = len(ids) + count
-            if cache is None or cache.max_seq_len < needed:
-                cache, cached_ids = new_cache(network, 1, min(network.context, max(_CHAT_CACHE, 2 * needed))), []
+            positions = len(ids) + count
+            if cache is None or cache.max_seq_len < min(network.context, positions):
+                # Twice as large as now: a growing conversation is seldom computed again.
+                cache, cached_ids = new_cache(network, 1, min(network.context, 2 * positions)), []
             equal = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(cached_ids, ids[:-1], strict=False))))
             generated = answer(ids, count, cache=cache, cached_tokens=equal)
             cached_ids = ids + generated.tokens[:-1]
