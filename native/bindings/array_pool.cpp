@@ -91,9 +91,9 @@ bool allocations_are_counted() {
 
 void* pool_malloc(void*, std::size_t size) {
   if (!allocations_are_counted()) {
-    if (void* kept = pool().take(size)) {
+    if (void* block = pool().take(size)) {
       heap_watch::note_reused(size);
-      return kept;
+      return block;
     }
   }
   void* block = std::aligned_alloc(kPage, (size + kPage - 1) / kPage * kPage);

@@ -25,14 +25,14 @@ class HeadsInput {
  public:
   HeadsInput(PyObject* object, const char* name) {
     if (PyErr_Occurred()) return;
-    PyArrayObject* given = PyArray_Check(object) ? reinterpret_cast<PyArrayObject*>(object) : nullptr;
-    if (!given || PyArray_TYPE(given) != NPY_FLOAT32) {
+    PyArrayObject* arguments = PyArray_Check(object) ? reinterpret_cast<PyArrayObject*>(object) : nullptr;
+    if (!arguments || PyArray_TYPE(arguments) != NPY_FLOAT32) {
       dtype_error("%s must be a float32 array", name);
-    } else if (PyArray_NDIM(given) != 4) {
-      shape_error("%s must have four axes (B, H, T, D), not %d", name, PyArray_NDIM(given));
-    } else if (rows_are_contiguous(given)) {
+    } else if (PyArray_NDIM(arguments) != 4) {
+      shape_error("%s must have four axes (B, H, T, D), not %d", name, PyArray_NDIM(arguments));
+    } else if (rows_are_contiguous(arguments)) {
       Py_INCREF(object);
-      array_ = given;
+      array_ = arguments;
     } else {
       array_ = reinterpret_cast<PyArrayObject*>(PyArray_FROM_OTF(object, NPY_FLOAT32, NPY_ARRAY_IN_ARRAY));
     }
@@ -76,9 +76,9 @@ bool read_mask(PyObject* object, AttentionBatch& p) {
   const int type = mask ? PyArray_TYPE(mask) : NPY_OBJECT;
   if (type != NPY_FLOAT32 && type != NPY_BOOL) return dtype_error("a mask must be float32 or bool"), false;
   const npy_intp size = type == NPY_BOOL ? 1 : static_cast<npy_intp>(sizeof(float));
-  const int64_t wanted[4] = {p.batch, p.heads, p.first.queries, p.first.keys};
+  const int64_t expected[4] = {p.batch, p.heads, p.first.queries, p.first.keys};
   bool fits = PyArray_NDIM(mask) == 4 && PyArray_ISALIGNED(mask) && PyArray_ISNOTSWAPPED(mask);
-  for (int i = 0; i < 4 && fits; ++i) fits = PyArray_DIM(mask, i) == wanted[i] && PyArray_STRIDE(mask, i) % size == 0;
+  for (int i = 0; i < 4 && fits; ++i) fits = PyArray_DIM(mask, i) == expected[i] && PyArray_STRIDE(mask, i) % size == 0;
   if (!fits) return shape_error("a mask must have the shape of the scores, (B, H, T, S)"), false;
   p.first.mask_kind = type == NPY_BOOL ? MaskKind::boolean : MaskKind::additive;
   p.first.mask = PyArray_DATA(mask);
@@ -123,12 +123,12 @@ bool read_problem(const HeadsInput& q, const HeadsInput& k, const HeadsInput& v,
 
 PyObject* attention_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"q", "k", "v", "causal", "mask", "scale"};
-  Arguments given;
-  if (!given.parse("attention", names, 6, 4, args, nargs, kwnames)) return nullptr;
-  HeadsInput q(given[0], "q"), k(given[1], "k"), v(given[2], "v");
+  Arguments arguments;
+  if (!arguments.parse("attention", names, 6, 4, args, nargs, kwnames)) return nullptr;
+  HeadsInput q(arguments[0], "q"), k(arguments[1], "k"), v(arguments[2], "v");
   if (!q || !k || !v) return nullptr;
   AttentionBatch problem;
-  if (!read_problem(q, k, v, given[3], given[4], given[5], problem)) return nullptr;
+  if (!read_problem(q, k, v, arguments[3], arguments[4], arguments[5], problem)) return nullptr;
   PyObject* out = new_heads(q.dim(0), q.dim(1), q.dim(2), v.dim(3));
   if (!out) return nullptr;
   PyArrayObject* logsumexp = new_float_array(3, PyArray_DIMS(q.array()));
@@ -170,19 +170,20 @@ PyObject* gradient_arrays(PyObject* into, const HeadsInput* const* like) {
 
 PyObject* attention_grad_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"gout", "q", "k", "v", "out", "logsumexp", "causal", "mask", "scale", "into"};
-  Arguments given;
-  if (!given.parse("attention_grad", names, 10, 7, args, nargs, kwnames)) return nullptr;
-  HeadsInput gout(given[0], "gout"), q(given[1], "q"), k(given[2], "k"), v(given[3], "v"), out(given[4], "out");
-  FloatInput logsumexp(given[5], "logsumexp");
+  Arguments arguments;
+  if (!arguments.parse("attention_grad", names, 10, 7, args, nargs, kwnames)) return nullptr;
+  HeadsInput gout(arguments[0], "gout"), q(arguments[1], "q"), k(arguments[2], "k"), v(arguments[3], "v"),
+      out(arguments[4], "out");
+  FloatInput logsumexp(arguments[5], "logsumexp");
   if (!gout || !q || !k || !v || !out || !logsumexp) return nullptr;
   AttentionBatch problem;
-  if (!read_problem(q, k, v, given[6], given[7], given[8], problem)) return nullptr;
+  if (!read_problem(q, k, v, arguments[6], arguments[7], arguments[8], problem)) return nullptr;
   const bool fits = PyArray_SAMESHAPE(gout.array(), out.array()) && out.dim(0) == q.dim(0) && out.dim(1) == q.dim(1) &&
                     out.dim(2) == q.dim(2) && out.dim(3) == v.dim(3) &&
                     logsumexp.size() == q.dim(0) * q.dim(1) * q.dim(2);
   if (!fits) return shape_error("gout and out must be (B, H, T, E) and logsumexp (B, H, T)");
   const HeadsInput* const like[] = {&q, &k, &v};
-  PyObject* grads = gradient_arrays(given[9], like);
+  PyObject* grads = gradient_arrays(arguments[9], like);
   if (!grads) return nullptr;
   GilRelease release(true);
   attention_backward(problem, gout.rows(), out.rows(), logsumexp.data(), rows_out(PyTuple_GET_ITEM(grads, 0)),

@@ -157,16 +157,16 @@ bool is_tiled(const ConvShape& s) {
 bool choose_tile(TileTable* table, const ConvShape& s, ConvConfig* config) {
   const int64_t work = table == nullptr || !is_tiled(s) ? 0 : multiplications(s);
   if (work == 0) return true;
-  ConvConfig found;
+  ConvConfig tuned;
   const Answer answer =
-      look_up(*table->convolutions, table_key(s, num_threads()), work, table->patience, &found, [&](ConvConfig* out) {
-        PyObject* said = ask_chooser(*table, "conv2d", shape_tuple(s), "nchw");
-        if (said == nullptr) return Answer::failed;
-        const bool none = said == Py_None, usable = read_tile(said, s, out);
-        Py_DECREF(said);
+      look_up(*table->convolutions, table_key(s, num_threads()), work, table->patience, &tuned, [&](ConvConfig* out) {
+        PyObject* answer = ask_chooser(*table, "conv2d", shape_tuple(s), "nchw");
+        if (answer == nullptr) return Answer::failed;
+        const bool none = answer == Py_None, usable = read_tile(answer, s, out);
+        Py_DECREF(answer);
         return !usable ? Answer::failed : none ? Answer::keep_default : Answer::use_tile;
       });
-  if (answer == Answer::use_tile) *config = found;
+  if (answer == Answer::use_tile) *config = tuned;
   return answer != Answer::failed;
 }
 

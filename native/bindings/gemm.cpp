@@ -43,8 +43,8 @@ const Names& names() {
   return interned;
 }
 
-bool same_name(PyObject* given, PyObject* interned) {
-  return given == interned || PyUnicode_Compare(given, interned) == 0;
+bool same_name(PyObject* name, PyObject* interned) {
+  return name == interned || PyUnicode_Compare(name, interned) == 0;
 }
 
 bool assign_keyword(Call& call, PyObject* name, PyObject* value) {
@@ -309,10 +309,10 @@ Answer chosen_tile(TileTable& table, const Gemm& g, int64_t batch, GemmTile* til
   return look_up(*table.products, key, g.m * g.n * g.k, table.patience, tile, [&](GemmTile* out) {
     PyObject* shape =
         Py_BuildValue("(LLL)", static_cast<long long>(g.m), static_cast<long long>(g.n), static_cast<long long>(g.k));
-    PyObject* said = ask_chooser(table, "matmul", shape, kLayouts[layout]);
-    if (said == nullptr) return Answer::failed;
-    const bool none = said == Py_None, usable = none || (read_tile(said, *out) && feasible(*out, g));
-    Py_DECREF(said);
+    PyObject* answer = ask_chooser(table, "matmul", shape, kLayouts[layout]);
+    if (answer == nullptr) return Answer::failed;
+    const bool none = answer == Py_None, usable = none || (read_tile(answer, *out) && feasible(*out, g));
+    Py_DECREF(answer);
     return !usable ? Answer::failed : none ? Answer::keep_default : Answer::use_tile;
   });
 }
@@ -507,13 +507,13 @@ nb::object check_tile(nb::handle tile, int64_t m, int64_t n, int64_t k, bool tra
 
 // A tile read once: passed to matmul in place of a TileConfig it costs what a tile from a chooser's table costs.
 nb::object prepared_tile(nb::handle tile) {
-  auto read = std::make_unique<GemmTile>();
-  if (!read_tile(tile.ptr(), *read)) throw nb::python_error();
-  PyObject* capsule = PyCapsule_New(read.get(), kPrepared, [](PyObject* self) {
+  auto prepared = std::make_unique<GemmTile>();
+  if (!read_tile(tile.ptr(), *prepared)) throw nb::python_error();
+  PyObject* capsule = PyCapsule_New(prepared.get(), kPrepared, [](PyObject* self) {
     delete static_cast<GemmTile*>(PyCapsule_GetPointer(self, kPrepared));
   });
   if (capsule == nullptr) throw nb::python_error();
-  read.release();
+  prepared.release();
   return nb::steal(capsule);
 }
 
@@ -541,14 +541,15 @@ PyObject* table_keep_matmul(PyObject* self, PyObject* const* args, Py_ssize_t co
   const int layout = layout_index(args[1]);
   if (layout < 0) return nullptr;
   GemmTile tile;
-  const bool chosen = args[3] != Py_None;
-  if (chosen && !(read_tile(args[3], tile) && feasible(tile, product_of(size[0], size[1], size[2], layout % 2 == 1)))) {
+  const bool has_tile = args[3] != Py_None;
+  if (has_tile &&
+      !(read_tile(args[3], tile) && feasible(tile, product_of(size[0], size[1], size[2], layout % 2 == 1)))) {
     return nullptr;
   }
   ProductTable& table = *reinterpret_cast<TileTable*>(self)->products;
   auto* entry = table.find_or_make({{size[0], size[1], size[2], tile_setting(static_cast<int>(threads), layout)}});
   if (entry == nullptr) Py_RETURN_NONE;  // its places are taken by others that were kept: asked when it is met
-  entry->state = chosen ? ProductTable::State::use_tile : ProductTable::State::keep_default;
+  entry->state = has_tile ? ProductTable::State::use_tile : ProductTable::State::keep_default;
   entry->tile = tile;
   entry->pinned = true;
   Py_RETURN_NONE;

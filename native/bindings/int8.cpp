@@ -99,22 +99,24 @@ nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::hand
     }
     scales = data<const float>(row_scale);
   }
-  Int8Tile chosen;  // of no rows: the default
+  Int8Tile tile_choice;  // of no rows: the default
   const Int8Geometry& g = layer.geometry();
   if (!tile.is_none()) {
-    chosen = read_tile(tile);
-    if (const char* problem = int8_tile_problem(chosen, width)) {
+    tile_choice = read_tile(tile);
+    if (const char* problem = int8_tile_problem(tile_choice, width)) {
       throw nb::value_error((std::string("this tile cannot be used: ") + problem).c_str());
     }
-  } else if (const Int8Tile* kept = kept_tile(tile_table_in(table.ptr()), rows, g.columns, g.channels, num_threads())) {
-    chosen = *kept;
+  } else if (const Int8Tile* tuned =
+                 kept_tile(tile_table_in(table.ptr()), rows, g.columns, g.channels, num_threads())) {
+    tile_choice = *tuned;
   }
   const int64_t columns = form == Int8Out::uint8 ? layer.out_pixel() : g.columns;
   const npy_intp shape[2] = {rows, columns};
   nb::object out = new_object(2, shape, kind == 0 ? NPY_INT32 : kind == 1 ? NPY_FLOAT32 : NPY_UINT8);
   if (form == Int8Out::uint8 && g.columns < columns) fill_all(out, layer.zero());
   GilRelease release(rows * columns * width > 10000);
-  layer.linear(data<const uint8_t>(x), rows, form, scales, relu, data<void>(out), chosen.mr == 0 ? nullptr : &chosen);
+  layer.linear(data<const uint8_t>(x), rows, form, scales, relu, data<void>(out),
+               tile_choice.mr == 0 ? nullptr : &tile_choice);
   return out;
 }
 

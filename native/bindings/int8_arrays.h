@@ -87,8 +87,8 @@ inline void check_zero(int zero) {
 // lies in memory
 using Finish = std::tuple<int, int, int, nb::bytes, float, int, float, float, nb::bytes>;
 
-inline Uint8Stage uint8_stage_of(const Finish& given) {
-  const auto& [zero, low, high, table, fine, first, far, slope, pieces] = given;
+inline Uint8Stage uint8_stage_of(const Finish& values) {
+  const auto& [zero, low, high, table, fine, first, far, slope, pieces] = values;
   check_zero(zero);
   check_zero(low);
   check_zero(high);
@@ -117,8 +117,8 @@ inline Uint8Stage uint8_stage_of(const Finish& given) {
 // low, high, curve (the places of Int16Activation), inverse; far and slope of a bend; the bytes of its pieces
 using Int16StageTuple = std::tuple<int, int, int, float, float, float, nb::bytes>;
 
-inline Int16Stage int16_stage_of(const Int16StageTuple& given) {
-  const auto& [low, high, curve, inverse, far, slope, pieces] = given;
+inline Int16Stage int16_stage_of(const Int16StageTuple& values) {
+  const auto& [low, high, curve, inverse, far, slope, pieces] = values;
   if (curve < 0 || curve > static_cast<int>(Int16Activation::leaky_relu))
     throw nb::value_error("there is no such activation");
   Int16Stage stage{low, high, static_cast<Int16Activation>(curve), inverse, {far, slope}, {}};

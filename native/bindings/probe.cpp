@@ -18,9 +18,9 @@ void check_rounds(int64_t rounds) {
 struct Share {
   int64_t begin, count;
 };
-Share share_of(int64_t n, int part, int parts) {
+Share share_of(int64_t n, int share, int shares) {
   const int64_t lines = (n + 15) / 16;
-  const int64_t begin = lines * part / parts * 16, end = lines * (part + 1) / parts * 16;
+  const int64_t begin = lines * share / shares * 16, end = lines * (share + 1) / shares * 16;
   return {begin < n ? begin : n, (end < n ? end : n) - (begin < n ? begin : n)};
 }
 

@@ -33,11 +33,11 @@ bool is_vector(const FloatInput& v, int64_t length) { return v.ndim() == 1 && v.
 
 PyObject* layer_norm_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"x", "weight", "bias", "eps"};
-  Arguments given;
-  if (!given.parse("layer_norm", names, 4, 4, args, nargs, kwnames)) return nullptr;
-  FloatInput x(given[0], "x"), weight(given[1], "weight"), bias(given[2], "bias");
+  Arguments arguments;
+  if (!arguments.parse("layer_norm", names, 4, 4, args, nargs, kwnames)) return nullptr;
+  FloatInput x(arguments[0], "x"), weight(arguments[1], "weight"), bias(arguments[2], "bias");
   if (!x || !weight || !bias) return nullptr;
-  const double eps = PyFloat_AsDouble(given[3]);
+  const double eps = PyFloat_AsDouble(arguments[3]);
   if (eps == -1.0 && PyErr_Occurred()) return nullptr;
   if (x.ndim() < 1) return shape_error("layer_norm needs at least one axis");
   const int64_t columns = x.dim(x.ndim() - 1);
@@ -57,10 +57,10 @@ PyObject* layer_norm_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, P
 
 PyObject* layer_norm_grad_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"gy", "x", "weight", "mean", "rstd"};
-  Arguments given;
-  if (!given.parse("layer_norm_grad", names, 5, 5, args, nargs, kwnames)) return nullptr;
-  FloatInput gy(given[0], "gy"), x(given[1], "x"), weight(given[2], "weight"), mean(given[3], "mean"),
-      rstd(given[4], "rstd");
+  Arguments arguments;
+  if (!arguments.parse("layer_norm_grad", names, 5, 5, args, nargs, kwnames)) return nullptr;
+  FloatInput gy(arguments[0], "gy"), x(arguments[1], "x"), weight(arguments[2], "weight"), mean(arguments[3], "mean"),
+      rstd(arguments[4], "rstd");
   if (!gy || !x || !weight || !mean || !rstd) return nullptr;
   if (x.ndim() < 1 || !same_shape(gy, x)) return shape_error("gy and x must have the same shape, of one axis or more");
   npy_intp columns = x.dim(x.ndim() - 1);
@@ -83,11 +83,11 @@ BatchShape batch_shape(const FloatInput& x) {
 
 PyObject* batch_norm_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"x", "weight", "bias", "eps"};
-  Arguments given;
-  if (!given.parse("batch_norm", names, 4, 4, args, nargs, kwnames)) return nullptr;
-  FloatInput x(given[0], "x"), weight(given[1], "weight"), bias(given[2], "bias");
+  Arguments arguments;
+  if (!arguments.parse("batch_norm", names, 4, 4, args, nargs, kwnames)) return nullptr;
+  FloatInput x(arguments[0], "x"), weight(arguments[1], "weight"), bias(arguments[2], "bias");
   if (!x || !weight || !bias) return nullptr;
-  const double eps = PyFloat_AsDouble(given[3]);
+  const double eps = PyFloat_AsDouble(arguments[3]);
   if (eps == -1.0 && PyErr_Occurred()) return nullptr;
   if (x.ndim() < 2) return shape_error("batch_norm needs (N, C, ...), not %d axes", x.ndim());
   npy_intp channels = x.dim(1);
@@ -104,12 +104,12 @@ PyObject* batch_norm_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, P
 
 PyObject* batch_norm_grad_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static const char* const names[] = {"gy", "x", "weight", "mean", "var", "eps"};
-  Arguments given;
-  if (!given.parse("batch_norm_grad", names, 6, 6, args, nargs, kwnames)) return nullptr;
-  FloatInput gy(given[0], "gy"), x(given[1], "x"), weight(given[2], "weight"), mean(given[3], "mean"),
-      var(given[4], "var");
+  Arguments arguments;
+  if (!arguments.parse("batch_norm_grad", names, 6, 6, args, nargs, kwnames)) return nullptr;
+  FloatInput gy(arguments[0], "gy"), x(arguments[1], "x"), weight(arguments[2], "weight"), mean(arguments[3], "mean"),
+      var(arguments[4], "var");
   if (!gy || !x || !weight || !mean || !var) return nullptr;
-  const double eps = PyFloat_AsDouble(given[5]);
+  const double eps = PyFloat_AsDouble(arguments[5]);
   if (eps == -1.0 && PyErr_Occurred()) return nullptr;
   if (x.ndim() < 2 || !same_shape(gy, x)) return shape_error("gy and x must have the same shape, (N, C, ...)");
   npy_intp channels = x.dim(1);

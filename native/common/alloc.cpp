@@ -18,10 +18,10 @@ std::atomic<int64_t> in_use{0}, peak{0};
 
 std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-void count(int64_t change) {
-  const int64_t now = in_use.fetch_add(change, std::memory_order_relaxed) + change;
-  int64_t seen = peak.load(std::memory_order_relaxed);
-  while (now > seen && !peak.compare_exchange_weak(seen, now, std::memory_order_relaxed)) {
+void count(int64_t delta) {
+  const int64_t now = in_use.fetch_add(delta, std::memory_order_relaxed) + delta;
+  int64_t current_peak = peak.load(std::memory_order_relaxed);
+  while (now > current_peak && !peak.compare_exchange_weak(current_peak, now, std::memory_order_relaxed)) {
   }
 }
 

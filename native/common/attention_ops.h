@@ -1,5 +1,5 @@
-// Attention over a batch of heads: cuts the work into tasks (forward: a block of queries of one head; backward: a whole
-// head), gives each thread its workspace, and never lets the number of threads show in a result.
+// Attention over a batch of heads: splits the work into tasks (forward: a block of queries of one head; backward: a
+// whole head) and gives each thread its workspace. Results do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct HeadStrides {
   int64_t batch, head;
 };
 
-// `first` describes head 0 of example 0; the others lie at the given distances.
+// `first` describes head 0 of example 0; the others follow at the given distances.
 struct AttentionBatch {
   int64_t batch, heads;
   AttentionHead first;
@@ -30,7 +30,7 @@ struct BatchRowsOut {
   HeadStrides strides;
 };
 
-// logsumexp is (batch, heads, queries) in C order; forward takes null where no gradient will ask for it.
+// logsumexp is (batch, heads, queries) in C order; null in the forward pass if no gradient needs it.
 void attention_forward(const AttentionBatch& problem, BatchRowsOut out, float* logsumexp);
 void attention_backward(const AttentionBatch& problem, BatchRows gout, BatchRows out, const float* logsumexp,
                         BatchRowsOut gq, BatchRowsOut gk, BatchRowsOut gv);

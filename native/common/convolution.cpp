@@ -71,15 +71,15 @@ WeightKey key_of(const ConvShape& s, const float* w, ConvAlgorithm algorithm) {
 // A new packed form of these weights, kept from now on if there is room.
 template <class Kernels>
 std::shared_ptr<const PackedWeights> made_weights(const Kernels& kernels, const ConvShape& s, const WeightKey& key) {
-  auto made = new_weights(key, weight_count(s), kernels.packed_floats(s));
-  const WeightView view = plain_view(s, made->raw.data());
+  auto weights = new_weights(key, weight_count(s), kernels.packed_floats(s));
+  const WeightView view = plain_view(s, weights->raw.data());
   if constexpr (std::is_same_v<decltype(kernels.pack(s, view, nullptr)), bool>) {
-    made->usable = kernels.pack(s, view, made->packed.data());
+    weights->usable = kernels.pack(s, view, weights->packed.data());
   } else {
-    kernels.pack(s, view, made->packed.data());
+    kernels.pack(s, view, weights->packed.data());
   }
-  keep_weights(key, made);
-  return made;
+  keep_weights(key, weights);
+  return weights;
 }
 
 std::atomic<int64_t> transformed{0};
@@ -90,7 +90,7 @@ std::atomic<bool> winograd_allowed{true};
 std::shared_ptr<const PackedWeights> kept_transformed(ConvAlgorithm algorithm, const ConvShape& s, const float* w) {
   const WinogradKernels& kernels = winograd_kernels(algorithm);
   const WeightKey key = key_of(s, w, algorithm);
-  if (auto found = find_weights(key, weight_count(s))) return found;
+  if (auto cached = find_weights(key, weight_count(s))) return cached;
   if (!weights_fit(key, weight_count(s), kernels.packed_floats(s), true)) return nullptr;
   ++transformed;
   return made_weights(kernels, s, key);
@@ -272,8 +272,8 @@ ConvAlgorithm choose_algorithm(const ConvShape& s) {
   int64_t least = cost(products, 9 * s.c * s.group_o() * 4);
   ConvAlgorithm best = ConvAlgorithm::direct;
   for (ConvAlgorithm algorithm : {ConvAlgorithm::winograd2, ConvAlgorithm::winograd}) {
-    const int64_t found = winograd_cost(s, winograd_kernels(algorithm));
-    if (found < least) least = found, best = algorithm;
+    const int64_t cached = winograd_cost(s, winograd_kernels(algorithm));
+    if (cached < least) least = cached, best = algorithm;
   }
   return best;
 }
@@ -337,9 +337,9 @@ void conv_grad_weight(const ConvShape& s, const float* gy, const float* x, float
   constexpr int64_t kMaxPartialFloats = int64_t{16} << 20;
   const GradWeightKernels& kernels = active_conv_grad_weight();
   const int64_t size = kernels.partial_floats(s), room = std::max<int64_t>(1, kMaxPartialFloats / size);
-  const int64_t parts = std::min({static_cast<int64_t>(num_threads()), kernels.max_parts(s), room});
-  CallWeights partials(size * parts);
-  check(kernels.run(s, gy, x, partials.data(), parts, gw));
+  const int64_t partial_count = std::min({static_cast<int64_t>(num_threads()), kernels.max_parts(s), room});
+  CallWeights partials(size * partial_count);
+  check(kernels.run(s, gy, x, partials.data(), partial_count, gw));
 }
 
 }  // namespace tw

@@ -119,10 +119,10 @@ class Shard {
 class Ledger {
  public:
   void add(void* block, std::size_t bytes) {
-    const int64_t change = static_cast<int64_t>(bytes) - static_cast<int64_t>(shard(block).put(key(block), bytes));
-    const int64_t now = now_.fetch_add(change, std::memory_order_relaxed) + change;
-    int64_t seen = peak_.load(std::memory_order_relaxed);
-    while (now > seen && !peak_.compare_exchange_weak(seen, now, std::memory_order_relaxed)) {
+    const int64_t delta = static_cast<int64_t>(bytes) - static_cast<int64_t>(shard(block).put(key(block), bytes));
+    const int64_t now = now_.fetch_add(delta, std::memory_order_relaxed) + delta;
+    int64_t current_peak = peak_.load(std::memory_order_relaxed);
+    while (now > current_peak && !peak_.compare_exchange_weak(current_peak, now, std::memory_order_relaxed)) {
     }
     blocks_.fetch_add(1, std::memory_order_relaxed);
   }

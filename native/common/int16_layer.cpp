@@ -192,10 +192,10 @@ void Int16Layer::run(const Int16Problem& p) const {
   if (pixels == 0) return;
   const int panels = static_cast<int>((g.columns + kInt8Panel - 1) / kInt8Panel);
   const int64_t work = pixels * g.columns * g.taps.kernel_h * g.taps.kernel_w * g.group_channels;
-  const int64_t wanted = std::min<int64_t>(work / kMinMultiplyAddsPerTask, int64_t{2} * num_threads());
-  const bool by_pixels = depthwise() || pixels >= kTile * wanted;
+  const int64_t max_tasks = std::min<int64_t>(work / kMinMultiplyAddsPerTask, int64_t{2} * num_threads());
+  const bool by_pixels = depthwise() || pixels >= kTile * max_tasks;
   const int64_t units = by_pixels ? (pixels + kTile - 1) / kTile : panels;
-  const int64_t tasks = num_threads() == 1 ? 1 : std::max<int64_t>(1, std::min(wanted, units));
+  const int64_t tasks = num_threads() == 1 ? 1 : std::max<int64_t>(1, std::min(max_tasks, units));
   const auto some = [&](int64_t first, int64_t last) {
     const int64_t end = std::min(last * kTile, pixels);
     if (depthwise()) return active_int16().depthwise(p, first * kTile, end);

@@ -101,8 +101,8 @@ int32_t* sums_of(const Int8Problem& p, const Int8Tile& t, int64_t panels) {
   return thread_scratch<int32_t>(Scratch::int8_sums, t.mc * std::min(t.nc, panels * kInt8Panel));
 }
 
-// The rows of share `i` of `parts`, split at register-tile boundaries.
-int64_t row_cut(int64_t rows, int i, int parts) { return i == parts ? rows : rows * i / parts / 8 * 8; }
+// The rows of share `i` of `shares`, split at register-tile boundaries.
+int64_t row_cut(int64_t rows, int i, int shares) { return i == shares ? rows : rows * i / shares / 8 * 8; }
 
 }  // namespace
 
@@ -111,11 +111,11 @@ Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k) {
   const int panels = static_cast<int>(std::max<int64_t>(1, (columns + kInt8Panel - 1) / kInt8Panel));
   Int8Tile t;
   // A single row is bound by the stream of weights, which is fastest one panel at a time.
-  const int wide = tallest[2] > 0 && rows > 1 && panels > 1 ? 2 : 1;
-  t.mr = rows == 1 ? 1 : wide == 2 ? 8 : tallest[1];
-  t.nr = wide * kInt8Panel;
+  const int tile_panels = tallest[2] > 0 && rows > 1 && panels > 1 ? 2 : 1;
+  t.mr = rows == 1 ? 1 : tile_panels == 2 ? 8 : tallest[1];
+  t.nr = tile_panels * kInt8Panel;
   t.mc = std::min<int64_t>(128, std::max<int64_t>(1, rows));
-  t.nc = static_cast<int64_t>((panels + wide - 1) / wide) * t.nr;
+  t.nc = static_cast<int64_t>((panels + tile_panels - 1) / tile_panels) * t.nr;
   t.kc = std::max<int64_t>(kInt8Group, round_to(k, kInt8Group));
   // Below this many multiply-adds the work is done before a second thread wakes up. A few rows wait for their weights
   // and profit from a second thread earlier (benchmarks/decode.py, "gpt 6x384 int8" on two threads).

@@ -42,11 +42,11 @@ Int8GroupedLayer::Int8GroupedLayer(const GroupedGeometry& geometry, const int8_t
 
 void Int8GroupedLayer::pack_depthwise(const int8_t* weights) {
   const int64_t taps = geometry_.taps.kernel_h * geometry_.taps.kernel_w,
-                wide = round_up(geometry_.columns, kInt8Panel);
-  wide_ = Buffer<int32_t>(static_cast<std::size_t>(taps * wide));
-  std::fill(wide_.data(), wide_.data() + wide_.size(), 0);
+                padded_columns = round_up(geometry_.columns, kInt8Panel);
+  depthwise_weights_ = Buffer<int32_t>(static_cast<std::size_t>(taps * padded_columns));
+  std::fill(depthwise_weights_.data(), depthwise_weights_.data() + depthwise_weights_.size(), 0);
   for (int64_t c = 0; c < geometry_.columns; ++c) {
-    for (int64_t t = 0; t < taps; ++t) wide_[t * wide + c] = weights[c * taps + t];
+    for (int64_t t = 0; t < taps; ++t) depthwise_weights_[t * padded_columns + c] = weights[c * taps + t];
   }
 }
 
@@ -71,9 +71,9 @@ void Int8GroupedLayer::pack_panels(const int8_t* weights) {
   }
   for (PanelWindow& window : windows_) {
     const int8_t* panel = packed_.data() + window.weights;
-    const bool pairs = int8_max_pair_sum(panel, taps * window.groups * kInt8Panel * kInt8Group) >= 2 * 255;
+    const bool pairs_fit = int8_max_pair_sum(panel, taps * window.groups * kInt8Panel * kInt8Group) >= 2 * 255;
     window.fit = int8_quads_fit(panel, 1, taps, window.groups) ? PanelFit::quads
-                 : pairs                                       ? PanelFit::pairs
+                 : pairs_fit                                   ? PanelFit::pairs
                                                                : PanelFit::none;
   }
 }
@@ -93,17 +93,18 @@ void Int8GroupedLayer::set_residual(float scale, int zero) {
 }
 
 int64_t Int8GroupedLayer::nbytes() const {
-  return static_cast<int64_t>(packed_.size() + 4 * (wide_.size() + offset_.size() + scale_.size())) +
+  return static_cast<int64_t>(packed_.size() + 4 * (depthwise_weights_.size() + offset_.size() + scale_.size())) +
          uint8_stage_.nbytes();
 }
 
 void Int8GroupedLayer::unpack(int8_t* to) const {
   const GroupedGeometry& g = geometry_;
-  const int64_t taps = g.taps.kernel_h * g.taps.kernel_w, wide = round_up(g.columns, kInt8Panel);
+  const int64_t taps = g.taps.kernel_h * g.taps.kernel_w, padded_columns = round_up(g.columns, kInt8Panel);
   for (int64_t column = 0; column < g.columns; ++column) {
     for (int64_t t = 0; t < taps; ++t) {
       for (int64_t c = 0; c < g.group_channels; ++c) {
-        *to++ = depthwise() ? static_cast<int8_t>(wide_[t * wide + column]) : packed_[packed_at(column, t, c)];
+        *to++ = depthwise() ? static_cast<int8_t>(depthwise_weights_[t * padded_columns + column])
+                            : packed_[packed_at(column, t, c)];
       }
     }
   }
@@ -155,7 +156,7 @@ void Int8GroupedLayer::conv(const Int8Image& in, const uint8_t* x, const Int8Ima
     r.out_pixel = out.pixel;
     r.uint8_stage = uint8_stage_;
     depthwise()
-        ? active_int8_grouped().depthwise(g.taps, wide_.data(), offset_.data(), scale_.data(), r)
+        ? active_int8_grouped().depthwise(g.taps, depthwise_weights_.data(), offset_.data(), scale_.data(), r)
         : active_int8_grouped().grouped(g.taps, windows_.data(), packed_.data(), offset_.data(), scale_.data(), r);
   };
   const auto work_on = [&](int64_t begin, int64_t end) {

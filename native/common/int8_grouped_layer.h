@@ -51,8 +51,8 @@ class Int8GroupedLayer {
   int64_t packed_at(int64_t column, int64_t tap, int64_t channel) const;  // offset of a weight in its panel
 
   GroupedGeometry geometry_;
-  Buffer<int32_t> wide_;   // depthwise
-  Buffer<int8_t> packed_;  // other groups
+  Buffer<int32_t> depthwise_weights_;  // depthwise
+  Buffer<int8_t> packed_;              // other groups
   std::vector<PanelWindow> windows_;
   Buffer<int32_t> offset_;
   Buffer<float> scale_;

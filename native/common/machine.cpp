@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kLeastShare = 1 << 20, kMostShare = 8 << 20;
 constexpr int64_t kLargestCache = int64_t{4} << 30;
 
-struct Found {
+struct SystemInfo {
   int64_t l1 = 0, l2 = 0, l3 = 0;  // 0: not reported
   int l3_sharers = 0;
   int cores = 1;
@@ -88,7 +88,7 @@ int count_cpus(const char* list) {
   return count;
 }
 
-void read_caches(int cpu, Found& found) {
+void read_caches(int cpu, SystemInfo& info) {
   char level[16], type[32], size[32], sharers[1024];
   for (int index = 0; index < 16 && read_cache_file(cpu, index, "level", level, sizeof level); ++index) {
     if (!read_cache_file(cpu, index, "type", type, sizeof type) || std::strncmp(type, "Instruction", 11) == 0) continue;
@@ -96,15 +96,15 @@ void read_caches(int cpu, Found& found) {
     const int64_t bytes = bytes_of(size);
     switch (std::atoi(level)) {
       case 1:
-        found.l1 = bytes;
+        info.l1 = bytes;
         break;
       case 2:
-        found.l2 = bytes;
+        info.l2 = bytes;
         break;
       case 3:
-        found.l3 = bytes;
+        info.l3 = bytes;
         if (read_cache_file(cpu, index, "shared_cpu_list", sharers, sizeof sharers))
-          found.l3_sharers = count_cpus(sharers);
+          info.l3_sharers = count_cpus(sharers);
         break;
       default:
         break;
@@ -112,30 +112,30 @@ void read_caches(int cpu, Found& found) {
   }
 }
 
-Found read_system() {
-  Found found;
+SystemInfo read_system() {
+  SystemInfo info;
   int first = 0;
   const int allowed = allowed_cores(&first);
   const int there = allowed > 0 ? allowed : static_cast<int>(std::thread::hardware_concurrency());
   const int quota = quota_cores();
-  found.cores = std::max(1, quota > 0 ? std::min(there, quota) : there);
-  read_caches(first, found);
-  return found;
+  info.cores = std::max(1, quota > 0 ? std::min(there, quota) : there);
+  read_caches(first, info);
+  return info;
 }
 
-const Found& real() {
-  static const Found found = read_system();
-  return found;
+const SystemInfo& real() {
+  static const SystemInfo info = read_system();
+  return info;
 }
 
-Machine described(const Found& found) {
+Machine described(const SystemInfo& info) {
   Machine m;
-  m.cores = found.cores;
+  m.cores = info.cores;
   m.real_cores = real().cores;
-  if (found.l1 > 0) m.caches.l1 = found.l1;
-  if (found.l2 > 0) m.caches.l2 = found.l2;
-  m.caches.l3 = found.l3 > 0 ? found.l3 : std::max(m.caches.l2, CacheSizes().l3);
-  m.caches.l3_share = share_of_l3(found.l3, std::min(found.l3_sharers, found.cores));
+  if (info.l1 > 0) m.caches.l1 = info.l1;
+  if (info.l2 > 0) m.caches.l2 = info.l2;
+  m.caches.l3 = info.l3 > 0 ? info.l3 : std::max(m.caches.l2, CacheSizes().l3);
+  m.caches.l3_share = share_of_l3(info.l3, std::min(info.l3_sharers, info.cores));
   return m;
 }
 
@@ -149,13 +149,13 @@ Machine& current() {
 const Machine& machine() { return current(); }
 
 void pretend_machine(int64_t l1, int64_t l2, int64_t l3, int cores) {
-  Found found = real();
-  if (l1 > 0) found.l1 = l1;
-  if (l2 > 0) found.l2 = l2;
-  if (l3 != 0) found.l3 = std::max<int64_t>(l3, 0);
-  if (cores > 0) found.cores = cores;
-  if (l3 != 0 || cores > 0) found.l3_sharers = found.cores;  // of a pretended L3 every core has its part
-  current() = described(found);
+  SystemInfo info = real();
+  if (l1 > 0) info.l1 = l1;
+  if (l2 > 0) info.l2 = l2;
+  if (l3 != 0) info.l3 = std::max<int64_t>(l3, 0);
+  if (cores > 0) info.cores = cores;
+  if (l3 != 0 || cores > 0) info.l3_sharers = info.cores;  // of a pretended L3 every core has its part
+  current() = described(info);
 }
 
 int64_t share_of_l3(int64_t l3, int sharers) {

@@ -88,10 +88,10 @@ void layer_norm_grad(const float* gy, const float* x, const float* weight, const
                      float* gx, float* gweight, float* gbias, int64_t rows, int64_t columns) {
   const NormKernels& kernels = active_norm_kernels();
   const int64_t grain = std::max(row_grain(rows, columns), ceil_div(rows, kPieces));
-  const int64_t pieces = ceil_div(rows, grain);
+  const int64_t chunks = ceil_div(rows, grain);
   const size_t width = static_cast<size_t>(columns);
-  Buffer<double> totals(static_cast<size_t>(pieces) * 2 * width);
-  Buffer<float> scratch(static_cast<size_t>(pieces) * 2 * width);
+  Buffer<double> totals(static_cast<size_t>(chunks) * 2 * width);
+  Buffer<float> scratch(static_cast<size_t>(chunks) * 2 * width);
   std::fill_n(totals.data(), totals.size(), 0.0);
   in_ranges(rows, grain, [&](int64_t b, int64_t e) {
     const size_t piece = static_cast<size_t>(b / grain);
@@ -101,7 +101,7 @@ void layer_norm_grad(const float* gy, const float* x, const float* weight, const
   });
   for (int64_t c = 0; c < columns; ++c) {
     double w = 0.0, bias = 0.0;
-    for (int64_t p = 0; p < pieces; ++p) {
+    for (int64_t p = 0; p < chunks; ++p) {
       w += totals[static_cast<size_t>(p * 2 * columns + c)];
       bias += totals[static_cast<size_t>((p * 2 + 1) * columns + c)];
     }
@@ -164,9 +164,9 @@ void sum_rows(const float* x, float* out, int64_t rows, int64_t columns) {
   const ElementwiseKernels& kernels = active_elementwise();
   const int64_t enough = std::max(4 * row_grain(rows, columns), ceil_div(rows, kPieces));
   const int64_t grain = ceil_div(enough, kRowsAtOnce) * kRowsAtOnce;
-  const int64_t pieces = std::max<int64_t>(ceil_div(rows, grain), 1);
+  const int64_t chunks = std::max<int64_t>(ceil_div(rows, grain), 1);
   const size_t width = static_cast<size_t>(columns);
-  Buffer<double> totals(static_cast<size_t>(pieces) * width);
+  Buffer<double> totals(static_cast<size_t>(chunks) * width);
   std::fill_n(totals.data(), totals.size(), 0.0);
   in_ranges(rows, grain, [&](int64_t b, int64_t e) {
     kernels.add_column_sums(x + b * columns, e - b, columns, columns,
@@ -174,7 +174,7 @@ void sum_rows(const float* x, float* out, int64_t rows, int64_t columns) {
   });
   for (size_t c = 0; c < width; ++c) {
     double total = 0.0;
-    for (size_t p = 0; p < static_cast<size_t>(pieces); ++p) total += totals[p * width + c];
+    for (size_t p = 0; p < static_cast<size_t>(chunks); ++p) total += totals[p * width + c];
     out[c] = static_cast<float>(total);
   }
 }

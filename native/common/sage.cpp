@@ -30,9 +30,9 @@ std::vector<Task> split_into_tasks(const SageBatch& batch) {
   for (int64_t g = 0; g < batch.graphs; ++g) {
     const int64_t node = batch.first_node[g], nodes = batch.first_node[g + 1] - node;
     const int64_t most = std::max<int64_t>(1, kTaskRows / std::max<int64_t>(1, nodes));
-    const int64_t parts = (batch.slots + most - 1) / most;
-    for (int64_t p = 0; p < parts; ++p) {
-      const int64_t from = p * batch.slots / parts, to = (p + 1) * batch.slots / parts;
+    const int64_t shares = (batch.slots + most - 1) / most;
+    for (int64_t p = 0; p < shares; ++p) {
+      const int64_t from = p * batch.slots / shares, to = (p + 1) * batch.slots / shares;
       tasks.push_back({g, from, to - from, node, nodes, rows, sums});
       rows += nodes * (to - from);
       sums += nodes;

@@ -48,7 +48,7 @@ class ShapeTable {
 
   // The same, made where there was none; null where every place it could take is pinned.
   Entry* find_or_make(const Key& key) {
-    if (Entry* found = find(key)) return found;
+    if (Entry* entry = find(key)) return entry;
     const uint64_t hash = hash_of(key);
     const int64_t at = least_worth(set_of(hash));
     if (entries_[at].pinned) return nullptr;

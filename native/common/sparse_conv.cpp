@@ -68,15 +68,15 @@ int runs_of(const PhasedImages& in, int64_t first, int count, PixelRun* runs) {
   const int64_t out_width = in.s.out_width(), pixels = in.s.out_height() * out_width;
   // Whole images are one run where nothing lies between their rows.
   const int64_t row = in.as_given && in.width == out_width ? pixels : out_width;
-  int found = 0;
-  for (int done = 0; done < count; ++found) {
+  int run_count = 0;
+  for (int done = 0; done < count; ++run_count) {
     const int64_t image = (first + done) / pixels, pixel = (first + done) % pixels;
     const int64_t along = pixel % row;
     const int n = static_cast<int>(std::min<int64_t>(count - done, row - along));
-    runs[found] = {image * in.image_floats() + pixel / row * in.width + along, done, n};
+    runs[run_count] = {image * in.image_floats() + pixel / row * in.width + along, done, n};
     done += n;
   }
-  return found;
+  return run_count;
 }
 
 }  // namespace

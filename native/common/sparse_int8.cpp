@@ -28,25 +28,25 @@ void PackedSparseInt8::products(const int16_t* x, int64_t batch, int32_t* sums) 
 }
 
 void PackedSparseInt8::sums(const int8_t* x, int64_t batch, int32_t* out) const {
-  Buffer<int16_t> wide(static_cast<std::size_t>(batch * x_step()));
+  Buffer<int16_t> int16_inputs(static_cast<std::size_t>(batch * x_step()));
   for (int64_t b = 0; b < batch; ++b) {
-    int16_t* to = wide.data() + b * x_step();
+    int16_t* to = int16_inputs.data() + b * x_step();
     std::fill(std::copy(x + b * columns(), x + (b + 1) * columns(), to), to + x_step(), int16_t{0});
   }
-  products(wide.data(), batch, out);
+  products(int16_inputs.data(), batch, out);
 }
 
 void PackedSparseInt8::linear(const float* x, int64_t batch, const float* scale, const float* bias, bool relu,
                               float* y) const {
-  Buffer<int16_t> wide(static_cast<std::size_t>(batch * x_step()));
+  Buffer<int16_t> int16_inputs(static_cast<std::size_t>(batch * x_step()));
   Buffer<float> row_scale(static_cast<std::size_t>(batch));
   for (int64_t b = 0; b < batch; ++b) {
-    int16_t* to = wide.data() + b * x_step();
+    int16_t* to = int16_inputs.data() + b * x_step();
     row_scale[static_cast<std::size_t>(b)] = active_sparse_int8().quantize(x + b * columns(), columns(), to);
     std::fill(to + columns(), to + x_step(), int16_t{0});
   }
   static_assert(sizeof(int32_t) == sizeof(float), "sums and results share their place");
-  products(wide.data(), batch, reinterpret_cast<int32_t*>(y));
+  products(int16_inputs.data(), batch, reinterpret_cast<int32_t*>(y));
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t row = 0; row < rows(); ++row) {
       int32_t sum;

@@ -15,19 +15,19 @@ namespace tw {
 
 struct PackedSparse::Strips {
   std::mutex mutex;
-  std::unique_ptr<PackedStrips> made;
+  std::unique_ptr<PackedStrips> strips;
   std::atomic<const PackedStrips*> ready{nullptr};
 
   const PackedStrips& of(const PackedCells<float, 1>& cells) {
-    if (const PackedStrips* found = ready.load()) return *found;
+    if (const PackedStrips* strips_ready = ready.load()) return *strips_ready;
     std::lock_guard<std::mutex> lock(mutex);
-    if (!made) {
+    if (!strips) {
       Buffer<float> dense(static_cast<std::size_t>(cells.rows() * cells.columns()));
       cells.to_dense(dense.data());
-      made = std::make_unique<PackedStrips>(dense.data(), cells.rows(), cells.columns());
-      ready.store(made.get());
+      strips = std::make_unique<PackedStrips>(dense.data(), cells.rows(), cells.columns());
+      ready.store(strips.get());
     }
-    return *made;
+    return *strips;
   }
 };
 
@@ -45,19 +45,20 @@ bool PackedSparse::strips_serve(const float* x, int64_t count) const {
   return active_sparse_strips().vectors != nullptr && active_sparse_strips().finite(x, count);
 }
 
-int PackedSparse::threads_for(int64_t multiply_adds, int64_t parts) const {
+int PackedSparse::threads_for(int64_t multiply_adds, int64_t shares) const {
   constexpr int64_t kWorthAThread = 200000;
   return static_cast<int>(
-      std::min<int64_t>({num_threads(), parts, std::max<int64_t>(1, multiply_adds / kWorthAThread)}));
+      std::min<int64_t>({num_threads(), shares, std::max<int64_t>(1, multiply_adds / kWorthAThread)}));
 }
 
 void PackedSparse::times_rows(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
   // Up to here vectors one by one beat a tile: of 16 in AVX-512's cells, of 8 beside AVX2's strips
   // (benchmarks/sparse.py, "1024×1024 at 70%, batch 4").
-  const int64_t few = active_sparse_strips().vectors != nullptr ? 4 : 5;
-  const int64_t rest = batch % 16 <= few ? batch % 16 : 0;
-  if (batch > rest) times_many(x, batch - rest, y, epilogue);
-  if (rest > 0) times_few(x + (batch - rest) * columns(), rest, y + (batch - rest) * rows(), epilogue);
+  const int64_t max_vectors = active_sparse_strips().vectors != nullptr ? 4 : 5;
+  const int64_t remainder = batch % 16 <= max_vectors ? batch % 16 : 0;
+  if (batch > remainder) times_many(x, batch - remainder, y, epilogue);
+  if (remainder > 0)
+    times_few(x + (batch - remainder) * columns(), remainder, y + (batch - remainder) * rows(), epilogue);
 }
 
 void PackedSparse::times_few(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
@@ -72,11 +73,11 @@ void PackedSparse::times_few(const float* x, int64_t batch, float* y, const Spar
     x = copy;
   }
   const int threads = threads_for(nonzeros() * batch, std::max<int64_t>(1, blocks));
-  const auto passes = [&](int64_t parts, auto run) {
+  const auto passes = [&](int64_t shares, auto run) {
     parallel_for(threads, [&](int t) {
       for (int64_t b = 0; b < batch; b += kMaxVectors) {
         const int n = static_cast<int>(std::min<int64_t>(kMaxVectors, batch - b));
-        run(x + b * padded, n, y + b * rows(), parts * t / threads, parts * (t + 1) / threads);
+        run(x + b * padded, n, y + b * rows(), shares * t / threads, shares * (t + 1) / threads);
       }
     });
   };
@@ -97,7 +98,7 @@ void PackedSparse::times_few(const float* x, int64_t batch, float* y, const Spar
 namespace {
 
 // The inputs of a batch that one pass of the kernels takes.
-int tile_of(int64_t left) { return left <= 16 ? 16 : kMaxBatch; }
+int tile_of(int64_t remaining) { return remaining <= 16 ? 16 : kMaxBatch; }
 
 // Transposed tiles that a wave has at most, unless there are more threads: half of a second-level cache of 1 MiB.
 constexpr int64_t kWaveFloats = 128 * 1024;

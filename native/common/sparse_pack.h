@@ -16,7 +16,7 @@ inline int64_t sparse_padded(int64_t columns) {
 }
 
 template <class T>
-Buffer<T> kept(const std::vector<T>& values) {
+Buffer<T> to_buffer(const std::vector<T>& values) {
   Buffer<T> buffer(values.size());
   if (!values.empty()) std::memcpy(static_cast<void*>(buffer.data()), values.data(), values.size() * sizeof(T));
   return buffer;
@@ -32,12 +32,12 @@ class PackedCells {
     for (int64_t row = 0; row < rows; row += kBlockRows) {
       for (int64_t column = 0; column < padded_columns_; column += kCellColumns) pack_cell(dense, row, column, &out);
     }
-    value_ = kept(out.value);
-    index_ = kept(out.index);
-    start_ = kept(out.start);
-    row_at_ = kept(out.row_at);
-    lane_of_ = kept(out.lane_of);
-    length_ = kept(out.length);
+    value_ = to_buffer(out.value);
+    index_ = to_buffer(out.index);
+    start_ = to_buffer(out.start);
+    row_at_ = to_buffer(out.row_at);
+    lane_of_ = to_buffer(out.lane_of);
+    length_ = to_buffer(out.length);
   }
 
   SparseCells<T> cells() const {
@@ -87,7 +87,7 @@ class PackedCells {
 
   static int slots_for(int length) { return (length + Step - 1) / Step * Step; }
   // Where the weight of a lane's slot lies, counted from the band's first.
-  static std::size_t place(int slot, int lane) {
+  static std::size_t slot_offset(int slot, int lane) {
     return static_cast<std::size_t>((slot / Step * kBand + lane) * Step + slot % Step);
   }
 
@@ -130,8 +130,8 @@ class PackedCells {
     for (int lane = 0; lane < kBand; ++lane) {
       const Row& from = row[order[lane]];
       for (int s = 0; s < slots && from.count > 0; ++s) {
-        out->index[first + place(s, lane)] = from.column[std::min(s, from.count - 1)];
-        if (s < from.count) out->value[first + place(s, lane)] = from.value[s];
+        out->index[first + slot_offset(s, lane)] = from.column[std::min(s, from.count - 1)];
+        if (s < from.count) out->value[first + slot_offset(s, lane)] = from.value[s];
       }
     }
   }
@@ -143,7 +143,7 @@ class PackedCells {
       for (int lane = 0; lane < kBand; ++lane) {
         const int64_t row = row0 + row_at_[cell * kBlockRows + static_cast<std::size_t>(lane0 + lane)];
         for (int s = 0; s < slots; ++s) {
-          const std::size_t at = first + place(s, lane);
+          const std::size_t at = first + slot_offset(s, lane);
           if (value_[at] != 0) dense[row * columns_ + column0 + index_[at]] = value_[at];
         }
       }

@@ -17,12 +17,12 @@ class PackedStrips {
     for (int64_t row = 0; row < rows; row += kStripRows) {
       pack_group(dense + row * columns, std::min<int64_t>(kStripRows, rows - row), columns, &out);
     }
-    value_ = kept(out.value);
-    index_ = kept(out.index);
-    strip_ = kept(out.strip);
-    first_slot_ = kept(out.first_slot);
-    first_entry_ = kept(out.first_entry);
-    count_ = kept(out.count);
+    value_ = to_buffer(out.value);
+    index_ = to_buffer(out.index);
+    strip_ = to_buffer(out.strip);
+    first_slot_ = to_buffer(out.first_slot);
+    first_entry_ = to_buffer(out.first_entry);
+    count_ = to_buffer(out.count);
   }
 
   SparseStrips strips() const {
@@ -62,20 +62,20 @@ class PackedStrips {
                          std::vector<Entry>* entries) {
     constexpr int kEntries = (kStripColumns + kStripSlots - 1) / kStripSlots;
     const int64_t width = std::min<int64_t>(kStripColumns, columns - strip);
-    Entry parts[kEntries];
+    Entry row_entries[kEntries];
     for (int64_t r = 0; r < count; ++r) {
-      int found = 0;
+      int used = 0;
       for (int64_t c = 0; c < width; ++c) {
         const float value = rows[r * columns + strip + c];
         if (value == 0) continue;
-        Entry& to = parts[found / kStripSlots];
-        const int slot = found++ % kStripSlots;
+        Entry& to = row_entries[used / kStripSlots];
+        const int slot = used++ % kStripSlots;
         to.value[slot][r] = value;
         to.index[r] = static_cast<uint16_t>(to.index[r] | c << (3 * slot));
         to.slots = std::max(to.slots, slot + 1);
       }
     }
-    for (Entry& part : parts) {
+    for (Entry& part : row_entries) {
       part.strip = static_cast<uint32_t>(strip);
       if (part.slots > 0) entries->push_back(part);
     }

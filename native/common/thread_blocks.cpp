@@ -19,7 +19,7 @@ std::atomic<std::size_t> most[kScratchUses];  // that a thread asked for in a sh
 std::atomic<unsigned> raises{0};
 
 thread_local ScratchBlocks own;
-thread_local ScratchBlocks* given = nullptr;
+thread_local ScratchBlocks* current_blocks = nullptr;
 
 std::size_t raised(int use, std::size_t bytes) {
   std::size_t before = most[use].load(std::memory_order_relaxed);
@@ -59,8 +59,8 @@ void ScratchBlocks::forget(Scratch use) { of_[static_cast<int>(use)] = Buffer<ch
 
 void ScratchBlocks::catch_up() {
   const unsigned now = raises.load(std::memory_order_acquire);
-  if (now == seen_) return;
-  seen_ = now;
+  if (now == last_raise_) return;
+  last_raise_ = now;
   for (int i = 0; i < kScratchUses; ++i) {
     const std::size_t bytes = most[i].load(std::memory_order_relaxed);
     if (bytes <= of_[i].size()) continue;
@@ -68,9 +68,9 @@ void ScratchBlocks::catch_up() {
   }
 }
 
-ScratchBlocks& thread_blocks() { return given != nullptr ? *given : own; }
+ScratchBlocks& thread_blocks() { return current_blocks != nullptr ? *current_blocks : own; }
 
-void use_blocks(ScratchBlocks* blocks) { given = blocks; }
+void use_blocks(ScratchBlocks* blocks) { current_blocks = blocks; }
 
 void forget_raises() {
   for (std::atomic<std::size_t>& bytes : most) bytes.store(0, std::memory_order_relaxed);

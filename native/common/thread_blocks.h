@@ -23,7 +23,7 @@ class ScratchBlocks {
 
  private:
   Buffer<char> of_[kScratchUses];
-  unsigned seen_ = 0;  // the raise that `catch_up` last saw
+  unsigned last_raise_ = 0;  // the raise that `catch_up` last saw
 };
 
 // This thread's own. A pool's worker uses those that its pool keeps for it.

@@ -195,9 +195,9 @@ class Pool {
 
   void work(int thread) {
     use_blocks(&blocks_[thread]);
-    unsigned seen = 0;
+    unsigned version = 0;
     for (;;) {
-      seen = wait_for_change(seen);
+      version = wait_for_change(version);
       if (stop_) return;
       const int caller_cpu = caller_cpu_.load(std::memory_order_relaxed);
       if (caller_cpu >= 0 && this_cpu() == caller_cpu) leave_cpu(caller_cpu);
@@ -207,11 +207,11 @@ class Pool {
     }
   }
 
-  unsigned wait_for_change(unsigned seen) {
-    if (spins_ && spin([&] { return generation_.load() != seen; })) return generation_.load();
+  unsigned wait_for_change(unsigned version) {
+    if (spins_ && spin([&] { return generation_.load() != version; })) return generation_.load();
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1);
-    wake_.wait(lock, [&] { return generation_.load() != seen; });
+    wake_.wait(lock, [&] { return generation_.load() != version; });
     sleepers_.fetch_sub(1);
     return generation_.load();
   }

@@ -7,10 +7,10 @@
 namespace tw {
 
 bool in_shared_task();        // whether this thread works on a task of several threads' job
-int num_threads();            // that the work of this thread may be shared by
+int num_threads();            // threads available to the calling thread
 void set_num_threads(int n);  // n >= 1, checked by the caller
 
-// While it lives, the calling thread's work is shared by at most so many threads.
+// Limits the calling thread's work to this many threads during its lifetime.
 class ThreadLimit {
  public:
   explicit ThreadLimit(int threads);
@@ -23,8 +23,8 @@ class ThreadLimit {
 };
 
 using TaskFn = void (*)(void* context, int task);
-// `near`: each thread begins with the same share of the tasks whenever there are as many, and helps the others after
-// that.
+// `near`: each thread starts with the same share of the tasks whenever their number is the same, and helps the others
+// afterwards.
 void run_tasks(int tasks, TaskFn fn, void* context, bool near = false);
 
 template <class F>
@@ -33,8 +33,8 @@ void parallel_for(int tasks, F&& f) {
   run_tasks(tasks, call, &f);
 }
 
-// For steps that follow each other over one image: what a thread wrote in the last step lies in its own caches, so it
-// is given the same part of the image in the next.
+// For successive operators on one image: a thread's previous results are in its own caches, so it receives the same
+// region of the image again.
 template <class F>
 void parallel_near(int tasks, F&& f) {
   auto call = [](void* context, int task) { (*static_cast<F*>(context))(task); };

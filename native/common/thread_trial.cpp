@@ -17,45 +17,45 @@ void ThreadTrial::start(int most) {
   counts_.clear();
   for (int n = 1; n < most; n *= 2) counts_.push_back({n, 0.0});
   counts_.push_back({most, 0.0});
-  used_ = tried_ = 0;
+  used_ = trial_ = 0;
   first_ = counts_.size() > 1;
-  if (!first_) tried_ = counts_.size();
+  if (!first_) trial_ = counts_.size();
   runs_ = 0;
 }
 
 int ThreadTrial::threads(int most) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (counts_.empty() || counts_.back().threads != most) start(most);
-  return counts_[tried_ < counts_.size() ? tried_ : used_].threads;
+  return counts_[trial_ < counts_.size() ? trial_ : used_].threads;
 }
 
 // The fewest threads that no larger count beats by what a change must gain.
 void ThreadTrial::settle() {
   for (std::size_t i = 0; i < counts_.size(); ++i) {
-    const double needed = counts_[used_].seconds * (i == used_ ? 1.0 : kWorth);
-    if (counts_[i].seconds < needed) used_ = i;
+    const double threshold = counts_[used_].seconds * (i == used_ ? 1.0 : kWorth);
+    if (counts_[i].seconds < threshold) used_ = i;
   }
 }
 
 void ThreadTrial::took(int threads, double seconds) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const bool trial = tried_ < counts_.size();
-  if (counts_.empty() || counts_[trial ? tried_ : used_].threads != threads)
+  const bool trial = trial_ < counts_.size();
+  if (counts_.empty() || counts_[trial ? trial_ : used_].threads != threads)
     return;  // another thread's run came between
   ++runs_;
   if (trial) {
-    double& mean = counts_[tried_].seconds;
+    double& mean = counts_[trial_].seconds;
     if (runs_ > 1) mean = runs_ == 2 ? seconds : mean + (seconds - mean) / (runs_ - 1);
     if (runs_ < kTrialRuns) return;
     runs_ = 0;
-    if (first_ && tried_ + 1 < counts_.size()) {
-      ++tried_;
+    if (first_ && trial_ + 1 < counts_.size()) {
+      ++trial_;
       return;
     }
     if (first_) used_ = 0;
     first_ = false;
     settle();
-    tried_ = counts_.size();
+    trial_ = counts_.size();
     return;
   }
   double& mean = counts_[used_].seconds;
@@ -64,7 +64,7 @@ void ThreadTrial::took(int threads, double seconds) {
   if (runs_ < kBetween || counts_.size() == 1) return;
   runs_ = 0;
   // The neighbours in turn: what is far from the best is seldom the best later.
-  tried_ = used_ + 1 < counts_.size() && (up_ || used_ == 0) ? used_ + 1 : used_ - 1;
+  trial_ = used_ + 1 < counts_.size() && (up_ || used_ == 0) ? used_ + 1 : used_ - 1;
   up_ = !up_;
 }
 

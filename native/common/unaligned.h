@@ -1,6 +1,5 @@
-// Reading one number of an array that may start anywhere: whoever calls a kernel may hold such arrays. The vectors'
-// loads do not mind; a plain one must not. Always inlined, so that no copy made for one instruction set is taken by
-// another.
+// Reads one value of a possibly unaligned array. Vector loads accept any alignment; scalar loads must not assume it.
+// Always inlined, so that no copy compiled for one instruction set is used by another.
 #pragma once
 
 #include <cstdint>

@@ -111,10 +111,10 @@ bool WeightKey::operator==(const WeightKey& other) const {
 }
 
 std::shared_ptr<const PackedWeights> find_weights(const WeightKey& key, int64_t count) {
-  std::shared_ptr<PackedWeights> found = cache().find(key);
-  if (!found || static_cast<int64_t>(found->raw.size()) != count) return nullptr;
-  const bool same = std::memcmp(found->raw.data(), key.data, static_cast<std::size_t>(count) * sizeof(float)) == 0;
-  return same ? found : nullptr;
+  std::shared_ptr<PackedWeights> entry = cache().find(key);
+  if (!entry || static_cast<int64_t>(entry->raw.size()) != count) return nullptr;
+  const bool equal = std::memcmp(entry->raw.data(), key.data, static_cast<std::size_t>(count) * sizeof(float)) == 0;
+  return equal ? entry : nullptr;
 }
 
 bool weights_fit(const WeightKey& key, int64_t count, int64_t packed_count, bool has_alternative) {

@@ -1,10 +1,9 @@
 // Packed weights, kept between calls. The caller's weights are a writable array that anyone may change, so an entry is
 // never trusted by address alone: it holds a copy of the raw weights, and every use compares the two, byte for byte.
 //
-// Bounded in bytes and entries. An entry in use is never put out for another: networks use their layers in turns, and a
-// cache that forgets the oldest would then make every entry anew at every call. Only entries that nobody asked for
-// during many calls make room; where they do not, weights_fit says so and the caller does without. Safe to use from
-// several threads.
+// Bounded in bytes and entries. An entry in use is never evicted: networks cycle through their layers, and an LRU cache
+// would then miss on every call. Only entries that were not used during many calls are evicted; if that does not free
+// enough memory, weights_fit returns false and the caller does without. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,7 @@ namespace tw {
 struct PackedWeights {
   Buffer<float> raw;
   Buffer<float> packed;
-  bool usable = true;  // what the packing said
+  bool usable = true;  // whether packing succeeded
 };
 
 struct WeightKey {
@@ -34,8 +33,8 @@ std::shared_ptr<const PackedWeights> find_weights(const WeightKey& key, int64_t 
 // have a smaller alternative leave a quarter of the cache to others.
 bool weights_fit(const WeightKey& key, int64_t count, int64_t packed_count, bool has_alternative);
 
-// An entry with a copy of the raw weights and room for the packed form, to be filled from that copy (should another
-// thread write the weights meanwhile, copy and packed form still agree) and then kept. Throws std::bad_alloc.
+// Creates an entry with a copy of the raw weights and space for the packed form, to be filled from that copy (so that
+// both agree even if another thread writes the weights) and then stored. Throws std::bad_alloc.
 std::shared_ptr<PackedWeights> new_weights(const WeightKey& key, int64_t count, int64_t packed_count);
 void keep_weights(const WeightKey& key, const std::shared_ptr<PackedWeights>& weights);
 

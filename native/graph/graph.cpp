@@ -105,8 +105,8 @@ void Graph::fuse_pairs() {
     const auto next = std::find_if(nodes_.begin() + static_cast<std::ptrdiff_t>(i), nodes_.end(),
                                    [&](const Node& node) { return node.inputs[0] == first.output; });
     const bool is_input = std::count(inputs_.begin(), inputs_.end(), first.inputs[0]) > 0;
-    const bool alone = readers[first.output] == 1 && first.inputs.size() == 1 && !is_input;
-    std::unique_ptr<Op> fused = alone && next != nodes_.end() ? first.op->fuse_with(*next->op) : nullptr;
+    const bool sole_consumer = readers[first.output] == 1 && first.inputs.size() == 1 && !is_input;
+    std::unique_ptr<Op> fused = sole_consumer && next != nodes_.end() ? first.op->fuse_with(*next->op) : nullptr;
     if (fused == nullptr) {
       ++i;
       continue;

@@ -148,14 +148,14 @@ class ScheduleBuilder {
     for (std::size_t split = nodes_.size(); split-- > 0;) {
       if (s_.group_of[split] >= 0) break;
       second_weights += nodes_[split].op->weight_bytes();
-      const int between = only_buffer_between(split);
-      if (between < 0) continue;
+      const int stage_buffers = only_buffer_between(split);
+      if (stage_buffers < 0) continue;
       const int64_t bytes = (weights - second_weights) / elements(0, split) +
-                            second_weights / elements(split, nodes_.size()) + 2 * s_.descs[between].storage();
+                            second_weights / elements(split, nodes_.size()) + 2 * s_.descs[stage_buffers].storage();
       if (bytes >= least) continue;
       least = bytes;
       s_.stages[0].last = s_.stages[1].first = split;
-      between_ = between;
+      stage_buffer_ = stage_buffers;
     }
   }
 
@@ -163,21 +163,22 @@ class ScheduleBuilder {
   // one, or another buffer has values of both stages, whose arenas are separate.
   int only_buffer_between(std::size_t split) const {
     const auto in_first_stage = [&](int value) { return external_input(value) || first_node_[value] < split; };
-    std::vector<int> between;
+    std::vector<int> stage_buffers;
     for (std::size_t i = split; i < nodes_.size(); ++i) {
       for (int source : nodes_[i].inputs) {
         const int root = aliases_.root(source);
-        if (in_first_stage(source) && std::find(between.begin(), between.end(), root) == between.end())
-          between.push_back(root);
+        if (in_first_stage(source) &&
+            std::find(stage_buffers.begin(), stage_buffers.end(), root) == stage_buffers.end())
+          stage_buffers.push_back(root);
       }
     }
-    if (between.size() != 1 || external_[between[0]] || !s_.descs[between[0]].is_integer()) return -1;
+    if (stage_buffers.size() != 1 || external_[stage_buffers[0]] || !s_.descs[stage_buffers[0]].is_integer()) return -1;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       const int root = aliases_.root(nodes_[i].output);
-      const bool separate = i < split ? in_first_stage(root) : !in_first_stage(root) || root == between[0];
+      const bool separate = i < split ? in_first_stage(root) : !in_first_stage(root) || root == stage_buffers[0];
       if (!separate) return -1;
     }
-    return between[0];
+    return stage_buffers[0];
   }
 
   bool external_input(int value) const { return external_[value] && s_.allocations[value].memory == Memory::input; }
@@ -225,7 +226,7 @@ class ScheduleBuilder {
   int buffer_for(std::size_t i, int root) {
     const TensorDesc& desc = s_.descs[root];
     const std::size_t last = std::max(i, last_use_[root]);
-    const int stage = root == between_ ? Graph::Schedule::kWholeBatch : i >= s_.stages[1].first;
+    const int stage = root == stage_buffer_ ? Graph::Schedule::kWholeBatch : i >= s_.stages[1].first;
     if (const int reused = reused_buffer(i, root, stage); reused >= 0) {
       lifetimes_[reused].last = std::max(lifetimes_[reused].last, last);
       return reused;
@@ -260,8 +261,8 @@ class ScheduleBuilder {
     if (!own || s_.group_of[i] >= 0 || last_use_[source] != i) return -1;
     const int buffer = s_.allocations[source].index;
     const TensorDesc& in = s_.descs[source];
-    const bool same = in.padding == 0 && in.layout == desc.layout && in.storage() == desc.storage();
-    return same && s_.buffers[buffer].stage == stage && nodes_[i].op->runs_in_place(in, desc) ? buffer : -1;
+    const bool identical = in.padding == 0 && in.layout == desc.layout && in.storage() == desc.storage();
+    return identical && s_.buffers[buffer].stage == stage && nodes_[i].op->runs_in_place(in, desc) ? buffer : -1;
   }
 
   const Graph& graph_;
@@ -271,7 +272,7 @@ class ScheduleBuilder {
   std::vector<bool> external_;  // per value: an input or output of the graph
   AliasSets aliases_;
   std::vector<std::size_t> last_use_, first_node_;  // per root: the last node that reads it; per value: its own node
-  int between_ = -1;                                // the root that the first stage leaves to the second
+  int stage_buffer_ = -1;                           // the root that the first stage leaves to the second
   std::vector<Lifetime> lifetimes_;                 // per buffer
 };
 

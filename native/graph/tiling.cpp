@@ -107,10 +107,10 @@ void run_tile_group(const TileGroup& group, const std::vector<TiledOp>& ops, cha
   for (RowRange results{first, 0}; results.first < last; results.first += group.rows) {
     results.last = std::min(results.first + group.rows, last);
     // Backwards: the rows of each intermediate value that the next operator needs.
-    RowRange needed = rows_needed(*end.op, results);
+    RowRange required = rows_needed(*end.op, results);
     for (std::size_t i = lines.size(); i-- > 0;) {
-      lines[i].slide(needed);
-      needed = rows_needed(*ops[i].op, lines[i].missing());
+      lines[i].slide(required);
+      required = rows_needed(*ops[i].op, lines[i].missing());
     }
     // Forwards: compute those that are not there yet.
     for (std::size_t i = 0; i < lines.size(); ++i) {

@@ -1,4 +1,4 @@
-// Activations that a convolution takes along, lane by lane. NaN goes through all of them.
+// Activations that are fused into convolutions, one vector at a time. All propagate NaN.
 #pragma once
 
 #include "kernels/conv.h"
@@ -41,7 +41,7 @@ struct KnownActivation {
   static constexpr ConvActivation::Kind value = kind;
 };
 
-// Calls f with the activation as a constant, so that a loop in it decides once.
+// Calls f with the activation as a compile-time constant, so that a loop inside f does not branch.
 template <class F>
 TW_INLINE void with_activation(ConvActivation::Kind kind, F&& f) {
   switch (kind) {
@@ -72,7 +72,7 @@ TW_INLINE vf activated(vf v, ConvActivation kind) {
   if (kind == ConvActivation::none) return v;
   if (kind == ConvActivation::relu) return activate<ConvActivation::relu>(v, 0.0f);
   vf result = v;
-  with_activation(kind, [&](auto known) { result = activate<known.value>(v, kind.slope); });
+  with_activation(kind, [&](auto constant) { result = activate<constant.value>(v, kind.slope); });
   return result;
 }
 

@@ -30,9 +30,9 @@ void multiply(int64_t m, int64_t n, int64_t k, Factor a, Rows b, RowsOut c, bool
   const int64_t strips = (m + kTileRows - 1) / kTileRows;
   constexpr int64_t kWidth = kTileVectors * kLanes;
   for (int64_t j = 0; j < n; j += kWidth) {
-    const int64_t left = n - j < kWidth ? n - j : kWidth;
-    const int vectors = static_cast<int>((left + kLanes - 1) / kLanes);
-    const int last = static_cast<int>(left - (vectors - 1) * kLanes);
+    const int64_t width = n - j < kWidth ? n - j : kWidth;
+    const int vectors = static_cast<int>((width + kLanes - 1) / kLanes);
+    const int last = static_cast<int>(width - (vectors - 1) * kLanes);
     for (int64_t s = 0; s < strips; ++s) {
       const int64_t i = m * s / strips, rows = m * (s + 1) / strips - i;
       const MicroArgs args = {k,        a.data + i * a.row,        a.row,    a.column, b.data + j,

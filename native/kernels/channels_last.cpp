@@ -8,10 +8,10 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Floats below which a second thread costs more than it saves.
+// Number of floats below which a second thread costs more than it saves.
 constexpr int64_t kWorthThreads = 16384;
 
-// Calls f(first, last) for runs of `count` things of `floats` floats each, shared among the threads.
+// Calls f(first, last) for runs of `count` items of `floats` floats each, divided among the threads.
 template <class F>
 void for_runs(int64_t count, int64_t floats, F&& f) {
   const int64_t threads = count * floats < kWorthThreads ? 1 : num_threads();
@@ -19,8 +19,8 @@ void for_runs(int64_t count, int64_t floats, F&& f) {
   parallel_near(static_cast<int>(runs), [&](int run) { f(cut(count, runs, run), cut(count, runs, run + 1)); });
 }
 
-TW_INLINE void put(float* to, vf v, int64_t left) {
-  left >= kLanes ? store(to, v) : store_first(to, v, static_cast<int>(left));
+TW_INLINE void put(float* to, vf v, int64_t count) {
+  count >= kLanes ? store(to, v) : store_first(to, v, static_cast<int>(count));
 }
 
 void from_planes(const LastImage& x, const LastImage& y) {
@@ -39,9 +39,9 @@ void from_planes(const LastImage& x, const LastImage& y) {
   });
 }
 
-// Every channel of an image becomes `row` floats, of which its pixels are the first.
+// Converts each channel of an image to a row of `row` floats that starts with its pixels.
 void to_rows(const LastImage& x, int64_t row, float* to) {
-  const Finish none{nullptr, nullptr, ConvActivation::none};
+  const PlaneEpilogue none{nullptr, nullptr, ConvActivation::none};
   const int64_t plane = x.h * x.w, vectors = ceil_div(x.c, kLanes);
   for_runs(x.n * vectors, plane * kLanes, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
@@ -83,7 +83,7 @@ Window window_at(const PoolShape& s, int64_t oy, int64_t ox) {
   return {larger(0, y), smaller(s.h, y + s.kh), larger(0, x), smaller(s.w, x + s.kw)};
 }
 
-// `of_window(from, window, out)` gives the results of as many neighbouring vectors of channels as `out` has.
+// Calls of_window(from, window, out), which computes as many neighbouring vectors of channels as `out` has.
 template <class F>
 void pool_rows(const PoolShape& s, const LastImage& x, const LastImage& y, F&& of_window) {
   constexpr int kTogether = 4;
@@ -109,7 +109,7 @@ void pool_rows(const PoolShape& s, const LastImage& x, const LastImage& y, F&& o
   });
 }
 
-// Calls f(pixel) for the pixels of a window, each where `from`'s channels begin.
+// Calls f(pixel) for the pixels of a window, with a pointer to the channels of `from`.
 template <class F>
 TW_INLINE void for_pixels(const PoolShape& s, const LastImage& x, const Window& w, const float* from, F&& f) {
   for (int64_t iy = w.y0; iy < w.y1; ++iy) {
@@ -121,7 +121,7 @@ TW_INLINE void for_pixels(const PoolShape& s, const LastImage& x, const Window& 
 void max_pool(const PoolShape& s, const LastImage& x, const LastImage& y) {
   pool_rows(s, x, y, [&](const float* from, const Window& w, auto& out) {
     constexpr int kVectors = sizeof(out) / sizeof(vf);
-    vi nan[kVectors] = {};  // the maximum itself passes over a NaN
+    vi nan[kVectors] = {};  // the maximum instruction ignores a NaN
     for (int v = 0; v < kVectors; ++v) out[v] = splat(-__builtin_inff());
     for_pixels(s, x, w, from, [&](const float* at) {
 #pragma GCC unroll 4
@@ -148,7 +148,7 @@ void avg_pool(const PoolShape& s, bool count_padding, const LastImage& x, const 
   });
 }
 
-// Rows are summed first, then their sums: long sums of like numbers lose less.
+// Sums rows first, then their sums: long sums of similar values lose less precision.
 void global_mean(const LastImage& x, const LastImage& y) {
   const int64_t vectors = ceil_div(x.c, kLanes);
   for_runs(x.n * vectors, x.h * x.w * kLanes, [&](int64_t first, int64_t last) {
@@ -207,23 +207,23 @@ void affine(const LastImage& x, const float* scale, const float* shift, ConvActi
   });
 }
 
-// The sum of f(v) over a run of channels of all pixels of an image: rows first, then their sums.
+// Sums f(v) over a run of channels of all pixels of an image: rows first, then their sums.
 template <class F>
 float sum_of_run(const LastImage& x, const float* from, int64_t channels, F&& f) {
   vf total = {};
-  float rest = 0.0f;
+  float remainder = 0.0f;
   for (int64_t row = 0; row < x.h; ++row) {
     vf sum = {};
-    float few = 0.0f;
+    float partial = 0.0f;
     for (int64_t column = 0; column < x.w; ++column, from += x.pitch) {
       int64_t c = 0;
       for (; c + kLanes <= channels; c += kLanes) sum += f(load(from + c));
-      for (; c < channels; ++c) few += f(splat(from[c]))[0];
+      for (; c < channels; ++c) partial += f(splat(from[c]))[0];
     }
     total += sum;
-    rest += few;
+    remainder += partial;
   }
-  return sum_lanes(total) + rest;
+  return sum_lanes(total) + remainder;
 }
 
 void group_norm(const LastImage& x, int64_t groups, const float* weight, const float* bias, float eps,
@@ -235,8 +235,8 @@ void group_norm(const LastImage& x, int64_t groups, const float* weight, const f
       const int64_t n = i / groups, start = i % groups * each;
       const float* from = x.data + n * plane * x.pitch + start;
       const float mean = sum_of_run(x, from, each, [](vf v) { return v; }) / count;
-      const float spread = sum_of_run(x, from, each, [=](vf v) { return (v - mean) * (v - mean); }) / count;
-      const vf scale = splat(1.0f / __builtin_sqrtf(spread + eps));
+      const float variance = sum_of_run(x, from, each, [=](vf v) { return (v - mean) * (v - mean); }) / count;
+      const vf scale = splat(1.0f / __builtin_sqrtf(variance + eps));
       float* to = y.data + n * plane * y.pitch + start;
       for (int64_t p = 0; p < plane; ++p, from += x.pitch, to += y.pitch) {
         for (int64_t c = 0; c < each; c += kLanes) {
@@ -248,10 +248,10 @@ void group_norm(const LastImage& x, int64_t groups, const float* weight, const f
   });
 }
 
-// Two vectors, lane by lane in turn.
+// Interleaves two vectors.
 TW_INLINE void interleave(vf a, vf b, float* to) {
   const vf low = pairs_low(a, b),
-           high = pairs_high(a, b);  // in every 128 bits: the first two lanes of both, the last two
+           high = pairs_high(a, b);  // in every 128 bits: the first two lanes of both, and the last two
 #if defined(__AVX512F__)
   store(to, __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
   store(to + kLanes, __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
@@ -264,8 +264,8 @@ TW_INLINE void interleave(vf a, vf b, float* to) {
 #endif
 }
 
-// Whether two runs of channels take turns, as where a shuffle mixes two halves.
-bool takes_turns(const int32_t* channels, int64_t count) {
+// Whether the gather interleaves two halves: a channel shuffle of two groups.
+bool is_two_group_shuffle(const int32_t* channels, int64_t count) {
   if (count % 2 != 0) return false;
   for (int64_t c = 2; c < count; ++c) {
     if (channels[c] != channels[c - 2] + 1) return false;
@@ -273,8 +273,9 @@ bool takes_turns(const int32_t* channels, int64_t count) {
   return true;
 }
 
-void take(const LastImage& x, const int32_t* channels, const LastImage& y) {
-  const int64_t vectors = takes_turns(channels, y.c) ? y.c / (2 * kLanes) : 0;  // of each run; the rest singly
+void gather_channels(const LastImage& x, const int32_t* channels, const LastImage& y) {
+  // Vectors of each half; remaining channels are copied one by one.
+  const int64_t vectors = is_two_group_shuffle(channels, y.c) ? y.c / (2 * kLanes) : 0;
   for_runs(y.pixels(), y.c, [&](int64_t first, int64_t last) {
     for (int64_t p = first; p < last; ++p) {
       const float* from = x.data + p * x.pitch;
@@ -289,8 +290,8 @@ void take(const LastImage& x, const int32_t* channels, const LastImage& y) {
 
 }  // namespace
 
-const ChannelsLastOps channels_last = {from_planes, to_planes, max_pool,   avg_pool, global_mean, binary_of_kind,
-                                       affine,      take,      group_norm, gather,   transpose};
+const ChannelsLastOps channels_last = {from_planes, to_planes,       max_pool,   avg_pool, global_mean, binary_of_kind,
+                                       affine,      gather_channels, group_norm, gather,   transpose};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -19,7 +19,7 @@ struct ConvShape {
   int64_t n, c, h, w;  // input
   int64_t o, kh, kw;   // weights (o, c / groups, kh, kw)
   int64_t sh, sw;      // stride
-  int64_t ph, pw;      // zeros before the first row and column; after the last, as many as oh and ow reach for
+  int64_t ph, pw;  // zero padding before the first row and column; after the last, as many zeros as oh and ow require
   int64_t groups;
   int64_t oh, ow;          // output
   int64_t dh = 1, dw = 1;  // dilation: input rows and columns from one tap to the next
@@ -30,7 +30,7 @@ struct ConvShape {
   int64_t group_o() const { return o / groups; }
 };
 
-// Element (o, c, ky, kx) of group g lies at data[g * group + o * out + c * in + ky * row + kx * col].
+// Element (o, c, ky, kx) of group g is data[g * group + o * out + c * in + ky * row + kx * col].
 struct WeightView {
   const float* data;
   int64_t group, out, in, row, col;
@@ -40,7 +40,7 @@ struct ConvActivation {
   enum Kind { none, relu, gelu, relu6, silu, hard_swish, sigmoid, hard_sigmoid, gelu_tanh, leaky_relu };
 
   Kind kind;
-  float slope;  // of leaky_relu below zero
+  float slope;  // slope of leaky_relu below zero
 
   constexpr ConvActivation(Kind kind = none, float slope = 0.0f) : kind(kind), slope(slope) {}
   constexpr operator Kind() const { return kind; }
@@ -53,23 +53,22 @@ struct ConvEpilogue {
   ConvActivation activation;
 };
 
-// Where the outputs of a convolution go: y itself (step 1), or every `step`-th row and column of a larger plane, which
-// is how the gradient of a strided convolution is put together from stride-1 ones.
+// Destination of the outputs: y itself (step 1), or every `step`-th row and column of a larger plane. The gradient of a
+// strided convolution is assembled from stride-1 convolutions this way.
 struct OutputGrid {
   int64_t plane_h, plane_w;
   int64_t y0, x0, step_y, step_x;
 };
 
-// How images lie: planes (a pitch of 0), or channels-last with so many floats from one pixel to the next. A
-// channels-last vector may read up to a vector past a pixel's last channel (the plan's buffers have room for it) and
-// never writes there.
+// Memory layout of images: planes (pitch 0), or NHWC with `pitch` floats per pixel. An NHWC vector may read up to one
+// vector past a pixel's last channel (the plan's buffers reserve space for it) and never writes there.
 struct ConvLayout {
   int64_t x_pitch = 0, y_pitch = 0, residual_pitch = 0;
 };
 
-// How the loops are cut. The unit of `mr` and `block` is an output pixel (direct) or a tile of them (winograd).
+// Loop blocking. The unit of `mr` and `block` is an output pixel (direct) or a Winograd tile.
 struct ConvTile {
-  int64_t mr;        // the register tile: units ...
+  int64_t mr;        // register tile: units ...
   int64_t vectors;   // ... by vectors of output channels
   int64_t block;     // units that a task takes through all stages, in whole rows (at least one)
   int64_t channels;  // vectors of output channels multiplied before they are written back to NCHW
@@ -80,8 +79,9 @@ struct ConvLimits {
   int64_t lanes, max_rows, max_vectors;  // floats in a vector; the largest register tile
 };
 
-// Largest magnitude that the Winograd transforms take: products, sums over channels and the transforms' own gain stay
-// far from overflow. NaN and infinity are above it, so that they go to the direct kernel and spread as they should.
+// Largest magnitude that the Winograd transforms accept: products, sums over channels and the gain of the transforms
+// stay far from overflow. NaN and infinity exceed it, so that they reach the direct kernel and propagate as they
+// should.
 constexpr float kWinogradLimit = 1.0e15f;
 
 struct WinogradKernels {
@@ -108,14 +108,14 @@ struct DirectKernels {
                   const OutputGrid& grid, float* y);  // false: out of memory
 };
 
-// The direct algorithm with a channels-last result, for networks that keep that layout between layers. Weights as
-// packed by DirectKernels; the bias has room for a vector past its last channel.
+// The direct algorithm with an NHWC result, for networks that keep that layout between layers. Weights are packed by
+// DirectKernels; the bias is padded by one vector.
 struct ChannelsLastKernels {
   bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e,
                   const ConvLayout& layout,
                   float* y);  // false: out of memory
-  // A 1x1 convolution of stride 1, without padding, residual or groups, and a depthwise one of its result, which is not
-  // kept. The layout's pitches of result and residual are the second's.
+  // A 1x1 convolution of stride 1 without padding, residual or groups, fused with a depthwise convolution of its
+  // result, which is not stored. The pitches of result and residual are those of the second.
   bool (*forward_pair)(const ConvShape& first, const float* x, int64_t x_pitch, const float* packed_first,
                        const ConvEpilogue& e_first, const ConvShape& second, const float* packed_second,
                        const ConvEpilogue& e_second, const ConvLayout& layout, float* y);
@@ -124,8 +124,9 @@ struct ChannelsLastKernels {
 struct GradWeightKernels {
   int64_t (*partial_floats)(const ConvShape& s);
   int64_t (*max_parts)(const ConvShape& s);
-  // partials: room for `parts` partial results, worked on in parallel. False: out of memory.
-  bool (*run)(const ConvShape& s, const float* gy, const float* x, float* partials, int64_t parts, float* gw);
+  // partials: space for `partial_count` partial results that are computed in parallel. Returns false if memory is
+  // exhausted.
+  bool (*run)(const ConvShape& s, const float* gy, const float* x, float* partials, int64_t partial_count, float* gw);
 };
 
 TW_TABLE(WinogradKernels, winograd)

@@ -1,6 +1,6 @@
-// The direct algorithm where the result is channels-last: the layout that a network keeps between its layers. Windows
-// that stay inside a channels-last image are read where they lie; else the rows of a band are copied with their padding
-// first. A 1x1 kernel sees no rows at all, only pixels. Finished tiles go to the result at once.
+// The direct algorithm with an NHWC result. Windows inside an NHWC image are read in place; otherwise a band of rows is
+// copied with its padding first. A 1x1 filter needs no rows, only pixels. Tiles are stored to the result as soon as
+// they are complete.
 #include "common/machine.h"
 #include "common/scratch.h"
 #include "common/thread_pool.h"
@@ -10,7 +10,7 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// In vector multiplications: below this a second thread costs more than it saves.
+// Vector multiplications below which a second thread costs more than it saves.
 constexpr int64_t kWorthThreads = 8192;
 constexpr int64_t kBandPixels = 640;
 
@@ -20,12 +20,12 @@ struct Problem {
   ConvEpilogue e;
   const float *x, *packed;
   float* y;
-  int64_t c, o, vectors;   // of a group
-  bool in_place;           // windows are read where they lie
-  int64_t pitch, columns;  // floats of a pixel and pixels of a row, as they are read
+  int64_t c, o, vectors;   // per group
+  bool in_place;           // windows are read in place
+  int64_t pitch, columns;  // floats per pixel and pixels per row of the input as it is read
 };
 
-// The whole batch as one row of pixels.
+// Treats the whole batch as one row of pixels.
 void flatten_pixels(ConvShape* s) {
   const bool points = s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && s->ph == 0 && s->pw == 0 &&
                       s->oh == s->h && s->ow == s->w;
@@ -38,19 +38,19 @@ bool stays_inside(const ConvShape& s) {
   return s.ph == 0 && s.pw == 0 && (s.oh - 1) * s.sh + s.reach_h() <= s.h && (s.ow - 1) * s.sw + s.reach_w() <= s.w;
 }
 
-// Rows and columns of outputs, and the panels of channels, that a task computes.
-struct Part {
+// The output rows, columns and channel panels of one task.
+struct OutputTile {
   int64_t n, y0, y1, x0, x1, group, vector0, vector1;
 };
 
 struct Cuts {
-  int64_t rows, columns, splits;  // pieces
+  int64_t rows, columns, splits;  // number of tiles along each dimension
 };
 
 int64_t most_l2() { return larger(256 << 10, smaller(machine().caches.l2, 2 << 20)); }
 
-// A part's input stays in half of the second-level cache while the panels of weights pass by; its result is written
-// once. Where there are fewer parts than threads they become smaller, in rows, columns or channels.
+// The input of a tile stays in half of the L2 cache while the panels of weights are streamed; its result is written
+// once. If there are fewer tiles than threads, they are split further along rows, columns or channels.
 Cuts cuts_of(const Problem& p) {
   const ConvShape& s = p.s;
   const int64_t pixel_bytes = 4 * s.sh * s.sw * p.c, by_cache = most_l2() / 2 / larger(1, pixel_bytes);
@@ -63,20 +63,20 @@ Cuts cuts_of(const Problem& p) {
   }
   const int64_t images = s.n * s.groups, work = images * s.oh * s.ow * s.kh * s.kw * p.c * p.vectors;
   const int64_t threads = work < kWorthThreads ? 1 : num_threads();
-  const int64_t parts = images * cuts.rows * cuts.columns;
-  if (threads == 1 || parts % threads == 0 || parts >= 4 * threads) return cuts;
+  const int64_t tiles = images * cuts.rows * cuts.columns;
+  if (threads == 1 || tiles % threads == 0 || tiles >= 4 * threads) return cuts;
   if (s.oh == 1) {
-    const int64_t wanted = round_up(cuts.columns, threads);
-    if (s.ow >= wanted * kMaxRows * 2) cuts.columns = wanted;
+    const int64_t pieces_per_row = round_up(cuts.columns, threads);
+    if (s.ow >= pieces_per_row * kMaxRows * 2) cuts.columns = pieces_per_row;
   } else {
-    cuts.rows = smaller(s.oh, ceil_div(round_up(parts, threads), images));
+    cuts.rows = smaller(s.oh, ceil_div(round_up(tiles, threads), images));
   }
   const int64_t now = images * cuts.rows * cuts.columns;
   if (now < threads) cuts.splits = smaller(ceil_div(p.vectors, kPanelVectors), ceil_div(threads, now));
   return cuts;
 }
 
-RowBuffer band_rows(const Problem& p, const Part& b, float* to) {
+RowBuffer band_rows(const Problem& p, const OutputTile& b, float* to) {
   const ConvShape& s = p.s;
   const int64_t first = b.y0 * s.sh - s.ph, input_rows = (b.y1 - b.y0 - 1) * s.sh + s.reach_h();
   if (p.in_place)
@@ -98,20 +98,20 @@ RowBuffer band_rows(const Problem& p, const Part& b, float* to) {
   return rows;
 }
 
-int64_t scratch_floats(const Problem& p, const Part& b) {
+int64_t scratch_floats(const Problem& p, const OutputTile& b) {
   if (p.in_place) return 0;
   return round_up(((b.y1 - b.y0 - 1) * p.s.sh + p.s.reach_h()) * p.columns * p.c, 16);
 }
 
-// The weights of a panel pass by once for each part. `ahead`: those of the next panel are asked for on the way.
-void multiply_panel(const Problem& p, const Part& b, const RowBuffer& rows, int64_t vector, bool ahead) {
+// Streams the weights of each panel once per tile. `ahead`: prefetches the next panel.
+void multiply_panel(const Problem& p, const OutputTile& b, const RowBuffer& rows, int64_t vector, bool ahead) {
   const ConvShape& s = p.s;
   const int64_t width = b.x1 - b.x0, chunks = ceil_div(width, kMaxRows);
   const int64_t vectors = smaller(kPanelVectors, p.vectors - vector), channel = b.group * p.o + vector * kLanes;
-  const bool whole_rows = s.dw == 1 && p.pitch == p.c;  // the taps of a kernel row are one segment, or one each
+  const bool whole_rows = s.dw == 1 && p.pitch == p.c;  // the taps of a filter row are one segment, or one segment each
   MicroArgs args;
-  MicroFinish finish{p.e.bias == nullptr ? nullptr : p.e.bias + channel, nullptr, p.l.residual_pitch, p.e.activation,
-                     p.o - vector * kLanes};
+  TileEpilogue epilogue{p.e.bias == nullptr ? nullptr : p.e.bias + channel, nullptr, p.l.residual_pitch, p.e.activation,
+                        p.o - vector * kLanes};
   args.run = whole_rows ? 1 : s.kw;
   args.a_step = s.dw * p.pitch;
   args.a_row = s.sw * p.pitch;
@@ -122,7 +122,7 @@ void multiply_panel(const Problem& p, const Part& b, const RowBuffer& rows, int6
   args.b_segment = args.length * vectors * kLanes;
   args.c_row = p.l.y_pitch;
   args.accumulate = false;
-  args.finish = &finish;
+  args.epilogue = &epilogue;
   const int64_t passes = chunks * (b.y1 - b.y0), panel = s.kh * s.kw * p.c * kPanelVectors * kLanes;
   args.ahead_step = ceil_div(kPanelVectors * kLanes * 4, passes);
   int64_t pass = 0;
@@ -133,7 +133,7 @@ void multiply_panel(const Problem& p, const Part& b, const RowBuffer& rows, int6
       const int64_t pixel = (b.n * s.oh + y) * s.ow + x;
       args.a = row + x * args.a_row;
       args.c = p.y + pixel * p.l.y_pitch + channel;
-      finish.residual = p.e.residual == nullptr ? nullptr : p.e.residual + pixel * p.l.residual_pitch + channel;
+      epilogue.residual = p.e.residual == nullptr ? nullptr : p.e.residual + pixel * p.l.residual_pitch + channel;
       if (ahead) {
         args.ahead = reinterpret_cast<const char*>(args.b + panel) + cut(panel * 4, passes, pass++);
         micro_rows<2, true, true>(count)(args);
@@ -144,17 +144,17 @@ void multiply_panel(const Problem& p, const Part& b, const RowBuffer& rows, int6
   }
 }
 
-// Whether the weights come from further away than the second-level cache.
+// Whether the weights exceed the L2 cache.
 bool comes_from_afar(const Problem& p) { return p.c * p.o * p.s.kh * p.s.kw * 4 > most_l2(); }
 
-void multiply(const Problem& p, const Part& b, const RowBuffer& rows) {
+void multiply(const Problem& p, const OutputTile& b, const RowBuffer& rows) {
   const bool fetches = comes_from_afar(p);
   for (int64_t vector = b.vector0; vector < b.vector1; vector += kPanelVectors) {
     multiply_panel(p, b, rows, vector, fetches && vector + kPanelVectors < b.vector1);
   }
 }
 
-bool run_part(const Problem& p, const Part& b) {
+bool run_part(const Problem& p, const OutputTile& b) {
   float* base = nullptr;
   if (!p.in_place) {
     base = thread_scratch(scratch_floats(p, b));
@@ -177,7 +177,7 @@ bool forward_wide(const Problem& p) {
       return i;
     };
     const int64_t split = next(cuts.splits), column = next(cuts.columns), row = next(cuts.rows);
-    Part b;
+    OutputTile b;
     b.group = next(s.groups);
     b.n = at;
     b.y0 = cut(s.oh, cuts.rows, row);
@@ -193,8 +193,8 @@ bool forward_wide(const Problem& p) {
 
 // --- narrow groups ---
 
-// One row of outputs, a chunk of pixels through all blocks before the next: neighbouring channels are neighbours in
-// memory. `image` is the first pixel's first channel, `pitch` the floats of a pixel.
+// Computes one row of outputs: a chunk of pixels through all blocks before the next chunk, because neighbouring
+// channels are adjacent in memory. `image` is the first channel of the first pixel, `pitch` the floats per pixel.
 void narrow_row(const Problem& p, const float* image, int64_t pitch, int64_t n, int64_t y, int64_t block0,
                 int64_t block1) {
   const ConvShape& s = p.s;
@@ -206,8 +206,8 @@ void narrow_row(const Problem& p, const float* image, int64_t pitch, int64_t n, 
   if (inside > 0) image += (top + first * s.dh) * s.w * pitch;
   GroupedRow row{nullptr, pitch, s.dh * s.w * pitch, s.w,         nullptr, inside,  s.kw,       s.sw,
                  s.dw,    s.pw,  s.group_c(),        s.group_o(), nullptr, nullptr, p.l.y_pitch};
-  MicroFinish finish{nullptr, nullptr, p.l.residual_pitch, p.e.activation, 0};
-  row.finish = &finish;
+  TileEpilogue epilogue{nullptr, nullptr, p.l.residual_pitch, p.e.activation, 0};
+  row.epilogue = &epilogue;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t x = cut(s.ow, chunks, chunk), count = cut(s.ow, chunks, chunk + 1) - x,
                   pixel = (n * s.oh + y) * s.ow + x;
@@ -216,9 +216,9 @@ void narrow_row(const Problem& p, const float* image, int64_t pitch, int64_t n, 
       row.x = image + block * blocks.c;
       row.w = p.packed + (block * s.kh + first) * taps;
       row.y = p.y + pixel * p.l.y_pitch + channel;
-      finish.bias = p.e.bias == nullptr ? nullptr : p.e.bias + channel;
-      finish.residual = p.e.residual == nullptr ? nullptr : p.e.residual + pixel * p.l.residual_pitch + channel;
-      finish.channels = smaller(blocks.o, s.o - channel);
+      epilogue.bias = p.e.bias == nullptr ? nullptr : p.e.bias + channel;
+      epilogue.residual = p.e.residual == nullptr ? nullptr : p.e.residual + pixel * p.l.residual_pitch + channel;
+      epilogue.channels = smaller(blocks.o, s.o - channel);
       grouped_pixels(row, x, count);
     }
   }
@@ -242,11 +242,11 @@ void forward_narrow(const Problem& p) {
 
 // --- a 1x1 convolution and the depthwise one that reads it ---
 
-// Rows of the first's result, one panel of channels wide, wait in scratch memory for the second: the many channels
-// between the two never leave the nearer caches. Rows that two bands need are computed twice.
+// Rows of the first result, one panel of channels wide, are kept in scratch memory for the second convolution, so that
+// the intermediate channels stay in the inner caches. Rows that two bands need are computed twice.
 constexpr int64_t kPairPitch = kPanelVectors * kLanes;
 
-// Bands of the second's rows: what a band reads, and a panel of what lies between, stay in half of the second-level
+// Bands of the second convolution's rows: the input of a band and a panel of the intermediate result fit half of the L2
 // cache.
 int64_t pair_bands(const Problem& a, const ConvShape& s) {
   const int64_t fit = larger(1, most_l2() / 2 / (s.w * (a.c + kPairPitch) * 4)), halo = larger(0, s.reach_h() - s.sh);
@@ -265,7 +265,7 @@ bool run_pair(const Problem& a, const Problem& b, int64_t n, int64_t y0, int64_t
   one.s.w = one.s.ow = pixels;
   one.l.y_pitch = kPairPitch;
   const RowBuffer from{const_cast<float*>(a.x) + begin * a.pitch, a.pitch, pixels, 0, 0, 1};
-  const Part whole{0, 0, 1, 0, pixels, 0, 0, 0};
+  const OutputTile whole{0, 0, 1, 0, pixels, 0, 0, 0};
   const bool fetches = comes_from_afar(a);
   for (int64_t vector = vector0; vector < vector1; vector += kPanelVectors) {
     one.y = rows - vector * kLanes;
@@ -284,11 +284,11 @@ bool forward_pair(const ConvShape& first, const float* x, int64_t x_pitch, const
             true,  x_pitch,         0};
   Problem b{second, layout, e_second, nullptr, packed_second, y, 1, 1, 0, false, 0, 0};
   flatten_pixels(&a.s);
-  const int64_t bands = pair_bands(a, second), panels = ceil_div(a.vectors, kPanelVectors), parts = second.n * bands,
+  const int64_t bands = pair_bands(a, second), panels = ceil_div(a.vectors, kPanelVectors), tiles = second.n * bands,
                 threads = num_threads();
-  const int64_t splits = parts % threads == 0 || parts >= 4 * threads ? 1 : smaller(panels, threads);
+  const int64_t splits = tiles % threads == 0 || tiles >= 4 * threads ? 1 : smaller(panels, threads);
   bool failed = false;
-  parallel_near(static_cast<int>(parts * splits), [&](int task) {
+  parallel_near(static_cast<int>(tiles * splits), [&](int task) {
     const int64_t split = task % splits, band = task / splits % bands, n = task / splits / bands;
     const int64_t vector0 = cut(panels, splits, split) * kPanelVectors,
                   vector1 = smaller(cut(panels, splits, split + 1) * kPanelVectors, a.vectors);

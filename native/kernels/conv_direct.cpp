@@ -1,7 +1,7 @@
-// Direct convolution as an implicit matrix product. A band of input rows is copied channels-last; there, the kernel-row
-// by channel run that an output pixel multiplies is contiguous, and the next pixel's starts one stride further. So the
-// product needs no im2col: rows of A are read at a stride, one K segment a kernel row (a tap, where columns are
-// dilated). Narrow groups go in blocks that share a vector (conv_grouped.h), over the same copy.
+// Direct convolution as an implicit matrix product. A band of input rows is copied to NHWC. There, the inputs that an
+// output pixel multiplies along one filter row are contiguous, and those of the next pixel start one stride further.
+// The product therefore needs no im2col: rows of A are read at a stride, with one K segment per filter row (per tap for
+// dilated columns). Narrow groups are computed in blocks that share a vector (conv_grouped.h), over the same copy.
 #include "common/scratch.h"
 #include "common/thread_pool.h"
 #include "kernels/conv.h"
@@ -11,12 +11,12 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// A unit is what a task computes together: a group, or a block of narrow ones.
+// A unit is one group, or a block of narrow groups: the channels that a task computes together.
 struct Problem {
   ConvShape s;
   bool narrow;
   int64_t units;
-  int64_t c, o, vectors;  // of a unit
+  int64_t c, o, vectors;  // per unit
   int64_t pitch;          // floats of a packed pixel
   int64_t columns;        // pixels of a packed row, padding included
 
@@ -74,9 +74,9 @@ int64_t rows_of_band(const ConvShape& s, const ConvTile& tile) { return smaller(
 // --layers --threads 2, "1x1 16-32 at 32 stride 2, batch 1").
 constexpr int64_t kWorthThreads = 8192;
 
-// About 640 pixels: fewer rows are prepared twice than with small bands, and a panel's products stay in L2. Where that
-// leaves threads idle the bands become lower, then tasks share the output channels. (benchmarks/conv.py --layers, "1x1
-// 64-256 at 28" and "5x5 32-64 at 28".)
+// About 640 pixels: larger bands prepare fewer rows twice, and a panel's products stay in L2. If that leaves threads
+// idle, bands become shorter, then tasks divide the output channels. (benchmarks/conv.py --layers, "1x1 64-256 at 28"
+// and "5x5 32-64 at 28".)
 ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const Problem p = make_problem(s);
   const int64_t images = s.n * p.units, panels = ceil_div(p.vectors, kPanelVectors);
@@ -101,12 +101,12 @@ int64_t block_bytes(const ConvShape& s, const ConvTile& tile) {
   return (row_floats(p, rows) + rows * s.ow * smaller(tile.channels, p.vectors) * kLanes) * 4;
 }
 
-struct Band {
+struct RowBand {
   int64_t n, unit, y0, y1, vector0, vector1;
 };
 
-// One panel of output channels for every pixel of the band, into stage[pixel][pitch].
-void multiply(const Problem& p, const Band& b, const ConvTile& tile, const float* panel, int64_t vectors,
+// Computes one panel of output channels for every pixel of the band, into stage[pixel][pitch].
+void multiply(const Problem& p, const RowBand& b, const ConvTile& tile, const float* panel, int64_t vectors,
               const RowBuffer& rows, float* stage, int64_t pitch) {
   const ConvShape& s = p.s;
   const int64_t chunks = ceil_div(s.ow, tile.mr);
@@ -114,7 +114,7 @@ void multiply(const Problem& p, const Band& b, const ConvTile& tile, const float
   args.a_row = s.sw * p.c;
   args.a_segment = s.dh * rows.columns * p.c;
   args.b = panel;
-  args.run = s.dw == 1 ? 1 : s.kw;  // the taps of a kernel row are one segment, or one each
+  args.run = s.dw == 1 ? 1 : s.kw;  // the taps of a filter row are one segment, or one segment each
   args.a_step = s.dw * p.c;
   args.segments = s.kh * args.run;
   args.length = s.kw / args.run * p.c;
@@ -132,10 +132,10 @@ void multiply(const Problem& p, const Band& b, const ConvTile& tile, const float
   }
 }
 
-// A block of narrow groups for every pixel of the band, into stage[pixel][kLanes].
-void multiply_narrow(const Problem& p, const Band& b, const float* packed, const RowBuffer& rows, float* stage) {
+// Computes a block of narrow groups for every pixel of the band, into stage[pixel][kLanes].
+void multiply_narrow(const Problem& p, const RowBand& b, const float* packed, const RowBuffer& rows, float* stage) {
   const ConvShape& s = p.s;
-  const MicroFinish as_it_is{nullptr, nullptr, 0, ConvActivation::none, kLanes};
+  const TileEpilogue as_it_is{nullptr, nullptr, 0, ConvActivation::none, kLanes};
   GroupedRow row{nullptr,
                  kLanes,
                  s.dh * rows.columns * kLanes,
@@ -162,9 +162,9 @@ void multiply_narrow(const Problem& p, const Band& b, const float* packed, const
   }
 }
 
-// The staged pixels of one vector of channels to a strided grid of a larger plane.
-void scatter(const float* stage, int64_t pitch, const Band& b, const Problem& p, int64_t lanes, const OutputGrid& grid,
-             float* y) {
+// Copies the staged pixels of one vector of channels to a strided grid of a larger plane.
+void scatter(const float* stage, int64_t pitch, const RowBand& b, const Problem& p, int64_t lanes,
+             const OutputGrid& grid, float* y) {
   for (int64_t row = b.y0; row < b.y1; ++row) {
     for (int64_t x = 0; x < p.s.ow; ++x, stage += pitch) {
       float* to = y + (grid.y0 + row * grid.step_y) * grid.plane_w + grid.x0 + x * grid.step_x;
@@ -173,8 +173,8 @@ void scatter(const float* stage, int64_t pitch, const Band& b, const Problem& p,
   }
 }
 
-// The input rows of a band, channels-last.
-RowBuffer packed_rows(const Problem& p, const Band& b, const float* x, float* to) {
+// Copies the input rows of a band to NHWC.
+RowBuffer packed_rows(const Problem& p, const RowBand& b, const float* x, float* to) {
   const ConvShape& s = p.s;
   const int64_t first = b.y0 * s.sh - s.ph, input_rows = (b.y1 - b.y0 - 1) * s.sh + s.reach_h();
   const RowBuffer rows{to, p.pitch, p.columns, s.pw, first, input_rows};
@@ -192,8 +192,8 @@ RowBuffer packed_rows(const Problem& p, const Band& b, const float* x, float* to
   return rows;
 }
 
-// Staged vectors [from, to) to NCHW, finished.
-void write_back(const Problem& p, const Band& b, int64_t from, int64_t to, const float* stage, int64_t pitch,
+// Converts staged vectors [from, to) to NCHW and applies the epilogue.
+void write_back(const Problem& p, const RowBand& b, int64_t from, int64_t to, const float* stage, int64_t pitch,
                 const ConvEpilogue& e, const OutputGrid& grid, float* y) {
   const ConvShape& s = p.s;
   const bool whole = grid.step_y == 1 && grid.step_x == 1;
@@ -203,15 +203,15 @@ void write_back(const Problem& p, const Band& b, int64_t from, int64_t to, const
     float* planes = y + (b.n * s.o + channel) * plane;
     if (whole) {
       const float* residual = e.residual == nullptr ? nullptr : e.residual + (b.n * s.o + channel) * plane + at;
-      const Finish finish{e.bias == nullptr ? nullptr : e.bias + channel, residual, e.activation};
-      unpack_pixels(stage, pitch, pixels, lanes, finish, planes + at, plane);
+      const PlaneEpilogue epilogue{e.bias == nullptr ? nullptr : e.bias + channel, residual, e.activation};
+      unpack_pixels(stage, pitch, pixels, lanes, epilogue, planes + at, plane);
     } else {
       scatter(stage, pitch, b, p, lanes, grid, planes);
     }
   }
 }
 
-bool run_band(const Problem& p, const Band& b, const ConvTile& tile, const float* x, const float* packed,
+bool run_band(const Problem& p, const RowBand& b, const ConvTile& tile, const float* x, const float* packed,
               const ConvEpilogue& e, const OutputGrid& grid, float* y) {
   const int64_t floats = row_floats(p, b.y1 - b.y0), staged = smaller(tile.channels, b.vector1 - b.vector0);
   float* base = thread_scratch(floats + (b.y1 - b.y0) * p.s.ow * staged * kLanes);
@@ -243,7 +243,7 @@ bool forward(const ConvShape& s, const float* x, const float* packed, const Conv
   bool failed = false;
   parallel_for(static_cast<int>(images * bands * splits), [&](int task) {
     const int64_t split = task % splits, band = task / splits % bands, image = task / (splits * bands);
-    Band b;
+    RowBand b;
     b.n = image / p.units;
     b.unit = image % p.units;
     b.y0 = cut(s.oh, bands, band);

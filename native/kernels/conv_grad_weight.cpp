@@ -1,7 +1,7 @@
-// The gradient of a convolution's weights: for every kernel row, the matrix product of the (shifted) input with gy over
-// all pixels. Both are copied channels-last, a band of rows at a time; there the kw * c inputs that a pixel of gy meets
-// are contiguous, so they are the rows of the product and pixels are its K. Each part sums its own bands into its own
-// result; the parts are added in order, so the outcome depends on their number only.
+// The gradient of a convolution's weights: for every filter row, the matrix product of the (shifted) input with gy over
+// all pixels. Both are copied to NHWC, a band of rows at a time. There the kw * c inputs that meet a pixel of gy are
+// contiguous: they are the rows of the product and pixels are its K. Each partial result sums its own bands; partial
+// results are added in order, so the result depends on their number only.
 #include "common/scratch.h"
 #include "common/thread_pool.h"
 #include "kernels/conv.h"
@@ -12,12 +12,12 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Pixels of a band: two vectors of gy for each take half of a 32 KiB first-level cache.
+// Pixels of a band: two vectors of gy for each fill half of a 32 KiB L1 cache.
 constexpr int64_t kBandPixels = 128;
 
 struct Problem {
   ConvShape s;
-  int64_t c, o, vectors, pitch;  // of a group; pitch: floats of output channels
+  int64_t c, o, vectors, pitch;  // per group; pitch: floats of output channels
   int64_t columns, bands;
 };
 
@@ -90,8 +90,8 @@ bool add_band(const Problem& p, int64_t n, int64_t y0, int64_t y1, const float* 
   return true;
 }
 
-// [group][ky][kx][c][o] of every part to (o, c, ky, kx).
-void add_parts(const Problem& p, const float* partials, int64_t parts, float* gw) {
+// Adds the partial results [group][ky][kx][c][o] into (o, c, ky, kx).
+void add_partials(const Problem& p, const float* partials, int64_t partial_count, float* gw) {
   const ConvShape& s = p.s;
   const int64_t size = partial_floats(s), taps = s.kh * s.kw;
   parallel_for(static_cast<int>(s.groups * p.vectors), [&](int task) {
@@ -102,28 +102,28 @@ void add_parts(const Problem& p, const float* partials, int64_t parts, float* gw
       for (int64_t tap = 0; tap < taps; ++tap) {
         const float* f = from + (tap * p.c + c) * p.pitch;
         vf sum = load(f);
-        for (int64_t part = 1; part < parts; ++part) sum += load(f + part * size);
+        for (int64_t part = 1; part < partial_count; ++part) sum += load(f + part * size);
         for (int64_t i = 0; i < lanes; ++i) to[(i * p.c + c) * taps + tap] = sum[i];
       }
     }
   });
 }
 
-bool run(const ConvShape& s, const float* gy, const float* x, float* partials, int64_t parts, float* gw) {
+bool run(const ConvShape& s, const float* gy, const float* x, float* partials, int64_t partial_count, float* gw) {
   const Problem p = make_problem(s);
   const int64_t units = s.n * p.bands, size = partial_floats(s);
   bool failed = false;
-  parallel_for(static_cast<int>(parts), [&](int part) {
+  parallel_for(static_cast<int>(partial_count), [&](int part) {
     float* partial = partials + part * size;
     zero(partial, size);
-    for (int64_t unit = cut(units, parts, part); unit < cut(units, parts, part + 1); ++unit) {
+    for (int64_t unit = cut(units, partial_count, part); unit < cut(units, partial_count, part + 1); ++unit) {
       const int64_t band = unit % p.bands;
       if (!add_band(p, unit / p.bands, cut(s.oh, p.bands, band), cut(s.oh, p.bands, band + 1), gy, x, partial)) {
         __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
       }
     }
   });
-  add_parts(p, partials, parts, gw);
+  add_partials(p, partials, partial_count, gw);
   return !failed;
 }
 

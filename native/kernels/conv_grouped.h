@@ -1,8 +1,8 @@
-// Convolution in groups no wider than a vector: depthwise (one channel each) above all. A block is as many whole groups
-// as fill a vector of output channels; its input channels fit one vector too. What a lane multiplies by is its own
-// group's channel, so a block of several groups reads a pixel once and deals its channels out to the lanes, one
-// permutation a channel; depthwise needs none, and a group with a vector of its own has every lane multiply by the same
-// number. Nothing is multiplied by another group's zeros, so NaN and infinity stay in their group.
+// Convolution with groups no wider than a vector, in particular depthwise. A block is as many whole groups as fill a
+// vector of output channels; its input channels fit one vector too. Each lane multiplies its own group's channel, so a
+// block of several groups loads a pixel once and distributes its channels to the lanes, one permutation per channel.
+// Depthwise needs none; a group as wide as a vector broadcasts one value. Nothing is multiplied by another group's
+// zeros, so NaN and infinity stay in their group.
 #pragma once
 
 #include "kernels/conv_layout.h"
@@ -13,8 +13,8 @@ namespace TW_ISA {
 namespace {
 
 struct GroupBlocks {
-  int64_t groups, blocks;  // groups of a block; blocks of all
-  int64_t c, o;            // channels of a block in and out
+  int64_t groups, blocks;  // groups per block; number of blocks
+  int64_t c, o;            // input and output channels of a block
 };
 
 inline GroupBlocks group_blocks(const ConvShape& s) {
@@ -62,7 +62,7 @@ TW_INLINE vf permuted(vf v, vi from) {
 #endif
 }
 
-// Every four lanes take the same one of their own four.
+// Broadcasts one of every four lanes within its group of four.
 template <int Which>
 TW_INLINE vf of_four(vf v) {
 #if defined(__AVX512F__)
@@ -76,16 +76,16 @@ TW_INLINE vf of_four(vf v) {
 #endif
 }
 
-// A row of outputs of one block. `x` is column 0 of the input row under the first tap that lies inside the image.
+// A row of outputs of one block. `x` is column 0 of the input row under the first tap inside the image.
 struct GroupedRow {
   const float* x;
-  int64_t pitch, tap_row;  // floats from a pixel to the next, and from a tap's row to the next tap's
-  int64_t width;           // of the image; columns outside count as zero
-  const float* w;          // of the first tap inside
-  int64_t rows;            // taps inside
+  int64_t pitch, tap_row;  // floats from one pixel to the next, and from one tap row to the next
+  int64_t width;           // image width; columns outside count as zero
+  const float* w;          // weights of the first tap inside the image
+  int64_t rows;            // tap rows inside the image
   int64_t kw, sw, dw, pad;
   int64_t group_c, group_o;
-  const MicroFinish* finish;  // of the outputs at hand
+  const TileEpilogue* epilogue;  // epilogue of the current outputs
   float* y;
   int64_t y_pitch;
 };
@@ -96,7 +96,7 @@ inline bool is_depthwise(int64_t group_c, int64_t group_o, int64_t dilation) {
   return group_c == 1 && group_o == 1 && dilation == 1;
 }
 
-// Outputs that are computed together: where pixels wait in registers to be dealt out, fewer fit.
+// Outputs per tile: fewer fit if pixels are held in registers for distribution.
 inline int64_t pixels_at_once(const ConvShape& s) {
   return is_depthwise(s.group_c(), s.group_o(), s.dw) ? kGroupedPixels : smaller(kGroupedPixels, kMaxRows);
 }
@@ -107,17 +107,17 @@ TW_INLINE vf pixel(const GroupedRow& g, const float* row, int64_t column) {
   return load(row + column * g.pitch);
 }
 
-// Sums of consecutive pixels to the result.
+// Stores the sums of consecutive pixels.
 template <int Pixels>
 TW_INLINE void finish_pixels(const GroupedRow& g, const vf (&acc)[Pixels][1]) {
-  if (clips(*g.finish, 1)) return finish_clipped<Pixels, 1>(acc, *g.finish, g.y, g.y_pitch);
+  if (clips(*g.epilogue, 1)) return store_clipped_tile<Pixels, 1>(acc, *g.epilogue, g.y, g.y_pitch);
   float tile[Pixels * kLanes];
 #pragma GCC unroll 8
   for (int p = 0; p < Pixels; ++p) store(tile + p * kLanes, acc[p][0]);
-  finish_tile(tile, Pixels, 1, *g.finish, g.y, g.y_pitch);
+  store_tile(tile, Pixels, 1, *g.epilogue, g.y, g.y_pitch);
 }
 
-// Depthwise: input pixels are read once a row and go to every output whose window they are in.
+// Depthwise: each input pixel is loaded once per row and added to every output whose window contains it.
 template <int Taps, int Stride, int Pixels, bool Inside>
 TW_INLINE void depthwise_tile(const GroupedRow& g, int64_t column) {
   vf acc[Pixels][1] = {};
@@ -140,7 +140,7 @@ TW_INLINE void depthwise_tile(const GroupedRow& g, int64_t column) {
   finish_pixels<Pixels>(g, acc);
 }
 
-// Any kernel, stride, dilation and group.
+// Handles any filter, stride, dilation and group.
 template <int Pixels, bool Inside>
 void grouped_tile(const GroupedRow& g, int64_t column) {
   vf acc[Pixels][1] = {};
@@ -173,7 +173,7 @@ TW_INLINE void add_four(vf (&acc)[Pixels][1], const vf (&x)[Pixels], const float
   for (int p = 0; p < Pixels; ++p) acc[p][0] = multiply_add(acc[p][0], of_four<Which>(x[p]), weight);
 }
 
-// Groups of four channels in and out.
+// Handles groups of four channels in and out.
 template <int Pixels, bool Inside>
 void fours_tile(const GroupedRow& g, int64_t column) {
   vf acc[Pixels][1] = {};
@@ -192,7 +192,7 @@ void fours_tile(const GroupedRow& g, int64_t column) {
   finish_pixels<Pixels>(g, acc);
 }
 
-// A group with a vector of its own, at the edge of the image: columns outside are read from zeros.
+// Handles a group as wide as a vector at the edge of the image: columns outside are read from zeros.
 template <int Pixels>
 void edge_tile(const GroupedRow& g, int64_t column) {
   static constexpr float kZeros[kLanes] = {};
@@ -215,7 +215,7 @@ void edge_tile(const GroupedRow& g, int64_t column) {
   finish_pixels<Pixels>(g, acc);
 }
 
-// The same inside it: the loop of all convolutions.
+// The same inside the image, with the loop of all convolutions.
 template <int Pixels>
 void inside_tile(const GroupedRow& g, int64_t column) {
   MicroArgs args;
@@ -231,7 +231,7 @@ void inside_tile(const GroupedRow& g, int64_t column) {
   args.c = g.y;
   args.c_row = g.y_pitch;
   args.accumulate = false;
-  args.finish = g.finish;
+  args.epilogue = g.epilogue;
   micro<(Pixels <= kMaxRows ? Pixels : 1), 1, true>(args);
 }
 
@@ -257,7 +257,7 @@ void edge_or_inside(const GroupedRow& g, int64_t x) {
   column >= 0 && last < g.width ? any_tile<Pixels, true>(g, column) : any_tile<Pixels, false>(g, column);
 }
 
-// Outputs x0 ... x0 + count - 1 of a row, finished; at most pixels_at_once of them.
+// Computes outputs x0 ... x0 + count - 1 of a row with their epilogue; at most pixels_at_once of them.
 TW_INLINE void grouped_pixels(const GroupedRow& g, int64_t x0, int64_t count) {
   using Run = void (*)(const GroupedRow&, int64_t);
   static constexpr Run table[kGroupedPixels] = {edge_or_inside<1>, edge_or_inside<2>, edge_or_inside<3>,

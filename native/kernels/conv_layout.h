@@ -1,5 +1,5 @@
-// Between NCHW and channels-last. Convolution's inner loops want the channels of a pixel side by side; these functions
-// transpose kLanes pixels by kLanes channels in registers on the way in and out, padding and finishing as they go.
+// Conversion between NCHW and NHWC. The inner loops of convolution need the channels of a pixel side by side; these
+// functions transpose kLanes pixels by kLanes channels in registers, and apply padding and epilogue on the way.
 #pragma once
 
 #include "common/simd.h"
@@ -16,10 +16,10 @@ constexpr int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
 constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Cuts `total` into `parts` runs whose lengths differ by at most one; part i is [cut(i), cut(i + 1)).
-constexpr int64_t cut(int64_t total, int64_t parts, int64_t i) { return total * i / parts; }
+// Splits `total` into `count` runs whose lengths differ by at most one; run i is [cut(i), cut(i + 1)).
+constexpr int64_t cut(int64_t total, int64_t count, int64_t i) { return total * i / count; }
 
-// Rows and columns change places: pairs, then quadruples within each 128 bits, then the 128-bit quarters.
+// Transposes a block: pairs, then quadruples within each 128 bits, then the 128-bit quarters.
 #if defined(__AVX512F__)
 TW_INLINE vf pairs_low(vf a, vf b) {
   return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
@@ -78,10 +78,10 @@ TW_INLINE void transpose(vf (&r)[kLanes]) {
   }
 }
 
-// The bits of the largest magnitude seen; as integers they order as the magnitudes do, infinity and NaN last.
+// The bits of the largest magnitude so far. As integers they are ordered like the magnitudes, infinity and NaN last.
 struct Magnitude {
   vi bits = {};
-  TW_INLINE void see(vf v) {
+  TW_INLINE void observe(vf v) {
     const vi b = (vi)v & 0x7fffffff;
     bits = b > bits ? b : bits;
   }
@@ -113,7 +113,7 @@ TW_INLINE void pack_pixels(const float* x, int64_t plane, int64_t channels, int6
     } else {
       for (int i = 0; i < kLanes; ++i) r[i] = i < rows ? load_first(from + i * plane, static_cast<int>(count)) : vf{};
     }
-    for (int i = 0; i < kLanes; ++i) magnitude.see(r[i]);
+    for (int i = 0; i < kLanes; ++i) magnitude.observe(r[i]);
     transpose(r);
     float* to = out + c;
     if (room == kLanes && count == kLanes) {
@@ -125,12 +125,12 @@ TW_INLINE void pack_pixels(const float* x, int64_t plane, int64_t channels, int6
   }
 }
 
-// Where the rows of one image go in a channels-last buffer: row y at slot (y - origin) mod slots, its first pixel after
+// Placement of the rows of one image in an NHWC buffer: row y in slot (y - origin) mod slots, its first pixel after
 // `left` columns of padding.
 struct RowBuffer {
   float* data;
-  int64_t pitch;    // floats a pixel
-  int64_t columns;  // pixels a row, padding included
+  int64_t pitch;    // floats per pixel
+  int64_t columns;  // pixels per row, padding included
   int64_t left;     // padding columns before the first pixel
   int64_t origin;   // the row in slot 0
   int64_t slots;
@@ -140,7 +140,7 @@ struct RowBuffer {
 
 TW_INLINE void zero(float* p, int64_t n) { std::memset(p, 0, static_cast<size_t>(n) * sizeof(float)); }
 
-// A row of an image of three planes, the channels of its pixels side by side without gaps.
+// Interleaves a row of three planes into pixels of three channels.
 inline void pack_three(const float* __restrict x, int64_t plane, int64_t w, float* __restrict to) {
   for (int64_t i = 0; i < w; ++i) {
     to[i * 3] = x[i];
@@ -178,7 +178,7 @@ inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int6
   }
 }
 
-// The same for an image that is channels-last already, `pitch` floats a pixel.
+// The same for an NHWC image of `pitch` floats per pixel.
 inline void copy_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w,
                       int64_t y0, int64_t y1) {
   const size_t bytes = static_cast<size_t>(channels) * sizeof(float);
@@ -193,7 +193,7 @@ inline void copy_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t
   }
 }
 
-// The padding columns of every slot.
+// Clears the padding columns of every slot.
 inline void zero_margins(const RowBuffer& b, int64_t w) {
   for (int64_t slot = 0; slot < b.slots; ++slot) {
     float* row = b.data + slot * b.columns * b.pitch;
@@ -202,22 +202,23 @@ inline void zero_margins(const RowBuffer& b, int64_t w) {
   }
 }
 
-struct Finish {
-  const float* bias;      // of the first channel, or null
-  const float* residual;  // of the first channel's first pixel, or null
+struct PlaneEpilogue {
+  const float* bias;      // bias of the first channel, or null
+  const float* residual;  // residual of the first channel's first pixel, or null
   ConvActivation activation;
 };
 
-TW_INLINE vf finished(vf v, const Finish& f, int64_t channel, int64_t at, int64_t count) {
+TW_INLINE vf apply_epilogue(vf v, const PlaneEpilogue& f, int64_t channel, int64_t at, int64_t count) {
   if (f.bias != nullptr) v += splat(f.bias[channel]);
   if (f.residual != nullptr)
     v += count == kLanes ? load(f.residual + at) : load_first(f.residual + at, static_cast<int>(count));
   return activated(v, f.activation);
 }
 
-// Channels-last `from` (`pixels` pixels of `pitch` floats) to `channels` <= kLanes planes at y, finishing each value.
-inline void unpack_pixels(const float* from, int64_t pitch, int64_t pixels, int64_t channels, const Finish& finish,
-                          float* y, int64_t plane) {
+// Converts NHWC `from` (`pixels` pixels of `pitch` floats) to `channels` <= kLanes planes at y and applies the
+// epilogue.
+inline void unpack_pixels(const float* from, int64_t pitch, int64_t pixels, int64_t channels,
+                          const PlaneEpilogue& epilogue, float* y, int64_t plane) {
   for (int64_t first = 0; first < pixels; first += kLanes) {
     const int64_t count = smaller(kLanes, pixels - first);
     vf r[kLanes];
@@ -225,10 +226,10 @@ inline void unpack_pixels(const float* from, int64_t pitch, int64_t pixels, int6
     transpose(r);
     if (count == kLanes && channels == kLanes) {
       for (int c = 0; c < kLanes; ++c)
-        store(y + c * plane + first, finished(r[c], finish, c, c * plane + first, kLanes));
+        store(y + c * plane + first, apply_epilogue(r[c], epilogue, c, c * plane + first, kLanes));
     } else {
       for (int c = 0; c < channels; ++c) {
-        store_first(y + c * plane + first, finished(r[c], finish, c, c * plane + first, count),
+        store_first(y + c * plane + first, apply_epilogue(r[c], epilogue, c, c * plane + first, count),
                     static_cast<int>(count));
       }
     }

@@ -1,6 +1,6 @@
 // The multiply-add core of convolution: a register tile of up to kMaxRows rows (pixels, tiles or weight positions) by
-// one or two vectors of output channels. Unlike matrix multiplication's, its K runs in segments (one a kernel row), and
-// its rows are read where they lie, at a stride.
+// one or two vectors of output channels. Unlike that of matrix multiplication, its K runs in segments (one per filter
+// row), and its rows are read in place, at a stride.
 #pragma once
 
 #include "kernels/activation.h"
@@ -17,24 +17,24 @@ constexpr int kMaxRows = 6;
 #endif
 constexpr int kPanelVectors = 2;
 
-// What happens to a finished tile on its way to a channels-last result; pointers as of its first vector and row.
-struct MicroFinish {
+// The epilogue of a tile with an NHWC result. Pointers refer to its first vector and row.
+struct TileEpilogue {
   const float* bias;      // whole vectors, or null
   const float* residual;  // or null
   int64_t residual_row;
   ConvActivation activation;
-  int64_t channels;  // that the result has from the first vector on; those past it are not written
+  int64_t channels;  // channels of the result from the first vector on; lanes past them are not written
 };
 
-// `residual` and the rest by value: a store could change what a reference names.
+// Passed by value: a store could change the target of a reference.
 template <ConvActivation::Kind kind>
-void finish_rows(const float* from, int64_t rows, int64_t vectors, const MicroFinish f, float* c, int64_t c_row) {
+void finish_rows(const float* from, int64_t rows, int64_t vectors, const TileEpilogue f, float* c, int64_t c_row) {
   for (int64_t v = 0; v < vectors; ++v, from += kLanes, c += kLanes) {
     const vf bias = f.bias == nullptr ? vf{} : load(f.bias + v * kLanes);
     const float* residual = f.residual == nullptr ? nullptr : f.residual + v * kLanes;
-    const int64_t left = f.channels - v * kLanes, step = vectors * kLanes;
-    if (left < kLanes) {
-      const int lanes = static_cast<int>(left);
+    const int64_t remaining = f.channels - v * kLanes, step = vectors * kLanes;
+    if (remaining < kLanes) {
+      const int lanes = static_cast<int>(remaining);
       for (int64_t m = 0; m < rows; ++m) {
         vf sum = load(from + m * step) + bias;
         if (residual != nullptr) sum += load_first(residual + m * f.residual_row, lanes);
@@ -51,9 +51,9 @@ void finish_rows(const float* from, int64_t rows, int64_t vectors, const MicroFi
   }
 }
 
-// A tile of `rows` by `vectors` that lies without gaps.
-__attribute__((noinline)) inline void finish_tile(const float* from, int64_t rows, int64_t vectors,
-                                                  const MicroFinish& f, float* c, int64_t c_row) {
+// Stores a tile of `rows` by `vectors` that is contiguous in memory.
+__attribute__((noinline)) inline void store_tile(const float* from, int64_t rows, int64_t vectors,
+                                                 const TileEpilogue& f, float* c, int64_t c_row) {
   with_activation(f.activation, [&](auto kind) { finish_rows<kind.value>(from, rows, vectors, f, c, c_row); });
 }
 
@@ -71,24 +71,24 @@ struct MicroArgs {
   int64_t c_row;
   bool accumulate;
   int64_t run = 1, a_step = 0;
-  const MicroFinish* finish = nullptr;  // where c is part of the result
-  const char* ahead = nullptr;          // fetched into the cache on the way, so many bytes a k
+  const TileEpilogue* epilogue = nullptr;  // set if c is the final result
+  const char* ahead = nullptr;             // prefetched along the way, this many bytes per k
   int64_t ahead_step = 0;
 };
 
-// Rows are reached from one pointer for every three and one stride, which is as many addresses as fit into the general
-// registers; hiding how the pointers are related keeps the compiler from making one for every row.
+// Rows are addressed from one pointer for every three rows and one stride: as many addresses as fit the general
+// registers. Hiding the relation of the pointers keeps the compiler from creating one per row.
 constexpr int kRowsPerPointer = 3;
 
-// Whether a tile is finished out of the registers: whole vectors, and an activation that only clips.
-TW_INLINE bool clips(const MicroFinish& f, int64_t vectors) {
+// Whether the epilogue is applied in registers: full vectors, and an activation that only clips.
+TW_INLINE bool clips(const TileEpilogue& f, int64_t vectors) {
   const ConvActivation a = f.activation;
   return f.channels >= vectors * kLanes &&
          (a == ConvActivation::none || a == ConvActivation::relu || a == ConvActivation::relu6);
 }
 
 template <int Rows, int Vectors>
-TW_INLINE void finish_clipped(const vf (&acc)[Rows][Vectors], const MicroFinish& f, float* c, int64_t c_row) {
+TW_INLINE void store_clipped_tile(const vf (&acc)[Rows][Vectors], const TileEpilogue& f, float* c, int64_t c_row) {
   const bool plain = f.activation == ConvActivation::none;
   const vf high = splat(f.activation == ConvActivation::relu6 ? 6.0f : __builtin_inff());
   vf bias[Vectors];
@@ -105,21 +105,21 @@ TW_INLINE void finish_clipped(const vf (&acc)[Rows][Vectors], const MicroFinish&
   }
 }
 
-// What the finished tile will be added to and written over comes nearer while it is computed.
+// Prefetches the residual and the destination while the tile is computed.
 template <int Rows>
 TW_INLINE void fetch_result(const MicroArgs& s) {
 #pragma GCC unroll 14
   for (int m = 0; m < Rows; ++m) __builtin_prefetch(s.c + m * s.c_row, 1);
-  if (s.finish->residual == nullptr) return;
+  if (s.epilogue->residual == nullptr) return;
 #pragma GCC unroll 14
-  for (int m = 0; m < Rows; ++m) __builtin_prefetch(s.finish->residual + m * s.finish->residual_row);
+  for (int m = 0; m < Rows; ++m) __builtin_prefetch(s.epilogue->residual + m * s.epilogue->residual_row);
 }
 
 template <int Rows, int Vectors, bool Contiguous, bool Ahead = false>
 void micro(const MicroArgs& s) {
   constexpr int kPointers = (Rows + kRowsPerPointer - 1) / kRowsPerPointer;
   vf acc[Rows][Vectors] = {};
-  if (s.finish != nullptr) fetch_result<Rows>(s);
+  if (s.epilogue != nullptr) fetch_result<Rows>(s);
   const int64_t a_row = s.a_row * 4, a_k = Contiguous ? 4 : s.a_k * 4, b_k = Contiguous ? Vectors * kLanes : s.b_k;
   const float *run_start = s.a, *segment = s.a;
   int64_t left_in_run = s.run;
@@ -159,15 +159,15 @@ void micro(const MicroArgs& s) {
       b += b_k;
     }
   }
-  if (s.finish != nullptr) {
-    if (clips(*s.finish, Vectors)) return finish_clipped<Rows, Vectors>(acc, *s.finish, s.c, s.c_row);
+  if (s.epilogue != nullptr) {
+    if (clips(*s.epilogue, Vectors)) return store_clipped_tile<Rows, Vectors>(acc, *s.epilogue, s.c, s.c_row);
     float tile[Rows * Vectors * kLanes];
 #pragma GCC unroll 14
     for (int m = 0; m < Rows; ++m) {
 #pragma GCC unroll 2
       for (int v = 0; v < Vectors; ++v) store(tile + (m * Vectors + v) * kLanes, acc[m][v]);
     }
-    return finish_tile(tile, Rows, Vectors, *s.finish, s.c, s.c_row);
+    return store_tile(tile, Rows, Vectors, *s.epilogue, s.c, s.c_row);
   }
 #pragma GCC unroll 14
   for (int m = 0; m < Rows; ++m) {

@@ -16,7 +16,8 @@ namespace {
 
 // Sums over channels restart after this many, which keeps their rounding error from growing with the channel count.
 constexpr int64_t kChannelBlock = 128;
-// Positions lie one cache line apart beyond a multiple of the group, or all of them could fall into the same cache set.
+// Positions are padded by one cache line beyond a multiple of the group; otherwise all of them could map to the same
+// cache set.
 constexpr int64_t kSkew = 16;
 
 // One dimension of each transform: inputs B' d, outputs A' m, filters G w (in double, because they are transformed once
@@ -27,7 +28,7 @@ typedef double vd __attribute__((vector_size(kLanes * 8)));
 // float32 is five times larger.
 struct FourByFour {
   static constexpr int kTile = 4, kWindow = 6, kPositions = 36;  // outputs and inputs a side, products
-  static constexpr bool kLate = false;                           // filters are transformed when they are packed
+  static constexpr bool kLate = false;  // whether filters are transformed in the kernel instead of when they are packed
   static constexpr int64_t kInputCost = 220, kOutputCost = 200;
   static constexpr float kHalfRoot = 0.70710678118654752f, kRoot = 1.41421356237309505f;
 
@@ -101,8 +102,8 @@ struct TwoByTwo {
   }
 };
 
-// Filters are kept as they are, a quarter of their transform, and transformed by every task that reads them, some
-// channels at a time: a task has many tiles to use them for.
+// Filters are stored untransformed, a quarter of the size, and transformed by every task that reads them, some channels
+// at a time: a task uses them for many tiles.
 struct LateFourByFour : FourByFour {
   static constexpr bool kLate = true;
   static constexpr float kThird = 1.0f / 3, kOdd = kRoot / 3, kSmallOdd = kRoot / 6;
@@ -115,12 +116,12 @@ struct LateFourByFour : FourByFour {
                                         {0, 0, 1}};
 };
 
-// Where transformed tiles lie: [group of tiles][position][tile][channel]. A group is what the multiply-add core takes
-// at once, so that it reads and writes one short run a position, and a tile's values stay on few pages.
+// Layout of transformed tiles: [group of tiles][position][tile][channel]. A group is what the multiply-add core takes
+// at once, so that it reads and writes one short run per position, and a tile's values stay on few pages.
 struct TileArray {
   float* data;
-  int64_t group;  // tiles a group
-  int64_t row;    // floats a tile and position
+  int64_t group;  // tiles per group
+  int64_t row;    // floats per tile and position
   int64_t positions;
 
   int64_t position_stride() const { return group * row + kSkew; }
@@ -130,7 +131,7 @@ struct TileArray {
 
 struct Problem {
   ConvShape s;
-  int64_t c, o;              // of a group
+  int64_t c, o;              // per group
   int64_t c_pitch, vectors;  // channels rounded up; output channels in vectors
   int64_t tiles_x, tiles_y, strips;
   int64_t columns;  // pixels of a packed row, padding included
@@ -163,12 +164,12 @@ float* packed_panel(const Problem& p, float* packed, int64_t g, int64_t position
   return packed + ((g * F::kPositions + position) * p.vectors + vector) * p.c * kLanes;
 }
 
-// Filters that are transformed late, as [group][panel of two vectors][channel][tap][lane].
+// Untransformed filters, as [group][panel of two vectors][channel][tap][lane].
 float* late_panel(const Problem& p, float* packed, int64_t g, int64_t vector) {
   return packed + (g * p.vectors + vector) * p.c * 9 * kLanes;
 }
 
-// G w G' of one channel's vector of filters, its positions `step` floats apart.
+// Computes G w G' of one channel's vector of filters, with positions `step` floats apart.
 template <class F, class T, class V>
 TW_INLINE void filter_tile(const V (&taps)[9], float* to, int64_t step) {
   V rows[F::kWindow][3];
@@ -202,7 +203,7 @@ bool pack(const ConvShape& s, const WeightView& w, float* packed) {
         for (int tap = 0; tap < 9; ++tap) {
           vf v = {};
           for (int64_t i = 0; i < lanes; ++i) v[i] = from[i * w.out + c * w.in + tap / 3 * w.row + tap % 3 * w.col];
-          magnitude.see(v);
+          magnitude.observe(v);
           taps[tap] = __builtin_convertvector(v, vd);
           if (F::kLate) store(late_panel(p, packed, g, panel) + (c * 9 + tap) * width + (vector - panel) * kLanes, v);
         }
@@ -218,7 +219,7 @@ bool pack(const ConvShape& s, const WeightView& w, float* packed) {
   return all;
 }
 
-// The filters out of their transform, (o, c of a group, 3, 3), up to rounding.
+// Recovers the filters (o, c of a group, 3, 3) from their transform, up to rounding.
 template <class F>
 void unpack(const ConvShape& s, const float* packed, float* raw) {
   const Problem p = make_problem<F>(s);
@@ -264,8 +265,8 @@ bool worth_threads(const Problem& p) {
   return p.strips * p.tiles_x * a_tile >= kWorthThreads;
 }
 
-// Filters that are transformed late are used for so many tiles, where there are as many; of so many channels at a time,
-// a row of positions and a panel, which the nearest caches hold.
+// Tiles per transformed filter, and channels transformed at a time: a row of positions and a panel, which the inner
+// caches hold.
 constexpr int64_t kLateTiles = 64, kLateChannels = 128, kLatePosition = kLateChannels * kPanelVectors * kLanes + kSkew;
 
 // V takes about half of the second-level cache and the products a quarter (benchmarks/conv.py --layers, "3x3 64-64 at
@@ -357,7 +358,7 @@ TW_INLINE void output_tile(const float* m, int64_t m_position, float* stage, int
   }
 }
 
-// As copy_rows, whole vectors with zeros past the last channel, seeing every value.
+// Copies rows as whole vectors with zeros past the last channel, and observes every value.
 void copy_seen_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w,
                     int64_t y0, int64_t y1, Magnitude& magnitude) {
   for (int64_t y = y0; y < y1; ++y) {
@@ -371,20 +372,20 @@ void copy_seen_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t c
       int64_t c = 0;
       for (; c + kLanes <= channels; c += kLanes) {
         const vf v = load(from + c);
-        magnitude.see(v);
+        magnitude.observe(v);
         store(to + c, v);
       }
       if (c < channels) {
         const vf v = load_first(from + c, static_cast<int>(channels - c));
-        magnitude.see(v);
+        magnitude.observe(v);
         store(to + c, v);
       }
     }
   }
 }
 
-// All strips of the block: rows channels-last in a ring as high as a window, then V. False: an input is above the
-// limit.
+// Transforms all strips of the block: rows to NHWC in a ring as high as a window, then V. Returns false if an input is
+// above the limit.
 template <class F>
 bool transform_inputs(const Problem& p, const Block& b, const float* x, int64_t x_pitch, const Workspace& w) {
   const ConvShape& s = p.s;
@@ -423,14 +424,13 @@ MicroArgs product_args(const Problem& p, const Workspace& w) {
   return args;
 }
 
-// The products for output vectors [from, to).
+// Computes the products for output vectors [from, to).
 template <class F>
 void multiply(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, int64_t tile_vectors,
               const Workspace& w) {
   const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
   MicroArgs args = product_args(p, w);
-  // Several groups use what they read of the filters: while one that is not the first multiplies, memory would have a
-  // rest.
+  // Several groups read the same filters: only the first one streams them from memory.
   const int64_t groups = ceil_div(tiles, group);
   const bool from_memory = groups > 1 && F::kPositions * p.c * p.vectors * kLanes * 4 > machine().caches.l2;
   args.ahead_step = kPanelVectors * kLanes * 4 / groups;
@@ -455,7 +455,7 @@ void multiply(const Problem& p, const Block& b, const float* packed, int64_t fro
   }
 }
 
-// One row of positions of the transformed filters of some channels and a panel.
+// Transforms one row of positions of some channels and a panel of filters.
 template <class F>
 void late_filters(const float* filters, int64_t channels, int64_t width, const float (&g)[3], float* u) {
   for (int64_t c = 0; c < channels; ++c, filters += 9 * width, u += width) {
@@ -498,15 +498,15 @@ void multiply_late(const Problem& p, const Block& b, const float* packed, int64_
   }
 }
 
-// The staged rows of a strip to a channels-last image.
+// Copies the staged rows of a strip to an NHWC image.
 void write_channels_last(const Problem& p, const float* stage, int64_t columns, int64_t n, int64_t y0, int64_t rows,
                          int64_t channel, int64_t lanes, const ConvEpilogue& e, const ConvLayout& l, float* y) {
   const ConvShape& s = p.s;
-  MicroFinish finish{e.bias == nullptr ? nullptr : e.bias + channel, nullptr, l.residual_pitch, e.activation, lanes};
+  TileEpilogue epilogue{e.bias == nullptr ? nullptr : e.bias + channel, nullptr, l.residual_pitch, e.activation, lanes};
   for (int64_t r = 0; r < rows; ++r, stage += columns * kLanes) {
     const int64_t pixel = (n * s.oh + y0 + r) * s.ow;
-    if (e.residual != nullptr) finish.residual = e.residual + pixel * l.residual_pitch + channel;
-    finish_tile(stage, s.ow, 1, finish, y + pixel * l.y_pitch + channel, l.y_pitch);
+    if (e.residual != nullptr) epilogue.residual = e.residual + pixel * l.residual_pitch + channel;
+    store_tile(stage, s.ow, 1, epilogue, y + pixel * l.y_pitch + channel, l.y_pitch);
   }
 }
 
@@ -529,11 +529,11 @@ void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t t
         continue;
       }
       const int64_t at = (n * s.o + channel) * plane + y0 * s.ow;
-      Finish finish{e.bias == nullptr ? nullptr : e.bias + channel, nullptr, e.activation};
+      PlaneEpilogue epilogue{e.bias == nullptr ? nullptr : e.bias + channel, nullptr, e.activation};
       const int64_t runs = columns == s.ow ? 1 : rows, pixels = columns == s.ow ? rows * s.ow : s.ow;
       for (int64_t r = 0; r < runs; ++r) {
-        if (e.residual != nullptr) finish.residual = e.residual + at + r * s.ow;
-        unpack_pixels(w.stage + r * columns * kLanes, kLanes, pixels, lanes, finish, y + at + r * s.ow, plane);
+        if (e.residual != nullptr) epilogue.residual = e.residual + at + r * s.ow;
+        unpack_pixels(w.stage + r * columns * kLanes, kLanes, pixels, lanes, epilogue, y + at + r * s.ow, plane);
       }
     }
   }
@@ -567,7 +567,7 @@ bool forward(const ConvShape& s, const float* x, const float* packed, const Conv
   const Problem p = make_problem<F>(s);
   const int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile)), panels = ceil_div(p.vectors, kPanelVectors);
   const int64_t splits = smaller(panels, tile.split), tasks = s.groups * blocks * splits;
-  bool failed = false;  // only ever set to true, and read after all tasks are done
+  bool failed = false;  // only set to true, and read after all tasks are done
   parallel_near(static_cast<int>(tasks), [&](int task) {
     if (__atomic_load_n(&failed, __ATOMIC_RELAXED)) return;
     const int64_t split = task % splits, block = task / splits % blocks;

@@ -51,7 +51,7 @@ TW_INLINE void add_to_doubles(double* totals, vf v, Partial lanes) {
   for (int i = 0; i < lanes.n; ++i) totals[i] += v[i];
 }
 
-// A strip of columns is summed in registers over up to kRows rows.
+// Sums a strip of columns in registers over up to kRows rows.
 constexpr int64_t kRows = 32;
 
 template <int kVectors, class Lanes, class RowAt>
@@ -65,23 +65,23 @@ TW_INLINE void strip_sums(int64_t rows, const RowAt& row_at, Lanes lanes, float*
   for (int u = 0; u < kVectors; ++u) store(sums + u * kLanes, acc[u]);
 }
 
-// Calls finish(first column, count, sums) for every strip of columns, over at most kRows rows.
-template <class RowAt, class Finish>
-TW_INLINE void each_strip(int64_t rows, int64_t columns, const RowAt& row_at, const Finish& finish) {
+// Calls store_sums(first column, count, sums) for every strip of columns, over at most kRows rows.
+template <class RowAt, class Store>
+TW_INLINE void each_strip(int64_t rows, int64_t columns, const RowAt& row_at, const Store& store_sums) {
   float sums[8 * kLanes];
   int64_t c = 0;
   for (; c + 8 * kLanes <= columns; c += 8 * kLanes) {
     strip_sums<8>(rows, [&](int64_t r) { return row_at(r) + c; }, Whole{}, sums);
-    finish(c, 8 * kLanes, sums);
+    store_sums(c, 8 * kLanes, sums);
   }
   for (; c + kLanes <= columns; c += kLanes) {
     strip_sums<1>(rows, [&](int64_t r) { return row_at(r) + c; }, Whole{}, sums);
-    finish(c, kLanes, sums);
+    store_sums(c, kLanes, sums);
   }
   if (c < columns) {
-    const int rest = static_cast<int>(columns - c);
-    strip_sums<1>(rows, [&](int64_t r) { return row_at(r) + c; }, Partial{rest}, sums);
-    finish(c, rest, sums);
+    const int remainder = static_cast<int>(columns - c);
+    strip_sums<1>(rows, [&](int64_t r) { return row_at(r) + c; }, Partial{remainder}, sums);
+    store_sums(c, remainder, sums);
   }
 }
 
@@ -90,7 +90,7 @@ TW_INLINE vf sum_of_four(const float* p, int64_t stride, Lanes lanes) {
   return (lanes.get(p) + lanes.get(p + stride)) + (lanes.get(p + 2 * stride) + lanes.get(p + 3 * stride));
 }
 
-// Sixteen rows at a time, each a stream of its own, summed in pairs and then into the doubles.
+// Sums sixteen rows at a time, each as a separate stream, in pairs and then into doubles.
 void add_column_sums(const float* x, int64_t rows, int64_t columns, int64_t stride, double* totals) {
   int64_t r = 0;
   for (; r + 16 <= rows; r += 16) {
@@ -119,8 +119,8 @@ void sum_listed_rows(const float* x, const int64_t* rows, int64_t count, int64_t
   }
 }
 
-// PyTorch's order of operations, so that a training run can be followed step by step. TW_KEEP fixes which products are
-// rounded by themselves: where the compiler may choose what to fuse, the head of an array could differ from its middle.
+// PyTorch's order of operations, so that a training run can be compared step by step. TW_KEEP fixes which products are
+// rounded separately; otherwise the compiler could fuse the head of an array differently from its middle.
 void adam(float* param, const float* grad, float* m, float* v, const AdamSettings& settings, int64_t n) {
   const AdamSettings s = settings;
   each_aligned_vector(param, n, [&](int64_t i, auto lanes) {

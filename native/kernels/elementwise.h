@@ -8,7 +8,7 @@
 
 namespace tw {
 
-// What one step of Adam needs, worked out in double before it is rounded: 1 - 0.999 in float is wrong in the fifth
+// The constants of one Adam step, computed in double before they are rounded: 1 - 0.999 in float is wrong in the fifth
 // digit.
 struct AdamSettings {
   float decay;    // 1 - lr * weight_decay where the decay is decoupled (AdamW), else 1

@@ -46,8 +46,8 @@ Blocks cut(int64_t m, int64_t n, int64_t k, const GemmTile& t) {
 
 int64_t packed_a_floats(const Blocks& b, const GemmTile& t) { return t.pack_a ? round_up(b.mc * b.kc + 64, 64) : 0; }
 
-// Strips of a row-major B are packed a few at a time: a row is then read in runs the hardware can follow, and one page
-// is looked up for all of them.
+// Strips of a row-major B are packed a few at a time: a row is then read in runs the hardware prefetcher can follow,
+// with one page lookup for all of them.
 constexpr int64_t kPackedRun = 128;  // floats
 int64_t strips_at_once(int nr) { return kPackedRun <= nr ? 1 : kPackedRun / nr; }
 
@@ -62,7 +62,7 @@ struct StripJob {
   const Gemm* g;
   int64_t row, rows;  // the block of rows
   int64_t col;
-  int vectors, lanes;   // of this strip
+  int vectors, lanes;   // width of this strip
   int64_t step, steps;  // the block of k
   const float* a;       // packed block, or null
   const float* b;       // the strip
@@ -72,7 +72,7 @@ struct StripJob {
   const float* next_b;
 };
 
-// A block of B larger than this may not lie in L1.
+// A larger block of B may not fit L1.
 constexpr int64_t kNearFloats = 1 << 13;
 
 void multiply_strip(const StripJob& job) {
@@ -108,7 +108,7 @@ void multiply_strip(const StripJob& job) {
   }
 }
 
-// Panels of rows must be cut as multiply_strip cuts them for the tile's own width.
+// Panels of rows must be split as multiply_strip splits them for the tile's own width.
 void pack_a_block(const Gemm& g, int64_t row, int64_t rows, int64_t step, int64_t steps, int mr, float* to) {
   const int64_t panels = ceil_div(rows, mr);
   const int64_t base = rows / panels, extra = rows % panels;
@@ -137,7 +137,8 @@ void copy_strips(const float* from, int64_t row, int64_t steps, int64_t strips, 
 using CopyStrips = void (*)(const float*, int64_t, int64_t, int64_t, float*);
 constexpr CopyStrips kCopyStrips[kMaxVectors] = {copy_strips<1>, copy_strips<2>, copy_strips<3>, copy_strips<4>};
 
-// `width` columns of B from `col` on, for one block of k: strip after strip, the last one filled up to whole vectors.
+// Packs `width` columns of B starting at `col`, for one block of k: strip after strip, the last one padded to whole
+// vectors.
 void pack_strips(const Gemm& g, int64_t step, int64_t steps, int64_t col, int64_t width, int nr, float* to) {
   int64_t j = 0;
   if (g.b_col == 1) {
@@ -162,16 +163,16 @@ void pack_b(const Gemm& g, const GemmTile& t, int64_t col, int64_t cols, float* 
   }
 }
 
-// Where the strips of one block of k and of columns are, and whether they are still to be packed.
+// The strips of one block of k and of columns, and whether they still have to be packed.
 struct StripSource {
   const Gemm* g;
   const GemmTile* tile;
   int64_t jc, columns;  // the block of columns
-  float* own;           // what is packed here, or null
-  bool few;             // `own` holds one run of strips, packed again for every run
+  float* own;           // buffer for strips packed here, or null
+  bool one_run;         // `own` holds one run of strips, packed again for every run
   PackedB shared;
 
-  // The strip j columns into the block; on the first block of rows, packs the run that starts with it.
+  // The strip j columns into the block. On the first block of rows, packs the run that starts with it.
   void find(StripJob& job, int64_t j) const {
     const int nr = tile->nr;
     job.b_row = job.vectors * kLanes;
@@ -186,7 +187,7 @@ struct StripSource {
       return;
     }
     const int64_t run = g->b_col == 1 ? strips_at_once(nr) * nr : nr, within = j % run;
-    float* const at = own + (few ? within : j) * job.steps;
+    float* const at = own + (one_run ? within : j) * job.steps;
     if (job.row == 0 && within == 0) pack_strips(*g, job.step, job.steps, job.col, smaller(run, columns - j), nr, at);
     job.b = at;
     job.next_b = job.row == 0 && within + nr >= run ? at : at + nr * job.steps;
@@ -227,13 +228,13 @@ void tiled(const Gemm& g, const GemmTile& t, const PackedB& b, float* workspace)
   }
 }
 
-void dots(const Gemm& g, bool from_memory) {
+void inner_products(const Gemm& g, bool from_memory) {
   dots_tiled(g, from_memory);
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-void row_by_matrix(const Gemm& g, bool wide) {
-  wide ? row_streamed(g) : row_by_strips(g);
+void row_by_matrix(const Gemm& g, bool streamed) {
+  streamed ? row_streamed(g) : row_by_strips(g);
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
@@ -270,7 +271,7 @@ void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_
 
 }  // namespace
 
-const GemmKernels gemm = {kLanes,  kMaxRows, workspace, tiled,   pack_b,         dots,  row_by_matrix,
+const GemmKernels gemm = {kLanes,  kMaxRows, workspace, tiled,   pack_b,         inner_products, row_by_matrix,
                           small_m, small_mn, small_k,   small_n, transpose_into, finish};
 
 }  // namespace TW_ISA

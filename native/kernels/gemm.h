@@ -11,7 +11,7 @@ namespace tw {
 
 enum class Activation { none = 0, relu = 1, gelu = 2, gelu_tanh = 3 };
 
-// What happens to a finished element: + bias[column], + residual[row, column], then the activation.
+// The epilogue of an element: + bias[column], + residual[row, column], then the activation.
 struct Epilogue {
   const float* bias = nullptr;
   const float* residual = nullptr;
@@ -30,12 +30,12 @@ struct Gemm {
   float* c = nullptr;
   int64_t c_row = 0;
   Epilogue epilogue;
-  bool stream_b = false;  // B is one of many matrices that are read in turn: no cache will hold it
+  bool stream_b = false;  // B is one of many matrices that are read in sequence: no cache will hold it
   bool large_pages_b = true;
 };
 
-// How the loops are cut. mr x nr is the register tile; mc, kc, nc the cache blocks (blocks of one matrix are balanced:
-// none is larger than this, and all are about equal); threads_m x threads_n the grid C is split into.
+// Loop blocking. mr x nr is the register tile; mc, kc, nc are the cache blocks (balanced: about equal, none larger);
+// threads_m x threads_n is the thread grid over C.
 struct GemmTile {
   int mr = 0, nr = 0;
   int64_t mc = 0, nc = 0, kc = 0;
@@ -43,16 +43,15 @@ struct GemmTile {
   int threads_m = 1, threads_n = 1;
 };
 
-// A matrix B that was packed whole, once, for several tasks to read: every block of k after the other, in each its
-// strips.
+// A matrix B that was packed once for several tasks: the blocks of k one after another, each as a sequence of strips.
 struct PackedB {
   const float* at = nullptr;  // null: `tiled` packs what it reads
   int64_t columns = 0;        // of the packed matrix, in whole strips
   int64_t first = 0;          // the first column of this product in it, a multiple of nr
 };
 
-constexpr int64_t kFewest = 8;        // what a handful is to the kernels for few rows and few columns
-constexpr int64_t kShortestSum = 12;  // and to those for short sums
+constexpr int64_t kFewest = 8;        // most rows or columns of the kernels for few rows and few columns
+constexpr int64_t kShortestSum = 12;  // most terms of the kernels for short sums
 // The most rows of `small_m` and columns of `small_n`.
 constexpr int64_t kMostSmallRows = 3, kMostSmallColumns = 4;
 
@@ -63,13 +62,13 @@ struct GemmKernels {
   int64_t (*workspace)(int64_t m, int64_t n, int64_t k, const GemmTile& tile);
   // The blocked, packed multiplication. With pack_b = false the columns of B must have unit stride.
   void (*tiled)(const Gemm& g, const GemmTile& tile, const PackedB& b, float* workspace);
-  // Packs columns col ... col + cols - 1 of B (col a multiple of nr) to where `tiled` finds them: `to` holds k floats
-  // for every one of g.n columns, rounded up to whole strips.
+  // Packs columns col ... col + cols - 1 of B (col a multiple of nr) for `tiled`: `to` holds k floats for each of g.n
+  // columns, rounded up to whole strips.
   void (*pack_b)(const Gemm& g, const GemmTile& tile, int64_t col, int64_t cols, float* to);
   // Inner products: the rows of A and the columns of B have unit stride along k. Best when m or n is small.
   void (*dots)(const Gemm& g, bool from_memory);
-  // One row of A (wide: up to four), rows of B of unit stride: c = sum over p of a[p] * B[p, :].
-  void (*row_by_matrix)(const Gemm& g, bool wide);
+  // One row of A (streamed: up to four), rows of B of unit stride: c = sum over p of a[p] * B[p, :].
+  void (*row_by_matrix)(const Gemm& g, bool streamed);
   // Two or three rows of A, rows of B of unit stride. Interleaved: two to kFewest rows, C is written transposed,
   // without gaps (element (i, j) to c[j * m + i]), and the epilogue is left to the caller.
   void (*small_m)(const Gemm& g, bool interleaved);

@@ -1,5 +1,4 @@
-// What a finished tile of a matrix product still needs: bias, residual, activation, in one pass while the tile is in
-// L1.
+// The epilogue of a tile of a matrix product: bias, residual and activation in one pass while the tile is in L1.
 #pragma once
 
 #include "kernels/gemm.h"

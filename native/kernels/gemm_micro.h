@@ -39,9 +39,8 @@ struct MicroArgs {
 };
 using MicroKernel = void (*)(const MicroArgs&);
 
-// Rows of A are reached from one pointer for every three rows plus one stride: that is as many addresses as fit into
-// the general registers beside the loop's own. Hiding how the pointers are related keeps the compiler from making
-// fourteen.
+// Rows of A are addressed from one pointer for every three rows plus one stride: as many addresses as fit the general
+// registers beside those of the loop. Hiding the relation of the pointers keeps the compiler from creating fourteen.
 constexpr int kRowsPerPointer = 3;
 
 // The last vector of a row of B, where columns end. Each instruction set has two kinds of micro-kernel for it:
@@ -80,7 +79,7 @@ struct LastVector<true> {
   }
 };
 TW_INLINE bool wants_special(int lanes, bool) { return lanes <= kLanes / 2; }
-constexpr bool kAnyLanes = false;  // the kind that takes any number of lanes and reads none past them
+constexpr bool kAnyLanes = false;  // the kind that takes any number of lanes and does not read past them
 #else
 template <bool Special>
 struct LastVector {
@@ -119,7 +118,7 @@ struct StepB {
     last = Last::load_b(from + (NV - 1) * kLanes, lanes);
   }
   TW_INLINE void times(const float* at, int i, Tile<MR, NV, Special>& t) const {
-    if constexpr (NV == 1) {  // nothing but half a vector: a whole broadcast would take the loads of two
+    if constexpr (NV == 1) {  // only half a vector: a full broadcast would load twice as much
       t.last[i] += Last::broadcast_from(at) * last;
       return;
     }
@@ -146,8 +145,8 @@ TW_INLINE void multiply_packed(const MicroArgs& args, Tile<MR, NV, Special>& til
   }
 }
 
-// Rows of B that are fetched ahead of their use: the hardware does not see that runs this short, a row apart, belong
-// together. Where they lie whole pages apart they share one set of L1, which must hold them all until they are used.
+// Rows of B to prefetch: the hardware does not recognize that runs this short, one row apart, belong together. If they
+// are whole pages apart they share one set of L1, which must hold them all until they are used.
 constexpr int64_t kRowsAhead = 8, kCollidingAhead = 3;
 TW_INLINE int64_t rows_ahead(int64_t row) { return row % 1024 == 0 ? kCollidingAhead : kRowsAhead; }
 
@@ -186,8 +185,8 @@ TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& ti
   }
 }
 
-// From this many steps on there is time to fetch the tile's part of C while k runs; it is written (and, past the first
-// block of k, added to) at the end, and by then another block of rows has often driven it out of L1.
+// From this many steps on there is time to prefetch the tile's part of C while k runs; it is written (and, past the
+// first block of k, added to) at the end, when another block of rows has often evicted it from L1.
 constexpr int64_t kFetchSteps = 64;
 
 template <int MR, int NV>

@@ -47,8 +47,8 @@ TW_INLINE vf two_rows(const float* first, const float* second, int count) {
   return __builtin_shuffle(load_first(first, count), load_first(second, count), index);
 }
 
-// The first half a vector of columns of kLanes rows, one vector a column; `count` of them are read. The network that
-// transposes, on pairs of rows, needs half as many vectors.
+// Loads the first half vector of columns of kLanes rows, one vector per column; `count` of them are read. Transposing
+// pairs of rows needs half as many vectors.
 TW_INLINE void columns_of_rows(const float* from, int64_t from_row, int count, vf (&r)[kLanes / 2]) {
   constexpr int kPairs = kLanes / 2;
 #pragma GCC unroll 8
@@ -87,8 +87,8 @@ inline void transpose_narrow(const float* from, int64_t rows, int64_t cols, int6
   }
 }
 
-// `lanes` columns of Rows rows, one vector a row, to lanes x Rows floats: the vectors are interleaved, and the places
-// of the rows that are missing from a power of two closed up.
+// Converts `lanes` columns of Rows rows, one vector per row, to lanes x Rows floats: the vectors are interleaved, and
+// the gaps of missing rows are closed.
 template <int Rows>
 TW_INLINE void store_interleaved(const vf (&rows)[Rows], float* to, int lanes) {
   constexpr int kRoundedUp = Rows <= 1 ? 1 : Rows <= 2 ? 2 : Rows <= 4 ? 4 : 8;
@@ -97,7 +97,7 @@ TW_INLINE void store_interleaved(const vf (&rows)[Rows], float* to, int lanes) {
       for (int i = 0; i < Rows; ++i) to[j * Rows + i] = rows[i][j];
     }
   } else {
-    constexpr int kColumns = kLanes / kRoundedUp;  // in one vector of the result
+    constexpr int kColumns = kLanes / kRoundedUp;  // columns in one vector of the result
     vf r[kRoundedUp], t[kRoundedUp];
 #pragma GCC unroll 8
     for (int i = 0; i < kRoundedUp; ++i) r[i] = i < Rows ? rows[i] : vf{};
@@ -116,7 +116,9 @@ TW_INLINE void store_interleaved(const vf (&rows)[Rows], float* to, int lanes) {
     for (int i = 0; i < kColumns * Rows; ++i) closed[i] = i / Rows * kRoundedUp + i % Rows;
 #pragma GCC unroll 8
     for (int i = 0; i < kRoundedUp; ++i) {
-      const int left = lanes - i * kColumns, columns = left < 0 ? 0 : left < kColumns ? left : kColumns;
+      const int remaining = lanes - i * kColumns, columns = remaining < 0          ? 0
+                                                            : remaining < kColumns ? remaining
+                                                                                   : kColumns;
       const vf out = Rows == kRoundedUp ? r[i] : __builtin_shuffle(r[i], closed);
       store_first(to + i * kColumns * Rows, out, columns * Rows);
     }
@@ -135,9 +137,9 @@ void transpose_few(const float* from, int64_t cols, int64_t from_row, float* to)
   }
 }
 
-// Where the strip goes: `width` floats a step, of which `count` come from the source and the rest are never used. With
-// `slack`, a strip narrower than a vector is stored with overlapping full vectors, which need kLanes floats more at the
-// end of the destination.
+// Destination of the strip: `width` floats per step, of which `count` come from the source and the others are never
+// used. With `slack`, a strip narrower than a vector is stored with overlapping full vectors, which need kLanes more
+// floats at the end of the destination.
 struct Strip {
   const float* from;
   int64_t k_stride, x_stride;  // element (p, x) is from[p * k_stride + x * x_stride]
@@ -149,15 +151,15 @@ struct Strip {
 
 TW_INLINE int lanes_of(int64_t n) { return n >= kLanes ? kLanes : n > 0 ? static_cast<int>(n) : 0; }
 
-TW_INLINE void put(float* to, vf v, int room, bool only_group) {
-  if (room >= kLanes || only_group) {
+TW_INLINE void put(float* to, vf v, int capacity, bool only_group) {
+  if (capacity >= kLanes || only_group) {
     store(to, v);
   } else {
-    store_first(to, v, room);
+    store_first(to, v, capacity);
   }
 }
 
-// V whole vectors a step, from x on: a row of the source is read from front to back, once.
+// Copies V full vectors per step, starting at x: a row of the source is read front to back, once.
 template <int V>
 TW_INLINE void copy_whole(const Strip& s, int64_t x, float* to) {
   const float* from = s.from + x;
@@ -168,13 +170,14 @@ TW_INLINE void copy_whole(const Strip& s, int64_t x, float* to) {
   }
 }
 
-// The vector that starts at x, of which fewer than kLanes floats come from the source.
+// Copies the vector that starts at x, of which fewer than kLanes floats come from the source.
 TW_INLINE void copy_last(const Strip& s, int64_t x, float* to) {
-  const int lanes = lanes_of(s.count - x), room = lanes_of(s.width - x);
+  const int lanes = lanes_of(s.count - x), capacity = lanes_of(s.width - x);
   const bool only = s.slack && s.width <= kLanes;
   const float* from = s.from + x;
   to += x;
-  for (int64_t p = 0; p < s.k; ++p, to += s.to_step, from += s.k_stride) put(to, load_first(from, lanes), room, only);
+  for (int64_t p = 0; p < s.k; ++p, to += s.to_step, from += s.k_stride)
+    put(to, load_first(from, lanes), capacity, only);
 }
 
 inline void pack_along_x(const Strip& s, float* to) {
@@ -187,10 +190,10 @@ inline void pack_along_x(const Strip& s, float* to) {
   for (x += whole * kLanes; x < s.width; x += kLanes) copy_last(s, x, to);
 }
 
-// kLanes vectors from rows `apart` floats apart, transposed; rows from `rows` on are the last one again.
+// Loads and transposes kLanes vectors from rows `apart` floats apart; rows from `rows` on repeat the last one.
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Half a row goes into each half of a register as it is read, which leaves two networks that never cross the middle: a
-// third of the shuffles that the general one takes.
+// Half a row is loaded into each half of a register, which leaves two independent networks: a third of the shuffles of
+// the general one.
 TW_INLINE vf two_halves(const float* low, const float* high) {
   return (vf)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
 }
@@ -219,30 +222,30 @@ TW_INLINE void load_transposed(const float* from, int64_t apart, int rows, vf (&
 }
 #endif
 
-// kLanes steps of one group of `rows` rows.
+// Packs kLanes steps of one group of `rows` rows.
 template <bool Whole>
 TW_INLINE void transpose_block(const Strip& s, int64_t x, int64_t p, int rows, float* to) {
   vf r[kLanes];
   load_transposed(s.from + x * s.x_stride + p, s.x_stride, Whole ? kLanes : rows, r);
   float* at = to + p * s.to_step + x;
-  const int room = lanes_of(s.width - x);
+  const int capacity = lanes_of(s.width - x);
   const bool only = s.slack && s.width <= kLanes;
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i, at += s.to_step) Whole ? store(at, r[i]) : put(at, r[i], room, only);
+  for (int i = 0; i < kLanes; ++i, at += s.to_step) Whole ? store(at, r[i]) : put(at, r[i], capacity, only);
 }
 
-// The last steps, fewer than kLanes.
+// Packs the last steps, fewer than kLanes.
 inline void transpose_last(const Strip& s, int64_t x, int64_t p, int rows, float* to) {
-  const int lanes = static_cast<int>(s.k - p), room = lanes_of(s.width - x);
+  const int lanes = static_cast<int>(s.k - p), capacity = lanes_of(s.width - x);
   vf r[kLanes] = {};
   const float* from = s.from + x * s.x_stride + p;
   for (int i = 0; i < rows; ++i) r[i] = load_first(from + i * s.x_stride, lanes);
   transpose(r);
   float* at = to + p * s.to_step + x;
-  for (int i = 0; i < lanes; ++i, at += s.to_step) put(at, r[i], room, s.slack && s.width <= kLanes);
+  for (int i = 0; i < lanes; ++i, at += s.to_step) put(at, r[i], capacity, s.slack && s.width <= kLanes);
 }
 
-// The steps from `first` to `last` of the group of rows that starts at x.
+// Packs steps `first` to `last` of the group of rows that starts at x.
 TW_INLINE void transpose_group(const Strip& s, int64_t x, int64_t first, int64_t last, float* to) {
   const int rows = lanes_of(s.count - x);
   int64_t p = first;
@@ -254,9 +257,8 @@ TW_INLINE void transpose_group(const Strip& s, int64_t x, int64_t first, int64_t
   if (p < last) transpose_last(s, x, p, rows, to);
 }
 
-// A strip that is packed is read one group of rows after the other, each from front to back: as many runs at a time as
-// the hardware follows, and as a set of L1 holds where rows lie whole pages apart. A matrix that is transposed is
-// written in order instead.
+// Packing reads one group of rows after the other, each front to back: as many runs at a time as the prefetcher
+// follows, and as a set of L1 holds if rows are whole pages apart. A transposition is written in order instead.
 inline void pack_along_k(const Strip& s, float* to) {
   const int64_t run = s.slack ? s.k : kLanes;
   for (int64_t p = 0; p < s.k; p += run) {

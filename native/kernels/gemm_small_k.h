@@ -1,6 +1,6 @@
-// Products whose sums are a few terms long: nearly all the time goes into reading A and writing C. Where C is a vector
-// wide or more, the rows of B are held in registers and the rows of A pass by. Where it is narrower, sixteen rows of A
-// (a vector's worth) are transposed in registers, so that every lane works on a row of its own.
+// Products whose sums are a few terms long: nearly all the time is spent reading A and writing C. If C is at least one
+// vector wide, the rows of B are held in registers while the rows of A are streamed. If it is narrower, one vector of
+// rows of A is transposed in registers, so that every lane computes one row.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -19,9 +19,9 @@ constexpr int kShortVectorsMost = 4;
 constexpr int short_vectors(int k) {
   return kShortHeld / k < 1 ? 1 : kShortHeld / k < kShortVectorsMost ? kShortHeld / k : kShortVectorsMost;
 }
-constexpr int64_t kShortBlockFloats = 8192;  // of C: what is written before the next strip of columns
+constexpr int64_t kShortBlockFloats = 8192;  // floats of C written before the next strip of columns
 
-// Rows row ... end - 1, V vectors of columns from `col` on, the last of `lanes`.
+// Computes rows row ... end - 1 of V vectors of columns starting at `col`, the last of `lanes`.
 template <int K, int V, bool Whole>
 void short_strip(const Gemm& g, int64_t row, int64_t end, int64_t col, int lanes) {
   vf b[K][V];
@@ -75,25 +75,25 @@ constexpr ShortStrip kShortStrips[kShortMost][2][kShortVectorsMost] = {
     TW_SHORT(1), TW_SHORT(2), TW_SHORT(3), TW_SHORT(4),  TW_SHORT(5),  TW_SHORT(6),
     TW_SHORT(7), TW_SHORT(8), TW_SHORT(9), TW_SHORT(10), TW_SHORT(11), TW_SHORT(12)};
 
-// Up to kShortMost terms; B's rows contiguous.
+// Computes sums of up to kShortMost terms; the rows of B are contiguous.
 inline void small_k_product(const Gemm& g) {
   const int64_t vectors = (g.n + kLanes - 1) / kLanes, most = short_vectors(static_cast<int>(g.k));
-  const int64_t parts = (vectors + most - 1) / most, base = vectors / parts, wider = vectors % parts;
+  const int64_t strip_count = (vectors + most - 1) / most, base = vectors / strip_count, wider = vectors % strip_count;
   const int64_t fit = kShortBlockFloats / g.n / 4 * 4, block = fit < 8 ? 8 : fit;
   for (int64_t row = 0; row < g.m; row += block) {
     const int64_t end = row + block < g.m ? row + block : g.m;
     int64_t col = 0;
-    for (int64_t part = 0; part < parts; ++part) {
+    for (int64_t part = 0; part < strip_count; ++part) {
       const int width = static_cast<int>(base + (part < wider));
-      const int64_t left = g.n - col - (width - 1) * kLanes;
-      const bool whole = left >= kLanes;
-      kShortStrips[g.k - 1][whole][width - 1](g, row, end, col, whole ? kLanes : static_cast<int>(left));
+      const int64_t remaining = g.n - col - (width - 1) * kLanes;
+      const bool whole = remaining >= kLanes;
+      kShortStrips[g.k - 1][whole][width - 1](g, row, end, col, whole ? kLanes : static_cast<int>(remaining));
       col += width * kLanes;
     }
   }
 }
 
-// Four consecutive elements of each of kLanes / 4 rows, `row` floats apart; `count` of the four are read.
+// Loads four consecutive elements of each of kLanes / 4 rows, `row` floats apart; `count` of the four are read.
 constexpr int kQuads = kLanes / 4;
 #if defined(__AVX512F__)
 TW_INLINE __m128 load_quad(const float* p, int count) {
@@ -120,9 +120,9 @@ TW_INLINE vf quads_of_rows(const float* p, int64_t, int count) { return count ==
 TW_INLINE vf every_quad(const float* p) { return load(p); }
 #endif
 
-// Lane `At` of each group of four, in all four lanes.
+// Broadcasts lane `At` of each group of four within its group.
 template <int At>
-TW_INLINE vf spread(vf v) {
+TW_INLINE vf broadcast_lane(vf v) {
   vi index = {};
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) index[i] = i / 4 * 4 + At;
@@ -133,10 +133,10 @@ template <int At, int V>
 TW_INLINE void quad_step(const vf (&a)[V], const float* b, vf (&acc)[V]) {
   const vf row = every_quad(b + At * 4);
 #pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) acc[v] += spread<At>(a[v]) * row;
+  for (int v = 0; v < V; ++v) acc[v] += broadcast_lane<At>(a[v]) * row;
 }
 
-// V vectors of rows side by side, so that additions do not wait, against N columns; b is k x 4.
+// Multiplies V independent vectors of rows, which hide the latency of additions, by N columns; b is k x 4.
 template <int N, int V>
 TW_INLINE void quad_rows(const Gemm& g, const float* from, int64_t from_row, float* to, int lanes) {
   const float* a_at[V];
@@ -153,12 +153,12 @@ TW_INLINE void quad_rows(const Gemm& g, const float* from, int64_t from_row, flo
     quad_step<2>(a, b, acc);
     quad_step<3>(a, b, acc);
   }
-  if (const int rest = static_cast<int>(g.k - p)) {
+  if (const int remainder = static_cast<int>(g.k - p)) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) a[v] = quads_of_rows(a_at[v] + p, from_row, rest);
+    for (int v = 0; v < V; ++v) a[v] = quads_of_rows(a_at[v] + p, from_row, remainder);
     quad_step<0>(a, b, acc);
-    if (rest > 1) quad_step<1>(a, b, acc);
-    if (rest > 2) quad_step<2>(a, b, acc);
+    if (remainder > 1) quad_step<1>(a, b, acc);
+    if (remainder > 2) quad_step<2>(a, b, acc);
   }
   vi closed = {};
 #pragma GCC unroll 16
@@ -169,7 +169,7 @@ TW_INLINE void quad_rows(const Gemm& g, const float* from, int64_t from_row, flo
   }
 }
 
-// A row that is left over fills a vector by itself: all its quads are that row, and one is stored.
+// A remaining row fills a vector by itself: all quads are that row, and one is stored.
 template <int N>
 void quad_columns(const Gemm& g) {
   int64_t row = 0;
@@ -182,7 +182,8 @@ void quad_columns(const Gemm& g) {
   for (; row < g.m; ++row) quad_rows<N, 1>(g, g.a + row * g.a_row, 0, g.c + row * N, N);
 }
 
-// Up to four columns: A's rows contiguous, B k x 4 with zeros past the last column, C without gaps between its rows.
+// Computes up to four columns: rows of A contiguous, B k x 4 with zeros past the last column, C without gaps between
+// its rows.
 inline void small_n_product(const Gemm& g) {
   switch (g.n) {
     case 1:
@@ -196,9 +197,9 @@ inline void small_n_product(const Gemm& g) {
   }
 }
 
-// Rows of at most half a vector against one vector x, kLanes rows at a time: row i in the even lanes, row i + half in
-// the odd ones. Interleaving two vectors and adding (as when the lanes of inner products are added up) then never mixes
-// two rows, and leaves the sums in order. Rows past the last are the last one again, and not stored.
+// Multiplies rows of at most half a vector by one vector x, kLanes rows at a time: row i in the even lanes, row i +
+// half in the odd ones. Interleaving two vectors and adding then never mixes two rows, and leaves the sums in order.
+// Rows past the last repeat it and are not stored.
 constexpr int kPairTerms = kLanes / 2;
 
 inline void short_dots(const float* rows, int64_t row, const float* x, int k, int64_t count, float* c) {
@@ -212,15 +213,15 @@ inline void short_dots(const float* rows, int64_t row, const float* x, int k, in
       v[i] = zip_low(load_first(rows + upper * row, k), load_first(rows + lower * row, k)) * both;
     }
 #pragma GCC unroll 4
-    for (int left = kPairTerms / 2; left > 0; left /= 2) {
+    for (int remaining = kPairTerms / 2; remaining > 0; remaining /= 2) {
 #pragma GCC unroll 4
-      for (int i = 0; i < left; ++i) v[i] = zip_low(v[i], v[i + left]) + zip_high(v[i], v[i + left]);
+      for (int i = 0; i < remaining; ++i) v[i] = zip_low(v[i], v[i + remaining]) + zip_high(v[i], v[i + remaining]);
     }
     store_first(c + first, v[0], lanes);
   }
 }
 
-// Rows of two terms without gaps against one vector x: the even and the odd lanes of two vectors.
+// Multiplies contiguous rows of two terms by one vector x: the even and the odd lanes of two vectors.
 inline void pair_dots(const float* rows, const float* x, int64_t count, float* c) {
   vi even = {}, odd = {};
 #pragma GCC unroll 16

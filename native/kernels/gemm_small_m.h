@@ -1,7 +1,6 @@
-// A handful of rows of C, with B's rows contiguous: all the rows are kept in registers for as many columns as fit
-// beside them, so that each element of B is read once, in runs as long as the registers allow, and C is written once.
-// The same loop computes a product with a handful of columns as the transposed product, interleaving its rows as it
-// stores them.
+// A few rows of C with contiguous rows of B: all rows are kept in registers for as many columns as fit, so that each
+// element of B is read once, in runs as long as the registers allow, and C is written once. The same loop computes a
+// product with a few columns as the transposed product and interleaves its rows when it stores them.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -12,8 +11,8 @@ namespace tw {
 namespace TW_ISA {
 
 constexpr int kFewRowsMost = kFewest;
-// Vectors of columns that fit into the registers for so many rows, beside one vector of B and the elements of A (or the
-// other way round, whichever are fewer).
+// Vectors of columns that fit the registers for this many rows, beside one vector of B and the elements of A (or the
+// reverse, whichever are fewer).
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kFewVectors[kFewRowsMost + 1] = {0, 8, 12, 8, 6, 5, 4, 3, 3};
 #else
@@ -21,10 +20,10 @@ constexpr int kFewVectors[kFewRowsMost + 1] = {0, 8, 5, 3, 2, 2, 1, 1, 1};
 #endif
 constexpr int kFewVectorsMost = 12;
 
-// Rows of B that are fetched ahead: the hardware does not see that runs this short, a row apart, belong together.
+// Rows of B to prefetch: the hardware does not recognize that runs this short, one row apart, belong together.
 constexpr int64_t kFewAhead = 8;
 
-// M rows by V vectors, the last of `lanes` columns.
+// Computes M rows by V vectors, the last of `lanes` columns.
 template <int M, int V, bool Whole>
 TW_INLINE void few_product(const Gemm& g, int64_t col, int lanes, vf (&acc)[M][V]) {
   const float* a = g.a;
@@ -62,7 +61,7 @@ void few_strip(const Gemm& g, int64_t col, int lanes) {
   }
 }
 
-// C is the transposed result: element (i, j) of this product goes to c[j * M + i].
+// Stores the transposed result: element (i, j) of this product goes to c[j * M + i].
 template <int M, int V>
 void few_strip_interleaved(const Gemm& g, int64_t col, int lanes) {
   vf acc[M][V] = {};
@@ -78,7 +77,7 @@ void few_strip_interleaved(const Gemm& g, int64_t col, int lanes) {
 
 using FewStrip = void (*)(const Gemm&, int64_t, int);
 
-// What is never asked for is not compiled: one row has kernels of its own, and beyond kPlainRowsMost tiles are as good.
+// Only the sizes in use are compiled: one row has its own kernels, and beyond kPlainRowsMost tiles are as fast.
 constexpr int kPlainRowsMost = 3;
 
 template <int M, int V, bool Interleaved>
@@ -102,22 +101,22 @@ constexpr FewStrip few_or_null() {
    TW_FEW_ROW(5, Interleaved), TW_FEW_ROW(6, Interleaved), TW_FEW_ROW(7, Interleaved), TW_FEW_ROW(8, Interleaved)}
 constexpr FewStrip kFewStrips[2][kFewRowsMost][kFewVectorsMost] = {TW_FEW_TABLE(false), TW_FEW_TABLE(true)};
 
-// Strips of about equal width: a narrow last one would leave the multipliers waiting for their own sums.
+// Splits columns into strips of about equal width: a narrow last strip would be bound by the latency of its own sums.
 inline void small_m_product(const Gemm& g, bool interleaved) {
   const FewStrip* const strips = kFewStrips[interleaved][g.m - 1];
   const int64_t vectors = (g.n + kLanes - 1) / kLanes, most = kFewVectors[g.m];
-  const int64_t parts = (vectors + most - 1) / most, base = vectors / parts, wider = vectors % parts;
+  const int64_t strip_count = (vectors + most - 1) / most, base = vectors / strip_count, wider = vectors % strip_count;
   int64_t col = 0;
-  for (int64_t part = 0; part < parts; ++part) {
+  for (int64_t part = 0; part < strip_count; ++part) {
     const int width = static_cast<int>(base + (part < wider));
-    const int64_t left = g.n - col - (width - 1) * kLanes;
-    strips[width - 1](g, col, left < kLanes ? static_cast<int>(left) : kLanes);
+    const int64_t remaining = g.n - col - (width - 1) * kLanes;
+    strips[width - 1](g, col, remaining < kLanes ? static_cast<int>(remaining) : kLanes);
     col += width * kLanes;
   }
 }
 
-// M rows by one vector (or less) of columns, U sums over k side by side: with so few results, an addition would wait
-// for the one before it. Special: at most half a vector, where that is faster (gemm_micro.h).
+// Computes M rows by at most one vector of columns with U independent sums over k, which hide the latency of additions.
+// Special: at most half a vector, where that is faster (gemm_micro.h).
 template <int M, int U, bool Special>
 void few_results(const Gemm& g) {
   using Last = LastVector<Special>;

@@ -1,7 +1,7 @@
-// Matrix x vector and its neighbours: each weight is used a handful of times, so memory decides and packing would only
-// add traffic. Two shapes of loop cover all layouts: inner products where both operands run along k, and scaled rows
-// where B's rows are contiguous. The order of each sum depends on the shape only, never on how the work was split: an
-// inner product has one accumulator and one order of adding its lanes whatever tile it is computed in.
+// Matrix-vector products and similar shapes: each weight is used a few times, so memory bandwidth is the limit and
+// packing would only add traffic. Two loops cover all layouts: inner products if both operands run along k, and scaled
+// rows if the rows of B are contiguous. The order of each sum depends on the shape only, not on how the work was split:
+// an inner product has one accumulator and one order of adding its lanes in every tile.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -11,7 +11,7 @@
 namespace tw {
 namespace TW_ISA {
 
-// Lanes moved down by `By`, around the end.
+// Rotates the lanes down by `By`.
 template <int By>
 TW_INLINE vf rotated(vf v) {
   vi index = {};
@@ -30,9 +30,9 @@ TW_INLINE vf folded(vf v) {
   }
 }
 
-// The sums of the lanes of N vectors, N a power of two up to kLanes, in the first N lanes of one. Interleaving and
-// adding two vectors halves their number and keeps every lane busy: the network that transposes, with an addition in
-// every round. Adds in the order of sum_lanes.
+// Sums the lanes of N vectors, N a power of two up to kLanes, into the first N lanes of one. Interleaving and adding
+// two vectors halves their number and keeps every lane busy: a transposition with an addition in every round. Adds in
+// the order of sum_lanes.
 template <int N>
 TW_INLINE vf sum_each(vf (&v)[N]) {
 #pragma GCC unroll 4
@@ -53,9 +53,8 @@ TW_INLINE void store_rows(vf sums, float* c, int64_t c_row) {
   }
 }
 
-// The sums of the vectors v[row * RowStep + j * Step], j < Length, to a run of memory each for rows First ... Rows - 1,
-// as many runs at a time as fit into one vector. Indices are known to the compiler, so that the vectors stay in
-// registers.
+// Sums the vectors v[row * RowStep + j * Step], j < Length, and stores one run per row for rows First ... Rows - 1, as
+// many runs at a time as fit one vector. Indices are compile-time constants, so that the vectors stay in registers.
 template <int Rows, int Length, int RowStep, int Step, int First = 0, int N>
 TW_INLINE void sums_to_rows(const vf (&v)[N], float* c, int64_t c_row) {
   if constexpr (Length > kLanes) {
@@ -80,9 +79,9 @@ TW_INLINE void sums_to_rows(const vf (&v)[N], float* c, int64_t c_row) {
   }
 }
 
-// A tile of inner products: O rows of the longer operand against I of the shorter. The I vectors of the shorter stay in
-// registers beside O x I accumulators and one vector of the longer: kDotFits[I] is the largest O that leaves room for
-// them, kDotOuter[I] the one to use (4 x 4 sums are added up in one vector).
+// A tile of inner products: O rows of the longer operand by I of the shorter. The I vectors of the shorter operand stay
+// in registers beside O x I accumulators and one vector of the longer: kDotFits[I] is the largest O that fits,
+// kDotOuter[I] the one to use (4 x 4 sums are added up in one vector).
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kDotInner = 6;
 constexpr int kDotFits[kDotInner + 1] = {0, 8, 12, 8, 6, 5, 4};
@@ -94,7 +93,7 @@ constexpr int kDotOuter[kDotInner + 1] = {0, 8, 5, 4};
 #endif
 constexpr int kDotMostOuter = 12, kDotMostSums = 25;  // rows, accumulators of a tile
 
-// Result (o, i) goes to c[o * c_row + i], or to c[i * c_row + o] where the longer operand is B.
+// Result (o, i) is stored at c[o * c_row + i], or at c[i * c_row + o] if the longer operand is B.
 struct DotArgs {
   const float* outer;
   int64_t outer_row;
@@ -110,29 +109,29 @@ struct DotArgs {
 
 template <int O, int I>
 TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (&acc)[O * I]) {
-  vf kept[I];
+  vf vector[I];
 #pragma GCC unroll 8
   for (int i = 0; i < I; ++i) {
     const float* at = d.inner + i * d.inner_row + p;
-    kept[i] = !whole ? load_first(at, lanes) : O == 1 ? load(at) : load_once(at);
+    vector[i] = !whole ? load_first(at, lanes) : O == 1 ? load(at) : load_once(at);
   }
 #pragma GCC unroll 12
   for (int o = 0; o < O; ++o) {
     const float* at = d.outer + o * d.outer_row + p;
     const vf v = !whole ? load_first(at, lanes) : I == 1 ? load(at) : load_once(at);
 #pragma GCC unroll 8
-    for (int i = 0; i < I; ++i) acc[o * I + i] = multiply_add(acc[o * I + i], v, kept[i]);
+    for (int i = 0; i < I; ++i) acc[o * I + i] = multiply_add(acc[o * I + i], v, vector[i]);
   }
 }
 
-// A vector against rows from memory: fetch the rows of the next tile (they start on pages the hardware cannot guess).
+// Prefetches the rows of the next tile, which start on pages that the hardware cannot predict.
 template <int O>
 TW_INLINE void fetch_next_rows(const DotArgs& d, int64_t p) {
 #pragma GCC unroll 12
   for (int o = 0; o < O; ++o) __builtin_prefetch(d.outer + (O + o) * d.outer_row + p, 0, 1);
 }
 
-// O x I inner products, one vector accumulator each, for `count` tiles of O rows one below the other.
+// Computes O x I inner products, one vector accumulator each, for `count` consecutive tiles of O rows.
 template <int O, int I, bool Fetch = false>
 void dot_tiles(const DotArgs& args, int64_t count) {
   DotArgs d = args;
@@ -180,21 +179,21 @@ constexpr DotTile kDotTiles[6][kDotMostOuter] = {TW_DOT_ROW(1), TW_DOT_ROW(2), T
 
 TW_INLINE int smaller_int(int64_t a, int b) { return a < b ? static_cast<int>(a) : b; }
 
-// Equal shares of at most `most`.
-TW_INLINE int share(int64_t left, int most) {
-  const int64_t parts = (left + most - 1) / most;
-  return parts <= 1 ? static_cast<int>(left) : static_cast<int>((left + parts - 1) / parts);
+// Splits into equal shares of at most `most`.
+TW_INLINE int share(int64_t remaining, int most) {
+  const int64_t shares = (remaining + most - 1) / most;
+  return shares <= 1 ? static_cast<int>(remaining) : static_cast<int>((remaining + shares - 1) / shares);
 }
 
-// Results of a few terms each: quicker one at a time than by adding up the lanes of vectors that are mostly empty.
+// Results of a few terms each: faster one at a time than by adding lanes of mostly empty vectors.
 template <int K>
 void dots_of_few(const float* rows, int64_t row, const float* x, int64_t count, float* c, int64_t c_step) {
-  float kept[K];
-  for (int p = 0; p < K; ++p) kept[p] = x[p];
+  float vector[K];
+  for (int p = 0; p < K; ++p) vector[p] = x[p];
   for (int64_t i = 0; i < count; ++i, rows += row, c += c_step) {
-    float sum = rows[0] * kept[0];
+    float sum = rows[0] * vector[0];
 #pragma GCC unroll 8
-    for (int p = 1; p < K; ++p) sum += rows[p] * kept[p];
+    for (int p = 1; p < K; ++p) sum += rows[p] * vector[p];
     *c = sum;
   }
 }
@@ -205,11 +204,11 @@ constexpr FewDots kFewDots[kFewTerms] = {dots_of_few<1>, dots_of_few<2>, dots_of
                                          dots_of_few<5>, dots_of_few<6>, dots_of_few<7>, dots_of_few<8>};
 
 // Rows up to this long are streamed in two runs, through the upper and the lower half of the matrix: with large pages
-// the hardware follows two at full bandwidth, where a strip of eight reaches two thirds of it. Longer rows are as fast
-// in strips, or faster.
+// the hardware follows two at full bandwidth, whereas a strip of eight reaches two thirds of it. Longer rows are at
+// least as fast in strips.
 constexpr int64_t kStreamedRow = 2048;
 
-// Rows `b` and `other` against one vector.
+// Multiplies rows `b` and `other` by one vector.
 TW_INLINE void dot_pair(const float* a, const float* b, const float* other, int64_t k, vf& sum, vf& other_sum) {
   vf s = {}, t = {};
   int64_t p = 0;
@@ -229,7 +228,7 @@ TW_INLINE void dot_pair(const float* a, const float* b, const float* other, int6
   other_sum = t;
 }
 
-// The first `count` of N sums, one after the other.
+// Stores the first `count` of N sums.
 template <int N>
 TW_INLINE void store_sums(vf (&v)[N], float* c, int count) {
   if constexpr (N <= kLanes) {
@@ -239,19 +238,19 @@ TW_INLINE void store_sums(vf (&v)[N], float* c, int count) {
   }
 }
 
-// A vector against the rows of a matrix, front to back. The sums of the lanes wait until eight pairs are through.
+// Multiplies a vector by the rows of a matrix, front to back. The lanes are summed once for every eight pairs of rows.
 inline void dots_streamed(const Gemm& g) {
   constexpr int kPairs = 8;
   const int64_t half = g.n / 2;
   for (int64_t first = 0; first < half; first += kPairs) {
-    const int pairs = smaller_int(half - first, kPairs);
+    const int pair_count = smaller_int(half - first, kPairs);
     vf upper[kPairs] = {}, lower[kPairs] = {};
-    for (int j = 0; j < pairs; ++j) {
+    for (int j = 0; j < pair_count; ++j) {
       const float* b = g.b + (first + j) * g.b_col;
       dot_pair(g.a, b, b + half * g.b_col, g.k, upper[j], lower[j]);
     }
-    store_sums(upper, g.c + first, pairs);
-    store_sums(lower, g.c + half + first, pairs);
+    store_sums(upper, g.c + first, pair_count);
+    store_sums(lower, g.c + half + first, pair_count);
   }
   if (g.n % 2 != 0) dot_tiles<1, 1>({g.b + (g.n - 1) * g.b_col, g.b_col, g.a, 0, g.k, g.c + g.n - 1, 1, true}, 1);
 }
@@ -262,11 +261,12 @@ TW_INLINE int fewer_where_colliding(int rows, int64_t apart) {
   return rows < most ? rows : most;
 }
 
-constexpr int64_t kDotBlockFloats = 64 << 10;  // of the long side: 256 KB, a quarter or an eighth of usual L2 caches
-constexpr int64_t kDotPart = 1024;             // terms: a tile of each side (7 or 10 rows) stays in L1
-constexpr int64_t kDotBlockTiles = 16;         // of the long side, whose accumulators are kept from part to part
+constexpr int64_t kDotBlockFloats =
+    64 << 10;  // floats of a block of the long side: 256 KB, a quarter or an eighth of usual L2 caches
+constexpr int64_t kDotPart = 1024;      // terms: a tile of each side (7 or 10 rows) stays in L1
+constexpr int64_t kDotBlockTiles = 16;  // tiles of the long side whose accumulators are kept between parts of k
 
-// The long side outside, so that the operand that is larger is read once and the smaller stays in cache.
+// Loops over the long side outside, so that the larger operand is read once and the smaller stays in cache.
 inline void dots_tiled(const Gemm& g, bool from_memory) {
   const bool tall = g.m > 1 && g.m >= g.n;
   const int64_t outer = tall ? g.m : g.n, inner = tall ? g.n : g.m;
@@ -310,7 +310,8 @@ inline void dots_tiled(const Gemm& g, bool from_memory) {
   }
 }
 
-// One row times a strip of NV vectors of columns, U sums over k side by side so that additions do not wait.
+// Multiplies one row by a strip of NV vectors of columns with U independent sums over k, which hide the latency of
+// additions.
 template <int NV, int U>
 TW_INLINE void row_strip(const Gemm& g, int64_t col, int lanes) {
   vf acc[U][NV] = {};
@@ -340,12 +341,12 @@ TW_INLINE void row_strip(const Gemm& g, int64_t col, int lanes) {
   }
 }
 
-// For narrow B: strips of up to eight vectors, c in registers. Work is split at multiples of 128 columns, so that
-// strips fall the same way.
+// Narrow B: strips of up to eight vectors, c in registers. Work is split at multiples of 128 columns, so that the
+// strips do not depend on the split.
 inline void row_by_strips(const Gemm& g) {
   for (int64_t col = 0; col < g.n; col += 8 * kLanes) {
-    const int left = smaller_int(g.n - col, 8 * kLanes);
-    const int vectors = (left + kLanes - 1) / kLanes, lanes = left - (vectors - 1) * kLanes;
+    const int remaining = smaller_int(g.n - col, 8 * kLanes);
+    const int vectors = (remaining + kLanes - 1) / kLanes, lanes = remaining - (vectors - 1) * kLanes;
     switch (vectors) {
       case 8:
         row_strip<8, 1>(g, col, lanes);
@@ -375,7 +376,7 @@ inline void row_by_strips(const Gemm& g) {
   }
 }
 
-// Of all rows of C together.
+// Floats of all rows of C together.
 constexpr int64_t kStreamedFloats = 4096;
 
 // c[i, from:to] (+)= sum of R scaled rows of B, for M rows of A and C.
@@ -416,7 +417,7 @@ TW_INLINE void add_rows(const Gemm& g, int64_t p, int64_t from, int64_t to) {
   }
 }
 
-// The rows from p on, fewer than 2 * R.
+// Adds the rows starting at p, fewer than 2 * R.
 template <int M, int R>
 TW_INLINE void add_last_rows(const Gemm& g, int64_t p, int64_t from, int64_t to) {
   if constexpr (R > 0) {
@@ -428,8 +429,8 @@ TW_INLINE void add_last_rows(const Gemm& g, int64_t p, int64_t from, int64_t to)
   }
 }
 
-// For wide B: whole rows, so that each page is read from front to back. Several rows of C are cut where they would not
-// stay in half of a small L1; one row keeps a stream from memory unbroken.
+// Wide B: whole rows, so that each page is read front to back. Several rows of C are split if they would not fit half
+// of a small L1; a single row keeps one unbroken stream from memory.
 template <int M, int R>
 void rows_streamed(const Gemm& g) {
   const int64_t whole = g.k / R * R, width = M == 1 ? g.n : kStreamedFloats / M / kLanes * kLanes;
@@ -442,8 +443,8 @@ void rows_streamed(const Gemm& g) {
   }
 }
 
-// For more rows of C than there are registers for their scales: a few rows of B at a time, read side by side from front
-// to back, against groups of rows of C. The scales of a group are copied out once, so that they lie together.
+// More rows of C than there are registers for their scales: a few rows of B at a time, read front to back, by groups of
+// rows of C. The scales of a group are copied once, so that they are contiguous.
 constexpr int kStreamedDepth = 8;
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kStreamedGroup = 6, kStreamedVectors = 4;
@@ -458,10 +459,10 @@ struct StreamedRows {
   float* c;
   int64_t c_row;
   int depth;
-  bool first;  // C is not read
+  bool first;  // C is overwritten, not added to
 };
 
-// V vectors of columns from j on, the last of `lanes`.
+// Computes V vectors of columns starting at j, the last of `lanes`.
 template <int M, int V, bool Whole>
 TW_INLINE void streamed_strip(const StreamedRows& s, int64_t j, int lanes) {
   vf acc[M][V];
@@ -516,7 +517,7 @@ constexpr StreamedGroup streamed_or_null() {
     return nullptr;
   }
 }
-// A group has two rows at least: four or more rows are shared out evenly.
+// Splits rows evenly: a group has at least two rows.
 constexpr StreamedGroup kStreamedGroups[] = {nullptr,
                                              streamed_or_null<2>(),
                                              streamed_or_null<3>(),
@@ -526,9 +527,9 @@ constexpr StreamedGroup kStreamedGroups[] = {nullptr,
 
 inline void groups_streamed(const Gemm& g) {
   float scales[kStreamedDepth * kStreamedGroup];
-  const int64_t wide = kStreamedFloats / kLanes * kLanes;
-  for (int64_t from = 0; from < g.n; from += wide) {
-    const int64_t to = from + wide < g.n ? from + wide : g.n;
+  const int64_t block_columns = kStreamedFloats / kLanes * kLanes;
+  for (int64_t from = 0; from < g.n; from += block_columns) {
+    const int64_t to = from + block_columns < g.n ? from + block_columns : g.n;
     for (int64_t p = 0; p < g.k; p += kStreamedDepth) {
       const int depth = smaller_int(g.k - p, kStreamedDepth);
       for (int64_t i = 0; i < g.m;) {
@@ -545,7 +546,7 @@ inline void groups_streamed(const Gemm& g) {
   }
 }
 
-// As many rows of B as scales fit into registers.
+// As many rows of B as there are registers for their scales.
 inline void row_streamed(const Gemm& g) {
   switch (g.m) {
     case 1:

@@ -63,7 +63,7 @@ TW_INLINE vf vexp(vf x) {
   x = vmax(splat(-104.0f), vmin(splat(89.0f), x));
   const vf shifted = x * 1.44269504088896341f + magic;
   const vf n = shifted - magic;
-  vf r = x - n * 0.693359375f;  // ln 2 in two pieces: n times the first is exact
+  vf r = x - n * 0.693359375f;  // ln 2 as a sum of two constants: n times the first is exact
   r = r + n * 2.12194442e-4f;
   vf p = splat(1.39264006e-3f);
   p = p * r + 8.36335309e-3f;
@@ -74,8 +74,8 @@ TW_INLINE vf vexp(vf x) {
   return scale_by_power(p, n, shifted);
 }
 
-// exp(x) where 1 is added to it: nothing below 2^-126 is told from nothing, so that one power of two scales, and
-// from 88.4 on it is infinite. Within 4 ulp.
+// exp(x) as a summand of 1 + exp(x): results below 2^-126 may flush to 0, so that one power of two suffices for
+// scaling; infinite from 88.4 on. Within 4 ulp.
 TW_INLINE vf vexp_of_sum(vf x) {
   const vf magic = splat(12582912.0f);
   x = vmax(splat(-87.0f), vmin(splat(89.0f), x));

@@ -17,8 +17,8 @@ template <class F>
 void for_planes(const PoolShape& s, F&& f) {
   const int64_t tasks = larger(1, smaller(s.planes, s.planes * s.h * s.w / 16384));
   parallel_for(static_cast<int>(smaller(tasks, 4096)), [&](int task) {
-    const int64_t parts = smaller(tasks, 4096);
-    for (int64_t p = s.planes * task / parts; p < s.planes * (task + 1) / parts; ++p) f(p);
+    const int64_t shares = smaller(tasks, 4096);
+    for (int64_t p = s.planes * task / shares; p < s.planes * (task + 1) / shares; ++p) f(p);
   });
 }
 
@@ -76,8 +76,8 @@ TW_INLINE void take_larger(vf v, vi at, vf& best, vi& best_at) {
   best_at = (better & at) | (~better & best_at);
 }
 
-// kLanes outputs: the first half reads rows at `left`, the second at `right`; `at` are the places of their first
-// values.
+// Computes kLanes outputs: the first half reads rows at `left`, the second at `right`; `at` holds the indices of their
+// first values.
 TW_INLINE void max_2x2(const float* left, const float* right, int64_t row, vi at, vf& best, vi& best_at) {
   vf even, odd, even_below, odd_below;
   split_even_odd(load(left), load(right), even, odd);
@@ -90,7 +90,7 @@ TW_INLINE void max_2x2(const float* left, const float* right, int64_t row, vi at
   take_larger(odd_below, at + below + 1, best, best_at);
 }
 
-// Outputs in halves of a vector, so that planes 16 wide fill vectors of 16 from two rows.
+// Computes outputs in halves of a vector, so that planes of width 16 fill vectors of 16 from two rows.
 constexpr int64_t kHalf = kLanes / 2;
 
 bool is_2x2(const PoolShape& s) {

@@ -15,9 +15,9 @@ struct PoolShape {
 };
 
 struct PoolKernels {
-  // argmax: the place of the maximum in its plane. As PyTorch: the first of equals, and a NaN wins.
+  // argmax: the index of the maximum in its plane. As in PyTorch, the first of equal values, and NaN is largest.
   void (*max)(const PoolShape& s, const float* x, float* y, int32_t* argmax);
-  // False: an argmax lies outside the plane; gx is then unspecified.
+  // Returns false if an argmax is outside the plane; gx is then unspecified.
   bool (*max_grad)(const PoolShape& s, const float* gy, const int32_t* argmax, float* gx);
   void (*average)(const PoolShape& s, const float* x, float* y);  // padding counts as zeros
   void (*average_grad)(const PoolShape& s, const float* gy, float* gx);

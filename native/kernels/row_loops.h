@@ -42,7 +42,7 @@ inline void soft_cap(float* x, float cap, int64_t n) {
 }
 
 // The same for long arrays that are read and written once: a partial vector first, so that the others do not straddle
-// cache lines. NumPy places large arrays 16 bytes past a page, all alike, so that one array's alignment is the others'.
+// cache lines. NumPy allocates large arrays 16 bytes past a page, so all of them share one alignment.
 template <class Body>
 TW_INLINE void each_aligned_vector(const float* written, int64_t n, const Body& body) {
   constexpr uintptr_t kBytes = sizeof(vf);
@@ -74,8 +74,8 @@ TW_INLINE double sum_over(int64_t n, const Body& body) {
     total += sum_lanes((acc[0] + acc[1]) + (acc[2] + acc[3]));
   }
   if (i < n) {
-    const Partial rest{static_cast<int>(n - i)};
-    total += sum_lanes(rest.or_else(body(i, rest), 0.0f));
+    const Partial last{static_cast<int>(n - i)};
+    total += sum_lanes(last.or_else(body(i, last), 0.0f));
   }
   return total;
 }
@@ -103,16 +103,16 @@ TW_INLINE TwoSums two_sums_over(int64_t n, const Body& body) {
     total.second += sum_lanes(b0 + b1);
   }
   if (i < n) {
-    const Partial rest{static_cast<int>(n - i)};
+    const Partial last{static_cast<int>(n - i)};
     vf a = {}, b = {};
-    body(i, rest, a, b);
-    total.first += sum_lanes(rest.or_else(a, 0.0f));
-    total.second += sum_lanes(rest.or_else(b, 0.0f));
+    body(i, last, a, b);
+    total.first += sum_lanes(last.or_else(a, 0.0f));
+    total.second += sum_lanes(last.or_else(b, 0.0f));
   }
   return total;
 }
 
-// The largest number of a row, NaN passed over; -inf for an empty row.
+// The maximum of a row, ignoring NaN; -inf for an empty row.
 TW_INLINE float row_max(const float* x, int64_t n) {
   vf best[4];
   for (int u = 0; u < 4; ++u) best[u] = splat(-__builtin_inff());
@@ -123,8 +123,8 @@ TW_INLINE float row_max(const float* x, int64_t n) {
   }
   for (; i + kLanes <= n; i += kLanes) best[0] = vmax(load(x + i), best[0]);
   if (i < n) {
-    const Partial rest{static_cast<int>(n - i)};
-    best[1] = vmax(rest.or_else(rest.get(x + i), -__builtin_inff()), best[1]);
+    const Partial last{static_cast<int>(n - i)};
+    best[1] = vmax(last.or_else(last.get(x + i), -__builtin_inff()), best[1]);
   }
   return max_lanes(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])));
 }

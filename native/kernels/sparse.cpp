@@ -79,8 +79,8 @@ void vectors(const SparseCells<float>& a, const float* x, int64_t x_step, int co
   }
 }
 
-// The weights of one slot of a quad, and one of them in all lanes. Loads are what the batch kernel is short of, so the
-// four are loaded together and each is spread by a shuffle.
+// The weights of one slot of a quad, and one of them in all lanes. The batch kernel is bound by loads, so the four are
+// loaded together and each is broadcast by a shuffle.
 #if defined(__AVX512F__)
 typedef vf QuadWeights;
 TW_INLINE QuadWeights load_quad(const float* value) {
@@ -89,7 +89,7 @@ TW_INLINE QuadWeights load_quad(const float* value) {
   return four;
 }
 template <int I>
-TW_INLINE vf spread(QuadWeights four) {
+TW_INLINE vf broadcast(QuadWeights four) {
   return (vf)_mm512_maskz_permute_ps(0xffff, (__m512)four, I * 0x55);
 }
 #elif defined(__AVX2__)
@@ -100,19 +100,19 @@ TW_INLINE QuadWeights load_quad(const float* value) {
   return four;
 }
 template <int I>
-TW_INLINE vf spread(QuadWeights four) {
+TW_INLINE vf broadcast(QuadWeights four) {
   return (vf)_mm256_permute_ps((__m256)four, I * 0x55);
 }
 #else
 typedef const float* QuadWeights;
 TW_INLINE QuadWeights load_quad(const float* value) { return value; }
 template <int I>
-TW_INLINE vf spread(QuadWeights four) {
+TW_INLINE vf broadcast(QuadWeights four) {
   return splat(four[I]);
 }
 #endif
 
-// Where column I of four (one in each byte, the first in the lowest) begins in x, whose columns hold B floats.
+// The offset of column I of four (one per byte, the first in the lowest) in x, whose columns hold B floats.
 template <int I, int B>
 TW_INLINE const float* column(uint32_t four, const float* x) {
   static_assert(B == 16 || B == 32, "the shifts are for these");
@@ -124,13 +124,13 @@ TW_INLINE const float* column(uint32_t four, const float* x) {
 template <int I, int V, int B>
 TW_INLINE void add_row(QuadWeights weights, uint32_t columns, const float* x, vf (&acc)[V]) {
   const float* from = column<I, B>(columns, x);
-  const vf w = spread<I>(weights);
+  const vf w = broadcast<I>(weights);
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v) acc[v] += w * load(from + v * kLanes);
 }
 
-// The slots of R rows of a quad, from its row I on, times V vectors of the batch B, which is a template argument so
-// that a column's address is a shift.
+// Multiplies the slots of R rows of a quad, starting at its row I, by V vectors of the batch B, which is a template
+// argument so that a column's address is a shift.
 template <int I, int R, int V, int B>
 TW_INLINE void rows_times_batch(const float* value, const uint8_t* index, int length, const uint8_t* row_at,
                                 const float* x, float* work) {
@@ -179,7 +179,7 @@ TW_INLINE void cell_times_batch(const SparseCells<float>& a, int64_t cell, const
     const float* value = a.value + slot * kBand;
     const uint8_t* index = a.index + slot * kBand;
     for (int quad = 0; quad < kBand / kQuad; ++quad) {
-      if (length[quad] == 0) return;  // the rest of the rows have no weights here
+      if (length[quad] == 0) return;  // the remaining rows have no weights here
       const int at = quad * kQuad;
       quad_times_batch<V, B>(value + at, index + at, length[quad], row_at + at, x, work);
     }
@@ -194,7 +194,7 @@ void cells_times_batch(const SparseCells<float>& a, int64_t block, const float* 
   }
 }
 
-// The first `used` inputs of B, in vectors: one pass over the weights takes as many as the registers hold.
+// Computes the first `used` inputs of B in vectors: one pass over the weights takes as many as the registers hold.
 template <int B>
 void block_of(const SparseCells<float>& a, int64_t block, const float* xt, int used, const SparseEpilogue& epilogue,
               float* work) {
@@ -205,8 +205,8 @@ void block_of(const SparseCells<float>& a, int64_t block, const float* xt, int u
     for (int b = 0; b < B; b += kLanes) store(work + row * B + b, bias);
   }
   for (int b = 0; b < used; b += kMost * kLanes) {
-    const int left = (used - b + kLanes - 1) / kLanes;
-    switch (left < kMost ? left : kMost) {
+    const int vectors_left = (used - b + kLanes - 1) / kLanes;
+    switch (vectors_left < kMost ? vectors_left : kMost) {
       case 1:
         cells_times_batch<1, B>(a, block, xt + b, work + b);
         break;
@@ -259,7 +259,7 @@ TW_INLINE void transpose_rows(const float* from, int64_t from_step, int64_t colu
   }
 }
 
-// Strips of columns, so that the written lines stay in the first-level cache.
+// Writes strips of columns, so that the lines stay in the L1 cache.
 void transpose(const float* x, int64_t columns, int valid, int size, float* xt) {
   constexpr int64_t kStrip = 64;
   if (valid < size) std::memset(xt, 0, sizeof(float) * columns * size);

@@ -1,8 +1,8 @@
 // Sparse int8 weights times a few vectors of integers, summed in 32 bits: exact, so the same on every instruction set.
 //
-// The storage is that of sparse.h; the slots of a row come in pairs, which lie side by side. Activations are widened to
-// 16 bits, so that one permute of two AVX-512 registers reaches a whole cell for a pair of slots of 16 rows, and one
-// dot instruction takes both.
+// The storage is that of sparse.h; the slots of a row are stored in adjacent pairs. Activations are widened to int16,
+// so that one permute of two AVX-512 registers covers a whole cell for a pair of slots of 16 rows, and one dot-product
+// instruction takes both.
 #pragma once
 
 #include "kernels/sparse.h"

@@ -100,12 +100,12 @@ void vectors(const SparseStrips& a, const float* x, int64_t x_step, int count, f
 
 // The exponent of infinities and NaNs is all ones; added to zero times them, nothing else stays.
 bool finite(const float* x, int64_t count) {
-  vf rest = {};
+  vf remainder = {};
   for (int64_t i = 0; i < count; i += kLanes) {
     const int n = count - i < kLanes ? static_cast<int>(count - i) : kLanes;
-    rest += load_first(x + i, n) * 0.0f;
+    remainder += load_first(x + i, n) * 0.0f;
   }
-  return sum_lanes(rest) == 0.0f;
+  return sum_lanes(remainder) == 0.0f;
 }
 
 #else

@@ -113,8 +113,8 @@ void block_times_vectors(const SparseCells<typename A::Weight>& a, int64_t block
 
 // Rows of the block that the matrix has.
 TW_INLINE int rows_of_block(int64_t rows, int64_t block) {
-  const int64_t left = rows - block * kBlockRows;
-  return left < kBlockRows ? static_cast<int>(left) : kBlockRows;
+  const int64_t remaining = rows - block * kBlockRows;
+  return remaining < kBlockRows ? static_cast<int>(remaining) : kBlockRows;
 }
 
 }  // namespace TW_ISA

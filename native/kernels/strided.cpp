@@ -115,9 +115,9 @@ void map(MapKind kind, const StridedRow* x, float low, float high, float* y, int
     case MapKind::select:
       return each_vector(n, [&](int64_t i, auto lanes) {
         const int count = lane_count(lanes);
-        const vf chosen =
+        const vf selected =
             select(get(x[0], i, lanes, count) != 0.0f, get(x[1], i, lanes, count), get(x[2], i, lanes, count));
-        lanes.put(y + i, chosen);
+        lanes.put(y + i, selected);
       });
   }
 }

@@ -272,8 +272,8 @@ OpPtr conv_op(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int 
 OpPtr conv_op(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int padding) {
   return std::make_unique<Int16Conv>(std::move(layer), residual, relu, padding);
 }
-OpPtr conv_op(std::shared_ptr<const FloatConvLayer> layer, const ConvShape& shape, ConvAlgorithm wanted) {
-  const ConvAlgorithm algorithm = layer->prepare(shape, wanted);
+OpPtr conv_op(std::shared_ptr<const FloatConvLayer> layer, const ConvShape& shape, ConvAlgorithm preferred) {
+  const ConvAlgorithm algorithm = layer->prepare(shape, preferred);
   return std::make_unique<FloatConv>(std::move(layer), algorithm, nullptr);
 }
 OpPtr linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu) {

@@ -63,8 +63,8 @@ class IntegerBinary : public IntegerElementwise {
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
     require(in.size() == 2 && in[0].is_integer() && in[1].is_integer() && in[0].channels == in[1].channels,
             "the shapes of the two inputs differ");
-    const bool same = in[0].height == in[1].height && in[0].width == in[1].width;
-    require(same || (product_ && in[1].height * in[1].width == 1), "the shapes of the two inputs differ");
+    const bool equal_size = in[0].height == in[1].height && in[0].width == in[1].width;
+    require(equal_size || (product_ && in[1].height * in[1].width == 1), "the shapes of the two inputs differ");
     require(!product_ || b_scale_ == 0.0f || in[0].is_int16(), "fractions are taken of int16");
     return shaped(in[0]);
   }

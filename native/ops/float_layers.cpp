@@ -117,9 +117,9 @@ const FloatConvLayer::Packed& FloatConvLayer::packed(ConvAlgorithm algorithm, co
   return p;
 }
 
-ConvAlgorithm FloatConvLayer::prepare(const ConvShape& s, ConvAlgorithm wanted) const {
-  const bool applies = wanted == ConvAlgorithm::direct || (transforms(wanted) && winograd_applies(s));
-  const ConvAlgorithm algorithm = applies ? wanted : choose_algorithm(s);
+ConvAlgorithm FloatConvLayer::prepare(const ConvShape& s, ConvAlgorithm preferred) const {
+  const bool applies = preferred == ConvAlgorithm::direct || (transforms(preferred) && winograd_applies(s));
+  const ConvAlgorithm algorithm = applies ? preferred : choose_algorithm(s);
   if (is_meta_ || packed(algorithm, s).usable) return algorithm;
   packed(ConvAlgorithm::direct, s);
   return ConvAlgorithm::direct;
@@ -151,12 +151,12 @@ void FloatConvLayer::run_pair(const FloatConvLayer& next, const LastImage& x, co
                               const LastImage& y) const {
   const ConvShape first = shape(x.n, x.c, x.h, x.w), second = next.shape(x.n, o_, x.h, x.w);
   if (x.n == 0) return;
-  const ConvEpilogue between{bias_.data(), nullptr, activation_};
+  const ConvEpilogue first_epilogue{bias_.data(), nullptr, activation_};
   const ConvEpilogue e{next.bias_.data(), residual == nullptr ? nullptr : residual->data, next.activation_};
   const ConvLayout layout{0, y.pitch, residual == nullptr ? 0 : residual->pitch};
   const float *own = packed(ConvAlgorithm::direct, first).floats.data(),
               *others = next.packed(ConvAlgorithm::direct, second).floats.data();
-  if (!active_conv_channels_last().forward_pair(first, x.data, x.pitch, own, between, second, others, e, layout,
+  if (!active_conv_channels_last().forward_pair(first, x.data, x.pitch, own, first_epilogue, second, others, e, layout,
                                                 y.data))
     throw std::bad_alloc();
 }

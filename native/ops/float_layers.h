@@ -29,7 +29,7 @@ class FloatConvLayer {
 
   // Packs the weights for images of this shape. Returns the algorithm: the requested one where it applies, else the
   // default.
-  ConvAlgorithm prepare(const ConvShape& s, ConvAlgorithm wanted) const;
+  ConvAlgorithm prepare(const ConvShape& s, ConvAlgorithm preferred) const;
 
   // act(conv(x) + bias + residual); residual may be null; `algorithm` is what `prepare` returned. Throws
   // std::bad_alloc.

@@ -92,7 +92,8 @@ class GatherChannels : public Op {
 
   void run(const OpCall& call) const override {
     if (!call.out->is_integer()) {
-      return active_channels_last().take(call.in[0].floats(call.batch), channels_.data(), call.out.floats(call.batch));
+      return active_channels_last().gather_channels(call.in[0].floats(call.batch), channels_.data(),
+                                                    call.out.floats(call.batch));
     }
     const std::vector<int32_t>& bytes = call.out->is_int16() ? int16_bytes_ : channels_;
     for_rows(*call.out.desc, call.batch, [&](int64_t image, int64_t row) {

@@ -42,7 +42,7 @@ OpPtr dense_op();                // channels-last floats without gaps between pi
 OpPtr conv_op(std::shared_ptr<const Int8Layer> layer, bool residual, int padding);
 OpPtr conv_op(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int padding);
 OpPtr conv_op(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int padding);
-OpPtr conv_op(std::shared_ptr<const FloatConvLayer> layer, const ConvShape& shape, ConvAlgorithm wanted);
+OpPtr conv_op(std::shared_ptr<const FloatConvLayer> layer, const ConvShape& shape, ConvAlgorithm preferred);
 OpPtr linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu);
 OpPtr linear_op(std::shared_ptr<const FloatLinearLayer> layer);
 // Inputs: the result of `quantize_rows_op`, and perhaps a residual of floats. The result is floats.

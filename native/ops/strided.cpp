@@ -92,10 +92,10 @@ void for_each_index(const std::vector<int64_t>& sizes, std::size_t first, std::s
     std::array<float*, kMaxOperands + 1> at{};
     std::array<int64_t, kMaxAxes> index{};
     for (std::size_t v = 0; v < views.size(); ++v) at[v] = views[v].data;
-    int64_t rest = begin;
+    int64_t remainder = begin;
     for (std::size_t axis = last; axis-- > first;) {
-      index[axis] = rest % sizes[axis];
-      rest /= sizes[axis];
+      index[axis] = remainder % sizes[axis];
+      remainder /= sizes[axis];
       for (std::size_t v = 0; v < views.size(); ++v) at[v] += index[axis] * views[v].step[axis];
     }
     for (int64_t i = begin; i < end; ++i) {

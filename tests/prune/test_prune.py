@@ -354,5 +354,5 @@ def test_a_sparse_gpt_writes_what_the_pruned_one_writes():
         assert (
             make_engine(sparse).weight_bytes <= make_engine(pruned).weight_bytes
         )  # where sparse is not faster, layers stay dense
-        with pytest.raises(ConfigurationError, match="weights are sparse"):
+        with pytest.raises(ConfigurationError, match="sparse weights"):
             list(generate(sparse, prompt, 2, weights="int8"))
