@@ -70,8 +70,8 @@ def _validate_images(
     check_accuracy(share, floor, event)
     fresh, described = _fresh_images(event, settings, rng)
     check_fresh(entry.answer(fresh[0]), reference.answer(fresh[0]), fresh[1], event, described)
-    drawn = event.draw(rng, settings.drawn_inputs)
-    agreement, used = check_agreement(entry.answer(drawn), reference.answer(drawn), event)
+    inputs = event.draw(rng, settings.drawn_inputs)
+    agreement, used = check_agreement(entry.answer(inputs), reference.answer(inputs), event)
     checks = [f"{100 * share:.2f} % of {len(x)} held-out images, floor {100 * floor:.2f} %"]
     checks += [f"no worse than that on {len(fresh[1])} {described}"]
     checks += [f"the reference's class on {100 * agreement:.1f} % of {used} drawn images"]
@@ -79,8 +79,8 @@ def _validate_images(
         accuracy=share,
         floor=floor,
         agreement=agreement,
-        drawn=len(drawn),
-        left_out=len(drawn) - used,
+        drawn=len(inputs),
+        left_out=len(inputs) - used,
         dtypes=dtypes,
         checks=checks,
     )
@@ -173,14 +173,14 @@ def _validate_text(
 ) -> Validation:
     """Check that every token equals the reference's, on public prompts and on new ones."""
     event = entry.event
-    public, drawn = event.public_inputs(), event.draw(rng, max(4, settings.drawn_inputs // 32))
-    prompts = np.concatenate([public, drawn])
+    public, fresh = event.public_inputs(), event.draw(rng, max(4, settings.drawn_inputs // 32))
+    prompts = np.concatenate([public, fresh])
     answers = entry.answer(prompts)
     left_out = check_tokens(answers, prompts, reference)
     used = len(prompts) - left_out
-    checks = [f"all {event.new_tokens} tokens equal on {used} prompts, {len(drawn)} of them drawn for this validation"]
+    checks = [f"all {event.new_tokens} tokens equal on {used} prompts, {len(fresh)} of them drawn for this validation"]
     return Validation(
-        accuracy=1.0, floor=1.0, agreement=1.0, drawn=len(drawn), left_out=left_out, dtypes=dtypes, checks=checks
+        accuracy=1.0, floor=1.0, agreement=1.0, drawn=len(fresh), left_out=left_out, dtypes=dtypes, checks=checks
     )
 
 
