@@ -175,10 +175,12 @@ def fit(products: list[TimedProduct], start: np.ndarray, free: np.ndarray, steps
 
 def fit_all(products: list[TimedProduct], start: np.ndarray, refit_tiles: bool) -> np.ndarray:
     """Fit the terms of the tiled loops to tiles if asked to, then the other terms to paths."""
-    in_loops = np.arange(len(start)) <= list(shipped_coefficients()).index("a_from_l3")
+    names = list(shipped_coefficients())
+    in_loops = np.arange(len(start)) <= names.index("a_from_l3")
+    for_threads = np.array([name == "task" for name in names])  # paths and tiles compete in it
     if refit_tiles:
         start = fit([p for p in products if p.kind == TILES], start, in_loops)
-    return fit([p for p in products if p.kind == PATHS], start, ~in_loops)
+    return fit([p for p in products if p.kind == PATHS], start, ~in_loops | for_threads)
 
 
 def losses(products: Iterable[TimedProduct], weights: np.ndarray | None) -> np.ndarray:

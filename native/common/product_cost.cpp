@@ -415,6 +415,10 @@ void count_config(const Gemm& whole, const ProductConfig& config, int threads, S
     case ProductPath::transposed_tiles:
       count_tile(describe(t, 1), config.tile, sink);
       count_around_tiles(t, 0, 1, sink);
+      if (g.b_col == 1 && g.b_row > 512) {
+        const int64_t micro_tiles = ceil_div(t.m, config.tile.mr) * ceil_div(t.n, config.tile.nr);
+        sink.add(g.b_row % 512 == 0 ? Term::transposed_set : Term::transposed_page, as_double(micro_tiles * g.k));
+      }
       return count_transposition(g.n, g.m, sink);
     case ProductPath::transposed_interleaved:
       return count_few(t, true, sink);
