@@ -146,6 +146,7 @@ class BatchNorm2d(Module):
         self.num_batches_tracked = Buffer(np.zeros((), np.int64))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize by the batch's statistics in training, by the running ones in eval mode."""
         if x.ndim != 4:
             raise ShapeError(f"BatchNorm2d takes (N, C, H, W), not {x.shape}")
         if self.training:

@@ -58,6 +58,7 @@ class ProfilerContext:
     """
 
     def __init__(self, machine: MachineFigures | None = None, memory: bool = True) -> None:
+        """Store the settings; recording starts when the context is entered."""
         self.owner = 0
         self.models: list[Callable[[], Any]] = []
         self._labels: dict[str, str] = {}

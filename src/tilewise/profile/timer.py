@@ -59,6 +59,7 @@ class Measurement:
         return float(self.samples.min())
 
     def __str__(self) -> str:
+        """Format the median with its interval and other percentiles, then reasons for doubt and notes."""
         low, high = (seconds(bound) for bound in (self.intervals["p50"].low, self.intervals["p50"].high))
         interval = f" (95 % interval {low} to {high})" if low != high else ""
         lines = [

@@ -45,6 +45,7 @@ class BlockLinear(Module):
         return type(self)(self.kernel, self.float_bias)
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
+        """Multiply float rows (..., inputs) with the blocks, then add bias and residual and apply the activation."""
         if is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
             raise GradientError("a layer with quantized weights has no gradient; run it under no_grad()")
         values = x.data if isinstance(x, Tensor) else np.asarray(x)

@@ -22,7 +22,7 @@ from tilewise.nn import Module
 from tilewise.quantize.array import QuantizedArray
 from tilewise.quantize.calibration import Calibration, EvaluatedBatch, check_model, trace_and_calibrate
 from tilewise.quantize.graph import FloatGraph, trace
-from tilewise.quantize.lowering import LayerCache
+from tilewise.quantize.lowering import IntegerLayerCache
 from tilewise.quantize.mixed_precision import (
     HOLDOUT_IMAGES,
     STATED_SPREAD_PRIOR,
@@ -181,7 +181,7 @@ def _within_error(
     the bound, a warning states it up to `_LARGEST_EXCESS` times the bound, and beyond that AccuracyError is raised.
     """
     search = PrecisionSearch(graph, calibration, float_reasons, first, holdout)
-    images, layers = search.at_hand, LayerCache()
+    images, layers = search.at_hand, IntegerLayerCache()
 
     def build(reach_scale: float, int16_reasons: Mapping[int, str], rounding: GptqRounding | None) -> QuantizedModel:
         """Convert with these int16 activations; `reach_scale` widens or narrows their ranges."""

@@ -36,7 +36,7 @@ KEEPS_PARAMETERS = (
 MOVES_VALUES = (*KEEPS_PARAMETERS, "concat", "global_mean")
 
 
-class LayerCache:
+class IntegerLayerCache:
     """Integer layers that candidate models share: a layer is built again only if something it is built from differs."""
 
     _MAX_VARIANTS = 4  # of one layer; arbitrary, a search needs its last two or three

@@ -23,7 +23,13 @@ from tilewise.quantize.calibration import Calibration, check_fits
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
 from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.layers import DynamicLinear, QuantizedLinear
-from tilewise.quantize.lowering import LOWERING_TABLE, LayerCache, shared_parameters, tied_values, unsupported_reason
+from tilewise.quantize.lowering import (
+    LOWERING_TABLE,
+    IntegerLayerCache,
+    shared_parameters,
+    tied_values,
+    unsupported_reason,
+)
 from tilewise.quantize.mixed_precision import int16_parameters
 from tilewise.quantize.operators import QuantizedFlatten
 from tilewise.quantize.parameters import AffineParameters, QuantizedWeights
@@ -67,7 +73,7 @@ class QuantizedModel(Module):
         int16_reasons: Mapping[int, str] | None = None,
         rounding: GptqRounding | None = None,
         int16_by_group: Mapping[int, AffineParameters] | None = None,
-        layers: LayerCache | None = None,
+        layers: IntegerLayerCache | None = None,
     ) -> None:
         """Convert a traced graph.
 
@@ -77,7 +83,7 @@ class QuantizedModel(Module):
         of int16 groups; by default they follow from the calibration. `layers` are those of other candidates.
         """
         check_fits(calibration, graph)
-        self._stored, self._rounding, self.layers = stored, rounding, layers or LayerCache()
+        self._stored, self._rounding, self.layers = stored, rounding, layers or IntegerLayerCache()
         self.graph, self.calibration, self.float_reasons = graph, calibration, dict(keep_float)
         self.int16_reasons = dict(int16_reasons or {})
         self.int16_by_group = dict(int16_by_group or int16_parameters(graph, calibration, self.int16_reasons))
@@ -104,7 +110,7 @@ class QuantizedModel(Module):
             if layer is not None:  # no float copy of a weight is kept
                 step.weight = step.bias = None
         self._stored = self._rounding = None
-        self.layers = LayerCache()
+        self.layers = IntegerLayerCache()
         self._segments: list[Segment | int] = segments(self)
 
     # --- running ---
