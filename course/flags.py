@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from course.synthetic_tiles import synthetic_dataset
 from tilewise._files import MAX_JSON_BYTES, gunzip, parse_json, read_input, write_atomic
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.training.config import default_settings
@@ -187,7 +187,10 @@ def course_dataset(data_root: str, cache_dir: str | None, toy_data: bool, *, tra
         )
     kernels = f"using {TOY_FILES} synthetic kernels per split, with runtimes from a formula"
     print(f"There is no dataset at {data_root}; {kernels}.", file=sys.stderr, flush=True)
-    return synthetic_dataset(TOY_FILES, TOY_FILES, TOY_FILES)
+    # This file is `flags` for the commands beside it and `course.flags` for everyone else.
+    synthetic_tiles = import_module(f"{__package__}.synthetic_tiles" if __package__ else "synthetic_tiles")
+    dataset: Dataset = synthetic_tiles.synthetic_dataset(TOY_FILES, TOY_FILES, TOY_FILES)
+    return dataset
 
 
 def write_run(path: Path, run: Mapping[str, Any]) -> None:
