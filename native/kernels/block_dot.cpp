@@ -523,14 +523,14 @@ void rows(const BlockProblem& p, int64_t first, int64_t last, int64_t first_pane
     const int64_t end = last - strip < kStrip ? last : strip + kStrip;
     int64_t panel = first_panel;
 #if defined(__AVX512F__)
-    constexpr int kTwo = 4;  // rows of a tile of two panels
+    constexpr int kTwo = 4;  // rows of a tile of two panels; as few rows in all wait for one stream of weights
     // Codes with planes are put together once for a strip of rows; two panels of them fit into the second-level cache.
     constexpr bool kPlanes = kBlockPacking[kF].plane_runs() > 0;
     uint8_t* wide = nullptr;
     if (kPlanes && end - strip >= 8 * kTwo) {
       wide = reinterpret_cast<uint8_t*>(thread_scratch(2 * p.blocks * 8 * kBlockRun / 4));
     }
-    for (; end - strip >= kTwo && panel + 2 <= last_panel; panel += 2) {
+    for (; end - strip >= 2 * kTwo && panel + 2 <= last_panel; panel += 2) {
       int64_t row = strip;
       if (wide != nullptr) {
         widen_panel<kF>(p, panel, wide);
