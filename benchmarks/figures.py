@@ -375,6 +375,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "gpu exhaustive": gpu_tables.exhaustive,
     "gpu training": gpu_tables.training,
     "gpu ways": gpu_tables.ways,
+    "gpu serving": gpu_tables.serving,
+    "gpu left out": gpu_tables.left_out_gpus,
     "own kernels": own_kernels,
     "replay": replayed,
     "replay without a model": without_model,

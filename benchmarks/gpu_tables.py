@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from statistics import geometric_mean as gmean
+from typing import Any
+
 from benchmarks.compiled import OURS, WAYS, compare_ways, read_compiled
 from benchmarks.recorded import NAMES, compare_methods, read_recorded
 from benchmarks.recorded import table as compared
@@ -41,6 +45,38 @@ def ways() -> str:
     cells = [[row["way"], str(row["products"]), f"{row['mean']:.3f} ({row['most']:.2f})"]
              for row in compare_methods(recorded)]  # fmt: skip
     return table(("method", "fastest in", "time of the other methods there: geometric mean (most)"), cells)
+
+
+def serving() -> str:
+    """Build the table of unmeasured choices for serving kernels on shapes that were left out of training."""
+    rows = _serving_results("shape")
+    kinds = {"fused MoE, bf16": lambda row: row["experts"] and row["dtype"] == "bf16",
+             "fused MoE, FP8": lambda row: row["experts"] and row["dtype"] != "bf16" and not row["block_scaled"],
+             "fused MoE, block FP8": lambda row: row["experts"] and row["block_scaled"],
+             "block-FP8 products": lambda row: not row["experts"], "all": lambda row: True}  # fmt: skip
+    cells = []
+    for kind, belongs in kinds.items():
+        chosen = [row for row in rows if belongs(row)]
+        ratios = [[row[name] / row["ours"] for row in chosen if name in row] for name in ("tuned", "default")]
+        best = [1 / row["ours"] for row in chosen]
+        cells.append(
+            [kind, str(len(chosen)), *(f"{gmean(values):.3f} ({min(values):.2f})" for values in (best, *ratios))]
+        )
+    return table(("kernels", "problems", "fastest measured", "vLLM's tuned row", "vLLM's default rule"), cells)
+
+
+def left_out_gpus() -> str:
+    """Build the table of the share of tuned rows whose tile is found on GPUs that were left out of training."""
+    rows = _serving_results("device")
+    cells = [[name.replace("_", " "), str(row["rows"]), f"{row['first']:.0%}", f"{row['five']:.0%}"]
+             for name, row in rows.items()]  # fmt: skip
+    means = [f"{sum(row[name] for row in rows.values()) / len(rows):.1%}" for name in ("first", "five")]
+    cells.append(["mean over GPUs", str(sum(row["rows"] for row in rows.values())), *means])
+    return table(("GPU left out", "tuned rows", "tile is our first", "among our first five"), cells)
+
+
+def _serving_results(by: str) -> Any:
+    return json.loads((RESULTS / "serving.json").read_text(encoding="utf-8"))[by]
 
 
 def compiled() -> str:
