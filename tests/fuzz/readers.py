@@ -36,7 +36,7 @@ _WORDS = "a word of the command line, not a file; tests/cli tries it"
 _SHIPPED = "a file of the package"
 _PROGRAM = "the user's program, run in a process of its own and never parsed here; hostile paths try it"
 APART = {
-    "tilewise_arena/board/transactions.py:Transaction.result": _OWN,
+    "tilewise_arena/board/transactions.py:BoardTransaction.result": _OWN,
     "bench/client.py:submit": _PROGRAM,
     "bench/isolated.py:main": _OWN,
     "tilewise_arena/sandbox/host.py:Submitted.read": _PROGRAM,
