@@ -74,7 +74,7 @@ def test_every_page_starts_with_what_you_can_do_there(page):
 def is_defined(dotted: str) -> bool:
     """Tell whether a dotted name is a module, or an attribute that a module has."""
     try:
-        pkgutil.resolve_name(dotted)
+        resolve(dotted)
     except (ImportError, AttributeError):
         return False
     return True
