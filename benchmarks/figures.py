@@ -376,6 +376,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "gpu training": gpu_tables.training,
     "gpu ways": gpu_tables.ways,
     "gpu serving": gpu_tables.serving,
+    "gpu serving new shapes": gpu_tables.serving_new_shapes,
     "gpu left out": gpu_tables.left_out_gpus,
     "own kernels": own_kernels,
     "replay": replayed,

@@ -47,9 +47,14 @@ def ways() -> str:
     return table(("method", "fastest in", "time of the other methods there: geometric mean (most)"), cells)
 
 
-def serving() -> str:
+def serving_new_shapes() -> str:
+    """Build the table of the shipped ranker's choices on shapes that were timed for the first time."""
+    return serving("new_shape")
+
+
+def serving(shapes: str = "shape") -> str:
     """Build the table of unmeasured choices for serving kernels on shapes that were left out of training."""
-    rows = _serving_results("shape")
+    rows = _serving_results(shapes)
     kinds = {"fused MoE, bf16": lambda row: row["experts"] and row["dtype"] == "bf16",
              "fused MoE, FP8": lambda row: row["experts"] and row["dtype"] != "bf16" and not row["block_scaled"],
              "fused MoE, block FP8": lambda row: row["experts"] and row["block_scaled"],

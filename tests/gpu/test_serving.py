@@ -107,3 +107,18 @@ def test_the_command_writes_a_file_per_shape(tmp_path: Path) -> None:
     block = ["tune", "block-fp8", "4096x7168", "--batch-sizes", "8", "--device-name", "NVIDIA B200"]
     assert run(app, [*block, "--out", str(tmp_path / "one.json")]).exit_code == 0
     assert list(json.loads((tmp_path / "one.json").read_text())) == ["8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("moe --intermediate 99999999999999999999 --device-name NVIDIA_H200", "at most 9,999,999"),
+        ("moe --intermediate 768 --dtype foo --device-name NVIDIA_H200", "--dtype is one of bf16"),
+        ("moe --device-name NVIDIA_H200", "needs --intermediate"),
+        ("moe --intermediate 768 --batch-sizes 1,x --device-name NVIDIA_H200", "--batch-sizes is a list"),
+        ("matmul 8x8x8 --dtype bf16", "applies to moe and block-fp8 only"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(arguments: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        CliRunner().invoke(command_line(), ["tune", *arguments.split()], catch_exceptions=False)

@@ -9,6 +9,8 @@ from typing import Any
 
 from tilewise.errors import ConfigurationError
 
+_MAX_SIZE = 9_999_999  # a bound on input, far above any network: sizes have at most seven digits
+
 
 def write_serving_files(
     what: str,
@@ -20,10 +22,14 @@ def write_serving_files(
     out: Path,
 ) -> dict[str, Any]:
     """Write one file per shape and return their paths, with the device's record that the choices are based on."""
-    from tilewise.gpu.serving import TOKENS, ServingShape, device_named, write_file
+    from tilewise.gpu.serving import ELEMENT_BYTES, TOKENS, ServingShape, device_named, write_file
 
     name = device_name or _this_gpu()
     dtype = sizes["dtype"] or ("bf16" if what == "moe" else "fp8_w8a8")
+    if dtype not in ELEMENT_BYTES:
+        raise ConfigurationError(f"--dtype is one of {', '.join(ELEMENT_BYTES)}, not {dtype!r}.")
+    if max([sizes["experts"], *(sizes["intermediate"] or [])]) > _MAX_SIZE:
+        raise ConfigurationError(f"--experts and --intermediate are at most {_MAX_SIZE:,}.")
     if what == "moe":
         if not sizes["intermediate"]:
             raise ConfigurationError("tune moe needs --intermediate, the intermediate size of a layer on one GPU.")

@@ -113,6 +113,9 @@ def tune(
         )
         typer.echo(json.dumps(facts) if as_json else "\n".join(f"{path} written" for path in facts["files"]))
         return
+    serving = {"intermediate": intermediate, "dtype": dtype, "device-name": device_name, "batch-sizes": batch_sizes}
+    if names := [f"--{name}" for name, value in serving.items() if value]:
+        raise ConfigurationError(f"{', '.join(names)} applies to moe and block-fp8 only, not to {what}")
     make_inputs = inputs_for(what, shapes, files, batch=batch, seed=seed, free=tokens)
     tuner = Tuner(device, model=model, cache=cache, budget=budget, limit_s=limit, learn=learn, say=say)
     if shape is None and what not in _families(device) and not _SHAPE.match(what):
