@@ -84,8 +84,8 @@ def _explain(output: list[str]) -> str:
     """The compiler's last words about its errors, and what to do."""
     errors = [line.strip() for line in output if _ERROR.search(line)][-_LINES_SHOWN:]
     text = "\n".join(errors)
-    known = (remedy for pattern, remedy in _REMEDIES if re.search(pattern, text))
-    remedy = next(known, "the compiler has to accept these sources: g++ 10 or newer does")
+    remedies = (remedy for pattern, remedy in _REMEDIES if re.search(pattern, text))
+    remedy = next(remedies, "the compiler has to accept these sources: g++ 10 or newer does")
     return "\n".join(
         ["The kernels could not be compiled:", *(f"  {line}" for line in errors), f"To get them, {remedy}.",
          "tilewise runs without them on its slower NumPy paths; the next `make run` tries to compile them again."]

@@ -107,10 +107,10 @@ def ship_elsewhere(folders: Sequence[str]) -> None:
     bounds = {}
     for stage, count in enumerate(STAGES):
         for bound in (*np.arange(0.4, 1.0, 0.05), 0.99, NEVER):
-            said = [chances[:, stage] >= bound for chances, _ in stages]
-            wrong = [(slower[:, stage] > WITHIN)[s].sum() for s, (_, slower) in zip(said, stages, strict=True)]
+            claims = [chances[:, stage] >= bound for chances, _ in stages]
+            wrong = [(slower[:, stage] > WITHIN)[s].sum() for s, (_, slower) in zip(claims, stages, strict=True)]
             if bound == NEVER or all(
-                s.sum() >= 20 and w <= WRONG / 2 * s.sum() for s, w in zip(said, wrong, strict=True)
+                s.sum() >= 20 and w <= WRONG / 2 * s.sum() for s, w in zip(claims, wrong, strict=True)
             ):
                 bounds[count] = round(float(bound), 2)
                 break

@@ -39,10 +39,10 @@ void check(tw::CacheKind kind, int64_t length, int64_t width, bool slides) {
                       scores.data(), together.data(), out_row);
   for (int64_t r = 0; r < R; ++r) {
     const int64_t skipped = slides ? r : 0, bytes = skipped * width * element_size(kind);
-    const tw::CachedRows seen = {keys.data.data() + bytes, keys.scales.data() + skipped};
+    const tw::CachedRows window_keys = {keys.data.data() + bytes, keys.scales.data() + skipped};
     const tw::CachedRows mixed = {values.data.data() + bytes, values.scales.data() + skipped};
-    kernels.attend(kind, q.data() + r * q_row, seen, mixed, length + r - skipped, width, {0.25f, 3.0f}, one.data(),
-                   alone.data() + r * out_row);
+    kernels.attend(kind, q.data() + r * q_row, window_keys, mixed, length + r - skipped, width, {0.25f, 3.0f},
+                   one.data(), alone.data() + r * out_row);
   }
   TW_CHECK(together == alone);
 }

@@ -19,7 +19,7 @@ h2 { margin-top: 2.5rem; }
 def docs_page(document: dict[str, Any], address: str) -> str:
     """Format an OpenAPI document; `address` is what example requests are sent to."""
     title = escape(document["info"]["title"])
-    sections = "".join(
+    words = "".join(
         _route(document, f"{address.rstrip('/')}{path}", method, operation)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
@@ -30,7 +30,7 @@ def docs_page(document: dict[str, Any], address: str) -> str:
         f'<title>{title}</title><link rel="icon" href="data:,"><link rel="stylesheet" href="/docs.css"></head>'
         f"<body><h1>{title}</h1>"
         f"<p>{escape(document['info']['description'])} Programs read <a href='/openapi.json'>/openapi.json</a>.</p>"
-        f"{sections}</body></html>\n"
+        f"{words}</body></html>\n"
     )
 
 
@@ -38,14 +38,14 @@ def _route(document: dict[str, Any], url: str, method: str, operation: dict[str,
     """Format one route: what it does, a request to paste into a shell, and the status codes of its answers."""
     path = url.split("/", 3)[3]
     codes = "".join(f"<li>{code}: {escape(r['description'])}</li>" for code, r in operation["responses"].items())
-    parts = [f"curl {url}"]
+    words = [f"curl {url}"]
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if operation.get("security"):
-        parts.append("-H 'authorization: Bearer TOKEN'")
+        words.append("-H 'authorization: Bearer TOKEN'")
     if schema:
         example = next(iter(schema.get("examples", [])), None) or dict(_example_fields(document, schema))
-        parts += ["-H 'content-type: application/json'", f"-d '{json.dumps(example)}'"]
-    command = escape(" \\\n  ".join(parts))
+        words += ["-H 'content-type: application/json'", f"-d '{json.dumps(example)}'"]
+    command = escape(" \\\n  ".join(words))
     return (
         f"<h2>{method.upper()} /{escape(path)}</h2><p>{escape(operation.get('description', ''))}</p>"
         f"<pre>{command}</pre><ul>{codes}</ul>"
@@ -59,6 +59,7 @@ def _example_fields(document: dict[str, Any], schema: dict[str, Any]) -> Iterato
 
 
 def _example(document: dict[str, Any], schema: dict[str, Any]) -> Any:
+    """Build an example value of a schema: its first example, or one of its type."""
     if "$ref" in schema:
         schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     if "examples" in schema:
