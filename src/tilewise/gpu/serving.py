@@ -38,7 +38,8 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 _NAMES = {"block_m": "BLOCK_SIZE_M", "block_n": "BLOCK_SIZE_N", "block_k": "BLOCK_SIZE_K", "group": "GROUP_SIZE_M",
           "warps": "num_warps", "stages": "num_stages"}  # fmt: skip
-# Units of log slowdown per unit of LambdaRank's relevance. Insensitive between 0 and 0.1, and above 0.5, respectively.
+# Units of log slowdown per unit of LambdaRank's relevance. On Hopper insensitive between 0 and 0.1 on left-out shapes.
+# Elsewhere the winners lead: 0.5 and winners alone differ by 0.1 in first-five hits of single GPUs, with no clear best.
 _WINNERS_WEIGHT, _WINNERS_WEIGHT_ELSEWHERE = 0.02, 1.0
 Numbers = npt.NDArray[np.float64]
 
@@ -141,7 +142,7 @@ def _fitting(
 def winners_weight(device: Device) -> float:
     """Return the weight of the winners' relevance against the logarithm of a predicted slowdown.
 
-    The weights are those with the most hits on left-out shapes (H200) and left-out devices; see docs/gpu.md.
+    Measured times lead on Hopper GPUs, where they were measured; the winners of the tuned files lead elsewhere.
     """
     return _WINNERS_WEIGHT if device.architecture is H200.architecture else _WINNERS_WEIGHT_ELSEWHERE
 

@@ -1,10 +1,9 @@
-"""Rounding a weight matrix to four bits in blocks of 32, to the nearest or with the errors handed on.
+"""Round a weight matrix to four bits in blocks of 32: to nearest, or by GPTQ (Frantar et al. 2023).
 
-A weight of a block is `scale * (code - 8)`, or `scale * code + minimum`, with a code from 0 to 15; scale and minimum
-are half precision and count in units of `column_scale`, a power of two for each output, so that no magnitude of weights
-is out of a half's range. Each block tries several scales and keeps the one with the smallest error. With the moments
-of the layer's inputs, errors are weighed by them, and the error of each column is made up for by the columns
-that are still to be rounded (the method known as GPTQ), block after block.
+A weight is `scale * (code - 8)`, or `scale * code + minimum`, with a code from 0 to 15. Scale and minimum are float16,
+in units of `column_scale`, a power of two per output, so that weights of any magnitude fit the range of float16. Each
+block tries several scales and keeps the one with the smallest error. Given the second moments of the layer's inputs,
+errors are weighted by them, and each column's error is compensated by the columns that are not rounded yet.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from tilewise.quantize.gptq import inverse_factor, round_columns
 
 Array = npt.NDArray[Any]
 BLOCK = 32
-_LARGEST = 12  # the largest weight of an output lies between 2^12 and 2^13 of its units
-_ROWS = 1 << 15  # blocks rounded at a time
-# What the scale that just reaches the largest weight is multiplied by: the first is that scale, which gives weights
-# that are on such a grid already their own codes back.
-_FACTORS = (1.0, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 8 / 7)
+_LARGEST = 12  # exponent of the largest weight of an output in its units: float16 holds it
+_ROWS = 1 << 15  # blocks rounded at a time: bounds the temporary arrays
+# Candidate scales, relative to the scale that maps the largest weight to the end of the grid. That scale comes first,
+# so that weights which are already on such a grid keep their codes.
+_CANDIDATES = (1.0, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 8 / 7)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix (O, K) in four bits: codes (O, K), scales and minimums (O, K / 32 rounded up), column_scale (O)."""
+    """Four-bit matrix (O, K): codes (O, K), scales and minimums (O, K / 32 rounded up), column_scale (O)."""
 
     codes: Array
     scales: Array
@@ -37,24 +36,24 @@ class Blocks:
     column_scale: Array
 
     def arrays(self) -> tuple[Array, Array, Array | None, Array]:
-        """Codes, scales, minimums and column_scale, as the kernels take them."""
+        """Return codes, scales, minimums and column_scale in the order of the kernels' arguments."""
         return self.codes, self.scales, self.minimums, self.column_scale
 
     def dequantize(self) -> Array:
-        """The float32 weights that these codes stand for."""
+        """Return the float32 weights."""
         codes, scales = self.codes.astype(np.float32), self._of_weights(self.scales)
         if self.minimums is None:
             return (codes - 8) * scales
         return codes * scales + self._of_weights(self.minimums)
 
     def _of_weights(self, numbers: Array) -> Array:
-        """One number per block to one per weight."""
-        wide: Array = np.repeat(numbers.astype(np.float32) * self.column_scale[:, None], BLOCK, 1)
-        return wide[:, : self.codes.shape[1]]
+        """Expand one value per block to one per weight."""
+        expanded: Array = np.repeat(numbers.astype(np.float32) * self.column_scale[:, None], BLOCK, 1)
+        return expanded[:, : self.codes.shape[1]]
 
 
 def round_blocks(weight: Array, symmetric: bool = True, moments: Array | None = None) -> Blocks:
-    """A float matrix (O, K) to four bits; `moments` is the mean of x xᵀ over the layer's inputs, (K, K)."""
+    """Round a float matrix (O, K) to four bits. `moments` (K, K) is the mean of x xᵀ over the layer's inputs."""
     weight = np.asarray(weight, np.float32)
     if not np.isfinite(weight).all():
         raise ConfigurationError("the weights hold NaN or infinity, which have no four-bit form")
@@ -69,7 +68,7 @@ def round_blocks(weight: Array, symmetric: bool = True, moments: Array | None = 
 
 
 def _column_scale(weight: Array) -> Array:
-    """The unit of each output: a power of two."""
+    """Return the unit of each output, a power of two."""
     largest = np.abs(weight).max(1, initial=0)
     _, exponent = np.frexp(np.where(largest > 0, largest, 1))
     unit: Array = np.ldexp(np.float32(1), np.maximum(exponent - 1 - _LARGEST, -126)).astype(np.float32)
@@ -80,7 +79,7 @@ def _column_scale(weight: Array) -> Array:
 
 
 def _grid(blocks: Array, symmetric: bool, importance: Array | None) -> tuple[Array, Array | None]:
-    """The best scale (and minimum) of each of many blocks (n, 32); importance (32) weighs the squares of errors."""
+    """Find the best scale (and minimum) of each block (n, 32); importance (32) weights the squared errors."""
     low, high = np.minimum(blocks.min(1), 0), np.maximum(blocks.max(1), 0)
     if symmetric:  # codes reach from -8 to 7: the larger side gets -8
         start, offset = np.where(-low >= high, low, high) / -8, None
@@ -89,9 +88,9 @@ def _grid(blocks: Array, symmetric: bool, importance: Array | None) -> tuple[Arr
         start, offset = (high - low) / 15, low
     best_scale, best_offset = _half(start), None if offset is None else _half(offset)
     best = np.full(len(blocks), np.inf)
-    for factor in _FACTORS:
-        scale = _half(start * np.float32(factor))
-        shift = None if offset is None else _half(offset + start * np.float32(7.5 * (1 - factor)))
+    for candidate in _CANDIDATES:
+        scale = _half(start * np.float32(candidate))
+        shift = None if offset is None else _half(offset + start * np.float32(7.5 * (1 - candidate)))
         error = np.square(blocks - _values(_codes(blocks, scale, shift), scale, shift))
         total = error.sum(1) if importance is None else error @ importance
         better = total < best
@@ -102,12 +101,12 @@ def _grid(blocks: Array, symmetric: bool, importance: Array | None) -> tuple[Arr
 
 
 def _half(numbers: Array) -> Array:
-    """Rounded to half precision, still float32."""
+    """Round to float16 precision, as float32."""
     return numbers.astype(np.float16).astype(np.float32)
 
 
 def _codes(values: Array, scale: Array, minimum: Array | None) -> Array:
-    """values (n, k), scale and minimum (n)."""
+    """Return the codes of values (n, k) with scale and minimum (n)."""
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     steps = values * inverse[:, None] + 8 if minimum is None else (values - minimum[:, None]) * inverse[:, None]
     codes: Array = np.clip(np.rint(steps), 0, 15)
@@ -122,22 +121,24 @@ def _values(codes: Array, scale: Array, minimum: Array | None) -> Array:
 
 
 def _nearest(weight: Array, symmetric: bool) -> tuple[Array, Array, Array | None]:
+    """Round to nearest; return codes (O, K), scales and minimums (O, K / 32)."""
     outputs, width = weight.shape
     blocks = weight.reshape(-1, BLOCK)
     codes = np.empty(blocks.shape, np.uint8)
     scales = np.empty(len(blocks), np.float16)
     minimums = None if symmetric else np.empty(len(blocks), np.float16)
     for first in range(0, len(blocks), _ROWS):
-        part = slice(first, first + _ROWS)
-        scale, minimum = _grid(blocks[part], symmetric, None)
-        codes[part], scales[part] = _codes(blocks[part], scale, minimum), scale
+        rows = slice(first, first + _ROWS)
+        scale, minimum = _grid(blocks[rows], symmetric, None)
+        codes[rows], scales[rows] = _codes(blocks[rows], scale, minimum), scale
         if minimums is not None:
-            minimums[part] = minimum
+            minimums[rows] = minimum
     shape = (outputs, width // BLOCK)
     return codes.reshape(weight.shape), scales.reshape(shape), None if minimums is None else minimums.reshape(shape)
 
 
 def _compensated(weight: Array, symmetric: bool, upper: Array) -> tuple[Array, Array, Array | None]:
+    """Round by GPTQ: `upper` is the Cholesky factor of the inverse second moments."""
     outputs, width = weight.shape
     codes = np.empty(weight.shape, np.uint8)
     scales = np.empty((outputs, width // BLOCK), np.float16)
@@ -145,6 +146,7 @@ def _compensated(weight: Array, symmetric: bool, upper: Array) -> tuple[Array, A
     grid: tuple[Array, Array | None] = (np.zeros(0), None)
 
     def begin(first: int, block: Array, importance: Array) -> None:
+        # The scale of a block is chosen when its first column is due, after earlier columns were compensated.
         nonlocal grid
         grid = _grid(block, symmetric, importance)
         scales[:, first // BLOCK] = grid[0]

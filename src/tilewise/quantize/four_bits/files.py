@@ -1,6 +1,6 @@
-"""Four-bit models on disk: a safetensors file with two weights a byte, the blocks' scales, and what stayed float.
+"""Files of four-bit models: safetensors with two weights per byte, the scales of the blocks, and the float tensors.
 
-A file holds numbers, not code: it is read into a model of the same architecture.
+A file holds arrays, no code: it is loaded into a model of the same architecture.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORMAT = "tilewise four-bit model 1"
 
 
 def save_four_bits(model: Module, path: str | os.PathLike[str]) -> None:
-    """Write a model that `quantize(model, bits=4)` gave; `load_four_bits` reads it back to the same numbers."""
+    """Write a model that `quantize(model, bits=4)` returned; `load_four_bits` restores the same numbers."""
     arrays = {name: tensor.data for name, tensor in model.named_tensors()}
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, FourBitLinear)]
     if not layers:
@@ -34,7 +34,7 @@ def save_four_bits(model: Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_four_bits(model: Module, path: str | os.PathLike[str]) -> Module:
-    """A copy of `model`, in float, with the layers and tensors of a file that `save_four_bits` wrote of its like.
+    """Return a copy of the float `model` with the four-bit layers and tensors of a file of `save_four_bits`.
 
     >>> from tilewise import models
     >>> from tilewise.quantize import quantize
@@ -50,16 +50,18 @@ def load_four_bits(model: Module, path: str | os.PathLike[str]) -> Module:
     names = {id(module): name for name, module in out.named_modules()}
     for parent, child in places:
         watched: Any = getattr(parent, child)
-        found = {what: arrays.pop(f"{names[id(watched)]}.{what}", None) for what in _PARTS}
-        setattr(parent, child, FourBitLinear(*_layer(found, watched.linear.weight.shape, path)))
+        layer_arrays = {what: arrays.pop(f"{names[id(watched)]}.{what}", None) for what in _PARTS}
+        setattr(parent, child, FourBitLinear(*_layer(layer_arrays, watched.linear.weight.shape, path)))
     for name, tensor in out.named_tensors():
         array = arrays.pop(name, None)
         if array is None or array.shape != tensor.shape:
-            raise FileFormatError(f"{path} holds a model of another architecture: {name} is not what it should be")
+            raise FileFormatError(
+                f"{path} holds a model of another architecture: {name} is missing or of another shape"
+            )
         tensor.data = array.astype(tensor.data.dtype)
     if arrays:
         raise FileFormatError(
-            f"{path} holds a model of another architecture: {sorted(arrays)[0]} has no place in this one"
+            f"{path} holds a model of another architecture: this one has no tensor {sorted(arrays)[0]}"
         )
     return out
 
@@ -68,42 +70,44 @@ _PARTS = ("codes", "scales", "minimums", "column_scale", "bias")
 
 
 def _arrays(layer: FourBitLinear) -> dict[str, Array]:
+    """Return the arrays of a layer as they are stored."""
     blocks = layer.blocks()
     even = np.pad(blocks.codes, ((0, 0), (0, blocks.codes.shape[1] % 2)))
-    parts = {
-        "codes": even[:, 0::2] | even[:, 1::2] << 4,  # two a byte, the first in the low half
+    arrays = {
+        "codes": even[:, 0::2] | even[:, 1::2] << 4,  # two per byte, the first in the low half
         "scales": blocks.scales,
         "minimums": blocks.minimums,
         "column_scale": blocks.column_scale,
         "bias": layer.float_bias,
     }
-    return {name: array for name, array in parts.items() if array is not None}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _layer(
-    found: dict[str, Array | None], shape: tuple[int, ...], path: str | os.PathLike[str]
+    arrays: dict[str, Array | None], shape: tuple[int, ...], path: str | os.PathLike[str]
 ) -> tuple[Blocks, Array | None]:
+    """Check the arrays of a layer with this weight shape and build its blocks and bias."""
     outputs, inputs = shape
     blocks = -(-inputs // BLOCK)
-    wanted = {
+    expected = {
         "codes": (outputs, -(-inputs // 2)),
         "scales": (outputs, blocks),
         "minimums": (outputs, blocks),
         "column_scale": (outputs,),
         "bias": (outputs,),
     }
-    for name, array in found.items():
+    for name, array in arrays.items():
         missing = array is None and name not in ("minimums", "bias")
-        if missing or (array is not None and (array.shape != wanted[name] or not _fits(name, array))):
-            raise FileFormatError(f"{path} holds a model of another architecture, or {name} that no layer can have")
-    pairs = found["codes"]
-    scales, minimums, unit, bias = (found[name] for name in _PARTS[1:])
-    assert pairs is not None and scales is not None and unit is not None
-    codes = np.empty((outputs, 2 * pairs.shape[1]), np.uint8)
-    codes[:, 0::2], codes[:, 1::2] = pairs & 15, pairs >> 4
+        if missing or (array is not None and (array.shape != expected[name] or not _fits(name, array))):
+            raise FileFormatError(f"{path} holds a model of another architecture, or its {name} is invalid")
+    packed = arrays["codes"]
+    scales, minimums, unit, bias = (arrays[name] for name in _PARTS[1:])
+    assert packed is not None and scales is not None and unit is not None
+    codes = np.empty((outputs, 2 * packed.shape[1]), np.uint8)
+    codes[:, 0::2], codes[:, 1::2] = packed & 15, packed >> 4
     halves = None if minimums is None else minimums.astype(np.float16)
-    made = Blocks(np.ascontiguousarray(codes[:, :inputs]), scales.astype(np.float16), halves, unit.astype(np.float32))
-    return made, None if bias is None else bias.astype(np.float32)
+    result = Blocks(np.ascontiguousarray(codes[:, :inputs]), scales.astype(np.float16), halves, unit.astype(np.float32))
+    return result, None if bias is None else bias.astype(np.float32)
 
 
 def _fits(name: str, array: Array) -> bool:
