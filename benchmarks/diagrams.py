@@ -108,7 +108,7 @@ def _axes(d: Diagram, xs: Mapping[float, str], ys: Mapping[float, str], title: s
 
 
 def ranking(dark: bool) -> str:
-    """How much slower than the best the choice is, after so many measurements, on the H200's test kernels."""
+    """Draw the slowdown of the choice against the number of measurements, on the H200's test kernels."""
     d, regret = Diagram(dark), read_any("replay")["replay"]["h200"]["regret"]
     low, high = -2.0, math.log10(300)  # per cent slower, 0.01 to 300
 

@@ -62,7 +62,8 @@ class SparseInt8Weights {
   static PackedSparseInt8 packed(nb::handle dense) {
     PyArrayObject* array = as_int8_matrix(dense, -1);
     if (array == nullptr) throw nb::type_error("weights must be a C-contiguous int8 matrix");
-    if (PyArray_DIM(array, 1) > kInt8MostColumns) throw nb::value_error("sums of so many products do not fit 32 bits");
+    if (PyArray_DIM(array, 1) > kInt8MostColumns)
+      throw nb::value_error("the matrix has too many columns: sums would not fit 32 bits");
     return PackedSparseInt8(bytes_of(array), PyArray_DIM(array, 0), PyArray_DIM(array, 1));
   }
 

@@ -121,8 +121,8 @@ TW_BLOCK_INLINE BlockWords block_words(const BlockPacking& packing, const uint8_
   return words;
 }
 
-// Calls f(offset in the unit, pointer to the field, its size) for all that is stored of the unit's block `at` of the
-// panel's column `lane`.
+// Calls f(offset in the unit, pointer to the field, its size) for every stored field of the unit's block `at` in
+// column `lane` of the panel.
 template <class Words, class F>
 TW_BLOCK_INLINE void for_each_field(const BlockPacking& packing, int at, int lane, Words& words, F f) {
   const int blocks = packing.unit_blocks();

@@ -43,11 +43,11 @@ class DecoderFamily:
     interleaved_rope: bool = False
     embedding_times_sqrt_width: bool = False
     window: int = 0  # default of a file that states none
-    window_period: int = 0  # the last of so many layers has no window; 0: no layer has one
+    window_period: int = 0  # the last of each group of this many layers has no window; 0: no layer has one
     window_rope_base: float = 0.0  # rotary base of layers with a window; 0: that of the others
     attention_cap: float = 0.0  # defaults of files that state none
     logit_cap: float = 0.0
-    wide_scale_layers: int = 0  # the model with so many layers scales scores by sqrt(heads / width)
+    wide_scale_layers: int = 0  # a model with this many layers scales scores by sqrt(heads / width)
 
 
 ARCHITECTURES = {
@@ -440,7 +440,7 @@ def _yarn(source: _Source, frequencies: Array, base: float, factor: float, train
     pairs = len(frequencies)
 
     def pair_with_turns(turns: float) -> float:
-        """Return the pair that makes so many turns over the trained context."""
+        """Return the (fractional) index of the pair that makes this many turns over the trained context."""
         return pairs * math.log(trained / (turns * 2 * math.pi)) / math.log(base)
 
     low = max(0, math.floor(pair_with_turns(source.real("rope.scaling.yarn_beta_fast", 32.0))))

@@ -67,7 +67,7 @@ class ServingShape:
 
 
 def experts_per_token(experts: int) -> int:
-    """Return the number of experts per token that models with so many experts usually have; files do not state it."""
+    """Return the number of experts per token that is usual for a number of experts; files do not state it."""
     return min(experts, 2 if experts <= 16 else 4 if experts <= 62 else 8)
 
 

@@ -129,7 +129,7 @@ def _largest(result: Array, exact: Array, times: float) -> float:
 
 
 def _image_count(calibration: Calibration, activations: int) -> int:
-    """Return the number of images that have about so many activations."""
+    """Return the number of images whose activations add up to about `activations`."""
     per_image = sum(int(np.prod(shape)) for shape in calibration.shapes)
     return max(1, min(_BATCH, activations // max(per_image, 1)))
 

@@ -104,7 +104,7 @@ class _WeightRows:
 
 
 def overflowing_channels(weights: Array, products: int = 2) -> int:
-    """Count the filters of weights (O, kh, kw, C) with a sum of so many products that might not fit into 16 bits."""
+    """Count the filters of weights (O, kh, kw, C) for which a sum of `products` products may overflow 16 bits."""
     largest = largest_sums(weights.astype(np.int64), products)
     return int((largest * _LARGEST_ACTIVATION > _LARGEST_SUM).sum())
 
