@@ -99,7 +99,7 @@ def _layer(
     for name, array in arrays.items():
         missing = array is None and name not in ("minimums", "bias")
         if missing or (array is not None and (array.shape != expected[name] or not _fits(name, array))):
-            raise FileFormatError(f"{path} holds a model of another architecture, or its {name} is invalid")
+            raise FileFormatError(f"{path} holds a model of another architecture, or invalid {name}")
     packed = arrays["codes"]
     scales, minimums, unit, bias = (arrays[name] for name in _PARTS[1:])
     assert packed is not None and scales is not None and unit is not None
