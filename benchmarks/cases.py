@@ -30,7 +30,7 @@ class Line:
     requires: tuple[str, ...] = ()  # beginnings of peers' names without which a ratio does not count
 
 
-# README's rows: what they are called, and the short benchmark that `make reproduce ROW=key` runs.
+# The rows of README: title, and the short benchmark that `make reproduce ROW=key` runs.
 ROWS: Mapping[str, tuple[str, str]] = {
     "products": ("Matrix products, float32", "gemm --only large"),
     "networks": ("Networks, float32", "networks --only resnet18 mobilenet_v2 --batch 1 --threads 1 --forms float32"),

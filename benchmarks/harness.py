@@ -169,13 +169,15 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of this kind of CPU's results file, each with its date; none where there is no such file."""
     if not results_path(path).is_file():
         return []
-    found = json.loads(results_path(path).read_text(encoding="utf-8"))
-    return [Row(**{"date": found.get("date", ""), **row}) for row in found["rows"]]
+    results = json.loads(results_path(path).read_text(encoding="utf-8"))
+    return [Row(**{"date": results.get("date", ""), **row}) for row in results["rows"]]
 
 
 def results_path(path: Path) -> Path:
-    """Where this machine's results go: those of the home kind lie in benchmarks/results, others in a folder of their
-    kind. A path elsewhere stays as it is."""
+    """Return the results file of this machine: in benchmarks/results for the home CPU, else in a folder of its CPU.
+
+    A path outside benchmarks/results is returned unchanged.
+    """
     if path.resolve().parent != RESULTS or cpu_kind() == HOME_KIND:
         return path
     folder = RESULTS / folder_of(cpu_kind())

@@ -64,8 +64,8 @@ changed since."""
 def peer_names(cases: Iterable[Case]) -> str:
     """The peers of some cases, each once, without the variants of one peer."""
     names = dict.fromkeys(peer for case in cases for peer in case.ratios if NOT_HELD not in peer)
-    shown = [_PEERS.get(name, _PEERS.get(re.split(r",| ", name)[0], name)) for name in names]
-    return ", ".join(dict.fromkeys(shown))
+    titles = [_PEERS.get(name, _PEERS.get(re.split(r",| ", name)[0], name)) for name in names]
+    return ", ".join(dict.fromkeys(titles))
 
 
 def ratio_cell(cases: list[Case]) -> str:

@@ -30,7 +30,7 @@ class BlockScratch {
 class WeightArena {
  public:
   explicit WeightArena(int64_t bytes) : memory_(std::make_shared<Buffer<uint8_t>>(bytes)) {}
-  // The next `bytes`, or null if they are no longer free.
+  // Allocates `bytes`; null if the arena is full.
   std::shared_ptr<uint8_t> take(int64_t bytes);
 
  private:

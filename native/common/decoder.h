@@ -46,7 +46,7 @@ struct DenseLayer {
 };
 
 struct NormLayer {
-  const float* weight = nullptr;  // null: there is no norm
+  const float* weight = nullptr;  // null: no norm
   const float* bias = nullptr;    // null in an RMS norm
 };
 
@@ -88,7 +88,7 @@ struct Decoder {
   std::vector<float> frequencies;             // of rotary positions: one per pair of a head's numbers that is turned
   std::vector<float> window_frequencies;      // those of blocks with a window
   std::vector<float> long_frequencies;        // those that replace `frequencies` in caches of more than long_context
-  int64_t long_context = 0;                   // positions; 0: there are no long frequencies
+  int64_t long_context = 0;                   // positions; 0: no long-context frequencies
   float rotary_magnitude = 1.0f;              // factor of the rotated numbers
   bool side_by_side = false;                  // the pairs are neighbours, not halves
   std::vector<DecoderBlock> blocks;
@@ -97,7 +97,7 @@ struct Decoder {
 
   std::vector<const DenseLayer*> layers() const;  // in the order in which they are read
 
-  // After the layers are filled: large pages under what every token reads, and a note of what was quantized.
+  // Called after the layers are filled: requests large pages for the weights and records which are quantized.
   void settle();
   // False when a weight has been changed since settle() and the integer copies are no longer the model's.
   bool fresh() const { return quantized_ == fingerprint(); }

@@ -40,7 +40,7 @@ bool path_from_name(const char* name, ProductPath* path);
 bool path_feasible(ProductPath path, const Gemm& g);
 
 // Threads share the longer side of C in tasks of this extent, or of multiples of `grain` if every thread has one: parts
-// whose results have the same bits as the whole. The tiled path has a grid of its own.
+// whose results have the same bits as the whole. The tiled path uses its own grid.
 int64_t task_extent(const Gemm& g, ProductPath path, int threads);
 
 // The product as C' = B' A', without its result and epilogue.

@@ -232,8 +232,7 @@ TW_INLINE void dot_pair(Sums& sums, Sums& other, Codes low, Codes high, const in
     sums = _mm256_add_epi32(sums, _mm256_madd_epi16(signed_products(low, a), ones));
     other = _mm256_add_epi32(other, _mm256_madd_epi16(signed_products(high, b), ones));
   } else if constexpr (F.bits == 4) {
-    // Inline assembly because gcc 12 first makes all products of a block, for which there are no registers, then adds
-    // them.
+    // Inline assembly: gcc 12 would compute all products of a block before it adds them, and spill registers.
     asm("vpaddw %1, %0, %0" : "+x"(sums) : "x"(_mm256_maddubs_epi16(low, a)));
     asm("vpaddw %1, %0, %0" : "+x"(other) : "x"(_mm256_maddubs_epi16(high, b)));
   } else if constexpr (F.sums() == 2) {

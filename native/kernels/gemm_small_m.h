@@ -101,7 +101,7 @@ constexpr FewStrip few_or_null() {
    TW_FEW_ROW(5, Interleaved), TW_FEW_ROW(6, Interleaved), TW_FEW_ROW(7, Interleaved), TW_FEW_ROW(8, Interleaved)}
 constexpr FewStrip kFewStrips[2][kFewRowsMost][kFewVectorsMost] = {TW_FEW_TABLE(false), TW_FEW_TABLE(true)};
 
-// Splits columns into strips of about equal width: a narrow last strip would be bound by the latency of its own sums.
+// Splits columns into strips of about equal width: a narrow last strip would be bound by latency.
 inline void small_m_product(const Gemm& g, bool interleaved) {
   const FewStrip* const strips = kFewStrips[interleaved][g.m - 1];
   const int64_t vectors = (g.n + kLanes - 1) / kLanes, most = kFewVectors[g.m];

@@ -41,10 +41,10 @@ def test_large_weights_stay_in_the_file_and_small_ones_in_the_message(tmp_path: 
     large, small = np.arange(5000, dtype=np.float32), np.array([3], np.float32)
     path = written(tmp_path, network(large=large, small=small, half=large.astype(np.float16)))
     with path.open("rb") as stream:
-        found = read_skeleton(stream)
-    assert found is not None
-    assert [place is None for place in found.locations] == [False, True, False]
-    assert len(found.message) < 4096 < path.stat().st_size
+        skeleton = read_skeleton(stream)
+    assert skeleton is not None
+    assert [place is None for place in skeleton.locations] == [False, True, False]
+    assert len(skeleton.message) < 4096 < path.stat().st_size
     constants = read_graph(path).constants
     np.testing.assert_array_equal(constants["large"], large)
     np.testing.assert_array_equal(constants["small"], small)
@@ -63,8 +63,8 @@ def test_of_weights_given_twice_the_last_count_as_in_any_message(tmp_path: Path)
     first, second = (np.full(2000, value, np.float32) for value in (1, 2))
     raw, both = network(w=first).SerializeToString(), network(w=second).SerializeToString()
     with written(tmp_path, raw + both).open("rb") as stream:
-        found = read_skeleton(stream)
-    assert found is not None and len(found.locations) == 2  # messages one after the other are merged
+        skeleton = read_skeleton(stream)
+    assert skeleton is not None and len(skeleton.locations) == 2  # messages one after the other are merged
     tensor = network(w=first).graph.initializer[0].SerializeToString()
     assert onnx.TensorProto.FromString(tensor + b"\x4a\x04abcd").raw_data == b"abcd"
 

@@ -145,8 +145,8 @@ def test_scales_that_are_not_numbers_are_refused() -> None:
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1.0, 1e6, 1e30])
 def test_floats_are_rounded_to_eight_bits_at_any_magnitude(magnitude: float) -> None:
     weight = (np.random.default_rng(0).standard_normal((7, 70)) * magnitude).astype(np.float32)
-    found = native.BlockMatrix.from_floats(weight).rows(np.arange(7))
-    assert np.abs(found - weight).max() < np.abs(weight).max() / 200
+    rows = native.BlockMatrix.from_floats(weight).rows(np.arange(7))
+    assert np.abs(rows - weight).max() < np.abs(weight).max() / 200
 
 
 def test_the_layers_take_and_give_tensors() -> None:

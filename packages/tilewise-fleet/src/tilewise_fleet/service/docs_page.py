@@ -35,7 +35,7 @@ def docs_page(document: dict[str, Any], address: str) -> str:
 
 
 def _route(document: dict[str, Any], url: str, method: str, operation: dict[str, Any]) -> str:
-    """Format one route: what it does, a request to paste into a shell, and the status codes of its answers."""
+    """Format one route: its description, an example request for a shell, and its status codes."""
     path = url.split("/", 3)[3]
     codes = "".join(f"<li>{code}: {escape(r['description'])}</li>" for code, r in operation["responses"].items())
     words = [f"curl {url}"]
