@@ -43,7 +43,7 @@ struct Pool {
   }
 
   // The newest block that fits without wasting more than a quarter of it.
-  void* take(std::size_t size) {
+  void* acquire(std::size_t size) {
     std::lock_guard<std::mutex> lock(mutex);
     for (int i = count - 1; i >= 0; --i) {
       if (blocks[i].bytes >= size && blocks[i].bytes - size <= size / 4) return remove(i).data;
@@ -91,7 +91,7 @@ bool allocations_are_counted() {
 
 void* pool_malloc(void*, std::size_t size) {
   if (!allocations_are_counted()) {
-    if (void* block = pool().take(size)) {
+    if (void* block = pool().acquire(size)) {
       heap_watch::note_reused(size);
       return block;
     }

@@ -110,11 +110,11 @@ nb::tuple unpack(const BlockMatrix& weights) {
   const npy_intp codes_shape[2] = {weights.outputs(), weights.inputs()};
   const npy_intp blocks_shape[2] = {weights.outputs(), blocks_of(weights.inputs())};
   nb::object codes = new_object(2, codes_shape, NPY_UINT8), scales = new_object(2, blocks_shape, NPY_FLOAT16);
-  nb::object factors = new_object(1, codes_shape, NPY_FLOAT32), minimums = nb::none();
+  nb::object row_scales = new_object(1, codes_shape, NPY_FLOAT32), minimums = nb::none();
   if (minimum) minimums = new_object(2, blocks_shape, NPY_FLOAT16);
   weights.unpack(data_of<uint8_t>(codes), data_of<uint16_t>(scales), minimum ? data_of<uint16_t>(minimums) : nullptr,
-                 data_of<float>(factors));
-  return nb::make_tuple(codes, scales, minimums, factors);
+                 data_of<float>(row_scales));
+  return nb::make_tuple(codes, scales, minimums, row_scales);
 }
 
 // The rows of a matrix or an embedding at the given indices as float32 (n, columns).

@@ -15,7 +15,7 @@ namespace tw {
 namespace {
 
 // Below this many multiply-adds a call is shorter than handing the GIL over and back.
-constexpr int64_t kWorthReleasing = 20000;
+constexpr int64_t kMinWorkForGilRelease = 20000;
 
 long long show(int64_t number) { return static_cast<long long>(number); }
 
@@ -158,14 +158,14 @@ bool choose_tile(TileTable* table, const ConvShape& s, ConvConfig* config) {
   const int64_t work = table == nullptr || !is_tiled(s) ? 0 : multiplications(s);
   if (work == 0) return true;
   ConvConfig tuned;
-  const Answer answer =
-      look_up(*table->convolutions, table_key(s, num_threads()), work, table->patience, &tuned, [&](ConvConfig* out) {
-        PyObject* answer = ask_chooser(*table, "conv2d", shape_tuple(s), "nchw");
-        if (answer == nullptr) return Answer::failed;
-        const bool none = answer == Py_None, usable = read_tile(answer, s, out);
-        Py_DECREF(answer);
-        return !usable ? Answer::failed : none ? Answer::keep_default : Answer::use_tile;
-      });
+  const Answer answer = look_up(*table->convolutions, table_key(s, num_threads()), work, table->calls_before_asking,
+                                &tuned, [&](ConvConfig* out) {
+                                  PyObject* answer = ask_chooser(*table, "conv2d", shape_tuple(s), "nchw");
+                                  if (answer == nullptr) return Answer::failed;
+                                  const bool none = answer == Py_None, usable = read_tile(answer, s, out);
+                                  Py_DECREF(answer);
+                                  return !usable ? Answer::failed : none ? Answer::keep_default : Answer::use_tile;
+                                });
   if (answer == Answer::use_tile) *config = tuned;
   return answer != Answer::failed;
 }
@@ -175,7 +175,7 @@ PyObject* computed(const ConvShape& s, PyArrayObject* out, F&& f) {
   if (out == nullptr) return nullptr;
   bool enough_memory = true;
   {
-    GilRelease release(multiplications(s) > kWorthReleasing);
+    GilRelease release(multiplications(s) > kMinWorkForGilRelease);
     try {
       f(floats(out));
     } catch (const std::bad_alloc&) {

@@ -60,18 +60,18 @@ class PyDecoder {
 
   // rows (n, 3) int64 of token, sequence, position; cache arrays (layers, sequences, heads, capacity, head width)
   nb::object run(nb::handle rows, nb::handle keys, nb::handle values, nb::handle key_scales, nb::handle value_scales,
-                 nb::handle wanted) const {
+                 nb::handle output_rows) const {
     PyArrayObject* r = array_of(rows, NPY_INT64, "rows");
-    PyArrayObject* w = array_of(wanted, NPY_INT64, "wanted");
+    PyArrayObject* w = array_of(output_rows, NPY_INT64, "output_rows");
     if (PyArray_NDIM(r) != 2 || PyArray_DIM(r, 1) != 3 || PyArray_NDIM(w) != 1)
-      refuse("rows must be (n, 3), wanted (m,)");
+      refuse("rows must be (n, 3), output_rows (m,)");
     DecoderCache cache = cache_of(keys, values, key_scales, value_scales);
     const int64_t count = PyArray_DIM(r, 0), chosen = PyArray_DIM(w, 0);
     const Row* row = reinterpret_cast<const Row*>(pointer<int64_t>(r));
     for (int64_t i = 0; i < count; ++i) check_row(row[i], cache);
-    if (chosen > count) refuse("more logits are wanted than there are rows");
+    if (chosen > count) refuse("more logits are output_rows than there are rows");
     for (int64_t i = 0; i < chosen; ++i) {
-      if (pointer<int64_t>(w)[i] < 0 || pointer<int64_t>(w)[i] >= count) refuse("a wanted row does not exist");
+      if (pointer<int64_t>(w)[i] < 0 || pointer<int64_t>(w)[i] >= count) refuse("a output_rows row does not exist");
     }
     const npy_intp shape[2] = {chosen, logits_};
     PyArrayObject* out = new_float_array(2, shape);
@@ -105,7 +105,7 @@ class PyDecoder {
  private:
   template <class T>
   T* keep(nb::handle object) {
-    kept_.append(object);
+    owners_.append(object);
     return pointer<T>(reinterpret_cast<PyArrayObject*>(object.ptr()));
   }
 
@@ -154,7 +154,7 @@ class PyDecoder {
   // A float32 matrix or BlockRows.
   BlockRows embedding(nb::handle object) {
     if (nb::isinstance<BlockRows>(object)) {
-      kept_.append(object);
+      owners_.append(object);
       return *nb::cast<const BlockRows*>(object);
     }
     PyArrayObject* array = matrix(object, "token embedding");
@@ -170,24 +170,24 @@ class PyDecoder {
   }
 
   // outputs = 0: whatever the weight has
-  void fill_dense(DenseLayer& layer, nb::handle given, int64_t outputs, int64_t inputs) {
-    const auto parts = nb::cast<nb::tuple>(given);
-    if (nb::len(parts) != 3) refuse("a dense layer is a weight, quantized or sparse weights and a bias");
+  void fill_dense(DenseLayer& layer, nb::handle tuple, int64_t outputs, int64_t inputs) {
+    const auto fields = nb::cast<nb::tuple>(tuple);
+    if (nb::len(fields) != 3) refuse("a dense layer is a weight, quantized or sparse weights and a bias");
     layer.inputs = inputs;
-    if (!parts[0].is_none()) {
-      PyArrayObject* w = matrix(parts[0], "a weight");
+    if (!fields[0].is_none()) {
+      PyArrayObject* w = matrix(fields[0], "a weight");
       if (PyArray_DIM(w, 1) != inputs) refuse("a weight has the wrong shape");
       layer.outputs = PyArray_DIM(w, 0);
-      layer.weight = keep<float>(parts[0]);
+      layer.weight = keep<float>(fields[0]);
     }
-    if (!parts[1].is_none()) {
-      const bool sparse = nb::isinstance<SparseWeights>(parts[1]);
+    if (!fields[1].is_none()) {
+      const bool sparse = nb::isinstance<SparseWeights>(fields[1]);
       if (sparse) {
-        layer.sparse = &nb::cast<const SparseWeights*>(parts[1])->matrix();
+        layer.sparse = &nb::cast<const SparseWeights*>(fields[1])->matrix();
       } else {
-        layer.blocks = nb::cast<const BlockMatrix*>(parts[1]);
+        layer.blocks = nb::cast<const BlockMatrix*>(fields[1]);
       }
-      kept_.append(parts[1]);
+      owners_.append(fields[1]);
       const int64_t rows = sparse ? layer.sparse->rows() : layer.blocks->outputs();
       const int64_t columns = sparse ? layer.sparse->columns() : layer.blocks->inputs();
       if (columns != inputs || (layer.weight != nullptr && rows != layer.outputs)) {
@@ -197,38 +197,38 @@ class PyDecoder {
     }
     if (layer.in_floats() && layer.weight == nullptr) refuse("a dense layer has no weights");
     if (outputs != 0 && layer.outputs != outputs) refuse("a weight has the wrong shape");
-    if (!parts[2].is_none()) layer.bias = vector(parts[2], layer.outputs, "a bias");
+    if (!fields[2].is_none()) layer.bias = vector(fields[2], layer.outputs, "a bias");
   }
 
-  void fill_several(std::vector<DenseLayer>& layers, nb::handle given) {
-    const auto parts = nb::cast<nb::list>(given);
-    layers.resize(nb::len(parts));
-    for (std::size_t i = 0; i < layers.size(); ++i) fill_dense(layers[i], parts[i], 0, decoder_.width);
+  void fill_several(std::vector<DenseLayer>& layers, nb::handle items) {
+    const auto list = nb::cast<nb::list>(items);
+    layers.resize(nb::len(list));
+    for (std::size_t i = 0; i < layers.size(); ++i) fill_dense(layers[i], list[i], 0, decoder_.width);
   }
 
-  void fill_block(DecoderBlock& block, const nb::list& parts) {
-    if (nb::len(parts) != 11) refuse("a block has eleven parts");
+  void fill_block(DecoderBlock& block, const nb::list& fields) {
+    if (nb::len(fields) != 11) refuse("a block has eleven fields");
     const int64_t width = decoder_.width, head_width = decoder_.head_width, mixed = decoder_.heads * head_width;
-    block.norm1 = norm(parts[0], width);
-    fill_several(block.qkv, parts[1]);
+    block.norm1 = norm(fields[0], width);
+    fill_several(block.qkv, fields[1]);
     int64_t projected = 0;
     for (const DenseLayer& layer : block.qkv) projected += layer.outputs;
     if (projected != mixed + 2 * decoder_.kv_heads * head_width)
       refuse("queries, keys and values have the wrong width");
-    block.query_norm = norm(parts[2], head_width, true);
-    block.key_norm = norm(parts[3], head_width, true);
+    block.query_norm = norm(fields[2], head_width, true);
+    block.key_norm = norm(fields[3], head_width, true);
     if ((block.query_norm.weight == nullptr) != (block.key_norm.weight == nullptr))
       refuse("queries and keys are normalized together or not at all");
-    fill_dense(block.out, parts[4], width, mixed);
-    block.post1 = norm(parts[5], width, true);
-    block.norm2 = norm(parts[6], width);
-    fill_several(block.up, parts[7]);
+    fill_dense(block.out, fields[4], width, mixed);
+    block.post1 = norm(fields[5], width, true);
+    block.norm2 = norm(fields[6], width);
+    fill_several(block.up, fields[7]);
     if (block.up.empty() || block.up.size() > 2 || block.up.front().outputs != block.up.back().outputs) {
       refuse("a block is widened by one layer, or by a gate and a layer of the same width");
     }
-    fill_dense(block.down, parts[8], width, block.up[0].outputs);
-    block.post2 = norm(parts[9], width, true);
-    block.window = nb::cast<int64_t>(parts[10]);
+    fill_dense(block.down, fields[8], width, block.up[0].outputs);
+    block.post2 = norm(fields[9], width, true);
+    block.window = nb::cast<int64_t>(fields[10]);
     const DecoderBlock& first = decoder_.blocks[0];
     if (block.up.size() != first.up.size() || block.up[0].outputs != first.up[0].outputs)
       refuse("the blocks have different widths");
@@ -282,7 +282,7 @@ class PyDecoder {
 
   Decoder decoder_;
   int64_t logits_ = 0;
-  nb::list kept_;
+  nb::list owners_;
 };
 
 }  // namespace
@@ -292,7 +292,7 @@ void bind_decoder(nb::module_& m) {
       .def(nb::init<nb::object, nb::object, nb::list, nb::list, nb::object>(), nb::arg("token_embedding"),
            nb::arg("position_embedding").none(), nb::arg("layers"), nb::arg("last"), nb::arg("settings"))
       .def("run", &PyDecoder::run, nb::arg("rows"), nb::arg("keys"), nb::arg("values"), nb::arg("key_scales").none(),
-           nb::arg("value_scales").none(), nb::arg("wanted"))
+           nb::arg("value_scales").none(), nb::arg("output_rows"))
       .def("products", &PyDecoder::products)
       .def("fresh", &PyDecoder::fresh)
       .def_prop_ro("weight_bytes", &PyDecoder::weight_bytes);

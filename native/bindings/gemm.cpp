@@ -15,7 +15,7 @@ namespace tw {
 namespace {
 
 // Releasing the GIL costs more than a product this small.
-constexpr int64_t kWorthRelease = 1 << 16;
+constexpr int64_t kMinWorkForGilRelease = 1 << 16;
 
 struct Call {
   PyObject* a = nullptr;
@@ -306,7 +306,7 @@ Answer chosen_tile(TileTable& table, const Gemm& g, int64_t batch, GemmTile* til
   const int layout = askable_layout(g, batch, table.least_work);
   if (layout < 0) return Answer::keep_default;
   const ProductTable::Key key = {{g.m, g.n, g.k, tile_setting(num_threads(), layout)}};
-  return look_up(*table.products, key, g.m * g.n * g.k, table.patience, tile, [&](GemmTile* out) {
+  return look_up(*table.products, key, g.m * g.n * g.k, table.calls_before_asking, tile, [&](GemmTile* out) {
     PyObject* shape =
         Py_BuildValue("(LLL)", static_cast<long long>(g.m), static_cast<long long>(g.n), static_cast<long long>(g.k));
     PyObject* answer = ask_chooser(table, "matmul", shape, kLayouts[layout]);
@@ -344,7 +344,7 @@ PyObject* multiply(TileTable* table, PyObject* const* args, Py_ssize_t count, Py
   g.c = floats(c);
   bool ok;
   {
-    GilRelease release(g.m * g.n * g.k * batch.count >= kWorthRelease);
+    GilRelease release(g.m * g.n * g.k * batch.count >= kMinWorkForGilRelease);
     ok = matmul(g, batch, answer == Answer::use_tile ? &config : nullptr);
   }
   if (!ok) {
@@ -418,7 +418,7 @@ PyObject* matmul_terms(PyObject*, PyObject* const* args, Py_ssize_t count) {
   ProductConfig config;
   if (count != 4) return refuse("ConfigurationError", "matmul_terms takes two arrays, a configuration and a number");
   if (!check_usable(args[0], "a") || !check_usable(args[1], "b") || !read_product(args[0], args[1], g, batch) ||
-      !read_config(args[2], g, config) || !read_size(args[3], 0, "the number of last columns", &config.tail)) {
+      !read_config(args[2], g, config) || !read_size(args[3], 0, "the number of last columns", &config.last_columns)) {
     return nullptr;
   }
   double counts[kCostTerms] = {};

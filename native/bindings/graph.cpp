@@ -66,7 +66,7 @@ OutputStage stage_of(nb::handle tuple) {
   if (stage.is_int16) {
     stage.int16 = int16_stage_of(int16);
   } else {
-    stage.uint8 = uint8_stage_of(nb::cast<Finish>(tuple));  // the operator copies the tuple's table
+    stage.uint8 = uint8_stage_of(nb::cast<Uint8StageTuple>(tuple));  // the operator copies the tuple's table
   }
   return stage;
 }
@@ -149,10 +149,10 @@ int add_quantize(Graph& g, int x, float scale, int zero_point, int padding, int 
 }
 
 int add_float_conv(Graph& g, std::shared_ptr<FloatConvLayer> layer, int x, int residual, const std::string& algorithm) {
-  constexpr int64_t kFewChannels = 16;  // a vector: so few are read as planes, each once
+  constexpr int64_t kMaxPlanarChannels = 16;  // a vector: so few are read as planes, each once
   const TensorDesc from = g.desc(x);
   const ConvShape shape = layer->shape(from.n, from.channels, from.height, from.width);
-  if (from.channels > kFewChannels || layer->groups() > 1 || from.layout == Layout::channels_last)
+  if (from.channels > kMaxPlanarChannels || layer->groups() > 1 || from.layout == Layout::channels_last)
     x = g.channels_last(x);
   std::vector<int> inputs{x};
   if (residual >= 0) inputs.push_back(g.channels_last(residual));
@@ -179,10 +179,10 @@ int add_binary(Graph& g, const std::string& kind, int a, int b, const std::strin
   return g.add(binary_op(binary_of(kind), activation_of(activation)), {a, b});
 }
 
-int add_concat(Graph& g, std::vector<int> parts, int padding) {
-  if (parts.empty()) throw nb::value_error("there is nothing to concatenate");
-  for (int& part : parts) part = g.channels_last(part);
-  return g.add(concat_op(padding), parts);
+int add_concat(Graph& g, std::vector<int> inputs, int padding) {
+  if (inputs.empty()) throw nb::value_error("there is nothing to concatenate");
+  for (int& input : inputs) input = g.channels_last(input);
+  return g.add(concat_op(padding), inputs);
 }
 
 int add_attention(Graph& g, const std::vector<int>& qkv, int64_t heads, const std::vector<int64_t>& first,
@@ -319,12 +319,12 @@ std::vector<int> as_pixels(Graph& g, std::vector<int> values) {
   return values;
 }
 
-int add_assemble(Graph& g, const std::vector<int>& inputs, const std::vector<LoopTuple>& parts, float fill,
+int add_assemble(Graph& g, const std::vector<int>& inputs, const std::vector<LoopTuple>& tuples, float fill,
                  bool covered) {
   std::vector<StridedLoop> loops;
-  for (const LoopTuple& part : parts) {
-    loops.push_back(loop_of(part));
-    if (loops.back().operands.size() != 1) throw nb::value_error("a part has one operand");
+  for (const LoopTuple& tuple : tuples) {
+    loops.push_back(loop_of(tuple));
+    if (loops.back().operands.size() != 1) throw nb::value_error("a tuple has one operand");
   }
   return g.add(assemble_op(std::move(loops), fill, covered), as_pixels(g, inputs));
 }

@@ -40,18 +40,18 @@ void make_layer(Int8Layer* self, nb::handle weights, nb::handle offset, nb::hand
                        per_column<float>(bias, NPY_FLOAT32, g.columns, "bias"));
 }
 
-nb::object layer_conv(const Int8Layer& layer, nb::handle x, int border, nb::handle residual, int residual_border,
-                      int out_border) {
+nb::object layer_conv(const Int8Layer& layer, nb::handle x, int x_padding, nb::handle residual, int residual_padding,
+                      int out_padding) {
   if (layer.gives_int16()) throw nb::value_error("only a plan runs a layer that gives 16 bits");
-  const Int8Image in = image_of(x, border, "x");
+  const Int8Image in = image_of(x, x_padding, "x");
   Int8Image out = layer.conv_shape(in), skip;
   if (!residual.is_none()) {
-    skip = image_of(residual, residual_border, "residual");
+    skip = image_of(residual, residual_padding, "residual");
     if (skip.images != out.images || skip.height != out.height || skip.width != out.width || skip.pixel != out.pixel) {
       throw nb::value_error("the residual has another shape than the result");
     }
   }
-  out.border = out_border;
+  out.padding = out_padding;
   nb::object result = new_image(out, layer.zero());
   if (layer.geometry().columns < out.pixel) fill_all(result, layer.zero());
   GilRelease release(true);
@@ -130,12 +130,12 @@ nb::object layer_weights(const Int8Layer& layer) {
 
 // --- what stands between layers ---
 
-nb::object quantize_images(nb::handle x, float scale, int zero, int border) {
+nb::object quantize_images(nb::handle x, float scale, int zero, int x_padding) {
   PyArrayObject* in = checked(x, NPY_FLOAT32, 4, "x");
   check_zero(zero);
   const int64_t channels = PyArray_DIM(in, 1);
   const Int8Image image{PyArray_DIM(in, 0), PyArray_DIM(in, 2), PyArray_DIM(in, 3), round_up(channels, kInt8Group),
-                        border};
+                        x_padding};
   nb::object out = new_image(image, zero);
   GilRelease release(true);
   const int64_t floats = channels * image.height * image.width;
@@ -176,13 +176,14 @@ std::tuple<nb::object, nb::object> quantize_rows(nb::handle x) {
 }
 
 template <bool kMean>
-nb::object pool(nb::handle x, int border, IntPair kernel, IntPair stride, IntPair padding, int out_border, int zero) {
-  const Int8Image in = image_of(x, border, "x");
+nb::object pool(nb::handle x, int x_padding, IntPair kernel, IntPair stride, IntPair padding, int out_padding,
+                int zero) {
+  const Int8Image in = image_of(x, x_padding, "x");
   check_zero(zero);
   const auto [ph, pw] = padding;
   const PoolWindow w = window_of(kernel, stride, Four(ph, pw, ph, pw), true);
   Int8Image out = pooled_shape(in, w);
-  out.border = out_border;
+  out.padding = out_padding;
   nb::object result = new_image(out, zero);
   GilRelease release(true);
   parallel_for(static_cast<int>(in.images), [&](int i) {
@@ -194,8 +195,9 @@ nb::object pool(nb::handle x, int border, IntPair kernel, IntPair stride, IntPai
   return result;
 }
 
-nb::object global_pool(nb::handle x, int border, int channels, float scale, int zero, float out_scale, int out_zero) {
-  const Int8Image in = image_of(x, border, "x");
+nb::object global_pool(nb::handle x, int x_padding, int channels, float scale, int zero, float out_scale,
+                       int out_zero) {
+  const Int8Image in = image_of(x, x_padding, "x");
   check_zero(zero);
   check_zero(out_zero);
   if (channels < 0 || channels > in.pixel || in.height * in.width == 0)
@@ -285,25 +287,26 @@ void bind_int8(nb::module_& m) {
   m.def("set_amx", choose_amx);
   m.def("avx_vnni", uses_avx_vnni);
   m.def("set_avx_vnni", choose_avx_vnni);
-  m.def("int8_quantize_images", quantize_images, nb::arg("x"), nb::arg("scale"), nb::arg("zero"), nb::arg("border"));
+  m.def("int8_quantize_images", quantize_images, nb::arg("x"), nb::arg("scale"), nb::arg("zero"), nb::arg("x_padding"));
   m.def("int8_quantize", quantize_flat, nb::arg("x"), nb::arg("scale"), nb::arg("zero"));
   m.def("int8_quantize_rows", quantize_rows, nb::arg("x"));
-  m.def("int8_max_pool", pool<false>, nb::arg("x"), nb::arg("border"), nb::arg("kernel"), nb::arg("stride"),
-        nb::arg("padding"), nb::arg("out_border"), nb::arg("zero"));
-  m.def("int8_avg_pool", pool<true>, nb::arg("x"), nb::arg("border"), nb::arg("kernel"), nb::arg("stride"),
-        nb::arg("padding"), nb::arg("out_border"), nb::arg("zero"));
-  m.def("int8_global_pool", global_pool, nb::arg("x"), nb::arg("border"), nb::arg("channels"), nb::arg("scale"),
+  m.def("int8_max_pool", pool<false>, nb::arg("x"), nb::arg("x_padding"), nb::arg("kernel"), nb::arg("stride"),
+        nb::arg("padding"), nb::arg("out_padding"), nb::arg("zero"));
+  m.def("int8_avg_pool", pool<true>, nb::arg("x"), nb::arg("x_padding"), nb::arg("kernel"), nb::arg("stride"),
+        nb::arg("padding"), nb::arg("out_padding"), nb::arg("zero"));
+  m.def("int8_global_pool", global_pool, nb::arg("x"), nb::arg("x_padding"), nb::arg("channels"), nb::arg("scale"),
         nb::arg("zero"), nb::arg("out_scale"), nb::arg("out_zero"));
   nb::class_<Int8Layer>(m, "Int8Layer")
       .def("__init__", make_layer, nb::arg("weights"), nb::arg("offset"), nb::arg("scale").none(),
            nb::arg("bias").none(), nb::arg("stride"), nb::arg("padding"))
       .def("set_output", &Int8Layer::set_output)
-      .def("set_finish", [](Int8Layer& layer, const Finish& finish) { layer.set_uint8_stage(uint8_stage_of(finish)); })
-      .def("set_wide_finish",
-           [](Int8Layer& layer, const Int16StageTuple& finish) { layer.set_int16_stage(int16_stage_of(finish)); })
+      .def("set_uint8_stage",
+           [](Int8Layer& layer, const Uint8StageTuple& stage) { layer.set_uint8_stage(uint8_stage_of(stage)); })
+      .def("set_int16_stage",
+           [](Int8Layer& layer, const Int16StageTuple& stage) { layer.set_int16_stage(int16_stage_of(stage)); })
       .def("set_residual", &Int8Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide") = false)
-      .def("conv", layer_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(), nb::arg("residual_border"),
-           nb::arg("out_border"))
+      .def("conv", layer_conv, nb::arg("x"), nb::arg("x_padding"), nb::arg("residual").none(),
+           nb::arg("residual_padding"), nb::arg("out_padding"))
       .def("linear", layer_linear, nb::arg("x"), nb::arg("kind"), nb::arg("row_scale").none(), nb::arg("relu"),
            nb::arg("tile").none() = nb::none(), nb::arg("table").none() = nb::none())
       .def("weights", layer_weights)

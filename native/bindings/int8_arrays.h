@@ -38,20 +38,20 @@ T* data(nb::handle array) {
 
 using IntPair = std::tuple<int, int>;
 
-// An image buffer of the integer layers: (images, height + 2 border, width + 2 border, channels rounded up to 4).
-inline Int8Image image_of(nb::handle x, int border, const char* what) {
+// An image buffer of the integer layers: (images, height + 2 padding, width + 2 padding, channels rounded up to 4).
+inline Int8Image image_of(nb::handle x, int padding, const char* what) {
   PyArrayObject* array = checked(x, NPY_UINT8, 4, what);
-  const Int8Image image{PyArray_DIM(array, 0), PyArray_DIM(array, 1) - 2 * border, PyArray_DIM(array, 2) - 2 * border,
-                        PyArray_DIM(array, 3), border};
-  if (border < 0 || image.height < 0 || image.width < 0) throw nb::value_error("the border is wider than the image");
+  const Int8Image image{PyArray_DIM(array, 0), PyArray_DIM(array, 1) - 2 * padding, PyArray_DIM(array, 2) - 2 * padding,
+                        PyArray_DIM(array, 3), padding};
+  if (padding < 0 || image.height < 0 || image.width < 0) throw nb::value_error("the padding is wider than the image");
   return image;
 }
 
 inline nb::object new_image(const Int8Image& image, int zero) {
-  if (image.border < 0) throw nb::value_error("a border cannot be negative");
+  if (image.padding < 0) throw nb::value_error("padding cannot be negative");
   const npy_intp shape[4] = {image.images, image.full_height(), image.full_width(), image.pixel};
   nb::object out = new_object(4, shape, NPY_UINT8);
-  fill_border(image, zero, data<uint8_t>(out));
+  fill_padding(image, zero, data<uint8_t>(out));
   return out;
 }
 
@@ -60,7 +60,7 @@ inline nb::object new_int16_image(Int8Image image) {
   const npy_intp shape[4] = {image.images, image.full_height(), image.full_width(), image.pixel};
   nb::object out = new_object(4, shape, NPY_INT16);
   image.pixel *= 2;
-  fill_border(image, 0, data<uint8_t>(out));
+  fill_padding(image, 0, data<uint8_t>(out));
   return out;
 }
 
@@ -85,9 +85,9 @@ inline void check_zero(int zero) {
 // zero, low, high; and of an activation that bytes cannot have by being clamped: the table, points of its grid in 1,
 // its first, or the bend: how far it reaches (0: there is none), and its slope; or the pieces: Uint8Piecewise as it
 // lies in memory
-using Finish = std::tuple<int, int, int, nb::bytes, float, int, float, float, nb::bytes>;
+using Uint8StageTuple = std::tuple<int, int, int, nb::bytes, float, int, float, float, nb::bytes>;
 
-inline Uint8Stage uint8_stage_of(const Finish& values) {
+inline Uint8Stage uint8_stage_of(const Uint8StageTuple& values) {
   const auto& [zero, low, high, table, fine, first, far, slope, pieces] = values;
   check_zero(zero);
   check_zero(low);

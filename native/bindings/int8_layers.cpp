@@ -38,19 +38,19 @@ void make_grouped(Int8GroupedLayer* self, nb::handle weights, nb::handle offset,
                               per_column<float>(scale, NPY_FLOAT32, columns, "scale"));
 }
 
-nb::object grouped_conv(const Int8GroupedLayer& layer, nb::handle x, int border, nb::handle residual,
-                        int residual_border, int out_border) {
-  const Int8Image in = image_of(x, border, "x");
+nb::object grouped_conv(const Int8GroupedLayer& layer, nb::handle x, int x_padding, nb::handle residual,
+                        int residual_padding, int out_padding) {
+  const Int8Image in = image_of(x, x_padding, "x");
   if (in.pixel != round_up(layer.geometry().channels(), kInt8Group))
     throw nb::value_error("x has another number of channels than the weights");
   Int8Image out = layer.conv_shape(in), skip;
   if (!residual.is_none()) {
-    skip = image_of(residual, residual_border, "residual");
+    skip = image_of(residual, residual_padding, "residual");
     if (skip.images != out.images || skip.height != out.height || skip.width != out.width || skip.pixel != out.pixel) {
       throw nb::value_error("the residual has another shape than the result");
     }
   }
-  out.border = out_border;
+  out.padding = out_padding;
   nb::object result = new_image(out, layer.uint8_stage().zero);
   if (layer.geometry().columns < out.pixel) fill_all(result, layer.uint8_stage().zero);
   GilRelease release(true);
@@ -97,18 +97,20 @@ void bind_int8_layers(nb::module_& m) {
   nb::class_<Int8GroupedLayer>(m, "Int8GroupedLayer")
       .def("__init__", make_grouped, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"), nb::arg("groups"),
            nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
-      .def("set_finish", [](Int8GroupedLayer& layer, Finish finish) { layer.set_uint8_stage(uint8_stage_of(finish)); })
+      .def("set_uint8_stage",
+           [](Int8GroupedLayer& layer, const Uint8StageTuple& stage) { layer.set_uint8_stage(uint8_stage_of(stage)); })
       .def("set_residual", &Int8GroupedLayer::set_residual)
-      .def("conv", grouped_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(),
-           nb::arg("residual_border"), nb::arg("out_border"))
+      .def("conv", grouped_conv, nb::arg("x"), nb::arg("x_padding"), nb::arg("residual").none(),
+           nb::arg("residual_padding"), nb::arg("out_padding"))
       .def("weights", grouped_weights)
       .def_prop_ro("nbytes", &Int8GroupedLayer::nbytes);
   nb::class_<Int16Layer>(m, "Int16Layer")
       .def("__init__", make_int16_layer, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"),
            nb::arg("bias").none(), nb::arg("groups"), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
-      .def("set_finish", [](Int16Layer& layer, Finish finish) { layer.set_uint8_stage(uint8_stage_of(finish)); })
-      .def("set_wide_finish",
-           [](Int16Layer& layer, const Int16StageTuple& finish) { layer.set_int16_stage(int16_stage_of(finish)); })
+      .def("set_uint8_stage",
+           [](Int16Layer& layer, const Uint8StageTuple& stage) { layer.set_uint8_stage(uint8_stage_of(stage)); })
+      .def("set_int16_stage",
+           [](Int16Layer& layer, const Int16StageTuple& stage) { layer.set_int16_stage(int16_stage_of(stage)); })
       .def("set_bytes_read", &Int16Layer::set_bytes_read)
       .def("set_residual", &Int16Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide"))
       .def("weights", int16_weights)

@@ -7,7 +7,7 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kWorthReleasing = 20000;
+constexpr int64_t kMinWorkForGilRelease = 20000;
 
 long long show(int64_t number) { return static_cast<long long>(number); }
 
@@ -52,7 +52,7 @@ PyObject* max_pool(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*
     return nullptr;
   }
   {
-    GilRelease release(s.planes * s.h * s.w > kWorthReleasing);
+    GilRelease release(s.planes * s.h * s.w > kMinWorkForGilRelease);
     if (s.planes > 0) active_pool().max(s, x.floats(), floats(y), static_cast<int32_t*>(PyArray_DATA(argmax)));
   }
   return Py_BuildValue("(NN)", y, argmax);
@@ -79,7 +79,7 @@ PyObject* max_pool_grad(PyObject*, PyObject* const* args, Py_ssize_t count, PyOb
   if (gx == nullptr) return nullptr;
   bool inside = true;
   {
-    GilRelease release(s.planes * s.h * s.w > kWorthReleasing);
+    GilRelease release(s.planes * s.h * s.w > kMinWorkForGilRelease);
     inside =
         s.planes == 0 || active_pool().max_grad(s, gy.floats(), static_cast<const int32_t*>(argmax.data()), floats(gx));
   }
@@ -99,7 +99,7 @@ PyObject* average_pool(PyObject*, PyObject* const* args, Py_ssize_t count, PyObj
   const npy_intp shape[4] = {x.dim(0), x.dim(1), s.oh, s.ow};
   PyArrayObject* y = new_float_array(4, shape);
   if (y == nullptr) return nullptr;
-  GilRelease release(s.planes * s.h * s.w > kWorthReleasing);
+  GilRelease release(s.planes * s.h * s.w > kMinWorkForGilRelease);
   if (s.planes > 0) active_pool().average(s, x.floats(), floats(y));
   return reinterpret_cast<PyObject*>(y);
 }
@@ -122,7 +122,7 @@ PyObject* average_pool_grad(PyObject*, PyObject* const* args, Py_ssize_t count, 
   const npy_intp shape[4] = {x[0], x[1], x[2], x[3]};
   PyArrayObject* gx = new_float_array(4, shape);
   if (gx == nullptr) return nullptr;
-  GilRelease release(s.planes * s.h * s.w > kWorthReleasing);
+  GilRelease release(s.planes * s.h * s.w > kMinWorkForGilRelease);
   if (s.planes > 0) active_pool().average_grad(s, gy.floats(), floats(gx));
   return reinterpret_cast<PyObject*>(gx);
 }

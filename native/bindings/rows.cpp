@@ -9,7 +9,7 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kWorthReleasing = 8192;  // elements; below, giving the GIL away costs more than the kernel
+constexpr int64_t kMinWorkForGilRelease = 8192;  // elements; below, giving the GIL away costs more than the kernel
 
 PyObject* as_object(PyArrayObject* array) { return reinterpret_cast<PyObject*>(array); }
 
@@ -29,7 +29,7 @@ PyObject* unary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
   if (!x) return nullptr;
   PyArrayObject* y = new_float_array_like(x.array());
   if (!y) return nullptr;
-  GilRelease release(x.size() >= kWorthReleasing);
+  GilRelease release(x.size() >= kMinWorkForGilRelease);
   map_unary(active_elementwise().*kernel, x.data(), floats(y), x.size());
   return as_object(y);
 }
@@ -42,7 +42,7 @@ PyObject* binary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
   if (!same_shape(a, b)) return shape_error("the two arrays must have the same shape");
   PyArrayObject* y = new_float_array_like(a.array());
   if (!y) return nullptr;
-  GilRelease release(a.size() >= kWorthReleasing);
+  GilRelease release(a.size() >= kMinWorkForGilRelease);
   map_binary(active_elementwise().*kernel, a.data(), b.data(), floats(y), a.size());
   return as_object(y);
 }
@@ -55,7 +55,7 @@ PyObject* row_unary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
   PyArrayObject* y = new_float_array_like(x.array());
   if (!y) return nullptr;
   const RowShape shape = row_shape(x);
-  GilRelease release(x.size() >= kWorthReleasing);
+  GilRelease release(x.size() >= kMinWorkForGilRelease);
   map_rows(active_softmax_kernels().*kernel, x.data(), floats(y), shape.rows, shape.columns);
   return as_object(y);
 }
@@ -69,7 +69,7 @@ PyObject* row_binary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
   PyArrayObject* gx = new_float_array_like(y.array());
   if (!gx) return nullptr;
   const RowShape shape = row_shape(y);
-  GilRelease release(y.size() >= kWorthReleasing);
+  GilRelease release(y.size() >= kMinWorkForGilRelease);
   map_rows(active_softmax_kernels().*kernel, y.data(), gy.data(), floats(gx), shape.rows, shape.columns);
   return as_object(gx);
 }
@@ -82,7 +82,7 @@ PyObject* sum_rows_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyO
   npy_intp columns = x.dim(x.ndim() - 1);
   PyArrayObject* out = new_float_array(1, &columns);
   if (!out) return nullptr;
-  GilRelease release(x.size() >= kWorthReleasing);
+  GilRelease release(x.size() >= kMinWorkForGilRelease);
   sum_rows(x.data(), floats(out), row_shape(x).rows, columns);
   return as_object(out);
 }
@@ -96,7 +96,7 @@ PyObject* sum_channels_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs)
   PyArrayObject* out = new_float_array(1, &channels);
   if (!out) return nullptr;
   const int64_t planes = x.dim(0) * channels;
-  GilRelease release(x.size() >= kWorthReleasing);
+  GilRelease release(x.size() >= kMinWorkForGilRelease);
   sum_channels(x.data(), floats(out), {x.dim(0), channels, planes > 0 ? x.size() / planes : 0});
   return as_object(out);
 }
@@ -107,7 +107,7 @@ PyObject* sum_of_squares_entry(PyObject*, PyObject* const* args, Py_ssize_t narg
   if (!x) return nullptr;
   double total;
   {
-    GilRelease release(x.size() >= kWorthReleasing);
+    GilRelease release(x.size() >= kMinWorkForGilRelease);
     total = sum_of_squares(x.data(), x.size());
   }
   return PyFloat_FromDouble(total);

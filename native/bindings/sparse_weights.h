@@ -10,7 +10,7 @@
 
 namespace tw {
 
-constexpr int64_t kWorthReleasing = 100000;  // multiply-adds
+constexpr int64_t kMinWorkForGilRelease = 100000;  // multiply-adds
 
 // x (..., columns) to (..., rows) by `product(in, batch, out)`. None where x is not what the kernels take.
 template <class Matrix, class Product>
@@ -26,7 +26,7 @@ nb::object rows_times(const Matrix& matrix, nb::handle x, Product product) {
   PyArrayObject* out = new_float_array(ndim, shape);
   if (out == nullptr) throw nb::python_error();
   nb::object result = nb::steal(reinterpret_cast<PyObject*>(out));
-  GilRelease release(matrix.nonzeros() * batch > kWorthReleasing);
+  GilRelease release(matrix.nonzeros() * batch > kMinWorkForGilRelease);
   product(floats(in), batch, floats(out));
   return result;
 }

@@ -16,11 +16,11 @@ PyCFunction entry(PyObject* (*f)(PyObject*, PyObject* const*, Py_ssize_t, PyObje
 TileTable& table_of(PyObject* self) { return *reinterpret_cast<TileTable*>(self); }
 
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-  static const char* names[] = {"ask", "least_work", "patience", nullptr};
+  static const char* names[] = {"ask", "least_work", "calls_before_asking", nullptr};
   PyObject* ask = nullptr;
-  long long least_work = 0, patience = 0;
+  long long least_work = 0, calls_before_asking = 0;
   if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|LL:TileTable", const_cast<char**>(names), &ask, &least_work,
-                                   &patience)) {
+                                   &calls_before_asking)) {
     return nullptr;
   }
   if (!PyCallable_Check(ask))
@@ -31,7 +31,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   Py_INCREF(ask);
   table.ask = ask;
   table.least_work = std::max<int64_t>(least_work, kTinyProduct);
-  table.patience = patience;
+  table.calls_before_asking = calls_before_asking;
   table.products = new (std::nothrow) ProductTable();
   table.convolutions = new (std::nothrow) ConvTable();
   if (table.products != nullptr && table.convolutions != nullptr) return self;

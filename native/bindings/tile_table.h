@@ -1,7 +1,8 @@
 // A tile chooser's answers beside the kernels: a Python object whose methods `matmul` and `conv2d` are the compiled
 // functions themselves, with tiles looked up on the way. The chooser, a Python function, is asked once a shape, and
-// only when the shape has earned it: when as many multiplications were done in it as `patience` says. Integer products
-// are handed the table by their layers and plans; they find what was kept for them, and nobody is asked.
+// only when the shape has earned it: when as many multiplications were done in it as `calls_before_asking` says.
+// Integer products are handed the table by their layers and plans; they find what was kept for them, and nobody is
+// asked.
 #pragma once
 
 #include "bindings/numpy_api.h"
@@ -21,7 +22,7 @@ using Int8Table = ShapeTable<4, Int8Tile>;
 struct TileTable {
   PyObject_HEAD PyObject* ask;
   int64_t least_work;  // of a product; smaller ones are not looked up
-  int64_t patience;
+  int64_t calls_before_asking;
   ProductTable* products;
   ConvTable* convolutions;
   Int8Table* int8_products;  // null until one is kept
@@ -43,7 +44,8 @@ enum class Answer { failed, keep_default, use_tile };
 // What the table knows of a shape, or the chooser says now. `ask` gives the answer and writes the tile; it may run
 // Python, and with it other threads and other calls into this table, so no entry is held across it.
 template <class Table, class Tile, class Ask>
-Answer look_up(Table& table, const typename Table::Key& key, int64_t work, int64_t patience, Tile* tile, Ask&& ask) {
+Answer look_up(Table& table, const typename Table::Key& key, int64_t work, int64_t calls_before_asking, Tile* tile,
+               Ask&& ask) {
   using State = typename Table::State;
   auto* entry = table.find_or_make(key);
   if (entry == nullptr || entry->state == State::keep_default) return Answer::keep_default;
@@ -52,7 +54,7 @@ Answer look_up(Table& table, const typename Table::Key& key, int64_t work, int64
     return Answer::use_tile;
   }
   entry->work += work;
-  if (entry->work < patience) return Answer::keep_default;
+  if (entry->work < calls_before_asking) return Answer::keep_default;
   const Answer answer = ask(tile);
   if (answer == Answer::failed) return answer;
   entry = table.find_or_make(key);

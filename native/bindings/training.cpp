@@ -9,7 +9,7 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kWorthReleasing = 4096;
+constexpr int64_t kMinWorkForGilRelease = 4096;
 
 PyObject* three(PyArrayObject* a, PyArrayObject* b, PyArrayObject* c) {
   if (!a || !b || !c) {
@@ -49,7 +49,7 @@ PyObject* layer_norm_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, P
   PyObject* out = three(new_float_array_like(x.array()), new_float_array(x.ndim() - 1, PyArray_DIMS(x.array())),
                         new_float_array(x.ndim() - 1, PyArray_DIMS(x.array())));
   if (!out) return nullptr;
-  GilRelease release(x.size() >= kWorthReleasing);
+  GilRelease release(x.size() >= kMinWorkForGilRelease);
   layer_norm(x.data(), weight.data(), bias.data(), static_cast<float>(eps), result(out, 0), result(out, 1),
              result(out, 2), rows, columns);
   return out;
@@ -70,7 +70,7 @@ PyObject* layer_norm_grad_entry(PyObject*, PyObject* const* args, Py_ssize_t nar
   }
   PyObject* out = three(new_float_array_like(x.array()), new_float_array(1, &columns), new_float_array(1, &columns));
   if (!out) return nullptr;
-  GilRelease release(x.size() >= kWorthReleasing);
+  GilRelease release(x.size() >= kMinWorkForGilRelease);
   layer_norm_grad(gy.data(), x.data(), weight.data(), mean.data(), rstd.data(), result(out, 0), result(out, 1),
                   result(out, 2), rows, columns);
   return out;
@@ -96,7 +96,7 @@ PyObject* batch_norm_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, P
   }
   PyObject* out = three(new_float_array_like(x.array()), new_float_array(1, &channels), new_float_array(1, &channels));
   if (!out) return nullptr;
-  GilRelease release(x.size() >= kWorthReleasing);
+  GilRelease release(x.size() >= kMinWorkForGilRelease);
   batch_norm(x.data(), weight.data(), bias.data(), static_cast<float>(eps), result(out, 0), result(out, 1),
              result(out, 2), batch_shape(x));
   return out;
@@ -118,7 +118,7 @@ PyObject* batch_norm_grad_entry(PyObject*, PyObject* const* args, Py_ssize_t nar
   }
   PyObject* out = three(new_float_array_like(x.array()), new_float_array(1, &channels), new_float_array(1, &channels));
   if (!out) return nullptr;
-  GilRelease release(x.size() >= kWorthReleasing);
+  GilRelease release(x.size() >= kMinWorkForGilRelease);
   batch_norm_grad(gy.data(), x.data(), weight.data(), mean.data(), var.data(), static_cast<float>(eps), result(out, 0),
                   result(out, 1), result(out, 2), batch_shape(x));
   return out;

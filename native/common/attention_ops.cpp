@@ -24,7 +24,7 @@ AttentionHead head_of(const AttentionBatch& p, int64_t b, int64_t h) {
   return head;
 }
 
-Rows at(BatchRows r, int64_t b, int64_t h) { return {r.rows.data + offset(r.strides, b, h), r.rows.stride}; }
+StridedRows at(BatchRows r, int64_t b, int64_t h) { return {r.rows.data + offset(r.strides, b, h), r.rows.stride}; }
 RowsOut at(BatchRowsOut r, int64_t b, int64_t h) { return {r.rows.data + offset(r.strides, b, h), r.rows.stride}; }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct AttentionBatch {
 };
 
 struct BatchRows {
-  Rows rows;
+  StridedRows rows;
   HeadStrides strides;
 };
 

@@ -22,7 +22,7 @@ int threads_for(int64_t tasks, int64_t work, int64_t min_work_per_thread) {
 
 // A power of two per row, so that its largest weight is between 2^12 and 2^13: no scale is out of a float16's range. 0
 // if a weight is NaN or infinite.
-float unit_of(const float* weight, int64_t n) {
+float row_exponent_scale(const float* weight, int64_t n) {
   float largest = 0.0f;
   for (int64_t i = 0; i < n; ++i) {
     if (!std::isfinite(weight[i])) return 0.0f;
@@ -56,7 +56,7 @@ BlockRowsInt8 BlockScratch::quantize(const float* x, int64_t rows, int64_t input
   return {values, scale, offset, total};
 }
 
-std::shared_ptr<uint8_t> WeightArena::take(int64_t bytes) {
+std::shared_ptr<uint8_t> WeightArena::allocate(int64_t bytes) {
   if (used_ + bytes > static_cast<int64_t>(memory_->size())) return nullptr;
   uint8_t* at = memory_->data() + used_;
   used_ += bytes;
@@ -77,8 +77,8 @@ int64_t BlockMatrix::bytes() const {
 }
 
 void BlockMatrix::allocate(WeightArena* arena) {
-  if (arena != nullptr) packed_ = arena->take(bytes());
-  if (packed_ == nullptr) packed_ = WeightArena(bytes()).take(bytes());
+  if (arena != nullptr) packed_ = arena->allocate(bytes());
+  if (packed_ == nullptr) packed_ = WeightArena(bytes()).allocate(bytes());
   data_ = packed_.get();
 }
 
@@ -139,7 +139,7 @@ BlockMatrix::BlockMatrix(const float* weight, int64_t outputs, int64_t inputs, W
     BlockScratch scratch;
     for (int64_t column = outputs * task / tasks; column < outputs * (task + 1) / tasks; ++column) {
       const float* from = weight + column * inputs;
-      const float unit = column_scale_[column] = unit_of(from, inputs);
+      const float unit = column_scale_[column] = row_exponent_scale(from, inputs);
       if (unit == 0.0f) finite = false;
       const BlockRowsInt8 row = scratch.quantize(from, 1, inputs, packing());
       for (int64_t b = 0; unit > 0.0f && b * kBlock < inputs; ++b) {

@@ -31,7 +31,7 @@ class WeightArena {
  public:
   explicit WeightArena(int64_t bytes) : memory_(std::make_shared<Buffer<uint8_t>>(bytes)) {}
   // Allocates `bytes`; null if the arena is full.
-  std::shared_ptr<uint8_t> take(int64_t bytes);
+  std::shared_ptr<uint8_t> allocate(int64_t bytes);
 
  private:
   std::shared_ptr<Buffer<uint8_t>> memory_;

@@ -8,8 +8,8 @@
 
 #include "common/thread_pool.h"
 #include "kernels/int8_ops.h"
-#include "kernels/llama.h"
 #include "kernels/norm.h"
+#include "kernels/rope_rmsnorm.h"
 
 namespace tw {
 namespace {
@@ -36,14 +36,14 @@ std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
   return starts;
 }
 
-// Cosines and sines of the angles by which the rows of a call are turned, (rows, pairs).
+// Cosines and sines of the angles by which the rows of a call are turned, (rows, rotations).
 struct RotaryTable {
   void fill(const std::vector<float>& frequencies, float magnitude, const Row* rows, int64_t count) {
-    pairs = static_cast<int64_t>(frequencies.size());
-    float* cosine = cosines.grow(count * pairs);
-    float* sine = sines.grow(count * pairs);
+    rotations = static_cast<int64_t>(frequencies.size());
+    float* cosine = cosines.grow(count * rotations);
+    float* sine = sines.grow(count * rotations);
     for (int64_t r = 0; r < count; ++r) {
-      for (int64_t i = 0; i < pairs; ++i) {
+      for (int64_t i = 0; i < rotations; ++i) {
         const double angle = static_cast<double>(rows[r].position) * frequencies[i];
         *cosine++ = static_cast<float>(std::cos(angle)) * magnitude;
         *sine++ = static_cast<float>(std::sin(angle)) * magnitude;
@@ -51,7 +51,7 @@ struct RotaryTable {
     }
   }
 
-  int64_t pairs = 0;
+  int64_t rotations = 0;
   Buffer<float> cosines, sines;
 };
 
@@ -74,7 +74,7 @@ struct Workspace {
 };
 
 void normalize(const Decoder& d, const NormLayer& norm, const float* x, int64_t rows, Workspace& w) {
-  if (norm.bias == nullptr) return active_llama().rms_norm(x, norm.weight, d.eps, w.h.data(), rows, d.width);
+  if (norm.bias == nullptr) return active_rope_rmsnorm().rms_norm(x, norm.weight, d.eps, w.h.data(), rows, d.width);
   active_norm_kernels().layer_norm(x, norm.weight, norm.bias, d.eps, w.h.data(), w.moments.data(),
                                    w.moments.data() + rows, rows, d.width);
 }
@@ -87,7 +87,7 @@ void fill_angles(const Decoder& d, const Row* rows, int64_t count, int64_t capac
 
 // Queries and keys of all rows: normalized head by head if the block does that, then turned by their positions.
 void place_heads(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w) {
-  const LlamaKernels& kernels = active_llama();
+  const RopeRmsNormKernels& kernels = active_rope_rmsnorm();
   const RotaryTable& angles = b.window > 0 ? w.window_angles : w.angles;
   for (int64_t r = 0; r < count; ++r) {
     float* queries = w.qkv.data() + r * qkv_width(d);
@@ -96,9 +96,9 @@ void place_heads(const Decoder& d, const DecoderBlock& b, int64_t count, Workspa
       kernels.rms_norm(queries, b.query_norm.weight, d.eps, queries, d.heads, d.head_width);
       kernels.rms_norm(keys, b.key_norm.weight, d.eps, keys, d.kv_heads, d.head_width);
     }
-    for (int64_t h = 0; angles.pairs > 0 && h < d.heads + d.kv_heads; ++h) {
-      kernels.rotate(queries + h * d.head_width, angles.cosines.data() + r * angles.pairs,
-                     angles.sines.data() + r * angles.pairs, angles.pairs, d.side_by_side);
+    for (int64_t h = 0; angles.rotations > 0 && h < d.heads + d.kv_heads; ++h) {
+      kernels.rotate(queries + h * d.head_width, angles.cosines.data() + r * angles.rotations,
+                     angles.sines.data() + r * angles.rotations, angles.rotations, d.side_by_side);
     }
   }
 }
@@ -136,9 +136,9 @@ void attend_row(const Decoder& d, const Row& row, const DecoderCache& cache, con
                 const float* query, float* scores, float* out) {
   const int64_t row_bytes = d.head_width * element_size(cache.kind), length = row.position + 1;
   const int64_t first = window > 0 ? std::max<int64_t>(0, length - window) : 0;
-  active_cached().attend(cache.kind, query, rows_from(at.keys, at.key_scales, first, row_bytes),
-                         rows_from(at.values, at.value_scales, first, row_bytes), length - first, d.head_width,
-                         d.score_rule, scores, out);
+  active_kv_attention().attend(cache.kind, query, rows_from(at.keys, at.key_scales, first, row_bytes),
+                               rows_from(at.values, at.value_scales, first, row_bytes), length - first, d.head_width,
+                               d.score_rule, scores, out);
 }
 
 // Head by head, so that a head's keys and values stay near while the rows go by.
@@ -160,9 +160,10 @@ void attend_prompt(const Decoder& d, const Row* rows, const DecoderCache& cache,
       const bool slides = window > 0 && length >= window;
       if (end - first == kAttendRows && (window == 0 || slides || rows[end - 1].position < window)) {
         const int64_t skipped = slides ? length - window : 0, row_bytes = head_width * element_size(cache.kind);
-        active_cached().attend_rows(cache.kind, q, row_width, rows_from(at.keys, at.key_scales, skipped, row_bytes),
-                                    rows_from(at.values, at.value_scales, skipped, row_bytes), length - skipped,
-                                    head_width, {d.score_rule.scale, d.score_rule.cap, slides}, scores, out, out_row);
+        active_kv_attention().attend_rows(
+            cache.kind, q, row_width, rows_from(at.keys, at.key_scales, skipped, row_bytes),
+            rows_from(at.values, at.value_scales, skipped, row_bytes), length - skipped, head_width,
+            {d.score_rule.scale, d.score_rule.cap, slides}, scores, out, out_row);
         continue;
       }
       for (int64_t r = first; r < end; ++r, q += row_width, out += out_row) {
@@ -176,7 +177,7 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
                  int64_t longest, Workspace& w) {
   const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads;  // heads that look at the same keys
   const int64_t row_width = qkv_width(d), keys_at = d.heads * head_width, values_at = keys_at + d.kv_heads * head_width;
-  const auto& kernels = active_cached();
+  const auto& kernels = active_kv_attention();
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t h = 0; h < d.kv_heads; ++h) {
       const HeadCache at = head_cache(cache, layer, rows[r].sequence, h, d.kv_heads, head_width);
@@ -186,9 +187,9 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
     }
   }
   if (count > cache.sequences) return attend_prompt(d, rows, cache, layer, tasks, longest, w);
-  const int64_t pairs = count * d.heads;
+  const int64_t row_heads = count * d.heads;
   parallel_for(tasks, [&](int task) {
-    for (int64_t p = task; p < pairs; p += tasks) {
+    for (int64_t p = task; p < row_heads; p += tasks) {
       const int64_t r = p / d.heads, h = p % d.heads;
       if (h + tasks < d.heads) {  // the keys of the next head
         const HeadCache next = head_cache(cache, layer, rows[r].sequence, (h + tasks) / shared, d.kv_heads, head_width);
@@ -225,7 +226,7 @@ bool widen(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w,
   ok = ok && b.up[1].apply(w.h.data(), count, w.gated.data(), width, nullptr, activation, w.scratch, reading);
   w.scratch.blocks.share_rows(false);
   if (!ok) return false;
-  const auto product = d.silu_gate ? active_llama().silu_product : active_llama().gelu_product;
+  const auto product = d.silu_gate ? active_rope_rmsnorm().silu_product : active_rope_rmsnorm().gelu_product;
   product(w.hidden.data(), w.gated.data(), count * width);
   return true;
 }
@@ -239,7 +240,7 @@ bool add_result(const Decoder& d, const DenseLayer& layer, const NormLayer& post
     std::swap(w.x, w.h);
     return true;
   }
-  active_llama().rms_norm(w.h.data(), post.weight, d.eps, w.h.data(), count, d.width);
+  active_rope_rmsnorm().rms_norm(w.h.data(), post.weight, d.eps, w.h.data(), count, d.width);
   for (int64_t i = 0; i < count * d.width; ++i) w.x[i] += w.h[i];
   return true;
 }
@@ -269,7 +270,7 @@ bool DenseLayer::apply(const float* x, int64_t rows, float* y, int64_t y_row, co
   } else if (!blocks->apply(x, rows, y, y_row, scratch.blocks)) {
     return false;
   }
-  if (epilogue.any()) active_gemm().finish(epilogue, y, y_row, 0, 0, rows, outputs);
+  if (epilogue.any()) active_gemm().apply_epilogue(epilogue, y, y_row, 0, 0, rows, outputs);
   return true;
 }
 
@@ -351,30 +352,30 @@ bool Decoder::products() const {
 }
 
 // A step reads every weight for a few rows: whether a second thread makes that faster is the memory's affair.
-bool Decoder::run(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
+bool Decoder::run(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* output_rows, int64_t output_count,
                   float* logits) const {
   if (count == 0) return true;
   int kind = 0;
   while (kind < kTrials && count > int64_t{1} << kind) ++kind;
   const int most = num_threads();
-  if (most == 1 || kind == kTrials) return run_rows(rows, count, cache, wanted, wanted_count, logits);
+  if (most == 1 || kind == kTrials) return run_rows(rows, count, cache, output_rows, output_count, logits);
   const int threads = trials_[kind].threads(most);
   const ThreadLimit limit(threads);
   const auto start = std::chrono::steady_clock::now();
-  const bool ok = run_rows(rows, count, cache, wanted, wanted_count, logits);
+  const bool ok = run_rows(rows, count, cache, output_rows, output_count, logits);
   trials_[kind].took(threads, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return ok;
 }
 
-bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
-                       float* logits) const {
+bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* output_rows,
+                       int64_t output_count, float* logits) const {
   int64_t longest = 0, work = 0;
   for (int64_t r = 0; r < count; ++r) {
     longest = std::max(longest, rows[r].position + 1);
     work += (rows[r].position + 1) * heads * head_width;
   }
-  constexpr int64_t kWorthAThread = 1 << 15;
-  const int tasks = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(num_threads(), work / kWorthAThread)));
+  constexpr int64_t kMinWorkPerThread = 1 << 15;
+  const int tasks = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(num_threads(), work / kMinWorkPerThread)));
   Workspace w(*this, rows, count, longest, tasks);
   embed(*this, rows, count, w);
   fill_angles(*this, rows, count, cache.capacity, w);
@@ -399,10 +400,11 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
     ok = ok && add_result(*this, b.down, b.post2, w.hidden.data(), count, w, reading);
   }
   const float* x = w.x.data();
-  for (int64_t i = 0; i < wanted_count; ++i) std::memcpy(w.mixed.data() + i * width, x + wanted[i] * width, width * 4);
-  normalize(*this, norm, w.mixed.data(), wanted_count, w);
-  ok = ok && head.apply(w.h.data(), wanted_count, logits, head.outputs, nullptr, Activation::none, w.scratch, reading);
-  if (logit_cap > 0.0f) active_llama().soft_cap(logits, logit_cap, wanted_count * head.outputs);
+  for (int64_t i = 0; i < output_count; ++i)
+    std::memcpy(w.mixed.data() + i * width, x + output_rows[i] * width, width * 4);
+  normalize(*this, norm, w.mixed.data(), output_count, w);
+  ok = ok && head.apply(w.h.data(), output_count, logits, head.outputs, nullptr, Activation::none, w.scratch, reading);
+  if (logit_cap > 0.0f) active_rope_rmsnorm().soft_cap(logits, logit_cap, output_count * head.outputs);
   return ok;
 }
 

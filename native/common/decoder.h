@@ -15,8 +15,8 @@
 #include "common/matmul.h"
 #include "common/sparse_matrix.h"
 #include "common/thread_trial.h"
-#include "kernels/cached.h"
 #include "kernels/gemm.h"
+#include "kernels/kv_attention.h"
 
 namespace tw {
 
@@ -106,13 +106,14 @@ struct Decoder {
   // The matrix products of one token and nothing else, on inputs that mean nothing: for comparing them with reading the
   // weights once.
   bool products() const;
-  // Logits of the rows named in `wanted` (count of them) to `logits` (count, vocabulary); false when memory ran out.
-  bool run(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
+  // Logits of the rows named in `output_rows` (count of them) to `logits` (count, vocabulary); false when memory ran
+  // out.
+  bool run(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* output_rows, int64_t output_count,
            float* logits) const;
 
  private:
   static constexpr int kTrials = 5;  // for steps of 1, 2, 3 to 4, 5 to 8 and 9 to 16 sequences; more share all threads
-  bool run_rows(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
+  bool run_rows(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* output_rows, int64_t output_count,
                 float* logits) const;
   uint64_t fingerprint() const;  // of the float32 weights behind integer ones; 0 when there are none
   bool settle_weights() const;

@@ -67,7 +67,7 @@ class Shard {
     return before;
   }
 
-  bool take(uintptr_t block, std::size_t* bytes) {
+  bool remove(uintptr_t block, std::size_t* bytes) {
     SpinLock lock(flag_);
     if (!capacity_) return false;
     std::size_t hole = find(block);
@@ -128,12 +128,12 @@ class Ledger {
   }
   void remove(void* block) {
     std::size_t bytes;
-    if (shard(block).take(key(block), &bytes)) now_.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+    if (shard(block).remove(key(block), &bytes)) now_.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
   }
   // Part of a mapping was given back.
   void shrink(void* block, std::size_t by) {
     std::size_t bytes;
-    if (!shard(block).take(key(block), &bytes)) return;
+    if (!shard(block).remove(key(block), &bytes)) return;
     now_.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
     if (bytes > by) add(static_cast<char*>(block) + by, bytes - by);
   }
@@ -167,7 +167,7 @@ std::atomic<int64_t> taken_large{0};
 std::atomic<int64_t> alarm_level{0};
 std::atomic<void (*)()> alarm_call{nullptr};
 
-// How deep a thread is in calls that count what they take themselves. Not thread_local: the first use of such a
+// How deep a thread is in calls that count what they remove themselves. Not thread_local: the first use of such a
 // variable in a thread makes the loader allocate, and where the loader's malloc is a counting one that would never end.
 pthread_key_t depth_key;
 const bool have_depth_key = pthread_key_create(&depth_key, nullptr) == 0;
@@ -412,17 +412,17 @@ int find_stub(dl_phdr_info* info, std::size_t, void* context) {
 void* find_past_executable(const char* name) {
   void* everything = dlopen(nullptr, RTLD_LAZY);
   link_map* map = nullptr;
-  void* found = nullptr;
+  void* symbol = nullptr;
   if (everything && dlinfo(everything, RTLD_DI_LINKMAP, &map) == 0) {
-    for (map = map->l_next; map && !found; map = map->l_next) {
+    for (map = map->l_next; map && !symbol; map = map->l_next) {
       void* library = map->l_name[0] == '/' ? dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
       if (!library) continue;
-      found = dlsym(library, name);
+      symbol = dlsym(library, name);
       dlclose(library);
     }
   }
   if (everything) dlclose(everything);
-  return found;
+  return symbol;
 }
 
 bool find_real_functions() {
@@ -442,8 +442,8 @@ bool find_real_functions() {
 bool start(bool large_only) {
   static std::atomic_flag busy = ATOMIC_FLAG_INIT;
   SpinLock lock(busy);
-  static const bool found = find_real_functions();
-  if (!found || !have_depth_key || watching.load()) return false;
+  static const bool is_linked = find_real_functions();
+  if (!is_linked || !have_depth_key || watching.load()) return false;
   if (!slots) slots = static_cast<Slot*>(kernel_pages(kMostSlots * sizeof(Slot)));
   system_ledger().clear();
   requested_ledger().clear();

@@ -146,7 +146,7 @@ void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip,
                       const Int8Image& out, bool relu, void* y) const {
   const GroupedGeometry& g = geometry_;
   Int16Problem p;
-  const int64_t first = (in.border - g.top) * in.row_step() + (in.border - g.left) * in.pixel;
+  const int64_t first = (in.padding - g.top) * in.row_step() + (in.padding - g.left) * in.pixel;
   if (reads_bytes()) {
     p.bytes = static_cast<const uint8_t*>(x) + first;
     p.zero = bytes_zero_;

@@ -144,16 +144,16 @@ const char* int8_tile_problem(const Int8Tile& t, int64_t k) {
 
 namespace {
 
-constexpr int64_t kTileRowsWorth = 16;  // fewer rows would leave AMX tiles mostly empty
-constexpr int64_t kTileRunBytes = 64;   // bytes of a tile row
-constexpr int kTileColumnsWorth = 64;
+constexpr int64_t kMinTileRows = 16;   // fewer rows would leave AMX tiles mostly empty
+constexpr int64_t kTileRunBytes = 64;  // bytes of a tile row
+constexpr int kMinTileColumns = 64;
 
 // Runs of whole tile rows are loaded in place. Others are gathered first, which only pays off if many columns use them:
 // for the few channels of a small network, gathering takes longer than multiplying.
 bool fills_tiles(const Int8Problem& p, int64_t rows) {
   const int64_t run = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
-  const bool worth = run % kTileRunBytes == 0 || (run >= kTileRunBytes && p.columns >= kTileColumnsWorth);
-  return rows >= kTileRowsWorth && run > 0 && (worth || active_amx() == Amx::emulated);
+  const bool worth = run % kTileRunBytes == 0 || (run >= kTileRunBytes && p.columns >= kMinTileColumns);
+  return rows >= kMinTileRows && run > 0 && (worth || active_amx() == Amx::emulated);
 }
 
 // Computes one thread's share: on AMX tiles if they are enabled and full, else with register tile `t`.

@@ -112,8 +112,8 @@ void Int8GroupedLayer::unpack(int8_t* to) const {
 
 Int8Image GroupedGeometry::result(const Int8Image& in, int64_t group) const {
   require(in.pixel >= round_up(channels(), group), "x has another number of channels than the weights");
-  require(in.border >= std::max({top, left, bottom, right}) && in.height >= 0 && in.width >= 0,
-          "the border of x is narrower than the padding");
+  require(in.padding >= std::max({top, left, bottom, right}) && in.height >= 0 && in.width >= 0,
+          "x has less padding than the filter needs");
   const int64_t room_h = in.height + top + bottom - reach_h(), room_w = in.width + left + right - reach_w();
   require(room_h >= 0 && room_w >= 0, "the filter is larger than the padded image");
   Int8Image out;
@@ -137,7 +137,7 @@ void Int8GroupedLayer::conv(const Int8Image& in, const uint8_t* x, const Int8Ima
   const int64_t work = all * out.width * g.columns * g.taps.kernel_h * g.taps.kernel_w * g.group_channels;
   const int64_t tasks =
       std::max<int64_t>(1, std::min({all, work / kMinMultiplyAddsPerTask, int64_t{2} * num_threads()}));
-  const uint8_t* first = x + (in.border - g.top) * in.row_step() + (in.border - g.left) * in.pixel;
+  const uint8_t* first = x + (in.padding - g.top) * in.row_step() + (in.padding - g.left) * in.pixel;
   const auto some = [&](int64_t image, int64_t row, int64_t rows) {
     GroupedRows r;
     r.x = first + image * in.image_step() + row * g.taps.stride_h * in.row_step();

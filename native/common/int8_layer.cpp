@@ -26,14 +26,14 @@ Buffer<T> padded(const T* values, int count) {
 
 }  // namespace
 
-void fill_border(const Int8Image& image, int zero, uint8_t* data) {
-  if (image.border == 0) return;
-  const int64_t row = image.row_step(), side = image.border * image.pixel;
+void fill_padding(const Int8Image& image, int zero, uint8_t* data) {
+  if (image.padding == 0) return;
+  const int64_t row = image.row_step(), side = image.padding * image.pixel;
   for (int64_t i = 0; i < image.images; ++i, data += image.image_step()) {
-    std::memset(data, zero, image.border * row + side);
+    std::memset(data, zero, image.padding * row + side);
     // The right padding of one row and the left padding of the next are adjacent.
-    for (int64_t y = 1; y < image.height; ++y) std::memset(data + (image.border + y) * row - side, zero, 2 * side);
-    std::memset(data + (image.border + image.height) * row - side, zero, side + image.border * row);
+    for (int64_t y = 1; y < image.height; ++y) std::memset(data + (image.padding + y) * row - side, zero, 2 * side);
+    std::memset(data + (image.padding + image.height) * row - side, zero, side + image.padding * row);
   }
 }
 
@@ -46,7 +46,7 @@ Int8Image pooled_shape(const Int8Image& in, const PoolWindow& w) {
   Int8Image out = in;
   out.height = (in.height + w.pad_h + w.end_h - w.kernel_h) / w.stride_h + 1;
   out.width = (in.width + w.pad_w + w.end_w - w.kernel_w) / w.stride_w + 1;
-  out.border = 0;
+  out.padding = 0;
   return out;
 }
 
@@ -139,8 +139,8 @@ Int8Image Int8Layer::conv_shape(const Int8Image& in) const {
   const Int8Geometry& g = geometry_;
   const bool fits = g.kernel_w == 1 ? in.pixel >= in_pixel() : in.pixel == in_pixel();
   require(fits, "x has another number of channels than the weights");
-  require(in.border >= g.pad_h && in.border >= g.pad_w && in.height >= 0 && in.width >= 0,
-          "the border of x is narrower than the padding");
+  require(in.padding >= g.pad_h && in.padding >= g.pad_w && in.height >= 0 && in.width >= 0,
+          "x has less padding than the filter needs");
   require(in.height + 2 * g.pad_h >= g.kernel_h && in.width + 2 * g.pad_w >= g.kernel_w,
           "the filter is larger than the padded image");
   require(scale_.size() > 0 || g.columns == 0, "the layer has no output scale");
@@ -161,7 +161,7 @@ void Int8Layer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& ski
   p.images = static_cast<int>(out.images);
   p.height = static_cast<int>(out.height);
   p.width = static_cast<int>(out.width);
-  p.in = x + ((in.border - g.pad_h) * in.full_width() + (in.border - g.pad_w)) * in.pixel;
+  p.in = x + ((in.padding - g.pad_h) * in.full_width() + (in.padding - g.pad_w)) * in.pixel;
   p.in_grid = {in.image_step(), g.stride_h * in.row_step(), g.stride_w * in.pixel};
   p.runs = g.kernel_h;
   p.run_step = in.row_step();

@@ -13,22 +13,22 @@ namespace tw {
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// A uint8 NHWC image with `border` pixels of padding, filled with the zero point, on every side. Rows are images of one
-// pixel.
+// A uint8 NHWC image with `padding` pixels of padding, filled with the zero point, on every side. Rows are images of
+// one pixel.
 struct Int8Image {
-  int64_t images = 0, height = 1, width = 1, pixel = 0, border = 0;
+  int64_t images = 0, height = 1, width = 1, pixel = 0, padding = 0;
 
-  int64_t full_height() const { return height + 2 * border; }
-  int64_t full_width() const { return width + 2 * border; }
+  int64_t full_height() const { return height + 2 * padding; }
+  int64_t full_width() const { return width + 2 * padding; }
   int64_t row_step() const { return full_width() * pixel; }
   int64_t image_step() const { return full_height() * row_step(); }
-  int64_t inside() const { return border * row_step() + border * pixel; }
+  int64_t inside() const { return padding * row_step() + padding * pixel; }
   PixelGrid grid() const { return {image_step(), row_step(), pixel}; }
   BytePlane plane() const { return {height, width, row_step(), pixel}; }
 };
 
 // Writes `zero` into the padding of all images.
-void fill_border(const Int8Image& image, int zero, uint8_t* data);
+void fill_padding(const Int8Image& image, int zero, uint8_t* data);
 
 // The shape of a pooling result without padding. Throws if the window does not fit.
 Int8Image pooled_shape(const Int8Image& in, const PoolWindow& window);

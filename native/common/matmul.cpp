@@ -33,7 +33,7 @@ Gemm item_of(const Gemm& g, const Batch& batch, int64_t index) {
 
 void run_empty_sum(const Gemm& g) {
   for (int64_t i = 0; i < g.m; ++i) std::memset(g.c + i * g.c_row, 0, static_cast<std::size_t>(g.n) * sizeof(float));
-  if (g.epilogue.any()) active_gemm().finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+  if (g.epilogue.any()) active_gemm().apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 struct Grid {
@@ -69,13 +69,13 @@ struct Job {
 };
 
 void run_task(Job& job, int64_t task) {
-  const int64_t parts = job.grid.rows * job.grid.cols;
+  const int64_t blocks = job.grid.rows * job.grid.cols;
   const int64_t first = task * job.items_per_task;
-  const int64_t last = std::min(first + job.items_per_task, job.batch->count * parts);
+  const int64_t last = std::min(first + job.items_per_task, job.batch->count * blocks);
   for (int64_t i = first; i < last; ++i) {
-    const Gemm item = item_of(*job.g, *job.batch, i / parts);
-    const int64_t part = i % parts;
-    const int64_t row = part / job.grid.cols * job.grid.row_step, col = part % job.grid.cols * job.grid.col_step;
+    const Gemm item = item_of(*job.g, *job.batch, i / blocks);
+    const int64_t block = i % blocks;
+    const int64_t row = block / job.grid.cols * job.grid.row_step, col = block % job.grid.cols * job.grid.col_step;
     PackedB b = job.b;
     b.first = col;
     run_part(
@@ -84,12 +84,12 @@ void run_task(Job& job, int64_t task) {
   }
 }
 
-// The last columns that go another way (`run_tiled_and_tail`) stay out: with them the last strip would be wider than is
-// read.
+// The last columns that go another way (`run_tiled_and_last_columns`) stay out: with them the last strip would be wider
+// than is read.
 void pack_task(Job& job, int64_t task) {
   const int64_t step = job.strips_per_task * job.config.tile.nr, col = task * step;
-  const int64_t tail = job.g->n % active_gemm().lanes == job.config.tail ? job.config.tail : 0;
-  active_gemm().pack_b(*job.g, job.config.tile, col, std::min(step, job.g->n - tail - col), job.packed);
+  const int64_t last_columns = job.g->n % active_gemm().lanes == job.config.last_columns ? job.config.last_columns : 0;
+  active_gemm().pack_b(*job.g, job.config.tile, col, std::min(step, job.g->n - last_columns - col), job.packed);
 }
 
 template <void (*Task)(Job&, int64_t)>

@@ -21,7 +21,7 @@ void choose_invariant(const Gemm& g, int threads, ProductConfig* config) {
   constexpr int64_t kDepth = 512;  // insensitive between 384 and 768 (256 x 2048 x 2048 on Zen 5: 1 %)
   constexpr int64_t kWideRow = 128;
   if (g.b_col != 1 && g.b_row == 1 && g.k > std::max<int64_t>(kShortestSum, active_gemm().lanes)) {
-    config->path = ProductPath::dots;
+    config->path = ProductPath::dot_products;
     return;
   }
   config->path = ProductPath::tiled;

@@ -98,7 +98,7 @@ double cost_of(const Problem& p, const GemmTile& t) {
 
 // The space: tiles with fewer accumulators cannot hide the latency of their loads, blocks deeper than this leave no
 // room for B in any cache, and shallower ones only help an unpacked transposed A.
-constexpr int kFewestAccumulators = 12;
+constexpr int kMinAccumulators = 12;
 constexpr int64_t kDeepest = 1024, kShallowest = 256;
 
 struct Search {
@@ -153,7 +153,7 @@ struct Search {
   // True if tiles of this width have enough accumulators and their strip of B fits L2. One vector is always considered.
   bool has_room(int v, int64_t depth) const {
     const GemmKernels& kernels = active_gemm();
-    return kernels.max_rows[v] * v >= kFewestAccumulators && depth * v * kernels.lanes * 4 <= problem.l2;
+    return kernels.max_rows[v] * v >= kMinAccumulators && depth * v * kernels.lanes * 4 <= problem.l2;
   }
 
   // Register tiles of every width, with as many rows as share m evenly; packed or not.
@@ -206,8 +206,8 @@ void choose_grid(const Gemm& g, int threads, GemmTile* t) {
   // What the last thread to finish keeps the others waiting, in tasks; and what reading a column of B or a row of A
   // from afar takes, in rows or columns to multiply it by. Multiply-adds that are worth a task of their own.
   constexpr double kWaiting = 0.1, kReading = 8.0;
-  constexpr int64_t kWorthTask = 8 << 20, kTasksPerThread = 4;
-  const int64_t most = std::clamp<int64_t>(g.m * g.n * g.k / threads / kWorthTask, 1, kTasksPerThread);
+  constexpr int64_t kMinWorkPerTask = 8 << 20, kTasksPerThread = 4;
+  const int64_t most = std::clamp<int64_t>(g.m * g.n * g.k / threads / kMinWorkPerTask, 1, kTasksPerThread);
   double best = 0.0;
   for (int each = 1; each <= most; ++each) {
     for (int tm = 1; tm <= threads * each; ++tm) {
@@ -284,7 +284,7 @@ void count_copy(int64_t rows, int64_t cols, bool by_rows, Sink& sink) {
 }
 
 template <class Sink>
-void count_dots(const Gemm& g, bool streamed, Sink& sink) {
+void count_dot_products(const Gemm& g, bool streamed, Sink& sink) {
   const int64_t lanes = active_gemm().lanes, outer = std::max(g.m, g.n), inner = std::min(g.m, g.n);
   sink.add(Term::dot_call, 1);
   if (g.a_col != 1) sink.add(Term::copy_strided, as_double(g.m * g.k));
@@ -329,14 +329,15 @@ void count_strips(const Gemm& g, Sink& sink) {
 }
 
 template <class Sink>
-void count_few(const Gemm& g, bool interleaved, Sink& sink) {
+void count_small_m(const Gemm& g, bool interleaved, Sink& sink) {
   const int64_t vectors = vectors_of(g.n), strips = ceil_div(vectors, std::max<int64_t>(accumulators() / g.m, 1));
   const double width = as_double(vectors) / as_double(strips), rows = as_double(g.m), steps = as_double(g.k * strips);
-  sink.add(Term::few_call, 1);
-  sink.add(Term::few_multiply, steps * std::max({rows * width / 2, (rows + 2 * width) / 2, 4.0}));
-  sink.add(interleaved ? Term::few_interleave : Term::few_start, rows * as_double(interleaved ? vectors : strips));
-  count_reads(Term::few_l2, g.k * g.n, as_double(g.k * vectors), g.stream_b, sink);
-  if (g.b_row > 512 && g.k * g.n * 4 > cache_sizes().l1) sink.add(Term::few_page, steps);
+  sink.add(Term::small_m_call, 1);
+  sink.add(Term::small_m_multiply, steps * std::max({rows * width / 2, (rows + 2 * width) / 2, 4.0}));
+  sink.add(interleaved ? Term::small_m_interleave : Term::small_m_start,
+           rows * as_double(interleaved ? vectors : strips));
+  count_reads(Term::small_m_l2, g.k * g.n, as_double(g.k * vectors), g.stream_b, sink);
+  if (g.b_row > 512 && g.k * g.n * 4 > cache_sizes().l1) sink.add(Term::small_m_page, steps);
 }
 
 template <class Sink>
@@ -384,15 +385,15 @@ void count_narrow(const Gemm& g, Sink& sink) {
 
 // What a tiled product costs besides its loops.
 template <class Sink>
-void count_around_tiles(const Gemm& g, int64_t tail, int threads, Sink& sink) {
+void count_around_tiles(const Gemm& g, int64_t last_columns, int threads, Sink& sink) {
   sink.add(Term::tile_call, 1);
   const int64_t floats = g.m * g.k + g.k * g.n + g.m * g.n;
   count_reads(Term::tile_l2, floats, as_double(floats) / active_gemm().lanes / threads, g.stream_b, sink);
-  if (tail == 0) return;
-  const Gemm last = part_of(g, 0, ceil_div(g.m, threads), g.n - tail, tail);
-  if (g.a_col == 1) return count_dots(last, false, sink);
+  if (last_columns == 0) return;
+  const Gemm last = part_of(g, 0, ceil_div(g.m, threads), g.n - last_columns, last_columns);
+  if (g.a_col == 1) return count_dot_products(last, false, sink);
   sink.add(Term::tile_call, 1);
-  count_tile(describe(transposed(last), 1), tail_tile(last), sink);
+  count_tile(describe(transposed(last), 1), last_columns_tile(last), sink);
   count_transposition(last.n, last.m, sink);
 }
 
@@ -410,8 +411,8 @@ void count_config(const Gemm& whole, const ProductConfig& config, int threads, S
   const Gemm t = transposed(g);
   switch (config.path) {
     case ProductPath::tiled:
-      count_tile(describe(part_of(g, 0, g.m, 0, g.n - config.tail), threads), config.tile, sink);
-      return count_around_tiles(g, config.tail, threads, sink);
+      count_tile(describe(part_of(g, 0, g.m, 0, g.n - config.last_columns), threads), config.tile, sink);
+      return count_around_tiles(g, config.last_columns, threads, sink);
     case ProductPath::transposed_tiles:
       count_tile(describe(t, 1), config.tile, sink);
       count_around_tiles(t, 0, 1, sink);
@@ -421,13 +422,13 @@ void count_config(const Gemm& whole, const ProductConfig& config, int threads, S
       }
       return count_transposition(g.n, g.m, sink);
     case ProductPath::transposed_interleaved:
-      return count_few(t, true, sink);
+      return count_small_m(t, true, sink);
     case ProductPath::transposed_split_sums:
       count_split(t, sink);
       return count_transposition(g.n, g.m, sink);
-    case ProductPath::dots:
-    case ProductPath::dots_streamed:
-      return count_dots(g, config.path == ProductPath::dots_streamed, sink);
+    case ProductPath::dot_products:
+    case ProductPath::dot_products_streamed:
+      return count_dot_products(g, config.path == ProductPath::dot_products_streamed, sink);
     case ProductPath::row_strips:
       return count_strips(g, sink);
     case ProductPath::row_streamed:
@@ -439,7 +440,7 @@ void count_config(const Gemm& whole, const ProductConfig& config, int threads, S
     case ProductPath::column_split_sums:
       return count_split(t, sink);
     case ProductPath::small_m:
-      return count_few(g, false, sink);
+      return count_small_m(g, false, sink);
     case ProductPath::split_sums:
       return count_split(g, sink);
     case ProductPath::small_k:
@@ -456,21 +457,21 @@ double cost_of(const Gemm& g, const ProductConfig& config, int threads) {
 }
 
 // Columns past the last whole vector, if they can be computed separately.
-int64_t tail_of(const Gemm& g) {
-  const int64_t tail = g.n % active_gemm().lanes;
-  return g.n > tail && (g.a_col == 1 || g.a_row == 1) ? tail : 0;
+int64_t last_columns_of(const Gemm& g) {
+  const int64_t last_columns = g.n % active_gemm().lanes;
+  return g.n > last_columns && (g.a_col == 1 || g.a_row == 1) ? last_columns : 0;
 }
 
 // Decides whether the last columns of a product in tiles are computed separately; the threads have no say in it.
-void choose_tail(const Gemm& g, ProductConfig* config) {
-  config->tail = tail_of(g);
-  if (config->tail == 0) return;
+void choose_last_columns(const Gemm& g, ProductConfig* config) {
+  config->last_columns = last_columns_of(g);
+  if (config->last_columns == 0) return;
   ProductConfig together;
   together.tile = config->tile;
   together.tile.threads_m = together.tile.threads_n = 1;
   ProductConfig apart = together;
-  apart.tail = config->tail;
-  if (cost_of(g, apart, 1) >= cost_of(g, together, 1)) config->tail = 0;
+  apart.last_columns = config->last_columns;
+  if (cost_of(g, apart, 1) >= cost_of(g, together, 1)) config->last_columns = 0;
 }
 
 // Lower bound of the time of a product in tiles: every lane of two multipliers is busy.
@@ -488,7 +489,7 @@ bool worth_threads(int64_t multiply_adds) {
 void config_of_tile(const Gemm& g, const GemmTile& tile, ProductConfig* config) {
   config->path = ProductPath::tiled;
   config->tile = tile;
-  choose_tail(g, config);
+  choose_last_columns(g, config);
 }
 
 void config_of_path(const Gemm& g, ProductPath path, int threads, ProductConfig* config) {
@@ -496,10 +497,10 @@ void config_of_path(const Gemm& g, ProductPath path, int threads, ProductConfig*
   if (path == ProductPath::transposed_tiles) cheapest_tile(transposed(g), 1, &config->tile);
   if (path != ProductPath::tiled) return;
   cheapest_tile(g, 1, &config->tile);
-  choose_tail(g, config);
+  choose_last_columns(g, config);
   if (!worth_threads(g.m * g.n * g.k)) threads = 1;
-  if (config->tail > 0 || threads > 1) {
-    cheapest_tile(part_of(g, 0, g.m, 0, g.n - config->tail), threads, &config->tile);
+  if (config->last_columns > 0 || threads > 1) {
+    cheapest_tile(part_of(g, 0, g.m, 0, g.n - config->last_columns), threads, &config->tile);
   }
 }
 
@@ -526,12 +527,12 @@ void cheapest_config(const Gemm& g, int threads, ProductConfig* config) {
     config_of_path(g, path, 1, &candidate);
     const double one_thread = cost_of(g, candidate, 1);
     if (path == ProductPath::tiled && many > 1) {
-      cheapest_tile(part_of(g, 0, g.m, 0, g.n - candidate.tail), many, &candidate.tile);
+      cheapest_tile(part_of(g, 0, g.m, 0, g.n - candidate.last_columns), many, &candidate.tile);
     }
     consider(one_thread);
   }
   if (config->path == ProductPath::tiled && threads != many) {
-    cheapest_tile(part_of(g, 0, g.m, 0, g.n - config->tail), threads, &config->tile);
+    cheapest_tile(part_of(g, 0, g.m, 0, g.n - config->last_columns), threads, &config->tile);
   }
 }
 

@@ -34,7 +34,7 @@ void copy_strided(const float* from, int64_t stride, int64_t n, float* to) {
 }
 
 // Inner products need both operands along k; one that is not is copied.
-void run_dots(const Gemm& g, bool streamed) {
+void run_dot_products(const Gemm& g, bool streamed) {
   Gemm d = g;
   const int64_t apart = round_up(g.k, active_gemm().lanes);  // whole vectors, so that none straddles two cache lines
   const int64_t a_floats = g.a_col != 1 ? apart * g.m : 0;
@@ -56,7 +56,7 @@ void run_dots(const Gemm& g, bool streamed) {
     d.b_row = 1;
     d.b_col = apart;
   }
-  active_gemm().dots(d, streamed);
+  active_gemm().dot_products(d, streamed);
 }
 
 void run_transposed(const Gemm& g, ProductPath path, const GemmTile& tile) {
@@ -65,7 +65,7 @@ void run_transposed(const Gemm& g, ProductPath path, const GemmTile& tile) {
   if (path == ProductPath::transposed_interleaved) {
     t.c = g.c;
     kernels.small_m(t, true);
-    if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+    if (g.epilogue.any()) kernels.apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
     return;
   }
   const int64_t result = round_up(g.m * g.n, 16);
@@ -73,7 +73,7 @@ void run_transposed(const Gemm& g, ProductPath path, const GemmTile& tile) {
   t.c = workspace(result + (tiles ? kernels.workspace(t.m, t.n, t.k, tile) : 0));
   tiles ? kernels.tiled(t, tile, {}, t.c + result) : kernels.small_mn(t);
   kernels.transpose(t.c, g.n, g.m, g.m, g.c, g.c_row);
-  if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+  if (g.epilogue.any()) kernels.apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 // m x k times k x 1 with A's columns contiguous: the transposed product is a row times a matrix.
@@ -92,7 +92,7 @@ void run_column(const Gemm& g, ProductPath path) {
   } else {
     active_gemm().row_by_matrix(t, path == ProductPath::column_streamed);
   }
-  if (g.epilogue.any()) active_gemm().finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, 1);
+  if (g.epilogue.any()) active_gemm().apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, 1);
 }
 
 void run_tiled(const Gemm& g, const GemmTile& tile, const PackedB& b) {
@@ -102,17 +102,19 @@ void run_tiled(const Gemm& g, const GemmTile& tile, const PackedB& b) {
   kernels.tiled(g, tile, b, workspace(kernels.workspace(g.m, g.n, g.k, own)));
 }
 
-void run_tiled_and_tail(const Gemm& g, const ProductConfig& config, const PackedB& b) {
-  const int64_t tail = config.tail;
-  if (tail == 0 || g.n % active_gemm().lanes != tail) return run_tiled(g, config.tile, b);  // without the last columns
-  if (g.n > tail) run_tiled(part_of(g, 0, g.m, 0, g.n - tail), config.tile, b);
-  const Gemm last = part_of(g, 0, g.m, g.n - tail, tail);
-  g.a_col == 1 ? run_dots(last, false) : run_transposed(last, ProductPath::transposed_tiles, tail_tile(last));
+void run_tiled_and_last_columns(const Gemm& g, const ProductConfig& config, const PackedB& b) {
+  const int64_t last_columns = config.last_columns;
+  if (last_columns == 0 || g.n % active_gemm().lanes != last_columns)
+    return run_tiled(g, config.tile, b);  // without the last columns
+  if (g.n > last_columns) run_tiled(part_of(g, 0, g.m, 0, g.n - last_columns), config.tile, b);
+  const Gemm last = part_of(g, 0, g.m, g.n - last_columns, last_columns);
+  g.a_col == 1 ? run_dot_products(last, false)
+               : run_transposed(last, ProductPath::transposed_tiles, last_columns_tile(last));
 }
 
 // A few rows. If the sums over k are cut into blocks of `depth` terms, each block is summed from zero and then added,
 // as the tiled loops do.
-void run_few_rows(const Gemm& g, ProductPath path, int64_t depth) {
+void run_small_m(const Gemm& g, ProductPath path, int64_t depth) {
   const GemmKernels& kernels = active_gemm();
   const auto run = [&](const Gemm& part) {
     path == ProductPath::small_m ? kernels.small_m(part, false)
@@ -133,9 +135,9 @@ void run_few_rows(const Gemm& g, ProductPath path, int64_t depth) {
     block.a = g.a + step * g.a_col;
     block.b = g.b + step * g.b_row;
     run(block);
-    kernels.finish(sum, g.c, g.c_row, 0, 0, g.m, g.n);
+    kernels.apply_epilogue(sum, g.c, g.c_row, 0, 0, g.m, g.n);
   }
-  if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+  if (g.epilogue.any()) kernels.apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 // Sums of a few terms: B's rows must be contiguous, and transposing a B of a few rows costs little.
@@ -187,17 +189,17 @@ bool path_feasible(ProductPath path, const Gemm& g) {
     case ProductPath::transposed_tiles:
       return true;
     case ProductPath::transposed_interleaved:
-      return g.a_row == 1 && g.m > 1 && g.n > 1 && g.n <= kFewest && g.c_row == g.n;
+      return g.a_row == 1 && g.m > 1 && g.n > 1 && g.n <= kMaxSmallM && g.c_row == g.n;
     case ProductPath::transposed_split_sums:
-      return g.a_row == 1 && g.m > 1 && g.n <= kFewest && g.m <= lanes;
-    case ProductPath::dots:
+      return g.a_row == 1 && g.m > 1 && g.n <= kMaxSmallM && g.m <= lanes;
+    case ProductPath::dot_products:
       return g.a_col == 1 || g.m == 1;
-    case ProductPath::dots_streamed:
+    case ProductPath::dot_products_streamed:
       return (g.a_col == 1 && g.n == 1) || g.m == 1;
     case ProductPath::row_strips:
       return rows_of_b && g.m == 1;
     case ProductPath::row_streamed:
-      return rows_of_b && g.m <= kFewest;
+      return rows_of_b && g.m <= kMaxSmallM;
     case ProductPath::column_strips:
     case ProductPath::column_streamed:
       return column;
@@ -206,7 +208,7 @@ bool path_feasible(ProductPath path, const Gemm& g) {
     case ProductPath::small_m:
       return rows_of_b && g.m > 1 && g.m <= kMostSmallRows;
     case ProductPath::split_sums:
-      return rows_of_b && g.m <= kFewest && g.n <= lanes;
+      return rows_of_b && g.m <= kMaxSmallM && g.n <= lanes;
     case ProductPath::small_k:
       return g.k <= kShortestSum;
     case ProductPath::small_n:
@@ -216,9 +218,9 @@ bool path_feasible(ProductPath path, const Gemm& g) {
 }
 
 int64_t task_extent(const Gemm& g, ProductPath path, int threads) {
-  const bool dots = path == ProductPath::dots || path == ProductPath::dots_streamed;
+  const bool dot_products = path == ProductPath::dot_products || path == ProductPath::dot_products_streamed;
   // Strips of a row have up to 128 columns, and the order of their sums depends on their width.
-  const int64_t grain = dots ? 4 : path == ProductPath::transposed_tiles ? active_gemm().lanes : 128;
+  const int64_t grain = dot_products ? 4 : path == ProductPath::transposed_tiles ? active_gemm().lanes : 128;
   const int64_t side = std::max(g.m, g.n);
   return threads > 1 ? round_up((side + threads - 1) / threads, grain) : side;
 }
@@ -250,7 +252,7 @@ Gemm part_of(const Gemm& g, int64_t row, int64_t rows, int64_t col, int64_t cols
   return p;
 }
 
-GemmTile tail_tile(const Gemm& last) {
+GemmTile last_columns_tile(const Gemm& last) {
   const GemmKernels& kernels = active_gemm();
   int vectors = 4;
   while (vectors > 1 && kernels.max_rows[vectors] < last.n) --vectors;
@@ -268,18 +270,18 @@ void run_part(const Gemm& g, const ProductConfig& config, const PackedB& b) {
   const GemmKernels& kernels = active_gemm();
   switch (config.path) {
     case ProductPath::tiled:
-      return run_tiled_and_tail(g, config, b);
+      return run_tiled_and_last_columns(g, config, b);
     case ProductPath::transposed_tiles:
     case ProductPath::transposed_interleaved:
     case ProductPath::transposed_split_sums:
       return run_transposed(g, config.path, config.tile);
-    case ProductPath::dots:
-    case ProductPath::dots_streamed:
-      return run_dots(g, config.path == ProductPath::dots_streamed);
+    case ProductPath::dot_products:
+    case ProductPath::dot_products_streamed:
+      return run_dot_products(g, config.path == ProductPath::dot_products_streamed);
     case ProductPath::row_strips:
     case ProductPath::row_streamed:
     case ProductPath::small_m:
-      return run_few_rows(g, config.path, config.tile.kc);
+      return run_small_m(g, config.path, config.tile.kc);
     case ProductPath::column_strips:
     case ProductPath::column_streamed:
     case ProductPath::column_split_sums:

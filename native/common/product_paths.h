@@ -13,8 +13,8 @@ enum class ProductPath : uint8_t {
   transposed_tiles,        // C' = B' A' in tiles, then the result is transposed
   transposed_interleaved,  // all rows of C' at once, written transposed
   transposed_split_sums,   // C' with its sums over k split over the lanes
-  dots,                    // inner products; both operands along k
-  dots_streamed,           // the same with prefetches for an operand in memory
+  dot_products,            // inner products; both operands along k
+  dot_products_streamed,   // the same with prefetches for an operand in memory
   row_strips,              // rows of A times strips of columns of B
   row_streamed,            // whole rows of B after each other
   column_strips,           // one column: the transposed product is a row times a matrix
@@ -29,8 +29,9 @@ constexpr int kProductPaths = 15;
 
 struct ProductConfig {
   ProductPath path = ProductPath::tiled;
-  int64_t tail = 0;  // tiled: this many last columns, which would leave most lanes idle, are computed separately
-  GemmTile tile;     // of the tiled paths
+  int64_t last_columns =
+      0;          // tiled: this many last columns, which would leave most lanes idle, are computed separately
+  GemmTile tile;  // of the tiled paths
 };
 
 const char* path_name(ProductPath path);
@@ -48,7 +49,7 @@ Gemm transposed(const Gemm& g);
 // The block of C that one task computes.
 Gemm part_of(const Gemm& g, int64_t row, int64_t rows, int64_t col, int64_t cols);
 // The tile of the last columns of a product, which are computed transposed.
-GemmTile tail_tile(const Gemm& last);
+GemmTile last_columns_tile(const Gemm& last);
 // Computes a part of a product as `config` says; `b` is B if it was packed for all parts.
 void run_part(const Gemm& g, const ProductConfig& config, const PackedB& b);
 

@@ -64,14 +64,14 @@ namespace tw {
   X(strip_memory, 0.7981)                                                                                            \
   X(strip_page, 0.8191)        /* steps along a B whose rows are on different pages, from L2 on */                   \
   /* A few rows of A kept in registers. */                                                                           \
-  X(few_call, 47.18)                                                                                                 \
-  X(few_multiply, 0.7083)      /* cycles of a strip's steps */                                                       \
-  X(few_start, 2.024)          /* rows of strips stored */                                                           \
-  X(few_interleave, 3.578)     /* vectors of C interleaved as they are stored */                                     \
-  X(few_l2, 0.265)                                                                                                   \
-  X(few_l3, 1.227)                                                                                                   \
-  X(few_memory, 0.8641)                                                                                              \
-  X(few_page, 0.2347)                                                                                                \
+  X(small_m_call, 47.18)                                                                                             \
+  X(small_m_multiply, 0.7083)  /* cycles of a strip's steps */                                                       \
+  X(small_m_start, 2.024)      /* rows of strips stored */                                                           \
+  X(small_m_interleave, 3.578) /* vectors of C interleaved as they are stored */                                     \
+  X(small_m_l2, 0.265)                                                                                               \
+  X(small_m_l3, 1.227)                                                                                               \
+  X(small_m_memory, 0.8641)                                                                                          \
+  X(small_m_page, 0.2347)                                                                                            \
   /* Whole rows of B. */                                                                                             \
   X(stream_call, 39.83)                                                                                              \
   X(stream_multiply, 0.9692)   /* cycles: multiply-adds or loads of vectors of B */                                  \

@@ -8,11 +8,11 @@
 namespace tw {
 
 void PackedSparseInt8::products(const int16_t* x, int64_t batch, int32_t* sums) const {
-  constexpr int64_t kWorthAThread = 400000;
+  constexpr int64_t kMinWorkPerThread = 400000;
   const SparseCells<int8_t> cells = packed_.cells();
   const int64_t blocks = sparse_blocks(rows());
   const int threads = static_cast<int>(std::min<int64_t>(
-      {num_threads(), std::max<int64_t>(1, blocks), std::max<int64_t>(1, nonzeros() * batch / kWorthAThread)}));
+      {num_threads(), std::max<int64_t>(1, blocks), std::max<int64_t>(1, nonzeros() * batch / kMinWorkPerThread)}));
   // The weights of a few blocks stay in the cache while the batch passes by.
   constexpr int64_t kBlocksAtATime = 2;
   parallel_for(threads, [&](int t) {

@@ -46,9 +46,9 @@ bool PackedSparse::strips_serve(const float* x, int64_t count) const {
 }
 
 int PackedSparse::threads_for(int64_t multiply_adds, int64_t shares) const {
-  constexpr int64_t kWorthAThread = 200000;
+  constexpr int64_t kMinWorkPerThread = 200000;
   return static_cast<int>(
-      std::min<int64_t>({num_threads(), shares, std::max<int64_t>(1, multiply_adds / kWorthAThread)}));
+      std::min<int64_t>({num_threads(), shares, std::max<int64_t>(1, multiply_adds / kMinWorkPerThread)}));
 }
 
 void PackedSparse::times_rows(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
@@ -58,10 +58,10 @@ void PackedSparse::times_rows(const float* x, int64_t batch, float* y, const Spa
   const int64_t remainder = batch % 16 <= max_vectors ? batch % 16 : 0;
   if (batch > remainder) times_many(x, batch - remainder, y, epilogue);
   if (remainder > 0)
-    times_few(x + (batch - remainder) * columns(), remainder, y + (batch - remainder) * rows(), epilogue);
+    times_small_batch(x + (batch - remainder) * columns(), remainder, y + (batch - remainder) * rows(), epilogue);
 }
 
-void PackedSparse::times_few(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
+void PackedSparse::times_small_batch(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
   const int64_t padded = packed_.padded_columns(), blocks = sparse_blocks(rows());
   if (padded != columns()) {
     float* copy = thread_scratch(batch * padded);

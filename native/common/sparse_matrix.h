@@ -37,7 +37,7 @@ class PackedSparse {
  private:
   struct Strips;
   int threads_for(int64_t multiply_adds, int64_t shares) const;
-  void times_few(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
+  void times_small_batch(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
   void times_many(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
   bool strips_serve(const float* x, int64_t count) const;
 

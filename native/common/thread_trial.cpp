@@ -5,9 +5,10 @@
 namespace tw {
 namespace {
 
-constexpr int kTrialRuns = 4;       // of one count; the first wakes threads and does not count
-constexpr int kBetween = 200;       // runs between two trials: what a losing count costs stays below two percent
-constexpr double kWorth = 0.97;     // more threads, or a change, must gain this much (benchmarks/decode.py threads)
+constexpr int kTrialRuns = 4;  // of one count; the first wakes threads and does not count
+constexpr int kBetween = 200;  // runs between two trials: what a losing count costs stays below two percent
+constexpr double kMaxRelativeSeconds =
+    0.97;                           // more threads, or a change, must gain this much (benchmarks/decode.py threads)
 constexpr double kShare = 1.0 / 8;  // of a run in what is remembered
 constexpr double kOutlier = 4.0;    // a run that took so many times as long counts as this
 
@@ -32,7 +33,7 @@ int ThreadTrial::threads(int most) {
 // The fewest threads that no larger count beats by what a change must gain.
 void ThreadTrial::settle() {
   for (std::size_t i = 0; i < counts_.size(); ++i) {
-    const double threshold = counts_[used_].seconds * (i == used_ ? 1.0 : kWorth);
+    const double threshold = counts_[used_].seconds * (i == used_ ? 1.0 : kMaxRelativeSeconds);
     if (counts_[i].seconds < threshold) used_ = i;
   }
 }

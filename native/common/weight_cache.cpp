@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kMaxEntries = 4096;
 constexpr uint64_t kIdle = 1024;  // look-ups without a use: more than a network has layers
 
-// The 3x3 filters of ResNet-18, transformed, take 200 MB (benchmarks/conv.py, "resnet18").
+// The 3x3 filters of ResNet-18, transformed, remove 200 MB (benchmarks/conv.py, "resnet18").
 int64_t default_limit() {
   const int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   const int64_t memory = pages > 0 && page > 0 ? pages * page : 0;
@@ -55,7 +55,7 @@ struct Cache {
   }
 
   // Takes the entry out, and hands its memory over when nobody else is using it.
-  std::shared_ptr<PackedWeights> take(const WeightKey& key) {
+  std::shared_ptr<PackedWeights> remove(const WeightKey& key) {
     std::lock_guard<std::mutex> lock(mutex);
     auto it = slots.find(key);
     if (it == slots.end()) return nullptr;
@@ -125,7 +125,7 @@ bool weights_fit(const WeightKey& key, int64_t count, int64_t packed_count, bool
 
 std::shared_ptr<PackedWeights> new_weights(const WeightKey& key, int64_t count, int64_t packed_count) {
   const std::size_t raw_size = static_cast<std::size_t>(count), packed_size = static_cast<std::size_t>(packed_count);
-  std::shared_ptr<PackedWeights> weights = cache().take(key);
+  std::shared_ptr<PackedWeights> weights = cache().remove(key);
   if (!weights || weights->raw.size() != raw_size || weights->packed.size() != packed_size) {
     weights = std::make_shared<PackedWeights>();
     weights->raw = Buffer<float>(raw_size);

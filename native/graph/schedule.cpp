@@ -319,7 +319,7 @@ Graph::Schedule::Arena Graph::Schedule::take_arena(const int64_t (&elements)[2],
   std::memset(arena.bytes.data(), 0, static_cast<std::size_t>(bytes));
   for (const BufferRecord& b : buffers) {
     if (b.desc.padding > 0 && b.stage != kWholeBatch)
-      fill_border(b.desc.image(elements[b.stage]), b.desc.zero_point, arena.bytes.data() + address(b, elements));
+      fill_padding(b.desc.image(elements[b.stage]), b.desc.zero_point, arena.bytes.data() + address(b, elements));
   }
   return arena;
 }
@@ -338,7 +338,7 @@ Buffer<uint8_t> Graph::Schedule::take_batch_memory(int64_t batch) {
   }
   Buffer<uint8_t> memory(bytes);
   for (const BufferRecord& b : buffers) {
-    if (b.stage == kWholeBatch) fill_border(b.desc.image(batch), b.desc.zero_point, memory.data());
+    if (b.stage == kWholeBatch) fill_padding(b.desc.image(batch), b.desc.zero_point, memory.data());
   }
   return memory;
 }

@@ -8,9 +8,9 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Without gradients to keep, more keys at once fit the second-level cache: fewer rescalings and longer products. Rows
-// of scores and of transposed keys lie a little further apart than a power of two, so that they do not share cache
-// sets.
+// Without gradients to keep, more keys at once fit the second-level cache: fewer rescalings and longer products.
+// StridedRows of scores and of transposed keys lie a little further apart than a power of two, so that they do not
+// share cache sets.
 constexpr int kManyKeys = 256;
 constexpr int kKeyStep = kManyKeys + 16;
 
@@ -42,7 +42,7 @@ TW_INLINE void absorb(float* scores, int64_t count, RunningRow& state, float* ga
   state.total += total;
 }
 
-void finish_row(const RunningRow& state, const float* gathered, int64_t value_dim, float* out, float* logsumexp) {
+void normalize_row(const RunningRow& state, const float* gathered, int64_t value_dim, float* out, float* logsumexp) {
   const bool nothing = state.total == 0.0;
   const float share = nothing ? 0.0f : static_cast<float>(1.0 / state.total);
   each_vector(value_dim, [&](int64_t c, auto lanes) { lanes.put(out + c, lanes.get(gathered + c) * share); });
@@ -78,8 +78,8 @@ void forward(const AttentionHead& head, int64_t first, int64_t last, RowsOut out
              {gathered, value_dim}, true);
   }
   for (int64_t i = 0; i < queries; ++i) {
-    finish_row(state[i], gathered + i * value_dim, value_dim, out.data + (first + i) * out.stride,
-               logsumexp == nullptr ? nullptr : logsumexp + first + i);
+    normalize_row(state[i], gathered + i * value_dim, value_dim, out.data + (first + i) * out.stride,
+                  logsumexp == nullptr ? nullptr : logsumexp + first + i);
   }
 }
 

@@ -11,7 +11,7 @@ namespace tw {
 
 enum class MaskKind { none, additive, boolean };
 
-struct Rows {
+struct StridedRows {
   const float* data;
   int64_t stride;  // floats from one row to the next
 };
@@ -24,7 +24,7 @@ struct RowsOut {
 // One head of one example. `causal` lets query t see the keys up to keys - queries + t.
 struct AttentionHead {
   int64_t queries, keys, dim, value_dim;
-  Rows q, k, v;
+  StridedRows q, k, v;
   float scale;
   bool causal;
   MaskKind mask_kind;
@@ -41,8 +41,8 @@ struct AttentionKernels {
   void (*forward)(const AttentionHead& head, int64_t first, int64_t last, RowsOut out, float* logsumexp,
                   float* workspace);
   // All of a head's gradients; gq, gk and gv need not be cleared.
-  void (*backward)(const AttentionHead& head, Rows gout, Rows out, const float* logsumexp, RowsOut gq, RowsOut gk,
-                   RowsOut gv, float* workspace);
+  void (*backward)(const AttentionHead& head, StridedRows gout, StridedRows out, const float* logsumexp, RowsOut gq,
+                   RowsOut gk, RowsOut gv, float* workspace);
 };
 
 TW_TABLE(AttentionKernels, attention)

@@ -26,7 +26,7 @@ struct Factor {  // an operand read element by element: element (i, p) at data[i
 const MicroTable kMicro = TW_MICRO_TABLE(kAnyLanes, false);
 
 // c (m, n) (+)= a (m, k) * b (k, n), in tiles of equal height.
-void multiply(int64_t m, int64_t n, int64_t k, Factor a, Rows b, RowsOut c, bool accumulate) {
+void multiply(int64_t m, int64_t n, int64_t k, Factor a, StridedRows b, RowsOut c, bool accumulate) {
   const int64_t strips = (m + kTileRows - 1) / kTileRows;
   constexpr int64_t kWidth = kTileVectors * kLanes;
   for (int64_t j = 0; j < n; j += kWidth) {
@@ -44,13 +44,13 @@ void multiply(int64_t m, int64_t n, int64_t k, Factor a, Rows b, RowsOut c, bool
 }
 
 // Keys (or values) of one block as [dim][step], so that the products above run along keys.
-TW_INLINE void transpose_rows(Rows rows, int64_t first, int64_t count, int64_t dim, int step, float* out) {
+TW_INLINE void transpose_rows(StridedRows rows, int64_t first, int64_t count, int64_t dim, int step, float* out) {
   const Strip strip = {rows.data + first * rows.stride, 1, rows.stride, dim, static_cast<int>(count), step};
   pack_along_k(strip, out);
 }
 
 // Contiguous copies of rows, times a factor.
-TW_INLINE void copy_scaled(Rows rows, int64_t first, int64_t count, int64_t dim, float factor, float* out) {
+TW_INLINE void copy_scaled(StridedRows rows, int64_t first, int64_t count, int64_t dim, float factor, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     const float* from = rows.data + (first + i) * rows.stride;
     float* to = out + i * dim;

@@ -48,7 +48,7 @@ void scale_rows(RowsOut rows, int64_t count, int64_t dim, float factor) {
 }
 
 // The sum over a row of gout * out is what every score of that row has in common in its gradient.
-void dot_rows(Rows a, Rows b, int64_t count, int64_t dim, float* out) {
+void dot_rows(StridedRows a, StridedRows b, int64_t count, int64_t dim, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     const float* x = a.data + i * a.stride;
     const float* y = b.data + i * b.stride;
@@ -74,8 +74,8 @@ TW_INLINE int64_t first_query(const AttentionHead& head, int64_t j) {
   return t < 0 ? 0 : t;
 }
 
-void backward(const AttentionHead& head, Rows gout, Rows out, const float* logsumexp, RowsOut gq, RowsOut gk,
-              RowsOut gv, float* workspace) {
+void backward(const AttentionHead& head, StridedRows gout, StridedRows out, const float* logsumexp, RowsOut gq,
+              RowsOut gk, RowsOut gv, float* workspace) {
   const int64_t dim = head.dim, value_dim = head.value_dim;
   const GradientBlocks at(workspace, dim, value_dim);
   clear_rows(gq, head.queries, dim);
@@ -88,7 +88,7 @@ void backward(const AttentionHead& head, Rows gout, Rows out, const float* logsu
     __builtin_memset(at.gvalues, 0, static_cast<size_t>(keys * value_dim) * 4);
     for (int64_t i = first_query(head, j) / kQueryBlock * kQueryBlock; i < head.queries; i += kQueryBlock) {
       const int64_t queries = head.queries - i < kQueryBlock ? head.queries - i : kQueryBlock;
-      const Rows gout_block = {gout.data + i * gout.stride, gout.stride};
+      const StridedRows gout_block = {gout.data + i * gout.stride, gout.stride};
       copy_scaled(head.q, i, queries, dim, head.scale, at.q);
       multiply(queries, keys, dim, {at.q, dim, 1}, {at.keys, kKeyBlock}, {at.weights, kKeyBlock}, false);
       multiply(queries, keys, value_dim, {gout_block.data, gout.stride, 1}, {at.values, kKeyBlock},

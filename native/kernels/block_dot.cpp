@@ -10,9 +10,9 @@
 #include "common/block_words.h"
 #include "common/scratch.h"
 #include "common/simd.h"
-#include "kernels/ahead.h"
 #include "kernels/half.h"
 #include "kernels/math.h"
+#include "kernels/prefetch.h"
 #include "kernels/rounding.h"
 
 namespace tw {
@@ -58,7 +58,7 @@ TW_INLINE float quantize_block(const float* x, int n, int8_t* values, int32_t (&
   constexpr int kParts = kBlock / kLanes;
   vf part[kParts], most = {};  // a NaN is passed over here and becomes 0
   for (int v = 0; v < kParts; ++v) {
-    const int left = n - v * kLanes, lanes = left < 0 ? 0 : left < kLanes ? left : kLanes;
+    const int remaining = n - v * kLanes, lanes = remaining < 0 ? 0 : remaining < kLanes ? remaining : kLanes;
     part[v] = lanes == kLanes ? load(x + v * kLanes) : load_first(x + (lanes > 0 ? v * kLanes : 0), lanes);
     part[v] = select(part[v] == part[v], part[v], vf{});
     most = vmax(select(part[v] < splat(0.0f), -part[v], part[v]), most);
@@ -79,8 +79,8 @@ TW_INLINE float quantize_block(const float* x, int n, int8_t* values, int32_t (&
 void quantize(const float* x, int64_t n, int64_t blocks, int sums, int32_t factor, int8_t* values, float* scale,
               int32_t* offset, float* total) {
   for (int64_t b = 0; b < blocks; ++b) {
-    const int64_t left = n - b * kBlock;
-    const int count = left >= kBlock ? kBlock : left > 0 ? static_cast<int>(left) : 0;
+    const int64_t remaining = n - b * kBlock;
+    const int count = remaining >= kBlock ? kBlock : remaining > 0 ? static_cast<int>(remaining) : 0;
     int32_t half[2];
     scale[b] = quantize_block(count > 0 ? x + b * kBlock : x, count, values + b * kBlock, half);
     total[b] = scale[b] * static_cast<float>(half[0] + half[1]);
@@ -129,9 +129,9 @@ TW_INLINE Codes with_high_bits(Codes low, const uint8_t* planes, bool second) {
   // Bit g of a plane's byte belongs to group g (5 bits); bits 2 g and 2 g + 1 to group g of each plane (6 bits).
   const int from = kBits == 5 ? kStep + (second ? 4 : 0) : 2 * kStep;
   const Codes plane = load_run(planes + (kBits == 6 && second ? kBlockRun : 0));
-  const Codes moved = from < 4 ? _mm512_slli_epi16(plane, 4 - from) : _mm512_srli_epi16(plane, from - 4);
+  const Codes shifted = from < 4 ? _mm512_slli_epi16(plane, 4 - from) : _mm512_srli_epi16(plane, from - 4);
   const Codes mask = _mm512_set1_epi8(kBits == 5 ? 0x10 : 0x30);
-  return _mm512_ternarylogic_epi32(low, moved, mask, 0xf8);  // low | (moved & mask)
+  return _mm512_ternarylogic_epi32(low, shifted, mask, 0xf8);  // low | (shifted & mask)
 }
 
 template <int kStep, int kBits, bool kLookup>
@@ -190,8 +190,8 @@ template <int kStep, int kBits>
 TW_INLINE Codes with_high_bits(Codes low, const uint8_t* planes, bool second) {
   const int from = kBits == 5 ? kStep + (second ? 4 : 0) : 2 * kStep;  // as with AVX-512
   const Codes plane = load_run(planes + (kBits == 6 && second ? kBlockRun : 0));
-  const Codes moved = from < 4 ? _mm256_slli_epi16(plane, 4 - from) : _mm256_srli_epi16(plane, from - 4);
-  return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(kBits == 5 ? 0x10 : 0x30)));
+  const Codes shifted = from < 4 ? _mm256_slli_epi16(plane, 4 - from) : _mm256_srli_epi16(plane, from - 4);
+  return _mm256_or_si256(low, _mm256_and_si256(shifted, _mm256_set1_epi8(kBits == 5 ? 0x10 : 0x30)));
 }
 
 // Codes of 8 bits come out signed.
@@ -323,8 +323,8 @@ struct UnitScales {
   TW_INLINE const uint16_t* halves(int at) const { return reinterpret_cast<const uint16_t*>(header) + at; }
   TW_INLINE vf bytes(int run, int column) const {
     const uint8_t* at = header + 4 * kBlockPanel + run * kBlockPanel + column;
-    const vi wide = F.minimum() ? widen_bytes(at) : widen_bytes(reinterpret_cast<const int8_t*>(at));
-    return __builtin_convertvector(wide, vf);
+    const vi codes = F.minimum() ? widen_bytes(at) : widen_bytes(reinterpret_cast<const int8_t*>(at));
+    return __builtin_convertvector(codes, vf);
   }
   TW_INLINE vf block_scale(int b, int column) const {
     if (F.scales == BlockScales::super_halves) return scale;
@@ -337,7 +337,7 @@ struct UnitScales {
 };
 
 // R rows by V vectors of columns, from column `column` of a panel on.
-template <int kF, int R, int V, bool kWide = false>
+template <int kF, int R, int V, bool kUnpacked = false>
 struct Tile {
   static constexpr BlockPacking F = kBlockPacking[kF];
   const BlockProblem& p;
@@ -346,7 +346,7 @@ struct Tile {
   const float* total;
   const int32_t* offset;
   int64_t panel_bytes;
-  const uint8_t* wide = nullptr;  // if kWide: the codes of the panels as one byte each, 8 runs a block
+  const uint8_t* unpacked = nullptr;  // if kUnpacked: the codes of the panels as one byte each, 8 runs a block
   vf acc[R][V] = {};
 
   // With 16 lanes a vector is a panel, else a part of one: its bytes in a unit's run, and its first column there.
@@ -373,7 +373,7 @@ struct Tile {
     Codes low[V], high[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      if constexpr (kWide) {
+      if constexpr (kUnpacked) {
         load_codes<kStep, 8, false>(codes + v * p.blocks * 8 * kBlockRun, low[v], high[v]);
       } else {
         load_codes<kStep, F.bits, F.lookup>(vector_at(codes, v), low[v], high[v]);
@@ -425,7 +425,7 @@ struct Tile {
     }
     for (int at = 0; at < F.unit_blocks(); ++at) {
       const uint8_t* codes = unit + F.header_bytes() + at * F.code_runs() * kBlockRun + column * 4;
-      if (kWide) codes = wide + (first + at) * 8 * kBlockRun;
+      if (kUnpacked) codes = unpacked + (first + at) * 8 * kBlockRun;
       if (R == 1) fetch_ahead(at == 0 ? unit : codes + kSteps * kBlockRun);
       Sums sums[R][V][F.sums()] = {};
 #pragma GCC unroll 16
@@ -459,15 +459,15 @@ struct Tile {
   }
 };
 
-// V vectors of columns meet four values of a row once these are loaded. `wide`: see Tile.
-template <int kF, int R, int V = kVectors == 2 ? 2 : 1, bool kWide = false>
-void panel_rows(const BlockProblem& p, int64_t row, int64_t panel, const uint8_t* wide = nullptr) {
+// V vectors of columns meet four values of a row once these are loaded. `unpacked`: see Tile.
+template <int kF, int R, int V = kVectors == 2 ? 2 : 1, bool kUnpacked = false>
+void panel_rows(const BlockProblem& p, int64_t row, int64_t panel, const uint8_t* unpacked = nullptr) {
   constexpr BlockPacking F = kBlockPacking[kF];
   const int64_t units = p.blocks / F.unit_blocks();
   const uint8_t* weights = p.weights + panel * units * F.unit_bytes();
   for (int column = 0; column < kBlockPanel; column += V * kLanes) {
-    Tile<kF, R, V, kWide> tile(p, row);
-    tile.wide = wide;
+    Tile<kF, R, V, kUnpacked> tile(p, row);
+    tile.unpacked = unpacked;
     for (int64_t u = 0; u < units; ++u) tile.add_unit(weights + u * F.unit_bytes(), column, u * F.unit_blocks());
     tile.store_columns(row, panel * kBlockPanel + column);
   }
@@ -489,7 +489,7 @@ int64_t some_rows(const BlockProblem& p, int64_t row, [[maybe_unused]] int64_t c
 
 #if defined(__AVX512F__)
 template <int kF, int kStep>
-TW_INLINE void widen_step(const uint8_t* codes, uint8_t* to) {
+TW_INLINE void unpack_step(const uint8_t* codes, uint8_t* to) {
   Codes low, high;
   load_codes<kStep, kBlockPacking[kF].bits, kBlockPacking[kF].lookup>(codes, low, high);
   _mm512_storeu_si512(to + 2 * kStep * kBlockRun, low);
@@ -498,7 +498,7 @@ TW_INLINE void widen_step(const uint8_t* codes, uint8_t* to) {
 
 // The codes of a panel as one byte each, in the order of 8-bit codes.
 template <int kF>
-void widen_panel(const BlockProblem& p, int64_t panel, uint8_t* to) {
+void unpack_panel(const BlockProblem& p, int64_t panel, uint8_t* to) {
   constexpr BlockPacking F = kBlockPacking[kF];
   const int64_t units = p.blocks / F.unit_blocks();
   const uint8_t* unit = p.weights + panel * units * F.unit_bytes();
@@ -506,10 +506,10 @@ void widen_panel(const BlockProblem& p, int64_t panel, uint8_t* to) {
     const int64_t at = b % F.unit_blocks();
     const uint8_t* codes =
         unit + b / F.unit_blocks() * F.unit_bytes() + F.header_bytes() + at * F.code_runs() * kBlockRun;
-    widen_step<kF, 0>(codes, to);
-    widen_step<kF, 1>(codes, to);
-    widen_step<kF, 2>(codes, to);
-    widen_step<kF, 3>(codes, to);
+    unpack_step<kF, 0>(codes, to);
+    unpack_step<kF, 1>(codes, to);
+    unpack_step<kF, 2>(codes, to);
+    unpack_step<kF, 3>(codes, to);
   }
 }
 #endif
@@ -525,19 +525,19 @@ void rows(const BlockProblem& p, int64_t first, int64_t last, int64_t first_pane
     constexpr int kTwo = 4;  // rows of a tile of two panels; as few rows in all wait for one stream of weights
     // Codes with planes are put together once for a strip of rows; two panels of them fit into the second-level cache.
     constexpr bool kPlanes = kBlockPacking[kF].plane_runs() > 0;
-    uint8_t* wide = nullptr;
+    uint8_t* unpacked = nullptr;
     if (kPlanes && end - strip >= 8 * kTwo) {
-      wide = reinterpret_cast<uint8_t*>(thread_scratch(2 * p.blocks * 8 * kBlockRun / 4));
+      unpacked = reinterpret_cast<uint8_t*>(thread_scratch(2 * p.blocks * 8 * kBlockRun / 4));
     }
     for (; end - strip >= 2 * kTwo && panel + 2 <= last_panel; panel += 2) {
       int64_t row = strip;
-      if (wide != nullptr) {
-        widen_panel<kF>(p, panel, wide);
-        widen_panel<kF>(p, panel + 1, wide + p.blocks * 8 * kBlockRun);
-        for (; row + kTwo <= end; row += kTwo) panel_rows<kF, kTwo, 2, kPlanes>(p, row, panel, wide);
+      if (unpacked != nullptr) {
+        unpack_panel<kF>(p, panel, unpacked);
+        unpack_panel<kF>(p, panel + 1, unpacked + p.blocks * 8 * kBlockRun);
+        for (; row + kTwo <= end; row += kTwo) panel_rows<kF, kTwo, 2, kPlanes>(p, row, panel, unpacked);
       }
       for (; row + kTwo <= end; row += kTwo) panel_rows<kF, kTwo, 2>(p, row, panel);
-      for (int64_t left = row; left < end;) left += some_rows<kF>(p, left, end - left, panel);
+      for (int64_t next = row; next < end;) next += some_rows<kF>(p, next, end - next, panel);
       while (row < end) row += some_rows<kF>(p, row, end - row, panel + 1);
     }
 #endif

@@ -72,7 +72,7 @@ int64_t rows_of_band(const ConvShape& s, const ConvTile& tile) { return smaller(
 // In vector multiplications: below this a second thread costs more than it saves (a few microseconds;
 // benchmarks/conv.py
 // --layers --threads 2, "1x1 16-32 at 32 stride 2, batch 1").
-constexpr int64_t kWorthThreads = 8192;
+constexpr int64_t kMinWorkForThreads = 8192;
 
 // About 640 pixels: larger bands prepare fewer rows twice, and a panel's products stay in L2. If that leaves threads
 // idle, bands become shorter, then tasks divide the output channels. (benchmarks/conv.py --layers, "1x1 64-256 at 28"
@@ -82,7 +82,7 @@ ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const int64_t images = s.n * p.units, panels = ceil_div(p.vectors, kPanelVectors);
   ConvTile tile{ceil_div(s.ow, ceil_div(s.ow, kMaxRows)), kPanelVectors, 640, kPanelVectors, 1};
   int64_t bands = ceil_div(s.oh, rows_of_band(s, tile));
-  const bool worth = images * s.oh * s.ow * s.kh * s.kw * s.group_c() * p.vectors >= kWorthThreads;
+  const bool worth = images * s.oh * s.ow * s.kh * s.kw * s.group_c() * p.vectors >= kMinWorkForThreads;
   if (!worth) threads = 1;
   if (images < threads) bands = smaller(s.oh, round_up(bands, ceil_div(threads, images)));
   tile.block = ceil_div(s.oh, bands) * s.ow;

@@ -109,7 +109,7 @@ TW_INLINE vf pixel(const GroupedRow& g, const float* row, int64_t column) {
 
 // Stores the sums of consecutive pixels.
 template <int Pixels>
-TW_INLINE void finish_pixels(const GroupedRow& g, const vf (&acc)[Pixels][1]) {
+TW_INLINE void store_pixels(const GroupedRow& g, const vf (&acc)[Pixels][1]) {
   if (clips(*g.epilogue, 1)) return store_clipped_tile<Pixels, 1>(acc, *g.epilogue, g.y, g.y_pitch);
   float tile[Pixels * kLanes];
 #pragma GCC unroll 8
@@ -137,7 +137,7 @@ TW_INLINE void depthwise_tile(const GroupedRow& g, int64_t column) {
       }
     }
   }
-  finish_pixels<Pixels>(g, acc);
+  store_pixels<Pixels>(g, acc);
 }
 
 // Handles any filter, stride, dilation and group.
@@ -163,7 +163,7 @@ void grouped_tile(const GroupedRow& g, int64_t column) {
       }
     }
   }
-  finish_pixels<Pixels>(g, acc);
+  store_pixels<Pixels>(g, acc);
 }
 
 template <int Which, int Pixels>
@@ -189,7 +189,7 @@ void fours_tile(const GroupedRow& g, int64_t column) {
       add_four<3>(acc, x, w);
     }
   }
-  finish_pixels<Pixels>(g, acc);
+  store_pixels<Pixels>(g, acc);
 }
 
 // Handles a group as wide as a vector at the edge of the image: columns outside are read from zeros.
@@ -212,7 +212,7 @@ void edge_tile(const GroupedRow& g, int64_t column) {
       }
     }
   }
-  finish_pixels<Pixels>(g, acc);
+  store_pixels<Pixels>(g, acc);
 }
 
 // The same inside the image, with the loop of all convolutions.

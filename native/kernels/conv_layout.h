@@ -126,13 +126,13 @@ TW_INLINE void pack_pixels(const float* x, int64_t plane, int64_t channels, int6
 }
 
 // Placement of the rows of one image in an NHWC buffer: row y in slot (y - origin) mod slots, its first pixel after
-// `left` columns of padding.
+// `left_padding` columns of padding.
 struct RowBuffer {
   float* data;
-  int64_t pitch;    // floats per pixel
-  int64_t columns;  // pixels per row, padding included
-  int64_t left;     // padding columns before the first pixel
-  int64_t origin;   // the row in slot 0
+  int64_t pitch;         // floats per pixel
+  int64_t columns;       // pixels per row, padding included
+  int64_t left_padding;  // padding columns before the first pixel
+  int64_t origin;        // the row in slot 0
   int64_t slots;
 
   float* row(int64_t y) const { return data + (y - origin) % slots * columns * pitch; }
@@ -153,15 +153,15 @@ inline void pack_three(const float* __restrict x, int64_t plane, int64_t w, floa
 inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int64_t h, int64_t w, int64_t y0,
                       int64_t y1, Magnitude& magnitude) {
   for (int64_t y = y0; y < y1; ++y) {
-    if (y < 0 || y >= h) zero(b.row(y) + b.left * b.pitch, w * b.pitch);
+    if (y < 0 || y >= h) zero(b.row(y) + b.left_padding * b.pitch, w * b.pitch);
   }
   const int64_t last = smaller(y1, h);
   if (channels == 3 && b.pitch == 3) {
-    for (int64_t y = larger(y0, 0); y < last; ++y) pack_three(x + y * w, h * w, w, b.row(y) + b.left * 3);
+    for (int64_t y = larger(y0, 0); y < last; ++y) pack_three(x + y * w, h * w, w, b.row(y) + b.left_padding * 3);
     return;
   }
   int64_t y = larger(y0, 0), column = 0;
-  int64_t offset = y < last ? b.row(y) - b.data + b.left * b.pitch : 0;
+  int64_t offset = y < last ? b.row(y) - b.data + b.left_padding * b.pitch : 0;
   for (int64_t first = y * w; first < last * w; first += kLanes) {
     const int64_t count = smaller(kLanes, last * w - first);
     int64_t offsets[kLanes];
@@ -171,7 +171,7 @@ inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int6
       if (++column == w) {
         column = 0;
         ++y;
-        offset = b.row(y) - b.data + b.left * b.pitch;
+        offset = b.row(y) - b.data + b.left_padding * b.pitch;
       }
     }
     pack_pixels(x, h * w, channels, first, count, offsets, b.data, b.pitch, magnitude);
@@ -183,7 +183,7 @@ inline void copy_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t
                       int64_t y0, int64_t y1) {
   const size_t bytes = static_cast<size_t>(channels) * sizeof(float);
   for (int64_t y = y0; y < y1; ++y) {
-    float* to = b.row(y) + b.left * b.pitch;
+    float* to = b.row(y) + b.left_padding * b.pitch;
     if (y < 0 || y >= h) {
       zero(to, w * b.pitch);
       continue;
@@ -197,8 +197,8 @@ inline void copy_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t
 inline void zero_margins(const RowBuffer& b, int64_t w) {
   for (int64_t slot = 0; slot < b.slots; ++slot) {
     float* row = b.data + slot * b.columns * b.pitch;
-    zero(row, b.left * b.pitch);
-    zero(row + (b.left + w) * b.pitch, (b.columns - b.left - w) * b.pitch);
+    zero(row, b.left_padding * b.pitch);
+    zero(row + (b.left_padding + w) * b.pitch, (b.columns - b.left_padding - w) * b.pitch);
   }
 }
 

@@ -28,7 +28,8 @@ struct TileEpilogue {
 
 // Passed by value: a store could change the target of a reference.
 template <ConvActivation::Kind kind>
-void finish_rows(const float* from, int64_t rows, int64_t vectors, const TileEpilogue f, float* c, int64_t c_row) {
+void apply_epilogue_rows(const float* from, int64_t rows, int64_t vectors, const TileEpilogue f, float* c,
+                         int64_t c_row) {
   for (int64_t v = 0; v < vectors; ++v, from += kLanes, c += kLanes) {
     const vf bias = f.bias == nullptr ? vf{} : load(f.bias + v * kLanes);
     const float* residual = f.residual == nullptr ? nullptr : f.residual + v * kLanes;
@@ -54,7 +55,7 @@ void finish_rows(const float* from, int64_t rows, int64_t vectors, const TileEpi
 // Stores a tile of `rows` by `vectors` that is contiguous in memory.
 __attribute__((noinline)) inline void store_tile(const float* from, int64_t rows, int64_t vectors,
                                                  const TileEpilogue& f, float* c, int64_t c_row) {
-  with_activation(f.activation, [&](auto kind) { finish_rows<kind.value>(from, rows, vectors, f, c, c_row); });
+  with_activation(f.activation, [&](auto kind) { apply_epilogue_rows<kind.value>(from, rows, vectors, f, c, c_row); });
 }
 
 // C[m][...] (+)= sum over segments g < segments and k < length of A[m * a_row + g * a_segment + k * a_k] * B[...],

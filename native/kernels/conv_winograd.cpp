@@ -256,13 +256,13 @@ int64_t strips_of_block(const Problem& p, const ConvTile& tile) {
 
 // In vector instructions: below this a second thread costs more than it saves (a few microseconds; benchmarks/conv.py
 // --layers --threads 2, "3x3 64-64 at 8, batch 1").
-constexpr int64_t kWorthThreads = 16384;
+constexpr int64_t kMinWorkForThreads = 16384;
 
 template <class F>
 bool worth_threads(const Problem& p) {
   const int64_t a_tile =
       F::kPositions * p.c * p.vectors + F::kInputCost * ceil_div(p.c, kLanes) + F::kOutputCost * p.vectors;
-  return p.strips * p.tiles_x * a_tile >= kWorthThreads;
+  return p.strips * p.tiles_x * a_tile >= kMinWorkForThreads;
 }
 
 // Tiles per transformed filter, and channels transformed at a time: a row of positions and a panel, which the inner
@@ -362,7 +362,7 @@ TW_INLINE void output_tile(const float* m, int64_t m_position, float* stage, int
 void copy_seen_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w,
                     int64_t y0, int64_t y1, Magnitude& magnitude) {
   for (int64_t y = y0; y < y1; ++y) {
-    float* to = b.row(y) + b.left * b.pitch;
+    float* to = b.row(y) + b.left_padding * b.pitch;
     if (y < 0 || y >= h) {
       zero(to, w * b.pitch);
       continue;

@@ -101,7 +101,7 @@ void multiply_strip(const StripJob& job) {
     args.a = job.a ? job.a + row * job.steps : g.a + (job.row + row) * g.a_row + job.step * g.a_col;
     args.c = g.c + (job.row + row) * g.c_row + job.col;
     kernels[rows - 1](args);
-    if (last && g.epilogue.any()) finish(g.epilogue, args.c, g.c_row, job.row + row, job.col, rows, cols);
+    if (last && g.epilogue.any()) apply_epilogue(g.epilogue, args.c, g.c_row, job.row + row, job.col, rows, cols);
     args.fetch_ahead = 0;
     args.prefetch = panel + 1 < job.vectors ? args.prefetch + job.steps * kPrefetchStep : job.b;
     row += rows;
@@ -229,41 +229,41 @@ void tiled(const Gemm& g, const GemmTile& t, const PackedB& b, float* workspace)
 }
 
 void inner_products(const Gemm& g, bool from_memory) {
-  dots_tiled(g, from_memory);
-  if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+  dot_products_tiled(g, from_memory);
+  if (g.epilogue.any()) apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 void row_by_matrix(const Gemm& g, bool streamed) {
   streamed ? row_streamed(g) : row_by_strips(g);
-  if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+  if (g.epilogue.any()) apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 void small_m(const Gemm& g, bool interleaved) {
   small_m_product(g, interleaved);
-  if (g.epilogue.any() && !interleaved) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+  if (g.epilogue.any() && !interleaved) apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 void small_mn(const Gemm& g) {
-  few_results_product(g);
-  if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+  small_mn_product(g);
+  if (g.epilogue.any()) apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 void small_k(const Gemm& g) {
   small_k_product(g);
-  if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+  if (g.epilogue.any()) apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 void small_n(const Gemm& g) {
   small_n_product(g);
-  if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+  if (g.epilogue.any()) apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-using TransposeFew = void (*)(const float*, int64_t, int64_t, float*);
-constexpr TransposeFew kTransposeFew[] = {transpose_few<2>, transpose_few<3>, transpose_few<4>};
+using TransposeRows = void (*)(const float*, int64_t, int64_t, float*);
+constexpr TransposeRows kTransposeRows[] = {transpose_rows<2>, transpose_rows<3>, transpose_rows<4>};
 
 void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row) {
   if (rows >= 2 && rows <= 4 && to_row == rows && cols >= kLanes) {
-    return kTransposeFew[rows - 2](from, cols, from_row, to);
+    return kTransposeRows[rows - 2](from, cols, from_row, to);
   }
   if (cols <= kLanes / 2) return transpose_narrow(from, rows, cols, from_row, to, to_row);
   pack({from, 1, from_row, cols, rows, rows, false, to_row}, to);
@@ -272,7 +272,7 @@ void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_
 }  // namespace
 
 const GemmKernels gemm = {kLanes,  kMaxRows, workspace, tiled,   pack_b,         inner_products, row_by_matrix,
-                          small_m, small_mn, small_k,   small_n, transpose_into, finish};
+                          small_m, small_mn, small_k,   small_n, transpose_into, apply_epilogue};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -50,7 +50,7 @@ struct PackedB {
   int64_t first = 0;          // the first column of this product in it, a multiple of nr
 };
 
-constexpr int64_t kFewest = 8;        // most rows or columns of the kernels for few rows and few columns
+constexpr int64_t kMaxSmallM = 8;     // most rows or columns of the kernels for few rows and few columns
 constexpr int64_t kShortestSum = 12;  // most terms of the kernels for short sums
 // The most rows of `small_m` and columns of `small_n`.
 constexpr int64_t kMostSmallRows = 3, kMostSmallColumns = 4;
@@ -66,13 +66,13 @@ struct GemmKernels {
   // columns, rounded up to whole strips.
   void (*pack_b)(const Gemm& g, const GemmTile& tile, int64_t col, int64_t cols, float* to);
   // Inner products: the rows of A and the columns of B have unit stride along k. Best when m or n is small.
-  void (*dots)(const Gemm& g, bool from_memory);
+  void (*dot_products)(const Gemm& g, bool from_memory);
   // One row of A (streamed: up to four), rows of B of unit stride: c = sum over p of a[p] * B[p, :].
   void (*row_by_matrix)(const Gemm& g, bool streamed);
-  // Two or three rows of A, rows of B of unit stride. Interleaved: two to kFewest rows, C is written transposed,
+  // Two or three rows of A, rows of B of unit stride. Interleaved: two to kMaxSmallM rows, C is written transposed,
   // without gaps (element (i, j) to c[j * m + i]), and the epilogue is left to the caller.
   void (*small_m)(const Gemm& g, bool interleaved);
-  // Up to kFewest rows and at most a vector of columns, rows of B of unit stride; the sums are long.
+  // Up to kMaxSmallM rows and at most a vector of columns, rows of B of unit stride; the sums are long.
   void (*small_mn)(const Gemm& g);
   // Sums of up to kShortestSum terms, rows of B of unit stride.
   void (*small_k)(const Gemm& g);
@@ -81,7 +81,8 @@ struct GemmKernels {
   void (*small_n)(const Gemm& g);
   // to (cols x rows, rows to_row apart) = from (rows x cols, rows from_row apart), transposed.
   void (*transpose)(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row);
-  void (*finish)(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols);
+  void (*apply_epilogue)(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows,
+                         int64_t cols);
 };
 
 TW_TABLE(GemmKernels, gemm)

@@ -16,7 +16,8 @@ TW_INLINE vf activate(vf v) {
 }
 
 template <Activation F>
-void finish_rows(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+void apply_epilogue_rows(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows,
+                         int64_t cols) {
   for (int64_t i = 0; i < rows; ++i) {
     float* to = c + i * c_row;
     const float* bias = e.bias ? e.bias + col : nullptr;
@@ -32,16 +33,17 @@ void finish_rows(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_
 }
 
 // c points at element (row, col) of the result.
-inline void finish(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+inline void apply_epilogue(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows,
+                           int64_t cols) {
   switch (e.activation) {
     case Activation::relu:
-      return finish_rows<Activation::relu>(e, c, c_row, row, col, rows, cols);
+      return apply_epilogue_rows<Activation::relu>(e, c, c_row, row, col, rows, cols);
     case Activation::gelu:
-      return finish_rows<Activation::gelu>(e, c, c_row, row, col, rows, cols);
+      return apply_epilogue_rows<Activation::gelu>(e, c, c_row, row, col, rows, cols);
     case Activation::gelu_tanh:
-      return finish_rows<Activation::gelu_tanh>(e, c, c_row, row, col, rows, cols);
+      return apply_epilogue_rows<Activation::gelu_tanh>(e, c, c_row, row, col, rows, cols);
     default:
-      return finish_rows<Activation::none>(e, c, c_row, row, col, rows, cols);
+      return apply_epilogue_rows<Activation::none>(e, c, c_row, row, col, rows, cols);
   }
 }
 

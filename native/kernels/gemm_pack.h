@@ -127,7 +127,7 @@ TW_INLINE void store_interleaved(const vf (&rows)[Rows], float* to, int lanes) {
 
 // to (cols x Rows, packed) = from (Rows x cols), transposed.
 template <int Rows>
-void transpose_few(const float* from, int64_t cols, int64_t from_row, float* to) {
+void transpose_rows(const float* from, int64_t cols, int64_t from_row, float* to) {
   for (int64_t col = 0; col < cols; col += kLanes) {
     const int lanes = cols - col < kLanes ? static_cast<int>(cols - col) : kLanes;
     vf r[Rows];

@@ -202,7 +202,8 @@ inline void small_n_product(const Gemm& g) {
 // Rows past the last repeat it and are not stored.
 constexpr int kPairTerms = kLanes / 2;
 
-inline void short_dots(const float* rows, int64_t row, const float* x, int k, int64_t count, float* c) {
+inline void short_dot_products_vectorized(const float* rows, int64_t row, const float* x, int k, int64_t count,
+                                          float* c) {
   const vf half = load_first(x, k), both = zip_low(half, half);
   for (int64_t first = 0; first < count; first += kLanes, rows += kLanes * row) {
     const int lanes = count - first < kLanes ? static_cast<int>(count - first) : kLanes;
@@ -222,7 +223,7 @@ inline void short_dots(const float* rows, int64_t row, const float* x, int k, in
 }
 
 // Multiplies contiguous rows of two terms by one vector x: the even and the odd lanes of two vectors.
-inline void pair_dots(const float* rows, const float* x, int64_t count, float* c) {
+inline void paired_dot_products(const float* rows, const float* x, int64_t count, float* c) {
   vi even = {}, odd = {};
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {

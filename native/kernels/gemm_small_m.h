@@ -10,29 +10,28 @@
 namespace tw {
 namespace TW_ISA {
 
-constexpr int kFewRowsMost = kFewest;
 // Vectors of columns that fit the registers for this many rows, beside one vector of B and the elements of A (or the
 // reverse, whichever are fewer).
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kFewVectors[kFewRowsMost + 1] = {0, 8, 12, 8, 6, 5, 4, 3, 3};
+constexpr int kSmallMVectors[kMaxSmallM + 1] = {0, 8, 12, 8, 6, 5, 4, 3, 3};
 #else
-constexpr int kFewVectors[kFewRowsMost + 1] = {0, 8, 5, 3, 2, 2, 1, 1, 1};
+constexpr int kSmallMVectors[kMaxSmallM + 1] = {0, 8, 5, 3, 2, 2, 1, 1, 1};
 #endif
-constexpr int kFewVectorsMost = 12;
+constexpr int kMaxSmallMVectors = 12;
 
 // Rows of B to prefetch: the hardware does not recognize that runs this short, one row apart, belong together.
-constexpr int64_t kFewAhead = 8;
+constexpr int64_t kPrefetchRows = 8;
 
 // Computes M rows by V vectors, the last of `lanes` columns.
 template <int M, int V, bool Whole>
-TW_INLINE void few_product(const Gemm& g, int64_t col, int lanes, vf (&acc)[M][V]) {
+TW_INLINE void small_m_product(const Gemm& g, int64_t col, int lanes, vf (&acc)[M][V]) {
   const float* a = g.a;
   const float* b = g.b + col;
   const int64_t a_row = g.a_row, a_col = g.a_col, b_row = g.b_row;
-  const float* ahead = g.k > kFewAhead ? b + kFewAhead * b_row : b + V * kLanes;
+  const float* ahead = g.k > kPrefetchRows ? b + kPrefetchRows * b_row : b + V * kLanes;
 #pragma GCC unroll 1
   for (int64_t p = g.k; p > 0; --p, a += a_col, b += b_row) {
-    if (p == kFewAhead) ahead = g.b + col + V * kLanes;
+    if (p == kPrefetchRows) ahead = g.b + col + V * kLanes;
 #pragma GCC unroll 12
     for (int j = 0; j < V; ++j) __builtin_prefetch(ahead + j * kLanes);
     ahead += b_row;
@@ -49,9 +48,9 @@ TW_INLINE void few_product(const Gemm& g, int64_t col, int lanes, vf (&acc)[M][V
 }
 
 template <int M, int V>
-void few_strip(const Gemm& g, int64_t col, int lanes) {
+void small_m_strip(const Gemm& g, int64_t col, int lanes) {
   vf acc[M][V] = {};
-  lanes == kLanes ? few_product<M, V, true>(g, col, lanes, acc) : few_product<M, V, false>(g, col, lanes, acc);
+  lanes == kLanes ? small_m_product<M, V, true>(g, col, lanes, acc) : small_m_product<M, V, false>(g, col, lanes, acc);
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i) {
     float* to = g.c + i * g.c_row + col;
@@ -63,9 +62,9 @@ void few_strip(const Gemm& g, int64_t col, int lanes) {
 
 // Stores the transposed result: element (i, j) of this product goes to c[j * M + i].
 template <int M, int V>
-void few_strip_interleaved(const Gemm& g, int64_t col, int lanes) {
+void small_m_strip_interleaved(const Gemm& g, int64_t col, int lanes) {
   vf acc[M][V] = {};
-  lanes == kLanes ? few_product<M, V, true>(g, col, lanes, acc) : few_product<M, V, false>(g, col, lanes, acc);
+  lanes == kLanes ? small_m_product<M, V, true>(g, col, lanes, acc) : small_m_product<M, V, false>(g, col, lanes, acc);
 #pragma GCC unroll 12
   for (int j = 0; j < V; ++j) {
     vf column[M];
@@ -75,36 +74,37 @@ void few_strip_interleaved(const Gemm& g, int64_t col, int lanes) {
   }
 }
 
-using FewStrip = void (*)(const Gemm&, int64_t, int);
+using SmallMStrip = void (*)(const Gemm&, int64_t, int);
 
 // Only the sizes in use are compiled: one row has its own kernels, and beyond kPlainRowsMost tiles are as fast.
 constexpr int kPlainRowsMost = 3;
 
 template <int M, int V, bool Interleaved>
-constexpr FewStrip few_or_null() {
-  if constexpr (V <= kFewVectors[M] && Interleaved && M > 1) {
-    return few_strip_interleaved<M, V>;
-  } else if constexpr (V <= kFewVectors[M] && !Interleaved && M > 1 && M <= kPlainRowsMost) {
-    return few_strip<M, V>;
+constexpr SmallMStrip strip_or_null() {
+  if constexpr (V <= kSmallMVectors[M] && Interleaved && M > 1) {
+    return small_m_strip_interleaved<M, V>;
+  } else if constexpr (V <= kSmallMVectors[M] && !Interleaved && M > 1 && M <= kPlainRowsMost) {
+    return small_m_strip<M, V>;
   } else {
     return nullptr;
   }
 }
 
-#define TW_FEW_ROW(M, Interleaved)                                                                         \
-  {few_or_null<M, 1, Interleaved>(),  few_or_null<M, 2, Interleaved>(),  few_or_null<M, 3, Interleaved>(), \
-   few_or_null<M, 4, Interleaved>(),  few_or_null<M, 5, Interleaved>(),  few_or_null<M, 6, Interleaved>(), \
-   few_or_null<M, 7, Interleaved>(),  few_or_null<M, 8, Interleaved>(),  few_or_null<M, 9, Interleaved>(), \
-   few_or_null<M, 10, Interleaved>(), few_or_null<M, 11, Interleaved>(), few_or_null<M, 12, Interleaved>()}
-#define TW_FEW_TABLE(Interleaved)                                                                                  \
-  {TW_FEW_ROW(1, Interleaved), TW_FEW_ROW(2, Interleaved), TW_FEW_ROW(3, Interleaved), TW_FEW_ROW(4, Interleaved), \
-   TW_FEW_ROW(5, Interleaved), TW_FEW_ROW(6, Interleaved), TW_FEW_ROW(7, Interleaved), TW_FEW_ROW(8, Interleaved)}
-constexpr FewStrip kFewStrips[2][kFewRowsMost][kFewVectorsMost] = {TW_FEW_TABLE(false), TW_FEW_TABLE(true)};
+// The strips of 1 to 12 vectors for M rows, plain or interleaved (I).
+#define TW_SMALL_M_ROW(M, I)                                                                                 \
+  {strip_or_null<M, 1, I>(), strip_or_null<M, 2, I>(),  strip_or_null<M, 3, I>(),  strip_or_null<M, 4, I>(), \
+   strip_or_null<M, 5, I>(), strip_or_null<M, 6, I>(),  strip_or_null<M, 7, I>(),  strip_or_null<M, 8, I>(), \
+   strip_or_null<M, 9, I>(), strip_or_null<M, 10, I>(), strip_or_null<M, 11, I>(), strip_or_null<M, 12, I>()}
+#define TW_SMALL_M_TABLE(I)                                                                \
+  {TW_SMALL_M_ROW(1, I), TW_SMALL_M_ROW(2, I), TW_SMALL_M_ROW(3, I), TW_SMALL_M_ROW(4, I), \
+   TW_SMALL_M_ROW(5, I), TW_SMALL_M_ROW(6, I), TW_SMALL_M_ROW(7, I), TW_SMALL_M_ROW(8, I)}
+constexpr SmallMStrip kSmallMStrips[2][kMaxSmallM][kMaxSmallMVectors] = {TW_SMALL_M_TABLE(false),
+                                                                         TW_SMALL_M_TABLE(true)};
 
 // Splits columns into strips of about equal width: a narrow last strip would be bound by latency.
 inline void small_m_product(const Gemm& g, bool interleaved) {
-  const FewStrip* const strips = kFewStrips[interleaved][g.m - 1];
-  const int64_t vectors = (g.n + kLanes - 1) / kLanes, most = kFewVectors[g.m];
+  const SmallMStrip* const strips = kSmallMStrips[interleaved][g.m - 1];
+  const int64_t vectors = (g.n + kLanes - 1) / kLanes, most = kSmallMVectors[g.m];
   const int64_t strip_count = (vectors + most - 1) / most, base = vectors / strip_count, wider = vectors % strip_count;
   int64_t col = 0;
   for (int64_t part = 0; part < strip_count; ++part) {
@@ -118,7 +118,7 @@ inline void small_m_product(const Gemm& g, bool interleaved) {
 // Computes M rows by at most one vector of columns with U independent sums over k, which hide the latency of additions.
 // Special: at most half a vector, where that is faster (gemm_micro.h).
 template <int M, int U, bool Special>
-void few_results(const Gemm& g) {
+void small_mn_tile(const Gemm& g) {
   using Last = LastVector<Special>;
   const float* a = g.a;
   const float* b = g.b;
@@ -148,13 +148,14 @@ void few_results(const Gemm& g) {
   }
 }
 
-using FewResults = void (*)(const Gemm&);
-#define TW_FEW_RESULTS(Special)                                                                                    \
-  {few_results<1, 8, Special>, few_results<2, 4, Special>, few_results<3, 4, Special>, few_results<4, 2, Special>, \
-   few_results<5, 2, Special>, few_results<6, 2, Special>, few_results<7, 2, Special>, few_results<8, 1, Special>}
-constexpr FewResults kFewResults[2][kFewRowsMost] = {TW_FEW_RESULTS(false), TW_FEW_RESULTS(true)};
+using SmallMnTile = void (*)(const Gemm&);
+#define TW_SMALL_MN_TILES(Special)                                                           \
+  {small_mn_tile<1, 8, Special>, small_mn_tile<2, 4, Special>, small_mn_tile<3, 4, Special>, \
+   small_mn_tile<4, 2, Special>, small_mn_tile<5, 2, Special>, small_mn_tile<6, 2, Special>, \
+   small_mn_tile<7, 2, Special>, small_mn_tile<8, 1, Special>}
+constexpr SmallMnTile kSmallMnTiles[2][kMaxSmallM] = {TW_SMALL_MN_TILES(false), TW_SMALL_MN_TILES(true)};
 
-inline void few_results_product(const Gemm& g) { kFewResults[wants_special(static_cast<int>(g.n), false)][g.m - 1](g); }
+inline void small_mn_product(const Gemm& g) { kSmallMnTiles[wants_special(static_cast<int>(g.n), false)][g.m - 1](g); }
 
 }  // namespace TW_ISA
 }  // namespace tw

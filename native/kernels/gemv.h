@@ -187,7 +187,7 @@ TW_INLINE int share(int64_t remaining, int most) {
 
 // Results of a few terms each: faster one at a time than by adding lanes of mostly empty vectors.
 template <int K>
-void dots_of_few(const float* rows, int64_t row, const float* x, int64_t count, float* c, int64_t c_step) {
+void short_dot_products(const float* rows, int64_t row, const float* x, int64_t count, float* c, int64_t c_step) {
   float vector[K];
   for (int p = 0; p < K; ++p) vector[p] = x[p];
   for (int64_t i = 0; i < count; ++i, rows += row, c += c_step) {
@@ -198,10 +198,11 @@ void dots_of_few(const float* rows, int64_t row, const float* x, int64_t count, 
   }
 }
 
-constexpr int kFewTerms = 8, kFewestTerms = 3;
-using FewDots = void (*)(const float*, int64_t, const float*, int64_t, float*, int64_t);
-constexpr FewDots kFewDots[kFewTerms] = {dots_of_few<1>, dots_of_few<2>, dots_of_few<3>, dots_of_few<4>,
-                                         dots_of_few<5>, dots_of_few<6>, dots_of_few<7>, dots_of_few<8>};
+constexpr int kMaxShortTerms = 8, kMinVectorTerms = 3;
+using ShortDotProducts = void (*)(const float*, int64_t, const float*, int64_t, float*, int64_t);
+constexpr ShortDotProducts kShortDotProducts[kMaxShortTerms] = {
+    short_dot_products<1>, short_dot_products<2>, short_dot_products<3>, short_dot_products<4>,
+    short_dot_products<5>, short_dot_products<6>, short_dot_products<7>, short_dot_products<8>};
 
 // Rows up to this long are streamed in two runs, through the upper and the lower half of the matrix: with large pages
 // the hardware follows two at full bandwidth, whereas a strip of eight reaches two thirds of it. Longer rows are at
@@ -239,7 +240,7 @@ TW_INLINE void store_sums(vf (&v)[N], float* c, int count) {
 }
 
 // Multiplies a vector by the rows of a matrix, front to back. The lanes are summed once for every eight pairs of rows.
-inline void dots_streamed(const Gemm& g) {
+inline void dot_products_streamed(const Gemm& g) {
   constexpr int kPairs = 8;
   const int64_t half = g.n / 2;
   for (int64_t first = 0; first < half; first += kPairs) {
@@ -267,21 +268,21 @@ constexpr int64_t kDotPart = 1024;      // terms: a tile of each side (7 or 10 r
 constexpr int64_t kDotBlockTiles = 16;  // tiles of the long side whose accumulators are kept between parts of k
 
 // Loops over the long side outside, so that the larger operand is read once and the smaller stays in cache.
-inline void dots_tiled(const Gemm& g, bool from_memory) {
+inline void dot_products_tiled(const Gemm& g, bool from_memory) {
   const bool tall = g.m > 1 && g.m >= g.n;
   const int64_t outer = tall ? g.m : g.n, inner = tall ? g.n : g.m;
   const int64_t outer_row = tall ? g.a_row : g.b_col, inner_row = tall ? g.b_col : g.a_row;
   const float* const long_side = tall ? g.a : g.b;
   const float* const short_side = tall ? g.b : g.a;
   if (inner == 1 && g.k == 2 && outer_row == 2 && (!tall || g.c_row == 1)) {
-    return pair_dots(long_side, short_side, outer, g.c);
+    return paired_dot_products(long_side, short_side, outer, g.c);
   }
-  if (inner == 1 && g.k > kFewestTerms && g.k <= kPairTerms && (!tall || g.c_row == 1)) {
-    return short_dots(long_side, outer_row, short_side, static_cast<int>(g.k), outer, g.c);
+  if (inner == 1 && g.k > kMinVectorTerms && g.k <= kPairTerms && (!tall || g.c_row == 1)) {
+    return short_dot_products_vectorized(long_side, outer_row, short_side, static_cast<int>(g.k), outer, g.c);
   }
-  if (inner == 1 && g.k <= kFewTerms)
-    return kFewDots[g.k - 1](long_side, outer_row, short_side, outer, g.c, tall ? g.c_row : 1);
-  if (g.stream_b && g.large_pages_b && g.m == 1 && g.k <= kStreamedRow) return dots_streamed(g);
+  if (inner == 1 && g.k <= kMaxShortTerms)
+    return kShortDotProducts[g.k - 1](long_side, outer_row, short_side, outer, g.c, tall ? g.c_row : 1);
+  if (g.stream_b && g.large_pages_b && g.m == 1 && g.k <= kStreamedRow) return dot_products_streamed(g);
   const int most = fewer_where_colliding(kDotOuter[share(inner, kDotInner)], inner == 1 ? 1 : outer_row);
   const int64_t part = inner <= kDotInner || g.k <= kDotPart * 3 / 2 ? g.k : kDotPart;
   vf sums[kDotBlockTiles * kDotMostSums];

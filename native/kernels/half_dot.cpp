@@ -20,9 +20,9 @@ TW_INLINE vf load_bfloat(const uint16_t* p) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
 #else
-  vi wide;
-  for (int i = 0; i < kLanes; ++i) wide[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
-  return (vf)wide;
+  vi words;
+  for (int i = 0; i < kLanes; ++i) words[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+  return (vf)words;
 #endif
 }
 
@@ -64,7 +64,7 @@ void row_of(const float* x, int64_t k, const uint16_t* w, int64_t first, int64_t
 
 // R rows times O outputs.
 template <HalfKind K, int R, int O>
-void dots(const float* x, int64_t k, const uint16_t* w, float* y, int64_t y_row) {
+void dot_products(const float* x, int64_t k, const uint16_t* w, float* y, int64_t y_row) {
   vf acc[R][O] = {};
   int64_t p = 0;
   for (; p + kLanes <= k; p += kLanes) {
@@ -75,10 +75,10 @@ void dots(const float* x, int64_t k, const uint16_t* w, float* y, int64_t y_row)
       for (int r = 0; r < R; ++r) acc[r][o] += load(x + r * k + p) * weights;
     }
   }
-  const int left = static_cast<int>(k - p);
-  for (int o = 0; left > 0 && o < O; ++o) {
-    const vf weights = load_first_weights<K>(w + o * k + p, left);
-    for (int r = 0; r < R; ++r) acc[r][o] += load_first(x + r * k + p, left) * weights;
+  const int remaining = static_cast<int>(k - p);
+  for (int o = 0; remaining > 0 && o < O; ++o) {
+    const vf weights = load_first_weights<K>(w + o * k + p, remaining);
+    for (int r = 0; r < R; ++r) acc[r][o] += load_first(x + r * k + p, remaining) * weights;
   }
   for (int r = 0; r < R; ++r) store_sums(acc[r], y + r * y_row, O);
 }
@@ -87,9 +87,9 @@ void dots(const float* x, int64_t k, const uint16_t* w, float* y, int64_t y_row)
 template <HalfKind K, int O>
 void all_rows(const float* x, int64_t rows, int64_t k, const uint16_t* w, float* y, int64_t y_row) {
   int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) dots<K, 4, O>(x + r * k, k, w, y + r * y_row, y_row);
-  for (; r + 2 <= rows; r += 2) dots<K, 2, O>(x + r * k, k, w, y + r * y_row, y_row);
-  if (r < rows) dots<K, 1, O>(x + r * k, k, w, y + r * y_row, y_row);
+  for (; r + 4 <= rows; r += 4) dot_products<K, 4, O>(x + r * k, k, w, y + r * y_row, y_row);
+  for (; r + 2 <= rows; r += 2) dot_products<K, 2, O>(x + r * k, k, w, y + r * y_row, y_row);
+  if (r < rows) dot_products<K, 1, O>(x + r * k, k, w, y + r * y_row, y_row);
 }
 
 template <HalfKind K>

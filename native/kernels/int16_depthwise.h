@@ -259,7 +259,7 @@ TW_INLINE void block_tile(const Int16Problem& p, const BlockOutputStage& end, co
 template <bool kBytes, int Taps, int Stride>
 __attribute__((noinline)) void depthwise_run(const Int16Problem& problem, const Run& run,
                                              const Int16PiecewiseVectors* curve) {
-  constexpr int kFew = 4, kMany = 8;
+  constexpr int kSmallTile = 4, kLargeTile = 8;
   const Int16Problem p = problem;  // a local copy: stores may alias the argument
   for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
     const int64_t column = block_at(block, p.to.columns);
@@ -267,13 +267,15 @@ __attribute__((noinline)) void depthwise_run(const Int16Problem& problem, const 
     const int16_t* w = block_weights(p, block);
     for (int64_t done = 0; done < run.count;) {
       const int64_t remaining = run.count - done;
-      const int tile = remaining > kFew && run.count >= kMany ? kMany : run.count >= kFew ? kFew : 1;
+      const int tile = remaining > kSmallTile && run.count >= kLargeTile ? kLargeTile
+                       : run.count >= kSmallTile                         ? kSmallTile
+                                                                         : 1;
       const int64_t i =
           remaining < tile ? run.count - tile : done;  // recomputes a few pixels instead of a partial tile
-      if (tile == kMany) {
-        block_tile<kBytes, Taps, Stride, kMany>(p, end, w, column, run, i);
-      } else if (tile == kFew) {
-        block_tile<kBytes, Taps, Stride, kFew>(p, end, w, column, run, i);
+      if (tile == kLargeTile) {
+        block_tile<kBytes, Taps, Stride, kLargeTile>(p, end, w, column, run, i);
+      } else if (tile == kSmallTile) {
+        block_tile<kBytes, Taps, Stride, kSmallTile>(p, end, w, column, run, i);
       } else {
         block_tile<kBytes, Taps, Stride, 1>(p, end, w, column, run, i);
       }

@@ -2,9 +2,9 @@
 // stored. Included by int16.cpp, which is compiled with -ffp-contract=off.
 #pragma once
 
-#include "kernels/ahead.h"
 #include "kernels/int16.h"
 #include "kernels/int8_sums.h"
+#include "kernels/prefetch.h"
 
 namespace tw {
 namespace TW_ISA {

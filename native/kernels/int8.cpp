@@ -6,11 +6,11 @@
 #include "kernels/int8.h"
 
 #include "common/simd.h"
-#include "kernels/ahead.h"
 #include "kernels/int8_amx.h"
 #include "kernels/int8_dot.h"
 #include "kernels/int8_split.h"
 #include "kernels/int8_sums.h"
+#include "kernels/prefetch.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -323,7 +323,7 @@ void whole_block(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, 
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int kFewRows = 2;  // fewer rows than this do not repay splitting the activations
+constexpr int kMinSplitRows = 2;  // fewer rows than this do not repay splitting the activations
 
 void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at, int64_t row, int count, int panel,
                  int last_panel) {
@@ -438,7 +438,7 @@ void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row,
   if (sums != nullptr) return sliced<Dot::int16>(p, t, at, row, count, panel, last_panel, sums);
   if (p.quads_fit) return saturation_safe_block<Dot::quads>(p, at, row, count, panel, last_panel);
   if (p.max_pair_sum >= 2 * 255) return saturation_safe_block<Dot::pairs>(p, at, row, count, panel, last_panel);
-  if (count >= kFewRows) {
+  if (count >= kMinSplitRows) {
     Int8Problem safe = p;
     Split split;
     if (Splitter().split(safe, at, count, split)) return pairs_block(safe, split, at, row, count, panel, last_panel);

@@ -212,8 +212,8 @@ class PairedDepthwise {
     p.residual_zero = r_.residual_zero;
     p.uint8_stage = r_.uint8_stage;
     RowOffsets at;
-    for (int64_t left = 0; left < r_.width; left += kPixels) {
-      const int64_t x = left + kPixels <= r_.width ? left : r_.width - kPixels;
+    for (int64_t first = 0; first < r_.width; first += kPixels) {
+      const int64_t x = first + kPixels <= r_.width ? first : r_.width - kPixels;
       for (int i = 0; i < kPixels; ++i) {
         at.out[i] = y * r_.out_row + (x + i) * r_.out_pixel;
         at.residual[i] = y * r_.residual_row + (x + i) * r_.residual_pixel;

@@ -100,7 +100,7 @@ class Attention : public Op {
   void run(const OpCall& call) const override {
     LastImage x[3];
     for (int i = 0; i < 3; ++i) x[i] = call.in[i].floats(call.batch);
-    const auto rows = [&](int i) { return Rows{x[i].data + heads_.first[i], x[i].pitch}; };
+    const auto rows = [&](int i) { return StridedRows{x[i].data + heads_.first[i], x[i].pitch}; };
     const auto strides = [&](int i) { return HeadStrides{x[i].w * x[i].pitch, heads_.step[i]}; };
     const bool masked = call.in[3].desc != nullptr;
     const LastImage mask = masked ? call.in[3].floats(call.batch) : LastImage{};

@@ -116,7 +116,7 @@ OpPtr reduce_op(StridedLoop loop, const std::string& kind, std::size_t reduced);
 OpPtr softmax_op(StridedLoop loop);
 OpPtr cumulative_sum_op(StridedLoop loop, std::size_t axis);
 OpPtr matmul_op(StridedLoop loop, int64_t k);
-OpPtr assemble_op(std::vector<StridedLoop> parts, float fill, bool covered);  // covered: the parts fill the result
+OpPtr assemble_op(std::vector<StridedLoop> loops, float fill, bool covered);  // covered: the loops fill the result
 OpPtr grouped_attention_op(StridedLoop loop, const GroupedHeads& heads);
 OpPtr rms_norm_op(const std::vector<float>& weight, float eps);
 

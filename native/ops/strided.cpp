@@ -10,7 +10,7 @@
 #include "common/attention_ops.h"
 #include "common/matmul.h"
 #include "common/thread_pool.h"
-#include "kernels/llama.h"
+#include "kernels/rope_rmsnorm.h"
 #include "kernels/softmax.h"
 #include "kernels/strided.h"
 #include "ops/ops.h"
@@ -301,19 +301,19 @@ class MatMul : public StridedOp {
   int64_t k_;
 };
 
-// A result of several parts: each operand is copied to its place, the rest has the value `fill`. Concatenation, padding
+// A result of several loops: each operand is copied to its place, the rest has the value `fill`. Concatenation, padding
 // and the insertion of zeros between pixels. Every operand has its own loop.
 class Assemble : public Op {
  public:
-  Assemble(std::vector<StridedLoop> parts, float fill, bool covered)
-      : parts_(std::move(parts)), fill_(fill), covered_(covered) {}
+  Assemble(std::vector<StridedLoop> loops, float fill, bool covered)
+      : loops_(std::move(loops)), fill_(fill), covered_(covered) {}
 
   TensorDesc infer(const std::vector<TensorDesc>& in) const override {
-    require(!parts_.empty() && in.size() == parts_.size(), "an assembled value has parts");
-    const TensorDesc out = float_pixels(parts_[0].n, parts_[0].channels, parts_[0].height, parts_[0].width);
+    require(!loops_.empty() && in.size() == loops_.size(), "an assembled value has loops");
+    const TensorDesc out = float_pixels(loops_[0].n, loops_[0].channels, loops_[0].height, loops_[0].width);
     for (std::size_t i = 0; i < in.size(); ++i) {
-      require_inside(parts_[i].operands[0], parts_[i].sizes, in[i]);
-      require_inside(parts_[i].result, parts_[i].sizes, out);
+      require_inside(loops_[i].operands[0], loops_[i].sizes, in[i]);
+      require_inside(loops_[i].result, loops_[i].sizes, out);
     }
     return out;
   }
@@ -323,7 +323,7 @@ class Assemble : public Op {
       const LastImage out = call.out.floats(call.batch);
       for (int64_t p = 0; p < out.pixels(); ++p) std::fill_n(out.data + p * out.pitch, out.c, fill_);
     }
-    for (std::size_t i = 0; i < parts_.size(); ++i) copy(call.in[i], call.out, parts_[i]);
+    for (std::size_t i = 0; i < loops_.size(); ++i) copy(call.in[i], call.out, loops_[i]);
   }
 
  private:
@@ -338,7 +338,7 @@ class Assemble : public Op {
     });
   }
 
-  std::vector<StridedLoop> parts_;
+  std::vector<StridedLoop> loops_;
   float fill_;
   bool covered_;
 };
@@ -357,7 +357,7 @@ class GroupedAttention : public StridedOp {
     const bool masked = all.size() > 4;
     const View mask = masked ? all[3] : View{};
     for (int64_t b = 0; b < loop_.sizes[0]; ++b) {
-      const auto rows = [&](const View& x) { return Rows{x.data + b * x.step[0], x.step[3]}; };
+      const auto rows = [&](const View& x) { return StridedRows{x.data + b * x.step[0], x.step[3]}; };
       const auto strides = [](const View& x) { return HeadStrides{x.step[1], x.step[2]}; };
       const AttentionHead head{loop_.sizes[3],
                                heads_.keys,
@@ -407,7 +407,7 @@ class RmsNorm : public Op {
     const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kTaskFloats);
     parallel_near(static_cast<int>(tasks), [&](int task) {
       for (int64_t p = pixels * task / tasks; p < pixels * (task + 1) / tasks; ++p)
-        active_llama().rms_norm(x.data + p * x.pitch, weight_.data(), eps_, y.data + p * y.pitch, 1, x.c);
+        active_rope_rmsnorm().rms_norm(x.data + p * x.pitch, weight_.data(), eps_, y.data + p * y.pitch, 1, x.c);
     });
   }
 
@@ -444,8 +444,8 @@ OpPtr cumulative_sum_op(StridedLoop loop, std::size_t axis) {
   return std::make_unique<CumulativeSum>(std::move(loop), axis);
 }
 OpPtr matmul_op(StridedLoop loop, int64_t k) { return std::make_unique<MatMul>(std::move(loop), k); }
-OpPtr assemble_op(std::vector<StridedLoop> parts, float fill, bool covered) {
-  return std::make_unique<Assemble>(std::move(parts), fill, covered);
+OpPtr assemble_op(std::vector<StridedLoop> loops, float fill, bool covered) {
+  return std::make_unique<Assemble>(std::move(loops), fill, covered);
 }
 OpPtr grouped_attention_op(StridedLoop loop, const GroupedHeads& heads) {
   return std::make_unique<GroupedAttention>(std::move(loop), heads);

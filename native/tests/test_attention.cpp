@@ -28,7 +28,7 @@ struct Field {
   int64_t size() const { return rows == 0 ? 0 : kHeads * rows * stride() - kGap; }
   float at(int64_t h, int64_t r, int64_t c) const { return data[static_cast<size_t>((h * rows + r) * stride() + c)]; }
   tw::HeadStrides strides() const { return {0, rows * stride()}; }
-  tw::Rows in() const { return {data.data(), stride()}; }
+  tw::StridedRows in() const { return {data.data(), stride()}; }
   tw::BatchRows batch() const { return {in(), strides()}; }
   tw::BatchRowsOut out() { return {{data.data(), stride()}, strides()}; }
 };

@@ -6,7 +6,7 @@
 
 #include "common/block_matrix.h"
 #include "common/thread_pool.h"
-#include "kernels/llama.h"
+#include "kernels/rope_rmsnorm.h"
 #include "tests/random.h"
 #include "tests/tests.h"
 
@@ -83,16 +83,16 @@ TW_TEST(llama_rows_stay_inside) {
   for (int64_t columns : {1, 7, 16, 33}) {
     const Floats x = random_floats(3 * columns, 1, 2.0f), weight = random_floats(columns, 2, 1.0f);
     Floats y(3 * columns), gate = random_floats(columns, 4, 3.0f);
-    tw::active_llama().rms_norm(x.data(), weight.data(), 1e-5f, y.data(), 3, columns);
+    tw::active_rope_rmsnorm().rms_norm(x.data(), weight.data(), 1e-5f, y.data(), 3, columns);
     double squares = 0.0;
     for (int64_t i = 0; i < columns; ++i) squares += static_cast<double>(x[i]) * x[i];
     TW_CHECK(std::fabs(y[0] - x[0] / std::sqrt(squares / columns + 1e-5) * weight[0]) < 1e-4);
     const float first = gate[0];
-    tw::active_llama().silu_product(gate.data(), weight.data(), columns);
+    tw::active_rope_rmsnorm().silu_product(gate.data(), weight.data(), columns);
     TW_CHECK(std::fabs(gate[0] - first / (1.0f + std::exp(-first)) * weight[0]) < 1e-4f);
   }
   Floats head = {1.0f, 2.0f, 3.0f, 4.0f};
   const Floats cosines = {0.0f, 1.0f}, sines = {1.0f, 0.0f};
-  tw::active_llama().rotate(head.data(), cosines.data(), sines.data(), 2, true);
+  tw::active_rope_rmsnorm().rotate(head.data(), cosines.data(), sines.data(), 2, true);
   TW_CHECK((head == Floats{-2.0f, 1.0f, 3.0f, 4.0f}));
 }

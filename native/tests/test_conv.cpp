@@ -60,11 +60,11 @@ void each_product(const tw::ConvShape& s, F&& f) {
               }
 }
 
-bool near(const float* got, const double* want, int64_t count) {
+bool near(const float* result, const double* expected, int64_t count) {
   double largest = 1.0, worst = 0.0;
   for (int64_t i = 0; i < count; ++i) {
-    largest = std::fmax(largest, std::fabs(want[i]));
-    worst = std::fmax(worst, std::fabs(got[i] - want[i]));
+    largest = std::fmax(largest, std::fabs(expected[i]));
+    worst = std::fmax(worst, std::fabs(result[i] - expected[i]));
   }
   return worst <= 1e-5 * largest;
 }

@@ -87,11 +87,11 @@ TW_TEST(a_misfit_is_refused_when_the_operator_is_added) {
   tw::Graph graph;
   const int a = graph.channels_last(graph.add_input(planes(1, 4, 3, 3)));
   const int b = graph.channels_last(graph.add_input(planes(1, 5, 3, 3)));
-  bool refused = false;
+  bool has_thrown = false;
   try {
     graph.add(tw::binary_op(tw::BinaryKind::add, tw::ConvActivation::none), {a, b});
   } catch (const std::invalid_argument&) {
-    refused = true;
+    has_thrown = true;
   }
-  TW_CHECK(refused);
+  TW_CHECK(has_thrown);
 }

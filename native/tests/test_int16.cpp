@@ -34,7 +34,7 @@ std::shared_ptr<tw::Int16Layer> layer(const tw::GroupedGeometry& g, std::vector<
   for (int16_t& w : weights) w = small(300);
   const std::vector<int32_t> offset(g.columns, 11);
   const std::vector<float> scale(g.columns, 1.0f / 64);
-  auto made = std::make_shared<tw::Int16Layer>(g, weights.data(), offset.data(), scale.data(), nullptr);
+  auto layer = std::make_shared<tw::Int16Layer>(g, weights.data(), offset.data(), scale.data(), nullptr);
   tw::Int16Stage stage;
   if (piecewise) {
     stage.activation = tw::Int16Activation::piecewise;
@@ -44,8 +44,8 @@ std::shared_ptr<tw::Int16Layer> layer(const tw::GroupedGeometry& g, std::vector<
       for (int16_t& c : row) c = small(2000);
     }
   }
-  made->set_int16_stage(stage);
-  return made;
+  layer->set_int16_stage(stage);
+  return layer;
 }
 
 int32_t clamped(int64_t sum) {  // of sum / 64: halves of an even number of steps are rounded down, of an odd one up
@@ -57,15 +57,15 @@ int32_t clamped(int64_t sum) {  // of sum / 64: halves of an even number of step
 void check_layer(int size, int columns, int channels, int groups, int kernel, int stride) {
   const tw::GroupedGeometry g = geometry(columns, channels, groups, kernel, stride);
   std::vector<int16_t> weights;
-  const auto made = layer(g, weights, false);
-  const int64_t padded = (channels + 1) / 2 * 2, border = kernel / 2;
-  const tw::Int8Image in{1, size, size + 3, padded, border};
+  const auto packed = layer(g, weights, false);
+  const int64_t padded = (channels + 1) / 2 * 2, padding = kernel / 2;
+  const tw::Int8Image in{1, size, size + 3, padded, padding};
   std::vector<int16_t> x(in.image_step());
   for (int16_t& v : x) v = small(900);
-  tw::Int8Image out = made->conv_shape(in);
+  tw::Int8Image out = packed->conv_shape(in);
   out.pixel = columns;
   std::vector<int16_t> y(out.image_step());
-  made->conv(in, x.data(), {}, nullptr, out, false, y.data());
+  packed->conv(in, x.data(), {}, nullptr, out, false, y.data());
   for (int64_t oy = 0; oy < out.height; ++oy) {
     for (int64_t ox = 0; ox < out.width; ++ox) {
       for (int c = 0; c < columns; ++c) {
@@ -83,7 +83,7 @@ void check_layer(int size, int columns, int channels, int groups, int kernel, in
     }
   }
   std::vector<int16_t> again(weights.size());
-  made->unpack(again.data());
+  packed->unpack(again.data());
   TW_CHECK(again == weights);
 }
 

@@ -8,9 +8,9 @@
 #include "common/ladder.h"
 #include "common/thread_pool.h"
 #include "graph/schedule.h"
-#include "kernels/cached.h"
 #include "kernels/int8.h"
 #include "kernels/int8_ops.h"
+#include "kernels/kv_attention.h"
 #include "ops/ops.h"
 #include "tests/tests.h"
 
@@ -155,18 +155,18 @@ TW_TEST(int8_products_of_any_bytes_are_exact) {
   }
 }
 
-TW_TEST(the_room_of_a_pair_is_what_its_weights_leave) {
-  const auto room = [](std::vector<int8_t> w) {
+TW_TEST(the_largest_safe_pair_sum_depends_on_the_weights) {
+  const auto max_sum = [](std::vector<int8_t> w) {
     return tw::int8_max_pair_sum(w.data(), static_cast<int64_t>(w.size()));
   };
-  TW_CHECK(room({-128, -128}) == 255 && room({127, 127, 1, 1}) == 258 && room({100, 29}) == 327);
-  TW_CHECK(room({64, 64}) == 510 && room({127, -127}) == 510 && room({0, 0}) == 510 && room({}) == 510);
+  TW_CHECK(max_sum({-128, -128}) == 255 && max_sum({127, 127, 1, 1}) == 258 && max_sum({100, 29}) == 327);
+  TW_CHECK(max_sum({64, 64}) == 510 && max_sum({127, -127}) == 510 && max_sum({0, 0}) == 510 && max_sum({}) == 510);
 }
 
 TW_TEST(two_pairs_fit_where_four_weights_of_a_run_do) {
-  const auto fits = [](int runs, int groups, std::vector<std::pair<int, int>> given) {
+  const auto fits = [](int runs, int groups, std::vector<std::pair<int, int>> weights) {
     std::vector<int8_t> packed(runs * groups * 64);
-    for (const auto& [at, weight] : given) packed[at] = static_cast<int8_t>(weight);
+    for (const auto& [at, weight] : weights) packed[at] = static_cast<int8_t>(weight);
     return tw::int8_quads_fit(packed.data(), 1, runs, groups);
   };
   TW_CHECK(fits(1, 2, {{0, 32}, {1, 32}, {64, 32}, {65, 32}}) && !fits(1, 2, {{0, 32}, {1, 32}, {64, 32}, {65, 33}}));
@@ -187,8 +187,8 @@ TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {
     for (int64_t col = 0; col < w; ++col) {
       for (int64_t ch = 0; ch < c; ++ch) {
         const float real = x[(ch * h + y) * w + col] * 2.0f + 100.0f;
-        const float kept = real < 0.0f ? 0.0f : real > 255.0f ? 255.0f : real;
-        TW_CHECK(image[(y * w + col) * pixel + ch] == static_cast<uint8_t>(kept));
+        const float clamped = real < 0.0f ? 0.0f : real > 255.0f ? 255.0f : real;
+        TW_CHECK(image[(y * w + col) * pixel + ch] == static_cast<uint8_t>(clamped));
       }
       TW_CHECK(image[(y * w + col) * pixel + 3] == 100);
     }
@@ -358,13 +358,13 @@ TW_TEST(cached_attention_reads_its_rows_and_no_more) {
         std::vector<char> keys(length * width * size), values(length * width * size);
         for (int64_t t = 0; t < length; ++t) {
           for (float& v : row) v = static_cast<float>(rng() % 1000) / 1000.0f;
-          tw::active_cached().store(kind, row.data(), width, keys.data(), scales.data(), t);
+          tw::active_kv_attention().store(kind, row.data(), width, keys.data(), scales.data(), t);
           for (float& v : row) v = 0.5f;
-          tw::active_cached().store(kind, row.data(), width, values.data(), scales.data() + length, t);
+          tw::active_kv_attention().store(kind, row.data(), width, values.data(), scales.data() + length, t);
         }
-        tw::active_cached().attend(kind, q.data(), {keys.data(), scales.data()},
-                                   {values.data(), scales.data() + length}, length, width, 0.3f, scores.data(),
-                                   out.data());
+        tw::active_kv_attention().attend(kind, q.data(), {keys.data(), scales.data()},
+                                         {values.data(), scales.data() + length}, length, width, 0.3f, scores.data(),
+                                         out.data());
         for (float v : out) TW_CHECK(std::fabs(v - 0.5f) < 1e-3f);  // the mean of equal values is that value
       }
     }

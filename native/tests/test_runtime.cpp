@@ -58,14 +58,14 @@ TW_TEST(workers_have_the_scratch_of_a_task_that_another_thread_got) {
     on_every_thread(threads, [&] { tw::thread_scratch(first++ == 0 ? 100000 : 10); });
     on_every_thread(threads, [] { tw::int8_scratch(1000); });
     on_every_thread(threads, [] { tw::thread_scratch(5); });  // the caller's own block grows when it asks
-    const int64_t held = tw::memory_in_use();
+    const int64_t bytes = tw::memory_in_use();
     for (int pass = 0; pass < 3; ++pass) {
       on_every_thread(threads, [] {
         tw::thread_scratch(100000)[99999] = 1.0f;
         tw::int8_scratch(1000)[999] = 1;
       });
     }
-    TW_CHECK(tw::memory_in_use() == held);
+    TW_CHECK(tw::memory_in_use() == bytes);
   }
   tw::set_num_threads(1);
 }
@@ -74,9 +74,9 @@ TW_TEST(scratch_that_only_the_caller_needs_is_not_given_to_workers) {
   tw::set_num_threads(3);
   on_every_thread(3, [] { tw::thread_scratch(10); });
   tw::thread_scratch(500000);
-  const int64_t held = tw::memory_in_use();
+  const int64_t bytes = tw::memory_in_use();
   on_every_thread(3, [] { tw::thread_scratch(10); });
-  TW_CHECK(tw::memory_in_use() == held);
+  TW_CHECK(tw::memory_in_use() == bytes);
   tw::set_num_threads(1);
 }
 

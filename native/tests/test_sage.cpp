@@ -96,12 +96,12 @@ std::vector<double> reference_pooled(const Problem& p, int64_t graph, int64_t sl
   const int64_t first = p.first_node[static_cast<size_t>(graph)];
   const size_t count = static_cast<size_t>(p.first_node[static_cast<size_t>(graph) + 1] - first);
   const float* config = p.configs.data() + (graph * p.slots + slot) * 2 * p.width;
-  Rows left(count, std::vector<double>(width)), x = left;
+  Rows shifted(count, std::vector<double>(width)), x = shifted;
   for (size_t i = 0; i < count; ++i) {
     const float* node = p.nodes.data() + (first + static_cast<int64_t>(i)) * 2 * p.width;
-    for (size_t h = 0; h < width; ++h) left[i][h] = static_cast<double>(node[h]) + config[h];
+    for (size_t h = 0; h < width; ++h) shifted[i][h] = static_cast<double>(node[h]) + config[h];
   }
-  const Rows near_sums = neighbour_sums(p, graph, left);
+  const Rows near_sums = neighbour_sums(p, graph, shifted);
   for (size_t i = 0; i < count; ++i) {
     const float* node = p.nodes.data() + (first + static_cast<int64_t>(i)) * 2 * p.width;
     for (size_t h = 0; h < width; ++h) x[i][h] = near_sums[i][h] + node[width + h] + config[width + h] + p.bias[h];

@@ -22,14 +22,14 @@ std::vector<float> numbers(int64_t n) {
   return out;
 }
 
-bool chosen(double chance) { return std::uniform_real_distribution<>()(rng) < chance; }
+bool is_drawn(double chance) { return std::uniform_real_distribution<>()(rng) < chance; }
 
 // Rows of very different lengths: the density rises from the first row to the last.
 std::vector<float> pruned(int64_t rows, int64_t columns, double density) {
   std::vector<float> w(static_cast<std::size_t>(rows * columns), 0.0f);
   for (int64_t i = 0; i < rows * columns; ++i) {
     const double row = 2.0 * static_cast<double>(i / columns) / static_cast<double>(rows);
-    if (chosen(density * (density < 1.0 ? row : 1.0))) w[static_cast<std::size_t>(i)] = number();
+    if (is_drawn(density * (density < 1.0 ? row : 1.0))) w[static_cast<std::size_t>(i)] = number();
   }
   return w;
 }
@@ -65,7 +65,7 @@ void check_linear(int64_t rows, int64_t columns, double density) {
 
 void check_int8(int64_t rows, int64_t columns, double density) {
   std::vector<int8_t> w(static_cast<std::size_t>(rows * columns));
-  for (int8_t& v : w) v = chosen(density) ? static_cast<int8_t>(rng()) : int8_t{0};
+  for (int8_t& v : w) v = is_drawn(density) ? static_cast<int8_t>(rng()) : int8_t{0};
   const tw::PackedSparseInt8 packed(w.data(), rows, columns);
   std::vector<int8_t> back(w.size(), 7);
   packed.to_dense(back.data());

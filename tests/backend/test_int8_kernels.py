@@ -70,7 +70,7 @@ def test_matrix_products_are_exact(isa: str, threads: int, shape: tuple[int, int
     np.testing.assert_array_equal(layer.weights(), w)
 
 
-CONVOLUTIONS = [  # images, channels, height, width, filters, kernel, stride, padding, border, out border, residual
+CONVOLUTIONS = [  # images, channels, height, width, filters, kernel, stride, padding, halo, out halo, residual
     (2, 3, 8, 8, 16, 3, 1, 1, 1, 1, False),
     (1, 5, 7, 9, 17, 3, 2, 1, 2, 0, True),
     (2, 16, 5, 5, 33, 1, 1, 0, 0, 1, True),
@@ -82,11 +82,11 @@ CONVOLUTIONS = [  # images, channels, height, width, filters, kernel, stride, pa
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_convolutions_round_as_numpy_does(isa: str, threads: int, case: tuple) -> None:
-    n, c, h, w, f, k, stride, padding, border, out_padding, with_residual = case
+    n, c, h, w, f, k, stride, padding, halo, out_padding, with_residual = case
     zero_in, zero_out = int(RNG.integers(0, 256)), 3
     x = RNG.integers(0, 256, (n, h, w, c), dtype=np.uint8)
-    buffer = np.full((n, h + 2 * border, w + 2 * border, -(-c // 4) * 4), zero_in, np.uint8)
-    buffer[:, border : border + h, border : border + w, :c] = x
+    buffer = np.full((n, h + 2 * halo, w + 2 * halo, -(-c // 4) * 4), zero_in, np.uint8)
+    buffer[:, halo : halo + h, halo : halo + w, :c] = x
     weight = RNG.integers(-127, 128, (f, k, k, c), dtype=np.int8)
     offset = (-zero_in * weight.astype(np.int32).sum((1, 2, 3))).astype(np.int32)
     scale = (RNG.random(f) * 0.01).astype(np.float32)
@@ -102,7 +102,7 @@ def test_convolutions_round_as_numpy_does(isa: str, threads: int, case: tuple) -
         residual[:, 1:-1, 1:-1, :f] = inner
         value = value + (inner.astype(np.int32) - 7).astype(np.float32) * np.float32(0.5)
     expected = np.clip(np.rint(np.clip(value, -1e6, 1e6)).astype(np.int32) + zero_out, zero_out, 255)
-    got = layer.conv(buffer, border, residual, 1, out_padding)
+    got = layer.conv(buffer, halo, residual, 1, out_padding)
     stop_h, stop_w = got.shape[1] - out_padding, got.shape[2] - out_padding
     np.testing.assert_array_equal(got[:, out_padding:stop_h, out_padding:stop_w, :f], expected)
     frame = np.ones(got.shape[1:3], bool)
@@ -163,7 +163,7 @@ def test_wrong_arrays_are_refused() -> None:
         layer.linear(np.zeros((2, 8), np.uint8), 2, None, False)
     with pytest.raises(ValueError, match="one number per column"):
         native.Int8Layer(w, np.zeros(3, np.int32), None, None, (1, 1), (0, 0))
-    with pytest.raises(ValueError, match="border"):
+    with pytest.raises(ValueError, match="padding"):
         native.Int8Layer(w, np.zeros(4, np.int32), np.ones(4, np.float32), None, (1, 1), (1, 1)).conv(
             np.zeros((1, 2, 2, 8), np.uint8), 0, None, 0, 0
         )

@@ -54,10 +54,10 @@ CONVOLUTIONS = [
 ]
 
 
-def image(channels: int, size: tuple[int, int], border: int, zero: int = 9, n: int = 2) -> np.ndarray:
+def image(channels: int, size: tuple[int, int], halo: int, zero: int = 9, n: int = 2) -> np.ndarray:
     h, w = size
-    x = np.full((n, h + 2 * border, w + 2 * border, -(-channels // 4) * 4), zero, np.uint8)
-    x[:, border : border + h, border : border + w, :channels] = RNG.integers(0, 256, (n, h, w, channels))
+    x = np.full((n, h + 2 * halo, w + 2 * halo, -(-channels // 4) * 4), zero, np.uint8)
+    x[:, halo : halo + h, halo : halo + w, :channels] = RNG.integers(0, 256, (n, h, w, channels))
     return x
 
 
@@ -73,16 +73,16 @@ def test_a_convolution_in_groups_gives_numpys_bytes(isa: str, case: Any, activat
     plain = NumpyInt8Layer(w, offset, scale, None, stride, padding, groups, dilation)
     np.testing.assert_array_equal(layer.weights(), w)
     for kernel_layer in (layer, plain):
-        kernel_layer.set_finish(finish(activation).native())
+        kernel_layer.set_uint8_stage(finish(activation).native())
         kernel_layer.set_residual(0.04, 17)
-    border = max(padding) + 1
-    x = image(channels, size, border)
-    shape = plain.conv(x, border, None, 0, 0).shape[1:3]
+    halo = max(padding) + 1
+    x = image(channels, size, halo)
+    shape = plain.conv(x, halo, None, 0, 0).shape[1:3]
     residual = image(outputs, shape, 1) if with_residual else None
-    expected = plain.conv(x, border, residual, 1, 2)
+    expected = plain.conv(x, halo, residual, 1, 2)
     for threads in (1, 3):
         native.set_num_threads(threads)
-        np.testing.assert_array_equal(layer.conv(x, border, residual, 1, 2), expected)
+        np.testing.assert_array_equal(layer.conv(x, halo, residual, 1, 2), expected)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -92,7 +92,7 @@ def test_a_product_with_an_activation_gives_numpys_bytes(isa: str, activation: s
     offset, scale = RNG.integers(-900, 900, columns).astype(np.int32), np.full(columns, 3e-4, F)
     layers = [kind(w, offset, scale, None, (1, 1), (1, 1)) for kind in (native.Int8Layer, NumpyInt8Layer)]
     for layer in layers:
-        layer.set_finish(finish(activation).native())
+        layer.set_uint8_stage(finish(activation).native())
         layer.set_residual(0.03, 4)
     x = image(5, (6, 9), 1)
     residual = image(columns, (6, 9), 0)
@@ -199,7 +199,7 @@ def test_misfits_get_a_sentence() -> None:
     with pytest.raises(ValueError, match="stride"):
         native.Int8GroupedLayer(w, offset, one, 4, (0, 1), (0, 0, 0, 0), (1, 1))
     layer = native.Int8GroupedLayer(w, offset, one, 4, (1, 1), (1, 1, 1, 1), (1, 1))
-    with pytest.raises(ValueError, match="border"):
+    with pytest.raises(ValueError, match="padding"):
         layer.conv(np.zeros((1, 5, 5, 4), np.uint8), 0, None, 0, 0)
     with pytest.raises(ValueError, match="channels"):
         layer.conv(np.zeros((1, 7, 7, 8), np.uint8), 1, None, 0, 0)

@@ -120,7 +120,7 @@ def test_bytes_are_numpys_for_every_width_of_the_result(isa: str, w_kind: str, a
         side = size + 2 * (taps // 2) - taps + 1
         skip = activations(rng, "any", (2, side, side, -(-columns // 4) * 4)) if skips else None
         for layer in (kernel, reference):
-            layer.set_finish(finish.native())
+            layer.set_uint8_stage(finish.native())
             layer.set_residual(residual.scale / accumulator_scale(finish, output), residual.zero_point)
         got, want = (layer.conv(x, 1, skip, 0, 0) for layer in (kernel, reference))
         assert np.array_equal(got[..., :columns], want[..., :columns]), (columns, channels, taps)
@@ -147,7 +147,7 @@ def test_convolutions_in_groups_are_numpys(isa: str, x_kind: str, w_kind: str) -
         x = activations(rng, x_kind, (1, 8, 11, -(-channels // 4) * 4))
         finish = output_stage("", affine_from_range(-1.0, 2.0))
         for layer in (kernel, reference):
-            layer.set_finish(finish.native())
+            layer.set_uint8_stage(finish.native())
         got, want = (layer.conv(x, 1, None, 0, 0) for layer in (kernel, reference))
         assert np.array_equal(got[..., :columns], want[..., :columns]), (groups, inner, outer, taps)
 

@@ -95,3 +95,13 @@ def test_int8_that_is_slower_than_float_is_said(
         warnings.simplefilter("always")
         checks_module.warn_if_slower(int8, model, batch)
     assert [("slower than float32" in str(w.message)) for w in caught] == [True] * warns
+
+
+def test_a_transposed_weight_is_read_back_in_the_same_memory_order() -> None:
+    from tilewise.quantize.traced_files import NodeReader, NodeWriter
+
+    arrays: dict[str, np.ndarray] = {}
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    loaded = NodeReader(arrays)._value(NodeWriter(arrays, "n")._value(weight, weight))
+    np.testing.assert_array_equal(loaded, weight)
+    assert loaded.strides == weight.strides  # else its products add up in another order than before saving

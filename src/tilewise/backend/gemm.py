@@ -51,6 +51,7 @@ def matmul_tile_key(a: Array, b: Array, **_options: Any) -> tuple[tuple[int, ...
 
 
 def _transposed(x: Array) -> bool:
+    """Tell whether a matrix is stored by columns, so that kernels read it as a transposed operand."""
     strides, itemsize = x.strides, x.itemsize
     return len(strides) > 1 and strides[-1] != itemsize and strides[-2] == itemsize
 

@@ -137,6 +137,7 @@ class _HoldOut:
         self._missing, self._single_images, self.batches = count, 0, list[EvaluatedBatch]()
 
     def split(self, x: Array) -> tuple[Array, Array]:
+        """Move a quarter of the images (every fourth of single ones) to the held-out set; return the others."""
         if len(x) == 1:
             self._single_images += 1
         # A quarter of a batch; of batches with one image, every fourth.
@@ -146,6 +147,7 @@ class _HoldOut:
         return x[: len(x) - held_out], x[len(x) - held_out :]
 
     def joined(self) -> EvaluatedBatch | None:
+        """Return all held-out images as one batch, or None if there are none."""
         if not self.batches:
             return None
         return EvaluatedBatch(
@@ -297,6 +299,7 @@ class _ActivationStatistics:
 
 
 def check_fits(calibration: Calibration, graph: FloatGraph) -> None:
+    """Raise if a calibration was made for a graph with other operations."""
     if calibration.names != tuple(step.name for step in graph.steps):
         raise ConfigurationError("this calibration was made for another model")
 
@@ -413,6 +416,7 @@ class Observer:
         return min(candidates, key=lambda r: self._divergence(*r))
 
     def _span(self) -> tuple[float, float]:
+        """Return the histogram's range, widened if all values are equal."""
         return (self.low, self.high) if self.high > self.low else (self.low - 0.5, self.high + 0.5)
 
     def _centres(self) -> Array:
@@ -420,11 +424,13 @@ class Observer:
         return low + (np.arange(_BINS) + 0.5) * ((high - low) / _BINS)
 
     def _extend(self, low: float, high: float) -> None:
+        """Widen the histogram's range and redistribute its counts."""
         centres, weights = self._centres(), self.histogram
         self.low, self.high = low, high
         self.histogram = np.histogram(centres, _BINS, self._span(), weights=weights)[0].astype(np.float64)
 
     def _percentile(self) -> tuple[float, float]:
+        """Return the range without the outermost share of values (percentile calibration)."""
         share = np.cumsum(self.histogram) / self.histogram.sum()
         centres = self._centres()
         low = int(np.searchsorted(share, _OUTLIERS / 2))
@@ -432,6 +438,7 @@ class Observer:
         return float(centres[low]), float(centres[high])
 
     def _squared_error(self, low: float, high: float) -> float:
+        """Return the mean squared quantization error of the range (low, high)."""
         parameters, centres = affine_from_range(low, high), self._centres()
         error = centres - parameters.dequantize(parameters.quantize(centres))
         return float((self.histogram * error**2).sum())
@@ -450,5 +457,6 @@ class Observer:
         return float(divergence + self._saturated_share(p, low, high))
 
     def _saturated_share(self, p: Array, low: float, high: float) -> float:
+        """Return the share of values outside the range, which saturate."""
         centres = self._centres()
         return float(p[(centres < min(low, 0.0)) | (centres > max(high, 0.0))].sum())

@@ -90,6 +90,7 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
 
 
 def _save_traced(model: Module, path: str | os.PathLike[str], example: Any) -> None:
+    """Save a model with dynamically quantized layers as a trace of its operations."""
     if not is_quantized(model):
         raise ConfigurationError(f"{type(model).__name__} is not quantized: call quantize first")
     arrays: dict[str, Array] = {}
@@ -179,6 +180,7 @@ def _error_of(facts: dict[str, Any], name: str) -> float | None:
 
 
 def _load_traced(path: str | os.PathLike[str], arrays: dict[str, Array], metadata: dict[str, str]) -> TracedModel:
+    """Load a model that `_save_traced` wrote."""
     try:
         return decode_trace(json.loads(metadata["model"]), arrays)
     except _READ_ERRORS:
@@ -206,6 +208,7 @@ def model_arrays(step: Op, layer: Any) -> dict[str, Array]:
 
 
 def _facts(step: Op) -> dict[str, Any]:
+    """Return the fields of an op that the file stores as JSON."""
     facts = {name: getattr(step, name) for name in ("name", "inputs", "activation", "options")}
     return {"kind": _STORED_KINDS.get(step.kind, step.kind), **facts}
 

@@ -130,6 +130,7 @@ class IntegerLayer(Module):
         return layer
 
     def _set_up(self, *arrays: Any, **settings: Any) -> None:
+        """Build the layer from stored arrays and settings; each subclass implements it."""
         raise NotImplementedError
 
     @property

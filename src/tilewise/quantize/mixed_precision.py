@@ -184,10 +184,12 @@ class PrecisionSearch:
 
     @cached_property
     def few_images(self) -> EvaluatedBatch:
+        """Return as many check images as the search can evaluate in its budget."""
         return self.check.first(_image_count(self.calibration, _SEARCH_ACTIVATIONS))
 
     @cached_property
     def rounding(self) -> GptqRounding:
+        """Return GPTQ rounding that uses a subset of the calibration images."""
         return GptqRounding(self.graph, self._batch.first(_image_count(self.calibration, _SEARCH_ACTIVATIONS)).x)
 
     @cached_property
@@ -262,6 +264,7 @@ def images_at_hand(calibration: Calibration, batch: EvaluatedBatch, holdout: Eva
 
 
 def _measured_error_of(model: Any, images: EvaluatedBatch) -> float:
+    """Return the error of a quantized model on held-out images against the float results."""
     return measured_error(model.run(images.x), images.result)
 
 
@@ -395,6 +398,7 @@ class _Trial:
         return results.get(len(self.graph.steps) - 1)
 
     def _run(self, index: int, step: Op, reads: list[Array]) -> Array:
+        """Run one op in float; ReLU6 saturates at its equalized bound."""
         if step.activation != "relu6":
             return self.graph.run_float(step, reads)
         # ReLU6 clips equalized channels at 6 times their scale.

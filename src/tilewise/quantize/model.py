@@ -164,6 +164,7 @@ class QuantizedModel(Module):
             segment.run(values)
 
     def _run_watched(self, values: dict[int, Value], watch: Callable[[int, Value], None]) -> None:
+        """Run op by op and pass every intermediate result to `watch`."""
         watch(0, values[0])
         for index in range(1, len(self.graph.steps)):
             values[index] = self._step(index, values)
@@ -211,6 +212,7 @@ class QuantizedModel(Module):
     # --- converting ---
 
     def _convert_all(self) -> None:
+        """Build the integer form of every op, in order."""
         self.integer = []
         for index in range(len(self.graph.steps)):
             self.integer.append(self._convert(index))

@@ -41,7 +41,7 @@ def output_stage(activation: str, output: AffineParameters) -> OutputStage:
 
 def set_output_stage(kernel: Any, stage: OutputStage) -> None:
     """Set the output stage (requantization and activation) of a packed layer."""
-    (kernel.set_wide_finish if isinstance(stage, Int16OutputStage) else kernel.set_finish)(stage.native())
+    (kernel.set_int16_stage if isinstance(stage, Int16OutputStage) else kernel.set_uint8_stage)(stage.native())
 
 
 def accumulator_scale(stage: OutputStage, output: AffineParameters) -> float:
@@ -108,6 +108,7 @@ class QuantizedAdd(ArithmeticOp):
         return self._result(self.stage.requantize(total), a)
 
     def _scales(self, first: AffineParameters, second: AffineParameters) -> tuple[float, float]:
+        """Return both operands' scales in units of the accumulator."""
         return first.scale / self.accumulator, self.second_sign * second.scale / self.accumulator
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
@@ -138,6 +139,7 @@ class QuantizedMultiply(ArithmeticOp):
         return self._result(self.stage.requantize(value), a)
 
     def _scale(self, operands: list[AffineParameters]) -> float:
+        """Return the scale of the product in units of the accumulator."""
         return operands[0].scale * operands[1].scale / self.accumulator
 
     def _fraction(self, operands: list[AffineParameters]) -> float:
@@ -315,6 +317,7 @@ class Pool:
 
     @property
     def sides(self) -> tuple[int, ...]:
+        """Padding as (top, left, bottom, right)."""
         return (*self.padding, *self.padding)[:4]
 
     def _has_kernel(self, x: QuantizedArray) -> bool:
@@ -325,7 +328,7 @@ class Pool:
     def _pool_natively(self, kernel: Any, x: QuantizedArray) -> QuantizedArray:
         settings = {"kernel": self.kernel, "stride": self.stride, "padding": self.sides[:2]}
         zero = x.parameters.zero_point
-        data = kernel(x.data, border=x.padding, out_border=self.out_padding, zero=zero, **settings)
+        data = kernel(x.data, x_padding=x.padding, out_padding=self.out_padding, zero=zero, **settings)
         return QuantizedArray(data, x.parameters, x.channels, self.out_padding)
 
     def _windows(self, values: Array, fill: int) -> Array:

@@ -74,6 +74,7 @@ class AffineParameters:
 
 
 def _float32(scale: float) -> float:
+    """Round a scale to float32, not below the smallest scale that kernels accept."""
     return float(np.float32(max(scale, _SMALLEST_SCALE)))
 
 

@@ -39,6 +39,7 @@ class IntegerResult:
     image: tuple[int, ...]
 
     def wrap(self, data: Array) -> QuantizedArray:
+        """Attach quantization parameters and padding to the integers that a segment returned."""
         return QuantizedArray(data, self.parameters, self.channels, self.padding, self.image)
 
 
@@ -74,6 +75,7 @@ class Segment:
         return [_array(values[i]) for i in self.sources]
 
     def run(self, values: dict[int, Value]) -> None:
+        """Run the segment natively and store its results under their op indices."""
         arrays = self.plan.run(self._arrays(values), current_backend().tiles)
         for (index, wrapper), array in zip(self.results, arrays, strict=True):
             values[index] = array if wrapper is None else wrapper.wrap(array)
@@ -104,6 +106,7 @@ def _runs(model: QuantizedModel) -> Iterator[tuple[bool, list[int]]]:
 
 
 def _is_worth_a_call(model: QuantizedModel, run: list[int]) -> bool:
+    """Tell whether a run of operations contains integer ones, so that a native call pays."""
     return _is_native(model, run[0]) and any(model.integer[index] is not None for index in run)
 
 
@@ -173,6 +176,7 @@ class _SegmentBuilder:
         (self.planes if self.model.result_of(index) is None else self.integers)[index] = value
 
     def _as_integers(self, index: int) -> int:
+        """Return the graph value of an op's result as integers; quantize it first if it is float."""
         if index not in self.integers:
             p, padding = self.model.affine[index], self.model.padding_of(index)
             floats = self.channels_last.get(index, self.planes.get(index))
@@ -180,6 +184,7 @@ class _SegmentBuilder:
         return self.integers[index]
 
     def _as_channels_last(self, index: int) -> int:
+        """Return the graph value of an op's result as float NHWC; dequantize it if needed."""
         if index not in self.channels_last:
             if index in self.integers:
                 scale = self.model.affine[index].scale

@@ -129,6 +129,7 @@ _UNITS_PER_STEP = (7, 5, 3, 1)
 
 
 def _relu_minus_gelu(x: Array) -> Array:
+    """Compute relu(x) - gelu(x) = x * P(Z > x) for non-negative x, the part that is tabulated."""
     upper_probability = np.array([math.erfc(each / math.sqrt(2)) / 2 for each in x.flat]).reshape(x.shape)
     return np.asarray(x * upper_probability)
 
@@ -384,6 +385,7 @@ def is_leaky(activation: str) -> bool:
 
 
 def leaky_slope(activation: str) -> float:
+    """Parse the slope out of an activation's name, `leaky_relu 0.1`."""
     return float(activation.partition(" ")[2])
 
 
@@ -430,12 +432,12 @@ class NumpyInt8Layer:
         self._residual = (0.0, 0)
 
     def set_output(self, zero: int, low: int, high: int) -> None:
-        self.set_finish(Uint8OutputStage("", 1.0, zero, low, high).native())
+        self.set_uint8_stage(Uint8OutputStage("", 1.0, zero, low, high).native())
 
-    def set_finish(self, stage: NativeUint8Stage | NativeInt16Stage) -> None:
+    def set_uint8_stage(self, stage: NativeUint8Stage | NativeInt16Stage) -> None:
         self._stage = stage
 
-    set_wide_finish = set_finish
+    set_int16_stage = set_uint8_stage
 
     def set_residual(self, scale: float, zero: int, _is_int16: bool = False) -> None:
         self._residual = (scale, zero)

@@ -130,6 +130,7 @@ class GptqRounding:
         graph.run(x, lambda i, result: self._observe(i, result) if i in sources else None)
 
     def _observe(self, index: int, result: Array) -> None:
+        """Collect the second moments between channels of a result that the next layer reads."""
         if result.ndim == 4 and result.shape[1] <= _MAX_CHANNELS:
             self.moments[index] = _channel_moments(np.moveaxis(result, 1, 0).reshape(result.shape[1], -1))
 
@@ -148,6 +149,7 @@ class GptqRounding:
 
 
 def _is_plain(step: Op) -> bool:
+    """Tell whether an op is a convolution without groups, whose channels all meet in one sum."""
     return step.kind == "conv" and step.groups == 1
 
 

@@ -119,9 +119,11 @@ class NodeWriter:
         return {"repeated": self._array(np.ascontiguousarray(value[:1]))}
 
     def _array(self, array: Array) -> dict[str, str]:
-        name = f"{self._prefix}{len(self._arrays)}"
-        self._arrays[name] = np.asarray(array)
-        return {"array": name}
+        """Store an array. A transposed view is read back as one: a product's sums depend on the order in memory."""
+        name, array = f"{self._prefix}{len(self._arrays)}", np.asarray(array)
+        is_transposed = array.ndim == 2 and array.T.flags.c_contiguous and not array.flags.c_contiguous
+        self._arrays[name] = array.T if is_transposed else array
+        return {"transposed" if is_transposed else "array": name}
 
 
 # --- reading ---
@@ -160,6 +162,7 @@ class NodeReader:
             "value": lambda number: Value(int(number)),
             "ellipsis": lambda _: Ellipsis,
             "array": self._arrays.__getitem__,
+            "transposed": lambda name: self._arrays[name].T,
             "dtype": lambda name: np.dtype(str(name)),
             "batch": lambda pair: BatchInteger(int(pair[0]), int(pair[1])),
             "repeated": lambda array: RepeatedConstant(self._value(array)),
@@ -169,6 +172,7 @@ class NodeReader:
         return decoders[kind](content)
 
     def _linear(self, content: list[Any]) -> QuantizedLinear:
+        """Rebuild a linear layer from its stored integers, scales, bias and activation."""
         q, scale, bias, activation = content
         arrays = [None if array is None else self._value(array) for array in (q, scale, bias)]
         return QuantizedLinear.from_integers(*arrays, activation=str(activation))
@@ -197,6 +201,7 @@ class RepeatedConstant:
 
 
 def _at_batch(value: Any, batch: int) -> Any:
+    """Replace what depends on the batch size by its value for `batch`, in nested lists too."""
     if isinstance(value, BatchInteger | RepeatedConstant):
         return value.at(batch)
     if isinstance(value, tuple | list):
@@ -301,6 +306,7 @@ def encode_trace(model: Module, examples: list[Array], arrays: dict[str, Array])
 
 
 def _traced(model: Module, examples: list[Array]) -> Trace:
+    """Trace a model on example inputs for saving; batch-dependent broadcasts are always recorded."""
     with no_grad():
         return trace(model, *examples, always_record=("Expand",))  # a class token is repeated for the batch
 

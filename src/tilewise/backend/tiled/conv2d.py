@@ -107,6 +107,7 @@ class TiledConv2d(TiledOp[ConvTile]):
         table.keep_conv2d(shape, threads, tile)
 
     def spec(self, shape: Shape, layout: str) -> dict[str, int | str] | None:
+        """Describe a square, ungrouped convolution as a problem of the family; None for any other."""
         *sizes, kh, kw, sh, sw, ph, pw, groups = shape
         if kh != kw or sh != sw or ph != pw or groups != 1:
             return None

@@ -177,17 +177,20 @@ def neighbours(module: ModuleType, tile: TileConfig, shape: Shape, threads: int)
 
 
 def _as_rows(rows: Sequence[tuple[Any, ...]]) -> TileRows:
+    """Convert tile tuples to an integer array with one row per tile."""
     return np.fromiter(chain.from_iterable(rows), np.int64).reshape(len(rows), -1)
 
 
 def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[TileConfig]:
+    """Yield every combination of register tile, block sizes, packing and thread grid for a product."""
     m, n, k = shape
     for mr, nr, _ in register_tiles(module):
         blocks = product(
             _block_sizes(_ROW_BLOCKS, m, mr), _block_sizes(_COLUMN_BLOCKS, n, nr), _block_sizes(_K_BLOCKS, k, 1)
         )
-        for (mc, nc, kc), pack_a, pack_b, grid in product(blocks, (True, False), (True, False), grids(threads)):
-            yield TileConfig(mr, nr, mc, nc, kc, pack_a, pack_b, *grid)
+        both = (True, False)
+        for (mc, nc, kc), pack_a, pack_b, (rows, columns) in product(blocks, both, both, grids(threads)):
+            yield TileConfig(mr, nr, mc, nc, kc, pack_a=pack_a, pack_b=pack_b, threads_m=rows, threads_n=columns)
 
 
 def _coarse_grid(

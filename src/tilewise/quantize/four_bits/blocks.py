@@ -114,6 +114,7 @@ def _codes(values: Array, scale: Array, minimum: Array | None) -> Array:
 
 
 def _values(codes: Array, scale: Array, minimum: Array | None) -> Array:
+    """Dequantize 4-bit codes: symmetric around 8, or with a minimum per block."""
     return (codes - 8) * scale[:, None] if minimum is None else codes * scale[:, None] + minimum[:, None]
 
 

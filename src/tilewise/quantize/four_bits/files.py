@@ -111,4 +111,5 @@ def _layer(
 
 
 def _fits(name: str, array: Array) -> bool:
+    """Tell whether a stored array has a valid type and finite values."""
     return array.dtype == np.uint8 if name == "codes" else array.dtype.kind == "f" and bool(np.isfinite(array).all())

@@ -1,4 +1,4 @@
-#include "kernels/llama.h"
+#include "kernels/rope_rmsnorm.h"
 
 #include "kernels/row_loops.h"
 
@@ -30,9 +30,9 @@ void gelu_product(float* gate, const float* up, int64_t n) {
               [&](int64_t i, auto lanes) { lanes.put(gate + i, vgelu_tanh(lanes.get(gate + i)) * lanes.get(up + i)); });
 }
 
-void rotate(float* head, const float* cosines, const float* sines, int64_t pairs, bool side_by_side) {
-  const int64_t step = side_by_side ? 1 : pairs, next = side_by_side ? 2 : 1;
-  for (int64_t i = 0; i < pairs; ++i) {
+void rotate(float* head, const float* cosines, const float* sines, int64_t count, bool side_by_side) {
+  const int64_t step = side_by_side ? 1 : count, next = side_by_side ? 2 : 1;
+  for (int64_t i = 0; i < count; ++i) {
     const float a = head[i * next], b = head[i * next + step];
     head[i * next] = a * cosines[i] - b * sines[i];
     head[i * next + step] = a * sines[i] + b * cosines[i];
@@ -41,7 +41,7 @@ void rotate(float* head, const float* cosines, const float* sines, int64_t pairs
 
 }  // namespace
 
-const LlamaKernels llama = {rms_norm, silu_product, gelu_product, soft_cap, rotate};
+const RopeRmsNormKernels rope_rmsnorm = {rms_norm, silu_product, gelu_product, soft_cap, rotate};
 
 }  // namespace TW_ISA
 }  // namespace tw

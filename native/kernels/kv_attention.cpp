@@ -1,4 +1,4 @@
-#include "kernels/cached.h"
+#include "kernels/kv_attention.h"
 
 #include "common/simd.h"
 #include "kernels/gemv.h"
@@ -13,7 +13,7 @@ namespace {
 
 TW_INLINE vf widen(const int8_t* bytes) { return __builtin_convertvector(widen_bytes(bytes), vf); }
 
-// --- a vector of a cached row, `n` lanes of it ---
+// --- a vector of a kv_attention row, `n` lanes of it ---
 
 template <CacheKind K>
 struct Element;
@@ -284,7 +284,7 @@ void store(CacheKind kind, const float* x, int64_t width, void* data, float* sca
 
 }  // namespace
 
-const CachedKernels cached = {attend, attend_rows, store};
+const KvAttentionKernels kv_attention = {attend, attend_rows, store};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -26,7 +26,7 @@ struct ScoreRule {
 
 constexpr int kAttendRows = 4;  // queries that go over the keys together
 
-struct CachedKernels {
+struct KvAttentionKernels {
   // out (width) = softmax(rule(q . keys)) values, over the first `length` rows; `scores` holds length floats.
   void (*attend)(CacheKind kind, const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width,
                  ScoreRule rule, float* scores, float* out);
@@ -39,6 +39,6 @@ struct CachedKernels {
   void (*store)(CacheKind kind, const float* x, int64_t width, void* data, float* scales, int64_t row);
 };
 
-TW_TABLE(CachedKernels, cached)
+TW_TABLE(KvAttentionKernels, kv_attention)
 
 }  // namespace tw

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cached.h"
+#include "kernels/kv_attention.h"
 #include "tests/random.h"
 #include "tests/tests.h"
 
@@ -20,12 +20,12 @@ struct Cache {
 };
 
 Cache filled(tw::CacheKind kind, int64_t length, int64_t width, unsigned seed) {
-  Cache made{std::vector<char>(length * width * element_size(kind)), Floats(length)};
+  Cache cache{std::vector<char>(length * width * element_size(kind)), Floats(length)};
   const Floats x = random_floats(length * width, seed, 1.0f);
   for (int64_t t = 0; t < length; ++t) {
-    tw::active_cached().store(kind, x.data() + t * width, width, made.data.data(), made.scales.data(), t);
+    tw::active_kv_attention().store(kind, x.data() + t * width, width, cache.data.data(), cache.scales.data(), t);
   }
-  return made;
+  return cache;
 }
 
 void check(tw::CacheKind kind, int64_t length, int64_t width, bool slides) {
@@ -34,7 +34,7 @@ void check(tw::CacheKind kind, int64_t length, int64_t width, bool slides) {
   const Cache keys = filled(kind, longest, width, 5), values = filled(kind, longest, width, 6);
   const Floats q = random_floats((R - 1) * q_row + width, 7, 2.0f);
   Floats together((R - 1) * out_row + width), alone(together.size()), scores(R * (length + R)), one(longest);
-  const auto& kernels = tw::active_cached();
+  const auto& kernels = tw::active_kv_attention();
   kernels.attend_rows(kind, q.data(), q_row, keys.rows(), values.rows(), length, width, {0.25f, 3.0f, slides},
                       scores.data(), together.data(), out_row);
   for (int64_t r = 0; r < R; ++r) {
