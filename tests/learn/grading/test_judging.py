@@ -11,7 +11,7 @@ from tests.learn.grading.submissions import HOSTILE, SOLUTION, WRONG
 from tilewise.errors import UnavailableError
 from tilewise.learn.checking import LESSONS, check, exercises
 from tilewise.learn.labs import Lab
-from tilewise_arena.grading import judge, must_be_predicted, must_be_solved
+from tilewise_arena.grading import check_answers, must_be_predicted, must_be_solved
 from tilewise_arena.grading.judging import ANSWERS, extract_code, keep_answers
 from tilewise_arena.grading.nbgrader import source
 from tilewise_arena.grading.notebooks import unfinished
@@ -39,7 +39,7 @@ def test_right_answers_are_solved_and_wrong_ones_are_told_why(tmp_path: Path) ->
 @needs_sandbox
 @pytest.mark.parametrize("trick", TRICKS)
 def test_in_the_sandbox_a_hostile_answer_gets_nothing(trick: str, tmp_path: Path) -> None:
-    assert not any(result.solved for result in judge("profiling", answers(tmp_path, HOSTILE[trick]), 0.5))
+    assert not any(result.solved for result in check_answers("profiling", answers(tmp_path, HOSTILE[trick]), 0.5))
 
 
 @pytest.mark.parametrize("trick", sorted(set(TRICKS) - set(DANGEROUS)))
@@ -52,7 +52,7 @@ def test_grading_stops_without_a_sandbox_unless_told_otherwise(tmp_path, monkeyp
     monkeypatch.setattr(bubblewrap, "unavailable_reason", lambda: "there is no bwrap")
     monkeypatch.delenv("TILEWISE_UNSANDBOXED_GRADING", raising=False)
     with pytest.raises(UnavailableError, match="not graded without a sandbox"):
-        judge("profiling", path)
+        check_answers("profiling", path)
     monkeypatch.setenv("TILEWISE_UNSANDBOXED_GRADING", "1")
     must_be_solved("profiling", "percentile", tmp_path)
     assert "WARNING: students' code runs without a sandbox" in capsys.readouterr().err

@@ -80,14 +80,14 @@ def run_one(
 ) -> int | None:
     """Measure the next entry of the queue; returns its number, or None if the queue is empty."""
     worker = worker or new_name()
-    gone = watch.abandoned(board.running()) if watch is not None else {}
+    lost_workers = watch.abandoned(board.running()) if watch is not None else {}
     with board.write() as transaction:
-        number = transaction.claim_job(worker, _ATTEMPTS, gone)
+        number = transaction.claim_job(worker, _ATTEMPTS, lost_workers)
     if number is None:
         return None
     try:
         with tempfile.TemporaryDirectory(prefix="tilewise-entry-") as folder, beating(board, worker):
-            outcome, facts, reason = _measured(board, number, Path(folder), settings, threads)
+            outcome, facts, reason = _measure_entry(board, number, Path(folder), settings, threads)
     except (SystemExit, KeyboardInterrupt):  # the entry goes back to the queue, and this attempt does not count
         with board.write() as transaction:
             transaction.release(worker, counts=False)
@@ -108,9 +108,11 @@ def new_name() -> str:
     return f"{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def _measured(
+def _measure_entry(
     board: Board, number: int, folder: Path, settings: Settings, threads: int
 ) -> tuple[str, dict[str, Any] | None, str]:
+    """Score an entry in a separate process; returns the outcome, the figures, and the reason if there are none."""
+
     def measure() -> dict[str, Any]:
         facts = run_isolated("score", board.recipe(number, folder), settings, threads)
         check_consistent(facts)
@@ -161,6 +163,7 @@ def consider_record(board: Board, number: int, settings: Settings, threads: int 
 
 
 def _duel(board: Board, number: int, holder: int, settings: Settings, threads: int) -> dict[str, Any]:
+    """Time an entry and the record's holder interleaved in one run; tells whether the record is beaten."""
     entry = board.entry(number)
     assert entry is not None
     if entry["event"] == "TILE_OLYMPIAD":  # its score does not vary between runs

@@ -246,8 +246,8 @@ class Board:
     def links(self, connection: Connection | None = None) -> Iterator[Link]:
         """Yield the links of the ledger in order."""
         query = select(schema.ledger).order_by(schema.ledger.c.seq)
-        with contextlib.nullcontext(connection) if connection is not None else self.read() as opened:
-            for row in opened.execute(query).yield_per(500):
+        with contextlib.nullcontext(connection) if connection is not None else self.read() as reader:
+            for row in reader.execute(query).yield_per(500):
                 yield Link(**row._mapping)
 
     def head(self) -> tuple[int, str]:
@@ -311,7 +311,7 @@ class Board:
         self, event: str, division: str, team: str = "", sort: str = "score", limit: int = 100, offset: int = 0
     ) -> list[dict[str, Any]]:
         """Return the rows of a board page: entries with their rank and the figures of their results."""
-        rows = self.entries(event, division, None, team or None, sort, limit, offset)
+        rows = self.entries(event, division, team=team or None, sort=sort, limit=limit, offset=offset)
         table = schema.entries
         numbers = [row["id"] for row in rows]
         with self.read() as connection:
@@ -359,12 +359,12 @@ class Board:
         """The files that came with an entry, by name; a plugin is under plugin.py."""
         body = self._submission(number)
         with readable(self):
-            named = dict(body["files"]) | ({"plugin.py": body["plugin"]} if body.get("plugin") else {})
+            digests = dict(body["files"]) | ({"plugin.py": body["plugin"]} if body.get("plugin") else {})
         table = schema.files
         with self.read() as connection:
             return {
                 name: bytes(connection.execute(select(table.c.content).where(table.c.digest == digest)).scalar() or b"")
-                for name, digest in named.items()
+                for name, digest in digests.items()
             }
 
     def _submission(self, number: int) -> Mapping[str, Any]:

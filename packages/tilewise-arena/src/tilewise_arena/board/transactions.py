@@ -38,6 +38,7 @@ class BoardTransaction:
     """Changes to a board that are committed together."""
 
     def __init__(self, connection: Connection, key: bytes) -> None:
+        """Continue the ledger at its last link, after checking that `key` sealed it."""
         self.connection, self._connection, self._key = connection, connection, key
         table = schema.ledger
         last = connection.execute(
@@ -124,7 +125,7 @@ class BoardTransaction:
 
     def result(self, entry: int, outcome: str, facts: Mapping[str, Any] | None, reason: str = "") -> None:
         """Record the result of an entry's run, whose score must follow from its figures; ignored if disqualified."""
-        row = self._known(entry)
+        row = self._entry_row(entry)
         self._end_job(entry)
         if row.status == "disqualified":
             return
@@ -135,11 +136,11 @@ class BoardTransaction:
         body: dict[str, Any] = {"entry": entry, "outcome": outcome, "reason": reason}
         body["result"] = json.loads(json.dumps(facts, default=plain_number)) if outcome == "scored" else None
         self._append("result", body)
-        self._change(entry, **result_columns(body))
+        self._update_entry(entry, **result_columns(body))
 
     def record(self, entry: int, p_value: float, factor: float, previous: int | None) -> None:
         """Give an entry the record of its event and division."""
-        row = self._known(entry)
+        row = self._entry_row(entry)
         if row.status != "scored":
             raise Rejected("no record", f"entry {entry} is {row.status}, and only a scored one holds a record")
         if previous is not None and not p_value < 0.01:
@@ -149,30 +150,30 @@ class BoardTransaction:
         table = schema.entries
         holders = (table.c.event == row.event) & (table.c.division == row.division) & table.c.record
         self._connection.execute(update(table).where(holders).values(record=False))
-        self._change(entry, record=True)
+        self._update_entry(entry, record=True)
 
     def disqualify(self, entry: int, reason: str, by: str = "") -> None:
         """Remove an entry from the ranking until it is reinstated; the entry and the reason stay visible."""
-        self._known(entry)
+        self._entry_row(entry)
         if not 3 <= len(reason.strip()) <= 300 or not reason.isprintable():
             raise ConfigurationError("a disqualification needs a reason of 3 to 300 printable characters")
         self._append("disqualified", {"entry": entry, "reason": reason} | _author_field(by))
-        self._change(entry, status="disqualified", reason=reason, record=False)
+        self._update_entry(entry, status="disqualified", reason=reason, record=False)
         self._end_job(entry)
 
     def reinstate(self, entry: int, by: str = "") -> None:
         """Lift a disqualification: the entry is as when it was submitted, and waits for a run."""
-        row = self._known(entry)
+        row = self._entry_row(entry)
         if row.status != "disqualified":
             raise ConfigurationError(f"entry {entry} is not disqualified")
         self._append("reinstated", {"entry": entry} | _author_field(by))
-        self._change(entry, **fresh_columns(row.division))
+        self._update_entry(entry, **fresh_columns(row.division))
         if row.division == "closed":
             self._queue(entry)
 
     def requeue(self, entry: int, by: str = "") -> None:
         """Queue an entry for another run."""
-        row = self._known(entry)
+        row = self._entry_row(entry)
         if row.division != "closed":
             raise ConfigurationError("an entry of the open division is re-run by hand: tilewise compete rerun")
         if row.status == "disqualified":
@@ -206,13 +207,13 @@ class BoardTransaction:
         for row in self._connection.execute(select(schema.jobs).where(schema.jobs.c.seal == "")).all():
             self._write_job(int(row.entry), attempts=0, turn=0)
 
-    def _known(self, entry: int) -> Any:
+    def _entry_row(self, entry: int) -> Any:
         row = self._connection.execute(select(schema.entries).where(schema.entries.c.id == entry)).first()
         if row is None:
             raise ConfigurationError(f"there is no entry {entry} on this board")
         return row
 
-    def _change(self, entry: int, **columns: Any) -> None:
+    def _update_entry(self, entry: int, **columns: Any) -> None:
         self._connection.execute(update(schema.entries).where(schema.entries.c.id == entry).values(**columns))
 
     # --- events ---
@@ -259,7 +260,7 @@ class BoardTransaction:
         query = self._in_turn(select(jobs.c.entry, jobs.c.attempts, jobs.c.beat).where(free)).limit(1)
         while (job := self._connection.execute(query).first()) is not None:
             entry = int(job.entry)
-            if self._known(entry).status == "disqualified":
+            if self._entry_row(entry).status == "disqualified":
                 self._end_job(entry)
             elif job.attempts >= most_attempts:
                 sentence = f"not scored: its run was ended {most_attempts} times; the teacher can have it run again"

@@ -4,8 +4,8 @@
 `must_be_predicted` for the lab. Answers run in the sandbox, never in the grader's kernel.
 """
 
-from tilewise_arena.grading.judging import judge, must_be_predicted, must_be_solved
+from tilewise_arena.grading.judging import check_answers, must_be_predicted, must_be_solved
 from tilewise_arena.grading.nbgrader import write_course
 from tilewise_arena.grading.otter import write_assignment
 
-__all__ = ["judge", "must_be_predicted", "must_be_solved", "write_assignment", "write_course"]
+__all__ = ["check_answers", "must_be_predicted", "must_be_solved", "write_assignment", "write_course"]

@@ -33,7 +33,7 @@ _PASSING_PERCENT = 50.0  # of a lab's points
 _SECONDS = 10.0  # of an exercise; a right answer takes a fraction of one
 
 
-def judge(lesson: str, path: Path, seconds: float = _SECONDS) -> list[Result]:
+def check_answers(lesson: str, path: Path, seconds: float = _SECONDS) -> list[Result]:
     """Check a file of answers, each answer in a sandbox if the system has one."""
     return check(lesson, path, seconds, confined)
 

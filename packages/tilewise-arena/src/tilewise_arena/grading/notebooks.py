@@ -20,9 +20,9 @@ _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 def unfinished(lesson: str) -> dict[str, str]:
     """Return the text of each function that students write, by name."""
     text = (files("tilewise.learn") / "start" / f"{check_lesson(lesson)}.py").read_text(encoding="utf-8")
-    parts = re.split(r"^(?=def )", text, flags=re.M)
-    head = "\n".join(line for line in parts[0].splitlines() if line.startswith(("import ", "from ")))
-    bodies = {part[4 : part.index("(")]: part.strip() + "\n" for part in parts[1:]}
+    sections = re.split(r"^(?=def )", text, flags=re.M)
+    head = "\n".join(line for line in sections[0].splitlines() if line.startswith(("import ", "from ")))
+    bodies = {section[4 : section.index("(")]: section.strip() + "\n" for section in sections[1:]}
     functions = {name: f"{head}\n\n\n{text}" if head else text for name, text in bodies.items()}
     return functions | {LAB: _LAB_STUB.format(lesson=lesson)}
 

@@ -71,12 +71,12 @@ def write_assignment(lesson: str, folder: Path) -> Path:
     """The master, the student's notebook and the zip for Gradescope in `folder`/LESSON; gives the zip's path."""
     if find_spec("otter") is None:
         raise UnavailableError("an assignment for otter-grader is made by otter itself: pip install otter-grader")
-    place = folder / lesson
-    write_atomic(place / f"{lesson}.ipynb", master(lesson))
-    shutil.rmtree(place / "dist", ignore_errors=True)
+    target = folder / lesson
+    write_atomic(target / f"{lesson}.ipynb", master(lesson))
+    shutil.rmtree(target / "dist", ignore_errors=True)
     command = [sys.executable, "-m", "otter", "assign", f"{lesson}.ipynb", "dist", "--no-run-tests"]
-    process = subprocess.run(command, cwd=place, capture_output=True, text=True)
-    archives = sorted((place / "dist" / "autograder").glob("*.zip"))
+    process = subprocess.run(command, cwd=target, capture_output=True, text=True)
+    archives = sorted((target / "dist" / "autograder").glob("*.zip"))
     if process.returncode or not archives:
         message = (process.stderr.strip().splitlines() or ["nothing was said"])[-1]
         raise UnavailableError(f"otter assign made no autograder for {lesson}: {message[:300]}")

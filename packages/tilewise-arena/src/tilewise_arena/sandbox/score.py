@@ -45,7 +45,7 @@ class PluginCall:
 
     inputs: Array
     labels: Array | None
-    timed: bool
+    is_timed: bool
     repeats: int | None = None
 
 
@@ -65,19 +65,21 @@ def questions_for(event: Event, rng: np.random.Generator, count: int) -> list[Pl
     if event.kind == "images":
         held_out, labels = event.public_inputs(), event.public_labels()
         indices = np.resize(rng.permutation(len(labels)), -(-len(labels) // event.batch) * event.batch)
-        questions = _batches(event, event.transform(held_out[indices], rng), labels[indices], timed=False)
-        questions += _batches(event, *event.draw_labelled(rng, count * event.batch, held_out=True), timed=True)
+        questions = _batches(event, event.transform(held_out[indices], rng), labels[indices], is_timed=False)
+        questions += _batches(event, *event.draw_labelled(rng, count * event.batch, held_out=True), is_timed=True)
     else:
         prompts = _unpredictable_prompts(event, rng, _UNTIMED_PROMPTS + count)
-        questions = [PluginCall(prompt, None, timed=at >= _UNTIMED_PROMPTS) for at, prompt in enumerate(prompts)]
-    timed = [at for at, question in enumerate(questions) if question.timed]
-    return questions + [replace(questions[at], repeats=at) for at in timed[::4]]
+        questions = [PluginCall(prompt, None, is_timed=at >= _UNTIMED_PROMPTS) for at, prompt in enumerate(prompts)]
+    timed_indices = [at for at, question in enumerate(questions) if question.is_timed]
+    return questions + [replace(questions[at], repeats=at) for at in timed_indices[::4]]
 
 
-def _batches(event: Event, images: Array, labels: Array, timed: bool) -> list[PluginCall]:
+def _batches(event: Event, images: Array, labels: Array, is_timed: bool) -> list[PluginCall]:
     """Make a question of each batch of images."""
     inputs = images.reshape(-1, event.batch, *event.input_shape)
-    return [PluginCall(*batch, timed=timed) for batch in zip(inputs, labels.reshape(len(inputs), -1), strict=True)]
+    return [
+        PluginCall(*batch, is_timed=is_timed) for batch in zip(inputs, labels.reshape(len(inputs), -1), strict=True)
+    ]
 
 
 def _unpredictable_prompts(event: Event, rng: np.random.Generator, count: int) -> Array:
@@ -126,7 +128,7 @@ def _least_memory(event: Event, weight_bytes: int) -> int:
 
 def _check_baseline(event: Event, reference: Runner, questions: list[PluginCall], quickest: float) -> None:
     """Check that the baseline in its sandbox is not much slower than outside, and that its answers are right."""
-    inputs = [q.inputs for q in questions if q.timed]
+    inputs = [q.inputs for q in questions if q.is_timed]
     check_baseline_speed(event, reference, inputs[0], under_load=True)
     outside = []
     with reference.active():
@@ -143,7 +145,7 @@ def _check_baseline(event: Event, reference: Runner, questions: list[PluginCall]
 
 def _check_floor(reference: Runner, questions: list[PluginCall], ours: Answers, threads: int, deadline: float) -> None:
     """Reject a plugin that is faster than an empty answer over the same pipe, or than its arithmetic."""
-    inputs = [q.inputs for q in questions if q.timed]
+    inputs = [q.inputs for q in questions if q.is_timed]
     with hosted("empty", Submitted({}), reference.event, threads, deadline) as empty:
         seconds = [empty.ask(x)[1] for x in inputs[:40]]
     floor, median = min(seconds), float(np.median(ours.seconds))
@@ -168,7 +170,7 @@ def _ask_interleaved(
     for at in (int(i) for i in rng.permutation(len(questions))):
         question = questions[at]
         original = at if question.repeats is None else question.repeats
-        counts = question.timed and original not in asked_before
+        counts = question.is_timed and original not in asked_before
         asked_before.add(original)
         sides = [(plain, base), (entry, ours)]
         for host, answers in sides if rng.integers(2) else sides[::-1]:
@@ -224,8 +226,8 @@ def _size_gain(submitted: Submitted, reference: Runner) -> tuple[float, int]:
     without other files can use the shipped weights, so these count as well.
     """
     shipped = file_bytes(reference)
-    needed = submitted.size + (0 if submitted.brings_weights else shipped)
-    return shipped / needed, needed
+    needed_bytes = submitted.size + (0 if submitted.brings_weights else shipped)
+    return shipped / needed_bytes, needed_bytes
 
 
 def _score(

@@ -73,6 +73,7 @@ def _add_session(router: APIRouter, service: Service) -> None:
 
     @router.post("/in")
     async def sign_in(request: Request) -> Response:
+        """Open a session for a teacher's token and set its cookie."""
         fields = await form(request)
         holder = await service.read(holder_of, service.board, fields.get("token", ""))
         if holder is None or not holder.is_admin or _from_elsewhere(request):
@@ -134,7 +135,7 @@ async def _overview(
         status,
         tokens=await service.read(board.teams),
         openings=[(event, open_events.get(event.name, True)) for event in TinyMLPerf.events()],
-        latest=await service.read(board.entries, None, None, None, None, "time", 50, 0),
+        latest=await service.read(board.entries, sort="time", limit=50),
         verdict=await service.read(verify, board) if request.query_params.get("check") else None,
         links=links,
         head=head,
@@ -150,6 +151,7 @@ def _add_actions(router: APIRouter, service: Service) -> None:
 
     @router.post("/do")
     async def do(request: Request) -> Response:
+        """Carry out the action of a form and show the overview with its result."""
         fields = await form(request)
         teacher = await _teacher(service, request)
         if teacher is None or not _is_ours(request, fields):

@@ -47,6 +47,7 @@ def routes(service: Service, views: Views) -> APIRouter:
 
 
 def _add_public(router: APIRouter, service: Service, views: Views) -> None:
+    """Add the routes that need no token, and those for teams."""
     board = service.board
 
     @router.get("/health", response_model=models.Health, responses=problems(503))
@@ -140,6 +141,7 @@ def _add_teams(router: APIRouter, service: Service) -> None:
 
 
 def _add_teacher(router: APIRouter, service: Service) -> None:
+    """Add the routes that need a teacher's token."""
     board = service.board
 
     @router.get("/api/tokens", **_secured(models.TokenList))
@@ -207,11 +209,11 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
         return PlainTextResponse(await service.read(grades_csv, board), media_type="text/csv")
 
 
-async def _on_entry(service: Service, number: int, change: Any, word: str) -> Any:
+async def _on_entry(service: Service, number: int, write: Any, word: str) -> Any:
     if await service.read(service.board.entry, number) is None:
         return JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
     try:
-        await service.write(change)
+        await service.write(write)
     except ConfigurationError as error:
         return answer_for(error)
     return {"done": f"entry {number} is {word}"}

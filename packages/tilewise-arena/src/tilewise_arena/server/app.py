@@ -76,8 +76,8 @@ def _document(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = build_openapi()
-        parts = document.setdefault("components", {})
-        parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        components = document.setdefault("components", {})
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         for methods in document["paths"].values():
             for operation in methods.values():
                 if operation["responses"].pop("422", None) and "400" not in operation["responses"]:

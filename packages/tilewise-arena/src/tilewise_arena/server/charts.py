@@ -18,20 +18,20 @@ def bars(rows: list[dict[str, Any]], title: str) -> Markup:
     if not rows:
         return Markup()
     largest = max(max(row["value"] for row in rows), 1.0001)
-    room = _WIDTH - 130
-    parts = [
+    max_length = _WIDTH - 130
+    shapes = [
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {_ROW * len(rows) + 4}" role="img" aria-label="{escape(title)}">'
     ]
     for at, row in enumerate(rows):
         top = at * _ROW + 4
-        long = room * max(math.log1p(row["value"]) / math.log1p(largest), 0.012)
-        parts.append(
+        long = max_length * max(math.log1p(row["value"]) / math.log1p(largest), 0.012)
+        shapes.append(
             f'<text class="chart-label" x="0" y="{top + 16}">{escape(_cut(row["label"]))}</text>'
             f'<rect class="bar {escape(row.get("kind", ""))}" x="0" y="{top + 24}" '
             f'rx="4" width="{long:.1f}" height="22"/>'
             f'<text class="chart-value" x="{long + 8:.1f}" y="{top + 41}">{escape(row["text"])}</text>'
         )
-    return Markup("".join(parts) + "</svg>")
+    return Markup("".join(shapes) + "</svg>")
 
 
 def _cut(text: str, most: int = 60) -> str:
@@ -42,35 +42,35 @@ def history(records: list[dict[str, Any]]) -> Markup:
     """Draw the records over time as steps, each with a link to its entry."""
     if not records:
         return Markup()
-    wide, high, axis_x, bottom = 720, 210, 56, 44
+    width, height, axis_x, bottom = 720, 210, 56, 44
     scores = [float(r["score"] or 0) for r in records]
     low, top = 0.8 * min(scores), max(scores) * 1.08 or 1.0
     count = len(records)
 
     def x(at: float) -> float:
-        return axis_x + (wide - axis_x - 20) * (at / max(count, 1))
+        return axis_x + (width - axis_x - 20) * (at / max(count, 1))
 
     def y(score: float) -> float:
-        return 12 + (high - bottom - 12) * (1 - (score - low) / (top - low))
+        return 12 + (height - bottom - 12) * (1 - (score - low) / (top - low))
 
-    parts = [f'<svg class="chart" viewBox="0 0 {wide} {high}" role="img" aria-label="Records over time">']
+    shapes = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="Records over time">']
     for share in (0, 0.5, 1):
         level = low + (top - low) * share
-        parts.append(f'<line class="grid" x1="{axis_x}" x2="{wide - 10}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>')
-        parts.append(f'<text class="chart-axis" x="{axis_x - 8}" y="{y(level) + 4:.1f}">{level:.1f}</text>')
+        shapes.append(f'<line class="grid" x1="{axis_x}" x2="{width - 10}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>')
+        shapes.append(f'<text class="chart-axis" x="{axis_x - 8}" y="{y(level) + 4:.1f}">{level:.1f}</text>')
     path = f"M {x(0):.1f} {y(scores[0]):.1f}"
     for at, score in enumerate(scores):
         path += f" V {y(score):.1f} H {x(at + 1):.1f}"
-    parts.append(f'<path class="line" d="{path}"/>')
+    shapes.append(f'<path class="line" d="{path}"/>')
     for at, record in enumerate(records):
         where = f'cx="{x(at):.1f}" cy="{y(scores[at]):.1f}"'
         label = f"{record['team']}: {scores[at]:.2f} on {str(record['at'])[:10]}"
-        parts.append(
+        shapes.append(
             f'<a href="/entry/{int(record["entry"])}"><circle class="dot" {where} r="6"><title>{escape(label)}</title>'
-            f'</circle></a><text class="chart-axis day" x="{x(at):.1f}" y="{high - 6}">'
+            f'</circle></a><text class="chart-axis day" x="{x(at):.1f}" y="{height - 6}">'
             f"{escape(str(record['at'])[5:10])}</text>"
         )
-    return Markup("".join(parts) + "</svg>")
+    return Markup("".join(shapes) + "</svg>")
 
 
 def before_and_after(result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -72,6 +72,7 @@ def routes(service: Service, views: Views) -> APIRouter:
 
 
 def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
+    """Add the front page, the boards and the pages of single entries."""
     board = service.board
 
     @router.get("/")
@@ -86,6 +87,7 @@ def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
     async def event_board(
         request: Request, name: str, division: str = "closed", team: str = "", sort: str = "score", number: str = "1"
     ) -> Response:
+        """Show a page of an event's board; unknown parameters fall back to their defaults."""
         try:
             event = TinyMLPerf.event(name)
         except ConfigurationError:
@@ -96,12 +98,15 @@ def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
         at = int(number) if number.isascii() and number.isdecimal() and len(number) < 6 else 1
 
         async def make() -> Response:
-            return await service.read(_board_page, board, event, division, team, sort, max(at, 1))  # type: ignore[no-any-return]
+            return await service.read(  # type: ignore[no-any-return]
+                _board_page, board, event, division=division, team=team, sort=sort, at=max(at, 1)
+            )
 
         return await views.show(request, (division, team, sort, at), make)
 
     @router.get("/entry/{number}")
     async def entry(request: Request, number: str) -> Response:
+        """Show an entry with its figures and, once the event is closed, its recipe."""
         is_number = number.isascii() and number.isdecimal() and len(number) < 10
         facts = await service.visible_entry(int(number), None) if is_number else None
         if facts is None:
@@ -153,6 +158,7 @@ def _add_submit(router: APIRouter, service: Service) -> None:
 
     @router.post("/submit")
     async def sent_form(request: Request) -> Response:
+        """Enter the recipe of the form, or show the form again with the error."""
         fields: dict[str, str] = {}
         try:
             fields = await form(request)

@@ -78,9 +78,9 @@ class Service:
         """Run a function in a transaction of the board, and wait until it is committed."""
         return await asyncio.wrap_future(self.writer.put(work))
 
-    async def read(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def read(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a function that reads or computes, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, partial(function, *args))
+        return await asyncio.get_running_loop().run_in_executor(self._readers, partial(function, *args, **options))
 
     def _query_health(self) -> asyncio.Future[int]:
         """Count the waiting jobs in the thread for health checks."""
