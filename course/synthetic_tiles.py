@@ -1,10 +1,17 @@
 """Synthetic TPU kernels with XLA's semantics: for tests, toy runs and comparisons of models, never a statement on TPUs.
 
 A kernel is a fusion around a convolution, a product, a reduction or an elementwise operation, with the layouts, element
-types and register units of `tpu_tiles`. Its runtime comes from a formula: memory traffic whose efficiency depends on
-contiguous runs, matrix and vector arithmetic, an overhead per tile, a first load that nothing overlaps, an effect of
-the innermost bounds that is particular to the kernel, and 0.4 % of noise, as much as repeated runs of TpuGraphs show.
-Kernels of one program share batch size, element type and layouts, so held-out programs differ from the train split.
+types and register units of `tpu_tiles`. Only the meaning of a bound is shared with the models' features; the cost is
+computed here by a loop nest with transfers, reuse and arithmetic of its own, so that no feature states the answer:
+
+- tensors are moved by descriptors of contiguous registers, edge tiles are moved and computed without their padding, and
+  the loop order decides which operand stays in the scratchpad;
+- transfers overlap arithmetic only if two tiles fit the scratchpad;
+- vector work depends on the fused operations, on spilled registers and on bank conflicts, edge tiles are masked;
+- bandwidth, overheads, banks and the usable scratchpad are hidden properties of the program, so that held-out programs
+  have values that no model was trained on; which innermost bounds a loop prefers is a hidden property of the kernel.
+
+Repeated runs differ by 0.4 %, as in TpuGraphs. Kernels of one program share batch size, element type and layouts.
 """
 
 from __future__ import annotations
@@ -27,8 +34,12 @@ SCHEMA = Schema(TILE_FEATURES, {"hardware": "synthetic TPU", "name": "synthetic-
 _KINDS = ("convolution", "product", "reduce", "elementwise", "copy")
 _ELEMENTWISE = ("add", "multiply", "maximum", "tanh", "exponential", "subtract", "rsqrt", "select")
 _SCRATCHPAD_BYTES = 8 << 20  # a tile's share of the 16 MiB of a TPU v3 core: half, for double buffering
-# Rates of the imaginary device, different from those of `tpu_tiles.estimate_runtime`, which must not know the answer.
-_BYTES_PER_NS, _MXU_ROWS_PER_NS, _VECTOR_REGISTERS_PER_NS, _TILE_NS = 550.0, 1.4, 1.1, 220.0
+# Rates of the imaginary device at a program's average: those of `tpu_tiles.estimate_runtime` are others.
+_BYTES_PER_NS, _MXU_ROWS_PER_NS, _VECTOR_REGISTERS_PER_NS, _TILE_NS, _DESCRIPTOR_NS = 550.0, 1.4, 1.1, 220.0, 6.0
+_FLOAT32_PASSES = 3.0  # a float32 product takes three bf16 passes of the matrix unit
+_VECTOR_REGISTERS = 64
+_SLOW_OPERATIONS = {OPCODE_NUMBER[name]: 6.0 for name in ("tanh", "exponential", "rsqrt")}
+_FREE_OPERATIONS = tuple(OPCODE_NUMBER[name] for name in ("parameter", "fusion", "convolution"))
 _NOISE = 0.004
 
 
@@ -40,6 +51,12 @@ class Program:
     kind: str  # element type of most tensors
     transposed: bool  # whether the batch is stored beside the features, as XLA does with large batches
     channels: int  # the features of a layer are multiples of it
+    # Hidden from the models: the collection does not state them.
+    bandwidth: float = 1.0  # relative to the average, as the overheads
+    tile_overhead: float = 1.0
+    descriptor_overhead: float = 1.0
+    banks: int = 8  # of the scratchpad, one register wide
+    scratchpad: float = 1.0  # share of the scratchpad that two tiles may use
 
     @classmethod
     def draw(cls, rng: Rng) -> Program:
@@ -48,6 +65,11 @@ class Program:
             kind=str(rng.choice(("f32", "f32", "bf16"))),
             transposed=bool(rng.random() < 0.6),
             channels=int(rng.choice((16, 24, 32, 48, 64))),
+            bandwidth=float(np.exp(0.25 * rng.standard_normal())),
+            tile_overhead=float(np.exp(0.4 * rng.standard_normal())),
+            descriptor_overhead=float(np.exp(0.5 * rng.standard_normal())),
+            banks=int(rng.choice((4, 8, 16))),
+            scratchpad=float(rng.uniform(0.5, 1.0)),
         )
 
 
@@ -97,7 +119,7 @@ def synthetic_kernel(rng: Rng, name: str, n_configs: int = 60, program: Program 
     ranks[0, BOUNDS["output"]][: _output_rank(node, kind)] = 1
     reading = read_tiles(node, opcode, edges, ranks)
     config = _configurations(reading, n_configs, rng)
-    runtime = _runtime(reading, config, len(node), rng)
+    runtime = _runtime(reading, config, opcode, program, rng)
     # The compiler's default follows a rough estimate, which is good but seldom the best.
     default = runtime[int(np.argmin(tile_quantities(reading, config)["estimate"]))]
     runtime_ns = np.maximum(runtime * np.exp(_NOISE * rng.standard_normal(len(runtime))), 2).astype(np.int64)
@@ -206,24 +228,74 @@ def _draw_bounds(tensor: TiledTensor, count: int, rng: Rng) -> npt.NDArray[np.fl
     return np.asarray(np.ceil(registers / np.clip(divisions, 1, registers)))
 
 
-def _runtime(reading: TileReading, config: npt.NDArray[np.float32], nodes: int, rng: Rng) -> npt.NDArray[np.float64]:
+def _runtime(
+    reading: TileReading, config: npt.NDArray[np.float32], opcode: npt.NDArray[Any], program: Program, rng: Rng
+) -> npt.NDArray[np.float64]:
     """Return nanoseconds (C,) before noise."""
     q = tile_quantities(reading, config)
-    bounds = np.maximum(config[:, BOUNDS["output"]][:, : len(reading.output.sizes)].astype(np.float64), 1)
-    # A transfer is efficient if the tile is contiguous: minor dimensions are coverage until the first partial one.
-    coverage = np.cumprod((bounds >= reading.output.registers)[:, ::-1], axis=1)
-    inner = np.concatenate([np.ones((len(config), 1)), coverage[:, :-1]], axis=1)
-    run = np.where(inner > 0, bounds[:, ::-1], 1).prod(axis=1)
-    memory = q["bytes_moved"] / _BYTES_PER_NS * (1 + 2 / run)
-    matrix = q["compute"] * tpu_tiles.MXU_ROWS_PER_NS / _MXU_ROWS_PER_NS
-    vector = q["output_tiles"] * q["output_registers"] * nodes / _VECTOR_REGISTERS_PER_NS
-    first_load = 0.25 * q["scratchpad_bytes"] / _BYTES_PER_NS
+    registers = reading.output.registers
+    bounds = np.maximum(config[:, BOUNDS["output"]][:, : len(registers)].astype(np.float64), 1)
+    per_dimension = np.ceil(registers / bounds)  # tiles (C, rank)
+    tiles, total = per_dimension.prod(axis=1), registers.prod()
+    # Edge tiles are masked; the share of masked tiles follows from the dimensions that a bound does not divide.
+    masked = 1 - np.where(registers % bounds == 0, 1.0, 1 - 1 / per_dimension).prod(axis=1)
+    memory = _transfers(reading, q, bounds, per_dimension, program)
+    iterations = tiles * q.get("reduction_tiles", 1.0)
+    matrix = np.zeros(len(config))
+    if reading.filter is not None:
+        passes = _FLOAT32_PASSES if reading.input is not None and reading.input.element_bytes > 2 else 1.0
+        # Loading the weights of a pass is hidden only behind three times as many rows as the unit has.
+        rows = np.maximum(q["mxu_rows"] + 24, 128) + 64 * np.exp(-q["mxu_rows"] / 384)
+        matrix = iterations * (1 - 0.4 * masked) * q["mxu_passes"] * rows * passes / _MXU_ROWS_PER_NS
+    cost = sum(_SLOW_OPERATIONS.get(int(o), 1.0) for o in opcode if int(o) not in _FREE_OPERATIONS) + 1
+    vector = _vector_cycles(bounds, opcode, program) * total * cost * (1 + 0.3 * masked) / _VECTOR_REGISTERS_PER_NS
     arithmetic = matrix + vector
-    busy = np.maximum(memory, arithmetic) + 0.15 * np.minimum(memory, arithmetic)
+    # Without room for a second tile nothing is prefetched.
+    overlaps = 2 * q["scratchpad_bytes"] <= program.scratchpad * 2 * _SCRATCHPAD_BYTES
+    shorter = np.minimum(memory, arithmetic)
+    busy = np.maximum(memory, arithmetic) + np.where(overlaps, 0.1, 1.0) * shorter
+    first_load = (memory + arithmetic) / iterations * np.where(overlaps, 0.7, 0.0)
     # Compiled loops prefer certain innermost bounds; which ones depends on the kernel.
-    preference = 0.02 * rng.standard_normal((7, 7))
+    preference = 0.025 * rng.standard_normal((7, 7))
     effect = preference[tuple((bounds[:, ::-1][:, [0, min(1, bounds.shape[1] - 1)]] % 7).astype(int).T)]
-    return np.asarray((busy + q["iterations"] * _TILE_NS + first_load + 700) * np.exp(effect))
+    overhead = iterations * _TILE_NS * program.tile_overhead
+    return np.asarray((busy + overhead + first_load + 700) * np.exp(effect))
+
+
+def _transfers(
+    reading: TileReading, q: dict[str, Any], bounds: Any, per_dimension: Any, program: Program
+) -> npt.NDArray[np.float64]:
+    """Return the nanoseconds (C,) of all transfers: bytes, and descriptors of contiguous registers."""
+    output, tiles = reading.output, per_dimension.prod(axis=1)
+    # Minor dimensions are contiguous up to and including the first one that is split.
+    whole = np.cumprod((bounds >= output.registers)[:, ::-1], axis=1)
+    inner = np.concatenate([np.ones((len(bounds), 1)), whole[:, :-1]], axis=1)
+    run = np.where(inner > 0, bounds[:, ::-1], 1).prod(axis=1)
+    out_bytes = output.registers.prod() * output.register_bytes
+    moved, descriptors = (1.0 if reading.filter is not None else 2.0) * out_bytes, output.registers.prod() / run
+    if reading.filter is not None and reading.input is not None:
+        reductions = q["reduction_tiles"]
+        feature_tiles = per_dimension[:, reading.features[0]]
+        # Output features are the innermost loop: with one reduction step the input tile stays while they pass.
+        input_loads = np.where(reductions > 1, tiles * reductions, tiles / feature_tiles)
+        filter_loads = np.where(reductions * feature_tiles > 1, tiles * reductions, 1.0)
+        moved = moved + input_loads * q["input_bytes"] + filter_loads * q["filter_bytes"]
+        descriptors = descriptors + input_loads * np.sqrt(q["input_bytes"] / reading.input.register_bytes)
+        descriptors = descriptors + filter_loads
+    return np.asarray(
+        moved / (_BYTES_PER_NS * program.bandwidth) + descriptors * _DESCRIPTOR_NS * program.descriptor_overhead
+    )
+
+
+def _vector_cycles(bounds: Any, opcode: npt.NDArray[Any], program: Program) -> npt.NDArray[np.float64]:
+    """Return the relative cost (C,) of a vector operation: bank conflicts between rows, and spilled registers."""
+    minor, rows = bounds[:, -1], bounds[:, -2] if bounds.shape[1] > 1 else np.ones(len(bounds))
+    conflict = np.where((minor % program.banks == 0) & (rows > 1), 0.35, 0.0)
+    conflict += np.where((minor % program.banks == program.banks // 2) & (rows > 1), 0.12, 0.0)
+    live = np.minimum(minor, 4) * np.minimum(rows, 8) * min(np.count_nonzero(opcode == tpu_tiles.PARAMETER) + 1, 6)
+    spill = 0.5 * np.maximum(0.0, 1 - _VECTOR_REGISTERS / np.maximum(live, 1))
+    # Short inner loops do not fill the pipeline.
+    return np.asarray(1 + conflict + spill + 0.8 / np.minimum(minor * rows, 64))
 
 
 def synthetic_dataset(train: int, valid: int, test: int = 0, seed: int = 0, n_configs: int = 60) -> Dataset:

@@ -21,7 +21,7 @@ from tilewise.costmodel.data.tpu_tiles import (
     tile_quantities,
     tiled_tensor,
 )
-from tilewise.costmodel.metrics import top_k_error
+from tilewise.costmodel.metrics import opa, top_k_error
 
 SAMPLE = next(
     (p for up in Path(__file__).resolve().parents if (p := up / "shared/data/tpugraphs/op_tuning_data.pb").is_file()),
@@ -151,14 +151,25 @@ def test_tiles_cover_their_tensor_and_ignore_the_numbering_of_dimensions(data: s
 
 
 def test_synthetic_kernels_follow_the_semantics_and_show_a_misread_layout() -> None:
-    kernels = list(synthetic_dataset(60, 0, seed=3).train)
+    kernels = list(synthetic_dataset(120, 0, seed=3).train)
     assert {reading_of(k).operation for k in kernels} == {"contraction", "reduction", "loop"}
-    errors = []
+    accuracies = []
     for kernel in kernels:
         assert tile_consistency(reading_of(kernel), kernel.config_feat).all()
         rows = kernel.node_feat.copy(), kernel.node_feat.copy()
         rows[1][:, tpu_tiles.LAYOUT] = 0
         scores = [estimate_runtime(n, kernel.node_opcode, kernel.edge_index, kernel.config_feat) for n in rows]
-        errors.append([top_k_error(kernel.target, s, 5) for s in scores])
-    right, misread = np.mean(errors, axis=0)
-    assert right < 0.6 * misread
+        # Elementwise tiles cost nearly the same in any order of the dimensions.
+        if reading_of(kernel).operation == "contraction" and not np.array_equal(*scores):
+            accuracies.append([opa(kernel.target, s) for s in scores])
+    right, misread = np.mean(accuracies, axis=0)
+    assert len(accuracies) > 20 and 1 - right < 0.7 * (1 - misread)
+
+
+def test_no_feature_states_the_runtime_of_a_synthetic_kernel() -> None:
+    # The best single feature of all, chosen in hindsight, still orders the fastest configurations wrongly.
+    errors = []
+    for kernel in synthetic_dataset(60, 0, seed=3).train:
+        features = tile_features(reading_of(kernel), kernel.config_feat)
+        errors.append([top_k_error(kernel.target, column, 1) for column in features])
+    assert np.mean(errors, axis=0).min() > 0.1

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from course.synthetic_tiles import synthetic_dataset  # noqa: E402
+from tilewise.costmodel.models.torch import score_inputs  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
 from tilewise.costmodel.training.config import default_settings  # noqa: E402
 from tilewise.costmodel.training.device_epochs import DeviceEpochs  # noqa: E402
@@ -62,3 +63,12 @@ def test_an_epoch_on_the_device_learns(run: TrainingRun) -> None:
     run.device_epochs = DeviceEpochs(run, capture=False)
     losses = [run._train_epoch(epoch)["train_loss"] for epoch in range(6)]
     assert losses[-1] < losses[0] and run.optimizer.step_count == 6 * 33
+
+
+def test_validation_together_scores_like_kernel_by_kernel(run: TrainingRun) -> None:
+    run.module.eval()
+    together = DeviceEpochs(run, capture=False).validation_scores()
+    for index, scores in enumerate(together):
+        alone = score_inputs(run.module, run.validation.inputs(index))
+        np.testing.assert_allclose(scores, alone, atol=1e-4, rtol=1e-4)
+    assert len(together) == len(run.validation)

@@ -245,6 +245,7 @@ def _bytes_present(folder: Path, remote: RemoteFile) -> int:
 
 
 def _is_complete(path: Path, remote: RemoteFile) -> bool:
+    """Tell whether a file was downloaded whole."""
     return path.is_file() and path.stat().st_size == remote.size
 
 
@@ -276,6 +277,7 @@ def _partial_path(folder: Path, name: str) -> Path:
 
 
 def _note_path(folder: Path, name: str) -> Path:
+    """Return the path of the JSON note that says which version a partial file belongs to."""
     return folder / f"{name}.part.json"
 
 

@@ -86,6 +86,7 @@ def _split_by_kernel(arrays: dict[str, Array], count: int) -> Sequence[dict[str,
 
 
 def _row_counts(array: Array, count: int) -> npt.NDArray[np.int64]:
+    """Check an array of counts from a file: one non-negative integer per kernel."""
     if array.shape != (count,) or array.dtype.kind not in "iu" or (array < 0).any():
         raise ValueError("counts")
     return array.astype(np.int64)

@@ -180,12 +180,13 @@ class RankerFeatures:
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
         # Tile quantities follow from definitions, so that they read columns that were constant in training too.
         familiar = config if len(self.tile_columns) else self.with_train_constants(config)
-        sizes, kernel_wide, node = self.graph_inputs(kernel)
+        reading = self.reading(kernel)
+        sizes, kernel_wide, node = self.graph_inputs(kernel, reading)
         # The table is (features, C), so that one feature is contiguous in memory.
         table = np.empty((self.config_width, len(config)), np.float32)
         table[: self.global_width] = kernel_wide[:, None]
         own = table[self.global_width :]
-        self.raw_config(kernel, sizes, np.ascontiguousarray(familiar.T), own, reading=self.reading(kernel))
+        self.raw_config(kernel, sizes, np.ascontiguousarray(familiar.T), own, reading=reading)
         _scale_rows(own, self.config_centre, self.config_scale)
         return ModelInputs(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), table.T)
 
@@ -193,10 +194,11 @@ class RankerFeatures:
         """Reset the configuration columns that were constant in the train split to that constant."""
         return _with_constants(config, self._constant_config, self.config_low)
 
-    def graph_inputs(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
+    def graph_inputs(
+        self, kernel: Kernel, reading: TileReading | None
+    ) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
         """Return the kernel's sizes, its kernel-wide inputs and its node inputs."""
         # Tiles are read from the graph as it is; the network sees columns that varied in training only.
-        reading = self.reading(kernel)
         node_feat = _with_constants(kernel.node_feat, self._constant_node, self.node_low)
         kernel = kernel if node_feat is kernel.node_feat else Kernel(**(vars(kernel) | {"node_feat": node_feat}))
         sizes = kernel_sizes(kernel)

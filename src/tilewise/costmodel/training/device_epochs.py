@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tilewise.costmodel.training.loop import TrainingRun
 
 MAX_BYTES = 16 << 30  # of a split on the device; larger collections are trained batch by batch
+_VALIDATION_SLOTS = 1 << 16  # configurations of one forward pass, which takes some 200 MB; arbitrary
 _WARM_UP_STEPS = 3  # before a capture, so that libraries have allocated their workspaces
 
 
@@ -85,18 +88,18 @@ class DeviceSplit:
     node_slots: Tensor  # (K, N)
     matrices: Tensor  # (K, N, N)
     kernel_wide: Tensor  # (K, G)
-    config: Tensor  # (R, D - G), each kernel's from fastest to slowest
+    config: Tensor  # (R, D - G), for training each kernel's from fastest to slowest
     target: Tensor  # (R,)
     first: Tensor  # (K,): first configuration of each kernel
     counts: Tensor  # (K,): configurations of each kernel
 
     @classmethod
-    def from_cache(cls, cache: InputCache, global_width: int, device: str) -> DeviceSplit:
-        """Copy all inputs of a split to the device."""
+    def from_cache(cls, cache: InputCache, global_width: int, device: str, *, by_runtime: bool = True) -> DeviceSplit:
+        """Copy all inputs of a split to the device, configurations sorted by runtime or as they are."""
         inputs, targets = [], []
         for index in range(len(cache)):
             target = cache.target(index)
-            order = np.argsort(target, kind="stable")
+            order = np.argsort(target, kind="stable") if by_runtime else np.arange(len(target))
             inputs.append(cache.rows(index, order))
             targets.append(target[order].astype(np.float32))
         most = max(len(kernel.node) for kernel in inputs)
@@ -168,6 +171,24 @@ class DeviceEpochs:
         self.total_loss = torch.zeros((), device=run.device)
         self._replay: Callable[[], None] | None = None
 
+    @cached_property
+    def _validation(self) -> DeviceSplit:
+        width = int(self.run.kwargs["global_width"])
+        return DeviceSplit.from_cache(self.run.validation, width, self.device, by_runtime=False)
+
+    def validation_scores(self) -> list[npt.NDArray[np.float32]]:
+        """Score the validation kernels, many at a time: one by one a GPU would wait for the host."""
+        split, scores = self._validation, []
+        counts = split.counts.tolist()
+        slots = torch.arange(max(counts), device=self.device)
+        group = max(1, _VALIDATION_SLOTS // len(slots))
+        with torch.inference_mode():
+            for start in range(0, len(counts), group):
+                kernels = torch.arange(start, min(start + group, len(counts)), device=self.device)
+                table = self.run.module(split.gather(kernels, slots.expand(len(kernels), -1))).float().cpu().numpy()
+                scores += [row[: counts[i]] for i, row in zip(kernels.tolist(), table, strict=True)]
+        return scores
+
     def epoch(self, seed: int, epoch: int) -> Iterator[None]:
         """Take the steps of one epoch; the caller sets the learning rate before each and may stop between them."""
         generator = torch.Generator(device=self.device).manual_seed(seed * 1_000_003 + epoch)
@@ -184,6 +205,7 @@ class DeviceEpochs:
             self._take_step()
 
     def _take_step(self) -> None:
+        """Run one training step, as a replay of the captured CUDA graph if there is one."""
         optimizer = self.run.optimizer
         optimizer.prepare_device_step()
         if not self.capture:

@@ -162,8 +162,9 @@ class TrainingRun(ResumableRun):
             return None
         from tilewise.costmodel.training.device_epochs import DeviceEpochs, DeviceSplit
 
-        fits = self.loss.has_tensor_form and DeviceSplit.fits(self.inputs, self.preparation.config_width)
-        return DeviceEpochs(self) if fits else None
+        width = self.preparation.config_width
+        fits = all(DeviceSplit.fits(cache, width) for cache in (self.inputs, self.validation))
+        return DeviceEpochs(self) if fits and self.loss.has_tensor_form else None
 
     def _train_device_epoch(self, steps: DeviceEpochs, epoch: int, started: float) -> dict[str, float]:
         """Train for one epoch without reading anything from the device until its end."""
@@ -313,9 +314,11 @@ class TrainingRun(ResumableRun):
 
         self.module.eval()
         rows, losses = [], []
+        together = self.device_epochs.validation_scores() if self.device_epochs is not None else None
         for index in range(len(self.validation)):
             target = self.validation.target(index)
-            scores = score_inputs(self.module, self.validation.inputs(index), self.device)
+            inputs = self.validation.inputs
+            scores = together[index] if together else score_inputs(self.module, inputs(index), self.device)
             rows.append(kernel_metrics(target, scores))
             loss_scores = torch.from_numpy(scores[:_LOSS_CONFIGS])[None]
             loss_target = torch.from_numpy(target[:_LOSS_CONFIGS].astype(np.float32))[None]

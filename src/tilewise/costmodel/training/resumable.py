@@ -115,6 +115,7 @@ class ResumableRun:
         return self.state.seconds + time.perf_counter() - started if started else 0.0
 
     def _update_average(self) -> None:
+        """Update the exponential moving average of the weights (plain mean for the first steps)."""
         if self.average is not None:
             # A plain mean during the first steps, so that the initial weights have no lasting influence.
             self.average.lerp_(self.optimizer.values, max(1 - self.settings.average, 1 / self.optimizer.step_count))

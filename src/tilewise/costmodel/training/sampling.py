@@ -69,6 +69,7 @@ class InputCache:
         return np.asarray(target, dtype=np.float64)
 
     def _fits(self, kernel: Kernel) -> bool:
+        """Tell whether the prepared inputs of a kernel fit the remaining memory budget."""
         return kernel.n_configs * self.preparation.config_width * 4 <= self._budget
 
     def _store(self, index: int, inputs: ModelInputs) -> ModelInputs:

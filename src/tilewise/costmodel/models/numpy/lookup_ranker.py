@@ -84,7 +84,7 @@ class LookupRanker:
     def score(self, kernel: Kernel) -> Floats:
         """Score all configurations for a kernel; equal to the direct computation except for rounding."""
         features, folded = self.features, self.folded
-        sizes, kernel_wide, node = features.graph_inputs(kernel)
+        sizes, kernel_wide, node = features.graph_inputs(kernel, features.reading(kernel))
         inputs = ModelInputs(node, kernel.node_opcode.astype(np.int64), kernel.edge_index, kernel_wide[None])
         encoding = encode(folded, inputs)
         begin, count = len(features.columns) + len(features.steps), len(features.pairs)

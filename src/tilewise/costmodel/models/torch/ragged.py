@@ -140,6 +140,7 @@ class BlockEntries:
 
 
 def _starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the first index of each run, given the lengths of the runs."""
     return np.concatenate([[0], np.cumsum(counts)[:-1]])
 
 
@@ -208,6 +209,7 @@ class KernelBatch:
 
     @cached_property
     def _edges(self) -> npt.NDArray[np.int64]:
+        """Return the edges of all graphs, with node numbers that count through the batch."""
         first = _starts(self.node_counts)
         return np.concatenate([kernel.edges.astype(np.int64) + first[row] for row, kernel in enumerate(self.inputs)])
 
