@@ -42,10 +42,7 @@ test-machines: $(VENV)/.test  ## the tests of kernels, tiles, tuning and quantiz
 test-slow: $(VENV)/.test  ## the checks that take minutes
 	$(BIN)/python -m pytest -m slow
 
-test-reproduce: $(VENV)/.bench  ## measure one row of README's table here with its peers: ROW=products
-	$(BIN)/python -m benchmarks.reproduce $(ROW)
-
-docs: $(VENV)/.test  ## run every command line of README and docs as typed
+test-docs: $(VENV)/.test  ## run every command line of README and docs as typed
 	$(BIN)/python -m pytest -n 2 -m slow tests/docs/test_commands.py
 
 test-extras: $(VENV)/.tools  ## the core, each extra and each add-on in an environment of its own: its commands and tests (EXTRAS="core arena")

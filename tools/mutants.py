@@ -3,27 +3,33 @@
     python -m tools.mutants store --count 50 --seed 0
 
 The sources are copied, so the working tree stays as it is. Every test file of the package runs once to see which lines
-it reaches and how long it takes. A mutant runs the files that reach its line, the fastest first, until one fails.
+each of its tests reaches and how long it takes. A mutant runs the tests that reach its line, the fastest file first,
+until one fails. One that they do not notice also runs these files whole: a cached result may hide who reaches a line.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).parents[1]
 FLEET = "packages/tilewise-fleet/src/tilewise_fleet"
@@ -38,7 +44,17 @@ PACKAGES = {
 _COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}
 _COMPARISONS |= {"in": "not in", "not in": "in"}
 _ARITHMETIC = {"+": "-", "-": "+", "*": "//", "/": "*", "//": "*", "%": "+", "<<": ">>", ">>": "<<", "|": "&", "&": "|"}
-_SLOWEST_SECONDS = 120.0  # a test file that takes longer does not take part
+_SLOWEST_SECONDS = 240.0  # a traced test file that takes longer does not take part
+_SLOWEST_TEST_SECONDS = 15.0  # traced; a test that takes longer does not take part
+# Editable installations find a package at its address whatever PYTHONPATH says; this sends them to the copy.
+_REDIRECT = """
+import sys
+for finder in sys.meta_path:
+    for table in (getattr(finder, "known_source_files", {{}}), getattr(finder, "submodule_search_locations", {{}})):
+        for name, value in table.items():
+            moved = [path.replace({old!r}, {new!r}, 1) for path in ([value] if isinstance(value, str) else value)]
+            table[name] = moved[0] if isinstance(value, str) else type(value)(moved)
+"""
 _SPARE_SECONDS = 30.0  # a mutant may take this much longer than three times the usual
 
 
@@ -95,7 +111,7 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
             yield replace(node, str(not node.value))
         elif isinstance(node, ast.Constant) and type(node.value) is int:
             yield replace(node, str(node.value + 1))
-        elif isinstance(node, ast.Return) and node.value is not None:
+        elif isinstance(node, ast.Return) and node.value is not None and ast.unparse(node) != "return None":
             yield replace(node, "return None")
         elif isinstance(node, ast.If):
             yield replace(node.test, f"not ({ast.unparse(node.test)})")
@@ -103,66 +119,112 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
             yield replace(node, "pass")
 
 
+class LineTracer:
+    """A pytest plugin that records which lines of a package each test reaches.
+
+    Lines reached outside of the body of a test, at import or in a fixture, count for every test of the file.
+    """
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._shared: set[tuple[str, int]] = set()
+        self._lines = self._shared
+        self.tests: dict[str, tuple[float, set[tuple[str, int]]]] = {}
+
+    def enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        """Trace functions of the package only."""
+        name = frame.f_code.co_filename
+        if self._package not in name:
+            return None
+        name, lines = name.partition(self._package)[2], self._lines
+        lines.add((name, frame.f_lineno))
+
+        def step(frame: FrameType, event: str, _: Any) -> Any:
+            lines.add((name, frame.f_lineno))
+            return step
+
+        return step
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Record the lines of a test, and its time if it passes."""
+        self._lines, start = set(), time.monotonic()
+        try:
+            yield
+            self.tests[item.nodeid] = time.monotonic() - start, self._lines
+        finally:
+            self._lines = self._shared
+
+    def as_data(self) -> list[Any]:
+        return [[name, seconds, sorted(lines | self._shared)] for name, (seconds, lines) in self.tests.items()]
+
+
 def trace(package: str, output: Path, arguments: list[str]) -> int:
-    """Run pytest in this process, and write which lines of the package it reaches."""
-    import pytest
-
-    lines: set[tuple[str, int]] = set()
-
-    def local(frame: FrameType, event: str, _: Any) -> Any:
-        lines.add((frame.f_code.co_filename, frame.f_lineno))
-        return local
-
-    def enter(frame: FrameType, event: str, _: Any) -> Any:
-        if package in frame.f_code.co_filename:
-            lines.add((frame.f_code.co_filename, frame.f_lineno))
-            return local
-        return None
-
-    sys.settrace(enter)
-    code = pytest.main(arguments)
+    """Run pytest in this process, and write which lines of the package each test reaches."""
+    tracer = LineTracer(package)
+    sys.settrace(tracer.enter)
+    threading.settrace(tracer.enter)
+    code = pytest.main(arguments, plugins=[tracer])
     sys.settrace(None)
-    output.write_text(json.dumps([[name.partition(package)[2], line] for name, line in lines]))
+    output.write_text(json.dumps(tracer.as_data()))
     return int(code)
 
 
 class Tester:
-    """A copy of the sources, the test files of a package, and the lines that they reach."""
+    """A copy of the sources, the tests of a package, and the lines that they reach."""
 
-    def __init__(self, package: str, folder: Path) -> None:
+    def __init__(self, package: str, folder: Path, processes: int) -> None:
         """Copy the sources to `folder`, and run every test file of the package once."""
         self.package, tests = PACKAGES[package]
         self.folder = folder
         for name in ("src", "packages"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        roots = ["src", "packages/tilewise-arena/src", "packages/tilewise-fleet/src"]
+        for name in ("src", "packages"):
+            old, new = f"{ROOT / name}{os.sep}", f"{folder / name}{os.sep}"
+            with (folder / "sitecustomize.py").open("a") as redirect:
+                redirect.write(_REDIRECT.format(old=old, new=new))
+        roots = ["", "src", "packages/tilewise-arena/src", "packages/tilewise-fleet/src"]
         paths = os.pathsep.join([*(str(folder / root) for root in roots), str(ROOT)])
         self._environment = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
-        self.files: dict[str, tuple[float, set[tuple[str, int]]]] = {}
+        self.tests: dict[str, tuple[float, set[tuple[str, int]]]] = {}
+        module = self.package.partition("src/")[2].replace("/", ".")
+        check = f"import {module}, sys; sys.exit(not {module}.__file__.startswith({str(folder)!r}))"
+        if not self._run([sys.executable, "-c", check], _SPARE_SECONDS):
+            raise SystemExit(f"{module} is not imported from the copy of the sources: no mutant would be noticed")
         folders = [ROOT / name for name in tests.split()]
-        for path in sorted(file for name in folders if name.is_dir() for file in name.rglob("test_*.py")):
-            self._trace(str(path.relative_to(ROOT)))
+        files = sorted(file for name in folders if name.is_dir() for file in name.rglob("test_*.py"))
+        with ThreadPoolExecutor(processes) as pool:
+            list(pool.map(self._trace, (str(path.relative_to(ROOT)) for path in files)))
 
-    def _trace(self, test: str) -> None:
-        """Run one test file; one that fails or is slow does not take part."""
-        output = self.folder / "trace.json"
-        output.unlink(missing_ok=True)
-        words = [sys.executable, "-m", "tools.mutants", "--trace", str(output), self.package, test]
-        start = time.monotonic()
+    def _trace(self, file: str) -> None:
+        """Run one test file; tests that fail or are slow do not take part."""
+        output = self.folder / f"{file.replace('/', '-')}.json"
+        words = [sys.executable, "-m", "tools.mutants", "--trace", str(output), self.package, file]
+        start, before = time.monotonic(), len(self.tests)
+        self._run(words, _SLOWEST_SECONDS)
+        for name, seconds, lines in json.loads(output.read_text()) if output.is_file() else []:
+            if seconds <= _SLOWEST_TEST_SECONDS:
+                self.tests[name] = seconds, {(path, line) for path, line in lines}
+        print(f"{file}: {len(self.tests) - before} tests, {time.monotonic() - start:.0f} s", flush=True)
+
+    def _run(self, words: list[str], seconds: float) -> bool:
+        """Run a program on the copied sources; return whether it succeeds in time. Its children end with it."""
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
         try:
-            code = subprocess.run(
-                words, cwd=ROOT, env=self._environment, capture_output=True, timeout=_SLOWEST_SECONDS, check=False
-            ).returncode
+            return process.wait(seconds) == 0
         except subprocess.TimeoutExpired:
-            code = 1
-        seconds = time.monotonic() - start
-        if code == 0 and output.is_file():
-            self.files[test] = seconds, {(path, line) for path, line in json.loads(output.read_text())}
-        print(f"{test}: {f'{len(self.files[test][1])} lines' if test in self.files else 'left out'}, {seconds:.0f} s")
+            return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def sample(self, count: int, seed: int) -> list[Mutant]:
         """Draw mutants of lines that a test reaches."""
-        reached = set().union(*(lines for _, lines in self.files.values()))
+        reached = set().union(*(lines for _, lines in self.tests.values()))
         mutants = []
         for path in sorted((self.folder / self.package).rglob("*.py")):
             name = str(path).partition(self.package)[2]
@@ -174,26 +236,24 @@ class Tester:
         """Run the tests that reach a mutant's line, and return whether one of them fails."""
         path = self.folder / (self.package + mutant.path)
         source = path.read_text()
-        reaching = [
-            (seconds, test) for test, (seconds, lines) in self.files.items() if (mutant.path, mutant.line) in lines
-        ]
+        files: dict[str, dict[str, float]] = {}
+        for test, (seconds, lines) in self.tests.items():
+            if (mutant.path, mutant.line) in lines:
+                files.setdefault(test.partition("::")[0], {})[test] = seconds
+        by_time = sorted(files.items(), key=lambda item: sum(item[1].values()))
         path.write_text(source[: mutant.start] + mutant.text + source[mutant.end :])
         try:
-            return any(not self._passes(test, seconds) for seconds, test in sorted(reaching))
+            return any(not self._pass(list(tests)) for _, tests in by_time) or any(
+                not self._pass([test for test in self.tests if test.partition("::")[0] == file]) for file, _ in by_time
+            )
         finally:
             path.write_text(source)
 
-    def _passes(self, test: str, seconds: float) -> bool:
-        """Run a test file on the changed sources; one that takes three times as long as before counts as failed."""
-        words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test]
-        limit = 3 * seconds + _SPARE_SECONDS
-        try:
-            done = subprocess.run(
-                words, cwd=ROOT, env=self._environment, capture_output=True, timeout=limit, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
+    def _pass(self, tests: list[str]) -> bool:
+        """Run tests on the changed sources; three times as long as before counts as failed."""
+        seconds = sum(self.tests[test][0] for test in tests)
+        words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+        return self._run(words, 3 * seconds + _SPARE_SECONDS)
 
 
 def main() -> int:
@@ -203,13 +263,14 @@ def main() -> int:
     parser.add_argument("tests", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=50, help="mutants")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2, help="test files to trace at once")
     parser.add_argument("--trace", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.trace:
-        words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options.tests]
+        words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options.tests]
         return trace(options.package, options.trace, words)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tester = Tester(options.package, Path(folder))
+        tester = Tester(options.package, Path(folder), options.processes)
         mutants, survivors = tester.sample(options.count, options.seed), 0
         for number, mutant in enumerate(mutants, 1):
             if not tester.is_noticed(mutant):

@@ -102,7 +102,8 @@ def sweeps(path: Path) -> Iterator[Query]:
         rows = {tuple(config): float(value) for config, value in zip(sweep["configs"], slowdown, strict=True)}
         others = {name: rows[tuple(sweep[name])] for name in ("tuned", "default") if tuple(sweep[name]) in rows}
         shape, device = ServingShape(**sweep["shape"]), device_named(sweep["device"])
-        yield Query(shape, sweep["tokens"], sweep["device"], device, np.array(sweep["configs"]), slowdown, others)
+        configs = np.array(sweep["configs"])
+        yield Query(shape, sweep["tokens"], sweep["device"], device, configs=configs, slowdown=slowdown, others=others)
 
 
 def train(queries: Sequence[Query]) -> dict[str, Any]:

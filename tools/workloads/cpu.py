@@ -137,7 +137,7 @@ def _random_convolutions(seed: int, count: int) -> Iterator[Problem]:
         kernel, size = chance.choice((1, 1, 3, 3, 3, 5)), _size(chance, 7, 112)
         channels, filters = _size(chance, 8, 512), _size(chance, 16, 512)
         stride, batch = chance.choice((1, 1, 1, 2)), chance.choice((1, 1, 4))
-        yield _convolution(batch, channels, size, filters, kernel, stride, chance.choice(_CONV_EPILOGUES))
+        yield _convolution(batch, channels, size, filters, kernel, stride, epilogue=chance.choice(_CONV_EPILOGUES))
 
 
 def _random_int8_products(seed: int, count: int) -> Iterator[Problem]:
