@@ -207,6 +207,7 @@ class KVCache:
                     new[: len(old)] = old
 
     def _check_fit(self, starts: Array, count: int) -> None:
+        """Raise if `count` new positions after `starts` do not fit and the cache does not slide."""
         if starts.size and starts.min() < 0:
             raise ShapeError(f"a position must not be negative, but one is {starts.min()}")
         if self.overflow == "error" and starts.size and starts.max() + count > self.max_seq_len:
@@ -264,6 +265,7 @@ def _check_integer(value: Any, name: str) -> None:
 
 
 def _kind_name(dtype: npt.DTypeLike) -> str:
+    """Return the canonical name of a cache's dtype, or raise if caches do not support it."""
     try:
         name = np.dtype(dtype).name
     except TypeError:

@@ -221,6 +221,7 @@ def _block_weights(block: Any, dense: Callable[[Any], LinearWeights]) -> list[An
 
 
 def _norm_weights(norm: Any) -> tuple[Array, Array | None] | None:
+    """Return weight and bias of a norm layer (no bias for RMS norm); None without a layer."""
     if norm is None:
         return None
     return norm.weight.data, None if isinstance(norm, RMSNorm) else norm.bias.data
@@ -281,6 +282,7 @@ def _all_weights(model: LanguageModel) -> list[Any]:
 
 
 def _engine_cache(model: LanguageModel) -> EngineCache:
+    """Return the compiled engines of a model, which are stored on the model itself."""
     return cast(EngineCache, vars(model).setdefault("_engines", EngineCache()))
 
 

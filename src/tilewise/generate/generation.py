@@ -177,6 +177,7 @@ def _checked_prompts(model: LanguageModel, prompt: Any) -> tuple[list[Array], bo
 
 
 def _checked_stops(stop: Any) -> frozenset[int]:
+    """Convert a stop token, a list of them or None to a checked list of token ids."""
     several = isinstance(stop, set | frozenset) or np.ndim(stop) > 0
     stops = list(stop) if several else [] if stop is None else [stop]
     if not all(is_integer(s) for s in stops):
@@ -239,6 +240,7 @@ class Sampler:
         return np.array([self._sample(row, rng) for row in logits], np.int64)
 
     def _sample(self, logits: Array, rng: np.random.Generator) -> int:
+        """Draw a token from the softmax of the logits after temperature, top-k and top-p."""
         order = np.argsort(-logits, kind="stable")[: self.top_k]
         scaled = logits[order].astype(np.float64) / self.temperature
         probability = np.exp(scaled - scaled[0])

@@ -68,11 +68,13 @@ class ChatTemplate:
 
 
 def _unusable(error: Exception) -> ConfigurationError:
+    """Turn any error of a template into the one-sentence error that users see."""
     reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
     return ConfigurationError(f"the chat template of this model cannot be used: {reason}")
 
 
 def _supported(table: dict[str, Callable[..., Any]], name: str, kind: str) -> Callable[..., Any]:
+    """Look up a filter, test or function of the template language, or raise if it is not implemented."""
     if name not in table:
         raise TemplateError(f"the {kind} {name[:40]!r} is not supported")
     return table[name]
@@ -201,6 +203,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _contains(a: Any, b: Any) -> bool:
+    """Evaluate `a in b` of the template language."""
     if isinstance(a, list | dict):
         raise TemplateError("lists cannot be compared")
     return a in b

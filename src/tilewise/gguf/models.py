@@ -276,6 +276,7 @@ class _Source:
 
 
 def _short(value: Any) -> str:
+    """Describe a metadata value for an error message."""
     return "missing" if value is None else repr(value)[:40]
 
 

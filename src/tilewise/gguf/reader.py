@@ -166,12 +166,15 @@ class _Parser:
         return content
 
     def number(self, form: str) -> int:
+        """Read one number in the notation of `struct`."""
         return int(struct.unpack(form, self.read_bytes(struct.calcsize(form)))[0])
 
     def string(self) -> str:
+        """Read a string with its 64-bit length in front."""
         return self.read_bytes(self.number("<Q")).decode("utf-8", "replace")
 
     def name(self) -> str:
+        """Read a string that must be short: the name of a key or a tensor."""
         length = self.number("<Q")
         if length > _MAX_NAME_BYTES:
             raise self.error(f"a name of {length} bytes is too long")
@@ -219,6 +222,7 @@ class _Parser:
 
 
 def _alignment(metadata: dict[str, Any], parser: _Parser) -> int:
+    """Return the alignment of the tensor data in bytes, a power of two."""
     value = metadata.get("general.alignment", 32)
     if not isinstance(value, int) or value < 1 or value > 1 << 20 or value & (value - 1):
         raise parser.error(f"its tensors are aligned to {value!r} bytes")

@@ -139,6 +139,7 @@ def tokenizer_of(metadata: dict[str, Any], vocabulary: int, path: str) -> Tokeni
 
 
 def _sentence_piece(metadata: dict[str, Any], vocabulary: int, path: str) -> Tokenizer:
+    """Build the tokenizer of a file with SentencePiece scores (tokenizer.ggml.model = llama)."""
     shared = _vocabulary(metadata, vocabulary, path, {"bos": 1, "eos": 2}, True)
     scores = _numbers(metadata, "tokenizer.ggml.scores", len(shared.tokens), path, 0.0).tolist()
     return SentencePieceTokenizer(shared, scores, metadata.get("tokenizer.ggml.add_space_prefix", True) is not False)
@@ -242,11 +243,13 @@ class SentencePieceTokenizer(Tokenizer):
         self._values = {i: byte for byte, i in self._bytes.items()}
 
     def _text_ids(self, text: str) -> list[int]:
+        """Return the tokens of plain text (no special tokens in it)."""
         # A text after a whole token begins a word, as the first one does.
         spelling = (_SPACE if self._prefix else "") + text.replace(" ", _SPACE)
         return [i for piece in merge(list(spelling), self._cost) for i in self._piece_ids(piece)]
 
     def _cost(self, left: str, right: str) -> float | None:
+        """Return the merge priority of two adjacent pieces: minus the score of the joined token."""
         token = self._ids.get(left + right)
         return None if token is None else -self._scores[token]
 
@@ -261,6 +264,7 @@ class SentencePieceTokenizer(Tokenizer):
         return [i for i in ids if i is not None]
 
     def _piece_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for; byte tokens are one byte."""
         if token in self._values:
             return bytes([self._values[token]])
         return self._vocabulary.tokens[token].replace(_SPACE, " ").encode("utf-8", "replace")
@@ -312,6 +316,7 @@ class ByteLevelTokenizer(Tokenizer):
         self._bytes = {letter: byte for byte, letter in enumerate(_letters())}
 
     def _text_ids(self, text: str) -> list[int]:
+        """Return the tokens of plain text (no special tokens in it)."""
         return [i for word in self._splitter.words(text) for i in self._word_ids(word)]
 
     def _word_ids(self, word: str) -> list[int]:
@@ -331,6 +336,7 @@ class ByteLevelTokenizer(Tokenizer):
         return ids
 
     def _piece_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for, through GPT-2's table of byte letters."""
         spelling = self._vocabulary.tokens[token]
         if all(letter in self._bytes for letter in spelling):
             return bytes(self._bytes[letter] for letter in spelling)

@@ -36,6 +36,7 @@ class NativeCall:
         return [(op.layer, op.algorithm) for op, _ in self.ops.values() if op.kind == "conv"]
 
     def run(self, values: dict[int, Array]) -> None:
+        """Run the compiled segment and store its results under their value numbers."""
         arrays = [np.ascontiguousarray(values[i], np.float32) for i in self.sources]
         results = self._run_recorded(arrays) if _events.recorders else self.plan.run(arrays)
         for (number, shape), array in zip(self.results, results, strict=True):
@@ -85,6 +86,7 @@ class PythonCall:
     lowering: Lowering
 
     def run(self, values: dict[int, Array]) -> None:
+        """Evaluate one operation that has no native implementation with NumPy."""
         assert self.op.node is not None
         values[self.number] = self.op.node.evaluate(lambda value: values[self.lowering.resolve(value)])
 

@@ -80,6 +80,7 @@ def _detail(op: Op) -> str:
 
 
 def _outside_record(index: int, call: PythonCall) -> OpRecord:
+    """Describe an operation that runs in Python and why it has no native form."""
     node = call.op.node
     assert node is not None
     reason = unsupported_reason(call.lowering, call.op)

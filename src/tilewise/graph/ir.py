@@ -64,6 +64,7 @@ class Trace:
 
     @property
     def result(self) -> Value | Array:
+        """Return the only result of the traced module; raise if it returns several."""
         if "" not in self.results:
             raise ConfigurationError("a plan returns one Tensor; this module returns several results")
         return self.results[""]

@@ -45,6 +45,7 @@ def _tuned_algorithm(op: Op, x: Shape) -> str:
 
 
 def _conv(context: EmitContext, op: Op, operands: list[int]) -> int:
+    """Add a convolution to the native graph, with the tuned algorithm if there is one."""
     layer = context.weights(op)
     algorithm = op.algorithm or _tuned_algorithm(op, context.shape(op.inputs[0]))
     value = int(context.plan.conv(layer, *operands, algorithm=algorithm))
@@ -98,6 +99,7 @@ def _rms_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
 
 
 def _strided(context: EmitContext, op: Op, operands: list[int]) -> int:
+    """Add an operation on strided views; the native method has the name of its kind."""
     return int(getattr(context.plan, op.kind)(operands, **op.options))
 
 

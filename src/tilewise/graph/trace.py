@@ -40,6 +40,7 @@ class _Tracer:
             self._register(array, Value(number))
 
     def _register(self, array: Array, value: Value) -> None:
+        """Remember which value an array holds, until the array is garbage-collected."""
         key, values = id(array), self.values
 
         def forget(reference: weakref.ref[Array]) -> None:

@@ -64,6 +64,7 @@ class Comparison:
     reasons: list[str] = field(default_factory=list)
 
     def _only(self) -> Ratio:
+        """Return the single ratio of a comparison of two candidates."""
         if len(self.ratios) != 1:
             raise ConfigurationError("this comparison has several ratios; select one with .ratios[name]")
         return next(iter(self.ratios.values()))
@@ -164,6 +165,7 @@ class _InterleavedSamples:
         return self._block_logs(name) - self._block_logs(self.names[0])
 
     def _block_logs(self, name: str) -> Floats:
+        """Return log times, one per block: the faster of its two samples."""
         values = np.maximum(np.asarray(self.samples[name][: 2 * self.blocks]), 1e-12)
         # Take the faster of the block's two samples: a disturbance only ever adds time, and rarely hits both.
         logs: Floats = np.log(values.reshape(-1, 2).min(axis=1))

@@ -96,6 +96,7 @@ class FLOPCounter:
 
 
 def _sum_of(result: Any) -> Any:
+    """Return a scalar to differentiate: the sum of the model's first result."""
     if isinstance(result, tuple | list):
         result = result[0]
     if not hasattr(result, "backward"):

@@ -117,6 +117,7 @@ def _largest_steps(live_bytes: Floats) -> Floats:
 
 
 def _rise_per_call(live_bytes: Floats) -> float:
+    """Return the bytes gained per call between the medians of the first and last segments."""
     medians = _medians(live_bytes)
     return float((medians[-1] - medians[0]) / (len(live_bytes) / _SEGMENTS * (_SEGMENTS - 1)))
 

@@ -241,6 +241,7 @@ def _best_rate(run: Callable[[int], float], seconds: float, tries: int = 5) -> f
 
 
 def _probe_peak(isa: str, threads: int, seconds: float) -> Peak:
+    """Measure the arithmetic peak of an instruction set on `threads` threads."""
     assert native is not None
     native.set_isa(isa)
     native.set_num_threads(threads)

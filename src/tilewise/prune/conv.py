@@ -123,6 +123,7 @@ class SparseConv2d(SparseLayer):
         return self._apply_epilogue(self._convolve(values, fused), activation, residual, fused)
 
     def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+        """Run this layer with the norm and activation after it; returns how many layers were used."""
         count = 2 if len(layers) > 1 and isinstance(layers[1], FoldedNorm) else 1
         activation = fusable_activation(layers[count : count + 1])
         return self(x, activation=activation), count + (activation is not None)
@@ -152,6 +153,7 @@ class SparseConv2d(SparseLayer):
         return out
 
     def _weights(self) -> Array:
+        """Return the weights as a dense array (F, C, kh, kw)."""
         if self._dense is not None:
             dense: Array = self._dense
             return dense

@@ -120,6 +120,7 @@ class SparseLinear(SparseLayer):
     # --- sparse or dense ---
 
     def _is_dense(self, rows: Array) -> bool:
+        """Tell whether the dense product was faster than the sparse one for this number of rows."""
         if self.always_sparse or not len(rows):
             return False
         return self._choose(
@@ -130,6 +131,7 @@ class SparseLinear(SparseLayer):
         )
 
     def _dense_product(self, rows: Array, relu: bool) -> Array:
+        """Multiply by the weights in dense form, unpacking them on first use."""
         if self._dense is None:
             self._dense = self._kernel.to_dense()
         activation = "relu" if relu else None

@@ -103,10 +103,12 @@ class SparseLayer(FusibleLayer):
         return {names[size]: str(choice) for size, choice in sorted(self._choices.items())}
 
     def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+        """Run this layer with the activation after it; returns how many layers were used."""
         activation = fusable_activation(layers[1:2])
         return self(x, activation=activation), 2 if activation else 1
 
     def _size_class(self, batch: int) -> int:
+        """Return the index of the batch-size range for which one kernel choice is remembered."""
         return int(np.searchsorted(self.sizes, batch))
 
     def _choose(self, key: Any, sparse: Callable[[], Any], dense: Callable[[], Any], at: str) -> bool:

@@ -169,6 +169,7 @@ def _shrink_resnet8(model: ResNet8, sparsity: float) -> Module:
 
 
 def _shrink_block(block: ResidualBlock, inputs: Array, outputs: Array, sparsity: float) -> None:
+    """Remove channels of a residual block: `inputs` and `outputs` are the ones that remain."""
     inner = select_channels([block.conv1], sparsity)
     block.conv1 = smaller_conv(block.conv1, inner, inputs)
     block.conv2 = smaller_conv(block.conv2, outputs, inner)

@@ -148,6 +148,7 @@ def _drift_correction(batches: Sequence[BatchRow], average: Average) -> tuple[di
 
 
 def _config_timing(config: Config, times: Sequence[float], average: Average) -> ConfigTiming:
+    """Summarize the times of a configuration: average, relative deviation and count."""
     return ConfigTiming(config, average(times), statistics.stdev(times) / statistics.median(times), len(times))
 
 

@@ -96,6 +96,7 @@ class Claims:
         return bool(dead)
 
     def _insert(self, transaction: Transaction, run: int, kernel: int) -> None:
+        """Record that this process is measuring a kernel, until the lease expires."""
         host, process, born = _process()
         values = {"kernel": kernel, "run": run, "host": host, "process": process, "born": born}
         transaction.execute(_CLAIM.format(now=self._database.now_sql), values)
@@ -162,6 +163,7 @@ class Claims:
             self._database.write(lambda transaction: transaction.execute_many(query, claims))
 
     def _renew_periodically(self) -> None:
+        """Extend the leases of this process's claims until told to stop (thread target)."""
         while not self._stop.wait(self._database.lease_s / _HEARTBEATS_PER_LEASE):
             # A failure is reported by the collector's next write; the next heartbeat may succeed.
             with contextlib.suppress(TilewiseError):

@@ -63,6 +63,7 @@ def _check_machines(target: Store, identities: set[tuple[str, str]]) -> None:
 
 
 def _count_rows(store: Store) -> dict[str, int]:
+    """Count the rows of each table, to report what a merge added."""
     queries = {
         "kernels": "count(DISTINCT kernel) FROM finished",
         "runs": "count(*) FROM run",
@@ -88,6 +89,7 @@ def _read_runs(source: Store) -> dict[int, tuple[Machine, dict[str, Any]]]:
 
 
 def _digest(*values: Any) -> str:
+    """Hash values to a key that is equal for equal rows of two stores."""
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]
 
 

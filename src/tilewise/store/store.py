@@ -368,6 +368,7 @@ def _batch_number(transaction: Transaction, uid: Any) -> int:
 
 
 def _ps(runtime_ns: float) -> int:
+    """Convert nanoseconds to whole picoseconds, the unit of the stored times."""
     return round(runtime_ns * 1000)
 
 

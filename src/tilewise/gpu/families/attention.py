@@ -68,6 +68,7 @@ class TritonAttention:
         return _space(problem.size("head"))
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
+        """Return why a configuration cannot run on this GPU (shared memory), or None."""
         element = ELEMENT_BYTES[problem.word("dtype")]
         stage_bytes = 2 * config.size("block_n") * problem.size("head") * element * config.size("stages")
         return f"shared memory: {stage_bytes} bytes of {shared_bytes}" if stage_bytes > shared_bytes else None

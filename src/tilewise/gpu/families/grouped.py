@@ -94,6 +94,7 @@ class GroupedMatmul:
         return shipped_serving_ranker().scores(shape, tokens, device, configs)
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
+        """Return why a configuration cannot run on this GPU (shared memory), or None."""
         # The compiler keeps the operands of all stages but one, whose tile may still be in use.
         tile = (config.size("block_m") + config.size("block_n")) * config.size("block_k")
         tile_bytes = tile * ELEMENT_BYTES[_dtype(problem)] * max(config.size("stages") - 1, 1)
@@ -213,6 +214,7 @@ def _dtype(problem: Problem) -> str:
 
 
 def _scales(problem: Problem) -> str:
+    """Return how the operands are scaled: per block of 128, unless the problem says otherwise."""
     return problem.word("scales") if "scales" in problem else "block"
 
 

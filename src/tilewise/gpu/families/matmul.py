@@ -96,6 +96,7 @@ class TritonMatmul:
         return _space(ELEMENT_BYTES[problem.word("dtype")])
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
+        """Return why a configuration cannot run on this GPU (shared memory), or None."""
         tile = (config.size("block_m") + config.size("block_n")) * config.size("block_k")
         stage_bytes = tile * ELEMENT_BYTES[problem.word("dtype")] * config.size("stages")
         return f"shared memory: {stage_bytes} bytes of {shared_bytes}" if stage_bytes > shared_bytes else None

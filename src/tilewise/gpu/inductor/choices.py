@@ -320,6 +320,7 @@ class TilewiseChoices(InductorChoices):
 
     @contextlib.contextmanager
     def _listing(self, is_ranking: bool) -> Iterator[None]:
+        """Set whether Inductor is listing candidates for ranking, within a `with` block."""
         before, self._is_ranking = self._is_ranking, is_ranking
         try:
             yield

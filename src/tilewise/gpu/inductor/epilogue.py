@@ -30,4 +30,5 @@ def has_fusible_epilogue(node: Any) -> bool:
 
 
 def _is_elementwise(target: Any) -> bool:
+    """Tell whether PyTorch tags an operator as pointwise."""
     return any(getattr(tag, "name", "") == "pointwise" for tag in getattr(target, "tags", ()))

@@ -104,6 +104,7 @@ def config_of(template: str, parameters: Mapping[str, Any]) -> Config | None:
 
 
 def _aten_config(template: str) -> Config | None:
+    """Map an ATen candidate of Inductor to our cuBLAS configuration; None for other templates."""
     if not template.startswith("aten"):
         return None
     return CUBLAS_FUSED_BIAS if "bias" in template else CUBLAS

@@ -160,6 +160,7 @@ class TritonCollector(Collector):
         return list(binaries.values())
 
     def _on_compile_result(self, worker: Worker, message: Any) -> None:
+        """Record the outcome of a compilation and give the worker its next task."""
         binary: Binary = worker.task
         worker.finish()
         if isinstance(message, WorkerLostError):
@@ -279,6 +280,7 @@ class TritonCollector(Collector):
         self._open_run(message[1])
 
     def _on_done(self, pending: _Pending, seconds: float) -> None:
+        """Close a kernel whose measurements are complete and update the tally."""
         self.gpu.finish()
         self.current = None
         self.tally(pending.kernel).seconds += seconds

@@ -179,6 +179,7 @@ class TritonTrial:
         return [self.device.prepare(binary, launch) for launch in launches]
 
     def _is_right(self, run: Run) -> bool:
+        """Check a kernel's result and that it wrote nothing outside its output."""
         first = self._sets[0]
         # NaN shows elements that the kernel does not write; behind the output it must stay.
         first.guarded.fill_(math.nan)

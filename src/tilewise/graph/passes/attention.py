@@ -64,6 +64,7 @@ def _scores_and_mask(w: Rewriter, node: Node) -> tuple[Value, Operand] | None:
 
 
 def _is_score(w: Rewriter, value: Value) -> bool:
+    """Tell whether a value can be attention scores: a product of queries and keys, perhaps masked."""
     return w.node(_unscaled(w, value)[0], "MatMul", "Add", "Where", "Choose") is not None
 
 
@@ -166,6 +167,7 @@ def _fused(w: Rewriter, node: Node, operands: tuple[Any, ...], scale: float, mas
 
 
 def _with_four_axes(w: Rewriter, node: Node, mask: Operand) -> Operand:
+    """Reshape a mask to (batch, heads, queries, keys) by adding leading axes of size 1."""
     shape = (1,) * (4 - len(w.shape(mask))) + w.shape(mask)
     return w.reshape(node, mask, shape) if isinstance(mask, Value) else mask.reshape(shape)
 

@@ -146,6 +146,7 @@ def _channel_axis(view: View, axis: int) -> int | None:
 
 
 def _positions(axes: Group | list[Axis], start: int) -> Indices:
+    """List the flat positions that nested axes visit, counted from `start`."""
     positions = np.array([start], np.int64)
     for axis in axes:
         positions = (positions[:, None] + np.arange(axis.size) * axis.step).reshape(-1)

@@ -76,6 +76,7 @@ class Lowering:
         return [self.resolve(v) for v in node.reads()]
 
     def _python_op(self, node: Node) -> Op:
+        """Make the op for a node without a native form: it is evaluated in Python."""
         return Op("python", tuple(self._operands(node)), node.shape, node.layer, node=node)
 
     def resolve(self, value: Value | int) -> int:

@@ -80,6 +80,7 @@ def _matmul(low: Lowering, _number: int, node: Node) -> Op | None:
 
 
 def _product(low: Lowering, node: Node, weight: Array, bias: Array | None) -> Op | None:
+    """Lower a linear layer with constant weights: of rows, of tokens, or of a flattened image."""
     # Tokens (B, T, C) keep their layout; rows (N, C) are a plain product.
     if len(node.shape) > 2:
         return lower_token_linear(low, node, (weight, bias))

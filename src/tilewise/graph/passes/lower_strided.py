@@ -82,6 +82,7 @@ def _elementwise(
 
 
 def _operands(low: Lowering, values: list[Any]) -> list[Strided] | None:
+    """Return all operands as strided views, or None if one of them has no such view."""
     operands = [strided_operand(low, value) for value in values]
     complete = [o for o in operands if o is not None]
     return complete if len(complete) == len(values) else None
@@ -265,6 +266,7 @@ def _matmul(low: Lowering, number: int, node: Node) -> Op | None:
 
 
 def _axis(operand: Strided, axis: int) -> Strided:
+    """Return the view restricted to one of its axes."""
     return replace(operand, axes=(operand.axes[axis],))
 
 

@@ -171,6 +171,7 @@ def lower_attention(low: Lowering, number: int, node: Node) -> bool | None:
 
 
 def _scale(node: Node, dim: int) -> float:
+    """Return the factor of the attention scores, 1 / sqrt(dim) unless the node has its own."""
     return float(1 / math.sqrt(dim) if node.params["scale"] is None else node.params["scale"])
 
 
@@ -196,6 +197,7 @@ def _token_attention(low: Lowering, node: Node) -> Op | None:
 
 
 def _views(low: Lowering, node: Node) -> list[View]:
+    """Return the strided views of those inputs of a node that have one."""
     return [view for value in node.inputs if (view := _view(low, value)) is not None]
 
 

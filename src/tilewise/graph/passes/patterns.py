@@ -347,6 +347,7 @@ def _product(a: Polynomial, b: Polynomial) -> Polynomial | None:
 
 
 def _is_close(actual: Polynomial | None, expected: Polynomial) -> bool:
+    """Compare two polynomials (coefficient by power) to a relative 1e-5."""
     if actual is None:
         return False
     keys = {*actual, *expected}

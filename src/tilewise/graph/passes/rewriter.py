@@ -42,9 +42,11 @@ class Rewriter:
                 self.readers[result.number] = self.users[number]
 
     def _current(self, value: Any) -> Any:
+        """Return the value that replaces a value of the old trace; constants stay."""
         return self.replacements[value.number] if isinstance(value, Value) else value
 
     def _renumbered(self, node: Node) -> Node:
+        """Copy a node with its inputs and parameters replaced by those of the new trace."""
         inputs = tuple(self._current(v) for v in node.inputs)
         return replace(node, inputs=inputs, params={name: self._current(v) for name, v in node.params.items()})
 

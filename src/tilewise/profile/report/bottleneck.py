@@ -67,6 +67,7 @@ class _TimeByCause:
 
 
 def _largest(amounts: dict[str, float]) -> list[str]:
+    """Sort names by their amounts, largest first."""
     return sorted(amounts, key=lambda name: -amounts[name])
 
 
@@ -185,6 +186,7 @@ def _largest_allocator(results: ProfileResults) -> ProfileRow:
 
 
 def _finding(cause: str, times: _TimeByCause, results: ProfileResults) -> Finding:
+    """Build the sentence about one cause: its share of the time and the layer it hits most."""
     where = times.worst_layer(cause)
     fraction = times.causes[cause] / results.seconds
     sentence = _SENTENCES[cause](results, where, times.worst_ops(cause), share(fraction))
@@ -192,6 +194,7 @@ def _finding(cause: str, times: _TimeByCause, results: ProfileResults) -> Findin
 
 
 def _compute(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
+    """Explain that arithmetic is the limit, with the rate reached and the machine's peak."""
     rows = [results.by_op[op] for op in ops if op in results.by_op]
     rate = sum(r.flops for r in rows) / max(sum(r.seconds for r in rows), 1e-12)
     efficiency = rate / results.machine.peak(results.threads)
@@ -204,6 +207,7 @@ def _compute(results: ProfileResults, where: str, ops: list[str], time_share: st
 
 
 def _memory(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
+    """Explain that memory bandwidth is the limit, with the rate reached."""
     rows = [results.by_op[op] for op in ops if op in results.by_op]
     bytes_moved = sum(r.bytes_moved for r in rows)
     rate = bytes_moved / max(sum(r.seconds for r in rows), 1e-12)
@@ -246,6 +250,7 @@ def _allocation(results: ProfileResults, where: str, ops: list[str], time_share:
 
 
 def _backend(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
+    """Explain that a slow implementation was used where a faster one exists."""
     row = results.by_op[ops[0]]
     name = max(row.backends, key=lambda b: row.backends[b])
     best = _preferred_backends().get(ops[0], name)

@@ -75,6 +75,7 @@ def _bar(event: ProfileEvent, start: float, duration: float, row: int) -> str:
 
 
 def _kind(event: ProfileEvent) -> str:
+    """Return the colour class of an event: layer, Python, backward, compute or memory bound."""
     if event.kind == "module":
         return "layer"
     if event.has_kernels:

@@ -168,6 +168,7 @@ class ProfileResults:
 
 
 def _row_data(row: ProfileRow) -> dict[str, Any]:
+    """Convert a row to a dict that also contains its derived figures."""
     derived = ("seconds", "flops_per_second", "roofline_share", "intensity")
     return asdict(row) | {name: getattr(row, name) for name in derived}
 

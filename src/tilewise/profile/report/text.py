@@ -154,6 +154,7 @@ def _details(event: ProfileEvent) -> dict[str, Any]:
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    """Return the metadata event that names a thread in Chrome's trace format."""
     return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 

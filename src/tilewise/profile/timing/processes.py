@@ -64,6 +64,7 @@ def _run_child(func: Callable[[], Any] | str, warmup: int, runs: int, limit: flo
 
 
 def _child_reply(func: Callable[[], Any], warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
+    """Time the function in the child process and encode the samples or the error as JSON."""
     try:
         series = take_samples(func, warmup, runs, limit, sample_seconds)
     except TilewiseError as error:

@@ -117,6 +117,7 @@ def nearest_readings(problem: Problem, runtimes: Times, names: Sequence[str]) ->
 
 
 def _first_readings(times: Mapping[Config, float]) -> list[tuple[Config, float]]:
+    """Return the first measurements, which are stored with a choice."""
     return list(times.items())[:_MAX_READINGS]
 
 
@@ -126,6 +127,7 @@ def sizes_of(problem: Problem) -> Numbers:
 
 
 def _size(value: int | str) -> float:
+    """Map a problem's parameter to a number on a log scale; words get an arbitrary but stable one."""
     if isinstance(value, int):
         return float(np.log2(1 + abs(value)))
     return float(sum(ord(letter) * (position + 1) for position, letter in enumerate(value)) % 97) / 24.0

@@ -140,6 +140,7 @@ def _layers(target: Target, threads: int) -> list[dict[str, Any]]:
 
 
 def _layer(name: str, op: str, shape: tuple[int, ...], problem: Problem | None) -> dict[str, Any]:
+    """Describe a layer of a network; the problem is None if there is nothing to tune."""
     return {"layer": name, "op": op, "shape": shape, "problem": problem}
 
 

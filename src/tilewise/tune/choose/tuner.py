@@ -90,6 +90,7 @@ class Tuner:
 
     @property
     def _stem(self) -> str:
+        """Return the name of this machine's choices file, without its suffix."""
         identity = hashlib.sha256(self.device.machine.identity.encode()).hexdigest()[:12]
         return f"{self.device.kind}-{identity}"
 
@@ -248,6 +249,7 @@ class _RecordingTrial:
         self._trial, self._store, self._run, self._kernel, self._service = trial, store, run, kernel, service
 
     def measure(self, config: Config) -> TrialResult:
+        """Measure a configuration and store the verdict and the time."""
         trial_result = self._trial.measure(config)
         self._store.add_verdicts(self._run, self._kernel, [Verdict(config, trial_result.status, trial_result.reason)])
         if trial_result.runtime_ns is not None:

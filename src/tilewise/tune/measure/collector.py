@@ -166,6 +166,7 @@ class MeasurementRecorder:
         self._tally.disturbed += batch.disturbed
 
     def _close_resumed(self, batch: BatchRow, disturbed: bool) -> None:
+        """Close a batch that an earlier, interrupted run left open."""
         self._store.close_batch(batch.number, batch.default_ns, disturbed=disturbed, watch={"resumed": 1})
 
 

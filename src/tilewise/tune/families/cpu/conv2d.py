@@ -142,6 +142,7 @@ def _shapes(problem: Problem) -> tuple[tuple[int, int, int, int], tuple[int, int
 
 
 def _geometry(problem: Problem) -> dict[str, tuple[int, int]]:
+    """Return stride and padding as the keyword arguments of a convolution."""
     stride, padding = problem.size("stride"), problem.size("padding")
     return {"stride": (stride, stride), "padding": (padding, padding)}
 

@@ -185,6 +185,7 @@ def near_products(module: Any, problem: Problem, changes: int = 2) -> list[Confi
 
 
 def _feasible(module: Any, tile: TileConfig, m: int, n: int, k: int, problem: Problem) -> bool:
+    """Tell whether the native kernel accepts a tile for this product."""
     return module.gemm_tile_problem(tile, m, n, k, problem.word("layout")[1] == "t") is None
 
 

@@ -87,6 +87,7 @@ class CpuDevice(TuningDevice):
         return family.default(problem) if isinstance(family, Matmul) else super().default(problem)
 
     def configs(self, problem: Problem) -> Sequence[Config]:
+        """List the configurations to choose from; products include the tiles of the native default."""
         with running_on(problem.threads):
             configs = get_family(problem.family).configs(problem)
         if problem.family != "matmul":
@@ -95,6 +96,7 @@ class CpuDevice(TuningDevice):
 
     @contextlib.contextmanager
     def trial(self, problem: Problem, default: Config) -> Iterator[Trial]:
+        """Open a trial: in a worker process if there is a time limit, else in this process."""
         if self.limit_s is None:
             yield CpuTrial(problem, default)
             return
@@ -102,6 +104,7 @@ class CpuDevice(TuningDevice):
             yield WorkerTrial(worker, problem, default, self.limit_s)
 
     def confirm(self, problem: Problem, config: Config) -> ConfirmedGain:
+        """Repeat the comparison with the default in a second process."""
         return self._second_process.confirm(problem, self.default(problem), config, self.confirmation_seed)
 
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
