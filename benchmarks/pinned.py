@@ -1,6 +1,6 @@
 """Pinned choices of foreign Triton kernels: whether processes agree, and what choosing without a clock costs.
 
-    python -m benchmarks.pinned exhaustive --out all.json     # times every configuration (GPU)
+    python -m benchmarks.pinned exhaustive --out all.json     # times every configuration of kernels without times (GPU)
     python -m benchmarks.pinned choices --out one.json        # chooses under `tilewise.pin()` in this process (GPU)
     python -m benchmarks.pinned report all.json one.json ...  # agreement, and the share of the best that is reached
 
@@ -48,19 +48,21 @@ def compile_case(index: int) -> int:
 
 
 def exhaustive(out: Path) -> None:
-    """Time every configuration of every case, in two interleaved rounds; the minimum counts."""
+    """Time every configuration of the cases that `out` lacks, in two interleaved rounds; the minimum counts."""
     import torch
     from triton.testing import do_bench
 
     from benchmarks.pinned_kernels import CASES
 
     start = time.perf_counter()
+    rows = json.loads(out.read_text()) if out.is_file() else []
+    times_exist = {row["case"] for row in rows}
+    cases = [number for number, case in enumerate(CASES) if case.name not in times_exist]
     with multiprocessing.get_context("spawn").Pool(_WORKERS) as pool:
-        tasks = [100 * case + part for case in range(len(CASES)) for part in range(4)]
+        tasks = [100 * case + part for case in cases for part in range(4)]
         count = sum(pool.imap_unordered(compile_case, tasks))
     print(f"{count} compilations in {time.perf_counter() - start:.0f} s", flush=True)
-    rows = []
-    for case in CASES:
+    for case in (CASES[number] for number in cases):
         for problem in case.problems:
             arguments, grid = case.make(problem, "cuda")
             times: list[list[float]] = [[] for _ in case.kernel.configs]
