@@ -5,9 +5,10 @@
 
 GATv2 with ListMLE (Brody et al. 2022, Xia et al. 2008), a graph that is encoded once with attention across configs
 (TGraph, Xu et al. 2024), LightGBM's LambdaRank on the raw columns and sizes, and EarlyJoinSAGE of the course. Every run
-has one thread and the same seconds; `auto` divides them among its candidates. Checkpoints are chosen by the scored
-metric for all. Test kernels are of programs that nothing was trained on. Intervals of a mean are Student's t over
-seeds; those of the difference from TileRanker are paired over the test programs.
+has one thread and the same processor seconds, so that other work on the machine does not decide; `auto` divides them
+among its candidates. Checkpoints are chosen by the scored metric for all. Test kernels are of programs that nothing was
+trained on. Intervals of a mean are Student's t over seeds; those of the difference from TileRanker are paired over the
+test programs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -148,7 +150,9 @@ def run_once(peer: str, seed: int, seconds: float) -> dict[str, Any]:
     """Train one peer with one seed; returns its mean errors in per cent and the top-5 errors of every test kernel."""
     torch.set_num_threads(1)
     data, started, used = _DATA[0], time.perf_counter(), time.process_time()
-    score = scorer(data, peer, seed, seconds)
+    # Limits are checked against these two clocks; with one thread processor seconds are those of an idle machine.
+    with mock.patch.object(time, "perf_counter", time.process_time), mock.patch("time.monotonic", time.process_time):
+        score = scorer(data, peer, seed, seconds)
     times = {"seconds": time.perf_counter() - started, "processor_seconds": time.process_time() - used}
     scores = [(kernel.target, score(kernel)) for kernel in data.test]
     each = {k: [100 * top_k_error(t, s, k) for t, s in scores] for k in (1, 5)}

@@ -64,6 +64,9 @@ def test_describe_counts_what_a_collection_holds(tmp_path: Path, monkeypatch: py
     assert result["splits"]["train"]["configs"] == 300
     assert result["total"]["median_config"] > 1
     assert "columns a configuration" in run("describe", str(tmp_path / "data"))
+    (tmp_path / "data/schema.json").unlink(missing_ok=True)  # a folder without a schema is read from converted files
+    run("describe", str(tmp_path / "data"), "--cache-dir", str(tmp_path / "own"))
+    assert any((tmp_path / "own").iterdir())
 
 
 def test_kaggle_finds_the_predictions_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

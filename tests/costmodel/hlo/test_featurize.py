@@ -15,6 +15,7 @@ from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODE_NUMBER
 from tilewise.costmodel.hlo.featurize import HloGraph
 from tilewise.costmodel.hlo.proto import hlo_pb2, tuning_pb2
 from tilewise.costmodel.hlo.tuning_data import convert_tuning_data, read_tuning_data
+from tilewise.costmodel.layout.graph import open_graph
 from tilewise.errors import FileFormatError
 
 SAMPLES = next(
@@ -261,6 +262,47 @@ def test_tuning_data_becomes_kernel_files_of_valid_runs(tmp_path: Path) -> None:
     with np.load(result.files[0], allow_pickle=False) as arrays:
         assert arrays["edge_index"].dtype == np.int64
         assert arrays["node_opcode"].dtype == np.uint8
+
+
+def layout_tuning_data() -> tuning_pb2.TuningFile:
+    data = tuning_pb2.TuningFile(modules=[called_module().SerializeToString()], config_index_to_node=[2, 0])
+    for time, error in [(500, False), (400, False), (300, True)]:
+        run = data.runs.add(has_error=error, is_default=time == 400)
+        run.execution_profile.compute_time_ns = time
+        for order in ([1, 0], [0, 1, 2]):
+            node = run.module_config.layout_config.nodes.add()
+            node.tensors.add(dims=order)
+            node.tensors.add(dims=[0])
+    return data
+
+
+def test_layout_tuning_data_becomes_the_graph_of_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "prog.pb"
+    path.write_bytes(layout_tuning_data().SerializeToString())
+    result = convert_tuning_data(path, tmp_path / "out")
+    assert (result.runs, result.valid_runs, result.unit) == (3, 2, "graph")
+    graph = open_graph(result.files[0], tmp_path / "cache")
+    assert graph.config_ids.tolist() == [2, 0] and graph.runtime.tolist() == [500, 400]
+    assert graph.config_feat[1, 0].tolist() == [1, 0, -1, -1, -1, -1, 0, *[-1] * 11]
+    expected = featurize_hlo(called_module().SerializeToString())
+    np.testing.assert_array_equal(graph.node_feat, expected.node_feat)
+    np.testing.assert_array_equal(graph.edge_index, expected.edge_index)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_mutated_layout_tuning_data_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    content = bytearray(layout_tuning_data().SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "mutated.pb").write_bytes(content)
+    try:
+        convert_tuning_data(folder / "mutated.pb", folder / "converted")
+    except FileFormatError as error:
+        assert "\n" not in str(error)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)

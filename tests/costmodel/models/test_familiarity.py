@@ -64,7 +64,8 @@ def test_the_fallback_is_judged_on_families_that_are_left_out(
 
 
 def test_trees_stop_at_the_time_limit(data: Dataset) -> None:
-    assert train_gbdt(data, trees=4000, max_seconds=0.05).booster.num_trees() < 4000
+    trees = train(data, "GBDT", max_seconds=0.05, model_kwargs={"trees": 4000})
+    assert trees.booster.num_trees() < 4000
 
 
 def test_the_recipe_of_the_winners_blends_ranks_and_reads_finished_members(data: Dataset, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -47,7 +48,9 @@ def test_what_is_kept_is_read_again_and_the_blend_is_told_with_its_parts(data, t
     for again in (load_scorer(tmp_path), load_model(tmp_path)):
         assert again.name == kept.name
         assert again.score(kernel) == pytest.approx(kept.score(kernel), rel=1e-4, abs=1e-4)
-    assert f"{kept.name} is kept." in capsys.readouterr().err
+    messages = capsys.readouterr().err
+    assert f"{kept.name} is kept." in messages
+    assert all(re.search(rf"^{name}: \d+\.\d s$", messages, re.MULTILINE) for name in auto.CANDIDATES)
 
 
 def test_a_candidate_outside_the_blend_must_beat_it_clearly(data, tmp_path, monkeypatch):

@@ -97,11 +97,11 @@ def _report() -> Report:
 
 
 def from_pb(
-    file: Annotated[Path, typer.Argument(help="A serialized TuningData, such as op_tuning_data.pb.")],
+    file: Annotated[Path, typer.Argument(help="A serialized TuningData (op_tuning_data.pb) or ModuleTuningData.")],
     out: Annotated[Path, output_folder(help="Folder for the npz files.")],
     as_json: AsJson = False,
 ) -> None:
-    """Turn an autotuner's measurements of HLO modules into kernel files.
+    """Turn an autotuner's measurements of HLO modules into kernel files, or those of layouts into a graph's file.
 
     Example: tilewise tiles from-pb op_tuning_data.pb --out my_kernels/train
     """
@@ -113,7 +113,7 @@ def from_pb(
     for sentence in result.skipped:
         typer.echo(sentence, err=True)
     valid = f"{result.valid_runs:,} of {pluralize(result.runs, 'run')} valid"
-    typer.echo(f"{out} holds {pluralize(len(result.files), 'kernel')}, {valid}.")
+    typer.echo(f"{out} holds {pluralize(len(result.files), result.unit)}, {valid}.")
 
 
 def from_jax(

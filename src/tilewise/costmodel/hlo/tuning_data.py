@@ -1,7 +1,8 @@
-"""Converts measurements of a tile autotuner (a serialized ``TuningData``) to kernel files.
+"""Converts measurements of an autotuner to the files of TpuGraphs' collections.
 
-Each module of the message is one kernel. A run is used if it has no error and took more than one nanosecond. The run
-marked as the default provides the normalizer, so that a target below one means "faster than the compiler's choice".
+Each module of a tile autotuner's ``TuningData`` is one kernel. A run is used if it has no error and took more than one
+nanosecond. The run marked as the default provides the normalizer, so that a target below one means "faster than the
+compiler's choice". A layout autotuner's ``ModuleTuningData`` is one graph with the layouts of a whole program.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,17 +22,21 @@ from tilewise.costmodel.hlo.featurize import HloGraph, featurize_module, parse_m
 from tilewise.costmodel.hlo.graph import sequence_features
 from tilewise.errors import FileFormatError
 
+if TYPE_CHECKING:
+    from tilewise.costmodel.layout.graph import LayoutGraph
+
 MAX_FILE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class TuningConversion:
-    """Result of `convert_tuning_data`: the kernel files, the runs in the tuning file, and the runs that were used."""
+    """Result of `convert_tuning_data`: the files, the runs in the tuning file, and the runs that were used."""
 
     files: list[Path]
     runs: int
     valid_runs: int
     skipped: list[str]
+    unit: str = "kernel"  # what a file holds: a kernel, or the graph of a whole program
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class TuningData:
 
 def read_tuning_data(path: Path) -> TuningData:
     """Read the kernels measured in the file `path`; they are named ``<file>_<hash>``, repeats with a number."""
-    modules = _parse(path).modules
+    modules = _parse(path, "TuningData").modules
     kernels: list[Kernel] = []
     skipped: list[str] = []
     occurrences: dict[str, int] = {}
@@ -66,7 +71,15 @@ def read_tuning_data(path: Path) -> TuningData:
 
 
 def convert_tuning_data(path: Path, out_dir: Path) -> TuningConversion:
-    """Write every kernel of the tuning file `path` as ``<program>_<hash>.npz`` into `out_dir`."""
+    """Write every kernel of the tuning file `path` as ``<program>_<hash>.npz`` into `out_dir`, or its layout graph."""
+    file = _parse(path, "TuningFile")
+    if file.runs:
+        from tilewise.costmodel.layout.graph import write_graph
+
+        graph = _layout_graph(file, path)
+        target = out_dir / f"{path.stem}.npz"
+        write_graph(target, graph)
+        return TuningConversion([target], len(file.runs), graph.n_configs, [], "graph")
     data = read_tuning_data(path)
     files = [out_dir / f"{kernel.name}.npz" for kernel in data.kernels]
     for target, kernel in zip(files, data.kernels, strict=True):
@@ -81,9 +94,39 @@ def tile_features(tile: Any) -> list[int]:
     return [number for values in bounds for number in sequence_features(values, DIMENSIONS, empty_product=0)]
 
 
-def _parse(path: Path) -> Any:
+def _parse(path: Path, message: str) -> Any:
     content = read_input(path, MAX_FILE_BYTES)
-    return parse_message(protobuf_classes("tuning_pb2").TuningData(), content, str(path))
+    return parse_message(getattr(protobuf_classes("tuning_pb2"), message)(), content, str(path))
+
+
+def _layout_graph(file: Any, path: Path) -> LayoutGraph:
+    """Build the graph of a layout autotuner's file; its runs without errors are the configurations."""
+    from tilewise.costmodel.layout.graph import WIDTH, make_graph
+
+    runs = [run for run in file.runs if not run.has_error and run.execution_profile.compute_time_ns > 0]
+    nodes = list(file.config_index_to_node)
+    if len(file.modules) != 1 or not runs or not nodes:
+        raise FileFormatError(f"{path} needs one module, a valid run and the nodes that have layouts.")
+    if any(len(run.module_config.layout_config.nodes) != len(nodes) for run in runs):
+        raise FileFormatError(f"A run of {path} has no layout for some of its {len(nodes)} configurable nodes.")
+    if len(runs) * len(nodes) * WIDTH > MAX_FILE_BYTES or max(nodes) >= 1 << 31:
+        raise FileFormatError(f"{path} has {len(runs)} layouts of {len(nodes)} nodes, which is too large to be read.")
+    # Output, input and filter of each node; -1 is beyond the rank.
+    layouts = np.full((len(runs), len(nodes), WIDTH // DIMENSIONS, DIMENSIONS), -1, np.int32)
+    for configuration, run in zip(layouts, runs, strict=True):
+        for tensors, node in zip(configuration, run.module_config.layout_config.nodes, strict=True):
+            for dimensions, tensor in zip(tensors, node.tensors, strict=False):
+                order = tensor.dims[:DIMENSIONS]
+                dimensions[: len(order)] = order
+    module = parse_message(protobuf_classes("hlo_pb2").HloModuleProto(), file.modules[0], str(path))
+    return make_graph(
+        path.stem,
+        *featurize_module(module),
+        node_config_ids=np.array(nodes, np.int64),
+        config_runtime=np.array([run.execution_profile.compute_time_ns for run in runs], np.int64),
+        node_config_feat=layouts.reshape(len(runs), len(nodes), -1),
+        where=str(path),
+    )
 
 
 def _usable_runs(module: Any) -> tuple[list[Any], str]:

@@ -18,7 +18,7 @@ _sym_db = _symbol_database.Default()
 from tilewise.costmodel.hlo.proto import hlo_pb2 as tilewise_dot_costmodel_dot_hlo_dot_proto_dot_hlo__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tilewise/costmodel/hlo/proto/tuning.proto\x12\x0ftilewise.tuning\x1a&tilewise/costmodel/hlo/proto/hlo.proto\"n\n\x0eTileSizeConfig\x12\x15\n\rkernel_bounds\x18\x01 \x03(\x03\x12\x15\n\routput_bounds\x18\x02 \x03(\x03\x12\x14\n\x0cinput_bounds\x18\x03 \x03(\x03\x12\x18\n\x10iteration_bounds\x18\x04 \x03(\x03\"E\n\x08OpConfig\x12\x39\n\x10tile_size_config\x18\x01 \x01(\x0b\x32\x1f.tilewise.tuning.TileSizeConfig\"H\n\x10\x45xecutionProfile\x12\x1b\n\x13\x63ompute_cycle_count\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ompute_time_ns\x18\x04 \x01(\x03\"\xa4\x01\n\x0fModuleTuningRun\x12,\n\top_config\x18\x01 \x01(\x0b\x32\x19.tilewise.tuning.OpConfig\x12\x11\n\thas_error\x18\x03 \x01(\x08\x12<\n\x11\x65xecution_profile\x18\x04 \x01(\x0b\x32!.tilewise.tuning.ExecutionProfile\x12\x12\n\nis_default\x18\x05 \x01(\x08\"\x85\x01\n\x10ModuleTuningData\x12,\n\x06module\x18\x01 \x01(\x0b\x32\x1c.tilewise.hlo.HloModuleProto\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12.\n\x04runs\x18\x03 \x03(\x0b\x32 .tilewise.tuning.ModuleTuningRun\"@\n\nTuningData\x12\x32\n\x07modules\x18\x01 \x03(\x0b\x32!.tilewise.tuning.ModuleTuningDatab\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tilewise/costmodel/hlo/proto/tuning.proto\x12\x0ftilewise.tuning\x1a&tilewise/costmodel/hlo/proto/hlo.proto\"n\n\x0eTileSizeConfig\x12\x15\n\rkernel_bounds\x18\x01 \x03(\x03\x12\x15\n\routput_bounds\x18\x02 \x03(\x03\x12\x14\n\x0cinput_bounds\x18\x03 \x03(\x03\x12\x18\n\x10iteration_bounds\x18\x04 \x03(\x03\"E\n\x08OpConfig\x12\x39\n\x10tile_size_config\x18\x01 \x01(\x0b\x32\x1f.tilewise.tuning.TileSizeConfig\"\"\n\x12TensorLayoutConfig\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x05\"H\n\x10NodeLayoutConfig\x12\x34\n\x07tensors\x18\x01 \x03(\x0b\x32#.tilewise.tuning.TensorLayoutConfig\"@\n\x0cLayoutConfig\x12\x30\n\x05nodes\x18\x01 \x03(\x0b\x32!.tilewise.tuning.NodeLayoutConfig\"D\n\x0cModuleConfig\x12\x34\n\rlayout_config\x18\x01 \x01(\x0b\x32\x1d.tilewise.tuning.LayoutConfig\"H\n\x10\x45xecutionProfile\x12\x1b\n\x13\x63ompute_cycle_count\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ompute_time_ns\x18\x04 \x01(\x03\"\xda\x01\n\x0fModuleTuningRun\x12,\n\top_config\x18\x01 \x01(\x0b\x32\x19.tilewise.tuning.OpConfig\x12\x34\n\rmodule_config\x18\x02 \x01(\x0b\x32\x1d.tilewise.tuning.ModuleConfig\x12\x11\n\thas_error\x18\x03 \x01(\x08\x12<\n\x11\x65xecution_profile\x18\x04 \x01(\x0b\x32!.tilewise.tuning.ExecutionProfile\x12\x12\n\nis_default\x18\x05 \x01(\x08\"\x85\x01\n\x10ModuleTuningData\x12,\n\x06module\x18\x01 \x01(\x0b\x32\x1c.tilewise.hlo.HloModuleProto\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12.\n\x04runs\x18\x03 \x03(\x0b\x32 .tilewise.tuning.ModuleTuningRun\"@\n\nTuningData\x12\x32\n\x07modules\x18\x01 \x03(\x0b\x32!.tilewise.tuning.ModuleTuningData\"k\n\nTuningFile\x12\x0f\n\x07modules\x18\x01 \x03(\x0c\x12.\n\x04runs\x18\x03 \x03(\x0b\x32 .tilewise.tuning.ModuleTuningRun\x12\x1c\n\x14\x63onfig_index_to_node\x18\x04 \x03(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -29,12 +29,22 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_TILESIZECONFIG']._serialized_end=212
   _globals['_OPCONFIG']._serialized_start=214
   _globals['_OPCONFIG']._serialized_end=283
-  _globals['_EXECUTIONPROFILE']._serialized_start=285
-  _globals['_EXECUTIONPROFILE']._serialized_end=357
-  _globals['_MODULETUNINGRUN']._serialized_start=360
-  _globals['_MODULETUNINGRUN']._serialized_end=524
-  _globals['_MODULETUNINGDATA']._serialized_start=527
-  _globals['_MODULETUNINGDATA']._serialized_end=660
-  _globals['_TUNINGDATA']._serialized_start=662
-  _globals['_TUNINGDATA']._serialized_end=726
+  _globals['_TENSORLAYOUTCONFIG']._serialized_start=285
+  _globals['_TENSORLAYOUTCONFIG']._serialized_end=319
+  _globals['_NODELAYOUTCONFIG']._serialized_start=321
+  _globals['_NODELAYOUTCONFIG']._serialized_end=393
+  _globals['_LAYOUTCONFIG']._serialized_start=395
+  _globals['_LAYOUTCONFIG']._serialized_end=459
+  _globals['_MODULECONFIG']._serialized_start=461
+  _globals['_MODULECONFIG']._serialized_end=529
+  _globals['_EXECUTIONPROFILE']._serialized_start=531
+  _globals['_EXECUTIONPROFILE']._serialized_end=603
+  _globals['_MODULETUNINGRUN']._serialized_start=606
+  _globals['_MODULETUNINGRUN']._serialized_end=824
+  _globals['_MODULETUNINGDATA']._serialized_start=827
+  _globals['_MODULETUNINGDATA']._serialized_end=960
+  _globals['_TUNINGDATA']._serialized_start=962
+  _globals['_TUNINGDATA']._serialized_end=1026
+  _globals['_TUNINGFILE']._serialized_start=1028
+  _globals['_TUNINGFILE']._serialized_end=1135
 # @@protoc_insertion_point(module_scope)
