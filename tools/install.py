@@ -1,8 +1,8 @@
-"""Installs tilewise into the environment that runs this script, and shows how far the compiler is.
+"""Install tilewise into the environment that runs this script, and show the progress of the compiler.
 
     python tools/install.py --isas native . 'packages/tilewise-arena'
 
-pip hides the compiler: here its counter is shown, and where it fails its last lines are printed with what to install.
+pip hides the compiler's output. This script shows its counter and, if it fails, its last lines and what to install.
 tilewise is then installed without compiled kernels, so that everything still runs, and the exit code is 3: `make` tries
 again the next time.
 """
@@ -30,6 +30,7 @@ _REMEDIES = (
 
 
 def main() -> int:
+    """Install the requirements, without compiled kernels if they cannot be built, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--isas", default="all", help="instruction sets to compile: all, or native for this machine's")
     parser.add_argument("requirements", nargs="+", help="what `pip install -e` is to install, the package first")

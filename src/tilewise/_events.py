@@ -104,6 +104,7 @@ class _ThreadState:
     __slots__ = ("appends", "changes", "complete", "kernels", "layer", "module", "names", "recorders", "root", "thread")
 
     def __init__(self) -> None:
+        """Start without recorders and outside any layer."""
         self.thread = threading.get_ident()
         self.changes = -1  # value of `Recorders.changes` at the last update
         self.recorders: list[Recorder] = []

@@ -18,28 +18,40 @@ def rounded_value(value):
     return round(value)
 '''
 
-# One violation of each rule that counts in a Python file, as lines to append to a clean one.
+# One violation of each rule: the count that rises, and the code to append to a clean file.
 VIOLATIONS = {
-    "participles": "found = rounded_value(0.5)",
-    "dialect": "def magnify():\n    pass",
-    "long_calls": "print('', '', '', '', '', '', '')",
-    "kind_branches": "if __file__ == 'conv':\n    pass",
-    "broad_excepts": "try:\n    pass\nexcept Exception:\n    pass",
-    "numeric_constants": "SIZE = 64 * 1024",
-    "docstring_openers": "def outer():\n    '''Of a layer: its sums.'''",
-    "missing_docstrings": "def outer():\n" + "    print('')\n" * 9,
-    "lines": "print('')\n" * 60,
+    "fit.participles": "found = rounded_value(0.5)",
+    "fit.dialect": "def magnify():\n    pass",
+    "fit.long_calls": "print('', '', '', '', '', '', '')",
+    "fit.kind_branches": "if __file__ == 'conv':\n    pass",
+    "fit.broad_excepts": "try:\n    pass\nexcept Exception:\n    pass",
+    "fit.numeric_constants": "SIZE = 64 * 1024",
+    "fit.docstring_openers": "def outer():\n    '''Of a layer: its sums.'''",
+    "fit.missing_docstrings": "def outer():\n" + "    print('')\n" * 9,
+    "fit.lines": "print('')\n" * 60,
+    "graph.missing_comments": "print('')\n" * 34,
+    "native/ops.long_cpp_lines": "// " + "x" * 118,
+    "tree.repeated_class_names": "class Result: pass\nclass Result: pass",
+}
+# The clean file of each package.
+FILES = {
+    "fit": "src/tilewise/fit/rounding.py",
+    "tree": "src/tilewise/fit/rounding.py",
+    "graph": "src/tilewise/graph/rounding.py",
+    "native/ops": "native/ops/round.cpp",
 }
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A repository with one clean package and the ceilings that belong to it."""
-    module = tmp_path / "src" / "tilewise" / "fit" / "rounding.py"
-    module.parent.mkdir(parents=True)
-    module.write_text(CLEAN)
+    """Make a repository of three clean packages and the ceilings that belong to it."""
+    for name in set(FILES.values()):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text(CLEAN if name.endswith(".py") else "// Rounds one value.\n")
+    (tmp_path / "src/tilewise/graph/rounding.py").write_text("# Halves are rounded to even.\n" + CLEAN)
     (tmp_path / "tools").mkdir()
-    assert ratchet.main(["--lower", "--allow", "fit", "--reason", "new package"], root=tmp_path) == 0
+    assert ratchet.main(["--lower", "--allow", *FILES, "--reason", "new packages"], root=tmp_path) == 0
     return tmp_path
 
 
@@ -53,13 +65,20 @@ def ceilings(tree: Path) -> dict[str, dict[str, int]]:
     return json.loads((tree / "tools" / "ratchet.json").read_text())["ceilings"]
 
 
-@pytest.mark.parametrize("rule", VIOLATIONS)
-def test_an_added_violation_fails_and_removing_it_passes(rule, tree, capsys):
-    append(tree, VIOLATIONS[rule])
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_an_added_violation_fails_and_removing_it_passes(name, tree, capsys):
+    path = tree / FILES[name.rpartition(".")[0]]
+    clean = path.read_text()
+    append(tree, VIOLATIONS[name], str(path.relative_to(tree)))
     assert ratchet.main([], root=tree) == 1
-    assert f"fit.{rule}: " in capsys.readouterr().out
-    (tree / "src/tilewise/fit/rounding.py").write_text(CLEAN)
+    assert f"{name}: " in capsys.readouterr().out
+    path.write_text(clean)
     assert ratchet.main([], root=tree) == 0
+
+
+def test_every_rule_has_a_violation_in_this_file():
+    rules = {rule.name for rule in (*ratchet_rules.RULES, *ratchet_rules.TREE_RULES)}
+    assert {name.rpartition(".")[2] for name in VIOLATIONS} == rules | {"lines"}
 
 
 def test_a_failure_names_the_place_and_the_remedy(tree, capsys):
@@ -119,7 +138,7 @@ def test_missing_comments_count_in_algorithmic_packages_only():
     text = "value = 'x'\n" * 100
     assert len([*ratchet_rules.missing_comments([ratchet_rules.SourceFile("tune/search", "a.py", text)])]) == 3
     assert not [*ratchet_rules.missing_comments([ratchet_rules.SourceFile("tune/choose", "a.py", text)])]
-    commented = "# Start from the prior mean.\n" * 3 + text
+    commented = "# Start from the prior mean.\n" * 4 + text
     assert not [*ratchet_rules.missing_comments([ratchet_rules.SourceFile("tune/search", "a.py", commented)])]
 
 

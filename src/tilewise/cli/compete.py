@@ -223,4 +223,4 @@ def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
         entry = f"{row['id']} {row['name']}".strip()
         cells.append((row["rank"] or "", row["team"], entry, score, *gains, status))
     headings = ("", "team", "entry", "score", "speed", "memory", "size", "status")
-    show(table(headings, cells, f"{name}, {division} division", left=("team", "entry", "status")))
+    show(table(headings, cells, f"{name}, {division} division", left_aligned=("team", "entry", "status")))

@@ -105,7 +105,7 @@ def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int
         for (rung, rate), before in zip(rates, befores, strict=False)
     ]
     headings = ("rung", "idea", "GFLOP/s", "times the rung before", "times Python")
-    show(table(headings, rows, f"{size}×{size} times {size}×{size}, float32", left=headings[:2]))
+    show(table(headings, rows, f"{size}×{size} times {size}×{size}, float32", left_aligned=headings[:2]))
     for threads, peak in sorted(ceiling.items()):
         print(f"The machine's ceiling with {threads} thread{'s' * (threads > 1)}: {peak:.0f} GFLOP/s, measured.")
 

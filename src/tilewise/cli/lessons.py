@@ -205,4 +205,4 @@ def _print_statistics(folder: Path, as_json: bool) -> None:
     if not rows:
         raise ConfigurationError(f"{folder} has no lab-*.json with a measurement")
     cells = [[f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
-    show(table(list(rows[0]), cells, "Labs", left=("lesson", "question")))
+    show(table(list(rows[0]), cells, "Labs", left_aligned=("lesson", "question")))

@@ -71,7 +71,7 @@ def _print(figures: MachineFigures) -> None:
         bar = "█" * max(1, round(24 * b.copy / top))
         rows.append((bytes_(b.bytes), b.threads, f"{count(b.read)}B/s", f"{count(b.copy)}B/s", bar))
     headings = ("working set", "threads", "read", "copy", "copy, drawn")
-    show(table(headings, rows, title, left=headings[-1:]), console)
+    show(table(headings, rows, title, left_aligned=headings[-1:]), console)
     console.print(f"Fresh memory (allocate, fill, free): {count(figures.fresh_memory)}B/s")
 
 

@@ -23,16 +23,16 @@ def table(
     headings: Sequence[str],
     rows: Iterable[Iterable[object]],
     title: str | None = None,
-    left: Container[str] | None = None,
+    left_aligned: Container[str] | None = None,
     **look: Any,
 ) -> Table:
-    """Build a table; the first column, or those named in `left`, is left-aligned and the others right-aligned."""
+    """Build a table; the first column, or those in `left_aligned`, is left-aligned and the others right-aligned."""
     from rich.table import Table
     from rich.text import Text
 
     result = Table(title=title, title_justify="left", **look)
     for heading in headings:
-        is_left = heading in (headings[:1] if left is None else left)
+        is_left = heading in (headings[:1] if left_aligned is None else left_aligned)
         result.add_column(heading, justify="left" if is_left else "right")
     for row in rows:
         result.add_row(*(Text(str(cell)) for cell in row))  # names may contain brackets, which are not markup

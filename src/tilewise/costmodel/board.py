@@ -142,6 +142,7 @@ def _identity(row: BoardRow) -> tuple[str, str, str]:
 
 def _key(data: Dataset, model: str, collection: str, split: str, seed: int, settings: dict[str, Any]) -> str:
     """Return the digest of everything that a row depends on."""
+    # Names and sizes stand for the data: hashing a whole collection would take longer than scoring it.
     digest = hashlib.sha256()
     for part in (data.train, data.valid, data.split(split)):
         digest.update(json.dumps([part.names, part.offsets("configs").tolist()]).encode())

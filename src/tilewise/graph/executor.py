@@ -47,19 +47,18 @@ class NativeCall:
         times_ns = np.zeros(self.plan.values, np.int64)
         start = _events.now()
         results = self.plan.run(arrays, times=times_ns)
+        # Native ops run one after another, so their times add up to a timeline from the start of the call.
         ends = start + np.cumsum(times_ns)
+        recorded = ((v, op, shapes) for v, (op, shapes) in self.ops.items() if times_ns[v])
         _events.record_timed_kernels(
-            (
-                NATIVE_OPS[op.kind].profile_name or op.kind,
-                op.layer,
-                int(ends[v] - times_ns[v]),
-                int(ends[v]),
-                *_kernel_record(op, shapes),
-            )
-            for v, (op, shapes) in self.ops.items()
-            if times_ns[v]
+            (_profile_name(op), op.layer, int(ends[v] - times_ns[v]), int(ends[v]), *_kernel_record(op, shapes))
+            for v, op, shapes in recorded
         )
         return results
+
+
+def _profile_name(op: Op) -> str:
+    return NATIVE_OPS[op.kind].profile_name or op.kind
 
 
 def _kernel_record(op: Op, shapes: list[Shape]) -> tuple[list[Any], list[Any], Any]:
@@ -69,6 +68,7 @@ def _kernel_record(op: Op, shapes: list[Shape]) -> tuple[list[Any], list[Any], A
         # Tokens (B, T, H · D) are recorded as heads (B, H, T, D).
         operands = [(s[0], op.options["heads"], s[1], op.options["dim"]) for s in shapes[:3]]
         operands[2] = (*operands[2][:3], op.options["value_dim"])
+    # Weights (out, in) of a linear layer are recorded as the second operand (in, out) of a product.
     if op.weight is not None and op.kind not in ("affine", "layer_norm", "rms_norm"):
         operands.append(op.weight.shape if op.kind == "conv" else op.weight.shape[::-1])
     options = {"activation": op.activation or None, "kernel": op.options.get("kernel")}

@@ -59,6 +59,7 @@ def explain(calls: list[Call]) -> PlanExplanation:
     records: list[OpRecord] = []
     arena_bytes = unshared_bytes = 0
     for index, call in enumerate(calls):
+        # A call is one op in Python, or many ops that share one native call and its memory.
         if isinstance(call, PythonCall):
             records.append(_outside_record(index, call))
             continue
@@ -104,6 +105,7 @@ def unsupported_reason(lowering: Lowering, op: Op) -> str:
     dtypes = {str(lowering.dtype(v)) for v in node.reads()} - {"float32"}
     if dtypes:
         return f"it reads {' and '.join(sorted(dtypes))}"
+    # Native layers pack their weights once, so weights that the graph computes have to stay in Python.
     if any(isinstance(v, Value) for v in node.inputs[1:]) and name in ("Conv2d", "Linear", "LayerNorm"):
         return "its weights are computed"
     return "the native op does not support these shapes or parameters"

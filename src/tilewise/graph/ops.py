@@ -104,9 +104,11 @@ def _strided(context: EmitContext, op: Op, operands: list[int]) -> int:
 
 
 NATIVE_OPS: dict[str, OpSpec] = {
+    # Layers with packed weights.
     "conv": OpSpec(_conv, "conv2d"),
     "linear": OpSpec(_linear, "matmul"),
     "int8_linear": OpSpec(_int8_linear, "int8_linear"),  # int8 weights, every row of floats quantized by its own scale
+    # Pooling and elementwise ops on (N, C, H, W) or rows (N, C).
     "max_pool": OpSpec(_pool, "max_pool2d"),
     "avg_pool": OpSpec(_pool, "avg_pool2d"),
     "global_mean": OpSpec(lambda c, _op, x: int(c.plan.global_mean(x[0])), "mean"),
@@ -114,6 +116,7 @@ NATIVE_OPS: dict[str, OpSpec] = {
     "sub": OpSpec(_binary),
     "mul": OpSpec(_binary),
     "affine": OpSpec(_affine),  # per-channel scale and shift, and an activation
+    # Data movement; concat and slice are views of one buffer where the memory planner allows it.
     "concat": OpSpec(lambda c, _op, x: int(c.plan.concat(x)), "cat"),  # of channels
     "slice": OpSpec(lambda c, op, x: int(c.plan.slice(x[0], op.options["first"], op.options["count"])), "get_item"),
     "gather_channels": OpSpec(lambda c, op, x: int(c.plan.gather_channels(x[0], op.options["channels"])), "get_item"),
@@ -123,6 +126,7 @@ NATIVE_OPS: dict[str, OpSpec] = {
     "depth_to_space": OpSpec(lambda c, op, x: int(c.plan.depth_to_space(x[0], *op.options["by"]))),
     "flatten": OpSpec(lambda c, _op, x: int(c.plan.flatten(x[0])), "reshape"),
     "identity": OpSpec(lambda _c, _op, x: x[0], "reshape"),
+    # Normalization and attention.
     "layer_norm": OpSpec(_layer_norm, "layer_norm"),
     "channel_norm": OpSpec(_layer_norm, "layer_norm"),  # of the pixels of an image (N, C, H, W)
     "group_norm": OpSpec(_group_norm),

@@ -298,7 +298,8 @@ class BatchNorm(Operation):
         return out
 
     def backward(self, grad: Array) -> Grads:
-        return current_backend().dispatch("batch_norm_grad", grad, self.x, self.weight, self.mean, self.var, self.eps)
+        saved = (self.x, self.weight, self.mean, self.var, self.eps)
+        return current_backend().dispatch("batch_norm_grad", grad, *saved)
 
 
 class FixedNorm(Operation):

@@ -38,15 +38,8 @@ class ConvTranspose2d(Module):
         self.bias = uniform(rng, (out_channels,), bound) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv_transpose2d(
-            x,
-            self.weight,
-            self.bias,
-            stride=self.stride,
-            padding=self.padding,
-            output_padding=self.output_padding,
-            groups=self.groups,
-        )
+        sizes = {"stride": self.stride, "padding": self.padding, "output_padding": self.output_padding}
+        return F.conv_transpose2d(x, self.weight, self.bias, groups=self.groups, **sizes)
 
 
 class Upsample(Module):

@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 
 class BlockLinear(Module):
-    """y = x @ weight.T + bias with the weight in blocks. Takes and gives floats."""
+    """Linear layer, y = x @ weight.T + bias, with the weight in quantized blocks; inputs and outputs are floats."""
 
     computes_in_int8 = True
 
@@ -51,8 +51,10 @@ class BlockLinear(Module):
         values = x.data if isinstance(x, Tensor) else np.asarray(x)
         if values.shape[-1:] != (self.in_features,):
             raise ShapeError(f"{type(self).__name__} takes (..., {self.in_features}), not {values.shape}")
+        # All leading axes become rows (N, inputs) of one product.
         rows = np.ascontiguousarray(values.reshape(-1, self.in_features), np.float32)
         out: Array = self.kernel.linear(rows).reshape(*values.shape[:-1], self.out_features)
+        # Bias, residual and activation stay in float32.
         if self.float_bias is not None:
             out += self.float_bias
         if residual is not None:
@@ -74,5 +76,6 @@ class BlockEmbedding(Module):
         indices = np.asarray(ids.data if isinstance(ids, Tensor) else ids)
         if indices.size and not 0 <= indices.min() <= indices.max() < self.kernel.shape[0]:
             raise ConfigurationError(f"an index is outside the {self.kernel.shape[0]} rows of the embedding")
+        # Only the rows that are looked up are dequantized.
         rows: Array = self.kernel.rows(np.ascontiguousarray(indices.reshape(-1), np.int64))
         return Tensor(rows.reshape(*indices.shape, self.kernel.shape[1]))

@@ -139,6 +139,7 @@ class _SegmentBuilder:
     def build(self) -> Segment:
         """Add inputs, steps and results, in this order."""
         model, members = self.model, set(self.steps)
+        # The segment reads what its steps read and no step of its own computes.
         sources = sorted({i for s in self.steps for i in model.graph.steps[s].inputs} - members)
         for i in sources:
             self._add_source(i)
@@ -159,6 +160,7 @@ class _SegmentBuilder:
         if storage is None:
             self.planes[index] = self.plan.dynamic_input("float32", len(shape) == 1, shape[0])
             return
+        # int16 values are symmetric; uint8 values have a zero point, which also fills the padding.
         p = storage.parameters
         dtype = "int16" if p.is_int16 else "uint8"
         self.integers[index] = self.plan.dynamic_input(dtype, len(shape) == 1, shape[0], storage.padding, p.zero_point)
@@ -170,6 +172,7 @@ class _SegmentBuilder:
             inputs = [self._as_channels_last(i) for i in step.inputs]
             self.channels_last[index] = NATIVE_OPS[step.kind].emit(EmitContext(self.plan), step, inputs)
             return
+        # An integer layer returns integers, or float rows if it is the last layer or feeds float steps.
         self.model.check_input(layer, step.inputs[0])
         parameters = [self.model.affine[i] for i in step.inputs]
         value = layer.add_to(self.plan, [self._as_integers(i) for i in step.inputs], parameters)
@@ -178,6 +181,7 @@ class _SegmentBuilder:
     def _as_integers(self, index: int) -> int:
         """Return the graph value of an op's result as integers; quantize it first if it is float."""
         if index not in self.integers:
+            # The padding of the next convolution is part of the buffer, so quantizing writes it too.
             p, padding = self.model.affine[index], self.model.padding_of(index)
             floats = self.channels_last.get(index, self.planes.get(index))
             self.integers[index] = self.plan.quantize(floats, p.scale, p.zero_point, padding, p.int16_limit)

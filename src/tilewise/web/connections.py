@@ -304,6 +304,7 @@ class GuardedServer(uvicorn.Server):
     """A uvicorn server that receives a connection only after its request head has arrived."""
 
     def __init__(self, app: Limits, listening: socket.socket, proxy_headers: bool = False) -> None:
+        """Configure uvicorn to serve `app` on an open socket, with short time-outs and its own logs off."""
         config = uvicorn.Config(
             app,
             http=GuardedProtocol,

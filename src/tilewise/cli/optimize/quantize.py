@@ -100,7 +100,7 @@ def _layers(layers: list[Any], names: dict[str, str]) -> None:
     for step in layers:
         size, ratio = f"{step.nbytes:,}" if step.nbytes else "", "" if step.snr_db is None else f"{step.snr_db:.1f} dB"
         rows.append((names.get(step.name, step.name), step.kind, step.form, size, ratio, step.avx2, step.reason))
-    show(table((*words[:3], *numbers, *words[3:]), rows, "What became of each step", left=words))
+    show(table((*words[:3], *numbers, *words[3:]), rows, "What became of each step", left_aligned=words))
 
 
 def _draw(calibration: Any, labels: dict[str, str], out: Path) -> None:

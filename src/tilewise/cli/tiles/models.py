@@ -493,4 +493,4 @@ def board(
     rows = fill_board(path, collections, names, split=split, seed=seed, cache_dir=cache_dir, limit=limit, **settings)
     if as_json:
         return typer.echo(json.dumps({"board": rows}, indent=1))
-    show(table(HEADINGS, board_lines(rows), f"{path} (mean over kernels, 95 % interval)", left=HEADINGS[:3]))
+    show(table(HEADINGS, board_lines(rows), f"{path} (mean over kernels, 95 % interval)", left_aligned=HEADINGS[:3]))

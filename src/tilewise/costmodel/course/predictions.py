@@ -139,6 +139,7 @@ def write_kaggle(
     A row without a prediction gets a placeholder. Predictions of several collections may be in several files. Without
     `force`, tile predictions that do not cover all tile rows are refused.
     """
+    # The sample file decides which rows the upload has and in which order; predictions only fill them.
     rankings = _read_all([predictions] if isinstance(predictions, Path) else predictions)
     ids = list(read_predictions(sample)) if sample is not None else competition_ids()
     if not force:
@@ -180,6 +181,7 @@ def _kaggle_row(identifier: str, ranking: list[int] | None) -> str:
     """Return the first five configurations of a tile row or all of a layout row; without a ranking a placeholder."""
     if identifier.startswith("tile:"):
         return ";".join(map(str, _pad_ranking(ranking, PER_KERNEL) if ranking else range(PER_KERNEL)))
+    # A layout row is scored by its whole order (Kendall's tau), so it must be a permutation.
     if ranking and sorted(ranking) != list(range(len(ranking))):
         raise FileFormatError(f"The row of {identifier[:100]} must list each configuration of its graph once.")
     return ";".join(map(str, ranking)) if ranking else _LAYOUT_ROW
@@ -189,6 +191,7 @@ def score_predictions(path: Path, truth: Iterable[Kernel], ks: Sequence[int] = (
     """Compute the top-K errors of the rows in `path` on the kernels of `truth`, each of which needs a row."""
     rows = read_predictions(path)
     errors: dict[str, list[list[float]]] = {}
+    # Kernels without a row are collected first, so that the error can say how many there are.
     without_row: list[str] = []
     n_scored = 0
     for kernel in truth:

@@ -62,6 +62,7 @@ class Split(Sequence[Kernel]):
             return [self[i] for i in range(*index.indices(len(self)))]
         # `range` resolves negative indices and raises IndexError.
         position = range(len(self))[index]
+        # Slice every flat array between this kernel's offset and the next one's.
         views = {}
         for column, (_, rows) in COLUMNS.items():
             first, last = self._offsets[rows][position : position + 2]
@@ -98,6 +99,7 @@ def from_kernels(kernels: Sequence[Kernel], schema: Schema) -> Split:
         "edges": np.cumsum([0, *(len(k.edge_index) for k in kernels)], dtype=np.int64),
         "configs": np.cumsum([0, *(k.n_configs for k in kernels)], dtype=np.int64),
     }
+    # The empty first array gives the result its dtype and width if there are no kernels.
     arrays = {
         column: np.concatenate([np.empty((0, *width.get(column, ())), dtype), *(getattr(k, column) for k in kernels)])
         for column, (dtype, _) in COLUMNS.items()
@@ -201,6 +203,7 @@ def select_columns(
             kernel, config_feat=table[rows], runtime=kernel.runtime[rows], normalizer=kernel.normalizer[rows]
         )
 
+    # `select` fills `rows_of` while the splits are built.
     splits = {name: from_kernels([select(kernel) for kernel in data.split(name)], schema) for name in SPLITS}
     return Dataset(data.root, Schema(schema.config_features, data.schema.extra), **splits), rows_of
 

@@ -119,6 +119,7 @@ def _read_members(
 ) -> tuple[Schema, Iterator[tuple[str, MeasuredKernel]]]:
     """Return the schema and an iterator over (split, kernel)."""
     path = find_collection(root)
+    # Files and folders with a schema fit into memory and may record the noise of their measurements.
     if not path.is_dir():
         collection = read_collection(path)
     elif (path / "schema.json").is_file():

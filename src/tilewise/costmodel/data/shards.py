@@ -93,6 +93,7 @@ def _chunks(array: Array) -> Iterator[Array]:
 
 def files_key(files: Sequence[Path], version: str) -> str:
     """Return a cache key for data derived from `files`; it changes with their paths, sizes and times."""
+    # Contents are not hashed: reading all files would take as long as converting them.
     digest = hashlib.sha256(version.encode())
     for path in files:
         status = path.stat()
@@ -108,6 +109,7 @@ def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
         with file_lock(folder.with_suffix(".lock")):
             if (folder / INDEX).is_file():
                 return
+            # Remove what an interrupted conversion left, fill a new folder, and rename it as the last step.
             unfinished = folder.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()

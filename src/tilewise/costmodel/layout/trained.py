@@ -117,6 +117,7 @@ def load_layout_model(path: str | Path, device: str = "cpu") -> TrainedLayoutMod
     file = model_path(path)
     tensors, record = read_tensors(file)
     name, kwargs = record.get("model"), record.get("model_kwargs")
+    # A file may come from anyone: check every entry of its record before it is used.
     numbers = [record.get(key) for key in ("hops", "segment_nodes")]
     if record.get("format") != FORMAT or not isinstance(name, str) or not isinstance(kwargs, dict):
         raise FileFormatError(f"{file} is not a layout model of this version of tilewise; train it again.")

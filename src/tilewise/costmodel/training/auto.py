@@ -81,16 +81,8 @@ def train_auto(
     for name in CANDIDATES:
         started = time.perf_counter()
         try:
-            models[name] = _train_candidate(
-                dataset,
-                name,
-                folder / name,
-                finished=name in errors,
-                seed=seed,
-                resume=resume,
-                device=device,
-                settings=settings,
-            )
+            options: dict[str, Any] = {"seed": seed, "resume": resume, "device": device, "settings": settings}
+            models[name] = _train_candidate(dataset, name, folder / name, finished=name in errors, **options)
         except TilewiseError as error:
             # The first error is reported if no candidate can be trained.
             problem = problem or error
@@ -194,7 +186,7 @@ def _guarded(
 ) -> Blend:
     """Wrap the selected model so that kernels unlike the train split get the fallback that left-out families choose."""
     kinds = [name for name in _BLEND_CANDIDATES if name in models]
-    fallback = _judge_left_out(dataset, kinds, seed, max_seconds) if kinds else RANDOM_ORDER
+    fallback = _choose_fallback(dataset, kinds, seed, max_seconds) if kinds else RANDOM_ORDER
     members = selected if isinstance(selected, Blend) else Blend([selected], [1.0], dict(selected.record))
     # A member without weight serves the fallback alone.
     extra = [models[n] for n in kinds if n in fallback and all(model.name != n for model in members.models)]
@@ -203,7 +195,7 @@ def _guarded(
     return Blend([*members.models, *extra], weights, record, Familiarity.fit(list(dataset.train)))
 
 
-def _judge_left_out(dataset: Dataset, kinds: list[str], seed: int, max_seconds: float) -> str:
+def _choose_fallback(dataset: Dataset, kinds: list[str], seed: int, max_seconds: float) -> str:
     """Train the kinds of models without some families, and return the fallback that is best on those families."""
     together = " + ".join(kinds)
     left_out = _left_out_kernels(dataset)
@@ -224,6 +216,7 @@ def _judge_left_out(dataset: Dataset, kinds: list[str], seed: int, max_seconds: 
         errors[RANDOM_ORDER].append(float(np.mean(draws)))
     # Plain means, so that a single kernel with a choice that is a hundred times too slow counts.
     means = {name: float(np.mean(values)) for name, values in errors.items()}
+    # A random order wins only if it is significantly better than the best model (paired differences).
     fallback = min((*kinds, together), key=lambda name: means[name])
     gain = np.array(errors[fallback]) - np.array(errors[RANDOM_ORDER])
     if gain.mean() > _SIGNIFICANT * gain.std(ddof=1) / len(gain) ** 0.5:
@@ -243,6 +236,7 @@ def _left_out_kernels(dataset: Dataset) -> list[Kernel]:
     for kernel in dataset.train:
         rank = int(np.count_nonzero(kernel_sizes(kernel)[DIMENSIONS : 2 * DIMENSIONS]))
         families.setdefault((int(kernel.node_opcode[heaviest_node(kernel)]), rank), []).append(kernel)
+    # The largest family always stays in the train split.
     left_out: list[Kernel] = []
     for members in sorted(families.values(), key=len)[:-1]:
         if len(left_out) + len(members) <= _LEFT_OUT_SHARE * len(dataset.train):

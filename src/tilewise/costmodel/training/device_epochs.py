@@ -97,6 +97,7 @@ class DeviceSplit:
     def from_cache(cls, cache: InputCache, global_width: int, device: str, *, by_runtime: bool = True) -> DeviceSplit:
         """Copy all inputs of a split to the device, configurations sorted by runtime or as they are."""
         inputs, targets = [], []
+        # Sorted by runtime, the fastest configurations of a kernel are its first rows, which slates draw from.
         for index in range(len(cache)):
             target = cache.target(index)
             order = np.argsort(target, kind="stable") if by_runtime else np.arange(len(target))
@@ -125,8 +126,10 @@ class DeviceSplit:
 
     def gather(self, kernels: Tensor, positions: Tensor) -> PaddedBatch:
         """Build a batch of kernels (K,) with the configurations at `positions` (K, C) of their order by runtime."""
+        # Batches have one shape: slots beyond a kernel's configurations read its first one and are masked.
         mask = positions < self.counts[kernels, None]
         rows = self.first[kernels, None] + torch.where(mask, positions, 0)
+        # The columns that describe the kernel are stored once and repeated for each configuration: (K, C, G).
         kernel_inputs = self.kernel_wide[kernels][:, None].expand(-1, positions.shape[1], -1)
         slots = self.node_slots[kernels]
         return PaddedBatch(
@@ -151,6 +154,7 @@ def _padded_graph(kernel: ModelInputs, most: int) -> tuple[np.ndarray, ...]:
     matrix = np.zeros((most, most), np.float32)
     # Rows are producers, columns consumers; repeated edges count.
     np.add.at(matrix, (kernel.edges[:, 1], kernel.edges[:, 0]), 1.0)
+    # Self-loops, then the mean over neighbours instead of their sum.
     matrix[np.arange(count), np.arange(count)] += 1.0
     matrix /= np.maximum(matrix.sum(axis=1, keepdims=True), 1.0)
     return node, opcode, np.arange(most) < count, matrix
@@ -221,12 +225,14 @@ class DeviceEpochs:
         state = [optimizer.values, optimizer.mean, optimizer.square, self.total_loss]
         state += [optimizer.count] + ([run.average] if run.average is not None else [])
         before = [tensor.clone() for tensor in state]
+        # Warm up on a side stream, as CUDA graphs require (PyTorch's notes on CUDA semantics).
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP_STEPS):
                 self._step()
         torch.cuda.current_stream().wait_stream(stream)
+        # Capture records the step without running it; afterwards the state from before the warm-up is restored.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._step()
@@ -246,6 +252,7 @@ class DeviceEpochs:
         torch.autograd.backward(loss)
         run.optimizer.device_step()
         if run.average is not None:
+            # A plain mean of the first steps turns into an exponential moving average.
             weight = torch.clamp(1 / run.optimizer.count, min=1 - run.settings.average)
             run.average.lerp_(run.optimizer.values, weight)
         self.total_loss += loss.detach()

@@ -184,6 +184,7 @@ class TrainingRun(ResumableRun):
                 self.optimizer.learning_rate = settings.learning_rate_at(share)
                 count += 1
             total += steps.total_loss
+        # The only read from the device in an epoch: it waits for all steps.
         mean = float(total) / max(count, 1)
         if not np.isfinite(mean):
             raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")

@@ -42,6 +42,7 @@ def lower_view_node(low: Lowering, number: int, node: Node) -> Op | bool | None:
         low.add_alias(number, view.source)
         return True
     low.views[number] = view
+    # Only a reshape between tokens and images becomes an op at once; other views wait for a reader.
     if not is_token_reshape(low, number):
         return True
     op = lower_view(low, number)
@@ -161,6 +162,7 @@ def lower_attention(low: Lowering, number: int, node: Node) -> bool | None:
     op = _token_attention(low, node) or _grouped_attention(low, node)
     if op is None:
         return None
+    # The op writes (B, T, H * D); readers of the traced (B, H, T, D) get a permuted view of it.
     b, h, t, d = node.shape
     tokens = low.new_value((b, t, h * d))
     low.ops[tokens] = op
@@ -226,13 +228,8 @@ def _grouped_attention(low: Lowering, node: Node) -> Op | None:
     result = [(t, 0), (0, groups[1] * value_dim), (0, value_dim), (1, 0), (0, 1)]
     sizes = [b, *groups, t, value_dim]
     loop = (sizes, [*(view[1] for view in views), (0, 0, result)], (b, h * value_dim, 1, t))
-    options = {
-        "loop": loop,
-        "keys": keys,
-        "dim": dim,
-        "scale": _scale(node, dim),
-        "causal": bool(node.params["causal"]),
-    }
+    causal = bool(node.params["causal"])
+    options = {"loop": loop, "keys": keys, "dim": dim, "scale": _scale(node, dim), "causal": causal}
     inputs = tuple(view[0] for view in views)
     return Op("grouped_attention", inputs, (b, t, h * value_dim), node.layer, options=options)
 
@@ -242,6 +239,7 @@ def _five_axes(
 ) -> tuple[int, Any]:
     """Return a value (B, H, T, D) as steps along (B, groups, heads per group, T, D); copy it if it has none."""
     split = Strided(0, (0, 0), (tuple(Factor(n, (0, 0)) for n in groups if n != 1),))
+    # Try the operand in place first, then a contiguous copy of it, which always fits.
     for operand in (x, None):
         operand = operand or materialized(low, x, layer)
         heads = common_axes([replace(operand, axes=operand.axes[1:2]), split], [0], merge=False)

@@ -470,10 +470,11 @@ def _first_match(*rules: Rule) -> Rule:
     return rule
 
 
+_rms_patterns = _first_match(_rms_norm, _rms_weight)
 # The patterns by the operation of their last node.
 _PATTERNS: dict[str, Rule] = {
     "Div": _first_match(_layer_norm, _rms_norm),
-    "Mul": _first_match(_no_effect, _unpadded_avg_pool, _layer_norm, _rms_norm, _rms_weight, _norm_weight, _gelu),
+    "Mul": _first_match(_no_effect, _unpadded_avg_pool, _layer_norm, _rms_patterns, _norm_weight, _gelu),
     "Add": _first_match(_no_effect, _norm_weight),
     "Reshape": _group_norm,
     "MatMul": match_attention,

@@ -126,6 +126,7 @@ def indexed(view: View, index: Any) -> View | None:
         # A slice of an axis that runs over several source axes is not a strided view of either.
         if step < 1 or count < 1 or len(group) > 1:
             return None
+        # An integer moves the start and removes the axis; a slice also multiplies its step.
         for axis in group:
             first[axis.along] += start * axis.step
         if isinstance(entry, slice):

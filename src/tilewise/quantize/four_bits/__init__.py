@@ -49,6 +49,7 @@ class NumpyInt4Weights:
     """NumPy reference of the packed weights, used if the compiled kernels are missing and to test them."""
 
     def __init__(self, codes: Array, scales: Array, minimums: Array | None, column_scale: Array) -> None:
+        # (outputs, blocks * 32) codes, two per byte: the even one in the low half.
         padded = np.zeros((len(codes), scales.shape[1] * BLOCK), np.uint8)
         padded[:, : codes.shape[1]] = codes
         self._packed = padded[:, 0::2] | padded[:, 1::2] << 4
@@ -79,6 +80,7 @@ class NumpyInt4Weights:
         codes = self._codes()
         out = np.zeros((len(x), len(codes)), np.float32)
         with np.errstate(all="ignore"):
+            # Blocks are added in the order of the native kernel: float addition is not associative.
             for b in range(self._scales.shape[1]):
                 block = slice(b * BLOCK, (b + 1) * BLOCK)
                 sums = q[:, block].astype(np.int32) @ codes[:, block].T.astype(np.int32)  # (N, O)
@@ -92,6 +94,7 @@ class NumpyInt4Weights:
             # Symmetric codes are stored with an offset of 8.
             out += (sums - 8 * row_sum).astype(np.float32) * scale
             return
+        # Asymmetric codes: weight = scale * code + minimum, so the minimum multiplies the sum of the inputs.
         out += sums.astype(np.float32) * scale
         out += self._minimums[:, block].astype(np.float32) * (row_scale * row_sum.astype(np.float32))
 
@@ -150,6 +153,7 @@ class _MomentCollector(Module):
 
     def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
         if self.watching:
+            # GPTQ needs E[x x^T] over all rows (tokens); `_collect` divides by their number.
             rows = x.data.reshape(-1, x.shape[-1]).astype(np.float32, copy=False)
             new, self.row_count = rows.T @ rows, self.row_count + len(rows)  # (inputs, inputs)
             self.moments = new if self.moments is None else self.moments + new

@@ -48,6 +48,7 @@ def load_four_bits(model: Module, path: str | os.PathLike[str]) -> Module:
     out = copy.deepcopy(model).eval()
     places = watch(out)
     names = {id(module): name for name, module in out.named_modules()}
+    # Replace every linear layer by the four-bit layer of the file, then fill the tensors that stayed float.
     for parent, child in places:
         watched: Any = getattr(parent, child)
         layer_arrays = {what: arrays.pop(f"{names[id(watched)]}.{what}", None) for what in _PARTS}
@@ -59,6 +60,7 @@ def load_four_bits(model: Module, path: str | os.PathLike[str]) -> Module:
                 f"{path} holds a model of another architecture: {name} is missing or of another shape"
             )
         tensor.data = array.astype(tensor.data.dtype)
+    # Arrays that nothing used belong to layers that this model does not have.
     if arrays:
         raise FileFormatError(
             f"{path} holds a model of another architecture: this one has no tensor {sorted(arrays)[0]}"
@@ -96,6 +98,7 @@ def _layer(
         "column_scale": (outputs,),
         "bias": (outputs,),
     }
+    # Symmetric layers have no minimums, and any layer may lack a bias.
     for name, array in arrays.items():
         missing = array is None and name not in ("minimums", "bias")
         if missing or (array is not None and (array.shape != expected[name] or not _fits(name, array))):

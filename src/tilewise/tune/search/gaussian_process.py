@@ -142,6 +142,7 @@ class GaussianProcess:
         same_task = earlier.task[:, None] == earlier.task[None, :]  # (N, N)
         task_covariance = np.where(same_task, 1.0, h.coregionalization(earlier.sizes, earlier.sizes))
         own = h.signal**2 * similarity(x, x, h.length_scale) + h.coefficient_deviation**2 * np.outer(s, s)  # (N, N)
+        # Effects of different tasks are correlated; their levels are independent and practically unknown.
         own *= task_covariance
         own += _OTHER_LEVEL**2 * same_task
         own[np.diag_indices(len(s))] += h.nugget**2 + h.noise**2
@@ -264,6 +265,7 @@ class GaussianProcess:
             lowest = np.argsort(self.mean[positions] - 2 * self._deviation(positions), kind="stable")[:_MAX_JOINT]
             positions = positions[np.sort(lowest)]
         root = _root(self.covariance_of(positions, positions))
+        # Without a reading, the reference is the first choice in the same draw.
         draws = self.mean[positions][:, None] + scale * (root @ _standard_normal(len(positions)))  # (n, draws)
         best = self.best
         reference = draws[int(np.argmin(self.mean[positions]))] if best is None else self.log_runtimes[best]
@@ -298,6 +300,7 @@ def climb(
     Each hyperparameter is tried larger and smaller (`changed` multiplies one of them by a factor) until nothing
     improves, then again with half the step, down to `min_step`.
     """
+    # Steps are factors: exp(0.7) is about 2, and min_step ends the halving.
     lowest, step = surprise(best), 0.7
     while step > min_step:
         improved = False

@@ -109,4 +109,4 @@ def _table(status: CampaignStatus) -> Any:
         (s.slot, s.machine, s.state, s.kernels, f"{s.pairs:,}", f"{s.pairs_per_s:.0f}", s.failures, s.restarts)
         for s in status.slots.values()
     ]
-    return table(headings, rows, left=headings[:3])
+    return table(headings, rows, left_aligned=headings[:3])

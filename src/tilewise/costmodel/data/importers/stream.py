@@ -33,15 +33,8 @@ _TAR_MAGIC_END = 262  # a tar header has "ustar" before this byte
 # The pattern matches the empty text too, so that a match never is None.
 _WHITESPACE = cast("Callable[[str, int], re.Match[str]]", re.compile(r"[ \t\r\n]*").match)
 _AFTER_VALUE = tuple(" \t\r\n,:]}")
-_DAMAGE_ERRORS = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    EOFError,
-    OSError,
-    RuntimeError,
-    NotImplementedError,
-)
+_ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error)
+_DAMAGE_ERRORS = (*_ARCHIVE_ERRORS, EOFError, OSError, RuntimeError, NotImplementedError)
 
 
 class Readable(Protocol):
@@ -89,8 +82,8 @@ def open_sources(path: Path) -> Iterator[Source]:
 
 def _members(stream: IO[bytes], path: Path) -> Iterator[Source]:
     with zipfile.ZipFile(stream) as archive:
+        # A zip archive also lists its directories as members.
         infos = [info for info in archive.infolist() if not info.is_dir()]
-        # Directories are members of their own in a zip archive.
         if len(infos) > MAX_MEMBERS:
             raise FileFormatError(f"{path} contains {len(infos)} files; at most {MAX_MEMBERS} are read.")
         for info in infos:
@@ -129,6 +122,7 @@ class _LimitedStream:
     def _unpack(self, method: Callable[[int], bytes], size: int) -> bytes:
         """Read from the compressed stream; its exceptions arise in the reader, not in `open_sources`."""
         try:
+            # gzip and zip check their sums only while they unpack.
             chunk = method(size)
         except _DAMAGE_ERRORS as error:
             raise FileFormatError(f"{self._path} is damaged or cut short ({type(error).__name__}).") from error
@@ -222,9 +216,10 @@ class JsonWalker:
                 raise FileFormatError(f"{self._source.name} is nested too deeply.") from None
             except ValueError:
                 pass
+            # The value may be incomplete: read twice as much and parse it again.
             if self._at_end or length > MAX_ELEMENT_CHARS:
                 raise self._syntax_error()
-            length *= 2  # doubling keeps the total work of the attempts proportional to the length
+            length *= 2  # doubling bounds the total work of all attempts by a multiple of the final length
             while len(self._text) - self._position < length and self._read_more():
                 pass
 

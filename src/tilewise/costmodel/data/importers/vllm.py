@@ -69,6 +69,7 @@ def read_rows(source: Source, skip: Callable[[str], None]) -> Iterator[TunedRow]
         family, sizes, device = parse_file_name(source.name)
     except BadRecordError as error:
         return skip(str(error))
+    # Newer files name Triton's version among the batch sizes.
     version = rows.pop("triton_version", "")
     for tokens, config in rows.items():
         try:
@@ -92,6 +93,7 @@ def parse_file_name(name: str) -> tuple[str, dict[str, Value], str]:
             sizes: dict[str, Any] = {names[key]: entries.pop(key) for key in names}
             if not device or not all(size.isdecimal() and 0 < int(size) < _MAX_SIZE for size in sizes.values()):
                 break
+            # Entries that no family names, such as block_shape, stay as sizes of the record.
             block = entries.pop("block_shape", None)
             sizes |= {"dtype": entries.pop("dtype", entries.pop("cache_dtype", "bf16"))} | entries
             if block is not None:
@@ -120,6 +122,7 @@ def alternatives(row: TunedRow) -> Iterator[Mapping[str, int]]:
     amd = "AMD" in row.device or "Radeon" in row.device
     choices = _STATE_UPDATE if row.family == "selective_state_update" else _AMD if amd else _NVIDIA
     tile = [name for name in TILE if name in row.config and name in choices]
+    # All other tiles with the winner's settings, then the winner's tile with one setting changed.
     for values in itertools.product(*(choices[name] for name in tile)):
         if any(row.config[name] != value for name, value in zip(tile, values, strict=True)):
             yield {**row.config, **dict(zip(tile, values, strict=True))}
