@@ -45,7 +45,7 @@ class Stage:
 
 
 def build(recipe: Recipe) -> Runner:
-    """Build the entry."""
+    """Build the runner of a recipe after its last step."""
     return build_stages(recipe)[-1].runner
 
 

@@ -19,7 +19,7 @@ _MAX_ANSWER_BYTES = 4 << 20
 
 
 def submit(url: str, recipe: Recipe, token: str | None, plugin: Path | None = None) -> dict[str, Any]:
-    """Put a recipe (or a plugin of the open division) on the board at `url`; gives the receipt."""
+    """Submit a recipe (or a plugin of the open division) to the board at `url`, and return the receipt."""
     body: dict[str, Any] = {"recipe": recipe.as_dict()}
     if recipe.files:
         contents = {name: recipe.file_content(name) for name in recipe.files}
@@ -30,7 +30,7 @@ def submit(url: str, recipe: Recipe, token: str | None, plugin: Path | None = No
 
 
 def standings(url: str, event: str, division: str, limit: int) -> list[dict[str, Any]]:
-    """The best entries of an event on the board at `url`; anybody may look."""
+    """Return the best entries of an event on the board at `url`; no token is needed."""
     answer = call(url, f"/api/standings?{parse.urlencode({'event': event, 'division': division, 'limit': limit})}")
     rows = answer.get("entries")
     if not isinstance(rows, list) or not all(
@@ -54,7 +54,7 @@ _ROW_FIELDS |= {"id": lambda value: int(_figure(value) or 0), "rank": lambda val
 
 
 def call(url: str, path: str, token: str | None = None, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One request to a board's server."""
+    """Send one request to a board's server, and return the parsed response."""
     token = token or os.environ.get("TILEWISE_TOKEN")
     if body is not None and not token:
         raise ConfigurationError("a server's board needs your team's token: --token, or TILEWISE_TOKEN")

@@ -84,7 +84,7 @@ def ends_in_a_loop(tokens: Array) -> bool:
 
 
 def prompts_without_loops(draw: Callable[[int], Array], answer: Callable[[Array], Array], count: int) -> Array:
-    """Draw prompts whose answers do not end in a loop; after many tries others fill the rest.
+    """Draw prompts whose answers do not end in a loop; after many tries, complete the number with any others.
 
     >>> prompts_without_loops(lambda n: np.zeros((n, 4), int), lambda prompt: np.arange(99), 2).shape
     (2, 4)

@@ -43,7 +43,7 @@ class Event:
         return self.name
 
     def model(self) -> Module:
-        """The shipped model with its trained weights, in evaluation mode."""
+        """Load the shipped model with its trained weights, in evaluation mode."""
         self.check_timed()
         return models.pretrained(self.model_name)
 
@@ -52,7 +52,7 @@ class Event:
             raise ConfigurationError(f"{self.name} scores a file of predictions; it has no model to time")
 
     def public_inputs(self) -> Array:
-        """Every held-out image, or sixteen prompts spread evenly over the held-out text."""
+        """Return every held-out image, or sixteen prompts spread evenly over the held-out text."""
         if self.kind == "images":
             images: Array = _images(self.model_name).x_test
             return images
@@ -62,7 +62,7 @@ class Event:
         return windows
 
     def public_labels(self) -> Array:
-        """The classes of the held-out images."""
+        """Return the classes of the held-out images."""
         return _images(self.model_name).y_test
 
     def training_images(self) -> tuple[Array, Array]:
@@ -93,7 +93,7 @@ class Event:
         return transformed_digits(images.reshape(-1, 1, 8, 8), rng).reshape(images.shape)
 
     def timed_inputs(self, rng: np.random.Generator, calls: int) -> list[Array]:
-        """Inputs for `calls` different timed calls: batches of images, or single prompts."""
+        """Draw inputs for `calls` different timed calls: batches of images, or single prompts."""
         if self.kind == "images":
             return list(self.draw(rng, calls * self.batch).reshape(calls, self.batch, *self.input_shape))
         return list(self.draw(rng, calls))
@@ -169,7 +169,7 @@ class TinyMLPerf:
 
     @classmethod
     def event(cls, name: str | Event) -> Event:
-        """The event of this name; an error that lists them otherwise."""
+        """Return the event of this name; the error for an unknown name lists all events."""
         for event in cls.events():
             if name in (event, event.name):
                 return event

@@ -37,7 +37,7 @@ _SLOWEST = 3.0  # times the usual distance between the baseline and its arithmet
 
 
 def _timer_clock() -> Callable[[], int]:
-    """The function that the timed loop reads, whatever it is by now."""
+    """Return the clock function that the timed loop currently reads."""
     reading: Callable[[], int] = vars(clock)["perf_counter_ns"]
     return reading
 
@@ -50,7 +50,7 @@ class ClockWatch:
     started_raw: int = field(default_factory=lambda: _raw_ns(_RAW) if _RAW is not None else 0)
 
     def check(self) -> None:
-        """Reject what was measured with a clock that somebody changed."""
+        """Reject a measurement if the process's clock functions were replaced or run at another speed."""
         for name in _CLOCKS:
             if not isinstance(getattr(time, name), BuiltinFunctionType):
                 raise Rejected("changed clock", f"time.{name} is not the system's clock in this process")
@@ -67,7 +67,7 @@ class ClockWatch:
 
 
 def check_numpy_backend(backend: OptimizedBackend) -> None:
-    """The baseline's operations must be the package's own functions."""
+    """Check that the baseline's operations are the package's own functions."""
     for op in backend.operations():
         for implementation in backend.implementations(op):
             module = getattr(implementation.run, "__module__", "")
@@ -112,7 +112,7 @@ def _over_arithmetic(event: Event, baseline: Runner, inputs: Array, under_load: 
 
 
 def _wall_and_cpu(run: Callable[[], Any]) -> tuple[float, float]:
-    """Nanoseconds of a call by the clock, without those it waited for a core, and of processor time."""
+    """Return the wall-clock nanoseconds of a call, less its wait for a core, and its CPU nanoseconds."""
     waited, own = waiting_ns("thread-self"), time.thread_time_ns()
     cpu, wall = time.process_time_ns(), _timer_clock()()
     run()
@@ -131,7 +131,7 @@ def waiting_ns(process: int | str) -> int:
 
 
 def _products(event: Event, baseline: Runner) -> list[Callable[[], Any]]:
-    """One function per matrix product of a call; for text, of a pass over the average length."""
+    """Return one function per matrix product of a call; for text, of a pass over the average length."""
     rng = np.random.default_rng(0)
     shapes = _text_shapes(event, baseline) if event.kind == "text" else _image_shapes(event, baseline)
     pairs = [(rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)) for m, n, k in shapes]

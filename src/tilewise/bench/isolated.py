@@ -19,7 +19,7 @@ from tilewise.errors import Rejected, TilewiseError
 
 
 def carry_out(request: dict[str, Any]) -> dict[str, Any]:
-    """The result of one request."""
+    """Perform one request of the parent process and return its result."""
     tilewise.set_num_threads(int(request["threads"]))
     folder = Path(request["folder"]) if request.get("folder") else None
     recipe = parse_recipe(request["recipe"], folder)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and tuples as JSON's."""
+    """Convert NumPy numbers and tuples to plain JSON values."""
     return value.item() if hasattr(value, "item") else list(value)
 
 

@@ -22,12 +22,12 @@ _MOST_QUOTES = MOST_BYTES  # more would not leave room for anything outside of t
 
 
 def canonical(value: Any) -> bytes:
-    """JSON in one spelling only: sorted keys, no spaces, ASCII, no NaN."""
+    """Encode as canonical JSON: sorted keys, no spaces, ASCII, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
 def parse_json(source: bytes | str, most_bytes: int = MOST_BYTES, most_depth: int = MOST_DEPTH) -> Any:
-    """JSON of bounded size and depth, without repeated keys and without NaN."""
+    """Parse JSON of bounded size and depth, without repeated keys and without NaN."""
     raw = source.encode() if isinstance(source, str) else source
     if len(raw) > most_bytes:
         raise Rejected("too large", f"this JSON is larger than the {most_bytes:,} bytes allowed")
@@ -63,7 +63,7 @@ def _check_skeleton(raw: bytes, most_depth: int) -> None:
 
 
 def _outside(pieces: list[bytes]) -> Iterator[bytes]:
-    """Yield what is outside of strings, from a text that was split at its quotes.
+    """Yield the parts of a JSON text that are outside strings; `pieces` is the text split at its quotes.
 
     This is a Python loop over few pieces on purpose: a regular expression over megabytes would block other threads.
     """

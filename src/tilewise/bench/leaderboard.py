@@ -58,7 +58,7 @@ class LocalLeaderboard:
         return {"entry": entry["id"], "status": "scored", "score": score.score, "hash": entry["hash"]}
 
     def entries(self) -> list[dict[str, Any]]:
-        """Read every entry in the order of submission; a damaged or edited line is one sentence."""
+        """Read every entry in the order of submission; raise an error if a line was damaged or edited."""
         lines = read_text_input(self.path, _MAX_BYTES).splitlines()
         entries = [self._entry(number, line) for number, line in enumerate(lines, 1)]
         previous = _FIRST

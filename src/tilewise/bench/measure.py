@@ -121,7 +121,7 @@ def benchmark_model(
     settings: Settings | None = None,
     training: bool = True,
 ) -> Benchmark:
-    """Latency and throughput of inference, a training step, peak memory, file size and accuracy of `model`.
+    """Measure latency and throughput of inference, a training step, peak memory, file size and accuracy of `model`.
 
     `model` is one of the shipped models in any form (quantized, pruned, shrunk), its name, an event (its shipped model)
     or a `Runner`; the event is recognised by what the model takes, or named. With a `Timer`, its settings are used; a
@@ -191,7 +191,7 @@ def _takes(model: Module, event: Event) -> bool:
 
 
 def _cycling(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], dict[int, Array]]:
-    """A function that answers the next of `inputs`, and the answers it gave last, by input."""
+    """Return a function that runs the next of `inputs` at each call, and its latest answers by input number."""
     answers: dict[int, Array] = {}
     turn = itertools.cycle(enumerate(inputs))
     call = runner.call
@@ -207,14 +207,14 @@ def _cycling(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], d
 
 
 def accuracy(runner: Runner) -> float | None:
-    """The share of the public images classified rightly; text has no accuracy but equality, see validation.py."""
+    """Return the share of public images classified correctly; texts are compared by token (validation.py)."""
     if runner.event.kind != "images":
         return None
     return float((runner.answer(runner.event.public_inputs()).argmax(1) == runner.event.public_labels()).mean())
 
 
 def memory_bytes(runner: Runner, inputs: Array) -> int:
-    """Bytes of the weights in memory and the most that a call takes beyond them, kept buffers included.
+    """Measure the bytes of the weights in memory and the peak of a call beyond them, cached buffers included.
 
     Call this before the runner's first call: kernels cache packed weights, plans and buffers between calls, and these
     must count. A call on the smallest input comes first, so that Python's own first-time costs do not count.
@@ -240,7 +240,7 @@ def _native_bytes() -> int:
 
 
 def file_bytes(runner: Runner) -> int:
-    """The size of a file with everything the entry stores; written for real."""
+    """Write everything that the entry stores to a temporary file and return its size."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         save(runner.stored_arrays(), path)
@@ -252,7 +252,7 @@ def stored_dtypes(runner: Runner) -> tuple[str, ...]:
 
 
 def _training_step(runner: Runner) -> float | None:
-    """Seconds of forward, backward and AdamW on one batch; None for a form that does not train."""
+    """Measure the seconds of forward, backward and AdamW on one batch; None if the entry cannot be trained."""
     import copy
 
     parameters = [p for p in runner.model.parameters() if p.dtype == np.float32]
@@ -297,7 +297,7 @@ def compute_speedup(
     baseline: Benchmark | Benchable, optimized: Benchmark | Benchable, *, settings: Settings | None = None
 ) -> Speedup: ...
 def compute_speedup(baseline: Any, optimized: Any, *, settings: Settings | None = None) -> Speedup | Gain | float:
-    """Ratios of `baseline` to `optimized`, with intervals.
+    """Compute the ratios of `baseline` to `optimized`, with intervals.
 
     Two numbers are seconds, and the result is their ratio; two measurements of a `Timer` give a `Gain`.
 
@@ -375,7 +375,7 @@ class Together:
         return replace(plain, latency=latency, throughput=latency, notes=list(self.comparison.reasons))
 
     def check_noise(self, name: str, widest: float) -> None:
-        """Raise TooNoisy where the interval of the speed-up is wider than `widest`."""
+        """Raise TooNoisy if the interval of the speed-up is wider than `widest`."""
         gain = self.speedup(name).latency
         half = (gain.high - gain.low) / (2 * gain.ratio)
         if half > widest:
@@ -392,7 +392,7 @@ def measure_together(
     rng: np.random.Generator | None = None,
     memory: Mapping[str, int] | None = None,
 ) -> Together:
-    """Weigh runners of one event (unless `memory` says what they need), then time them interleaved on drawn inputs."""
+    """Measure the memory of runners of one event, unless `memory` has it, and time them interleaved on drawn inputs."""
     rng = rng or settings.rng()
     event = next(iter(runners.values())).event
     inputs = event.timed_inputs(rng, _TIMED_CALLS)
@@ -461,6 +461,6 @@ def log_score_differences(together: Together, one: str, other: str, constant: fl
 
 
 def is_better(differences: Array) -> tuple[bool, float]:
-    """Whether positive differences are there at p < 0.01 (signed-rank test), and that p."""
+    """Test whether differences are positive at p < 0.01 (signed-rank test); return the verdict and p."""
     test = signed_rank_test(differences)
     return bool(test.p_value < 0.01 and test.centre > 0), float(test.p_value)

@@ -64,14 +64,14 @@ class Recipe:
         return [*names, self.predictions] if self.predictions else names
 
     def read_file(self, name: str) -> Path:
-        """The path of a file the recipe names, which must lie in its folder."""
+        """Return the path of a file that the recipe names; the file must be in the recipe's folder."""
         return file_inside(self.folder, name)
 
     def file_content(self, name: str) -> bytes:
         return read_input(self.read_file(name), MOST_FILE_BYTES)
 
     def digest(self) -> str:
-        """A SHA-256 over the recipe and the content of its files: equal for equal entries."""
+        """Return the SHA-256 of the recipe and of the contents of its files."""
         seal = hashlib.sha256(canonical(self.as_dict()))
         for name in self.files:
             seal.update(hashlib.sha256(self.file_content(name)).digest())
@@ -79,7 +79,7 @@ class Recipe:
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """The recipe in a file; files it names are looked for beside it."""
+    """Read the recipe in a file; the files it names are in the same folder."""
     where = Path(path)
     with open_input(where, MOST_FILE_BYTES) as stream, convert_read_errors(where):
         content = stream.read(MOST_BYTES + 1)
@@ -90,7 +90,7 @@ def read_recipe(path: str | Path) -> Recipe:
 
 
 def parse_recipe(source: bytes | str | Mapping[str, Any], folder: Path | None = None) -> Recipe:
-    """A recipe from JSON text or from data already parsed; anything unknown, missing or out of range is Rejected."""
+    """Parse a recipe from JSON text or from parsed data; raise Rejected for an unknown, missing or invalid field."""
     content = dict(source) if isinstance(source, Mapping) else parse_json(source)
     if not isinstance(content, dict):
         raise Rejected("schema", "a recipe is a JSON object with an event and steps")
@@ -128,7 +128,7 @@ def _unknown_key(key: str, body: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """A file's name as a recipe may give it: relative, downwards, with ordinary characters."""
+    """Check a file name in a recipe: relative, without `..`, with ordinary characters."""
     path = PurePosixPath(name)
     plain = all(part not in ("..", ".", "") for part in name.split("/"))
     if path.is_absolute() or not plain or "\\" in name or ":" in name or "\0" in name:
@@ -137,7 +137,7 @@ def check_name(name: str) -> str:
 
 
 def file_inside(folder: Path | None, name: str) -> Path:
-    """The file `name` in `folder`; links that lead out of it are followed and refused."""
+    """Return the file `name` in `folder`; reject links that lead out of the folder."""
     check_name(name)
     if folder is None:
         raise Rejected("file missing", f"the recipe names the file {name!r} but came without a folder")
@@ -211,7 +211,7 @@ def _file(value: Any, what: str) -> str:
 
 
 def _tiles(value: Any, what: str) -> tuple[dict[str, Any], ...]:
-    """Tiles by shape: [{"shape": [m, n, k], "layout": "nt", "tile": {...}}]."""
+    """Check a list of tiles by shape: [{"shape": [m, n, k], "layout": "nt", "tile": {...}}]."""
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= 64:
         raise Rejected("schema", f"{what} must be a list of 1 to 64 tiles")
     return tuple(_tile(entry, f"{what}, number {at}") for at, entry in enumerate(value, 1))

@@ -48,7 +48,7 @@ class Runner:
             yield
 
     def call(self, inputs: Array) -> Array:
-        """One timed call, to be made while `active`: logits (B, classes) of images, or the new tokens of a prompt."""
+        """Run one timed call inside an `active` block: logits (B, classes) of images, or the new tokens of a prompt."""
         if self.event.kind == "images":
             result: Tensor = self.model(Tensor(inputs))
             return result.data
@@ -59,7 +59,7 @@ class Runner:
         return np.fromiter(generate(self.model, inputs, self.event.new_tokens, **options), np.int64)
 
     def answer(self, inputs: Array) -> Array:
-        """`call` on any number of images or prompts."""
+        """Answer any number of images or prompts, one `call` after the other."""
         with self.active():
             if self.event.kind == "images":
                 chunks = [self.call(inputs[i : i + _CHUNK]) for i in range(0, len(inputs), _CHUNK)]
@@ -76,14 +76,14 @@ class Runner:
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of all weights in memory; copies that a layer keeps beside its weights count."""
+        """Count the bytes of all weights in memory, including copies that layers hold."""
         total = _bytes_in_memory(self.model)
         if self.decoder_weights == "int8":  # the decoder keeps int8 copies in addition to the float model
             total += sum(a.nbytes for name, a in self.stored_arrays().items() if name.endswith((".q", ".scale")))
         return total
 
     def fingerprint(self) -> str:
-        """A hash of every stored number: it may not change between the accuracy test and the end of timing."""
+        """Hash every stored number; the hash must not change between the accuracy test and the end of timing."""
         seal = hashlib.sha256()
         for name, array in sorted(self.stored_arrays().items()):
             seal.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -92,12 +92,12 @@ class Runner:
 
 
 def baseline(event: Event) -> Runner:
-    """Plain tilewise: the shipped model, NumPy backend, float32, no cache."""
+    """Create the baseline: the shipped model on the NumPy backend, in float32 and without a cache."""
     return Runner(event, event.model(), OptimizedBackend(only="numpy"))
 
 
 def runner_for(model: Module, event: Event) -> Runner:
-    """A model as it is, through the backend in force."""
+    """Create the runner of an unchanged model on the current backend."""
     return Runner(event, model, current_backend(), use_cache=False)
 
 
@@ -157,7 +157,7 @@ def _sparse_arrays(layer: SparseLinear) -> dict[str, Array]:
 
 
 def _int8_decoder_arrays(model: Module) -> dict[str, Array]:
-    """The matrices of a gpt as int8 with scales, as its decoder reads them; the rest in float32."""
+    """Return the matrices of a GPT as int8 with scales, as its decoder reads them, and the rest in float32."""
     arrays: dict[str, Array] = {}
     matrices = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, Linear)}
     for name, tensor in model.named_tensors():
@@ -171,7 +171,7 @@ def _int8_decoder_arrays(model: Module) -> dict[str, Array]:
 
 
 def check_int8(array: Array, where: str) -> Array:
-    """The array, if it is made of bytes; integers kept in floats are not int8, whatever they are called."""
+    """Return the array; reject one whose dtype is not int8, such as integers stored as floats."""
     if array.dtype != np.int8:
         raise Rejected(
             "false dtype", f"{where} calls itself int8 but stores {array.dtype}, {array.dtype.itemsize} bytes a weight"

@@ -75,7 +75,7 @@ def check_ranked(practice: bool) -> None:
 
 
 def combined(speedup: float, memory_gain: float, size_gain: float) -> float:
-    """The geometric mean of the three gains."""
+    """Return the geometric mean of the three gains."""
     return math.exp((math.log(speedup) + math.log(memory_gain) + math.log(size_gain)) / 3)
 
 
@@ -121,7 +121,7 @@ def score_recipe(recipe: Recipe, settings: Settings | None = None) -> Score:
 
 
 def score_tiles(recipe: Recipe, truth: str | None) -> Score:
-    """Kaggle's tile score of a file of predictions, on the practice split or on the truth only a teacher has."""
+    """Compute Kaggle's tile score of a predictions file, on the practice split or on a teacher's private data."""
     from tilewise.costmodel import load_dataset
     from tilewise.costmodel.course.predictions import score_predictions
 
@@ -154,13 +154,13 @@ def _tiles_validation(share: float, checks: list[str]) -> Validation:
 
 
 def check_same_model(before: tuple[str, str], after: tuple[str, str]) -> None:
-    """The weights that were validated must be those that were timed."""
+    """Check that the weights that were validated are those that were timed."""
     if before != after:
         raise Rejected("another model timed", "the stored weights changed between the accuracy test and the timing")
 
 
 def check_timed_answers(together: Together, entry: Runner, reference: Runner, name: str) -> None:
-    """Answers given while the clock ran must be the entry's own, and right."""
+    """Check that the answers given during timing are the entry's own, and correct."""
     for at, answer in together.answers[name].items():
         x = together.inputs[at]
         again = entry.answer(x if entry.event.kind == "images" else x[None])
@@ -224,7 +224,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def check_consistent(facts: dict[str, Any]) -> None:
-    """A stored score must follow from its own gains, and those from its own figures; invented ones rarely do."""
+    """Check that a stored score follows from its gains, and the gains from the measured figures."""
     try:
         score = Score.from_dict(facts)
         check_ranked(score.practice)

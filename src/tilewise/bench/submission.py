@@ -64,7 +64,7 @@ class CompetitionSubmission:
         return validate_recipe(self.recipe, self.settings)
 
     def compute_score(self) -> Score:
-        """Validate, measure and score; kept, so that submitting does not measure again."""
+        """Validate, measure and score; the result is cached, so that submitting does not measure again."""
         if self._score is None:
             if self.isolated:
                 facts = run_isolated("score", self.recipe, self.settings, self.threads)
@@ -94,7 +94,7 @@ class CompetitionSubmission:
 
 
 def check_team(team: str) -> str:
-    """A team's name as it may stand on a board."""
+    """Check a team's name and return it as a board shows it."""
     good = isinstance(team, str) and 1 <= len(team.strip()) <= 40 and team.isprintable() and team == team.strip()
     if not good:
         raise ConfigurationError("a team's name has 1 to 40 printable characters and no space around it")
@@ -102,7 +102,7 @@ def check_team(team: str) -> str:
 
 
 def reference_recipe(event: Event | str) -> Recipe:
-    """The entry that ships with the package: the record to beat."""
+    """Return the entry that ships with the package, the record to beat."""
     name = TinyMLPerf.event(event).name
     if TinyMLPerf.event(event).kind == "tiles":
         return _tiles_reference()
@@ -113,7 +113,7 @@ def reference_recipe(event: Event | str) -> Recipe:
 
 
 def _tiles_reference() -> Recipe:
-    """The shipped model's five configurations for every kernel of the practice split, ranked now."""
+    """Return the shipped model's five configurations for every kernel of the practice split, ranked now."""
     from tilewise._system import cache_folder
     from tilewise.costmodel import load_dataset, rank
     from tilewise.costmodel.course.predictions import write_predictions
@@ -147,20 +147,20 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
 
 
 def run_isolated(task: str, recipe: Recipe, settings: Settings, threads: int) -> dict[str, Any]:
-    """Do `task` ("validate" or "score") in a fresh interpreter and give back its result."""
+    """Run `task` ("validate" or "score") in a new interpreter and return its result."""
     request = isolated_request(task, recipe, settings, threads)
     return exchange("tilewise.bench.isolated", request, threads, settings.run_seconds)
 
 
 def isolated_request(task: str, recipe: Recipe, settings: Settings, threads: int) -> dict[str, Any]:
-    """A recipe as the measuring process is asked about it."""
+    """Encode a recipe as a request to the measuring process."""
     folder = None if recipe.folder is None else str(recipe.folder.resolve())
     request: dict[str, Any] = {"task": task, "recipe": recipe.as_dict(), "settings": asdict(settings)}
     return request | {"threads": threads, "folder": folder}
 
 
 def exchange(module: str, request: Mapping[str, Any], threads: int, limit: float) -> dict[str, Any]:
-    """Run `python -m module` on a JSON request; its answer, or its error raised here."""
+    """Run `python -m module` on a JSON request; return its answer, or raise its error."""
     command = [sys.executable, "-P", "-m", module]
     try:
         done = subprocess.run(
@@ -191,7 +191,7 @@ def _error(answer: Mapping[str, Any]) -> TilewiseError:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """A clean environment: the path to this tilewise, one thread count for every library, nothing that preloads."""
+    """Return a clean environment: the path of this tilewise, one thread count for all libraries, no preloading."""
     inherited = {
         name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ
     }

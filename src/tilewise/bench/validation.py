@@ -51,7 +51,7 @@ class Validation:
 def validate(
     entry: Runner, reference: Runner, settings: Settings, rng: np.random.Generator | None = None
 ) -> Validation:
-    """Reject `entry` with the reason, or say what held."""
+    """Validate `entry` against the reference; raise Rejected with the reason, or return what was checked."""
     rng = rng or settings.rng()
     dtypes = tuple(sorted({array.dtype.name for array in entry.stored_arrays().values()}))
     check = _validate_images if entry.event.kind == "images" else _validate_text
@@ -94,7 +94,7 @@ def _fresh_images(event: Event, settings: Settings, rng: np.random.Generator) ->
 
 
 def read_images(path: Path, event: Event) -> tuple[Array, Array]:
-    """`x` (values from 0 to 1) and `y` (classes) of an npz file, as the event's model takes them."""
+    """Read `x` (values from 0 to 1) and `y` (classes) of an npz file, as the event's model takes them."""
     try:
         stored = read_npz(path, ("x", "y"))
         x, y = stored["x"].astype(np.float32), stored["y"].astype(np.int64).reshape(-1)
@@ -107,7 +107,7 @@ def read_images(path: Path, event: Event) -> tuple[Array, Array]:
 
 
 def check_fresh(answer: Array, plain: Array, labels: Array, event: Event, described: str) -> None:
-    """Check the floor on new images; two standard deviations of the paired difference are granted to chance."""
+    """Check the accuracy floor on new images, less two standard deviations of the paired difference."""
     ours = check_logits(answer, len(labels)).argmax(1) == labels
     theirs = plain.argmax(1) == labels
     accuracy_loss = float(theirs.mean() - ours.mean())
@@ -121,7 +121,7 @@ def check_fresh(answer: Array, plain: Array, labels: Array, event: Event, descri
 
 
 def check_logits(answer: Array, count: int) -> Array:
-    """Numbers of the right shape, all finite."""
+    """Check that logits have the right shape and are finite, and return them."""
     good = isinstance(answer, np.ndarray) and answer.shape == (count, 10) and answer.dtype.kind == "f"
     if not good or not np.isfinite(answer).all():
         raise Rejected("wrong answer", f"the entry does not answer {count} images with finite logits of 10 classes")
@@ -138,7 +138,7 @@ def check_accuracy(share: float, floor: float, event: Event) -> None:
 
 
 def check_agreement(answer: Array, expected: Array, event: Event) -> tuple[float, int]:
-    """The share of clear drawn images with the reference's class, and how many were clear."""
+    """Return the share of clear drawn images that get the reference's class, and the number of clear ones."""
     check_logits(answer, len(expected))
     ordered = np.sort(expected, 1)
     clear = ordered[:, -1] - ordered[:, -2] >= _CLEAR_MARGIN
@@ -160,7 +160,7 @@ def check_agreement(answer: Array, expected: Array, event: Event) -> tuple[float
 
 
 def _centred(logits: Array) -> Array:
-    """Logits mean the same when a constant is added to a row, so rows are compared around their means."""
+    """Subtract the mean of each row: adding a constant to a row of logits does not change the prediction."""
     centred: Array = (logits - logits.mean(1, keepdims=True)).ravel()
     return centred
 
@@ -185,7 +185,7 @@ def _validate_text(
 
 
 def check_tokens(answers: Array, prompts: Array, reference: Runner) -> int:
-    """Reject a token that is not the reference's; gives the number of prompts that are undecided."""
+    """Reject a token that is not the reference's; return the number of prompts that differ at near ties only."""
     event = reference.event
     expected_shape = (len(prompts), event.new_tokens)
     if not isinstance(answers, np.ndarray) or answers.shape != expected_shape or answers.dtype.kind not in "iu":
@@ -229,7 +229,7 @@ LEAST_ENERGY = 0.5  # of the shipped squares that as many weights could keep
 
 
 def check_likeness(weights: Mapping[str, Array], shipped: Mapping[str, Array]) -> None:
-    """Reject weights that are not the shipped ones, changed."""
+    """Reject weights that were not derived from the shipped ones."""
     for name, own in shipped.items():
         if own.ndim > 1 and own.dtype.kind == "f":
             cosine, energy = likeness(weights[name], own)
@@ -248,7 +248,7 @@ def check_likeness(weights: Mapping[str, Array], shipped: Mapping[str, Array]) -
 
 
 def likeness(weights: Array, shipped: Array) -> tuple[float, float]:
-    """(cosine to the shipped weights where `weights` are not zero, share of the shipped squares kept there)."""
+    """Return the cosine to the shipped weights where `weights` are nonzero, and the share of their squares there."""
     remaining = weights != 0
     if not remaining.any():
         return 1.0, 1.0

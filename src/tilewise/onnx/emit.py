@@ -395,7 +395,7 @@ def _attention(e: Emission) -> str:
 
 
 def attend(e: Emission, qkv: list[str], size: tuple[int, int], scale: float, causal: bool, mask: Any) -> str:
-    """softmax(q kᵀ · scale + mask) v."""
+    """Write attention, softmax(q kᵀ · scale + mask) v."""
     q, k, v = qkv
     scores = e.node("MatMul", e.node("Mul", q, e.number(scale)), e.node("Transpose", k, perm=[0, 1, 3, 2]))
     if causal:

@@ -30,7 +30,7 @@ class OnnxNode:
     opset: int = 13
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting, as the kind of the default: ONNX files may say an integer where a float is meant."""
+        """Return an attribute in the type of `default`: files may store an integer where a float is meant."""
         value = self.attributes.get(name, default)
         if default is not None and value is not default:
             value = _as_kind(value, default, name, self)
@@ -68,7 +68,7 @@ class OnnxGraph:
 
 
 def in_order(nodes: Sequence[OnnxNode], available: set[str], where: object) -> list[OnnxNode]:
-    """The nodes, each after those whose results it reads. A circle, or a value that nothing makes, is an error."""
+    """Sort nodes so that each follows those whose results it reads; cycles and missing values are errors."""
     produced = set(available)
     for node in nodes:
         for name in filter(None, node.outputs):

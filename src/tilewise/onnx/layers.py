@@ -42,7 +42,7 @@ def _operator_class(op: str) -> type[Operator]:
 
 
 def operation(node: OnnxNode) -> Operator:
-    """The node as a layer of its operation's name."""
+    """Wrap a node as a layer that is named after its operation."""
     return _operator_class(node.op)(node)
 
 
@@ -90,7 +90,7 @@ def _pair(node: OnnxNode, name: str, default: int) -> tuple[int, int] | None:
 
 
 def _padding(node: OnnxNode) -> tuple[int, ...] | None:
-    """Padding as `nn.Conv2d` takes it: (rows, columns), or (top, left, bottom, right) where opposite sides differ.
+    """Convert padding for `nn.Conv2d`: (rows, columns), or (top, left, bottom, right) if opposite sides differ.
 
     None for `auto_pad=SAME_*`, whose padding depends on the size of the input.
     """
@@ -151,7 +151,7 @@ def _gemm(node: OnnxNode, weights: Weights) -> Module | None:
 
 
 def linear(weight: Array, bias: Array | None) -> nn.Linear:
-    """A linear layer of weight (out, in)."""
+    """Create a linear layer from a weight (out, in)."""
     layer: nn.Linear = _blank(
         nn.Linear,
         in_features=weight.shape[1],
@@ -182,7 +182,7 @@ def _layer_norm(node: OnnxNode, weights: Weights) -> Module | None:
 
 
 def batch_norm(node: OnnxNode, weights: Weights) -> nn.BatchNorm2d | None:
-    """The layer of a batch norm over images, in eval mode."""
+    """Create the layer of a batch norm over images, in eval mode."""
     arrays = weights[1:]
     if len(arrays) != 4 or not _is_float(*arrays) or node.get("training_mode", 0) or len(node.outputs) != 1:
         return None

@@ -26,7 +26,7 @@ from tilewise.tensor import Tensor
 
 
 def load(path: str | os.PathLike[str]) -> Network:
-    """The network of an ONNX file, in eval mode: call it with arrays or Tensors, in the order of its inputs.
+    """Load the network of an ONNX file in eval mode; call it with arrays or Tensors, in the order of its inputs.
 
     >>> model = tilewise.onnx.load("resnet18.onnx")  # doctest: +SKIP
     >>> logits = model(images)  # doctest: +SKIP
@@ -100,7 +100,7 @@ class Network(Module):
         return all(isinstance(one, layers.Operator) or type(one) in LAYERS for chain in chains for one in chain)
 
     def constants(self) -> dict[str, Array]:
-        """The arrays that operations read, by the names they have in the file."""
+        """Return the arrays that operations read, by their names in the file."""
         return self._constants | {name: getattr(self.weights, own).data for name, own in self._names.items()}
 
     def _run(self, values: dict[str, Value]) -> None:
@@ -146,7 +146,7 @@ class Network(Module):
         return [values[port.name]._array for port in self.inputs] if len(self.outputs) == 1 else None
 
     def example(self, batch: int | None = None, seed: int = 0, free: int = 8, **sizes: Any) -> list[Array]:
-        """Random inputs that fit the file (see `example_inputs`)."""
+        """Draw random inputs that fit the file (see `example_inputs`)."""
         return example_inputs(self.inputs, batch, seed, free, **sizes)
 
 
@@ -167,7 +167,7 @@ def as_input(value: Any, port: Port) -> Tensor:
 
 
 def refuse_unsupported(graph: OnnxGraph, title: str) -> None:
-    """Name every operation that cannot be run, with its nodes, at once."""
+    """Raise one error that names every unsupported operation with its nodes."""
     unsupported: dict[str, list[str]] = {}
     for node in graph.nodes:
         if node.op not in TABLE:

@@ -173,7 +173,7 @@ class _Quantized:
         return self._node("Reshape", transposed, self.graph.constant([0, c, h, w]))
 
     def _float_step(self, step: Any, reads: list[str]) -> str:
-        """An operation that runs in float, between bytes."""
+        """Write an operation that runs in float between quantized values."""
         node, batch = step.node, self.model.graph.batch
         names = dict(zip(node.reads(), reads, strict=True))
 
@@ -217,7 +217,7 @@ class _Quantized:
         return str(self.graph.node("Add", [y, self._float(step.name, "bias", layer.float_bias)]))
 
     def _channels_first(self, step: Any, q: Array) -> Array:
-        """Weights behind a flattened image in the order (C, H, W): the layer has them as the bytes lie, (H, W, C)."""
+        """Return the weights after a flattened image in the order (C, H, W); the layer stores them as (H, W, C)."""
         image = self.model.channels_last_image(step.inputs[0])
         if not image:
             return np.ascontiguousarray(q)

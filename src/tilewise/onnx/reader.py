@@ -50,7 +50,7 @@ _FIELDS = {1: "float_data", 11: "double_data", 7: "int64_data", 12: "uint64_data
 
 
 def onnx_package() -> Any:
-    """The `onnx` package, or a sentence that says how to get it."""
+    """Import the `onnx` package, or raise an error that says how to install it."""
     try:
         import onnx
     except ImportError:
@@ -62,7 +62,7 @@ def onnx_package() -> Any:
 
 @functools.cache
 def _messages() -> Any:
-    """The protobuf classes of the `onnx` package, without the rest of it, which takes four times as long to import."""
+    """Import the protobuf classes of the `onnx` package alone: the whole package takes four times as long."""
     spec = None if "onnx" in sys.modules else importlib.util.find_spec("onnx")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = Path(folder) / "onnx_ml_pb2.py"
@@ -75,12 +75,12 @@ def _messages() -> Any:
 
 
 def one_line(text: str) -> str:
-    """Text from a file, fit for a sentence."""
+    """Replace the unprintable characters of a text from a file, for use in messages."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def dtype_of(number: int, what: object) -> np.dtype[Any]:
-    """The dtype that values of an ONNX element type have here."""
+    """Return the NumPy dtype of an ONNX element type; `what` is named in the error for an unsupported one."""
     if number not in _TYPES:
         raise DtypeError(f"{what} has the element type {_type_name(number)}, which tilewise does not read")
     return np.dtype(_TYPES[number][1])
@@ -92,7 +92,7 @@ def _type_name(number: int) -> str:
 
 
 def read_graph(path: str | os.PathLike[str]) -> OnnxGraph:
-    """The network in a file."""
+    """Read the graph of an ONNX file."""
     where = Path(path)
     parse = _messages().ModelProto.FromString
     try:
@@ -198,7 +198,7 @@ def _attribute(attribute: Any, node: str, constants: _Constants) -> Any:
 
 
 def _without_constants(nodes: list[OnnxNode], constants: dict[str, Array]) -> list[OnnxNode]:
-    """The nodes without those that only hold a constant, which goes to the others."""
+    """Remove Constant nodes and pass their values to the nodes that read them."""
     others = []
     for node in nodes:
         value = _constant_value(node) if node.op == "Constant" else None
@@ -239,7 +239,7 @@ class _Constants:
         self.arrays[name] = self.decode(tensor, f"{self.where}: {name!r}", location)
 
     def decode(self, tensor: Any, what: str, location: Location | None = None) -> Array:
-        """A tensor's numbers, checked against its shape before anything is made."""
+        """Decode a tensor after checking the size of its data against its shape."""
         dims = tuple(int(d) for d in tensor.dims)
         if tensor.data_type not in _TYPES:
             dtype_of(tensor.data_type, what)
@@ -261,7 +261,7 @@ class _Constants:
         return _as_array(np.frombuffer(raw, layout), tensor.data_type).reshape(dims)
 
     def _in_file(self, location: Location, number: int, dims: tuple[int, ...], what: str) -> Array:
-        """Numbers that were left in the file, read straight into their array."""
+        """Read numbers that stayed in the file directly into their array."""
         (offset, size), layout = location, np.dtype(_TYPES[number][0])
         if size != math.prod(dims) * layout.itemsize:
             raise FileFormatError(f"{what} of shape {dims} does not fill its {size} bytes")
@@ -300,7 +300,7 @@ class _Constants:
             return stream.read(size)
 
     def _inside(self, location: str, what: str) -> Path:
-        """The external file: beside the model or in a folder below it, and nowhere else."""
+        """Return the path of an external file, which must be in the model's folder or below it."""
         relative = PurePosixPath(location)
         has_odd_characters = "\\" in location or "\0" in location
         if not location or has_odd_characters or relative.is_absolute() or ".." in relative.parts:
@@ -316,7 +316,7 @@ class _Constants:
 
 
 def _as_array(flat: Array, number: int, copy: bool = True) -> Array:
-    """A writable array of the dtype used here; `flat` itself where it is one and need not be copied."""
+    """Return a writable array of the dtype used here; `flat` itself if no copy is needed."""
     if number == _BFLOAT16:
         return (flat.astype(np.uint32) << 16).view(np.float32)
     return flat.astype(_TYPES[number][1], copy=copy)

@@ -79,7 +79,7 @@ def examples(model: Module, example: Any) -> list[Array]:
 
 
 def example_shape(model: Module) -> tuple[tuple[int, ...], type] | None:
-    """One input's shape and kind of number, of models that say it or whose first layer does."""
+    """Return the shape and dtype of the input, if the model or its first layer states them."""
     from tilewise.models import ResNet8
 
     if isinstance(model, nn.GPT):
@@ -98,7 +98,7 @@ def example_shape(model: Module) -> tuple[tuple[int, ...], type] | None:
 
 
 def _image_shape(layers: list[Module]) -> tuple[tuple[int, ...], type] | None:
-    """Square images for a chain of convolutions: the size that its first linear layer can take, 32 for any."""
+    """Choose square images for a chain of convolutions: the size that its first linear layer accepts, or 32."""
     last = next((layer for layer in layers if isinstance(layer, nn.Linear)), None)
     for size in (32, *range(4, 513, 4)):
         x = np.zeros((1, layers[0].in_channels, size, size), np.float32)  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ def _emit(emission: Emission) -> str:
 
 
 def _alike(model: Module, first: Trace, others: list[Array]) -> Trace | None:
-    """The trace of another batch, if it runs and is the same but for sizes."""
+    """Trace the model with another batch size; None unless the traces differ in sizes only."""
     try:
         second = _traced(model, others)
     except TilewiseError:
@@ -293,7 +293,7 @@ def _pool(graph: OnnxWriter, layer: Any, x: str, out: str, _name: str) -> None:
 
 
 def _plain(op: str, **settings: Callable[[Any], Any]) -> WriteLayer:
-    """A layer that is one node without weights; its settings are read from the layer."""
+    """Return a function that writes a layer without weights as one node, with attributes read from the layer."""
 
     def write(graph: OnnxWriter, layer: Any, x: str, out: str, _name: str) -> None:
         graph.node(op, [x], [out], **{key: read_setting(layer) for key, read_setting in settings.items()})

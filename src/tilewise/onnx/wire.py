@@ -32,7 +32,7 @@ class Skeleton:
 
 
 def read_skeleton(stream: IO[bytes]) -> Skeleton | None:
-    """None where the stream does not hold such a message, or is not a file with a size."""
+    """Read a message without its tensors' raw data; None if the stream is not a file or holds no such message."""
     size = os.fstat(stream.fileno()).st_size
     record = Skeleton(b"")
     try:
@@ -92,7 +92,7 @@ def _nested(key: int, chunks: list[bytes]) -> list[bytes]:
 
 
 def _field(stream: IO[bytes], end: int, record: Skeleton) -> tuple[int, bytes, int]:
-    """A field's key, the bytes of its head, and where its content ends."""
+    """Return a field's key, the bytes of its head, and the end of its content."""
     record.fields += 1
     if record.fields > _MOST_FIELDS:
         raise _Unclear

@@ -31,7 +31,7 @@ class OnnxWriter:
         self._alive: list[Array] = []
 
     def name(self, preferred: str) -> str:
-        """The name, or one close to it that nothing has."""
+        """Return the name, or a similar one that is not in use."""
         name, count = preferred, 1
         while name in self._names:
             count += 1
@@ -40,7 +40,7 @@ class OnnxWriter:
         return name
 
     def node(self, op: str, inputs: Sequence[str], outputs: int | Sequence[str] = 1, **attributes: Any) -> Any:
-        """Add a node; the name of its result, or the names of its results where more than one were asked for."""
+        """Add a node; return the name of its result, or a list of names if several were requested."""
         names = [self.name(f"{op}_{len(self.nodes)}") for _ in range(outputs)] if isinstance(outputs, int) else outputs
         settings = {name: value for name, value in attributes.items() if value is not None}
         self.nodes.append(
@@ -49,7 +49,7 @@ class OnnxWriter:
         return names[0] if len(names) == 1 else list(names)
 
     def weight(self, array: Array, name: str) -> str:
-        """A constant under a name of its own; the same array is written once."""
+        """Add a constant under its own name; the same array is written once."""
         key = (id(array),)
         if key not in self._constants:
             self._alive.append(array)
@@ -58,7 +58,7 @@ class OnnxWriter:
         return self._constants[key]
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
-        """A small constant; equal ones are written once."""
+        """Add a small constant; equal ones are written once."""
         array = np.asarray(values, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -67,7 +67,7 @@ class OnnxWriter:
         return self._constants[key]
 
     def write(self, path: str | os.PathLike[str], inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
-        """The file, whole or not at all."""
+        """Write the file atomically."""
         helper = self.onnx.helper
         names_read = {name for node in self.nodes for name in node.input}.union(port.name for port in outputs)
         self.weights = {name: a for name, a in self.weights.items() if name in names_read}

@@ -16,7 +16,7 @@ from tilewise.tensor import Tensor, cat
 
 
 def _heads(node: OnnxNode, x: Value, count: int) -> Tensor:
-    """(B, T, H·D) or (B, H, T, D) as the latter."""
+    """Reshape (B, T, H·D) to (B, H, T, D); return four axes unchanged."""
     t = tensor(x)
     if t.ndim == 4:
         return t
@@ -26,7 +26,7 @@ def _heads(node: OnnxNode, x: Value, count: int) -> Tensor:
 
 
 def _repeated(x: Tensor, heads: int, node: OnnxNode) -> Tensor:
-    """Keys or values shared by several heads of queries, once for each."""
+    """Repeat keys or values for every query head that shares them."""
     if x.shape[1] == heads:
         return x
     if not x.shape[1] or heads % x.shape[1]:
@@ -81,7 +81,7 @@ def _attention(
 
 
 def _shares(scores: Tensor) -> Tensor:
-    """Softmax, but for a query that may see nothing, which takes nothing."""
+    """Compute the softmax of scores; a query that sees no key gets weights of 0."""
     shares = scores.softmax(-1)
     nothing = np.isneginf(scores.data).all(-1, keepdims=True)
     return shares.masked_fill(np.broadcast_to(nothing, shares.shape), 0.0) if nothing.any() else shares

@@ -80,12 +80,12 @@ def array(value: Value) -> Array:
 
 
 def read_values(value: Value) -> Array:
-    """The numbers of a value, which decide something outside of the operations: such a network has no plan."""
+    """Return the numbers of a value that controls the computation; a network that does this cannot be planned."""
     return value.data if isinstance(value, Tensor) else value
 
 
 def numbers(value: Value) -> list[int]:
-    """A value that says sizes, axes or positions."""
+    """Return a value that states sizes, axes or positions as integers."""
     values_read = read_values(value)
     if values_read.dtype.kind not in "iu" or values_read.ndim > 1 or values_read.size > 64:
         raise ShapeError(
@@ -110,7 +110,7 @@ class Computed(ops.Operation):
 
 
 def computed(function: Callable[..., Any], *values: Value, name: str = "") -> Value:
-    """`function` of the arrays: an array where all are, else a tensor."""
+    """Apply `function`; return an array if all values are constants, else a tensor."""
     if not any(isinstance(v, Tensor) for v in values):
         with np.errstate(all="ignore"):
             return np.asarray(function(*values))

@@ -115,6 +115,7 @@ def float_only(node: OnnxNode, *values: Value) -> None:
 
 @operator(*_FUNCTIONS)
 def _function(node: OnnxNode, x: Value) -> Value:
+    """Apply an elementwise function: with a gradient for floats, by NumPy for integers and constants."""
     if not is_float(x) and node.op in _OF_INTEGERS:
         return computed(_OF_INTEGERS[node.op], x, name=node.op)
     float_only(node, x)
@@ -261,7 +262,7 @@ def _identity(_node: OnnxNode, x: Value) -> Value:
 
 @operator("Dropout")
 def _dropout(node: OnnxNode, x: Value, ratio: Value | None = None, training: Value | None = None) -> Any:
-    """Networks are read for inference: what was dropped while training stays."""
+    """Return the input unchanged: networks are loaded for inference, where dropout does nothing."""
     if training is not None and array(training).any():
         raise DtypeError(f"{node} drops numbers at random, as while training; export the network in eval mode")
     mask = np.broadcast_to(np.bool_(True), x.shape)

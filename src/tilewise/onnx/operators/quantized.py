@@ -15,7 +15,7 @@ _BYTES = (np.int8, np.uint8, np.int16, np.uint16, np.int32)
 
 
 def _along(node: OnnxNode, x: Value, scale: Array) -> Array:
-    """A scale (or zero point) of one number, or of one per entry of the node's axis, shaped to meet `x`."""
+    """Reshape a scale or zero point (one number, or one per entry of the axis) to broadcast over `x`."""
     if node.get("block_size", 0):
         raise ShapeError(f"{node} has a scale per block, which tilewise does not compute")
     if scale.size == 1:

@@ -183,7 +183,7 @@ def _gemm(node: OnnxNode, a: Value, b: Value, c: Value | None = None) -> Value:
 
 @operator("Einsum")
 def _einsum(node: OnnxNode, *values: Value) -> Value:
-    """Sums of products of one or two tensors, as a product of matrices; letters only, none twice in a term."""
+    """Compute an einsum of one or two tensors by a matrix product; letters only, none twice in a term."""
     terms, out = _einsum_terms(node, values)
     result, letters = tensor(values[0]), terms[0]
     for index, value in enumerate(values[1:], 1):
@@ -212,7 +212,7 @@ def _einsum_terms(node: OnnxNode, values: tuple[Value, ...]) -> tuple[list[str],
 
 
 def _contract(node: OnnxNode, a: Tensor, ta: str, b: Tensor, tb: str, later: set[str]) -> tuple[Tensor, str]:
-    """Two tensors into one over the letters that both have: those needed later as a batch, the others summed."""
+    """Contract two tensors over their common letters: those needed later are a batch, the others are summed."""
     sizes = dict(zip(ta, a.shape, strict=True))
     if any(sizes.get(letter, n) != n for letter, n in zip(tb, b.shape, strict=True)):
         raise ShapeError(f"{node}: sizes of shared letters differ, {a.shape} and {b.shape}")

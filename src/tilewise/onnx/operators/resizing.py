@@ -51,7 +51,7 @@ def _resize(
 def _target_sizes(
     node: OnnxNode, x: Value, axes: list[int], scales: Value | None, sizes: Value | None
 ) -> list[tuple[int, int, float]]:
-    """(axis, its size after, the scale) of each axis that the node names."""
+    """Return (axis, new size, scale) of each axis that the node names."""
     factors = None if scales is None or not scales.shape[0] else read_values(scales)
     if any(not 0 <= a < len(x.shape) for a in axes) or len(set(axes)) != len(axes) or 0 in x.shape:
         raise ShapeError(f"{node} resizes axes {axes} of a tensor of shape {x.shape}")

@@ -144,7 +144,7 @@ def _slice(
 
 
 def _bounds(start: int, end: int, step: int, size: int) -> slice:
-    """ONNX's limits as Python's: past an end they are held there, and down to the first entry has no number."""
+    """Convert ONNX's slice bounds to Python's: clipped to the axis, None for a negative step to the first entry."""
     start = start + size if start < 0 else start
     end = end + size if end < 0 else end
     if step > 0:
@@ -283,7 +283,7 @@ def _non_zero(node: OnnxNode, x: Value) -> Value:
 
 @operator("DepthToSpace")
 def _depth_to_space(node: OnnxNode, x: Value) -> Value:
-    """Move blocks of channels to pixels."""
+    """Move blocks of channels to pixels (sub-pixel convolution's last step)."""
     size = node.get("blocksize", 1)
     n, c, h, w = _image(node, x, size, c_by=size * size)
     mode = choice(node, "mode", "DCR", ("DCR", "CRD"))
@@ -331,14 +331,14 @@ def _gather(node: OnnxNode, x: Value, indices: Value) -> Value:
 
 
 def _inside(where: Array, size: int, node: object) -> Array:
-    """Positions counted from the front; one outside is an error."""
+    """Convert positions to non-negative ones; raise an error for one outside the axis."""
     if where.size and (int(where.min()) < -size or int(where.max()) >= size):
         raise ShapeError(f"{node} looks up position {int(where.max())} or {int(where.min())} of {size}")
     return np.where(where < 0, where + size, where).astype(np.intp)
 
 
 def _along(axis: int, where: Array) -> Any:
-    """An index of positions along one axis."""
+    """Return the index that selects positions along one axis."""
     return (*(slice(None),) * axis, where)
 
 

@@ -60,7 +60,7 @@ def _pads(node: OnnxNode, sizes: list[int], kernel: list[int], strides: list[int
 
 
 def as_images(x: Tensor) -> Tensor:
-    """(N, C, L) as (N, C, 1, L)."""
+    """Reshape (N, C, L) to (N, C, 1, L)."""
     return x if x.ndim == 4 else x.reshape(x.shape[0], x.shape[1], 1, x.shape[2])
 
 
@@ -178,7 +178,7 @@ def _cut(y: Tensor, pads: Pads, extra: list[int], node: OnnxNode) -> Tensor:
 
 
 def _with_ceiling(node: OnnxNode, sizes: list[int], kernel: list[int], strides: list[int], pads: Pads) -> Pads:
-    """Padding behind, so that a last window that lies partly outside counts, where the node asks for that."""
+    """Enlarge the padding at the end if the node's ceiling mode adds a last window that is partly outside."""
     if not node.get("ceil_mode", 0):
         return pads
     out = []

@@ -41,7 +41,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 
 
 def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
-    """The board, line by line."""
+    """Yield the lines of a backup: a header, then the ledger, files, tokens and jobs."""
     head: dict[str, Any] = {"format": FORMAT}
     if with_key and board.key is not None:
         head["key"] = board.key.hex()
@@ -58,7 +58,7 @@ def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
 
 
 def back_up(board: Board, path: Path) -> int:
-    """Write a backup whole or not at all, readable by its owner only; gives the number of lines."""
+    """Write a backup atomically, readable by its owner only; return the number of lines."""
     count = 0
     with atomic_writer(path) as stream:
         for line in backup_lines(board, with_key=True):
@@ -69,7 +69,7 @@ def back_up(board: Board, path: Path) -> int:
 
 
 def restore(path: Path, where: str | Path, key: Path | None = None, new_key: bool = False) -> int:
-    """Make a new board from a backup; gives the number of links.
+    """Create a board from a backup; return the number of ledger links.
 
     The backup is restored into a temporary board and verified there; nothing of a refused one is left behind. A backup
     without a key needs the one in the file `key`; `new_key` seals every link anew instead.

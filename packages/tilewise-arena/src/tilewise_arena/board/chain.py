@@ -42,6 +42,7 @@ def link_hash(seq: int, at: str, kind: str, body: str, previous: str) -> str:
 
 
 def seal_of(key: bytes, link: str) -> str:
+    """Return the keyed hash (HMAC) of a link's hash, which only the holder of the key can compute."""
     return hmac.new(key, link.encode(), hashlib.sha256).hexdigest()
 
 
@@ -83,7 +84,7 @@ def _faults(link: Link, expected: int, previous: str, key: bytes | None) -> list
 
 
 def board_key(path: Path, create: bool) -> bytes | None:
-    """The key in a file that only its owner may read; made where there is none and `create` is set."""
+    """Read the key from a file that only its owner may read; with `create`, make one if it is missing."""
     try:
         return bytes.fromhex(read_text_input(path, 4096).strip())
     except MissingFileError:

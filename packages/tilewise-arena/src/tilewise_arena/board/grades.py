@@ -14,7 +14,7 @@ COLUMNS = ("event", "division", "rank", "team", "score", "entry", "name", "submi
 
 
 def grades_csv(board: Board) -> str:
-    """One line per team, event and division, best first."""
+    """Format one CSV line per team, event and division, best first."""
     rows: list[Sequence[Any]] = [COLUMNS]
     kinds = [(event.name, division) for event in TinyMLPerf.events() for division in ("closed", "open")]
     with readable(board):
@@ -32,10 +32,10 @@ def as_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def best_entries(board: Board, event: str, division: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The best scored entry of every team with its place among these."""
+    """Return the best scored entry of every team with its rank among these."""
     yield from enumerate(board.best_of_teams(event, division), 1)
 
 
 def safe(text: str) -> str:
-    """A spreadsheet takes a cell that begins so for a formula, also behind spaces."""
+    """Quote a cell that a spreadsheet would take for a formula, also after spaces."""
     return f"'{text}" if text.lstrip()[:1] in tuple("=+-@\t\r＝＋－＠") and text.strip() else text

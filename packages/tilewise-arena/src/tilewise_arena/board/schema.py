@@ -136,7 +136,7 @@ _LOCK = 0x74696C65  # "tile": one advisory lock per database for whoever appends
 
 
 def new_engine(url: str) -> Engine:
-    """An engine whose writers take turns and whose commits are on the disk when they return."""
+    """Create a database engine with serialized writers and durable commits."""
     if not url.startswith("sqlite"):
         try:
             return create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
@@ -179,7 +179,7 @@ def column_names(connection: Any, table: str) -> set[str]:
 
 
 def foreign_triggers(connection: Any) -> list[str]:
-    """Return the triggers, views and rules of a database that a board does not have."""
+    """Return the triggers, views and rules of a database that are not part of a board."""
     dialect = connection.dialect.name
     if dialect == "sqlite":
         expected = {statement.replace("IF NOT EXISTS ", "") for statement in _APPEND_ONLY[dialect]}

@@ -20,7 +20,7 @@ from tilewise_arena.board.tokens import Holder
 
 
 def open_session(board: Board, token: str, seconds: float) -> str:
-    """Sign the holder of the token with this public name in; gives what the cookie holds."""
+    """Sign in the holder of the token with this public name; return the content of the cookie."""
     secret, now = secrets.token_urlsafe(32), time.time()
     with board.write() as transaction:
         connection = transaction.connection

@@ -266,7 +266,7 @@ class Board:
         limit: int = 100,
         offset: int = 0,
     ) -> list[dict[str, Any]]:
-        """Entries without their results, best first (or by team, time or number)."""
+        """Return entries without their results, best first (or by team, time or number)."""
         table = schema.entries
         column = table.c[_SORTS.get(sort, "score")]
         order = column.desc().nulls_last() if sort in ("score", "time") else column.asc()
@@ -274,7 +274,7 @@ class Board:
         return self._rows(conditions.order_by(order, table.c.id).limit(limit).offset(offset))
 
     def best_of_teams(self, event: str, division: str) -> list[dict[str, Any]]:
-        """The best scored entry of every team, best first."""
+        """Return the best scored entry of every team, best first."""
         table, other, names = schema.entries, schema.entries.alias(), _team_names()
         own = (other.c.event == event, other.c.division == division, other.c.team == names.c.team)
         best = select(other.c.id).where(*own, other.c.status == "scored").order_by(other.c.score.desc(), other.c.id)
@@ -343,7 +343,7 @@ class Board:
             return connection.execute(select(schema.entries).where(schema.entries.c.id == number)).first()
 
     def recipe(self, number: int, folder: Path) -> Recipe:
-        """The recipe of an entry, with its files written into `folder`."""
+        """Return the recipe of an entry after writing its files into `folder`."""
         row = self._row(number)
         if row is None:
             raise ConfigurationError(f"there is no entry {number} on this board")
@@ -356,7 +356,7 @@ class Board:
         return Recipe(recipe.event, recipe.steps, recipe.name, recipe.predictions, folder)
 
     def files(self, number: int) -> dict[str, bytes]:
-        """The files that came with an entry, by name; a plugin is under plugin.py."""
+        """Return the files that came with an entry, by name; a plugin is under plugin.py."""
         body = self._submission(number)
         with readable(self):
             digests = dict(body["files"]) | ({"plugin.py": body["plugin"]} if body.get("plugin") else {})
@@ -381,7 +381,7 @@ class Board:
         return None if row is None else int(row)
 
     def records(self, event: str, division: str) -> list[dict[str, Any]]:
-        """Every record of an event in the order it was set, with score and team."""
+        """Return every record of an event in the order it was set, with score and team."""
         table, entries = schema.ledger, schema.entries
         query = select(table.c.at, table.c.body).where(table.c.kind == "record").order_by(table.c.seq)
         with self.read() as connection:
@@ -407,7 +407,7 @@ class Board:
             return {int(row.entry): int(row.beat) for row in rows}
 
     def waiting(self) -> int:
-        """Entries in the queue, running ones included."""
+        """Count the entries in the queue, running ones included."""
         return int(self._value(select(func.count()).select_from(schema.jobs).where(schema.jobs.c.state != "done")) or 0)
 
     def teams(self) -> list[dict[str, Any]]:

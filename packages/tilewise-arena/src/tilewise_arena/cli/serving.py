@@ -88,7 +88,7 @@ def _check_settings(truth: str | None, images: str | None) -> None:
 
 
 def _log_accesses(path: Path | None) -> None:
-    """One line a request: when, from where, whose token, what, the answer, its bytes and its time."""
+    """Log one line per request: time, address, token, route, status, bytes and duration."""
     from logging.handlers import RotatingFileHandler
 
     handler = logging.StreamHandler() if path is None else RotatingFileHandler(path, maxBytes=16 << 20, backupCount=8)

@@ -46,7 +46,7 @@ _NOTHING_HIDDEN = "### BEGIN SOLUTION\n### END SOLUTION"  # without this nbgrade
 
 
 def source(lesson: str) -> str:
-    """The teacher's notebook: nbgrader makes the student's of it."""
+    """Return the teacher's notebook, from which nbgrader generates the student's."""
     cells = [cell("markdown", introduction(lesson))]
     texts = unfinished(lesson)
     for name, task in tasks(lesson).items():
@@ -66,7 +66,7 @@ def _role(name: str, grade: bool = False, solution: bool = False) -> dict[str, A
 
 
 def write_course(lessons: Iterable[str], folder: Path) -> Path:
-    """The configuration and the source notebooks in `folder`; gives the configuration's path."""
+    """Write the configuration and the source notebooks into `folder`; return the configuration's path."""
     for lesson in lessons:
         write_atomic(folder / "source" / lesson / f"{lesson}.ipynb", source(lesson))
     write_atomic(folder / "nbgrader_config.py", _CONFIG)
@@ -74,7 +74,7 @@ def write_course(lessons: Iterable[str], folder: Path) -> Path:
 
 
 def apart() -> Any:
-    """The preprocessor's class; made here because nbgrader is not installed everywhere."""
+    """Return the preprocessor's class, defined on demand because nbgrader may not be installed."""
     base: Any = import_module("nbgrader.preprocessors").NbGraderPreprocessor
 
     class IsolateAnswers(base):  # type: ignore[misc]

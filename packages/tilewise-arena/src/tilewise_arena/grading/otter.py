@@ -48,7 +48,7 @@ _PLUGIN = "tilewise_arena.grading.otter.IsolatingPlugin"
 
 
 def master(lesson: str) -> str:
-    """The notebook that `otter assign` makes the student's notebook and the autograder of."""
+    """Return the notebook from which `otter assign` makes the student's notebook and the autograder."""
     cells = [cell("raw", _CONFIG.format(lesson=lesson, plugin=_PLUGIN)), cell("markdown", introduction(lesson))]
     texts = unfinished(lesson)
     for name, task in tasks(lesson).items():
@@ -68,7 +68,7 @@ def master(lesson: str) -> str:
 
 
 def write_assignment(lesson: str, folder: Path) -> Path:
-    """The master, the student's notebook and the zip for Gradescope in `folder`/LESSON; gives the zip's path."""
+    """Write the master, student notebook and Gradescope zip into `folder`/LESSON; return the zip's path."""
     if find_spec("otter") is None:
         raise UnavailableError("an assignment for otter-grader is made by otter itself: pip install otter-grader")
     target = folder / lesson
@@ -98,7 +98,7 @@ class IsolatingPlugin:
         return submission
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """Other moments at which otter asks its plugins."""
+        """Do nothing at the other events that otter reports to its plugins."""
 
     during_assign = during_generate = from_notebook = notebook_export = before_grading = after_grading = _nothing
 

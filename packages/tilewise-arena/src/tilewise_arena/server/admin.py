@@ -39,7 +39,7 @@ def routes(service: Service) -> APIRouter:
 
 
 async def _teacher(service: Service, request: Request) -> Holder | None:
-    """The teacher whose cookie came with the request."""
+    """Return the teacher whose cookie came with the request."""
     cookie = request.cookies.get(_COOKIE, "")
     if not 0 < len(cookie) <= 100:
         return None
@@ -48,7 +48,7 @@ async def _teacher(service: Service, request: Request) -> Holder | None:
 
 
 def _from_elsewhere(request: Request) -> bool:
-    """Whether the browser says that another site sent this; a proxy may have changed Host, so that is not compared."""
+    """Return whether the browser states that another site sent the request; Host may have been changed by a proxy."""
     return request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
 
@@ -126,7 +126,7 @@ def _add_overview(router: APIRouter, service: Service) -> None:
 async def _overview(
     service: Service, request: Request, sentence: str = "", token: str = "", status: int = 200
 ) -> Response:
-    """The page; the whole board is verified only when asked for (?check=1), since that reads all of it."""
+    """Render the overview; the board is verified only on request (?check=1), since that reads all of it."""
     board = service.board
     links, head = await service.read(board.head)
     open_events = await service.read(board.open_events)

@@ -38,7 +38,7 @@ def _secured(
 
 
 def routes(service: Service, views: Views) -> APIRouter:
-    """Every route of the API over one board."""
+    """Create every route of the API over one board."""
     router = APIRouter()
     _add_public(router, service, views)
     _add_teams(router, service)
@@ -52,7 +52,7 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
 
     @router.get("/health", response_model=models.Health, responses=problems(503))
     async def health() -> Any:
-        """Whether the board answers, and how many entries wait for their run."""
+        """Report whether the board answers, and how many entries wait for their run."""
         return await service.pulse.check()
 
     @router.get("/api/events", response_model=models.EventList, responses=problems(503))
@@ -76,7 +76,7 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
         offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
     ) -> Any:
-        """Entries, best first unless asked otherwise, a page at a time."""
+        """List entries one page at a time, best first by default."""
         filters = (event, division, status, _text(team))
 
         async def make() -> Response:
@@ -100,7 +100,7 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
         division: models.Division = "closed",
         limit: Annotated[int, Query(ge=1, le=500)] = 20,
     ) -> Any:
-        """An event's best entries with their places and gains."""
+        """List an event's best entries with their ranks and gains."""
 
         async def make() -> Response:
             rows = await service.read(board.standings, event, division, "", "score", limit)
@@ -112,7 +112,7 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
     async def records(
         request: Request, event: Annotated[models.EventName, Query()], division: models.Division = "closed"
     ) -> Any:
-        """Every record of an event, oldest first."""
+        """List every record of an event, oldest first."""
 
         async def make() -> Response:
             return JSONResponse({"records": await service.read(board.records, event, division)})
@@ -121,13 +121,13 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
 
     @router.get("/api/head", response_model=models.Head, responses=problems(503))
     async def head() -> Any:
-        """The number of links in the ledger and the hash of the last: note it, and nothing before it can change."""
+        """Return the number of ledger links and the last hash: note it, and nothing before it can change unnoticed."""
         links, last = await service.read(board.head)
         return {"links": links, "hash": last}
 
 
 def _text(value: str | None) -> str | None:
-    """PostgreSQL's text holds no NUL, and no team's name does."""
+    """Remove NUL characters, which PostgreSQL does not store and no team's name has."""
     return None if value is None else value.replace("\0", "")
 
 
@@ -146,13 +146,13 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
 
     @router.get("/api/tokens", **_secured(models.TokenList))
     async def tokens(request: Request) -> Any:
-        """Tokens by name; their secrets are not kept."""
+        """List tokens by name; their secrets are not stored."""
         await service.admin(request)
         return {"tokens": await service.read(board.teams)}
 
     @router.post("/api/tokens", status_code=201, **_secured(models.MadeToken, 400, 413, takes=models.NewToken))
     async def make_token(request: Request) -> Any:
-        """A new token for a team; shown once."""
+        """Create a token for a team; it is shown once."""
         teacher = await service.admin(request)
         body = await service.body(request, models.NewToken)
         token = await service.read(create_token, board, body.team, body.admin, teacher.id)
@@ -182,7 +182,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
         "/api/entries/{number}/disqualify", **_secured(models.Done, 400, 404, 413, takes=models.Disqualification)
     )
     async def disqualify(request: Request, number: Number) -> Any:
-        """Take an entry out of the ranking, with a reason that stays to be seen."""
+        """Remove an entry from the ranking; the entry and the reason stay visible."""
         by = (await service.admin(request)).id
         body = await service.body(request, models.Disqualification)
         return await _on_entry(service, number, lambda t: t.disqualify(number, body.reason, by), "disqualified")
@@ -195,7 +195,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
 
     @router.post("/api/entries/{number}/rerun", **on_entry)
     async def rerun(request: Request, number: Number) -> Any:
-        """Have a closed entry run again."""
+        """Queue a closed entry for another run."""
         by = (await service.admin(request)).id
         return await _on_entry(service, number, lambda t: t.requeue(number, by), "queued")
 
@@ -204,7 +204,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
     # the response class is that of its refusals; the grades themselves are text/csv
     @router.get("/api/grades.csv", response_class=JSONResponse, **_secured(None, responses=csv))
     async def grades(request: Request) -> Any:
-        """The best verified entry of every team in every event."""
+        """Return the best verified entry of every team in every event."""
         await service.admin(request)
         return PlainTextResponse(await service.read(grades_csv, board), media_type="text/csv")
 

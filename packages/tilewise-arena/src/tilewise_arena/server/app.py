@@ -42,7 +42,7 @@ def create_app(
     has_truth: bool = False,
     workers: Callable[[], int] | None = None,
 ) -> Limits:
-    """The server's application over the board at `where` (a file or a database URL).
+    """Create the server's application over the board at `where` (a file or a database URL).
 
     `rate` is how many requests a second one client may make in the long run; `has_truth` says that the workers have
     the collection TILE_OLYMPIAD is scored against; `workers` tells how many measuring processes live, for /health.
@@ -71,7 +71,7 @@ def create_app(
 
 
 def _document(app: FastAPI) -> None:
-    """The OpenAPI document with the token as a security scheme, and without the framework's own 422."""
+    """Build the OpenAPI document with the token as a security scheme, and without the framework's own 422."""
     build_openapi = app.openapi
 
     def openapi() -> dict[str, Any]:

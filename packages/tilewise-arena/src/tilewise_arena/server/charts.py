@@ -14,7 +14,7 @@ _ROW = 58
 
 
 def bars(rows: list[dict[str, Any]], title: str) -> Markup:
-    """Horizontal bars on a logarithmic scale: [{"label", "value", "text", "kind"}], one per row."""
+    """Draw horizontal bars on a logarithmic scale: [{"label", "value", "text", "kind"}], one per row."""
     if not rows:
         return Markup()
     largest = max(max(row["value"] for row in rows), 1.0001)
@@ -74,7 +74,7 @@ def history(records: list[dict[str, Any]]) -> Markup:
 
 
 def before_and_after(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Pairs of bars: plain tilewise and the entry, in time, memory and file."""
+    """Draw pairs of bars: plain tilewise and the entry, in time, memory and file."""
     figures = result.get("figures", {})
     base, entry = figures.get("baseline", {}), figures.get("entry", {})
     pairs = []
@@ -98,7 +98,7 @@ def before_and_after(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def pair_bars(pair: dict[str, Any]) -> Markup:
-    """Two bars to one scale, before above after."""
+    """Draw two bars on one scale, before above after."""
     share = float(pair["share"])
     before, after = (100.0, 100 * share) if share <= 1 else (100 / share, 100.0)
     return Markup(

@@ -54,7 +54,7 @@ def not_there(request: Request) -> HTMLResponse:
 
 
 async def form(request: Request) -> dict[str, str]:
-    """The fields of a posted form; its size was bounded before it was read."""
+    """Return the fields of a posted form, whose size was limited before it was read."""
     content = (await request.body()).decode("utf-8", errors="replace")
     try:
         return dict(parse_qsl(content, keep_blank_values=True, max_num_fields=20))

@@ -28,7 +28,7 @@ class Views:
         self._making = asyncio.Lock()
 
     async def show(self, request: Request, what: object, make: Callable[[], Awaitable[Response]]) -> Response:
-        """The answer of `make()`, or the kept one if nothing has changed since; `what` tells one view from another."""
+        """Return `make()`, or its cached result if the board has not changed; `what` identifies the view."""
         _, head = await self._service.read(self._service.board.head)
         name = f"{head} {request.url.path} {what!r}"
         tag = f'"{hashlib.sha256(name.encode()).hexdigest()[:32]}"'

@@ -60,7 +60,7 @@ class Workers:
         return sum(worker.process.poll() is None for worker in self._workers)
 
     def close(self) -> None:
-        """End all of them, politely and then not."""
+        """Stop all workers: ask them to end, then kill those that remain."""
         self._ending.set()
         self._thread.join(5)
         for worker in self._workers:
