@@ -56,7 +56,7 @@ struct RotaryTable {
 };
 
 struct Workspace {
-  Workspace(const Decoder& d, const Row* given, int64_t rows, int64_t longest, int threads)
+  Workspace(const Decoder& d, const Row* batch, int64_t rows, int64_t longest, int threads)
       : x(rows * d.width),
         h(rows * d.width),
         qkv(rows * qkv_width(d)),
@@ -65,7 +65,7 @@ struct Workspace {
         gated(rows * (d.blocks.empty() || d.blocks[0].up.size() == 1 ? 0 : hidden_width(d))),
         moments(2 * rows),
         scores(kAttendRows * (longest + kAttendRows) * threads),
-        runs(runs_of(given, rows)) {}
+        runs(runs_of(batch, rows)) {}
 
   Buffer<float> x, h, qkv, mixed, hidden, gated, moments, scores;
   RotaryTable angles, window_angles;  // of blocks without and with a window

@@ -70,24 +70,24 @@ void dequantize(const int16_t* x, int64_t step, int64_t channels, int64_t pixels
 
 void pool(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWindow& w, bool mean, int16_t* y,
           const BytePlane& out) {
-  const int64_t above = -w.pad_h < 0 ? 0 : -w.pad_h,
-                below = -w.pad_h + w.kernel_h > in.height ? in.height : -w.pad_h + w.kernel_h;
+  const int64_t first_y = -w.pad_h < 0 ? 0 : -w.pad_h,
+                end_y = -w.pad_h + w.kernel_h > in.height ? in.height : -w.pad_h + w.kernel_h;
   for (int64_t ox = 0; ox < out.width; ++ox) {
     const int64_t begin = ox * w.stride_w - w.pad_w, end = begin + w.kernel_w;
-    const int64_t left = begin < 0 ? 0 : begin, right = end > in.width ? in.width : end;
-    const int64_t inside = (below - above) * (right - left);
+    const int64_t first_x = begin < 0 ? 0 : begin, end_x = end > in.width ? in.width : end;
+    const int64_t inside = (end_y - first_y) * (end_x - first_x);
     const int64_t cells = w.count_padding ? w.kernel_h * w.kernel_w : inside > 0 ? inside : 1;
     for (int64_t c = 0; c < channels; c += kLanes) {
       const int n = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
-      vi most = (mean ? 0 : -kInt16Limit) - vi{};
-      for (int64_t iy = above; iy < below; ++iy) {
-        for (int64_t ix = left; ix < right; ++ix) {
+      vi acc = (mean ? 0 : -kInt16Limit) - vi{};
+      for (int64_t iy = first_y; iy < end_y; ++iy) {
+        for (int64_t ix = first_x; ix < end_x; ++ix) {
           const vi v = load_int16(x + iy * in.row_step + ix * in.pixel_step + c, n);
-          most = mean ? most + v : (vi)select(v > most, (vf)v, (vf)most);
+          acc = mean ? acc + v : (vi)select(v > acc, (vf)v, (vf)acc);
         }
       }
-      if (mean) most = round_to_range(as_floats(most) / splat(static_cast<float>(cells)), -kInt16Limit, kInt16Limit);
-      store_int16(y + ox * out.pixel_step + c, most, n);
+      if (mean) acc = round_to_range(as_floats(acc) / splat(static_cast<float>(cells)), -kInt16Limit, kInt16Limit);
+      store_int16(y + ox * out.pixel_step + c, acc, n);
     }
   }
 }

@@ -1,3 +1,4 @@
+// Buffers: alignment, accounting of memory in use, growth, and large pages.
 #include "common/alloc.h"
 
 #include <cstdint>
@@ -8,6 +9,7 @@ TW_TEST(buffers_are_aligned_and_counted_until_freed) {
   const int64_t before = tw::memory_in_use();
   tw::reset_memory_peak();
   {
+    // 4000 and 12 bytes, rounded up to cache lines of 64.
     tw::Buffer<float> a(1000), b(3);
     TW_CHECK(reinterpret_cast<uintptr_t>(a.data()) % 64 == 0 && reinterpret_cast<uintptr_t>(b.data()) % 64 == 0);
     TW_CHECK(tw::memory_in_use() - before == 4032 + 64);

@@ -15,6 +15,7 @@ namespace {
 
 using Floats = std::unique_ptr<float[]>;
 
+// Pseudo-random floats in [-1, 1) from a linear congruential generator, the same on every platform.
 Floats numbers(int64_t count, unsigned seed) {
   Floats out(new float[static_cast<std::size_t>(count)]);
   for (int64_t i = 0; i < count; ++i) {

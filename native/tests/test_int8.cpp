@@ -24,8 +24,10 @@ std::vector<uint8_t> bytes(int64_t n) {
   return out;
 }
 
+// Rounds up to whole groups of four bytes, which one dot-product instruction multiplies.
 int64_t up4(int64_t n) { return (n + 3) / 4 * 4; }
 
+// Compares rows x k times k x columns with a plain loop; every sum starts at the offset 7.
 void check_product(int rows, int columns, int k) {
   const int64_t padded = up4(k);
   const std::vector<uint8_t> x = bytes(rows * padded);
@@ -57,6 +59,7 @@ void check_product(int rows, int columns, int k) {
 }  // namespace
 
 TW_TEST(int8_products_are_exact) {
+  // Some sizes leave partial tiles: rows around 8, columns around 16, and k that is no multiple of 4.
   for (int rows : {1, 2, 7, 8, 9, 130}) {
     for (int columns : {1, 15, 16, 17, 33, 48}) {
       for (int k : {1, 4, 7, 64}) check_product(rows, columns, k);
@@ -75,6 +78,7 @@ uint8_t byte_of(int kind) {
   return static_cast<uint8_t>(b % 31 == 0 ? b : 100 + b % 57);
 }
 
+// Weights of one kind: any, the smallest or largest alone, or so small that pairs of products cannot saturate int16.
 int8_t weight_of(int kind) {
   const int w = static_cast<int>(rng() % 256) - 128;
   return static_cast<int8_t>(kind == 0   ? w
@@ -85,7 +89,8 @@ int8_t weight_of(int kind) {
                                          : w / 2);
 }
 
-// A product over `runs` runs of a grid of pixels, as a convolution makes it; `gap` bytes lie between pixels' own.
+// Compares a product over a grid of pixels, read in `runs` runs per pixel as a convolution reads its input rows, with a
+// plain loop. `gap` unused bytes separate neighbouring pixels.
 void check_grid(int height, int width, int columns, int runs, int groups, int gap, int bytes_kind, int weights_kind) {
   const int64_t run_bytes = groups * 4, column_step = runs > 1 ? 4 : run_bytes + gap;
   const int64_t row_step = (width - 1) * column_step + run_bytes, all = (height + runs - 2) * row_step + row_step;
@@ -156,6 +161,7 @@ TW_TEST(int8_products_of_any_bytes_are_exact) {
 }
 
 TW_TEST(the_largest_safe_pair_sum_depends_on_the_weights) {
+  // vpmaddubsw adds two products in int16: the larger the weights, the smaller the inputs that cannot saturate it.
   const auto max_sum = [](std::vector<int8_t> w) {
     return tw::int8_max_pair_sum(w.data(), static_cast<int64_t>(w.size()));
   };
@@ -164,6 +170,7 @@ TW_TEST(the_largest_safe_pair_sum_depends_on_the_weights) {
 }
 
 TW_TEST(two_pairs_fit_where_four_weights_of_a_run_do) {
+  // Four products in int16 are safe if the positive and the negative weights of a quad each sum to at most 128.
   const auto fits = [](int runs, int groups, std::vector<std::pair<int, int>> weights) {
     std::vector<int8_t> packed(runs * groups * 64);
     for (const auto& [at, weight] : weights) packed[at] = static_cast<int8_t>(weight);
@@ -193,6 +200,7 @@ TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {
       TW_CHECK(image[(y * w + col) * pixel + 3] == 100);
     }
   }
+  // With increasing inputs, the maximum of a window is its last pixel.
   tw::active_int8_ops().max_pool(image.data(), plane, pixel, {2, 2, 2, 2, 0, 0}, pooled.data(),
                                  {2, 3, 3 * pixel, pixel});
   TW_CHECK(pooled[0] == image[(1 * w + 1) * pixel]);
@@ -200,6 +208,7 @@ TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {
 
 namespace {
 
+// A layer with random weights; unpacking its packed weights restores them.
 std::shared_ptr<tw::Int8Layer> random_layer(tw::Int8Geometry g) {
   std::vector<int8_t> w(g.columns * g.kernel_h * g.kernel_w * g.channels);
   for (int8_t& v : w) v = static_cast<int8_t>(rng());
@@ -237,6 +246,7 @@ TW_TEST(a_graph_gives_an_image_the_same_numbers_in_every_batch) {
   shape.width = w;
   const auto schedule = graph.schedule({shape});
   TW_CHECK(schedule == graph.schedule({shape}));
+  // One batch of six images against six batches of one.
   std::vector<float> whole(images * 5), skip(images * 21 * h * w), one(5), one_skip(21 * h * w);
   graph.run(*schedule, images, {in.data()}, {whole.data(), skip.data()});
   for (int64_t i = 0; i < images; ++i) {
@@ -312,10 +322,11 @@ TW_TEST(a_graph_gives_the_same_numbers_with_any_tile_in_every_slot) {
   const int x = graph.add(tw::quantize_op(0.1f, 3, 0), {graph.add_input(shape)});
   const int hidden = graph.add(tw::linear_op(random_layer({301, 1, 1, width}), false, false), {x});
   graph.add_output(graph.add(tw::linear_op(random_layer({37, 1, 1, 301}), true, true), {hidden}));
-  std::vector<float> in(images * width), expected(images * 37), got(images * 37);
+  std::vector<float> in(images * width), expected(images * 37), result(images * 37);
   for (float& v : in) v = static_cast<float>(rng() % 200) / 10.0f - 10.0f;
   const auto schedule = graph.schedule({shape});
   const int before = tw::num_threads();
+  // The default tiles give the expected rows; then small tiles, for all rows and for some, must give the same.
   graph.run(*schedule, images, {in.data()}, {expected.data()});
   for (int threads : {1, 2, 3}) {
     tw::set_num_threads(threads);
@@ -328,9 +339,9 @@ TW_TEST(a_graph_gives_the_same_numbers_with_any_tile_in_every_slot) {
         tiles[p.slot] = {1, 16, 3, 32, 8, p.threads, 1};
         TW_CHECK(tw::int8_tile_problem(tiles[p.slot], p.k) == nullptr);
       }
-      std::fill(got.begin(), got.end(), -1.0f);
-      graph.run(*schedule, some, {in.data()}, {got.data()}, tiles);
-      TW_CHECK(std::equal(got.begin(), got.begin() + some * 37, expected.begin()));
+      std::fill(result.begin(), result.end(), -1.0f);
+      graph.run(*schedule, some, {in.data()}, {result.data()}, tiles);
+      TW_CHECK(std::equal(result.begin(), result.begin() + some * 37, expected.begin()));
     }
   }
   tw::set_num_threads(before);

@@ -1,5 +1,5 @@
-// The row kernels against plain loops in double, on arrays of exactly the needed size so that the sanitizer sees any
-// touch beyond them.
+// Compares the row kernels with plain loops in double precision. The arrays have exactly the needed size, so that the
+// sanitizer sees every access outside them.
 #include <cmath>
 #include <random>
 #include <vector>
@@ -56,6 +56,7 @@ TW_TEST(softmax_and_its_gradient_are_right) {
     for (int64_t r = 0; r < rows; ++r) {
       const float* row = x.data() + r * columns;
       const double total = logsumexp(row, columns);
+      // Gradient of softmax: p (gy - sum of p gy).
       double dot = 0.0;
       for (int64_t c = 0; c < columns; ++c) dot += std::exp(row[c] - total) * gy[r * columns + c];
       for (int64_t c = 0; c < columns; ++c) {
@@ -80,6 +81,7 @@ TW_TEST(cross_entropy_and_its_gradient_are_right) {
       const double total = logsumexp(x.data() + r * columns, columns);
       TW_CHECK(close(losses[r], total - x[r * columns + targets[r]]));
       for (int64_t c = 0; c < columns; ++c) {
+        // Gradient of cross entropy: softmax minus the one-hot target.
         const double p = std::exp(x[r * columns + c] - total) - (c == targets[r] ? 1.0 : 0.0);
         TW_CHECK(close(gx[r * columns + c], p * weights[r]));
       }
@@ -99,6 +101,7 @@ TW_TEST(layer_norm_and_its_gradients_are_right) {
                         gbias.data(), rows, columns);
     std::vector<double> gw(weight.size()), gb(weight.size());
     for (int64_t r = 0; r < rows; ++r) {
+      // g0 and g1 are the means of the weighted gradient and of its product with the normalized row.
       double m = 0.0, v = 0.0, g0 = 0.0, g1 = 0.0;
       for (int64_t c = 0; c < columns; ++c) m += x[r * columns + c] / static_cast<double>(columns);
       for (int64_t c = 0; c < columns; ++c) v += std::pow(x[r * columns + c] - m, 2) / static_cast<double>(columns);
@@ -145,6 +148,7 @@ TW_TEST(activations_and_their_gradients_are_right) {
     tw::map_unary(kernels.gelu, x.data(), y.data(), n);
     tw::map_binary(kernels.gelu_grad, x.data(), g.data(), gx.data(), n);
     for (size_t i = 0; i < x.size(); ++i) {
+      // GELU is x Phi(x), so its derivative is Phi(x) + x phi(x).
       const double cdf = 0.5 * std::erfc(-x[i] * std::sqrt(0.5));
       const double density = std::exp(-0.5 * x[i] * x[i]) / std::sqrt(2.0 * 3.141592653589793);
       TW_CHECK(close(y[i], x[i] * cdf, 2e-6) && close(gx[i], g[i] * (cdf + x[i] * density), 2e-6));
@@ -182,6 +186,7 @@ TW_TEST(an_adam_step_is_right) {
     const tw::AdamSettings s = {0.99f, 0.0f, 0.999f, 1e-8f, 0.1f, 0.001f, 0.01f, 2.0f};
     tw::adam_step(param.data(), grad.data(), m.data(), v.data(), s, n);
     for (size_t i = 0; i < param.size(); ++i) {
+      // AdamW (Loshchilov and Hutter 2019): 0.99 is the factor of decoupled weight decay.
       const double m1 = 0.1 + (grad[i] - 0.1) * 0.1, v1 = 0.2 * 0.999 + grad[i] * grad[i] * 0.001;
       TW_CHECK(close(param[i], before[i] * 0.99 - 0.01 * m1 / (std::sqrt(v1) / 0.5 + 1e-8)));
       TW_CHECK(close(m[i], m1) && close(v[i], v1));

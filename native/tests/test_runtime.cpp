@@ -1,3 +1,4 @@
+// Tests of the runtime: the thread pool, scratch memory, the choice of a thread count, and the bandwidth probes.
 #include <atomic>
 #include <cmath>
 #include <thread>
@@ -28,6 +29,7 @@ TW_TEST(parallel_for_nests_and_runs_from_several_threads) {
   tw::set_num_threads(2);
   std::atomic<int> total{0};
   std::vector<std::thread> callers;
+  // Four callers nest both kinds of loop while the number of threads changes.
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&] {
       for (int r = 0; r < 200; ++r) {
@@ -41,7 +43,7 @@ TW_TEST(parallel_for_nests_and_runs_from_several_threads) {
   TW_CHECK(total == 4 * 200 * 30);
 }
 
-// A task that every thread takes one of: whoever comes first waits for the rest.
+// Runs `f` exactly once on every thread: a thread that starts its task waits until all the others have started theirs.
 template <class F>
 static void on_every_thread(int threads, F&& f) {
   std::atomic<int> here{0};
@@ -52,6 +54,7 @@ static void on_every_thread(int threads, F&& f) {
 }
 
 TW_TEST(workers_have_the_scratch_of_a_task_that_another_thread_got) {
+  // The largest request of any thread decides: later passes must not allocate, whichever thread runs which task.
   for (const int threads : {2, 5}) {
     tw::set_num_threads(threads);
     std::atomic<int> first{0};
@@ -97,6 +100,7 @@ TW_TEST(a_trial_settles_on_the_fastest_number_of_threads_and_notices_changes) {
     for (const int best : {1, 2, most}) {
       if (best > most) continue;
       tw::ThreadTrial trial;
+      // Reports times that grow with the distance from `fastest` threads; returns how often the trial used `fastest`.
       const auto run = [&](int runs, int fastest) {
         int used = 0;
         for (int i = 0; i < runs; ++i) {
@@ -108,6 +112,7 @@ TW_TEST(a_trial_settles_on_the_fastest_number_of_threads_and_notices_changes) {
         }
         return used;
       };
+      // After 40 runs the trial may explore in at most 3 % of its runs, also after the fastest count has changed.
       run(40, best);
       TW_CHECK(run(1000, best) >= 970);
       run(20000, 1);

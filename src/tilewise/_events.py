@@ -109,8 +109,7 @@ class _ThreadState:
         self.changes = -1  # value of `Recorders.changes` at the last update
         self.recorders: list[Recorder] = []
         self.appends: list[Callable[[Any], None]] = []  # the `append` methods of the recorders' lists
-        self.kernels = 0  # number of kernels run so far
-        self.layer = ""
+        self.kernels, self.layer = 0, ""  # number of kernels run so far, name of the running layer
         self.module: type | None = None
         self.root: Callable[[], Any] = _no_model
         self.names: dict[int, tuple[Callable[[], Any], str]] = {}

@@ -49,16 +49,13 @@ class NativeCall:
         results = self.plan.run(arrays, times=times_ns)
         # Native ops run one after another, so their times add up to a timeline from the start of the call.
         ends = start + np.cumsum(times_ns)
-        recorded = ((v, op, shapes) for v, (op, shapes) in self.ops.items() if times_ns[v])
         _events.record_timed_kernels(
-            (_profile_name(op), op.layer, int(ends[v] - times_ns[v]), int(ends[v]), *_kernel_record(op, shapes))
-            for v, op, shapes in recorded
+            (NATIVE_OPS[op.kind].profile_name or op.kind, op.layer, int(ends[v] - times_ns[v]), int(ends[v]), *record)
+            for v, (op, shapes) in self.ops.items()
+            if times_ns[v]
+            for record in [_kernel_record(op, shapes)]
         )
         return results
-
-
-def _profile_name(op: Op) -> str:
-    return NATIVE_OPS[op.kind].profile_name or op.kind
 
 
 def _kernel_record(op: Op, shapes: list[Shape]) -> tuple[list[Any], list[Any], Any]:
