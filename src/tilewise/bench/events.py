@@ -48,6 +48,7 @@ class Event:
         return models.pretrained(self.model_name)
 
     def check_timed(self) -> None:
+        """Raise an error for an event without a model to time."""
         if self.kind == "tiles":
             raise ConfigurationError(f"{self.name} scores a file of predictions; it has no model to time")
 

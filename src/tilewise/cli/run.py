@@ -46,7 +46,7 @@ def run(
         written, fastest = network, plan_or_network
         timing = timer.measure(lambda: plan_or_network(*inputs), warmup=2, runs=max(runs, 1))
         if int8:
-            quantized, exact = _quantized(network, inputs), _results_by_name(network, network(*inputs))
+            quantized, exact = _quantize_network(network, inputs), _results_by_name(network, network(*inputs))
             integers = _compile_plan(quantized, inputs) if not hasattr(quantized, "report") else quantized
             cost = _cost_of_int8(quantized, inputs, exact, _results_by_name(network, integers(*map(Tensor, inputs))))
             int8_timing = timer.measure(lambda: integers(*inputs), warmup=2, runs=max(runs, 1))
@@ -65,7 +65,7 @@ def run(
     if int8:
         facts["int8"] = cost
     if out is not None:
-        _write(results, out)
+        _write_results(results, out)
     if save is not None:
         onnx.save(written, save)
     typer.echo(json.dumps(facts) if as_json else "\n".join(_lines(facts)))
@@ -114,7 +114,7 @@ def _compile_plan(network: Network, inputs: list[Any]) -> Any:
         return network
 
 
-def _quantized(network: Network, inputs: list[Any]) -> Any:
+def _quantize_network(network: Network, inputs: list[Any]) -> Any:
     from tilewise.errors import ConfigurationError
     from tilewise.quantize import quantize, quantize_dynamic
 
@@ -166,7 +166,7 @@ def _cost_of_int8(model: Any, inputs: list[Any], exact: dict[str, Any], results:
     return {"error_of_largest": worst, "stated_error": stated, "layers_in_int8": counts[0], "layers": counts[1]}
 
 
-def _write(results: dict[str, Any], path: Path) -> None:
+def _write_results(results: dict[str, Any], path: Path) -> None:
     import numpy as np
 
     from tilewise._files import atomic_writer

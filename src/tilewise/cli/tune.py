@@ -98,9 +98,9 @@ def tune(
     from tilewise.errors import ConfigurationError
     from tilewise.tune.choose.tuner import Tuner
 
-    say = _say
+    say = _print_to_stderr
     if check is not None:
-        _check(check, device, model, as_json)
+        _check_against_exhaustive_search(check, device, model, as_json)
         return
     if what is None:
         raise ConfigurationError("name what to tune: a family and its sizes, a model, or --check shapes.json")
@@ -118,26 +118,26 @@ def tune(
         raise ConfigurationError(f"{', '.join(names)} applies to moe and block-fp8 only, not to {what}")
     make_inputs = inputs_for(what, shapes, files, batch=batch, seed=seed, free=tokens)
     tuner = Tuner(device, model=model, cache=cache, budget=budget, limit_s=limit, learn=learn, say=say)
-    if shape is None and what not in _families(device) and not _SHAPE.match(what):
+    if shape is None and what not in _family_names_of(device) and not _SHAPE.match(what):
         _check_spelling(what, device)
         sizes = {"batch": batch, "tokens": tokens, "seed": seed, "make_inputs": make_inputs}
         _tune_model(what, tuner, sizes, as_json)
     else:
         tuned = _tune_shape(tuner, _spec(what, shape, option or [], device), fresh)
-        lines = [*_lines(tuned), _describe_usage(tuner, tuned)]
+        lines = [*_describe_result(tuned), _describe_usage(tuner, tuned)]
         typer.echo(json.dumps(_as_dict(tuned)) if as_json else "\n".join(lines))
-        _offer(tuner)
+        _suggest_calibration(tuner)
     if learn:
         from tilewise.tune.choose.finetune import learn as fine_tune
 
         typer.echo(str(fine_tune(tuner, say)), err=as_json)
 
 
-def _say(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _families(device: str) -> list[str]:
+def _family_names_of(device: str) -> list[str]:
     if device == "cpu":
         from tilewise.tune.families.cpu.family import family_names
     else:
@@ -152,7 +152,7 @@ def _check_spelling(what: str, device: str) -> None:
     from tilewise.errors import ConfigurationError
     from tilewise.profile.targets import MODELS
 
-    near = difflib.get_close_matches(what, [*MODELS, *_families(device)], n=1)
+    near = difflib.get_close_matches(what, [*MODELS, *_family_names_of(device)], n=1)
     if near and what.partition(":")[0] not in MODELS and not Path(what).exists():
         raise ConfigurationError(f"there is no model or family {what!r}; did you mean {near[0]!r}?")
 
@@ -163,7 +163,7 @@ def _spec(family: str, shape: str | None, options: list[str], device: str) -> di
     from tilewise.profile.targets import MODELS
 
     shape = shape.lower().replace("×", "x") if shape else shape  # × is how our own tables write it
-    if family not in (families := _families(device)):
+    if family not in (families := _family_names_of(device)):
         if _SHAPE.match(family):
             raise ConfigurationError(f"the family comes before its sizes: tilewise tune {shape or 'matmul'} {family}")
         if family in MODELS:
@@ -226,7 +226,7 @@ def _as_dict(tuned: Tuned) -> dict[str, Any]:
     }
 
 
-def _lines(tuned: Tuned) -> list[str]:
+def _describe_result(tuned: Tuned) -> list[str]:
     lines = [str(_tile(tuned.problem.family, tuned.config))]
     if tuned.runtime_ns is not None:
         took = f"{tuned.runtime_ns / 1e3:.1f} us"
@@ -254,12 +254,12 @@ def _describe_source(tuned: Tuned) -> str:
     return f"{origin.get(tuned.source, tuned.source)}: {tuned.reason or 'chosen without measuring'}"
 
 
-def _offer(tuner: Tuner) -> None:
+def _suggest_calibration(tuner: Tuner) -> None:
     from tilewise._tuned import calibration_offer
 
     offer = calibration_offer() if tuner.device.kind == "cpu" else None
     if offer is not None:
-        _say(offer)
+        _print_to_stderr(offer)
 
 
 def _describe_usage(tuner: Tuner, tuned: Tuned) -> str:
@@ -284,7 +284,7 @@ def _tune_model(name: str, tuner: Tuner, sizes: dict[str, Any], as_json: bool) -
     """Tune every layer of a model and print the time of each before and after."""
     from tilewise.tune.choose.network import tune_model
 
-    result = tune_model(name, tuner, **sizes, report=_say)
+    result = tune_model(name, tuner, **sizes, report=_print_to_stderr)
     if as_json:
         layers = [
             {name: layer[name] for name in ("layer", "op", "shape")}
@@ -331,14 +331,14 @@ def _describe_kept_tiles(result: TunedModel) -> str:
     return f"kept: {kept_count} of {faster} tiles, which the next process uses; TILEWISE_TUNED=0 switches that off"
 
 
-def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
+def _check_against_exhaustive_search(path: Path, device: str, model: Path | None, as_json: bool) -> None:
     from tilewise.store.problem import read_shapes
     from tilewise.tune.choose.check import check
     from tilewise.tune.measure.collect import problem_reader
 
     kernels = read_shapes(path, problem_reader(device))
     problems = [kernel.problem for kernel in kernels]
-    result = check(problems, device, model=str(model) if model else None, say=_say)
+    result = check(problems, device, model=str(model) if model else None, say=_print_to_stderr)
     typer.echo(json.dumps(result) if as_json else "\n".join(_check_table(result)))
 
 

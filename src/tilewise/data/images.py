@@ -100,10 +100,10 @@ def mnist(path: str | Path) -> ImageData:
     if not folder.is_dir():
         raise UnavailableError(f"{folder} is not a folder; give the folder with the four MNIST files")
     data = ImageData(
-        _images(_find(folder, "train-images")),
-        _labels(_find(folder, "train-labels")),
-        _images(_find(folder, "t10k-images")),
-        _labels(_find(folder, "t10k-labels")),
+        _images(_find_idx_file(folder, "train-images")),
+        _labels(_find_idx_file(folder, "train-labels")),
+        _images(_find_idx_file(folder, "t10k-images")),
+        _labels(_find_idx_file(folder, "t10k-labels")),
     )
     for kind, images, labels in (("train", data.x_train, data.y_train), ("t10k", data.x_test, data.y_test)):
         if len(images) != len(labels) or not len(images):
@@ -115,7 +115,7 @@ def mnist(path: str | Path) -> ImageData:
     return data
 
 
-def _find(folder: Path, stem: str) -> Path:
+def _find_idx_file(folder: Path, stem: str) -> Path:
     kind = "idx3" if "images" in stem else "idx1"
     names = [f"{stem}{dot}{kind}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
     for name in names:

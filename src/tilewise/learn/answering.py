@@ -63,7 +63,9 @@ def serve(channel: MessageChannel, path: str, name: str) -> None:
             unwritten = isinstance(error, NotImplementedError)
             channel.send({"stops": sentence(error, path), "unwritten": unwritten})
             continue
-        modified = {at: Codec().encode(_whole(value)) for at, value in enumerate(codec.views) if _is_written_to(value)}
+        modified = {
+            at: Codec().encode(_copy_array(value)) for at, value in enumerate(codec.views) if _is_mutable(value)
+        }
         channel.send({"gives": codec.encode(result), "written": modified})
 
 
@@ -81,11 +83,11 @@ def _remote_request(channel: MessageChannel) -> Callable[[int, str, Sequence[Any
     return ask
 
 
-def _is_written_to(value: Any) -> bool:
+def _is_mutable(value: Any) -> bool:
     return isinstance(value, np.ndarray | list)
 
 
-def _whole(value: Any) -> Any:
+def _copy_array(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 

@@ -173,11 +173,11 @@ def refuse_unsupported(graph: OnnxGraph, title: str) -> None:
         if node.op not in TABLE:
             unsupported.setdefault(node.op, []).append(node.name)
     if unsupported:
-        listing = "; ".join(f"{op} ({_some(names)})" for op, names in sorted(unsupported.items())[:40])
+        listing = "; ".join(f"{op} ({_first_few(names)})" for op, names in sorted(unsupported.items())[:40])
         raise UnavailableError(f"{title} uses operations that tilewise does not have: {one_line(listing)}")
 
 
-def _some(names: list[str]) -> str:
+def _first_few(names: list[str]) -> str:
     return ", ".join(n[:80] for n in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

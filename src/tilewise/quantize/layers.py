@@ -430,7 +430,7 @@ class QuantizedLinear(IntegerLayer):
         return kernel
 
     def holds_weights(self) -> bool:
-        """Count as a layer when a module decides whether to plan itself; the weights are in the kernel."""
+        """Return True: this layer has weights, although they are in the packed kernel and not in tensors."""
         return True
 
     @property

@@ -82,7 +82,7 @@ def quantize(
         print(json.dumps(facts, default=float))
         return
     print_table(f"{task.name} in int8", rows, batch)
-    _layers(layers, layer_names(task.model))
+    _print_layers(layers, layer_names(task.model))
     before, after = (sizes[form] / 1024 for form in ("float32", "int8"))
     if int8.stated_error is not None:
         print(
@@ -94,13 +94,13 @@ def quantize(
     print(f"Saved as {on_disk['int8']}{where}")
 
 
-def _layers(layers: list[Any], names: dict[str, str]) -> None:
-    words, numbers = ("step", "kind", "form", "on AVX2", "why no bytes"), ("bytes", "signal to noise")
+def _print_layers(layers: list[Any], names: dict[str, str]) -> None:
+    words, numbers = ("step", "kind", "form", "on AVX2", "why float"), ("bytes", "signal to noise")
     rows = []
     for step in layers:
         size, ratio = f"{step.nbytes:,}" if step.nbytes else "", "" if step.snr_db is None else f"{step.snr_db:.1f} dB"
         rows.append((names.get(step.name, step.name), step.kind, step.form, size, ratio, step.avx2, step.reason))
-    show(table((*words[:3], *numbers, *words[3:]), rows, "What became of each step", left_aligned=words))
+    show(table((*words[:3], *numbers, *words[3:]), rows, "How each step was quantized", left_aligned=words))
 
 
 def _draw(calibration: Any, labels: dict[str, str], out: Path) -> None:

@@ -123,7 +123,7 @@ def evaluate(
     from tilewise.costmodel.layout.trained import evaluate_layouts
     from tilewise.costmodel.models.files import without_nans
 
-    trained_models = {str(path): _model(path) for path in models}
+    trained_models = {str(path): _load_model(path) for path in models}
     data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
     evaluation = evaluate_layouts(trained_models, data.split(split), max_configs=configs, seed=seed)
     if as_json:
@@ -159,7 +159,7 @@ def predict(
     from tilewise.costmodel.layout import open_layouts
     from tilewise.costmodel.layout.trained import rank_layouts
 
-    trained = _model(model)
+    trained = _load_model(model)
     full_name = _collection_name(name, collection)
     data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
     rankings = rank_layouts(trained, data.split(split))
@@ -194,7 +194,7 @@ def score(
     typer.echo(f"Kendall's tau {mean.mean:.4f} over {pluralize(len(taus), 'graph')} of layout:{full_name}")
 
 
-def _model(path: Path) -> TrainedLayoutModel:
+def _load_model(path: Path) -> TrainedLayoutModel:
     from tilewise.costmodel.layout import load_layout_model
 
     return load_layout_model(path)

@@ -103,7 +103,7 @@ def train(
         sweep = require("tilewise_fleet.cli.sweep", "a sweep on Ray")
         where: dict[str, Any] = {"collection": collection, "out": str(out), "model": model, "limit": limit}
         where |= {"device": "cpu" if device == "auto" else device, "cache_dir": cache_dir and str(cache_dir)}
-        what = {"settings": settings, "model_kwargs": _arguments(model_kwargs)}
+        what = {"settings": settings, "model_kwargs": _parse_model_arguments(model_kwargs)}
         sweep.on_ray(ray, as_json, workers, **where, **what, seed=seed, seeds=seeds, folds=folds, draws=draws)
         return
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
@@ -141,17 +141,17 @@ def _train_one(
     if recipe == "winners":
         from tilewise.costmodel.training.auto import train_winners
 
-        if model != "TileRanker" or _arguments(kwargs):
+        if model != "TileRanker" or _parse_model_arguments(kwargs):
             raise ConfigurationError("A recipe chooses its own models; leave --model and --model-kwargs out.")
         trained = train_winners(data, out_dir=folder, device=device, resume=resume, seed=seed, **settings)
     elif model == "auto":
         from tilewise.costmodel.training.auto import train_auto
 
-        if _arguments(kwargs):
+        if _parse_model_arguments(kwargs):
             raise ConfigurationError("The models that auto tries have different arguments; leave --model-kwargs out.")
         trained = train_auto(data, out_dir=folder, device=device, resume=resume, seed=seed, **settings)
     else:
-        arguments = _arguments(kwargs)
+        arguments = _parse_model_arguments(kwargs)
         trained = train_model(
             data, model, out_dir=folder, device=device, resume=resume, seed=seed, model_kwargs=arguments, **settings
         )
@@ -165,7 +165,7 @@ def _train_one(
     return report
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _parse_model_arguments(text: str) -> dict[str, Any]:
     from tilewise.costmodel.training.config import parse_kwargs
 
     return parse_kwargs(text)
@@ -240,7 +240,7 @@ def evaluate(
     for trained_model in trained_models.values():
         data, _ = select_columns(data, trained_model.schema, _constants(fill))
     if gbdt and data.train.labelled:
-        trees = _trees(data, seed)
+        trees = _train_trees_if_possible(data, seed)
         trained_models |= {"GBDT": trees} if trees else {}
     evaluation = evaluate_models(trained_models, data, split, seed=seed)
     by_left_out_program = leave_one_program_out(data, leave_one_out, seed=seed) if leave_one_out else None
@@ -319,7 +319,7 @@ def _is_measured_on(device: str, data: Dataset) -> bool:
     return all(device in name.lower() for name in names)
 
 
-def _trees(data: Dataset, seed: int) -> Any:
+def _train_trees_if_possible(data: Dataset, seed: int) -> Any:
     from tilewise.costmodel.models.gbdt import train_gbdt
     from tilewise.errors import UnavailableError
 

@@ -88,20 +88,20 @@ def table(result: Replay) -> list[str]:
     about = f"{result.kernels} {result.split} kernels of {result.collection}, {configs}"
     budgets = [k for k in COMPARED if k <= len(result.strategies[0].regret)]
     lines = _regrets(about, result.strategies, budgets)
-    lines.append(f"{'default':{_width(result.strategies)}}{100 * result.default:9.2f}   without measuring")
+    lines.append(f"{'default':{_name_column_width(result.strategies)}}{100 * result.default:9.2f}   without measuring")
     lines.append(f"first choice without measuring: {result.first_choice:.3f} of the best (geometric mean)")
     if result.sure:
         lines.append(f"the tuner's choice is {claims_text(result.sure)}")
     return [*lines, *_comparisons(result.comparisons), *result.notes]
 
 
-def _width(strategies: Sequence[Strategy]) -> int:
+def _name_column_width(strategies: Sequence[Strategy]) -> int:
     return max(len(strategy.name) for strategy in strategies) + 2
 
 
 def _regrets(about: str, strategies: Sequence[Strategy], budgets: Sequence[int]) -> list[str]:
     """Format the mean regret: one line per strategy, one column per number of measurements in `budgets`."""
-    width = _width(strategies)
+    width = _name_column_width(strategies)
     lines = [
         f"{about}: mean % slower than the best, by number of measurements",
         f"{'':{width}}" + "".join(f"{k:>9d}" for k in budgets),
@@ -117,11 +117,11 @@ def _comparisons(comparisons: Sequence[StrategyComparison]) -> list[str]:
     lines = []
     for mechanism, simpler in dict.fromkeys((c.mechanism, c.simpler) for c in comparisons):
         lines.append(f"{mechanism} saves over {simpler}, % of the best's runtime (95 % interval):")
-        lines += [_comparison(c) for c in comparisons if (c.mechanism, c.simpler) == (mechanism, simpler)]
+        lines += [_format_comparison(c) for c in comparisons if (c.mechanism, c.simpler) == (mechanism, simpler)]
     return lines
 
 
-def _comparison(c: StrategyComparison) -> str:
+def _format_comparison(c: StrategyComparison) -> str:
     if c.saving == c.low == c.high == 0:
         return f"  after {c.measurements:2d}: the same choice for every kernel"
     saving_text = with_interval(*(f"{100 * value:.2f}" for value in (c.saving, c.low, c.high)))

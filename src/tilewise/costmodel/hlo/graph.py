@@ -84,7 +84,9 @@ class GraphBuilder:
         """
         node = HloNode(opcode, tuple(shape), dtype, operands, dict(features))
         layout = minor_to_major if minor_to_major is not None else range(len(node.shape) - 1, -1, -1)
-        node.features |= _numbered("dimensions", dimensions) | _numbered("layout_minor_to_major", layout)
+        node.features |= _numbered_columns("dimensions", dimensions) | _numbered_columns(
+            "layout_minor_to_major", layout
+        )
         self._nodes.append(node)
         return node
 
@@ -165,7 +167,7 @@ def _sources(node: HloNode) -> tuple[HloNode, ...]:
     return node.operands if node.calls is None else (*node.operands, node.calls[-1])
 
 
-def _numbered(stem: str, values: Sequence[int] | range) -> dict[str, int]:
+def _numbered_columns(stem: str, values: Sequence[int] | range) -> dict[str, int]:
     return {f"{stem}_{index}": value for index, value in enumerate(list(values)[:DIMENSIONS])}
 
 

@@ -50,7 +50,7 @@ class TuningData:
 
 def read_tuning_data(path: Path) -> TuningData:
     """Read the kernels measured in the file `path`; they are named ``<file>_<hash>``, repeats with a number."""
-    modules = _parse(path, "TuningData").modules
+    modules = _parse_file(path, "TuningData").modules
     kernels: list[Kernel] = []
     skipped: list[str] = []
     occurrences: dict[str, int] = {}
@@ -72,7 +72,7 @@ def read_tuning_data(path: Path) -> TuningData:
 
 def convert_tuning_data(path: Path, out_dir: Path) -> TuningConversion:
     """Write every kernel of the tuning file `path` as ``<program>_<hash>.npz`` into `out_dir`, or its layout graph."""
-    file = _parse(path, "TuningFile")
+    file = _parse_file(path, "TuningFile")
     if file.runs:
         from tilewise.costmodel.layout.graph import write_graph
 
@@ -94,7 +94,7 @@ def tile_features(tile: Any) -> list[int]:
     return [number for values in bounds for number in sequence_features(values, DIMENSIONS, empty_product=0)]
 
 
-def _parse(path: Path, message: str) -> Any:
+def _parse_file(path: Path, message: str) -> Any:
     content = read_input(path, MAX_FILE_BYTES)
     return parse_message(getattr(protobuf_classes("tuning_pb2"), message)(), content, str(path))
 

@@ -119,7 +119,9 @@ class Blend:
         """Write one file with the arrays and records of all models."""
         # The first model keeps its names, so that a blend of one reads like a plain file.
         contents = [model.contents() for model in self.models]
-        tensors = {_prefix(i) + name: array for i, (arrays, _) in enumerate(contents) for name, array in arrays.items()}
+        tensors = {
+            _member_prefix(i) + name: array for i, (arrays, _) in enumerate(contents) for name, array in arrays.items()
+        }
         members = [
             {"weight": float(weight), "record": r} for weight, (_, r) in zip(self.weights, contents, strict=True)
         ]
@@ -189,11 +191,11 @@ def _is_member(member: Any) -> bool:
 
 def _member_arrays(tensors: dict[str, npt.NDArray[Any]], number: int) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of one model, without their prefix."""
-    prefix = _prefix(number)
+    prefix = _member_prefix(number)
     return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
 
 
-def _prefix(number: int) -> str:
+def _member_prefix(number: int) -> str:
     return f"{number}." if number else ""
 
 

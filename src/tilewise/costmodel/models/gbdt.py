@@ -284,7 +284,7 @@ def _tree(fields: dict[str, str], features: int) -> str:
     for name in ("left_child", "right_child"):
         for node, child in enumerate(lists[name]):
             _check_child(int(child), node, splits, leaves)
-    shrinkage = _finite(fields.get("shrinkage", "1"))
+    shrinkage = _checked_number(fields.get("shrinkage", "1"))
     body = "\n".join(f"{name}={' '.join(values)}" for name, values in lists.items())
     return f"num_leaves={leaves}\nnum_cat=0\n{body}\nis_linear=0\nshrinkage={shrinkage}\n"
 
@@ -300,10 +300,10 @@ def _numbers(fields: dict[str, str], name: str, count: int) -> list[str]:
     numbers = fields.get(name, "").split()
     if len(numbers) != count:
         raise ValueError(name)
-    return [_finite(number) for number in numbers]
+    return [_checked_number(number) for number in numbers]
 
 
-def _finite(text: str) -> str:
+def _checked_number(text: str) -> str:
     if not math.isfinite(float(text)) or not re.fullmatch(r"[-+0-9.eE]{1,40}", text):
         raise ValueError(text)
     return text

@@ -107,13 +107,13 @@ def summarize(text: str, arguments: Mapping[str, int], program: Sequence[int] = 
         if line.startswith("}"):
             stages = re.search(r"tt\.num_stages = (\d+)", line)
             summary.loop_stages = max(summary.loop_stages, float(stages[1]) if stages else 0.0)
-            _close(stack, line)
+            _end_region(stack, line)
             continue
         match = _RESULT.match(line)
         name, body = (match[1], match[2]) if match else ("", line)
         loop = _LOOP.search(body)
         if loop is not None:
-            first, last, step = (values.get(loop[i], _literal(loop[i])) for i in (2, 3, 4))
+            first, last, step = (values.get(loop[i], _constant_value(loop[i])) for i in (2, 3, 4))
             trips = (
                 _UNKNOWN_TRIPS
                 if first is None or last is None or not step
@@ -136,14 +136,14 @@ def summarize(text: str, arguments: Mapping[str, int], program: Sequence[int] = 
     return summary
 
 
-def _close(stack: list[tuple[float, bool]], line: str) -> None:
+def _end_region(stack: list[tuple[float, bool]], line: str) -> None:
     if len(stack) > 1:
         stack.pop()
     if line.endswith("{") and "else" in line:
         stack.append(stack[-1])
 
 
-def _literal(token: str) -> float | None:
+def _constant_value(token: str) -> float | None:
     match = re.fullmatch(r"%c(-?\d+)(?:_i(?:32|64))?(?:_\d+)?", token)
     return float(match[1]) if match else None
 
@@ -211,7 +211,7 @@ def _evaluate(values: dict[str, float], name: str, kind: str, body: str, program
     if not name or "tensor<" in body:
         return
     operands = re.findall(r"%\w+", body)
-    operand_values = [values[o] if o in values else _literal(o) for o in operands]
+    operand_values = [values[o] if o in values else _constant_value(o) for o in operands]
     if kind == "arith.constant":
         match = re.match(r"arith\.constant (-?\d+) : i", body)
         if match:

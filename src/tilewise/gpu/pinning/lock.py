@@ -187,11 +187,13 @@ def _checked(values: Any, types: tuple[type, ...]) -> Mapping[str, Any]:
 
 def _inline(table: Mapping[str, Any]) -> str:
     """Format a table on one line, as TOML."""
-    pairs = [f"{_key(name)} = {value if isinstance(value, int) else _text(value)}" for name, value in table.items()]
+    pairs = [
+        f"{_toml_key(name)} = {value if isinstance(value, int) else _text(value)}" for name, value in table.items()
+    ]
     return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
 
 
-def _key(name: str) -> str:
+def _toml_key(name: str) -> str:
     return name if _BARE_KEY.fullmatch(name) else _text(name)
 
 

@@ -169,7 +169,7 @@ def _reduce(kind: str) -> StridedRule:
 
 
 def _row_operand(low: Lowering, node: Node, axis: int) -> tuple[Strided, Shape, list[int]] | None:
-    """Return the input with `axis` row_form to the end, its shape, and the permutation that restores the order."""
+    """Return the input with `axis` moved to the end, its shape, and the permutation that restores the order."""
     operands = _operands(low, [node.inputs[0]])
     if operands is None:
         return None
@@ -305,7 +305,7 @@ def _assemble(
 
 
 def _cat(low: Lowering, number: int, node: Node) -> Op | None:
-    """Lower a concatenation; more loop_axes than a native op has operands are joined in groups."""
+    """Lower a concatenation; more inputs than a native op takes are joined in groups."""
     axis, values = node.params["axis"] % len(node.shape), list(node.inputs)
     sizes = [low.shapes[v.number][axis] if isinstance(v, Value) else np.shape(v)[axis] for v in values]
     values = [v for v, size in zip(values, sizes, strict=True) if size]

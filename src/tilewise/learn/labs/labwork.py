@@ -52,7 +52,7 @@ class Lab:
     @property
     def attempt(self) -> int:
         """Number of the current attempt: one more than the attempts whose questions are all measured."""
-        measurements = self._done("measurement")
+        measurements = self._questions_with_entry("measurement")
         return 1 + sum(
             all((name, attempt) in measurements for name in self.questions) for attempt in range(1, MAX_ATTEMPTS + 1)
         )
@@ -84,7 +84,7 @@ class Lab:
         question = self._question(name)
         if self.attempt > MAX_ATTEMPTS:
             raise ConfigurationError(f"all {MAX_ATTEMPTS} attempts of this lab are used")
-        if (name, self.attempt) in self._done("prediction"):
+        if (name, self.attempt) in self._questions_with_entry("prediction"):
             raise ConfigurationError(f"{name} is predicted already; a sealed prediction does not change")
         choices = range(4)
         if question.unit == "choice" and value not in choices:
@@ -93,21 +93,21 @@ class Lab:
             raise ConfigurationError(f"{name} must be a positive number, not {value!r}")
         if question.work is not None and limit not in LIMITS:
             raise ConfigurationError(f"{name} also needs its limit: {', '.join(LIMITS)}")
-        self._add({"kind": "prediction", "question": name, "value": float(value), "limit": limit})
+        self._add_entry({"kind": "prediction", "question": name, "value": float(value), "limit": limit})
 
     def measure(self) -> LabGrade:
         """Measure every question of this attempt on this machine, and grade; all predictions must be sealed."""
         attempt = self.attempt
         if attempt > MAX_ATTEMPTS:
             raise ConfigurationError(f"all {MAX_ATTEMPTS} attempts of this lab are used")
-        missing = [name for name in self.questions if (name, attempt) not in self._done("prediction")]
+        missing = [name for name in self.questions if (name, attempt) not in self._questions_with_entry("prediction")]
         if missing:
             raise ConfigurationError(f"predict before you measure: {', '.join(missing)}")
         self._check_machine()
         for name, question in self.questions.items():
-            if (name, attempt) not in self._done("measurement"):
+            if (name, attempt) not in self._questions_with_entry("measurement"):
                 value = question.measure(self.sizes(question))
-                self._add({"kind": "measurement", "question": name, "value": value}, attempt)
+                self._add_entry({"kind": "measurement", "question": name, "value": value}, attempt)
         return grade(self.record)
 
     def decide(self, numbers: str, why: str, trade_off: str) -> list[str]:
@@ -129,7 +129,7 @@ class Lab:
             raise ConfigurationError(f"this lab has no question {name!r}; {did_you_mean(name, self.questions)}")
         return self.questions[name]
 
-    def _done(self, kind: str) -> set[tuple[str, int]]:
+    def _questions_with_entry(self, kind: str) -> set[tuple[str, int]]:
         return {(e["question"], e["attempt"]) for e in self.record["entries"] if e["kind"] == kind}
 
     def _check_machine(self) -> None:
@@ -137,7 +137,7 @@ class Lab:
         if (current["cpu"], current["isa"]) != (self.record["machine"]["cpu"], self.record["machine"]["isa"]):
             raise ConfigurationError("this lab was begun on another machine; finish it there, or begin a new file")
 
-    def _add(self, entry: dict[str, Any], attempt: int | None = None) -> None:
+    def _add_entry(self, entry: dict[str, Any], attempt: int | None = None) -> None:
         question = self.questions[entry["question"]]
         attempt = attempt or self.attempt
         sizes = drawn_sizes(self.record, question, attempt)

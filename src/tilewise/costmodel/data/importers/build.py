@@ -168,11 +168,11 @@ def gpu_name_in(text: str) -> str:
 
 def _with_device(record: LogRecord, device: str) -> LogRecord:
     """Set the device of a record; a kernel that is named after the file loses the device's name."""
-    return record._replace(kernel=_without_device(record.kernel, device), device=device)
+    return record._replace(kernel=_remove_device_name(record.kernel, device), device=device)
 
 
 @functools.lru_cache(1000)
-def _without_device(kernel: str, device: str) -> str:
+def _remove_device_name(kernel: str, device: str) -> str:
     name = re.sub(rf"[^A-Za-z0-9]*\b{re.escape(device)}\b", "", kernel.replace("_", " ")).strip()
     return name.replace(" ", "_") or kernel
 
@@ -217,10 +217,10 @@ def _shape_digest(identity: str) -> str:
     """Return a digest of the kernel and its sizes without the device: one shape must not be in two splits."""
     _, _, kernel_and_sizes = identity.partition(', "kernel": ')  # quotes inside a name are escaped
     kernel, _, sizes = kernel_and_sizes.partition(', "sizes": ')
-    return _digest(f"[{kernel}, {sizes[:-1]}]")
+    return _short_digest(f"[{kernel}, {sizes[:-1]}]")
 
 
-def _digest(text: str) -> str:
+def _short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -296,7 +296,7 @@ class _KernelWriter:
         identity = spooled.identity
         config_feat = self.features.rows(timings["number"])
         runtime, normalizer = self._runtimes(timings)
-        name = f"{_program(identity['kernel'], identity['device'])}_{_digest(spooled.text)}"
+        name = f"{_program(identity['kernel'], identity['device'])}_{_short_digest(spooled.text)}"
         graph = self._graph(identity, int(timings["number"][0]))
         # These arrays satisfy the checks of `make_kernel` by construction.
         kernel = Kernel(name, "", *graph, config_feat=config_feat, runtime=runtime, normalizer=normalizer)

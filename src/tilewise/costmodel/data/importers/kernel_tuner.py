@@ -94,24 +94,24 @@ def _record(
     try:
         times_ns = runtimes(times if isinstance(times, list) else [], unit_ns)
         return LogRecord(
-            kernel=_text(head.get("kernel_name")) or _stem(source.name),
-            sizes=_sizes(head.get("problem_size")),
+            kernel=_short_text(head.get("kernel_name")) or _file_stem(source.name),
+            sizes=_problem_sizes(head.get("problem_size")),
             config=flat_values(config),
             runtimes_ns=times_ns,
-            device=_text(head.get("device_name")),
+            device=_short_text(head.get("device_name")),
             failure="" if times_ns else str(failure)[:100] or "no runtime",
         )
     except BadRecordError as error:
         return str(error)
 
 
-def _sizes(value: Any) -> Mapping[str, Value]:
+def _problem_sizes(value: Any) -> Mapping[str, Value]:
     return flat_values({"size": value} if isinstance(value, list | int | float | str) else {})
 
 
-def _text(value: Any) -> str:
+def _short_text(value: Any) -> str:
     return value[:100] if isinstance(value, str) else ""
 
 
-def _stem(name: str) -> str:
+def _file_stem(name: str) -> str:
     return name.rpartition("/")[2].partition(".")[0] or "kernel"
