@@ -92,8 +92,8 @@ def bootstrap(values: npt.ArrayLike, *, seed: int = 0, draws: int = 2000, level:
     return Estimate(float(v.mean()), float(low), float(high))
 
 
-def over_seeds(values: Sequence[float]) -> Estimate:
-    """Return the mean over seeds with the 95 % interval of Student's t; for one seed both bounds are the mean."""
+def over_seeds(values: npt.ArrayLike) -> Estimate:
+    """Return the mean over seeds or kernels with the 95 % interval of Student's t; of one value it is that value."""
     v = np.asarray(values, dtype=np.float64)
     mean = float(v.mean())
     if len(v) < 2:

@@ -35,6 +35,8 @@ def test_one_alone_is_believed_only_where_it_is_clearly_better():
     assert auto._blend_names(few | {second: found(0.1, 0.2, times=3)}) == [second]
     assert auto._blend_names(few | {second: found(0.9, 1.0, times=3)}) == [first]
     assert auto._blend_names({first: found(0.5, 0.6), second: found(0.1, 0.2)}) == [first, second]  # two tell nothing
+    unsure = {first: found(*[0.0] * 6), second: found(0.9, 0.9, 0.1, 0.5, 1.2, -0.3)}  # 2.4 standard errors
+    assert auto._blend_names(unsure) == [first, second]  # Student's t of six is 2.6
     assert auto._blend_names({second: found(0.5, times=5), third: found(0.1, times=5)}) == [second]
     assert auto._blend_names({third: found(0.5, 0.6)}) == [third]
 

@@ -40,7 +40,7 @@ from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS
 from tilewise.costmodel.features.ranker import heaviest_node, kernel_sizes
-from tilewise.costmodel.metrics import top_k_error
+from tilewise.costmodel.metrics import over_seeds, top_k_error
 from tilewise.costmodel.models.blend import RANDOM_ORDER, Blend, Familiarity, blend, rank_scores
 from tilewise.costmodel.models.files import BLEND, MODEL_FILE
 from tilewise.costmodel.models.trained import TrainedModel, load_model
@@ -57,7 +57,6 @@ DONE_FILE = "candidates.json"
 _MIN_KERNELS = 5  # fewer kernels are too few to compare models on
 _WEIGHTS = np.array([1.0, 2.0])  # of the logs of top-1 and top-5 error, as in TileRanker's own selection
 _LEFT_OUT_SHARE = 0.4  # of the train kernels, at most, that the families left out for the fallback have
-_SIGNIFICANT = 2.0  # standard errors
 _FORESTS, _SEED_STEP = 4, 1000  # trainings of selected trees, and the difference of their seeds
 
 _TREE_WEIGHT = 0.5  # relative to all networks together; arbitrary, trees are the weaker part on large collections
@@ -218,8 +217,7 @@ def _choose_fallback(dataset: Dataset, kinds: list[str], seed: int, max_seconds:
     means = {name: float(np.mean(values)) for name, values in errors.items()}
     # A random order wins only if it is significantly better than the best model (paired differences).
     fallback = min((*kinds, together), key=lambda name: means[name])
-    gain = np.array(errors[fallback]) - np.array(errors[RANDOM_ORDER])
-    if gain.mean() > _SIGNIFICANT * gain.std(ddof=1) / len(gain) ** 0.5:
+    if over_seeds(np.subtract(errors[fallback], errors[RANDOM_ORDER])).low > 0:
         fallback = RANDOM_ORDER
     listing = ", ".join(f"{name} {100 * mean:.1f} %" for name, mean in means.items())
     message = f"Kernels unlike the train split are ranked by: {fallback}"
@@ -260,10 +258,10 @@ def _blend_names(errors: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _significantly_better(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Tell whether errors are lower by two standard errors of the paired difference; never with few kernels."""
-    # Paired differences per kernel: kernels differ much more than models.
-    gain = np.array(other["each"]) - np.array(one["each"])
-    return len(gain) >= _MIN_KERNELS and bool(gain.mean() > _SIGNIFICANT * gain.std(ddof=1) / len(gain) ** 0.5)
+    """Tell whether the 95 % interval of the paired difference excludes 0; never with few kernels."""
+    # Paired differences per kernel: kernels differ much more than models. Student's t, because there may be only five.
+    gain = np.subtract(other["each"], one["each"])
+    return len(gain) >= _MIN_KERNELS and over_seeds(gain).low > 0
 
 
 def verdict(auto: dict[str, Any]) -> str:

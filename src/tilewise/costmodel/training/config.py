@@ -118,20 +118,19 @@ WINNERS: dict[str, Any] = {
     "fastest": 0.25,
     "select": "top5",
 }
-_FEW_KERNELS = 60  # below it a run of 30 epochs of 32 steps only memorizes; measured on 14 to 60 kernels
 
 
 def budget(model: str, kernels: int, has_estimate: bool) -> dict[str, Any]:
     """Return settings of a TileRanker that follow the number of train kernels.
 
-    Many kernels support a wider network. Few kernels of a TPU only correct the estimate that the network starts from.
+    Many kernels support a wider network. On a TPU the network starts from an estimate of the runtime, so that a small
+    collection is passed as often as a large one: more passes would only memorize its kernels.
     """
     if model != "TileRanker":
         return {}
-    if kernels < _FEW_KERNELS:
-        return {"epochs": 4, "eval_every": 4} if has_estimate else {}
     widths = [width for least, width in ((1000, 128), (4000, 192)) if kernels >= least]
-    return {"model_kwargs": {"hidden_dim": widths[-1]}} if widths else {}
+    wider = {"model_kwargs": {"hidden_dim": widths[-1]}} if widths else {}
+    return wider | ({"least_steps": 0} if has_estimate else {})
 
 
 def default_settings(model: str, **overrides: Any) -> TrainSettings:
