@@ -45,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.harness import today
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.data.importers import import_logs
 from tilewise.costmodel.data.kernel import Kernel

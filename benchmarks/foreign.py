@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from benchmarks.harness import today
 from benchmarks.standins import GPUS, OPENCL_NAMES, STANDINS, embedded, opencl_gemm, split_up
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.costmodel import load_dataset, load_model
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.importers.description import plain_graph

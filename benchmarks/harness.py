@@ -24,9 +24,9 @@ from typing import Any
 from benchmarks.cases import NOT_HELD, source_hash
 from benchmarks.results_files import HOME_KIND, RESULTS, ROOT, folder_of
 from tilewise import _system
+from tilewise._atomic import write_atomic
 from tilewise._environment import machine_override
 from tilewise._extension import native
-from tilewise._files import write_atomic
 
 Run = Callable[[], Any]
 _LONG_S = 0.05  # a call that needs no warm-up before each turn

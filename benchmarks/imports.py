@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import cpu_kind, today
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 
 RESULTS = Path(__file__).parent / "results" / "imports.json"
 _SHAPES, _PIECE, _REPEATS = 2000, 1 << 20, 32

@@ -29,7 +29,7 @@ import tilewise
 from benchmarks.harness import machine_class, results_path, today
 from benchmarks.trained_networks import NETWORKS, as_pictures, trained_network
 from tilewise import Tensor, data, models, no_grad
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
 from tilewise.fit import fit, recipe_for
 from tilewise.nn import Module, functional

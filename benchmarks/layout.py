@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import today
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.costmodel.layout import COLLECTIONS, LayoutDataset, synthetic_graph
 from tilewise.costmodel.metrics import kendall_tau, over_seeds
 

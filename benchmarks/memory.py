@@ -27,8 +27,8 @@ import numpy as np
 import tilewise.onnx
 import tilewise.plan
 from benchmarks.harness import machine_class, results_path, today
+from tilewise._atomic import write_atomic
 from tilewise._extension import native
-from tilewise._files import write_atomic
 from tilewise.models import zoo
 from tilewise.nn import Module
 from tilewise.quantize import quantize

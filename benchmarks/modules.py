@@ -21,7 +21,7 @@ import numpy as np
 
 import tilewise
 from tilewise import data, models
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.cli.optimize.before_after import Task, paired_drop
 from tilewise.cli.optimize.prune import ImagePruning, _prune_weights, _remove_filters, fine_tune
 from tilewise.quantize import quantize

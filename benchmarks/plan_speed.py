@@ -18,7 +18,7 @@ import numpy as np
 
 import tilewise
 from tilewise import Tensor, data, models, no_grad
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.backend import OptimizedBackend, matmul_blocked, matmul_naive, use_backend
 from tilewise.cli.optimize.prune import _bytes
 from tilewise.generate import generate, make_engine

@@ -28,8 +28,8 @@ import numpy as np
 import tilewise
 from benchmarks.harness import Row, machine_class, provenance, results_path, today
 from tilewise import Tensor, models, nn, no_grad
+from tilewise._atomic import write_atomic
 from tilewise._events import recorders
-from tilewise._files import write_atomic
 from tilewise.profile import FLOPCounter, MemoryProfiler, ProfilerContext, Timer
 
 # --- functions to time: about 10 µs, 1 ms and 50 ms ---

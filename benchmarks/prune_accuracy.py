@@ -23,7 +23,7 @@ import tilewise
 from benchmarks.harness import interleaved
 from benchmarks.int8_accuracy import shown, trained
 from tilewise import Tensor, models, no_grad
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
 from tilewise.cli.optimize.prune import ImagePruning, fine_tune
 from tilewise.io import save

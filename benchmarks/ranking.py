@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.standins import STANDINS
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.costmodel import load_dataset, train
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.metrics import top_k_error

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import today
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection, load_dataset
 from tilewise.costmodel.evaluation import evaluate

@@ -34,7 +34,7 @@ from benchmarks.foreign import plain_rows
 from benchmarks.harness import today
 from benchmarks.ranking import summary
 from course.synthetic_tiles import synthetic_dataset
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.costmodel import train
 from tilewise.costmodel.baselines import random_errors
 from tilewise.costmodel.data.dataset import Dataset

@@ -25,7 +25,7 @@ import numpy as np
 
 import tilewise
 from benchmarks.harness import interleaved, machine_class, provenance, results_path, today
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.backend import OptimizedBackend
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection

@@ -19,7 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import MAX_JSON_BYTES, gunzip, parse_json, read_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import MAX_JSON_BYTES, gunzip, parse_json, read_input
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.training.config import default_settings
 from tilewise.errors import ConfigurationError, FileFormatError

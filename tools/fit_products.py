@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tilewise._atomic import write_atomic
 from tilewise._extension import native
-from tilewise._files import write_atomic
 from tilewise.backend.tiled.matmul import TileConfig
 from tilewise.errors import ConfigurationError
 

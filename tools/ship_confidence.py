@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.costmodel.data.dataset import Dataset, load_dataset, select_columns
+from tilewise.costmodel.data.columns import select_columns
+from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.models.files import shipped_file, shipped_names
 from tilewise.costmodel.models.ridge import ridge_scorer

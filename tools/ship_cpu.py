@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.costmodel import train
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection
 from tilewise.costmodel.data.dataset import dataset_from_kernels, find_collection

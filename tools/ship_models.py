@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.costmodel import Dataset, load_dataset, train
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection
 from tilewise.costmodel.data.dataset import find_collection

@@ -5,11 +5,12 @@ are imported on first use, so that `tilewise --help` does not load NumPy and the
 """
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tilewise._late import late_names
 
 if TYPE_CHECKING:
     from tilewise import backend, data, interop, models, nn, onnx, optim
-    from tilewise._gradcheck import gradcheck
     from tilewise._threads import (
         batch_invariant,
         get_batch_invariant,
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     )
     from tilewise.gpu.pinning import pin, unpin
     from tilewise.io import load, save
-    from tilewise.models import load_model
+    from tilewise.models.saved import load_model
     from tilewise.nn.self_planning import explain, get_self_planning, set_self_planning
+    from tilewise.ops.gradcheck import gradcheck
     from tilewise.plan import compile
     from tilewise.tensor import Tensor, cat, enable_grad, from_dlpack, is_grad_enabled, no_grad, stack, where
 
@@ -59,35 +61,20 @@ __all__ = [
     "where",
 ]
 
-_MODULES = {
-    "_threads": (
-        "batch_invariant",
-        "get_batch_invariant",
-        "get_num_threads",
-        "set_batch_invariant",
-        "set_num_threads",
-    ),
-    "_gradcheck": ("gradcheck",),
-    "gpu.pinning": ("pin", "unpin"),
-    "nn.self_planning": ("explain", "get_self_planning", "set_self_planning"),
-    "io": ("load", "save"),
-    "plan": ("compile",),
-    "models": ("load_model",),
-    "tensor": ("Tensor", "cat", "enable_grad", "from_dlpack", "is_grad_enabled", "no_grad", "stack", "where"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from its module on first use."""
-    from importlib import import_module
-
-    if name not in __all__:
-        raise AttributeError(f"module 'tilewise' has no attribute {name!r}")
-    module = next((module for module, names in _MODULES.items() if name in names), None)
-    if module is None:
-        return import_module(f"tilewise.{name}")
-    globals()[name] = value = getattr(import_module(f"tilewise.{module}"), name)
-    return value
+__getattr__ = late_names(
+    __name__,
+    {
+        ".ops.gradcheck": "gradcheck",
+        "._threads": "batch_invariant get_batch_invariant get_num_threads set_batch_invariant set_num_threads",
+        ".gpu.pinning": "pin unpin",
+        ".io": "load save",
+        ".models.saved": "load_model",
+        ".nn.self_planning": "explain get_self_planning set_self_planning",
+        ".plan": "compile",
+        ".tensor": "Tensor cat enable_grad from_dlpack is_grad_enabled no_grad stack where",
+        **{f".{package}": "" for package in ("backend", "data", "interop", "models", "nn", "onnx", "optim")},
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -1,9 +1,8 @@
-"""Atomic writing of files, and safe reading of files from untrusted sources.
+"""Safe reading of files from untrusted sources; `_atomic.py` writes files.
 
-The writer creates a temporary file next to the target, flushes it to the disk and renames it: a killed process leaves
-at most a hidden file ending in ``.part``, never a partial target. The reader (`open_input`) accepts only regular files
-up to a size limit, so that a pipe, a device, a loop of links or a file of a terabyte gives an error in one sentence
-instead of a process that hangs or runs out of memory. Decompressed gzip data and JSON are bounded as well.
+The reader (`open_input`) accepts only regular files up to a size limit, so that a pipe, a device, a loop of links or a
+file of a terabyte gives an error in one sentence instead of a process that hangs or runs out of memory. Decompressed
+gzip data and JSON are bounded as well.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,34 +33,6 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-
-
-@contextlib.contextmanager
-def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
-    """Open a binary stream whose content becomes the file `path` when the block ends without an error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be written ({error.strerror or error}).") from error
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(path)
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be written ({error.strerror or error}).") from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            Path(name).unlink()
-
-
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write `content` (text as UTF-8) to `path` atomically."""
-    with atomic_writer(path) as stream:
-        stream.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def open_input(path: str | os.PathLike[str], limit: int) -> IO[bytes]:
@@ -152,22 +122,6 @@ def gunzip(content: bytes, where: object, limit: int) -> bytes:
 
 
 @contextlib.contextmanager
-def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`, which the system releases even if this process is killed.
-
-    Without `wait`, a lock held by another process raises BlockingIOError.
-    """
-    with path.open("a") as file:
-        try:
-            import fcntl
-        except ImportError:  # no advisory locks on this system
-            yield
-            return
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
-
-
-@contextlib.contextmanager
 def convert_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Convert system errors raised in the block while reading `path` to an UnavailableError."""
     try:
@@ -207,9 +161,3 @@ def _json_reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return "it is not text, or a number in it is too long"
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise import _events
 from tilewise._events import recorders
 from tilewise.backend.registry import current_backend
 from tilewise.errors import GradientError
@@ -49,7 +48,7 @@ def walk_back(root: Tensor, seed: Array, retain_graph: bool) -> None:
         if step.retain is not None and (output := step.retain()) is not None:
             output.accumulate_grad(grad, False)
         _check_saved(step)
-        grads = _events.record_backward(step, grad) if recorders else step.backward(grad)
+        grads = recorders.hooks.record_backward(step, grad) if recorders else step.backward(grad)
         for t, g in zip(step.inputs, grads if isinstance(grads, tuple) else (grads,), strict=True):
             if g is not None and t.requires_grad:
                 g = _sum_to_shape(g, t._array)

@@ -23,7 +23,7 @@ from typing import Any, SupportsIndex, cast
 import numpy as np
 import numpy.typing as npt
 
-from tilewise import _events, ops
+from tilewise import ops
 from tilewise._events import recorders, tracers
 from tilewise.autograd import walk_back
 from tilewise.backend.registry import current_backend
@@ -68,7 +68,7 @@ def apply(operation: type[ops.Operation], *inputs: Tensor, **params: Any) -> Ten
     step = operation()
     try:
         if recorders:
-            data = _events.record_forward(step, [t._array for t in inputs], params)
+            data = recorders.hooks.record_forward(step, [t._array for t in inputs], params)
         else:
             data = step.forward(*[t._array for t in inputs], **params)
     except (ShapeError, DtypeError):
@@ -155,7 +155,7 @@ class Tensor:
     def data(self) -> Array:
         """The underlying array, not a copy."""
         if tracers:
-            _events.note_read(self._array)
+            recorders.hooks.note_read(self._array)
         return self._array
 
     @data.setter

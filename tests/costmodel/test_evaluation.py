@@ -17,7 +17,8 @@ from tilewise.cli.tiles.app import tiles
 from tilewise.cli.tiles.drawings import draw_evaluation
 from tilewise.costmodel import evaluate, load_model, load_scorer, rank, train
 from tilewise.costmodel.baselines import Analytical, random_errors
-from tilewise.costmodel.confidence import calibrate, confidence
+from tilewise.costmodel.confidence import confidence
+from tilewise.costmodel.confidence_fit import calibrate
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.evaluation import leave_one_program_out

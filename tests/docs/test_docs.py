@@ -177,8 +177,8 @@ def test_every_file_for_packagers_has_the_version_of_the_package():
 
 PUBLIC_PACKAGES = (
     "tilewise", "tilewise.plan", "tilewise.quantize", "tilewise.prune", "tilewise.generate", "tilewise.profile",
-    "tilewise.bench", "tilewise.costmodel", "tilewise.tune", "tilewise.inductor", "tilewise.products", "tilewise.learn",
-    "tilewise.tune.triton", "tilewise.nn", "tilewise.backend", "tilewise.gguf",
+    "tilewise.bench", "tilewise.costmodel", "tilewise.tune", "tilewise.inductor", "tilewise.gpu.products",
+    "tilewise.tune.triton", "tilewise.nn", "tilewise.backend", "tilewise.gguf", "tilewise.learn",
 )  # fmt: skip
 
 

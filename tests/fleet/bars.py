@@ -23,7 +23,7 @@ from benchmarks.harness import machine_class, today
 from tests.bench.postgres import running_cluster
 from tests.fleet.served import ServedStore
 from tests.store.stores import why_no_postgres
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store

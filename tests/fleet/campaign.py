@@ -29,7 +29,7 @@ from benchmarks.harness import machine_class, today
 from tests.fleet.rays import Driver, cluster_of
 from tests.store.stores import new_database, shared_cluster
 from tests.waiting import until
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.profile.timing.statistics import rank_correlation
 from tilewise.store.aggregate import open_measurements, read_measured
 from tilewise.store.problem import Problem

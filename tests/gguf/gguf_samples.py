@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 
 from tilewise.nn import GPT, Llama, LlamaConfig
-from tilewise.nn.llama import rotary_frequencies
+from tilewise.nn.decoder_config import rotary_frequencies
 
 _KIND_NAMES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 BLOCK_KINDS = ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "IQ4_NL", "Q4_0", "Q4_1")

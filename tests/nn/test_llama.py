@@ -15,7 +15,8 @@ from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.generate import generate, make_engine, new_cache
 from tilewise.generate.engine import ModelEngine
 from tilewise.nn import Linear, Llama, LlamaConfig
-from tilewise.nn.llama import rotary_frequencies, rotate
+from tilewise.nn.decoder_config import rotary_frequencies
+from tilewise.nn.llama import rotate
 
 SHAPES = [(4, 4, True), (4, 2, False), (6, 1, True)]  # heads, heads with keys, pairs side by side
 

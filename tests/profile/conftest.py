@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from tilewise import _events, get_num_threads, set_num_threads
+from tilewise import get_num_threads, set_num_threads
 from tilewise._extension import native
+from tilewise.backend import recording
 from tilewise.profile import leaks, machine
 from tilewise.profile.machine import Bandwidth, MachineFigures, Peak
 
@@ -48,7 +49,7 @@ class CpuClock:
 def cpu_clock(monkeypatch):
     """Profile by the processor time of this thread, on one thread."""
     clock, threads = CpuClock(), get_num_threads()
-    monkeypatch.setattr(_events, "now", clock)
+    monkeypatch.setattr(recording, "now", clock)
     set_num_threads(1)
     yield clock
     set_num_threads(threads)

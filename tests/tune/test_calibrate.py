@@ -178,7 +178,7 @@ print(json.dumps(tile.as_dict()))
 
 
 def test_a_calibration_is_offered_once_and_only_where_there_is_none(tmp_path: Path, monkeypatch):
-    from tilewise._tuned import calibration_offer
+    from tilewise.backend.tuned import calibration_offer
 
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path))
     monkeypatch.setenv("TILEWISE_TUNED", "1")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
-from tilewise._tuned import tuned_chooser
 from tilewise.backend.registry import OptimizedBackend
 from tilewise.backend.tiled.matmul import TileConfig, operand_views
+from tilewise.backend.tuned import tuned_chooser
 from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import FILE, ChoiceFile, Decision
 

@@ -4,15 +4,20 @@ The three most important names: `OptimizedBackend` (dispatches an operation to a
 compiled matrix product) and `tile_space` (the feasible tiles of an operation).
 """
 
-from tilewise.backend import attention, conv, numpy_ops, numpy_training, rows  # noqa: F401 - registers their operations
+from typing import TYPE_CHECKING
+
+from tilewise._late import late_names
+from tilewise.backend import attention, rows  # noqa: F401 - registers their operations
 from tilewise.backend.conv import default_conv2d_tile
 from tilewise.backend.gemm import default_matmul_tile, matmul_native, matmul_numpy
-from tilewise.backend.ladder import matmul_blocked, matmul_naive
 from tilewise.backend.registry import Explanation, OptimizedBackend, current_backend, use_backend
-from tilewise.backend.tiled import check_tile, tile_space
-from tilewise.backend.tiled.conv2d import ConvTile, conv2d_shape
-from tilewise.backend.tiled.int8_matmul import Int8Tile
-from tilewise.backend.tiled.matmul import TileConfig
+
+if TYPE_CHECKING:
+    from tilewise.backend.ladder import matmul_blocked, matmul_naive
+    from tilewise.backend.tiled import check_tile, tile_space
+    from tilewise.backend.tiled.conv2d import ConvTile, conv2d_shape
+    from tilewise.backend.tiled.int8_matmul import Int8Tile
+    from tilewise.backend.tiled.matmul import TileConfig
 
 __all__ = [
     "ConvTile",
@@ -32,3 +37,14 @@ __all__ = [
     "tile_space",
     "use_backend",
 ]
+
+__getattr__ = late_names(
+    __name__,
+    {
+        ".ladder": "matmul_blocked matmul_naive",
+        ".tiled": "check_tile tile_space",
+        ".tiled.conv2d": "ConvTile conv2d_shape",
+        ".tiled.int8_matmul": "Int8Tile",
+        ".tiled.matmul": "TileConfig",
+    },
+)

@@ -11,20 +11,24 @@ call and packs again if it differs, so weights may be changed in place at any ti
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend.registry import implements
-from tilewise.backend.tiled.conv2d import ConvTile, TiledConv2d, conv2d_shape
 from tilewise.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from tilewise.backend.tiled.conv2d import ConvTile
 
 Array = npt.NDArray[Any]
 
 
 def conv2d_tile_key(x: Array, w: Array, *args: Any, **options: Any) -> tuple[tuple[int, ...], str, str]:
     """Key of a convolution for the tile chooser: (shape as in `conv2d_shape`, dtype, layout)."""
+    from tilewise.backend.tiled.conv2d import conv2d_shape
+
     return conv2d_shape(x, w, *args, **options), x.dtype.name, "nchw"
 
 
@@ -32,7 +36,14 @@ def default_conv2d_tile(x: Array, w: Array, **geometry: Any) -> ConvTile:
     """Return the tile that `conv2d(x, w, ...)` uses by default (see docs/tiles.md)."""
     if native is None:
         raise UnavailableError("tiles need tilewise's compiled kernels; install g++ and reinstall")
-    return TiledConv2d().default(native, conv2d_shape(x, w, **geometry))
+    return _default_tile(x, w, **geometry)
+
+
+def _default_tile(x: Array, w: Array, *args: Any, **options: Any) -> ConvTile:
+    from tilewise.backend.tiled.conv2d import TiledConv2d, conv2d_shape
+
+    assert native is not None
+    return TiledConv2d().default(native, conv2d_shape(x, w, *args, **options))
 
 
 def _describe_native(x: Array, w: Array, *args: Any, **options: Any) -> tuple[str, ConvTile | None]:
@@ -40,7 +51,7 @@ def _describe_native(x: Array, w: Array, *args: Any, **options: Any) -> tuple[st
     assert native is not None
     if x.size == 0 or w.size == 0:
         return "it is float32 and empty", None
-    tile = TiledConv2d().default(native, conv2d_shape(x, w, *args, **options))
+    tile = _default_tile(x, w, *args, **options)
     image = "x".join(map(str, x.shape))
     o, _, kh, kw = w.shape
     return f"float32 {image} by {o} {kh}x{kw} filters on {native.isa()} runs the {tile.algorithm} kernel", tile

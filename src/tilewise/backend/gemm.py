@@ -7,15 +7,17 @@ as the product. It accepts float32 arrays with any strides and never copies a tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend.registry import implements
-from tilewise.backend.tiled.matmul import TileConfig
 from tilewise.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from tilewise.backend.tiled.matmul import TileConfig
 
 Array = npt.NDArray[Any]
 
@@ -71,7 +73,13 @@ def default_matmul_tile(a: Array, b: Array) -> TileConfig:
     """Return the tile that `matmul_native(a, b)` uses by default (see docs/tiles.md)."""
     if native is None:
         raise UnavailableError("tiles need tilewise's compiled kernels; install g++ and reinstall")
-    return TileConfig(*native.matmul_plan(a, b)[1])
+    return _tile_config(native.matmul_plan(a, b)[1])
+
+
+def _tile_config(sizes: tuple[Any, ...]) -> TileConfig:
+    from tilewise.backend.tiled.matmul import TileConfig
+
+    return TileConfig(*sizes)
 
 
 def _describe_native(a: Array, b: Array, **_options: Any) -> tuple[str, TileConfig | None]:
@@ -80,7 +88,7 @@ def _describe_native(a: Array, b: Array, **_options: Any) -> tuple[str, TileConf
     m, n, k = _sizes(a, b)
     product = f"float32 {m}x{k} by {k}x{n} ({_layout(a, b)}) on {native.isa()}"
     if path == "tiled":
-        return f"{product} runs the tiled kernel", TileConfig(*tile)
+        return f"{product} runs the tiled kernel", _tile_config(tile)
     return f"{product} is bound by memory and runs the unpacked {path} kernel", None
 
 

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from tilewise import _events
 from tilewise._events import recorders
 from tilewise._extension import native
-from tilewise._tuned import tuned_chooser
+from tilewise.backend.tuned import tuned_chooser
 from tilewise.errors import ConfigurationError, did_you_mean
 
 UnsupportedReason = Callable[..., str | None]
@@ -97,12 +96,10 @@ class OptimizedBackend:
         self.only = only
         self.is_customized = False  # somebody registered an implementation
         self._tile_chooser, self._table = tile_chooser, _tile_table(tile_chooser)
-        for implementation in _DEFAULTS:
-            if only is None or implementation.name in (only, _FALLBACK):
-                self.add(implementation)
-        for entries in self._implementations.values():
-            entries.sort(key=lambda entry: -1 if entry.name == only else _RANKS.get(entry.name, len(_RANKS)))
-        self._route()
+        self._is_complete = False  # True once the NumPy versions were needed
+        self._add_defaults()
+        if only is not None:
+            self._complete()
 
     @property
     def tile_chooser(self) -> TileChooser | None:
@@ -140,8 +137,26 @@ class OptimizedBackend:
         if self._routes:
             self._route()
 
+    def _add_defaults(self) -> None:
+        """Add the implementations that are registered by now, in the order of preference."""
+        ranks = _RANKS if self.only is None else {self.only: -1, _FALLBACK: 0}
+        for entry in sorted(_DEFAULTS, key=lambda entry: ranks.get(entry.name, len(ranks))):
+            entries = self._implementations.get(entry.op, [])
+            if entry.name in ranks and all(other.name != entry.name for other in entries):
+                self._implementations[entry.op] = [*entries, entry]
+        self._route()
+
+    def _complete(self) -> None:
+        """Import the implementations that most programs do not need: NumPy's and the ladder's."""
+        from tilewise.backend import ladder, numpy_ops, numpy_training  # noqa: F401 - registers their operations
+
+        self._add_defaults()
+        self._is_complete = True
+
     def implementations(self, op: str) -> list[Implementation]:
         """List the implementations of `op` in the order of preference."""
+        if not self._is_complete:
+            self._complete()
         try:
             return self._implementations[op]
         except KeyError:
@@ -151,11 +166,13 @@ class OptimizedBackend:
 
     def operations(self) -> list[str]:
         """List the operations that `dispatch` accepts."""
+        if not self._is_complete:
+            self._complete()
         return list(self._implementations)
 
     def select(self, op: str, *args: Any, **kwargs: Any) -> Implementation:
         """Return the first implementation that supports these arguments, or the last one if none does."""
-        entries = self._implementations.get(op) or self.implementations(op)
+        entries = self.implementations(op)
         for entry in entries:
             if entry.unsupported_reason is None or entry.unsupported_reason(*args, **kwargs) is None:
                 return entry
@@ -167,11 +184,15 @@ class OptimizedBackend:
         for entry in self._routes.get(op) or self.implementations(op):
             if entry.unsupported_reason is None or entry.unsupported_reason(*args, **kwargs) is None:
                 break
+        else:
+            if not self._is_complete:
+                self._complete()
+                return self.dispatch(op, *args, **kwargs)
         if recorders:
             # Records contain the tile, so a profiled call asks the chooser at once, without its warm-up.
             if "tile" not in kwargs:
                 kwargs |= _tile_argument(entry, self._tile_chooser, args, kwargs)
-            return _events.record_kernel(op, entry, args, kwargs)
+            return recorders.hooks.record_kernel(op, entry, args, kwargs)
         return entry.run(*args, **kwargs)
 
     def explain(self, op: str, *args: Any, **kwargs: Any) -> Explanation:
@@ -297,7 +318,8 @@ def use_backend(backend: str | OptimizedBackend) -> Iterator[OptimizedBackend]:
 
 def named_backend(name: str) -> OptimizedBackend:
     """Create the backend restricted to the implementations of this name."""
+    backend = OptimizedBackend(only=name)
     names = {implementation.name for implementation in _DEFAULTS}
     if name not in names:
         raise ConfigurationError(f"there is no backend {name!r}; choose one of {', '.join(sorted(names))}")
-    return OptimizedBackend(only=name)
+    return backend

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import optim
+from tilewise._safetensors import load_arrays
 from tilewise.backend import OptimizedBackend, use_backend
 from tilewise.backend.tiled import check_tile
 from tilewise.backend.tiled.matmul import TileConfig
@@ -24,7 +25,6 @@ from tilewise.bench.recipe import Recipe, Step
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.validation import check_likeness
 from tilewise.errors import Rejected, TilewiseError
-from tilewise.io import load_arrays
 from tilewise.nn import Module
 from tilewise.nn import functional as F
 from tilewise.prune import prune, shrink, sparsify

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import file_lock, parse_json, read_text_input
+from tilewise._atomic import file_lock
+from tilewise._files import parse_json, read_text_input
 from tilewise.bench.jsontext import canonical
 from tilewise.bench.recipe import Recipe
 from tilewise.bench.scoring import Score, check_ranked

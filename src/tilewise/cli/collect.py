@@ -173,7 +173,7 @@ def compare(
 
     Example: tilewise collect compare h200 second_visit
     """
-    from tilewise._files import write_atomic
+    from tilewise._atomic import write_atomic
     from tilewise.tune.measure.export import compare as agreement
     from tilewise.tune.measure.export import open_collection
 

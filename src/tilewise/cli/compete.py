@@ -48,7 +48,7 @@ def run(
 
     Example: tilewise compete run --event CNN_MARATHON --entry reference
     """
-    from tilewise._files import write_atomic
+    from tilewise._atomic import write_atomic
     from tilewise.bench import Settings
 
     settings = Settings(truth=truth, practice=practice)

@@ -11,7 +11,7 @@ from typing import Any
 
 from typer import echo
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 
 BLUE, RED, GREY = "#2a6fb5", "#b5482a", "#8a8f98"
 _STYLE: Any = {

@@ -51,8 +51,8 @@ def profile(
     import sys
     from contextlib import nullcontext, redirect_stdout
 
-    from tilewise._tuned import calibration_offer
     from tilewise.backend import use_backend
+    from tilewise.backend.tuned import calibration_offer
     from tilewise.errors import ConfigurationError
 
     if (model is None) == (script is None):

@@ -169,7 +169,7 @@ def _cost_of_int8(model: Any, inputs: list[Any], exact: dict[str, Any], results:
 def _write_results(results: dict[str, Any], path: Path) -> None:
     import numpy as np
 
-    from tilewise._files import atomic_writer
+    from tilewise._atomic import atomic_writer
 
     with atomic_writer(path) as stream:
         np.savez(stream, **{name: value.data for name, value in results.items()})

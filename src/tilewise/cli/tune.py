@@ -255,7 +255,7 @@ def _describe_source(tuned: Tuned) -> str:
 
 
 def _suggest_calibration(tuner: Tuner) -> None:
-    from tilewise._tuned import calibration_offer
+    from tilewise.backend.tuned import calibration_offer
 
     offer = calibration_offer() if tuner.device.kind == "cpu" else None
     if offer is not None:

@@ -5,8 +5,9 @@ Names are imported on first use, so that ranking with a trained model loads neit
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tilewise._late import late_names
 
 if TYPE_CHECKING:
     from tilewise.costmodel.data.dataset import Dataset, load_dataset
@@ -20,20 +21,6 @@ if TYPE_CHECKING:
     from tilewise.costmodel.models.trained import TrainedModel, load_model
     from tilewise.costmodel.ranking import Ranking, rank
     from tilewise.costmodel.training.loop import train
-
-_MODULES = {
-    "data.dataset": ("Dataset", "load_dataset"),
-    "data.kernel": ("Kernel",),
-    "estimator": ("TileRanker",),
-    "evaluation": ("Evaluation", "evaluate"),
-    "hlo.featurize": ("featurize_hlo",),
-    "models.gbdt": ("GBDT",),
-    "models.scorer": ("Scorer", "load_scorer"),
-    "models.torch": ("build_model",),
-    "models.trained": ("TrainedModel", "load_model"),
-    "ranking": ("Ranking", "rank"),
-    "training.loop": ("train",),
-}
 
 __all__ = [
     "GBDT",
@@ -54,10 +41,19 @@ __all__ = [
     "train",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from its module on first use."""
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_names(
+    __name__,
+    {
+        ".data.dataset": "Dataset load_dataset",
+        ".data.kernel": "Kernel",
+        ".estimator": "TileRanker",
+        ".evaluation": "Evaluation evaluate",
+        ".hlo.featurize": "featurize_hlo",
+        ".models.gbdt": "GBDT",
+        ".models.scorer": "Scorer load_scorer",
+        ".models.torch": "build_model",
+        ".models.trained": "TrainedModel load_model",
+        ".ranking": "Ranking rank",
+        ".training.loop": "train",
+    },
+)

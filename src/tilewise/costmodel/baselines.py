@@ -13,6 +13,7 @@ from tilewise.costmodel.data.schema import DIMENSIONS, TILE_FEATURES, Schema
 from tilewise.costmodel.data.tpu_tiles import estimate_runtime
 from tilewise.costmodel.features.occupancy import Gpu, element_bytes, is_product, occupancy_features
 from tilewise.costmodel.features.ranker import kernel_sizes
+from tilewise.costmodel.features.ranker_fit import gpu_of
 from tilewise.costmodel.metrics import top_k_error
 
 Errors = dict[str, npt.NDArray[np.float64]]
@@ -58,14 +59,14 @@ class Analytical:
     calibration = None
 
     def __init__(self, split: Split) -> None:
-        self.gpu = Gpu.from_schema(split.schema)
+        self.gpu = gpu_of(split.schema)
         self.cpu = _cpu_columns(split.schema)
         self.applicable = self.applies(split.schema)
 
     @staticmethod
     def applies(schema: Schema) -> bool:
         """Tell whether the column names say what the columns mean."""
-        return bool(Gpu.from_schema(schema) or _cpu_columns(schema) or schema.config_features == TILE_FEATURES)
+        return bool(gpu_of(schema) or _cpu_columns(schema) or schema.config_features == TILE_FEATURES)
 
     def score(self, kernel: Kernel) -> npt.NDArray[np.float32]:
         """Return the logarithm of the estimated cost of each configuration; 0 where columns have no known meaning."""

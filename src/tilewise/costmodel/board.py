@@ -17,11 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import read_input, read_json_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import read_input, read_json_input
 from tilewise._wording import with_interval
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.evaluation import Evaluation, evaluate
-from tilewise.costmodel.models.files import model_path, shipped_file, shipped_names, without_nans
+from tilewise.costmodel.models.file_writer import without_nans
+from tilewise.costmodel.models.files import model_path, shipped_file, shipped_names
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.costmodel.ranking import Model
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError

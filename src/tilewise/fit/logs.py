@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.errors import UnavailableError
 from tilewise.fit.loop import Epoch, Progress
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,15 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.generate.cache import KVCache
-from tilewise.nn import GPT, Embedding, Linear, Llama, LlamaConfig, RMSNorm
-from tilewise.nn.llama import LlamaBlock
+from tilewise.nn import GPT, Embedding, Linear
+from tilewise.nn.decoder_config import LlamaConfig
 from tilewise.tensor import no_grad
 
+if TYPE_CHECKING:
+    from tilewise.nn import Llama
+
 Array = npt.NDArray[Any]
-LanguageModel = GPT | Llama
+LanguageModel: TypeAlias = "GPT | Llama"
 _Q8_0 = 8  # GGUF's number of the format
 
 
@@ -54,7 +57,7 @@ def head_shape(model: LanguageModel) -> tuple[int, int]:
 
 def describe(model: LanguageModel) -> LlamaConfig:
     """Return the description of a model; a GPT is the decoder with layer norms, learned positions and no gate."""
-    if isinstance(model, Llama):
+    if not isinstance(model, GPT):
         return model.config
     return LlamaConfig(
         layers=len(model.blocks),
@@ -201,7 +204,7 @@ def _embedding_rows(model: LanguageModel) -> Any:
 def _block_layers(block: Any) -> list[list[Any]]:
     """Linear layers of a block: query, key and value; output; (gate and) up; down."""
     attention = block.self_attn
-    if isinstance(block, LlamaBlock):
+    if hasattr(block, "mlp"):  # a block of Llama
         mlp = block.mlp
         qkv, up = [attention.q_proj, attention.k_proj, attention.v_proj], [mlp.up_proj]
         return [qkv, [attention.o_proj], [mlp.gate_proj, *up] if mlp.gated else up, [mlp.down_proj]]
@@ -224,7 +227,7 @@ def _norm_weights(norm: Any) -> tuple[Array, Array | None] | None:
     """Return weight and bias of a norm layer (no bias for RMS norm); None without a layer."""
     if norm is None:
         return None
-    return norm.weight.data, None if isinstance(norm, RMSNorm) else norm.bias.data
+    return norm.weight.data, norm.bias.data if hasattr(norm, "bias") else None
 
 
 def _linear_layers(model: LanguageModel) -> list[Any]:

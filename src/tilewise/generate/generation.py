@@ -17,6 +17,8 @@ from tilewise._wording import pluralize
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.generate.cache import KVCache, is_integer
 from tilewise.generate.engine import LanguageModel, head_shape, make_engine, new_cache
+from tilewise.nn import GPT
+from tilewise.nn.decoder_config import LlamaConfig
 from tilewise.nn.self_planning import layer_by_layer
 from tilewise.tensor import no_grad
 
@@ -52,7 +54,7 @@ def generate(
     >>> len(list(generate(models.gpt("4x128"), [1, 2, 3], 5)))
     5
     """
-    if not isinstance(model, LanguageModel):
+    if not isinstance(model, GPT) and not isinstance(getattr(model, "config", None), LlamaConfig):
         raise ConfigurationError(f"generate needs a tilewise.nn.GPT or Llama, not a {type(model).__name__}")
     prompts, single = _checked_prompts(model, prompt)
     sampler = Sampler(temperature, top_k, top_p)

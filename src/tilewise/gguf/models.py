@@ -23,7 +23,7 @@ from tilewise.gguf.reader import GGUFFile, read_gguf
 from tilewise.gguf.tensors import block_matrix, block_rows, packed_bytes
 from tilewise.gguf.tokenizers import Tokenizer, tokenizer_of
 from tilewise.nn import Embedding, Linear, Llama, LlamaConfig, Parameter
-from tilewise.nn.llama import rotary_frequencies
+from tilewise.nn.decoder_config import rotary_frequencies
 from tilewise.quantize.block_linear import BlockEmbedding, BlockLinear
 
 Array = npt.NDArray[Any]

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._safetensors import load_arrays
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.gpu.devices import DEVICES, H200, Device, find_device
 from tilewise.gpu.families.grouped import SCALE_BLOCK, default_config, search_list
 from tilewise.gpu.pinning.ranker import Trees
-from tilewise.io import load_arrays
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.scores import UNCALIBRATED_GPU, FixedScores

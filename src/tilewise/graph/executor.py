@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise import _events
+from tilewise._events import recorders
 from tilewise.graph.ir import Array, Op, Shape
 from tilewise.graph.ops import NATIVE_OPS
 from tilewise.graph.passes.lower import Lowering
@@ -38,18 +38,18 @@ class NativeCall:
     def run(self, values: dict[int, Array]) -> None:
         """Run the compiled segment and store its results under their value numbers."""
         arrays = [np.ascontiguousarray(values[i], np.float32) for i in self.sources]
-        results = self._run_recorded(arrays) if _events.recorders else self.plan.run(arrays)
+        results = self._run_recorded(arrays) if recorders else self.plan.run(arrays)
         for (number, shape), array in zip(self.results, results, strict=True):
             values[number] = array.reshape(shape)
 
     def _run_recorded(self, arrays: list[Array]) -> Any:
         """Run with a time for every op and pass the times to the active profilers."""
         times_ns = np.zeros(self.plan.values, np.int64)
-        start = _events.now()
+        start = recorders.hooks.now()
         results = self.plan.run(arrays, times=times_ns)
         # Native ops run one after another, so their times add up to a timeline from the start of the call.
         ends = start + np.cumsum(times_ns)
-        _events.record_timed_kernels(
+        recorders.hooks.record_timed_kernels(
             (NATIVE_OPS[op.kind].profile_name or op.kind, op.layer, int(ends[v] - times_ns[v]), int(ends[v]), *record)
             for v, (op, shapes) in self.ops.items()
             if times_ns[v]

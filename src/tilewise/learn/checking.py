@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import read_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import read_input
 from tilewise.errors import ConfigurationError, did_you_mean
 from tilewise.learn.remote import Codec, ConnectionLost, MessageChannel, handle_request
 

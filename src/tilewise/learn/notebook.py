@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
-from tilewise._files import read_json_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import read_json_input
 from tilewise._system import cache_folder
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.learn.answering import UNREADABLE

@@ -3,8 +3,9 @@
 The three most important names: `cnn`, `gpt` (build a model) and `pretrained` (a model with shipped weights).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tilewise._late import late_names
 from tilewise.models.reference import GPT_SIZES, ResidualBlock, ResNet8, cnn, gpt, image_model, mlp, resnet8, vgg6
 
 if TYPE_CHECKING:
@@ -24,11 +25,4 @@ __all__ = [
     "vgg6",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    # Imported at first use: an untrained model needs neither data nor files.
-    if name in ("load_model", "pretrained"):
-        from tilewise.models import saved
-
-        return getattr(saved, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_names(__name__, {".saved": "load_model pretrained"})  # an untrained model needs no data and no files

@@ -79,7 +79,7 @@ def load_model(name: str | os.PathLike[str]) -> Module:
 
 def load_saved(path: str | os.PathLike[str]) -> tuple[str, Module]:
     """Load a safetensors file; return the name of the reference model and the model with the file's weights."""
-    from tilewise.io import load_arrays
+    from tilewise._safetensors import load_arrays
 
     arrays, metadata = load_arrays(path)
     name, model = model_for({key: value.shape for key, value in arrays.items()}, metadata, os.fspath(path))

@@ -3,10 +3,9 @@
 The three most important names: `Module` (base class), `Sequential` and `functional` (layers as functions).
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tilewise.nn import functional
+from tilewise._late import late_names
 from tilewise.nn.layers import (
     GELU,
     AvgPool2d,
@@ -27,18 +26,12 @@ from tilewise.nn.layers import (
 from tilewise.nn.module import Buffer, Module, ModuleList, Parameter, Sequential
 
 if TYPE_CHECKING:
+    from tilewise.nn import functional
     from tilewise.nn.activations import ELU, Hardsigmoid, Hardswish, Identity, LeakyReLU, ReLU6, Sigmoid, SiLU, Tanh
-    from tilewise.nn.llama import FeedForward, GroupedQueryAttention, Llama, LlamaConfig, RMSNorm
+    from tilewise.nn.decoder_config import LlamaConfig
+    from tilewise.nn.llama import FeedForward, GroupedQueryAttention, Llama, RMSNorm
     from tilewise.nn.spatial import ConvTranspose2d, GroupNorm, Upsample
     from tilewise.nn.transformer import GPT, MultiHeadAttention, TransformerBlock
-
-# Imported at first use: few programs need them all.
-_MODULES = {
-    "activations": ("ELU", "Hardsigmoid", "Hardswish", "Identity", "LeakyReLU", "ReLU6", "Sigmoid", "SiLU", "Tanh"),
-    "llama": ("FeedForward", "GroupedQueryAttention", "Llama", "LlamaConfig", "RMSNorm"),
-    "spatial": ("ConvTranspose2d", "GroupNorm", "Upsample"),
-    "transformer": ("GPT", "MultiHeadAttention", "TransformerBlock"),
-}
 
 __all__ = [
     "ELU",
@@ -84,11 +77,14 @@ __all__ = [
     "functional",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a layer from its module on first use."""
-    for module, names in _MODULES.items():
-        if name in names:
-            globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_names(
+    __name__,
+    {
+        ".activations": "ELU Hardsigmoid Hardswish Identity LeakyReLU ReLU6 Sigmoid SiLU Tanh",
+        ".functional": "",
+        ".decoder_config": "LlamaConfig",
+        ".llama": "FeedForward GroupedQueryAttention Llama RMSNorm",
+        ".spatial": "ConvTranspose2d GroupNorm Upsample",
+        ".transformer": "GPT MultiHeadAttention TransformerBlock",
+    },
+)

@@ -7,15 +7,18 @@ passed as `rng`.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewise import nn
 from tilewise.errors import ShapeError
-from tilewise.nn import functional as F
 from tilewise.nn.module import Buffer, FusibleLayer, Module, Parameter
 from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
+
+if TYPE_CHECKING:
+    from tilewise.nn.functional import Pair, Size
 
 Rng: TypeAlias = "np.random.Generator | int | None"  # a string, so that numpy.random is imported only on first use
 
@@ -42,7 +45,7 @@ class Linear(FusibleLayer):
         self.bias = uniform(rng, (out_features,), _bound(in_features)) if bias else None
 
     def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
-        return F.linear(x, self.weight, self.bias, activation=activation, residual=residual)
+        return nn.functional.linear(x, self.weight, self.bias, activation=activation, residual=residual)
 
     def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
         activation = fusable_activation(layers[1:2])
@@ -55,28 +58,28 @@ class Conv2d(FusibleLayer):
     `padding` is one number, (rows, columns), or (top, left, bottom, right).
     """
 
-    dilation: F.Pair = (1, 1)
+    dilation: Pair = (1, 1)
     padding: tuple[int, ...]
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: F.Size,
-        stride: F.Size = 1,
+        kernel_size: Size,
+        stride: Size = 1,
         padding: int | tuple[int, ...] = 0,
         groups: int = 1,
         bias: bool = True,
         rng: Rng = None,
-        dilation: F.Size = 1,
+        dilation: Size = 1,
     ) -> None:
         """Check the groups and draw the initial weights."""
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ShapeError(f"{in_channels} and {out_channels} channels cannot be divided into {groups} groups")
         rng = np.random.default_rng(rng)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride, self.padding = F.pair(kernel_size), F.pair(stride), F.sides(padding)
-        self.dilation = F.pair(dilation)
+        self.kernel_size, self.stride, self.dilation = map(nn.functional.pair, (kernel_size, stride, dilation))
+        self.padding = nn.functional.sides(padding)
         bound = _bound(in_channels // groups * self.kernel_size[0] * self.kernel_size[1])
         self.weight = uniform(rng, (out_channels, in_channels // groups, *self.kernel_size), bound)
         self.bias = uniform(rng, (out_channels,), bound) if bias else None
@@ -88,7 +91,7 @@ class Conv2d(FusibleLayer):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None = None
     ) -> Tensor:
         """Convolve with another weight and bias, but this layer's geometry."""
-        return F.conv2d(
+        return nn.functional.conv2d(
             x,
             weight,
             bias,
@@ -151,7 +154,7 @@ class BatchNorm2d(Module):
             raise ShapeError(f"BatchNorm2d takes (N, C, H, W), not {x.shape}")
         if self.training:
             self.num_batches_tracked.add_(1)
-        return F.batch_norm(
+        return nn.functional.batch_norm(
             x,
             self.running_mean,
             self.running_var,
@@ -171,7 +174,7 @@ class LayerNorm(Module):
         self.bias = Parameter(np.zeros(shape, np.float32))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight, self.bias, self.eps)
+        return nn.functional.layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class Embedding(Module):
@@ -185,29 +188,29 @@ class Embedding(Module):
         self.weight = Parameter(values)
 
     def forward(self, ids: TensorLike) -> Tensor:
-        return F.embedding(ids, self.weight)
+        return nn.functional.embedding(ids, self.weight)
 
 
 class MaxPool2d(Module):
-    def __init__(self, kernel_size: F.Size, stride: F.Size | None = None, padding: F.Size = 0) -> None:
-        self.kernel_size = F.pair(kernel_size)
-        self.stride = self.kernel_size if stride is None else F.pair(stride)
-        self.padding = F.pair(padding)
+    def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> None:
+        self.kernel_size = nn.functional.pair(kernel_size)
+        self.stride = self.kernel_size if stride is None else nn.functional.pair(stride)
+        self.padding = nn.functional.pair(padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(x, self.kernel_size, self.stride, self.padding)
+        return nn.functional.max_pool2d(x, self.kernel_size, self.stride, self.padding)
 
 
 class AvgPool2d(MaxPool2d):
     def forward(self, x: Tensor) -> Tensor:
-        return F.avg_pool2d(x, self.kernel_size, self.stride, self.padding)
+        return nn.functional.avg_pool2d(x, self.kernel_size, self.stride, self.padding)
 
 
 class GlobalAvgPool(Module):
     """Mean of each channel: (N, C, H, W) to (N, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.global_avg_pool(x)
+        return nn.functional.global_avg_pool(x)
 
 
 class Flatten(Module):
@@ -246,14 +249,14 @@ class CrossEntropyLoss(Module):
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, logits: Tensor, targets: TensorLike) -> Tensor:
-        return F.cross_entropy(logits, targets, self.reduction, self.ignore_index)
+        return nn.functional.cross_entropy(logits, targets, self.reduction, self.ignore_index)
 
 
 class MSELoss(Module):
     """`functional.mse_loss` as a layer."""
 
     def forward(self, x: Tensor, y: TensorLike) -> Tensor:
-        return F.mse_loss(x, y)
+        return nn.functional.mse_loss(x, y)
 
 
 class Dropout(Module):
@@ -265,4 +268,4 @@ class Dropout(Module):
         self.p, self.rng = p, np.random.default_rng(rng)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.p, self.training, self.rng)
+        return nn.functional.dropout(x, self.p, self.training, self.rng)

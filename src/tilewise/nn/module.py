@@ -12,7 +12,6 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from tilewise import _events
 from tilewise._events import recorders
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
 from tilewise.nn.inputs import call_with_arrays, needs_conversion
@@ -81,7 +80,7 @@ class Module:
         if first.__class__ is not Tensor and not self.takes_arrays and needs_conversion(first):
             return call_with_arrays(self, args, kwargs)
         if recorders:
-            return _events.record_module(self, self.forward, args, kwargs)
+            return recorders.hooks.record_module(self, self.forward, args, kwargs)
         if self.training or is_grad_enabled():
             return self.forward(*args, **kwargs)
         return infer(self, args, kwargs)
@@ -267,7 +266,7 @@ class Sequential(Module):
             if not isinstance(first, FusibleLayer):
                 x, count = first(x), 1
             elif recorders:
-                x, count = _events.record_module(first, first.forward_fused, (x, remaining), {})
+                x, count = recorders.hooks.record_module(first, first.forward_fused, (x, remaining), {})
             else:
                 x, count = first.forward_fused(x, remaining)
             del remaining[:count]

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tilewise import nn
 from tilewise.errors import ConfigurationError, ShapeError
-from tilewise.nn import functional as F
 from tilewise.nn.layers import Embedding, LayerNorm, Linear, Rng, uniform
 from tilewise.nn.module import Module, ModuleList, Parameter, pack_parameters
 from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
@@ -55,7 +55,7 @@ class MultiHeadAttention(Module):
             raise ShapeError(f"attention takes (B, T, {self.embed_dim}), not {x.shape}")
         qkv = self.project(x)  # (B, T, 3C)
         if past_kv is None and mask is None and self.causal:
-            attended = F.packed_causal_attention(qkv, self.num_heads)
+            attended = nn.functional.packed_causal_attention(qkv, self.num_heads)
         else:
             attended = self.attend(qkv, past_kv, mask)
         out: Tensor = self.out_proj(attended, residual=residual)
@@ -63,7 +63,7 @@ class MultiHeadAttention(Module):
 
     def project(self, x: Tensor) -> Tensor:
         """Compute the packed queries, keys and values (B, T, 3C)."""
-        return F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        return nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
 
     def in_layer(self) -> Module:
         """The packed projection as a linear layer that shares its arrays."""
@@ -82,7 +82,7 @@ class MultiHeadAttention(Module):
             k, v = Tensor(keys), Tensor(values)
             cache_mask = getattr(past_kv, "mask", None)
             mask = cache_mask(t) if mask is None and cache_mask is not None else mask
-        attended = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal and mask is None)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal and mask is None)
         return attended.permute(0, 2, 1, 3).reshape(b, t, self.embed_dim)
 
 
@@ -115,7 +115,7 @@ class TransformerBlock(Module):
             return out
         x = x + self.self_attn(self.norm1(x), past_kv)
         hidden: Tensor = self.linear1(self.norm2(x))
-        hidden = hidden.gelu() if self.approximate == "none" else F.gelu_tanh(hidden)
+        hidden = hidden.gelu() if self.approximate == "none" else nn.functional.gelu_tanh(hidden)
         result: Tensor = x + self.linear2(hidden)
         return result
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.errors import DtypeError, FileFormatError
 from tilewise.onnx.graph import Array, Port
 from tilewise.onnx.reader import onnx_package

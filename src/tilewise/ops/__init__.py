@@ -3,32 +3,37 @@
 The three most important names: `Operation` (base class), `MatMul` and `GetItem` are typical examples.
 """
 
-from tilewise.ops.activations import Elu, Erf, HardSigmoid, HardSwish, LeakyRelu, Silu, Softplus
+from typing import TYPE_CHECKING
+
+from tilewise._late import late_names
 from tilewise.ops.base import Array, Axis, Grads, Operation, floating, reduced_axes, silent
-from tilewise.ops.elementwise import (
-    Abs,
-    Add,
-    Clip,
-    Cos,
-    Div,
-    Exp,
-    Gelu,
-    Log,
-    Maximum,
-    Mul,
-    Neg,
-    Pow,
-    Relu,
-    Sigmoid,
-    Sin,
-    Sqrt,
-    Sub,
-    Tanh,
-    Where,
-)
-from tilewise.ops.matmul import MatMul
-from tilewise.ops.reductions import CumSum, Max, Mean, Softmax, Sum, Var
-from tilewise.ops.shapes import Cast, Cat, Copy, Expand, GetItem, Pad, Permute, Reshape, SetItem, TakeAlongAxis
+
+if TYPE_CHECKING:
+    from tilewise.ops.activations import Elu, Erf, HardSigmoid, HardSwish, LeakyRelu, Silu, Softplus
+    from tilewise.ops.elementwise import (
+        Abs,
+        Add,
+        Clip,
+        Cos,
+        Div,
+        Exp,
+        Gelu,
+        Log,
+        Maximum,
+        Mul,
+        Neg,
+        Pow,
+        Relu,
+        Sigmoid,
+        Sin,
+        Sqrt,
+        Sub,
+        Tanh,
+        Where,
+    )
+    from tilewise.ops.matmul import MatMul
+    from tilewise.ops.reductions import CumSum, Max, Mean, Softmax, Sum, Var
+    from tilewise.ops.shapes import Cast, Cat, Copy, Expand, GetItem, Pad, Permute, Reshape, SetItem, TakeAlongAxis
 
 __all__ = [
     "Abs",
@@ -82,3 +87,14 @@ __all__ = [
     "reduced_axes",
     "silent",
 ]
+
+__getattr__ = late_names(
+    __name__,
+    {
+        ".activations": "Elu Erf HardSigmoid HardSwish LeakyRelu Silu Softplus",
+        ".elementwise": "Abs Add Clip Cos Div Exp Gelu Log Maximum Mul Neg Pow Relu Sigmoid Sin Sqrt Sub Tanh Where",
+        ".matmul": "MatMul",
+        ".reductions": "CumSum Max Mean Softmax Sum Var",
+        ".shapes": "Cast Cat Copy Expand GetItem Pad Permute Reshape SetItem TakeAlongAxis",
+    },
+)

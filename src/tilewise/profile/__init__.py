@@ -5,8 +5,9 @@ operation inside a `with` block) and `MemoryProfiler` (peak memory and leaks). N
 model needs this package's statistics and nothing else of it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tilewise._late import late_names
 
 if TYPE_CHECKING:
     from tilewise.profile.compare import Comparison, Ratio
@@ -42,25 +43,19 @@ __all__ = [
     "Timer",
 ]
 
-_MODULES = {
-    "compare": ("Comparison", "Ratio"),
-    "context": ("ProfilerContext",),
-    "flops": ("Cost", "FLOPCounter", "OpCounts"),
-    "leaks": ("AllocationSite", "LeakReport"),
-    "machine": ("MachineFigures",),
-    "memory": ("MemoryProfile", "MemoryProfiler"),
-    "report.bottleneck": ("Finding",),
-    "report.results": ("ProfileResults",),
-    "timer": ("Measurement", "Timer"),
-    "timing.limits": ("MeasurementError", "TimeLimitError"),
-    "timing.statistics": ("Interval",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from its module on first use."""
-    for module, names in _MODULES.items():
-        if name in names:
-            globals()[name] = value = getattr(import_module(f"{__name__}.{module}"), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_names(
+    __name__,
+    {
+        ".compare": "Comparison Ratio",
+        ".context": "ProfilerContext",
+        ".flops": "Cost FLOPCounter OpCounts",
+        ".leaks": "AllocationSite LeakReport",
+        ".machine": "MachineFigures",
+        ".memory": "MemoryProfile MemoryProfiler",
+        ".report.bottleneck": "Finding",
+        ".report.results": "ProfileResults",
+        ".timer": "Measurement Timer",
+        ".timing.limits": "MeasurementError TimeLimitError",
+        ".timing.statistics": "Interval",
+    },
+)

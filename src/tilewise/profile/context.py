@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from tilewise import _events
+from tilewise._atomic import write_atomic
 from tilewise._extension import native
-from tilewise._files import write_atomic
 from tilewise._threads import get_num_threads
+from tilewise.backend import recording
 from tilewise.errors import ConfigurationError
 from tilewise.profile.events import ProfileEvent, decode
 from tilewise.profile.machine import MachineFigures
@@ -87,14 +88,14 @@ class ProfilerContext:
         self._threads = get_num_threads()
         if self._memory:
             _LargeBlocks.acquire()
-        self._open_since_ns = _events.now()
+        self._open_since_ns = recording.now()
         self._starts_ns.append(self._open_since_ns)
         _events.recorders.attach(self)
         return self
 
     def __exit__(self, *_exc: object) -> None:
         if self._open_since_ns is not None:
-            self._seconds += (_events.now() - self._open_since_ns) * NANO
+            self._seconds += (recording.now() - self._open_since_ns) * NANO
             self._open_since_ns = None
         _events.recorders.detach(self)
         if self._memory:

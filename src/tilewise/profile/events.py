@@ -1,7 +1,8 @@
 """Decode the framework's raw profiling records into events with names, nesting and tiles.
 
-Recording must be cheap, so a record contains only what was at hand (`tilewise._events`). Records arrive in the order in
-which operations end. Of two records of a thread, the earlier one is nested in the later one if it started later.
+Recording must be cheap, so a record contains only what was at hand (`backend/recording.py`). Records arrive in the
+order in which operations end. Of two records of a thread, the earlier one is nested in the later one if it started
+later.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from tilewise._events import Arrays, Record
+from tilewise.backend.recording import Arrays, Record
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from tilewise._atomic import write_atomic
 from tilewise._extension import native
-from tilewise._files import read_json_input, write_atomic
+from tilewise._files import read_json_input
 from tilewise._system import cache_folder, caches, cores, cpu_name, machine_override_text, real_cores
 from tilewise.errors import TilewiseError
 from tilewise.profile.timing.stability import MachineReading, machine_reasons, read_machine

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import read_json_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import read_json_input
 from tilewise.errors import AccuracyError, ConfigurationError, FileFormatError, ShapeError, TilewiseError
 from tilewise.graph.ir import Op
 from tilewise.nn import Module

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewise import __version__
+from tilewise._atomic import write_atomic
 from tilewise._extension import native
-from tilewise._files import write_atomic
 from tilewise._system import cores, cpu_name
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tour.machine import BUSY_CORES

@@ -7,8 +7,9 @@ search/      the Gaussian process, stopping, calibration, confidence, replay
 choose/      the decision procedure, the tuner, the cache of choices, the framework's chooser
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tilewise._late import late_names
 
 if TYPE_CHECKING:
     from tilewise.store.aggregate import frame
@@ -19,16 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Collected", "Replay", "Tuned", "Tuner", "collect", "disable", "enable", "frame", "replay", "tuned"]
 
-_MODULES = {
-    "Collected": "tune.measure.collect", "collect": "tune.measure.collect", "Replay": "tune.search.replay",
-    "replay": "tune.search.replay", "Tuned": "tune.choose.tuner", "Tuner": "tune.choose.tuner",
-    "disable": "tune.choose.chooser", "enable": "tune.choose.chooser", "tuned": "tune.choose.chooser",
-    "frame": "store.aggregate",
-}  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    # Import each name at its first use: a process that only looks up tuned tiles needs none of them.
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"tilewise.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# A process that only looks up tuned tiles needs none of them.
+__getattr__ = late_names(
+    __name__,
+    {
+        ".choose.chooser": "disable enable tuned",
+        ".choose.tuner": "Tuned Tuner",
+        ".measure.collect": "Collected collect",
+        ".search.replay": "Replay replay",
+        "tilewise.store.aggregate": "frame",
+    },
+)

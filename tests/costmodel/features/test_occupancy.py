@@ -9,6 +9,7 @@ from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
 from tilewise.costmodel.features.occupancy import Gpu, occupancy_features
 from tilewise.costmodel.features.ranker import kernel_sizes
+from tilewise.costmodel.features.ranker_fit import gpu_of
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.space import config_row
@@ -21,7 +22,7 @@ def numbers(problem: Problem, config: Config) -> np.ndarray:
     family = get_family(problem.family)
     row = np.array([config_row(family, problem, config, OWN)], np.float32)
     kernel = make_kernel("k", *family.graph(problem), row, np.ones(1, np.int64), np.ones(1, np.int64))
-    gpu = Gpu.from_schema(H200)
+    gpu = gpu_of(H200)
     assert gpu is not None
     return 2.0 ** occupancy_features(gpu, kernel, kernel_sizes(kernel), kernel.config_feat.astype(float))[0]
 
@@ -74,9 +75,9 @@ def test_the_last_wave_is_wasted_when_one_program_is_left_over():
 
 
 def test_collections_of_other_hardware_have_no_occupancy():
-    assert Gpu.from_schema(Schema()) is None
-    assert Gpu.from_schema(Schema((*TILE_FEATURES, "register_m", "threads_m"))) is None
-    assert Gpu.from_schema(Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": "many"}})) is None
+    assert gpu_of(Schema()) is None
+    assert gpu_of(Schema((*TILE_FEATURES, "register_m", "threads_m"))) is None
+    assert gpu_of(Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": "many"}})) is None
 
 
 TILE = Config.of(block_m=64, block_n=128, block_k=32, warps=4, stages=3, group=1)
@@ -181,7 +182,7 @@ def test_what_lies_together_of_a_tile_follows_the_layout(layout, together):
 
 def test_a_call_of_a_library_has_no_tile_and_finite_numbers():
     problem = Problem.of("matmul", dtype="bf16", m=64, n=64, k=64, epilogue="none", layout="nn")
-    family, gpu = get_family("matmul"), Gpu.from_schema(H200)
+    family, gpu = get_family("matmul"), gpu_of(H200)
     assert gpu is not None
     row = np.zeros((1, len(H200.config_features)), np.float32)
     kernel = make_kernel("k", *family.graph(problem), row, np.ones(1, np.int64), np.ones(1, np.int64))

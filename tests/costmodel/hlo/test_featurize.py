@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewise.costmodel import featurize_hlo
-from tilewise.costmodel.data.kernel import read_kernel
+from tilewise.costmodel.data.kernel_file import read_kernel
 from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODE_NUMBER
 from tilewise.costmodel.hlo.featurize import HloGraph
 from tilewise.costmodel.hlo.proto import hlo_pb2, tuning_pb2

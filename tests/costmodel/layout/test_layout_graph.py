@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.costmodel.data.npz import stream_npz
+from tilewise.costmodel.data.npz_stream import stream_npz
 from tilewise.costmodel.data.schema import LAYOUT_FEATURES, NODE_FEATURES
 from tilewise.costmodel.layout import LayoutGraph, open_graph, open_layouts, synthetic_graph, write_graph
 from tilewise.costmodel.layout.synthetic import write_synthetic

@@ -206,7 +206,7 @@ def test_what_cannot_be_trained_is_one_sentence():
 
 
 def test_a_file_that_is_no_layout_model_is_one_sentence(tmp_path):
-    from tilewise.costmodel.models.files import write_tensors
+    from tilewise.costmodel.models.file_writer import write_tensors
 
     write_tensors(tmp_path / "m.safetensors", {"a": np.ones(3, np.float32)}, {"format": "other", "model": "x"})
     with pytest.raises(FileFormatError, match="not a layout model"):

@@ -12,7 +12,8 @@ from tilewise.costmodel import rank
 from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.models.adapted import adapt
 from tilewise.costmodel.models.blend import BLEND, Blend, blend
-from tilewise.costmodel.models.files import read_model_file, read_tensors, write_tensors
+from tilewise.costmodel.models.file_writer import write_tensors
+from tilewise.costmodel.models.files import read_model_file, read_tensors
 from tilewise.costmodel.models.gbdt import train_gbdt
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.costmodel.models.trained import load_model

@@ -10,7 +10,7 @@ import pytest
 from tilewise._extension import native
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.models.numpy import ranker as numpy_ranker
+from tilewise.costmodel.models.numpy import lookup_ranker as lookup_module
 from tilewise.costmodel.models.numpy.lookup_ranker import LookupRanker
 from tilewise.costmodel.models.scorer import Scorer, shipped_scorer
 
@@ -32,7 +32,7 @@ def gpu() -> Scorer:
 @pytest.fixture(params=["compiled", "plain NumPy"])
 def either_way(request, monkeypatch):
     if request.param == "plain NumPy":
-        monkeypatch.setattr(numpy_ranker, "native", None)
+        monkeypatch.setattr(lookup_module, "native", None)
     elif native is None:
         pytest.skip("the compiled kernels are not built")
 

@@ -13,7 +13,8 @@ from costmodel.simulated import simulated_kernels, write_collection  # noqa: E40
 from tilewise.cli.app import main  # noqa: E402
 from tilewise.costmodel import load_model, load_scorer, train  # noqa: E402
 from tilewise.costmodel.data.dataset import dataset_from_kernels  # noqa: E402
-from tilewise.costmodel.models.files import read_tensors, write_tensors  # noqa: E402
+from tilewise.costmodel.models.file_writer import write_tensors  # noqa: E402
+from tilewise.costmodel.models.files import read_tensors  # noqa: E402
 from tilewise.errors import FileFormatError, TilewiseError  # noqa: E402
 
 OWN = """

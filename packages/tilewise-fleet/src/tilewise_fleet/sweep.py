@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import read_json_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import read_json_input
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels, load_dataset
 from tilewise.costmodel.models.files import MODEL_FILE
 from tilewise.costmodel.training.config import default_settings

@@ -199,7 +199,8 @@ def input_arrays(network: Network, files: Iterable[str], option: str = "--input"
     """Read arrays by the input's name from `name=x.npy`, from `x.npy` for the only input, or from an .npz file."""
     arrays: dict[str, Any] = {}
     for text in files:
-        from tilewise.costmodel.data.npz import read_npy, read_npz  # loads much, so only where there are files
+        from tilewise.costmodel.data.npz import read_npz  # loads much, so only where there are files
+        from tilewise.costmodel.data.npz_stream import read_npy  # loads much, so only where there are files
 
         if Path(text).suffix == ".npz" and "=" not in text:
             names = [port.name for port in network.inputs]

@@ -127,7 +127,7 @@ def from_jax(
     """
     import numpy as np
 
-    from tilewise._files import write_atomic
+    from tilewise._atomic import write_atomic
     from tilewise.costmodel.data.kernel import make_kernel
     from tilewise.costmodel.data.schema import TILE_FEATURES
     from tilewise.costmodel.data.writing import kernel_npz

@@ -121,7 +121,7 @@ def evaluate(
     """
     from tilewise.costmodel.layout import open_layouts
     from tilewise.costmodel.layout.trained import evaluate_layouts
-    from tilewise.costmodel.models.files import without_nans
+    from tilewise.costmodel.models.file_writer import without_nans
 
     trained_models = {str(path): _load_model(path) for path in models}
     data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
@@ -183,7 +183,7 @@ def score(
     from tilewise.costmodel.layout import open_layouts
     from tilewise.costmodel.layout.trained import score_rankings
     from tilewise.costmodel.metrics import bootstrap
-    from tilewise.costmodel.models.files import without_nans
+    from tilewise.costmodel.models.file_writer import without_nans
 
     full_name = _collection_name(name, str(truth.parent))
     graphs = open_layouts(truth.parent, splits=(truth.name,), cache_dir=cache_dir).split(truth.name)

@@ -230,7 +230,8 @@ def evaluate(
 
     Example: tilewise tiles evaluate h200 runs/ranker --split test --plot report.png
     """
-    from tilewise.costmodel.data.dataset import load_dataset, select_columns
+    from tilewise.costmodel.data.columns import select_columns
+    from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.evaluation import evaluate as evaluate_models
     from tilewise.costmodel.evaluation import leave_one_program_out
     from tilewise.tune.search.calibration import evaluate_claims
@@ -247,7 +248,7 @@ def evaluate(
     if plot:
         draw_evaluation(evaluation, plot)
     if as_json:
-        from tilewise.costmodel.models.files import without_nans
+        from tilewise.costmodel.models.file_writer import without_nans
 
         typer.echo(
             json.dumps(without_nans(evaluation.as_dict() | {"leave_one_program_out": by_left_out_program}), indent=1)
@@ -370,7 +371,8 @@ def predict(
     Example: tilewise tiles predict runs/ranker h200 --split test --out predictions.csv
     """
     from tilewise.costmodel.course.predictions import padding_note, write_predictions
-    from tilewise.costmodel.data.dataset import load_dataset, select_columns
+    from tilewise.costmodel.data.columns import select_columns
+    from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.data.shards import track
     from tilewise.costmodel.models.files import shipped_names
     from tilewise.costmodel.models.scorer import load_scorer, shipped_scorer
@@ -451,7 +453,8 @@ def export(
 
     Example: tilewise tiles export runs/ranker ranker.safetensors
     """
-    from tilewise._files import read_input, write_atomic
+    from tilewise._atomic import write_atomic
+    from tilewise._files import read_input
     from tilewise.costmodel.models.files import model_path
     from tilewise.costmodel.models.scorer import load_scorer
 

@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from tilewise._files import file_lock, open_input, read_json_input, write_atomic
+from tilewise._atomic import file_lock, write_atomic
+from tilewise._files import open_input, read_json_input
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 BASE_URL = "https://storage.googleapis.com/download.tensorflow.org/data/tpu_graphs/v0/"

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import read_text_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import read_text_input
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.errors import ConfigurationError, FileFormatError
 

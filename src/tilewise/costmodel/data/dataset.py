@@ -8,17 +8,16 @@ single files and are loaded by name (see `collection`).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel, program_of
-from tilewise.costmodel.data.schema import NODE_FEATURES, TILE_FEATURES, Schema, read_schema
+from tilewise.costmodel.data.schema import NODE_FEATURES, Schema, read_schema
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -166,46 +165,6 @@ def dataset_from_kernels(
     schema = schema or Schema()
     splits = [from_kernels(kernels, schema) for kernels in (train, valid, test)]
     return Dataset(Path(), schema, *splits)
-
-
-def select_columns(
-    data: Dataset, schema: Schema, constants: Mapping[str, float] | None = None
-) -> tuple[Dataset, dict[str, npt.NDArray[np.int64]]]:
-    """Select the columns of a model's `schema` by name, and the configurations that have a tile.
-
-    `constants` are the values of columns that the collection lacks. A library call among the configurations has no tile
-    and cannot be scored. The second result maps a kernel with such a call to the numbers of its other configurations.
-    """
-    if data.schema.config_features == schema.config_features and not constants:
-        return data, {}
-    names, constants = list(data.schema.config_features), constants or {}
-    missing = [name for name in schema.config_features if name not in names and name not in constants]
-    if missing:
-        raise ConfigurationError(
-            f"{data.root} lacks columns that the model was trained on: {', '.join(missing[:3])}; if one is constant, "
-            f"give its value (--fill {missing[0]}=VALUE), else train a model: `tilewise tiles train {data.root}`."
-        )
-    has_tiles, rows_of = set(TILE_FEATURES) <= set(names), dict[str, npt.NDArray[np.int64]]()
-
-    def select(kernel: Kernel) -> Kernel:
-        """Rebuild a kernel from the selected columns and rows; note the rows if some are left out."""
-        columns = [
-            kernel.config_feat[:, names.index(name)] if name in names else np.full(kernel.n_configs, constants[name])
-            for name in schema.config_features
-        ]
-        table = np.stack(columns, axis=1).astype(np.float32)
-        rows = np.flatnonzero(table[:, : len(TILE_FEATURES)].any(axis=1)) if has_tiles else np.arange(len(table))
-        # A kernel with nothing but library calls stays as it is: its configurations are equal to the model.
-        if len(rows) in (0, len(table)):
-            return replace(kernel, config_feat=table)
-        rows_of[kernel.name] = rows
-        return replace(
-            kernel, config_feat=table[rows], runtime=kernel.runtime[rows], normalizer=kernel.normalizer[rows]
-        )
-
-    # `select` fills `rows_of` while the splits are built.
-    splits = {name: from_kernels([select(kernel) for kernel in data.split(name)], schema) for name in SPLITS}
-    return Dataset(data.root, Schema(schema.config_features, data.schema.extra), **splits), rows_of
 
 
 def embedded_folder() -> Path:

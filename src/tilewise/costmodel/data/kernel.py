@@ -1,15 +1,13 @@
 """A measured kernel: a graph of tensor operations, its candidate tile configurations, and their runtimes.
 
-`read_kernel` is the only way from a file to a `Kernel`. It checks everything the rest of the package relies on: keys,
-shapes, dtypes, edges inside the graph, finite features, and runtimes that are all positive or, in an unlabelled split,
-all zero. A file without a graph gets a graph of one unknown instruction. A file without normalizers is normalized by
-the kernel's median runtime.
+`make_kernel` is the only way from arrays of a file to a `Kernel`. It checks everything the rest of the package relies
+on: shapes, dtypes, edges inside the graph, finite features, and runtimes that are all positive or, in an unlabelled
+split, all zero. `kernel_file.read_kernel` reads the arrays.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,17 +19,7 @@ from tilewise.errors import FileFormatError
 if TYPE_CHECKING:
     from tilewise.costmodel.data.npz import Array
 
-KEYS = (
-    "node_feat",
-    "node_opcode",
-    "edge_index",
-    "config_feat",
-    "config_runtime",
-    "config_runtime_normalizers",
-)
-_GRAPH_KEYS, _REQUIRED_KEYS, _NORMALIZERS = KEYS[:3], KEYS[3:5], KEYS[5]
 # Limits for untrusted files, far above TpuGraphs' largest kernel.
-_MAX_RUNTIME_NS = 1e18
 _MAX_INTEGER_NS = 1 << 62
 MAX_NODES = 1_000_000
 MAX_EDGES = 16_000_000
@@ -78,37 +66,6 @@ def program_of(name: str) -> str:
     'resnet50_4x4_fp16'
     """
     return name.rpartition("_")[0] or name
-
-
-def read_kernel(path: Path, width: int) -> Kernel:
-    """Read and check one npz file whose configurations have `width` features; keys beyond the six are ignored."""
-    from tilewise.costmodel.data.npz import read_npz
-
-    # The graph and the normalizers may be absent; a part of a graph may not.
-    arrays = read_npz(path, _REQUIRED_KEYS, (*_GRAPH_KEYS, _NORMALIZERS))
-    if not arrays.keys() & set(_GRAPH_KEYS):
-        unknown = np.zeros((1, len(NODE_FEATURES)), np.float32), np.zeros(1, np.uint8), np.zeros((0, 2), np.int32)
-        arrays |= dict(zip(_GRAPH_KEYS, unknown, strict=True))
-    if missing_keys := [key for key in _GRAPH_KEYS if key not in arrays]:
-        raise FileFormatError(f"{path} lacks {', '.join(missing_keys)}; a graph needs {', '.join(_GRAPH_KEYS)}.")
-    arrays["config_runtime"] = _whole_nanoseconds(arrays["config_runtime"], path)
-    if _NORMALIZERS not in arrays:
-        runtime = arrays["config_runtime"]
-        # The upper median is one of the measured runtimes; the slice is empty for an empty array.
-        median = np.sort(runtime.reshape(-1))[runtime.size // 2 : runtime.size // 2 + 1]
-        arrays[_NORMALIZERS] = np.broadcast_to(median, runtime.shape) if median.size else runtime
-    return make_kernel(path.stem, width=width, where=str(path), **{key: arrays[key] for key in KEYS})
-
-
-def _whole_nanoseconds(runtime: Array, path: Path) -> Array:
-    """Round float runtimes to integers; a positive runtime below 1 ns becomes 1 because 0 means unlabelled."""
-    if runtime.dtype.kind != "f":
-        return runtime
-    if not np.isfinite(runtime).all() or (runtime < 0).any() or (runtime > _MAX_RUNTIME_NS).any():
-        raise FileFormatError(
-            f"{path}: config_runtime contains a value that is not a time in nanoseconds; omit failed configurations."
-        )
-    return np.where(runtime > 0, np.maximum(1, np.rint(runtime)), 0).astype(np.int64)
 
 
 def make_kernel(

@@ -1,4 +1,4 @@
-"""Reads arrays from untrusted npz files, and writes small npz files quickly.
+"""Reads arrays from untrusted npz files.
 
 The reader checks every claim of the file before it acts on it. It limits the size of the zip directory before parsing
 it. Before it allocates an array, the member's size, the shape in the npy header and the limit for the whole file must
@@ -34,7 +34,6 @@ _MAX_MEMBERS = 256
 _MAX_DIRECTORY_BYTES = 1 << 18
 _MAX_EMPTY_ROWS = 1 << 20
 _MAX_HEADER_BYTES = 4096
-_CHUNK_NUMBERS = 1 << 20  # 4 to 8 MiB per chunk of `stream_npz`
 _END_RECORD_BYTES = (1 << 16) + 22  # zip's end record of 22 bytes and the longest comment
 _COMPRESSION_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADER = re.compile(
@@ -42,28 +41,17 @@ _HEADER = re.compile(
     r"\s*'shape'\s*:\s*\((?P<shape>[\dL,\s]*)\)\s*,?\s*\}\s*"
 )
 _DAMAGE_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    OSError,
-    EOFError,
-    ValueError,
-    OverflowError,
-    RuntimeError,  # encrypted members, and NotImplementedError for exotic compression
-    KeyError,
-    IndexError,
-    AttributeError,
-    TypeError,
-    MemoryError,
-)
+    zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, MemoryError, ValueError, ArithmeticError,
+    LookupError, AttributeError, TypeError, RuntimeError,  # encrypted members, exotic compression
+)  # fmt: skip
 
 
 def read_npz(
     path: Path, keys: Sequence[str], optional: Sequence[str] = (), max_file_bytes: int = MAX_FILE_BYTES
 ) -> dict[str, Array]:
     """Read the arrays called `keys`, and those of `optional` that exist, as native-endian arrays."""
-    with _damage_as_error(path, "npz"), open_input(path, max_file_bytes) as stream, _open_zip(stream, path) as archive:
-        members = _members(archive, path)
+    with damage_as_error(path, "npz"), open_input(path, max_file_bytes) as stream, open_zip(stream, path) as archive:
+        members = list_members(archive, path)
         # The sizes in the directory are checked before any member is unpacked.
         present = [*keys, *(key for key in optional if key in members)]
         missing_keys = [key for key in keys if key not in members]
@@ -76,46 +64,8 @@ def read_npz(
         return {key: _read_member(archive, members[key], f"{path}: {key}") for key in present}
 
 
-def stream_npz(path: Path, key: str, shape: tuple[int, ...], max_file_bytes: int = MAX_FILE_BYTES) -> Iterator[Array]:
-    """Yield the numbers of one array in C order, a few MiB at a time, for arrays that may exceed the memory."""
-    where, remaining = f"{path}: {key}", math.prod(shape)
-    with contextlib.ExitStack() as stack:
-        with _damage_as_error(path, "npz"):
-            archive = stack.enter_context(_open_zip(stack.enter_context(open_input(path, max_file_bytes)), path))
-            info = _members(archive, path).get(key)
-            if info is None:
-                raise FileFormatError(f"{path} lacks {key}.")
-            stream = stack.enter_context(_open_member(archive, info, where))
-            dtype, fortran, header_shape, header_bytes = _read_header(stream, where)
-            if header_shape != shape or fortran:
-                order = " in column-major order" if fortran else ""
-                raise FileFormatError(f"{where} has shape {header_shape}{order} where {shape} is needed.")
-            _check_size(header_shape, dtype, header_bytes, info, where)
-        # Only the reading is guarded: an exception of the caller while it has a chunk must pass through unchanged.
-        while remaining:
-            chunk = np.empty(min(remaining, _CHUNK_NUMBERS), dtype)
-            with _damage_as_error(path, "npz"):
-                _fill(stream, chunk.view(np.uint8).data, where)
-            remaining -= len(chunk)
-            yield chunk
-        with _damage_as_error(path, "npz"):
-            _check_end(stream, where)
-
-
-def read_npy(path: Path, max_bytes: int) -> Array:
-    """Read the array of one npy file of at most `max_bytes`."""
-    with _damage_as_error(path, "npy"), open_input(path, max_bytes) as stream:
-        dtype, fortran, shape, header_bytes = _read_header(stream, str(path), max_axes=8)
-        count, data_bytes = math.prod(shape), os.fstat(stream.fileno()).st_size - header_bytes
-        if count * dtype.itemsize != data_bytes or max(shape, default=0) > max_bytes:
-            raise FileFormatError(f"{path} has shape {shape} in its header and {data_bytes} bytes of numbers.")
-        flat = np.empty(count, dtype)
-        _fill(stream, flat.view(np.uint8).data, str(path))
-    return np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"), dtype=dtype.newbyteorder("="))
-
-
 @contextlib.contextmanager
-def _damage_as_error(path: Path, kind: str) -> Iterator[None]:
+def damage_as_error(path: Path, kind: str) -> Iterator[None]:
     """Turn any exception that a damaged file causes in this block into a `FileFormatError`."""
     try:
         yield
@@ -126,7 +76,7 @@ def _damage_as_error(path: Path, kind: str) -> Iterator[None]:
         raise FileFormatError(f"{path} is not a readable {kind} file ({type(error).__name__}){hint}.") from error
 
 
-def _open_zip(stream: IO[bytes], path: Path) -> zipfile.ZipFile:
+def open_zip(stream: IO[bytes], path: Path) -> zipfile.ZipFile:
     """Open the archive after checking its end record: `zipfile` parses a directory of any length."""
     stream.seek(0, 2)
     stream.seek(max(0, stream.tell() - _END_RECORD_BYTES))
@@ -142,7 +92,7 @@ def _open_zip(stream: IO[bytes], path: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(stream)
 
 
-def _members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.ZipInfo]:
+def list_members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.ZipInfo]:
     """List the arrays of the archive by name."""
     infos = archive.infolist()
     if len(infos) > _MAX_MEMBERS:
@@ -156,7 +106,7 @@ def _members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.ZipIn
     return members
 
 
-def _open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> IO[bytes]:
+def open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> IO[bytes]:
     if info.compress_type not in _COMPRESSION_METHODS:
         raise FileFormatError(f"{where} uses a compression method that npz files do not use.")
     return archive.open(info)
@@ -164,18 +114,18 @@ def _open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) ->
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Array:
     """Read one array as a C-contiguous native-endian array."""
-    with _open_member(archive, info, where) as stream:
-        dtype, fortran, shape, header_bytes = _read_header(stream, where)
-        _check_size(shape, dtype, header_bytes, info, where)
+    with open_member(archive, info, where) as stream:
+        dtype, fortran, shape, header_bytes = read_header(stream, where)
+        check_size(shape, dtype, header_bytes, info, where)
         # The size in the directory was compared with the limit above, so this allocation is bounded.
         flat = np.empty(math.prod(shape), dtype)
-        _fill(stream, flat.view(np.uint8).data, where)
-        _check_end(stream, where)
+        fill_from(stream, flat.view(np.uint8).data, where)
+        check_end(stream, where)
     array = flat.reshape(shape, order="F" if fortran else "C")
     return np.ascontiguousarray(array, dtype=dtype.newbyteorder("="))
 
 
-def _check_size(
+def check_size(
     shape: tuple[int, ...], dtype: np.dtype[Any], header_bytes: int, info: zipfile.ZipInfo, where: str
 ) -> None:
     """Raise `FileFormatError` unless the shape in the header agrees with the member's size."""
@@ -187,12 +137,12 @@ def _check_size(
         raise FileFormatError(f"{where} has shape {shape} in its header but {info.file_size} bytes in the file.")
 
 
-def _check_end(stream: IO[bytes], where: str) -> None:
+def check_end(stream: IO[bytes], where: str) -> None:
     if stream.read(1):
         raise FileFormatError(f"{where} is longer than its header says.")
 
 
-def _read_header(stream: IO[bytes], where: str, max_axes: int = 4) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+def read_header(stream: IO[bytes], where: str, max_axes: int = 4) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
     """Parse an npy header; return dtype, whether the order is column-major, shape, and the header's length."""
     # Magic bytes, major and minor version; the length field has 2 bytes in version 1 and 4 bytes later.
     start = stream.read(8)
@@ -214,7 +164,7 @@ def _read_header(stream: IO[bytes], where: str, max_axes: int = 4) -> tuple[np.d
     return dtype, match["order"] == "True", shape, 8 + width + length
 
 
-def _fill(stream: IO[bytes], target: memoryview, where: str) -> None:
+def fill_from(stream: IO[bytes], target: memoryview, where: str) -> None:
     """Fill `target` from the stream; raise `FileFormatError` if the stream ends early."""
     position = 0
     while position < len(target):

@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tilewise._files import file_lock, read_json_input
+from tilewise._atomic import file_lock
+from tilewise._files import read_json_input
 from tilewise._system import cache_folder
 from tilewise.costmodel.data.collection import NOISE_KEYS, Collection, MeasuredKernel, attach_noise
 from tilewise.costmodel.data.dataset import COLUMNS, INDEX, SPLITS, Split, from_kernels
-from tilewise.costmodel.data.kernel import read_kernel
+from tilewise.costmodel.data.kernel_file import read_kernel
 from tilewise.costmodel.data.npz import Array, read_npz
 from tilewise.costmodel.data.schema import N_OPCODES, NODE_FEATURES, Schema, read_schema
 from tilewise.costmodel.data.writing import SplitWriter

@@ -19,7 +19,7 @@ from typing import IO
 
 import numpy as np
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.costmodel.data.collection import FORMAT, KERNEL_ARRAYS, Collection
 from tilewise.costmodel.data.dataset import COLUMNS, INDEX
 from tilewise.costmodel.data.kernel import Kernel

@@ -14,7 +14,6 @@ Applies to collections whose configurations have the columns `warps` and `stages
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES, Schema
-from tilewise.costmodel.devices import H200, SM_90, WARP_THREADS
+from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OPCODE_NUMBER
+from tilewise.costmodel.devices import SM_90, WARP_THREADS
 
 Numbers = npt.NDArray[np.float64]
 
@@ -55,20 +54,6 @@ class Gpu:
     shared_bytes: float
     warps: int  # index of the column
     stages: int  # index of the column
-
-    @classmethod
-    def from_schema(cls, schema: Schema) -> Gpu | None:
-        """Read device and columns from a collection's schema; None if it is not a GPU collection."""
-        names = schema.config_features
-        if names[: len(TILE_FEATURES)] != TILE_FEATURES or not {"warps", "stages"} <= set(names):
-            return None
-        machine = schema.extra.get("machine")
-        limits: Mapping[str, Any] = machine if isinstance(machine, Mapping) else {}
-        multiprocessors = limits.get("multiprocessors", H200.multiprocessors)
-        shared_bytes = limits.get("shared_bytes", H200.shared_bytes_per_block)
-        if not all(isinstance(value, int | float) and value > 0 for value in (multiprocessors, shared_bytes)):
-            return None
-        return cls(float(multiprocessors), float(shared_bytes), names.index("warps"), names.index("stages"))
 
     def to_array(self) -> Numbers:
         """Return the fields as a model file stores them, followed by the version of the features."""

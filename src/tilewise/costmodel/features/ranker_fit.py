@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.dataset import Split
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.schema import NODE_FEATURES, TILE_FEATURES
+from tilewise.costmodel.data.schema import NODE_FEATURES, TILE_FEATURES, Schema
 from tilewise.costmodel.data.tpu_tiles import TILE_FEATURE_COUNT, read_tiles, tile_features
+from tilewise.costmodel.devices import H200
 from tilewise.costmodel.features.occupancy import Gpu
 from tilewise.costmodel.features.ranker import MAX_PADDING, NO_TILES, Floats, RankerFeatures, kernel_sizes, signed_log
 from tilewise.costmodel.features.scaling import extremes
@@ -53,7 +54,7 @@ def fit_ranker(split: Split) -> RankerFeatures:
     tiles = NO_TILES
     if tuple(split.schema.config_features) == TILE_FEATURES:
         columns, slots, tiles = columns[:0], slots[:0], _varying_tile_features(kernels, configs)
-    gpu = Gpu.from_schema(split.schema)
+    gpu = gpu_of(split.schema)
     # The draft has no scaling yet; it computes the raw features that the scaling is fitted to.
     node_columns, node_centre, node_scale = _fit_nodes(kernels)
     node_low, node_high = extremes(split.column("node_feat"))
@@ -226,3 +227,17 @@ def _fit_nodes(kernels: Sequence[Kernel]) -> tuple[npt.NDArray[np.int64], Floats
     basic = np.array([not DERIVED.search(name) for name in NODE_FEATURES])
     columns = np.flatnonzero((rows.max(axis=0) > rows.min(axis=0)) & basic)
     return columns, *_moments(signed_log(rows[:, columns]))
+
+
+def gpu_of(schema: Schema) -> Gpu | None:
+    """Read device and columns from a collection's schema; None if it is not a GPU collection."""
+    names = schema.config_features
+    if names[: len(TILE_FEATURES)] != TILE_FEATURES or not {"warps", "stages"} <= set(names):
+        return None
+    machine = schema.extra.get("machine")
+    limits: Mapping[str, Any] = machine if isinstance(machine, Mapping) else {}
+    multiprocessors = limits.get("multiprocessors", H200.multiprocessors)
+    shared_bytes = limits.get("shared_bytes", H200.shared_bytes_per_block)
+    if not all(isinstance(value, int | float) and value > 0 for value in (multiprocessors, shared_bytes)):
+        return None
+    return Gpu(float(multiprocessors), float(shared_bytes), names.index("warps"), names.index("stages"))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewise._files import read_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import read_input
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import DIMENSIONS
 from tilewise.costmodel.data.writing import kernel_npz

@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import open_input, read_json_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import open_input, read_json_input
 from tilewise.costmodel.data.dataset import INDEX, SPLITS
 from tilewise.costmodel.data.kernel import check_graph, check_integers, check_runtimes, check_shape
-from tilewise.costmodel.data.npz import Array, read_npz, stream_npz
+from tilewise.costmodel.data.npz import Array, read_npz
+from tilewise.costmodel.data.npz_stream import stream_npz
 from tilewise.costmodel.data.schema import LAYOUT_FEATURES, NODE_FEATURES
 from tilewise.costmodel.data.shards import convert_once, default_cache_dir, files_key, map_array, track
 from tilewise.costmodel.data.writing import npz_bytes

@@ -27,7 +27,8 @@ from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.segments import GraphSegment, Scaling, split_graph
 from tilewise.costmodel.layout.train import configurations, fixed_sample
 from tilewise.costmodel.metrics import Estimate, bootstrap, kendall_tau
-from tilewise.costmodel.models.files import model_path, read_tensors, report_misfit, write_tensors
+from tilewise.costmodel.models.file_writer import write_tensors
+from tilewise.costmodel.models.files import model_path, read_tensors, report_misfit
 from tilewise.costmodel.models.trained import check_weights
 from tilewise.costmodel.training.loop import METRICS, kernel_metrics
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean

@@ -26,15 +26,8 @@ from tilewise.costmodel.data.kernel import Kernel, ranking
 from tilewise.costmodel.data.schema import N_OPCODES, NODE_COLUMN, Schema
 from tilewise.costmodel.features.inputs import Preparation
 from tilewise.costmodel.features.ranker import kernel_sizes
-from tilewise.costmodel.models.files import (
-    BLEND,
-    FileContents,
-    ModelFile,
-    checked_file,
-    model_path,
-    read_tensors,
-    write_tensors,
-)
+from tilewise.costmodel.models.file_writer import FileContents, write_tensors
+from tilewise.costmodel.models.files import BLEND, ModelFile, checked_file, model_path, read_tensors
 from tilewise.errors import FileFormatError
 
 RANDOM_ORDER = "random order"  # the fallback without a model; the listed order is worse, because neighbours are alike

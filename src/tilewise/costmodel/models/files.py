@@ -1,7 +1,7 @@
-"""Model files: arrays by name and a JSON record in one safetensors file, written atomically.
+"""Model files: arrays by name and a JSON record in one safetensors file, which `file_writer` writes atomically.
 
 A model's file holds its weights (``weight.*``), its fitted preparation (``prepare.*``) and a record with its name,
-settings and columns; checkpoints have the same format. Reading goes through `tilewise.io`, which checks everything, so
+settings and columns; checkpoints have the same format. Reading goes through `_safetensors`, which checks everything, so
 that a damaged file raises an error of one sentence. `scorer` builds a NumPy model from a file, `trained` a torch model.
 Trained models for the embedded collections are shipped with the package.
 """
@@ -9,7 +9,6 @@ Trained models for the embedded collections are shipped with the package.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,31 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import parse_json
+from tilewise._safetensors import load_arrays
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.inputs import Preparation, preparation_class
 from tilewise.errors import FileFormatError, TilewiseError, UnavailableError
-from tilewise.io import load_arrays, save
 
 FORMAT = "tilewise-cost-model-1"
 MODEL_FILE = "model.safetensors"
 BLEND = "Blend"  # model name in the file of several models; see `blend`
-FileContents = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]  # arrays and record
 
 _FOLDER = Path(str(files("tilewise.costmodel") / "shipped_models"))
-
-
-def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]], record: Mapping[str, Any]) -> None:
-    """Write arrays and a JSON record, with null for numbers that are not finite."""
-    save(tensors, path, {"tilewise": json.dumps(without_nans(record), sort_keys=True, allow_nan=False)})
-
-
-def without_nans(value: Any) -> Any:
-    """Return the document with None for NaN and infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: without_nans(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nans(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
@@ -69,20 +53,6 @@ def report_misfit(name: str) -> Iterator[None]:
         raise
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, MemoryError, RuntimeError) as error:
         raise FileFormatError(f"The weights of this {name[:80]} do not fit its features; export it again.") from error
-
-
-def file_contents(
-    weights: Mapping[str, npt.NDArray[Any]], preparation: Preparation, schema: Schema, record: Mapping[str, Any]
-) -> FileContents:
-    """Return the arrays and the record of a model's file."""
-    tensors = {f"weight.{k}": v for k, v in weights.items()}
-    return tensors | {f"prepare.{k}": v for k, v in preparation.tensors().items()}, {
-        **record,
-        "format": FORMAT,
-        "preparation": preparation.kind,
-        "config_features": list(schema.config_features),
-        "collection": schema.extra.get("name") or schema.extra.get("hardware"),
-    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,8 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.inputs import Preparation, check_configs_differ
 from tilewise.costmodel.features.ranker import RankerFeatures
-from tilewise.costmodel.models.files import FileContents, ModelFile, file_contents, write_tensors
+from tilewise.costmodel.models.file_writer import FileContents, file_contents, write_tensors
+from tilewise.costmodel.models.files import ModelFile
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 DEFAULTS: dict[str, Any] = {
@@ -137,7 +138,7 @@ def train_gbdt(
         booster, preparation, dataset.schema, {"model": "GBDT", "ranks": ranks, "settings": settings, "seed": seed}
     )
     if dataset.valid.labelled:
-        from tilewise.costmodel.confidence import calibrate
+        from tilewise.costmodel.confidence_fit import calibrate
 
         model.record["calibration"] = calibrate(model, dataset.valid)
     return model

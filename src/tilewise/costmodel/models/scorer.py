@@ -15,21 +15,13 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.inputs import ModelInputs, Preparation
-from tilewise.costmodel.models.files import (
-    BLEND,
-    FileContents,
-    ModelFile,
-    file_contents,
-    read_model_file,
-    report_misfit,
-    shipped_file,
-    write_tensors,
-)
+from tilewise.costmodel.models.files import BLEND, ModelFile, read_model_file, report_misfit, shipped_file
 from tilewise.costmodel.models.numpy import ranker
 from tilewise.errors import FileFormatError
 
 if TYPE_CHECKING:
     from tilewise.costmodel.models.blend import Blend
+    from tilewise.costmodel.models.file_writer import FileContents
     from tilewise.costmodel.models.gbdt import GBDT
     from tilewise.costmodel.models.numpy.lookup_ranker import LookupRanker
 
@@ -66,9 +58,13 @@ class Scorer:
             return self._score(self._inputs(kernel, rows))
 
     def contents(self) -> FileContents:
+        from tilewise.costmodel.models.file_writer import file_contents
+
         return file_contents(self.weights, self.preparation, self.schema, self.record)
 
     def save(self, path: str | Path) -> None:
+        from tilewise.costmodel.models.file_writer import write_tensors
+
         write_tensors(Path(path), *self.contents())
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

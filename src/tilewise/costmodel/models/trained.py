@@ -17,15 +17,8 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.inputs import Preparation
-from tilewise.costmodel.models.files import (
-    BLEND,
-    FileContents,
-    ModelFile,
-    file_contents,
-    read_model_file,
-    report_misfit,
-    write_tensors,
-)
+from tilewise.costmodel.models.file_writer import FileContents, file_contents, write_tensors
+from tilewise.costmodel.models.files import BLEND, ModelFile, read_model_file, report_misfit
 from tilewise.errors import FileFormatError
 
 if TYPE_CHECKING:

@@ -34,8 +34,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import read_json_input, write_atomic
-from tilewise.costmodel.confidence import calibrate
+from tilewise._atomic import write_atomic
+from tilewise._files import read_json_input
+from tilewise.costmodel.confidence_fit import calibrate
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS

@@ -329,7 +329,7 @@ class TrainingRun(ResumableRun):
 
     def finish(self) -> TrainedModel:
         """Build the trained model from the best weights, calibrate it, and replace the checkpoint by its file."""
-        from tilewise.costmodel.confidence import calibrate
+        from tilewise.costmodel.confidence_fit import calibrate
 
         self._load_best()
         # The record holds everything needed to rebuild and to judge the model.

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewise.costmodel.models.files import read_tensors, write_tensors
+from tilewise.costmodel.models.file_writer import write_tensors
+from tilewise.costmodel.models.files import read_tensors
 from tilewise.costmodel.training.config import TrainSettings
 from tilewise.errors import TilewiseError
 

@@ -8,7 +8,9 @@ Importing this package imports neither PyTorch nor Triton.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tilewise._late import late_names
 
 if TYPE_CHECKING:
     from tilewise.gpu.pinning.patch import Pinned, pin, unpin
@@ -21,10 +23,4 @@ def startup_folder() -> str:
     return str(Path(__file__).parent / "startup")
 
 
-def __getattr__(name: str) -> Any:
-    # Imported at first use: a decorated kernel needs none of the patches.
-    if name in ("Pinned", "pin", "unpin"):
-        from tilewise.gpu.pinning import patch
-
-        return getattr(patch, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_names(__name__, {".patch": "Pinned pin unpin"})  # a decorated kernel needs none of the patches

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import file_lock, read_text_input, write_atomic
+from tilewise._atomic import file_lock, write_atomic
+from tilewise._files import read_text_input
 from tilewise._system import cache_folder
 from tilewise.errors import FileFormatError, MissingFileError, TilewiseError
 from tilewise.store.problem import Config, Problem

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._safetensors import load_arrays
 from tilewise.errors import FileFormatError
 from tilewise.gpu.devices import Device
 from tilewise.gpu.pinning.ir import WorkSummary
-from tilewise.io import load_arrays
 
 RANKER = "ranker"  # the first word of its name in lock files
 FILE = Path(__file__).parent / "h200_ranker.safetensors"

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._safetensors import load_arrays
 from tilewise.errors import FileFormatError
 from tilewise.gpu.devices import H200, Device
 from tilewise.gpu.products.config_fields import is_cublas
@@ -31,7 +32,6 @@ from tilewise.gpu.products.roofline import (
     features,
     floor_seconds,
 )
-from tilewise.io import load_arrays
 from tilewise.store.problem import Config, Problem
 
 Weights = npt.NDArray[np.float32]

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import read_json_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import read_json_input
 from tilewise._system import cpu_name
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
 from tilewise.learn.checking import check_lesson

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._events import running_layer
 from tilewise._extension import native
+from tilewise.backend.recording import running_layer
 from tilewise.backend.registry import OptimizedBackend, use_backend
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.nn import Module

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, with_noise
 from tilewise.costmodel.data.dataset import embedded_collections, find_collection
 from tilewise.costmodel.data.kernel import Kernel, make_kernel

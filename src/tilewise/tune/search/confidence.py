@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import tilewise
-from tilewise._files import read_input, read_json_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import read_input, read_json_input
 from tilewise._system import cache_folder
 from tilewise.errors import TilewiseError
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters

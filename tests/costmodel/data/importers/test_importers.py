@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from tests.waiting import interruptible, until
-from tilewise.costmodel.data.dataset import load_dataset, select_columns
+from tilewise.costmodel.data.columns import select_columns
+from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.data.importers import FORMATS, KernelDescription, import_logs, read_description
 from tilewise.costmodel.data.importers import helion as helion_format
 from tilewise.costmodel.data.importers.build import gpu_name_in

@@ -19,7 +19,8 @@ from typing import IO, Any
 
 from sqlalchemy import insert, select
 
-from tilewise._files import atomic_writer, convert_read_errors, open_input
+from tilewise._atomic import atomic_writer
+from tilewise._files import convert_read_errors, open_input
 from tilewise.errors import ConfigurationError, FileFormatError, Rejected, TilewiseError
 from tilewise_arena.board import schema
 from tilewise_arena.board.chain import Link, board_key, check_chain, seal_of

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.bench.recipe import Recipe, check_name
 from tilewise.bench.scoring import Score, check_ranked
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError

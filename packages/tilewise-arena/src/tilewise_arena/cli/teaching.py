@@ -142,7 +142,7 @@ def roster(
 
     Example: tilewise compete roster class.csv --out tokens.csv --board board.sqlite
     """
-    from tilewise._files import write_atomic
+    from tilewise._atomic import write_atomic
     from tilewise_arena.board.roster import make_tokens, read_roster, tokens_csv
 
     students = read_roster(path)
@@ -168,7 +168,7 @@ def grades(
 
     Example: tilewise compete grades --roster class.csv --out grades.csv
     """
-    from tilewise._files import write_atomic
+    from tilewise._atomic import write_atomic
     from tilewise_arena.board.grades import grades_csv
     from tilewise_arena.board.roster import class_grades_csv, read_roster
 

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import read_input, write_atomic
+from tilewise._atomic import write_atomic
+from tilewise._files import read_input
 from tilewise.errors import UnavailableError
 from tilewise.learn.checking import Exercise, Result, answering, check, exercises, feedback, require
 from tilewise.learn.labs import LabGrade, grade

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise_arena.grading.judging import extract_code, keep_answers
 from tilewise_arena.grading.notebooks import (
     cell,

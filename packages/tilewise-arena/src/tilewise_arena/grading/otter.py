@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.errors import UnavailableError
 from tilewise_arena.grading.judging import extract_code, keep_answers
 from tilewise_arena.grading.notebooks import (

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._extension import native
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.features.inputs import ModelInputs
 from tilewise.costmodel.features.occupancy import Gpu, MemoryAccess, Occupancy
 from tilewise.costmodel.features.ranker import RankerFeatures
-from tilewise.costmodel.models.numpy.ranker import FoldedWeights, encode, score_inputs
+from tilewise.costmodel.models.numpy.ranker import FoldedWeights, KernelEncoding, encode, score_hidden
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
@@ -106,3 +107,22 @@ class LookupRanker:
         if access not in self.occupancies:
             self.occupancies[access] = Occupancy(gpu, self.columns.T, access)
         return self.occupancies[access]
+
+
+def score_inputs(folded: FoldedWeights, encoding: KernelEncoding, inputs: Floats, first: Floats) -> Floats:
+    """Score (C, D) float32 inputs with another first layer (D, members * H).
+
+    The compiled kernel takes a few configurations at a time through all layers, on one thread.
+    """
+    if native is None:
+        return score_hidden(folded, encoding, inputs @ first)
+    keys, key_bias, values = encoding.attention
+    member_scores, _ = native.ranker_rows_forward(
+        configs=inputs[None], skip_columns=0, first_weight=first, first_bias=encoding.bias[None],
+        first_node=np.array([0, len(values)]), keys=np.ascontiguousarray(keys.T), key_bias=key_bias, values=values,
+        block_weights=[kernel[None] for kernel, _ in encoding.blocks],
+        block_biases=[bias[None] for _, bias in encoding.blocks],
+        out_weight=folded.last,
+    )  # fmt: skip
+    scores: Floats = member_scores[0].sum(axis=1) if folded.members > 1 else member_scores[0, :, 0]
+    return scores

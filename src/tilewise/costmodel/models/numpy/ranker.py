@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._extension import native
 from tilewise.costmodel.features.inputs import ModelInputs
 
 Floats = npt.NDArray[Any]  # float32, or float64 where close scores are computed again
@@ -141,25 +140,6 @@ def score_rows(folded: FoldedWeights, encoding: KernelEncoding, config: Floats) 
         scores[rows] = score_hidden(folded, encoding, own @ folded.first)
         if "linear" in folded.weights:
             scores[rows] += own @ folded.weights["linear"]
-    return scores
-
-
-def score_inputs(folded: FoldedWeights, encoding: KernelEncoding, inputs: Floats, first: Floats) -> Floats:
-    """Score (C, D) float32 inputs with another first layer (D, members * H).
-
-    The compiled kernel takes a few configurations at a time through all layers, on one thread.
-    """
-    if native is None:
-        return score_hidden(folded, encoding, inputs @ first)
-    keys, key_bias, values = encoding.attention
-    member_scores, _ = native.ranker_rows_forward(
-        configs=inputs[None], skip_columns=0, first_weight=first, first_bias=encoding.bias[None],
-        first_node=np.array([0, len(values)]), keys=np.ascontiguousarray(keys.T), key_bias=key_bias, values=values,
-        block_weights=[kernel[None] for kernel, _ in encoding.blocks],
-        block_biases=[bias[None] for _, bias in encoding.blocks],
-        out_weight=folded.last,
-    )  # fmt: skip
-    scores: Floats = member_scores[0].sum(axis=1) if folded.members > 1 else member_scores[0, :, 0]
     return scores
 
 

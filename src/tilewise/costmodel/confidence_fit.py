@@ -1,0 +1,79 @@
+"""Fit the calibration of a model's confidence (`confidence.py`) to labelled kernels, by logistic regression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.confidence import _MAX_LOGIT, outside_log_odds
+from tilewise.costmodel.data.kernel import Kernel, ranking
+
+WITHIN = 0.01  # relative slowdown that counts as nearly optimal
+
+
+_KS = (1, 5)
+
+
+_MIN_KERNELS = 5  # fewer are not enough to fit two parameters
+
+
+_RIDGE = 1e-2  # weak L2 penalty of the logistic regression, for separable data
+
+
+_NEWTON_STEPS = 50
+
+
+class ScoringModel(Protocol):
+    """Anything that scores the configurations of a kernel."""
+
+    def score(self, kernel: Kernel) -> npt.NDArray[np.float32]: ...
+
+
+def calibrate(model: ScoringModel, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
+    """Fit the calibration that is stored with a model; None if there are too few kernels."""
+    from tilewise.costmodel.metrics import top_k_error
+
+    labelled = [kernel for kernel in kernels if kernel.labelled]
+    if len(labelled) < _MIN_KERNELS:
+        return None
+    scores = [model.score(kernel) for kernel in labelled]
+    targets = [kernel.target for kernel in labelled]
+    scale = _error_scale(scores, targets)
+    calibration: dict[str, Any] = {"scale": scale, "within": WITHIN, "kernels": len(labelled)}
+    for k in _KS:
+        statistic = np.array([outside_log_odds(s, k, scale) for s in scores])
+        good = np.array([top_k_error(t, s, k) <= WITHIN for t, s in zip(targets, scores, strict=True)])
+        calibration[f"top{k}"] = _fit_logistic(statistic, good)
+    return calibration
+
+
+def _error_scale(scores: Sequence[npt.NDArray[Any]], targets: Sequence[npt.NDArray[Any]]) -> float:
+    """Return the median over kernels of the scores' residual deviation around log runtime, among the leaders."""
+    deviations = []
+    for s, t in zip(scores, targets, strict=True):
+        # Only the leaders matter; the slow tail has larger errors.
+        leaders = ranking(s)[: max(10, len(s) // 10)]
+        logs, leader_scores = np.log(t[leaders]), np.asarray(s, dtype=np.float64)[leaders]
+        slope = np.polyfit(logs, leader_scores, 1)[0] if len(leaders) > 2 and np.ptp(logs) > 1e-9 else 0.0
+        residual = (leader_scores - leader_scores.mean()) - slope * (logs - logs.mean())
+        deviations.append(float(np.std(residual)))
+    return float(np.median(deviations)) or 1e-6
+
+
+def _fit_logistic(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> list[float]:
+    """Fit level and slope by Newton's method, with a weak ridge and half a success and half a failure added."""
+    # The added half success and half failure keep the fit finite if all kernels agree.
+    x = np.concatenate([x, [x.mean(), x.mean()]])
+    design = np.stack([np.ones_like(x), x], axis=1)
+    labels, weight = np.concatenate([y.astype(float), [1.0, 0.0]]), np.concatenate([np.ones(len(y)), [0.5, 0.5]])
+    beta = np.zeros(2)
+    for _ in range(_NEWTON_STEPS):
+        p = 1 / (1 + np.exp(-np.clip(design @ beta, -_MAX_LOGIT, _MAX_LOGIT)))
+        gradient = design.T @ (weight * (labels - p)) - _RIDGE * beta
+        curvature = (design * (weight * p * (1 - p))[:, None]).T @ design + (_RIDGE + 1e-9) * np.eye(2)
+        # Bounded steps keep Newton's method from overshooting on nearly separable data.
+        beta = beta + np.clip(np.linalg.solve(curvature, gradient), -5, 5)
+    return [float(beta[0]), float(min(beta[1], 0.0))]  # more probability outside never raises the confidence
