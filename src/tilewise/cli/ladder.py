@@ -84,7 +84,7 @@ def ladder(
 
 
 def _seconds(rung: Rung, a: Any, b: Any, budget: float) -> float:
-    """Return the median time of the calls that fit the budget: at least three, or one that exceeds it alone."""
+    """Return the median time of the calls that fit the budget: at least three, or one if a single call exceeds it."""
     times: list[float] = []
     begin = time.perf_counter()
     while True:

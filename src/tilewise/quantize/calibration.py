@@ -219,8 +219,8 @@ def _check_graph(model: Module, result: Array, expected: Array) -> None:
 def _range_margin(step: Op, shape: tuple[int, ...], samples: int) -> float:
     """Return the factor by which a result's range exceeds the observed one.
 
-    A few saturated values among an image's many do no harm. They would where a channel is a single value (behind a
-    global mean), and in the network's result.
+    A few saturated values in an image do no harm, but they do where a channel is a single value (after a global mean)
+    and in the network's result.
     """
     return 1.0 if step.kind == "input" or np.prod(shape[1:]) > 1 else 1 + _MARGIN / samples**0.5
 

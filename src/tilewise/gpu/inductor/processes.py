@@ -28,12 +28,12 @@ def share_assembler() -> Callable[[], None]:
         tasks._set_triton_ptxas_path.__wrapped__()  # the workers call the cached wrapper, which runs only once
     forget_assembler_version()
 
-    def undo() -> None:
+    def restore_assembler() -> None:
         if before is None:
             os.environ.pop(_ASSEMBLER_VARIABLE, None)
         forget_assembler_version()
 
-    return undo
+    return restore_assembler
 
 
 def forget_assembler_version() -> None:

@@ -65,7 +65,7 @@ class CpuTrial:
         return TrialResult(self._default_ns * min(ratio, 1.03 * steady), self._default_ns)
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
-        """Time all of them and the default interleaved; the median of the faster half counts."""
+        """Time the configurations and the default interleaved; the median of the faster half of readings counts."""
         assert self._default_ns is not None
         with running_on(self.problem.threads):
             runs = [self._default_run, *(self.family.runner(self.problem, c, self._operands) for c in configs)]

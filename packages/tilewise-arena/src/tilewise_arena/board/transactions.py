@@ -203,7 +203,7 @@ class BoardTransaction:
             self._connection.execute(update(schema.jobs).where(schema.jobs.c.entry == entry).values(**values))
 
     def seal_jobs(self) -> None:
-        """Seal the jobs that have no seal, as those of a board made before there were seals."""
+        """Seal the jobs that have no seal: those of a board from before seals were introduced."""
         for row in self._connection.execute(select(schema.jobs).where(schema.jobs.c.seal == "")).all():
             self._write_job(int(row.entry), attempts=0, turn=0)
 
