@@ -175,43 +175,6 @@ std::tuple<nb::object, nb::object> quantize_rows(nb::handle x) {
   return {bytes, scales};
 }
 
-template <bool kMean>
-nb::object pool(nb::handle x, int x_padding, IntPair kernel, IntPair stride, IntPair padding, int out_padding,
-                int zero) {
-  const Int8Image in = image_of(x, x_padding, "x");
-  check_zero(zero);
-  const auto [ph, pw] = padding;
-  const PoolWindow w = window_of(kernel, stride, Four(ph, pw, ph, pw), true);
-  Int8Image out = pooled_shape(in, w);
-  out.padding = out_padding;
-  nb::object result = new_image(out, zero);
-  GilRelease release(true);
-  parallel_for(static_cast<int>(in.images), [&](int i) {
-    const uint8_t* from = data<const uint8_t>(x) + i * in.image_step() + in.inside();
-    uint8_t* to = data<uint8_t>(result) + i * out.image_step() + out.inside();
-    kMean ? active_int8_ops().avg_pool(from, in.plane(), in.pixel, w, zero, to, out.plane())
-          : active_int8_ops().max_pool(from, in.plane(), in.pixel, w, to, out.plane());
-  });
-  return result;
-}
-
-nb::object global_pool(nb::handle x, int x_padding, int channels, float scale, int zero, float out_scale,
-                       int out_zero) {
-  const Int8Image in = image_of(x, x_padding, "x");
-  check_zero(zero);
-  check_zero(out_zero);
-  if (channels < 0 || channels > in.pixel || in.height * in.width == 0)
-    throw nb::value_error("x has no pixels to average");
-  const npy_intp shape[2] = {in.images, in.pixel};
-  nb::object out = new_object(2, shape, NPY_UINT8);
-  GilRelease release(true);
-  for (int64_t i = 0; i < in.images; ++i) {
-    active_int8_ops().global_pool(data<const uint8_t>(x) + i * in.image_step() + in.inside(), in.plane(), channels,
-                                  scale, zero, 1.0f / out_scale, out_zero, data<uint8_t>(out) + i * in.pixel);
-  }
-  return out;
-}
-
 // --- tiles of a product ---
 
 nb::object problem_of_tile(nb::handle tile, int64_t k) {
@@ -290,12 +253,6 @@ void bind_int8(nb::module_& m) {
   m.def("int8_quantize_images", quantize_images, nb::arg("x"), nb::arg("scale"), nb::arg("zero"), nb::arg("x_padding"));
   m.def("int8_quantize", quantize_flat, nb::arg("x"), nb::arg("scale"), nb::arg("zero"));
   m.def("int8_quantize_rows", quantize_rows, nb::arg("x"));
-  m.def("int8_max_pool", pool<false>, nb::arg("x"), nb::arg("x_padding"), nb::arg("kernel"), nb::arg("stride"),
-        nb::arg("padding"), nb::arg("out_padding"), nb::arg("zero"));
-  m.def("int8_avg_pool", pool<true>, nb::arg("x"), nb::arg("x_padding"), nb::arg("kernel"), nb::arg("stride"),
-        nb::arg("padding"), nb::arg("out_padding"), nb::arg("zero"));
-  m.def("int8_global_pool", global_pool, nb::arg("x"), nb::arg("x_padding"), nb::arg("channels"), nb::arg("scale"),
-        nb::arg("zero"), nb::arg("out_scale"), nb::arg("out_zero"));
   nb::class_<Int8Layer>(m, "Int8Layer")
       .def("__init__", make_layer, nb::arg("weights"), nb::arg("offset"), nb::arg("scale").none(),
            nb::arg("bias").none(), nb::arg("stride"), nb::arg("padding"))

@@ -210,27 +210,6 @@ def set_avx_vnni(arg: bool, /) -> None: ...
 def int8_quantize_images(x: object, scale: float, zero: int, x_padding: int) -> object: ...
 def int8_quantize(x: object, scale: float, zero: int) -> object: ...
 def int8_quantize_rows(x: object) -> tuple[object, object]: ...
-def int8_max_pool(
-    x: object,
-    x_padding: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    out_padding: int,
-    zero: int,
-) -> object: ...
-def int8_avg_pool(
-    x: object,
-    x_padding: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    out_padding: int,
-    zero: int,
-) -> object: ...
-def int8_global_pool(
-    x: object, x_padding: int, channels: int, scale: float, zero: int, out_scale: float, out_zero: int
-) -> object: ...
 
 class Int8Layer:
     def __init__(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
-from tilewise.quantize.array import QuantizedArray
+from tilewise.graph.ir import Op
 from tilewise.quantize.layers import INT32, Geometry, packed_layer
-from tilewise.quantize.operators import MaxPool, accumulator_scale, output_stage
+from tilewise.quantize.operators import Movement, accumulator_scale, output_stage
 from tilewise.quantize.parameters import affine_from_range
 from tilewise.quantize.reference import NumpyInt8Layer
 
@@ -157,8 +157,12 @@ def test_the_largest_byte_of_a_window_is_numpys_for_every_number_of_channels(isa
     rng = np.random.default_rng(4)
     for kernel, stride, padding in [((3, 3), (2, 2), (1, 1)), ((2, 3), (1, 2), (0, 1)), ((1, 1), (3, 1), (0, 0))]:
         x = rng.integers(0, 256, (2, 9, 11, -(-channels // 4) * 4)).astype(np.uint8)
-        y = QuantizedArray(x, affine_from_range(-1.0, 2.0), channels)
+        options = {"kernel": kernel, "stride": stride, "padding": (*padding, *padding)}
+        graph = native.Graph()
+        value = graph.dynamic_input("uint8", False, channels)
+        op = Op("max_pool", (0,), (2, channels, 9, 11), options=options)
+        graph.output(Movement(affine_from_range(-1.0, 2.0), op=op).add_to(graph, [value], []))
         around = np.pad(x, ((0, 0), (padding[0],) * 2, (padding[1],) * 2, (0, 0)))
         windows = np.lib.stride_tricks.sliding_window_view(around, kernel, (1, 2)).max((4, 5))
         want = windows[:, :: stride[0], :: stride[1], :channels]
-        assert np.array_equal(MaxPool(kernel, stride, padding)(y).data[..., :channels], want)
+        assert np.array_equal(graph.run([x])[0][..., :channels], want)

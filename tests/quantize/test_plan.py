@@ -16,7 +16,6 @@ from tilewise.errors import ShapeError
 from tilewise.quantize import QuantizedArray, QuantizedModel, calibrate, quantize
 from tilewise.quantize import array as array_module
 from tilewise.quantize import layers as layers_module
-from tilewise.quantize import operators as operators_module
 from tilewise.quantize import plan as plan_module
 from tilewise.quantize.graph import trace
 from tilewise.quantize.plan import Segment, segments
@@ -40,7 +39,7 @@ def quantized(model: nn.Module, x: np.ndarray, **options: Any) -> QuantizedModel
 
 
 def numpy_only(patch: pytest.MonkeyPatch) -> None:
-    for module in (array_module, layers_module, plan_module, operators_module):
+    for module in (array_module, layers_module, plan_module):
         patch.setattr(module, "native", None)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewise.errors import ConfigurationError
 from tilewise.graph.ir import Node, Value
+from tilewise.graph.op_specs.activations import ACTIVATIONS, Activation, write_activation
 from tilewise.onnx.writer import OnnxWriter
 
 
@@ -40,6 +41,13 @@ Emit = Callable[[Emission], str]
 EMITTERS: dict[str, Emit] = {}
 
 
+def _activation(activation: Activation) -> Emit:
+    return lambda e: activation.onnx(e, e.inputs[0])
+
+
+EMITTERS |= {a.operation: _activation(a) for a in ACTIVATIONS.values() if a.operation}
+
+
 def emits(*names: str) -> Callable[[Emit], Emit]:
     """Register a function that writes operations of these class names."""
 
@@ -55,8 +63,8 @@ def emits(*names: str) -> Callable[[Emit], Emit]:
 
 _SAME_NAME = {
     "Add": "Add", "Sub": "Sub", "Mul": "Mul", "Div": "Div", "Pow": "Pow", "Neg": "Neg", "Exp": "Exp", "Log": "Log",
-    "Sqrt": "Sqrt", "Abs": "Abs", "Tanh": "Tanh", "Sigmoid": "Sigmoid", "Sin": "Sin", "Cos": "Cos", "Relu": "Relu",
-    "Erf": "Erf", "Softplus": "Softplus", "HardSwish": "HardSwish", "MatMul": "MatMul", "Copy": "Identity",
+    "Sqrt": "Sqrt", "Abs": "Abs", "Tanh": "Tanh", "Sin": "Sin", "Cos": "Cos",
+    "Erf": "Erf", "Softplus": "Softplus", "MatMul": "MatMul", "Copy": "Identity",
     "Choose": "Where", "Dropout": "Identity",
 }  # fmt: skip
 
@@ -64,21 +72,6 @@ _SAME_NAME = {
 @emits(*_SAME_NAME)
 def _renamed(e: Emission) -> str:
     return e.node(_SAME_NAME[e.call.operation.__name__], *e.inputs)
-
-
-def gelu(e: Emission, x: str) -> str:
-    inner = e.node("Erf", e.node("Mul", x, e.number(math.sqrt(0.5))))
-    return e.node("Mul", e.node("Mul", x, e.number(0.5)), e.node("Add", inner, e.number(1.0)))
-
-
-@emits("Gelu")
-def _gelu(e: Emission) -> str:
-    return gelu(e, e.inputs[0])
-
-
-@emits("Silu")
-def _silu(e: Emission) -> str:
-    return e.node("Mul", e.inputs[0], e.node("Sigmoid", e.inputs[0]))
 
 
 @emits("HardSigmoid")
@@ -318,10 +311,7 @@ def finish(e: Emission, y: str) -> str:
     residual = e.param("residual")
     if residual is not None:
         y = e.node("Add", y, e.name_of(residual))
-    activation = e.param("activation")
-    if activation == "relu":
-        return e.node("Relu", y)
-    return gelu(e, y) if activation == "gelu" else y
+    return write_activation(e, y, e.param("activation") or "")
 
 
 @emits("Linear")

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.graph.ir import Op
+from tilewise.graph.op_specs.activations import is_leaky
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.parameters import AffineParameters
-from tilewise.quantize.reference import is_leaky
 
 Array = npt.NDArray[Any]
 EqualizationScales = list[Array]  # per step, one scale per channel

@@ -14,23 +14,24 @@ import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.graph.ir import Op
+from tilewise.graph.op_specs.activations import is_leaky, leaky_slope
+from tilewise.graph.ops import Quantization, kinds_with
 from tilewise.io import load_arrays, save
 from tilewise.nn import Module
 from tilewise.quantize.calibration import Calibration, is_quantized
 from tilewise.quantize.graph import NATIVE_NORMS, FloatGraph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
-from tilewise.quantize.lowering import MOVES_VALUES
 from tilewise.quantize.model import QuantizedModel
 from tilewise.quantize.operators import Affine
 from tilewise.quantize.parameters import INT16_MAX, AffineParameters
-from tilewise.quantize.reference import ACTIVATION_FUNCTIONS, is_leaky, leaky_slope
+from tilewise.quantize.reference import ACTIVATION_FUNCTIONS
 from tilewise.quantize.traced_files import NodeReader, NodeWriter, TracedModel, decode_trace, encode_trace
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
 _FORMAT = "tilewise quantized model 3"
 _TRACED = "tilewise traced quantized model 1"  # dynamically quantized: a list of operations
-_KINDS = ("input", "conv", "linear", "add", "mul", "affine", "sub", *NATIVE_NORMS, "python", *MOVES_VALUES)
+_KINDS = ("input", "python", *kinds_with(*Quantization))
 # Exceptions that reading a damaged or hostile file may raise.
 _READ_ERRORS = (
     KeyError,

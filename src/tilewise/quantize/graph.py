@@ -14,22 +14,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._extension import native
-from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.graph.ir import Node, Op, Value
-from tilewise.graph.ops import NATIVE_OPS, EmitContext
+from tilewise.graph.ops import NATIVE_OPS, Quantization, kinds_with
 from tilewise.graph.passes.lower import Lowering
-from tilewise.graph.passes.patterns import ChannelNorm, GroupNorm, match_patterns
+from tilewise.graph.passes.patterns import match_patterns
 from tilewise.graph.trace import trace as trace_module
 from tilewise.nn import Module
 from tilewise.ops.shapes import Reshape
-from tilewise.quantize.reference import is_leaky, leaky_slope
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
 # Float steps that the native graph runs between integer ones.
-NATIVE_NORMS = ("group_norm", "channel_norm")
+NATIVE_NORMS = kinds_with(Quantization.FLOAT)
 
 
 @dataclass
@@ -63,125 +60,14 @@ class FloatGraph:
         try:
             if step.node is not None and step.kind == "python":
                 return _run_node(step.node, inputs, self.batch)
-            return _KINDS[step.kind](step, *inputs)
+            reference = NATIVE_OPS[step.kind].reference
+            assert reference is not None
+            return reference(step, *inputs)
         except TilewiseError:
             raise
         except ValueError:
             shapes = " and ".join(str(i.shape) for i in inputs)
             raise ShapeError(f"{step.name} ({step.kind}) cannot take {shapes}: channels or sizes do not fit") from None
-
-
-# --- one step in float ---
-
-
-def activated(x: Array, name: str) -> Array:
-    """Apply an activation by name; "" is the identity."""
-    if name == "relu6":
-        return np.clip(x, 0, 6)
-    if is_leaky(name):
-        return np.maximum(x, x * np.float32(leaky_slope(name)))
-    if name in ("", "relu", "gelu"):
-        out: Array = x if not name else current_backend().dispatch(name, x)
-        return out
-    if name in ("sigmoid", "silu"):
-        with np.errstate(over="ignore"):
-            gate: Array = 1 / (1 + np.exp(-x))
-        return x * gate if name == "silu" else gate
-    gate = np.clip(x + np.float32(3), 0, 6) / np.float32(6)
-    return x * gate if name == "hard_swish" else gate
-
-
-def _conv(step: Op, x: Array, residual: Array | None = None) -> Array:
-    # Backends take (height, width) if both sides have the same padding, which more kernels support.
-    options = {"stride": step.stride, "padding": step.padding, "groups": step.groups, "dilation": step.dilation}
-    if step.padding[:2] == step.padding[2:]:
-        options["padding"] = step.padding[:2]
-    out: Array = current_backend().dispatch("conv2d", x, step.weight, step.bias, **options)
-    return activated(out if residual is None else out + residual, step.activation)
-
-
-def _linear(step: Op, x: Array) -> Array:
-    assert step.weight is not None
-    out: Array = current_backend().dispatch("matmul", x, step.weight.T, bias=step.bias)
-    return activated(out, step.activation)
-
-
-def _windows(step: Op, x: Array, fill: float) -> Array:
-    """Return the windows (N, C, H', W', kh, kw) of images padded with `fill`."""
-    top, left, bottom, right = step.padding
-    padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=fill)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, step.kernel, (2, 3))
-    strided: Array = windows[:, :, :: step.stride[0], :: step.stride[1]]
-    return strided
-
-
-def _max_pool(step: Op, x: Array) -> Array:
-    top, left, bottom, right = step.padding
-    # The backend pads both sides by the same amount, at most half a window.
-    if (top, left) == (bottom, right) and 2 * top <= step.kernel[0] and 2 * left <= step.kernel[1]:
-        settings = {"kernel": step.kernel, "stride": step.stride, "padding": (top, left)}
-        pooled: Array = current_backend().dispatch("max_pool2d", np.ascontiguousarray(x), **settings)[0]
-        return pooled
-    largest: Array = _windows(step, x, -np.inf).max((4, 5))
-    return largest
-
-
-def _avg_pool(step: Op, x: Array) -> Array:
-    # (N, C, H', W', kh, kw) to (N, C, H', W')
-    sums = _windows(step, x, 0).sum((4, 5), dtype=np.float32)
-    if step.options.get("count_padding", True):
-        whole: Array = sums / np.float32(step.kernel[0] * step.kernel[1])
-        return whole
-    inside: Array = sums / _windows(step, np.ones_like(x), 0).sum((4, 5), dtype=np.float32)
-    return inside
-
-
-def _affine(step: Op, x: Array) -> Array:
-    by_channel = (1, -1) + (1,) * (x.ndim - 2)
-    if step.weight is not None:
-        x = x * step.weight.reshape(by_channel)
-    if step.bias is not None:
-        x = x + step.bias.reshape(by_channel)
-    return activated(x, step.activation)
-
-
-def _norm(step: Op, x: Array) -> Array:
-    """Normalize by the native operator, so that a step alone and inside a native call gives the same bits."""
-    assert step.weight is not None and step.bias is not None
-    if native is None or x.size == 0 or x.ndim != 4:
-        operation = GroupNorm() if step.kind == "group_norm" else ChannelNorm()
-        return np.asarray(operation.forward(x, step.weight, step.bias, **step.options))
-    plan = native.Graph()
-    plan.output(NATIVE_OPS[step.kind].emit(EmitContext(plan), step, [plan.input(*x.shape)]))
-    result: Array = plan.run([np.ascontiguousarray(x, np.float32)])[0]
-    return result
-
-
-def _depth_to_space(step: Op, x: Array) -> Array:
-    (by_h, by_w), (n, c, h, w) = step.options["by"], x.shape
-    blocks = x.reshape(n, by_h, by_w, c // (by_h * by_w), h, w).transpose(0, 3, 4, 1, 5, 2)
-    return np.ascontiguousarray(blocks).reshape(n, -1, h * by_h, w * by_w)
-
-
-_KINDS: dict[str, Callable[..., Array]] = {
-    "conv": _conv,
-    "linear": _linear,
-    "max_pool": _max_pool,
-    "avg_pool": _avg_pool,
-    "global_mean": lambda step, x: x.mean((2, 3), dtype=np.float32).reshape(len(x), x.shape[1], *step.shape[2:]),
-    "add": lambda step, a, b: activated(a + b, step.activation),
-    "sub": lambda step, a, b: activated(a - b, step.activation),
-    "mul": lambda step, a, b: activated(a * b, step.activation),
-    "affine": _affine,
-    "concat": lambda _step, *inputs: np.concatenate(inputs, 1),
-    "slice": lambda step, x: x[:, step.options["first"] : step.options["first"] + step.shape[1]],
-    "gather_channels": lambda step, x: x[:, step.options["channels"]],
-    "upsample": lambda step, x: x.repeat(step.options["by"][0], 2).repeat(step.options["by"][1], 3),
-    "depth_to_space": _depth_to_space,
-    "flatten": lambda _step, x: x.reshape(len(x), int(np.prod(x.shape[1:]))),
-    "identity": lambda step, x: x.reshape(len(x), *step.shape[1:]),
-    **dict.fromkeys(NATIVE_NORMS, _norm),
-}
 
 
 def _run_node(node: Node, arrays: list[Array], batch: int) -> Array:

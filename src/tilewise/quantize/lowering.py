@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.graph.ir import Op
+from tilewise.graph.ops import Quantization, kinds_with
 from tilewise.quantize import operators
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.graph import NATIVE_NORMS, FloatGraph
@@ -21,19 +22,10 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Stored = dict[str, Array] | None  # the arrays of a layer that was read from a file
 Lower = Callable[["QuantizedModel", int, Op, Stored], Any]
-# Operators that only move or compare values: their results have the quantization parameters of their input.
-KEEPS_PARAMETERS = (
-    "max_pool",
-    "avg_pool",
-    "flatten",
-    "slice",
-    "gather_channels",
-    "upsample",
-    "depth_to_space",
-    "identity",
-)
+# Operators whose results have the quantization parameters of their input.
+KEEPS_PARAMETERS = kinds_with(Quantization.INPUT)
 # Operators for whose sake alone a float input is not quantized.
-MOVES_VALUES = (*KEEPS_PARAMETERS, "concat", "global_mean")
+MOVES_VALUES = (*kinds_with(Quantization.INPUT, Quantization.SHARED), "global_mean")
 
 
 class IntegerLayerCache:
@@ -129,16 +121,6 @@ def _channels_last(model: QuantizedModel, step: Op) -> Array:
     return step.weight.reshape(-1, *shape).transpose(0, 2, 3, 1).reshape(len(step.weight), -1)
 
 
-def _pool(pool: type[operators.Pool]) -> Lower:
-    """Return the lowering of a pooling operator."""
-
-    def lower(model: QuantizedModel, index: int, step: Op, _stored: Stored) -> Any:
-        count_padding = step.options.get("count_padding", True)
-        return pool(step.kernel, step.stride, step.padding, model.padding_of(index), count_padding)
-
-    return lower
-
-
 def _global_mean(model: QuantizedModel, index: int, step: Op, _stored: Stored) -> Any:
     source, padding = model.affine[step.inputs[0]], model.padding_of(index)
     return operators.GlobalPool(source, model.affine[index], len(step.shape) == 2, padding)
@@ -158,32 +140,25 @@ def _affine(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any:
     return operators.Affine(output, padding, step.activation, scale, arrays.get("bias"))
 
 
-def _elementwise(operator: type[operators.ElementwiseOp], settings: Callable[[Op], tuple[Any, ...]]) -> Lower:
-    """Return the lowering of an operator that takes its output's parameters and padding, then `settings`."""
+def _arithmetic(operator: type[operators.ArithmeticOp]) -> Lower:
+    return lambda model, index, step, _: operator(model.affine[index], model.padding_of(index), step.activation)
 
-    def lower(model: QuantizedModel, index: int, step: Op, _stored: Stored) -> Any:
-        return operator(model.affine[index], model.padding_of(index), *settings(step))
 
-    return lower
+def _movement(operator: type[operators.Movement]) -> Lower:
+    return lambda model, index, step, _: operator(model.affine[index], model.padding_of(index), step)
 
 
 LOWERING_TABLE: dict[str, Lower] = {
+    **dict.fromkeys((*KEEPS_PARAMETERS, "concat"), _movement(operators.Movement)),
     "conv": _conv,
     "linear": _linear,
     "affine": _affine,
     "flatten": _flatten,
     "global_mean": _global_mean,
-    "max_pool": _pool(operators.MaxPool),
-    "avg_pool": _pool(operators.AvgPool),
-    "add": _elementwise(operators.QuantizedAdd, lambda step: (step.activation,)),
-    "sub": _elementwise(operators.QuantizedSubtract, lambda step: (step.activation,)),
-    "mul": _elementwise(operators.QuantizedMultiply, lambda step: (step.activation,)),
-    "concat": _elementwise(operators.Concat, lambda _: ()),
-    "slice": _elementwise(operators.Slice, lambda step: (step.options["first"], step.shape[1])),
-    "gather_channels": _elementwise(operators.GatherChannels, lambda step: (tuple(step.options["channels"]),)),
-    "upsample": _elementwise(operators.QuantizedUpsample, lambda step: (tuple(step.options["by"]),)),
-    "depth_to_space": _elementwise(operators.QuantizedDepthToSpace, lambda step: (tuple(step.options["by"]),)),
-    "identity": _elementwise(operators.PixelAsRow, lambda step: (len(step.shape) == 2,)),
+    "avg_pool": _movement(operators.AvgPool),
+    "add": _arithmetic(operators.QuantizedAdd),
+    "sub": _arithmetic(operators.QuantizedSubtract),
+    "mul": _arithmetic(operators.QuantizedMultiply),
 }
 
 

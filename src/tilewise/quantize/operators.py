@@ -1,26 +1,26 @@
 """Integer operators without weights: elementwise arithmetic, data movement, pooling and flattening.
 
 Each operator takes QuantizedArrays, as layers with weights do, and can add itself to a native plan (`add_to`). Called
-by itself it computes in NumPy, or in a compiled pooling kernel, with the arithmetic of the native plan: the integers
-are the same.
+by itself it computes in NumPy with the arithmetic of the native plan: the integers are the same.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._extension import native
+from tilewise.graph.ir import Op
+from tilewise.graph.op_specs.layers import pool_windows, pooled_values
+from tilewise.graph.ops import NATIVE_OPS, EmitContext
 from tilewise.quantize.array import QuantizedArray, as_image, image_values, round_up
 from tilewise.quantize.parameters import AffineParameters
 from tilewise.quantize.reference import Int16OutputStage, Uint8OutputStage, is_curved, multiply_by_fractions
 
 Array = npt.NDArray[Any]
-Pair = tuple[int, int]
 OutputStage = Uint8OutputStage | Int16OutputStage
 F = np.float32
 
@@ -61,10 +61,10 @@ class ElementwiseOp:
     output: AffineParameters
     out_padding: int = 0
 
-    def _result(self, values: Array, like: QuantizedArray) -> QuantizedArray:
-        """Wrap integers (N, H, W, C) as a result: padded images, or rows if `like` has rows."""
+    def _result(self, values: Array, is_row: bool) -> QuantizedArray:
+        """Wrap integers (N, H, W, C) as a result: padded images, or rows."""
         result = QuantizedArray(_fill_channels(values, self.output.zero_point), self.output, values.shape[3])
-        if like.data.ndim == 2:
+        if is_row:
             return replace(result, data=result.data.reshape(len(values), -1))
         return result.with_padding(self.out_padding)
 
@@ -105,7 +105,7 @@ class QuantizedAdd(ArithmeticOp):
         # (qa - za) sa + (qb - zb) sb, with both scales divided by that of the accumulator
         first, second = self._scales(a.parameters, b.parameters)
         total = centred(a).astype(F) * F(first) + centred(b).astype(F) * F(second)
-        return self._result(self.stage.requantize(total), a)
+        return self._result(self.stage.requantize(total), a.data.ndim == 2)
 
     def _scales(self, first: AffineParameters, second: AffineParameters) -> tuple[float, float]:
         """Return both operands' scales in units of the accumulator."""
@@ -134,9 +134,9 @@ class QuantizedMultiply(ArithmeticOp):
         # The native plan multiplies int16 images by a gate in 16-bit fractions.
         if fraction and second.shape[1:3] == (1, 1):
             limits = self.stage.low, self.stage.high
-            return self._result(multiply_by_fractions(first, second.astype(F) * F(fraction), *limits), a)
+            return self._result(multiply_by_fractions(first, second.astype(F) * F(fraction), *limits), a.data.ndim == 2)
         value = (first * second).astype(F) * F(self._scale([a.parameters, b.parameters]))
-        return self._result(self.stage.requantize(value), a)
+        return self._result(self.stage.requantize(value), a.data.ndim == 2)
 
     def _scale(self, operands: list[AffineParameters]) -> float:
         """Return the scale of the product in units of the accumulator."""
@@ -172,7 +172,7 @@ class Affine(ArithmeticOp):
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
         scale, shift = self._coefficients(x.parameters, x.channels)
-        return self._result(self.stage.requantize(centred(x).astype(F) * scale + shift), x)
+        return self._result(self.stage.requantize(centred(x).astype(F) * scale + shift), x.data.ndim == 2)
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
         channels = len(self.scale) if self.scale is not None else len(self.shift) if self.shift is not None else 0
@@ -188,87 +188,21 @@ class Affine(ArithmeticOp):
 
 
 @dataclass(frozen=True)
-class Concat(ElementwiseOp):
-    """Channels of several inputs; all of them have this operator's quantization parameters."""
+class Movement(ElementwiseOp):
+    """An operator that only moves or compares values: the reference of its record, applied to integers."""
+
+    op: Op = field(default_factory=lambda: Op("identity", (), ()))
 
     def __call__(self, *inputs: QuantizedArray) -> QuantizedArray:
-        return self._result(np.concatenate([image_values(x) for x in inputs], 3), inputs[0])
+        reference = NATIVE_OPS[self.op.kind].reference
+        assert reference is not None
+        planes = reference(self.op, *(image_values(x).transpose(0, 3, 1, 2) for x in inputs))
+        planes = planes.reshape(*planes.shape[:2], *(planes.shape[2:] or (1, 1)))
+        return self._result(planes.transpose(0, 2, 3, 1), is_row=len(self.op.shape) == 2)
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.concat(inputs, self.out_padding))
-
-
-@dataclass(frozen=True)
-class Slice(ElementwiseOp):
-    """A range of channels."""
-
-    first: int = 0
-    count: int = 0
-
-    def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        return self._result(image_values(x)[..., self.first : self.first + self.count], x)
-
-    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.slice(inputs[0], self.first, self.count, self.out_padding))
-
-
-@dataclass(frozen=True)
-class GatherChannels(ElementwiseOp):
-    """Channels in another order."""
-
-    channels: tuple[int, ...] = ()
-
-    def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        return self._result(image_values(x)[..., list(self.channels)], x)
-
-    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.gather_channels(inputs[0], list(self.channels), self.out_padding))
-
-
-@dataclass(frozen=True)
-class QuantizedUpsample(ElementwiseOp):
-    """Nearest-neighbour upsampling by whole factors."""
-
-    by: Pair = (1, 1)
-
-    def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        return self._result(image_values(x).repeat(self.by[0], 1).repeat(self.by[1], 2), x)
-
-    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.upsample(inputs[0], *self.by, self.out_padding))
-
-
-@dataclass(frozen=True)
-class QuantizedDepthToSpace(ElementwiseOp):
-    """Blocks of channels become neighbouring pixels."""
-
-    by: Pair = (1, 1)
-
-    def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        (by_h, by_w), values = self.by, image_values(x)
-        n, h, w, c = values.shape
-        # (N, H, W, bh, bw, C') to (N, H, bh, W, bw, C')
-        blocks = values.reshape(n, h, w, by_h, by_w, c // (by_h * by_w)).transpose(0, 1, 3, 2, 4, 5)
-        return self._result(np.ascontiguousarray(blocks).reshape(n, h * by_h, w * by_w, -1), x)
-
-    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.depth_to_space(inputs[0], *self.by, self.out_padding))
-
-
-@dataclass(frozen=True)
-class PixelAsRow(ElementwiseOp):
-    """An image of one pixel as a row, or a row as an image of one pixel."""
-
-    rows: bool = False
-
-    def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        if not self.rows:
-            return as_image(x).with_padding(self.out_padding)
-        values = _fill_channels(image_values(x), x.parameters.zero_point)
-        return QuantizedArray(values.reshape(len(values), -1), x.parameters, x.channels)
-
-    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        return int(plan.pixel_as_row(inputs[0], self.rows, self.out_padding))
+        context = EmitContext(plan, padding=self.out_padding, is_integer=True)
+        return NATIVE_OPS[self.op.kind].emit(context, self.op, inputs)
 
 
 @dataclass(frozen=True)
@@ -304,77 +238,17 @@ class QuantizedFlatten:
 # --- pooling ---
 
 
-@dataclass(frozen=True)
-class Pool:
-    """Windows of a pooling operator. Padding is (top, left, bottom, right), or (height, width) for both sides."""
-
-    kernel: Pair
-    stride: Pair
-    padding: tuple[int, ...]
-    out_padding: int = 0
-    count_padding: bool = True
-    is_mean: ClassVar[bool] = False
-
-    @property
-    def sides(self) -> tuple[int, ...]:
-        """Padding as (top, left, bottom, right)."""
-        return (*self.padding, *self.padding)[:4]
-
-    def _has_kernel(self, x: QuantizedArray) -> bool:
-        """Tell whether the compiled pooling kernels, which take uint8 and even padding, can pool `x`."""
-        is_even = self.sides[:2] == self.sides[2:] and self.count_padding
-        return native is not None and is_even and not x.parameters.is_int16
-
-    def _pool_natively(self, kernel: Any, x: QuantizedArray) -> QuantizedArray:
-        settings = {"kernel": self.kernel, "stride": self.stride, "padding": self.sides[:2]}
-        zero = x.parameters.zero_point
-        data = kernel(x.data, x_padding=x.padding, out_padding=self.out_padding, zero=zero, **settings)
-        return QuantizedArray(data, x.parameters, x.channels, self.out_padding)
-
-    def _windows(self, values: Array, fill: int) -> Array:
-        """Return the windows (N, H', W', C, kh, kw) of images (N, H, W, C) padded with `fill`."""
-        top, left, bottom, right = self.sides
-        padded = np.pad(values, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)
-        windows = np.lib.stride_tricks.sliding_window_view(padded, self.kernel, (1, 2))
-        return np.asarray(windows[:, :: self.stride[0], :: self.stride[1]])
-
-    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        window = (self.kernel, self.stride, self.sides)
-        return int(plan.pool(inputs[0], *window, self.is_mean, self.count_padding, self.out_padding))
-
-
-class MaxPool(Pool):
-    """The largest integer of each window, which stands for the largest number."""
-
-    def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        if self._has_kernel(x):
-            assert native is not None
-            return self._pool_natively(native.int8_max_pool, x)
-        # Padding must never win: it is the smallest integer.
-        largest = self._windows(x.inside(), x.parameters.limits[0]).max((4, 5))
-        return QuantizedArray(largest, x.parameters, x.channels).with_padding(self.out_padding)
-
-
-class AvgPool(Pool):
+class AvgPool(Movement):
     """The mean of each window, with padding counted as zeros or not at all, in the input's quantization parameters."""
 
-    is_mean = True
-
-    def __call__(self, x: QuantizedArray) -> QuantizedArray:
+    def __call__(self, *inputs: QuantizedArray) -> QuantizedArray:
         """Pool; sums are exact, and divided in the precision of the native plan."""
-        if self._has_kernel(x):
-            assert native is not None
-            return self._pool_natively(native.int8_avg_pool, x)
-        sums = (
-            self._windows(x.inside(), x.parameters.zero_point if self.count_padding else 0).astype(np.int32).sum((4, 5))
-        )
-        # Values per window: all of them, or those that are not padding.
-        counts: Any = self.kernel[0] * self.kernel[1]
-        if not self.count_padding:
-            counts = self._windows(np.ones_like(x.inside()), 0).sum((4, 5), dtype=np.int32)
+        (x,), op, count_padding = inputs, self.op, self.op.options.get("count_padding", True)
+        values = image_values(x).transpose(0, 3, 1, 2)
+        sums = pool_windows(op, values, x.parameters.zero_point if count_padding else 0).astype(np.int32).sum((4, 5))
         precision = np.float32 if x.parameters.is_int16 else np.float64
-        mean = np.rint(sums.astype(precision) / np.asarray(counts, precision)).astype(x.data.dtype)
-        return QuantizedArray(mean, x.parameters, x.channels).with_padding(self.out_padding)
+        mean = np.rint(sums.astype(precision) / np.asarray(pooled_values(op, values), precision)).astype(values.dtype)
+        return self._result(mean.transpose(0, 2, 3, 1), is_row=False)
 
 
 @dataclass(frozen=True)
@@ -392,11 +266,7 @@ class GlobalPool:
 
     def _mean(self, x: QuantizedArray) -> QuantizedArray:
         """Return the means as rows (N, C)."""
-        p, out = x.parameters, self.output
-        if native is not None and not (p.is_int16 or out.is_int16):
-            scales = {"scale": p.scale, "zero": p.zero_point, "out_scale": out.scale, "out_zero": out.zero_point}
-            return QuantizedArray(native.int8_global_pool(x.data, x.padding, x.channels, **scales), out, x.channels)
-        _, _, h, w = x.shape
+        p, out, (_, _, h, w) = x.parameters, self.output, x.shape
         # The mean of the integers, converted to a real number and requantized.
         sums = x.inside().sum((1, 2), dtype=np.int64)
         mean = (sums.astype(np.float32) / np.float32(h * w) - np.float32(p.zero_point)) * np.float32(p.scale)

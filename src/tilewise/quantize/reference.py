@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.graph.op_specs.activations import is_leaky, leaky_slope
+
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
 Four = tuple[int, int, int, int]
@@ -377,16 +379,6 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "hard_sigmoid": _hard_sigmoid,
     "gelu": lambda x: x * (F(0.5) + F(0.5) * _erf(x * F(0.707106781186547524))),
 }
-
-
-def is_leaky(activation: str) -> bool:
-    """Tell whether an activation is a LeakyReLU, which is named with its slope: "leaky_relu 0.1"."""
-    return activation.startswith("leaky_relu ")
-
-
-def leaky_slope(activation: str) -> float:
-    """Parse the slope out of an activation's name, `leaky_relu 0.1`."""
-    return float(activation.partition(" ")[2])
 
 
 def is_curved(activation: str) -> bool:

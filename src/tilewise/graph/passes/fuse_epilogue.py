@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 LoweringRule = Callable[["Lowering", int, Node], Op | bool | None]
 
-# Traced operation: name of the native activation.
-ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "Sigmoid": "sigmoid", "Silu": "silu", "HardSwish": "hard_swish"}
 # Ops that can apply an activation to their result.
 ACTIVATED_OPS = ("conv", "linear", "int8_linear", "add", "mul", "affine")
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewise.graph.ir import Array, Node, Op, Value
+from tilewise.graph.op_specs.activations import ACTIVATIONS
 from tilewise.graph.passes.fold_batchnorm import lower_batch_norm
 from tilewise.graph.passes.fuse_epilogue import (
-    ACTIVATIONS,
     LoweringRule,
     lower_activation,
     lower_add,
@@ -266,5 +266,5 @@ RULES: dict[str, LoweringRule] = {
     "Resample": _resample,
     "ConvTranspose2d": _conv_transpose,
     "GeluTanh": lower_gelu_tanh,
-    **{operation: lower_activation(name) for operation, name in ACTIVATIONS.items()},
+    **{a.operation: lower_activation(name) for name, a in ACTIVATIONS.items() if a.operation},
 }

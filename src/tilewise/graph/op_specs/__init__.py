@@ -1,0 +1,1 @@
+"""The records of operators, by family; `tilewise.graph.ops` joins them to one table."""
