@@ -80,7 +80,7 @@ class Plan:
         if key not in self._chunk_sizes:
             specialization = _Specialization(self._module, [images], self._weights, whole=False)
             self._chunk_sizes[key] = specialization.images
-            self._remember_specialization((native.isa(), ((specialization.images, *images.shape[1:]),)), specialization)
+            self._remember((native.isa(), ((specialization.images, *images.shape[1:]),)), specialization)
             if len(self._chunk_sizes) > _MAX_SPECIALIZATIONS:
                 del self._chunk_sizes[next(iter(self._chunk_sizes))]
         return self._chunk_sizes[key]
@@ -93,14 +93,14 @@ class Plan:
         if entry is None:
             entry = _Specialization(self._module, arrays, self._weights)
         if entry is not self._latest:
-            self._remember_specialization(key, entry)
+            self._remember(key, entry)
         return entry
 
     def prepare(self, *arrays: Array) -> None:
         """Specialize the plan for inputs of these shapes without running them."""
         self._specialize(self._chunks(list(arrays))[0])
 
-    def _remember_specialization(self, key: tuple[str, Shapes], entry: _Specialization) -> None:
+    def _remember(self, key: tuple[str, Shapes], entry: _Specialization) -> None:
         with self._lock:  # other threads may run the same plan
             self._specializations.pop(key, None)
             self._specializations[key] = self._latest = entry
@@ -109,39 +109,34 @@ class Plan:
                 del self._specializations[next(iter(self._specializations))]
 
     @property
-    def _last_specialization(self) -> _Specialization:
+    def _last_calls(self) -> list[Call]:
         assert self._latest is not None
-        return self._latest
+        return self._latest.calls
 
     @property
     def algorithms(self) -> list[tuple[str, str]]:
         """Every convolution's layer and algorithm, for the size used last: "direct", "winograd" (F(4x4, 3x3)),
         "winograd2" (F(2x2, 3x3)) or "winograd_late" (F(4x4, 3x3), filters transformed as they are used)."""
-        return [
-            entry
-            for call in self._last_specialization.calls
-            if isinstance(call, NativeCall)
-            for entry in call.algorithms()
-        ]
+        return [pair for call in self._last_calls if isinstance(call, NativeCall) for pair in call.algorithms()]
 
     @property
     def native_calls(self) -> int:
         """Number of native calls and operations outside them, for the size used last."""
-        return len(self._last_specialization.calls)
+        return len(self._last_calls)
 
     @property
     def operations_outside(self) -> int:
         """Number of operations that run in Python between native calls, for the size used last."""
-        return sum(not isinstance(call, NativeCall) for call in self._last_specialization.calls)
+        return sum(not isinstance(call, NativeCall) for call in self._last_calls)
 
     def explain(self) -> PlanExplanation:
         """Describe the ops, the memory and what runs outside the native call, for the size used last."""
-        return explain(self._last_specialization.calls)
+        return explain(self._last_calls)
 
     @property
     def arena_bytes(self) -> int:
         """Memory of the activations, for the size used last."""
-        return sum(call.plan.arena_bytes for call in self._last_specialization.calls if isinstance(call, NativeCall))
+        return sum(call.plan.arena_bytes for call in self._last_calls if isinstance(call, NativeCall))
 
 
 class SelfPlan(Plan):

@@ -170,8 +170,8 @@ def _summarize(
     name: str, schema: Schema, splits: dict[str, SplitCount], kernels: list[_KernelFigures]
 ) -> CollectionSummary:
     """Group the kernels by family and by program, and compute the figures of each group."""
-    by_family = _group_by(kernels, lambda figures: figures.family)
-    by_program = _group_by(kernels, lambda figures: figures.kernel.program)
+    by_family = _group(kernels, lambda figures: figures.family)
+    by_program = _group(kernels, lambda figures: figures.kernel.program)
     fixed_loss = {kernel: loss for members in by_family.values() for kernel, loss in _fixed_losses(members).items()}
     return CollectionSummary(
         name=str(schema.extra.get("name") or name),
@@ -187,9 +187,7 @@ def _summarize(
     )
 
 
-def _group_by(
-    kernels: Iterable[_KernelFigures], key: Callable[[_KernelFigures], str]
-) -> dict[str, list[_KernelFigures]]:
+def _group(kernels: Iterable[_KernelFigures], key: Callable[[_KernelFigures], str]) -> dict[str, list[_KernelFigures]]:
     groups: dict[str, list[_KernelFigures]] = defaultdict(list)
     for figures in kernels:
         groups[key(figures)].append(figures)

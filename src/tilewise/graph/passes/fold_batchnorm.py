@@ -32,11 +32,13 @@ def lower_batch_norm(low: Lowering, number: int, node: Node) -> Op | bool | None
 
 def scale_and_shift(low: Lowering, number: int, node: Node, x: int, *, scale: Array, shift: Array) -> Op | bool:
     """Fold x · scale + shift (per channel) into the layer that makes x, or make it an affine op."""
+    # (W x + b) * scale + shift = (scale W) x + (b * scale + shift), Jacob et al. 2018, section 3.2.
     layer = low.sole_consumer(x, "conv", *(["linear"] if low.is_float else []))
     if layer is not None and len(layer.inputs) == 1:
         bias = shift if layer.bias is None else layer.bias * scale + shift
         gain = scale if layer.gain is None else layer.gain * scale
         return low.fuse_into(number, x, gain=gain, bias=bias, layer=layer.layer)
+    # Depth-to-space only moves the convolution's result: each of its channels serves `repeats` convolution channels.
     behind = low.conv_before_movement(x) if low.is_float else None
     if behind is not None:
         conv, repeats = behind

@@ -13,15 +13,7 @@ from typing import Any
 
 from tilewise._atomic import write_atomic
 from tilewise_arena.grading.judging import extract_code, keep_answers
-from tilewise_arena.grading.notebooks import (
-    cell,
-    hidden_test,
-    introduction,
-    notebook,
-    tasks,
-    unfinished,
-    visible_test,
-)
+from tilewise_arena.grading.notebooks import cell, hidden_test, introduction, notebook, tasks, unfinished, visible_test
 
 _CONFIG = '''"""The course "tilewise" for nbgrader; answers are judged apart from the kernel that grades them."""
 

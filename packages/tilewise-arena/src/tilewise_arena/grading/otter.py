@@ -16,15 +16,7 @@ from typing import Any
 from tilewise._atomic import write_atomic
 from tilewise.errors import UnavailableError
 from tilewise_arena.grading.judging import extract_code, keep_answers
-from tilewise_arena.grading.notebooks import (
-    cell,
-    hidden_test,
-    introduction,
-    notebook,
-    tasks,
-    unfinished,
-    visible_test,
-)
+from tilewise_arena.grading.notebooks import cell, hidden_test, introduction, notebook, tasks, unfinished, visible_test
 
 _CONFIG = """# ASSIGNMENT CONFIG
 name: tilewise-{lesson}
