@@ -66,7 +66,7 @@ Pool& pool() {
   return *instance;
 }
 
-// What the block can hold, whatever array it was made for; 0 where the system does not say, and nothing is pooled then.
+// Returns the usable bytes of a block, whatever was requested; 0 if the system does not say, and the pool stays unused.
 std::size_t capacity(void* block) {
 #if defined(__linux__)
   return malloc_usable_size(block);
@@ -76,9 +76,9 @@ std::size_t capacity(void* block) {
 #endif
 }
 
-// Somebody counts allocations: a memory profiler of ours, or one that likewise leads this library's calls elsewhere
-// (memray). What comes from the pool would be invisible to it, so the pool stands aside. Our profile of times only adds
-// up sizes and must find everything as it is without it, so there the pool goes on.
+// Returns whether a memory profiler counts allocations: tilewise's own, or one that redirects this library's calls
+// (memray). It would not see arrays that come from the pool, so the pool is then not used. The time profiler only adds
+// up sizes and must not change what it measures, so the pool stays in use there.
 bool allocations_are_counted() {
   if (heap_watch::active()) return heap_watch::counting_blocks();
 #if defined(__linux__)

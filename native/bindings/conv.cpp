@@ -45,7 +45,7 @@ struct Geometry {
   }
 };
 
-// Fills oh and ow; refuses what no convolution can be.
+// Computes oh and ow; sets an error if no convolution has such a shape.
 bool check_shape(ConvShape* s, int64_t weight_c) {
   if (s->c % s->groups != 0 || s->o % s->groups != 0) {
     refuse("ShapeError", "groups=%lld must divide the %lld input and the %lld output channels", show(s->groups),
@@ -147,13 +147,13 @@ PyObject* shape_tuple(const ConvShape& s) {
                        show(s.sh), show(s.sw), show(s.ph), show(s.pw), show(s.groups));
 }
 
-// Tiles are kept by a shape that knows one padding a side and no dilation.
+// Returns whether tiles exist for this shape: their keys have one padding per axis and no dilation.
 bool is_tiled(const ConvShape& s) {
   const int64_t oh = (s.h + 2 * s.ph - s.kh) / s.sh + 1, ow = (s.w + 2 * s.pw - s.kw) / s.sw + 1;
   return s.dh == 1 && s.dw == 1 && s.oh == oh && s.ow == ow;
 }
 
-// The chooser's tile, where there is a chooser and something to compute; false with an error set.
+// Asks the chooser, if there is one, for the tile of a non-empty convolution; false with an error set.
 bool choose_tile(TileTable* table, const ConvShape& s, ConvConfig* config) {
   const int64_t work = table == nullptr || !is_tiled(s) ? 0 : multiplications(s);
   if (work == 0) return true;
@@ -170,8 +170,9 @@ bool choose_tile(TileTable* table, const ConvShape& s, ConvConfig* config) {
   return answer != Answer::failed;
 }
 
+// Runs f(data of `out`), without the GIL if there is enough work, and returns `out`.
 template <class F>
-PyObject* computed(const ConvShape& s, PyArrayObject* out, F&& f) {
+PyObject* run_into(const ConvShape& s, PyArrayObject* out, F&& f) {
   if (out == nullptr) return nullptr;
   bool enough_memory = true;
   {
@@ -222,7 +223,7 @@ PyObject* convolve(TileTable* table, PyObject* const* args, Py_ssize_t count, Py
     epilogue.residual = residual.floats();
   }
   const npy_intp shape[4] = {s.n, s.o, s.oh, s.ow};
-  return computed(s, new_float_array(4, shape),
+  return run_into(s, new_float_array(4, shape),
                   [&](float* y) { conv_forward(s, x.floats(), w.floats(), !w.is_copy(), epilogue, config, y); });
 }
 
@@ -245,7 +246,7 @@ PyObject* grad_input(PyObject*, PyObject* const* args, Py_ssize_t count, PyObjec
   set_weights(w, &s);
   if (!check_shape(&s, w.dim(1)) || !has_output_shape(gy, s, "the gradient")) return nullptr;
   const npy_intp shape[4] = {s.n, s.c, s.h, s.w};
-  return computed(s, new_float_array(4, shape), [&](float* gx) { conv_grad_input(s, gy.floats(), w.floats(), gx); });
+  return run_into(s, new_float_array(4, shape), [&](float* gx) { conv_grad_input(s, gy.floats(), w.floats(), gx); });
 }
 
 PyObject* grad_weight(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
@@ -263,7 +264,7 @@ PyObject* grad_weight(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
   s.o = w[0], s.kh = w[2], s.kw = w[3];
   if (!check_shape(&s, w[1]) || !has_output_shape(gy, s, "the gradient")) return nullptr;
   const npy_intp shape[4] = {w[0], w[1], w[2], w[3]};
-  return computed(s, new_float_array(4, shape), [&](float* gw) { conv_grad_weight(s, gy.floats(), x.floats(), gw); });
+  return run_into(s, new_float_array(4, shape), [&](float* gw) { conv_grad_weight(s, gy.floats(), x.floats(), gw); });
 }
 
 // (n, c, h, w, o, kh, kw, stride, stride, padding, padding, groups), the shape of a convolution for tiles.
@@ -277,13 +278,13 @@ bool read_shape(PyObject* object, ConvShape* s) {
   return false;
 }
 
-// The register tile's limits of the instruction set in force: (lanes, rows, vectors).
+// Returns the largest register tile of the active instruction set: (lanes, rows, vectors).
 PyObject* tile_limits(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) {
   const ConvLimits& limits = active_conv_direct().limits;
   return Py_BuildValue("(LLL)", show(limits.lanes), show(limits.max_rows), show(limits.max_vectors));
 }
 
-// The tile that is used when none is given: (algorithm, mr, nr, block, channels, split).
+// Returns the default tile: (algorithm, mr, nr, block, channels, split).
 PyObject* default_tile(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*) {
   ConvShape s;
   if (count != 1) return refuse("ConfigurationError", "conv_default_tile takes a shape");
@@ -304,7 +305,7 @@ PyObject* tile_problem(PyObject*, PyObject* const* args, Py_ssize_t count, PyObj
   Py_RETURN_NONE;
 }
 
-// Whether these arguments are for the native kernels: None, or the reason against.
+// Returns None if the native kernels support these arguments, else the reason why not.
 PyObject* suits(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*) {
   if (count >= 2 && is_float32(args[0]) && is_float32(args[1])) Py_RETURN_NONE;
   return PyUnicode_FromString("the native convolution is float32");

@@ -112,7 +112,8 @@ struct Shape {
   npy_intp at[kMaxBatchDims + 2];
 };
 
-bool bad_shapes(PyArrayObject* a, PyArrayObject* b) {
+// Sets a ShapeError that names both shapes, and returns false.
+bool raise_shape_error(PyArrayObject* a, PyArrayObject* b) {
   PyObject* left = PyObject_GetAttrString(reinterpret_cast<PyObject*>(a), "shape");
   PyObject* right = PyObject_GetAttrString(reinterpret_cast<PyObject*>(b), "shape");
   if (left && right) refuse("ShapeError", "matmul cannot multiply arrays of shapes %R and %R", left, right);
@@ -127,7 +128,7 @@ bool broadcast_batch(PyArrayObject* a, int a_batch, PyArrayObject* b, int b_batc
   for (int d = 0; d < batch.dims; ++d) {
     const int da = d - (batch.dims - a_batch), db = d - (batch.dims - b_batch);
     const int64_t size_a = da >= 0 ? PyArray_DIM(a, da) : 1, size_b = db >= 0 ? PyArray_DIM(b, db) : 1;
-    if (size_a != size_b && size_a != 1 && size_b != 1) return bad_shapes(a, b);
+    if (size_a != size_b && size_a != 1 && size_b != 1) return raise_shape_error(a, b);
     const int64_t size = size_a == 1 ? size_b : size_a;
     batch.shape[d] = size;
     batch.a_stride[d] = da >= 0 && size_a != 1 ? PyArray_STRIDE(a, da) / 4 : 0;
@@ -143,7 +144,7 @@ bool describe(PyArrayObject* a, PyArrayObject* b, Gemm& g, Batch& batch, Shape& 
   g.m = a_dims == 1 ? 1 : PyArray_DIM(a, a_dims - 2);
   g.k = PyArray_DIM(a, a_dims - 1);
   g.n = b_dims == 1 ? 1 : PyArray_DIM(b, b_dims - 1);
-  if (PyArray_DIM(b, b_dims == 1 ? 0 : b_dims - 2) != g.k) return bad_shapes(a, b);
+  if (PyArray_DIM(b, b_dims == 1 ? 0 : b_dims - 2) != g.k) return raise_shape_error(a, b);
   g.a = static_cast<const float*>(PyArray_DATA(a));
   g.b = static_cast<const float*>(PyArray_DATA(b));
   g.a_row = a_dims == 1 ? 0 : PyArray_STRIDE(a, a_dims - 2) / 4;
@@ -165,7 +166,7 @@ bool describe(PyArrayObject* a, PyArrayObject* b, Gemm& g, Batch& batch, Shape& 
   return true;
 }
 
-// Many matrices times one: where the rows of all of them are evenly spaced it is one taller product.
+// Turns a batch of matrices times one matrix into a single taller product, if all rows are evenly spaced.
 void fold_batch_into_rows(Gemm& g, Batch& batch) {
   int64_t rows = g.m, row = g.a_row;
   for (int d = batch.dims - 1; d >= 0; --d) {
@@ -268,8 +269,8 @@ bool read_tile(PyObject* object, GemmTile& t) {
 constexpr int64_t kShortSum = 12, kThin = 4;
 constexpr const char* kLayouts[] = {"nn", "nt", "tn", "tt"};
 
-// The index in kLayouts; -1 for a product that no chooser is asked about.
-int askable_layout(const Gemm& g, int64_t batch, int64_t least_work) {
+// Returns the index in kLayouts; -1 for a product that choosers do not cover.
+int chooser_layout(const Gemm& g, int64_t batch, int64_t least_work) {
   if (g.k <= kShortSum || g.m < kThin || g.n <= kThin || batch != 1) return -1;
   if (g.m * g.n * g.k < least_work || std::max({g.m, g.n, g.k}) >= int64_t{1} << 31) return -1;
   const bool a_lies = g.a_col != 1 && g.a_row == 1, b_lies = g.b_col != 1 && g.b_row == 1;
@@ -303,7 +304,7 @@ bool read_config(PyObject* object, const Gemm& g, ProductConfig& config) {
 }
 
 Answer chosen_tile(TileTable& table, const Gemm& g, int64_t batch, GemmTile* tile) {
-  const int layout = askable_layout(g, batch, table.least_work);
+  const int layout = chooser_layout(g, batch, table.least_work);
   if (layout < 0) return Answer::keep_default;
   const ProductTable::Key key = {{g.m, g.n, g.k, tile_setting(num_threads(), layout)}};
   return look_up(*table.products, key, g.m * g.n * g.k, table.calls_before_asking, tile, [&](GemmTile* out) {
@@ -358,7 +359,7 @@ PyObject* matmul_call(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
   return multiply(nullptr, args, count, keywords);
 }
 
-// None when the native matmul takes these arguments, else one sentence why not.
+// Returns None if the native matmul supports these arguments, else one sentence why not.
 PyObject* matmul_suits(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
   if (count < 2) return PyUnicode_FromString("it needs two arrays");
   for (int i = 0; i < 2; ++i) {
@@ -382,7 +383,7 @@ PyObject* tile_tuple(const GemmTile& t) {
                        t.threads_n);
 }
 
-// Reads the product of a and b, its batch folded into rows where that can be; false with Python's error set otherwise.
+// Reads the product of a and b and folds its batch into rows if possible; false with a Python error set.
 bool read_product(PyObject* a, PyObject* b, Gemm& g, Batch& batch) {
   Shape shape;
   if (!describe(reinterpret_cast<PyArrayObject*>(a), reinterpret_cast<PyArrayObject*>(b), g, batch, shape))
@@ -391,8 +392,8 @@ bool read_product(PyObject* a, PyObject* b, Gemm& g, Batch& batch) {
   return true;
 }
 
-// (path, tile) that matmul(a, b) would use with this many threads (default: those in force). The tile is that of the
-// tiled path, also where another path is used.
+// Returns the (path, tile) of matmul(a, b) with this many threads (default: the current number). The tile is that of
+// the tiled path, even if another path is used.
 PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count < 2 || count > 3 || !check_usable(args[0], "a") || !check_usable(args[1], "b")) {
     return PyErr_Occurred() ? nullptr
@@ -443,7 +444,7 @@ PyObject* matmul_paths(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return paths.release().ptr();
 }
 
-// ((m, n, k), layout) as a tile chooser is asked about matmul(a, b); None where it is not.
+// Returns the key ((m, n, k), layout) of matmul(a, b) for tile choosers; None if they do not cover it.
 PyObject* matmul_tile_key(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count < 2 || !check_usable(args[0], "a") || !check_usable(args[1], "b")) {
     return PyErr_Occurred() ? nullptr : refuse("ConfigurationError", "matmul_tile_key takes two arrays");
@@ -451,7 +452,7 @@ PyObject* matmul_tile_key(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Gemm g;
   Batch batch;
   if (!read_product(args[0], args[1], g, batch)) return nullptr;
-  const int layout = askable_layout(g, batch.count, kTinyProduct);
+  const int layout = chooser_layout(g, batch.count, kTinyProduct);
   if (layout < 0) Py_RETURN_NONE;
   return Py_BuildValue("((LLL)s)", static_cast<long long>(g.m), static_cast<long long>(g.n),
                        static_cast<long long>(g.k), kLayouts[layout]);
@@ -477,7 +478,7 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-// As much of a product as tiles depend on.
+// Describes a product by the sizes and strides that tiles depend on.
 Gemm product_of(int64_t m, int64_t n, int64_t k, bool transposed_b) {
   Gemm g;
   g.m = m;
@@ -505,7 +506,7 @@ nb::object check_tile(nb::handle tile, int64_t m, int64_t n, int64_t k, bool tra
   return tile_problem(t, g, reason, sizeof reason) ? nb::cast(std::string(reason)) : nb::none();
 }
 
-// A tile read once: passed to matmul in place of a TileConfig it costs what a tile from a chooser's table costs.
+// Converts a TileConfig once; matmul accepts the result without reading its Python attributes at every call.
 nb::object prepared_tile(nb::handle tile) {
   auto prepared = std::make_unique<GemmTile>();
   if (!read_tile(tile.ptr(), *prepared)) throw nb::python_error();
@@ -517,7 +518,7 @@ nb::object prepared_tile(nb::handle tile) {
   return nb::steal(capsule);
 }
 
-// The register tiles of the instruction set in force: (mr, nr) for every mr that fits.
+// Lists the register tiles (mr, nr) of the active instruction set, for every mr that fits.
 std::vector<std::pair<int, int>> register_tiles() {
   const GemmKernels& kernels = active_gemm();
   std::vector<std::pair<int, int>> tiles;

@@ -259,7 +259,7 @@ std::vector<Int8Tile> tuned_tiles(const Graph& graph, const GraphCall& call, con
   std::vector<Int8Tile> tiles;
   if (table == nullptr || table->int8_products == nullptr) return tiles;
   for (const GraphProduct& p : graph.products(*call.schedule, call.batch)) {
-    const Int8Tile* tile = kept_tile(table, p.m, p.n, p.k, p.threads);
+    const Int8Tile* tile = tuned_tile(table, p.m, p.n, p.k, p.threads);
     if (tile == nullptr) continue;
     tiles.resize(graph.slots());
     tiles[p.slot] = *tile;

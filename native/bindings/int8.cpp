@@ -82,8 +82,8 @@ Int8Tile read_tile(nb::handle tile) {
   return t;
 }
 
-// x (rows, channels rounded up to 4) uint8; kind 0: int32, 1: float32, 2: uint8. A `tile` that is given comes before
-// what was kept in the `table`.
+// Multiplies x (rows, channels rounded up to 4) uint8; kind 0: int32, 1: float32, 2: uint8 results. An explicit `tile`
+// takes precedence over the tile in `table`.
 nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::handle row_scale, bool relu,
                         nb::handle tile, nb::handle table) {
   PyArrayObject* in = checked(x, NPY_UINT8, 2, "x");
@@ -107,7 +107,7 @@ nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::hand
       throw nb::value_error((std::string("this tile cannot be used: ") + problem).c_str());
     }
   } else if (const Int8Tile* tuned =
-                 kept_tile(tile_table_in(table.ptr()), rows, g.columns, g.channels, num_threads())) {
+                 tuned_tile(tile_table_in(table.ptr()), rows, g.columns, g.channels, num_threads())) {
     tile_choice = *tuned;
   }
   const int64_t columns = form == Int8Out::uint8 ? layer.out_pixel() : g.columns;
@@ -188,7 +188,7 @@ nb::tuple default_tile_of(int64_t m, int64_t n, int64_t k) {
   return nb::make_tuple(t.mr, t.nr, t.mc, t.nc, t.kc, t.threads_m, t.threads_n);
 }
 
-// The tallest register tile of each width there is: [(mr, nr), ...].
+// Lists the tallest register tile of each width: [(mr, nr), ...].
 nb::list register_tiles() {
   nb::list out;
   for (int panels = 1; panels <= kInt8MaxPanels; ++panels) {

@@ -55,7 +55,7 @@ inline nb::object new_image(const Int8Image& image, int zero) {
   return out;
 }
 
-// The same of numbers of two bytes, by whose zero point all bytes are 0; `image` is in numbers.
+// Creates an int16 image filled with its zero point, 0; the sizes of `image` are in values, not bytes.
 inline nb::object new_int16_image(Int8Image image) {
   const npy_intp shape[4] = {image.images, image.full_height(), image.full_width(), image.pixel};
   nb::object out = new_object(4, shape, NPY_INT16);
@@ -142,9 +142,9 @@ inline PoolWindow window_of(IntPair kernel, IntPair stride, const Four& padding,
           count_padding};
 }
 
-// What was kept for a product, null for the default: to be copied, as the table may change once Python's lock is let
-// go.
-inline const Int8Tile* kept_tile(const TileTable* table, int64_t rows, int64_t columns, int64_t k, int threads) {
+// Returns the tuned tile of a product, null for the default. Copy it: the table may change once the GIL is
+// released.
+inline const Int8Tile* tuned_tile(const TileTable* table, int64_t rows, int64_t columns, int64_t k, int threads) {
   if (table == nullptr || table->int8_products == nullptr) return nullptr;
   const auto* entry = table->int8_products->find({{rows, columns, k, tile_setting(threads)}});
   return entry == nullptr ? nullptr : &entry->tile;

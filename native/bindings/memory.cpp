@@ -12,25 +12,26 @@ using heap_watch::Inner;
 PyMemAllocatorEx inner[3];
 bool wrapped = false;
 
-PyMemAllocatorEx& before(void* context) { return *static_cast<PyMemAllocatorEx*>(context); }
+// Returns the allocator that was installed before ours.
+PyMemAllocatorEx& inner_allocator(void* context) { return *static_cast<PyMemAllocatorEx*>(context); }
 
 void* wrapped_malloc(void* context, std::size_t n) {
   Inner guard;
-  void* p = before(context).malloc(before(context).ctx, n);
+  void* p = inner_allocator(context).malloc(inner_allocator(context).ctx, n);
   if (guard.outermost()) heap_watch::note_requested(p, n);
   return p;
 }
 
 void* wrapped_calloc(void* context, std::size_t n, std::size_t each) {
   Inner guard;
-  void* p = before(context).calloc(before(context).ctx, n, each);
+  void* p = inner_allocator(context).calloc(inner_allocator(context).ctx, n, each);
   if (guard.outermost()) heap_watch::note_requested(p, n * each);
   return p;
 }
 
 void* wrapped_realloc(void* context, void* old, std::size_t n) {
   Inner guard;
-  void* p = before(context).realloc(before(context).ctx, old, n);
+  void* p = inner_allocator(context).realloc(inner_allocator(context).ctx, old, n);
   if (p && guard.outermost()) {
     if (p != old) heap_watch::forget_requested(old);
     heap_watch::note_requested(p, n);
@@ -41,7 +42,7 @@ void* wrapped_realloc(void* context, void* old, std::size_t n) {
 void wrapped_free(void* context, void* p) {
   Inner guard;
   if (guard.outermost()) heap_watch::forget_requested(p);
-  before(context).free(before(context).ctx, p);
+  inner_allocator(context).free(inner_allocator(context).ctx, p);
 }
 
 constexpr PyMemAllocatorDomain kDomains[3] = {PYMEM_DOMAIN_RAW, PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ};

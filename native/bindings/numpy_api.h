@@ -79,7 +79,7 @@ class Arguments {
   PyObject* values_[kMost] = {};
 };
 
-// A raw entry with C++ exceptions kept inside: running out of memory becomes Python's MemoryError.
+// Wraps an entry point so that no C++ exception leaves it: std::bad_alloc becomes Python's MemoryError.
 template <auto entry>
 PyObject* guarded(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   try {

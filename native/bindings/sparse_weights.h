@@ -12,7 +12,7 @@ namespace tw {
 
 constexpr int64_t kMinWorkForGilRelease = 100000;  // multiply-adds
 
-// x (..., columns) to (..., rows) by `product(in, batch, out)`. None where x is not what the kernels take.
+// Maps x (..., columns) to (..., rows) with `product(in, batch, out)`; None if the kernels do not support x.
 template <class Matrix, class Product>
 nb::object rows_times(const Matrix& matrix, nb::handle x, Product product) {
   PyArrayObject* in = as_float_array(x.ptr());

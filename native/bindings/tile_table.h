@@ -34,15 +34,15 @@ TileTable* tile_table_in(PyObject* object);
 // Products smaller than this many multiplications are over before a better tile could save anything.
 constexpr int64_t kTinyProduct = 50000;
 
-// What an answer depends on beside the shape.
+// Packs the settings that a choice depends on besides the shape into one number of its key.
 inline int64_t tile_setting(int threads, int layout = 0) {
   return threads | static_cast<int64_t>(active_isa()) << 16 | static_cast<int64_t>(layout) << 24;
 }
 
 enum class Answer { failed, keep_default, use_tile };
 
-// What the table knows of a shape, or the chooser says now. `ask` gives the answer and writes the tile; it may run
-// Python, and with it other threads and other calls into this table, so no entry is held across it.
+// Returns the cached choice for a shape, or calls `ask`, which returns the choice and writes the tile. `ask` may run
+// Python, and with it other threads and other calls into this table, so no entry is referenced across the call.
 template <class Table, class Tile, class Ask>
 Answer look_up(Table& table, const typename Table::Key& key, int64_t work, int64_t calls_before_asking, Tile* tile,
                Ask&& ask) {

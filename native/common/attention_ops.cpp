@@ -6,7 +6,7 @@
 namespace tw {
 namespace {
 
-// A few hundred kilobytes.
+// Returns this thread's attention scratch memory, a few hundred kilobytes.
 float* workspace(int64_t floats) { return thread_scratch<float>(Scratch::attention, floats); }
 
 int64_t offset(HeadStrides s, int64_t b, int64_t h) { return b * s.batch + h * s.head; }

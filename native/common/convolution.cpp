@@ -49,8 +49,8 @@ ConvTile analytical_tile(const ConvShape& s, ConvAlgorithm algorithm) {
                                : active_conv_direct().default_tile(s, threads);
 }
 
-// The kernels' tile of a configuration for one of the algorithms (the one that runs may not be the one that was asked
-// for).
+// Returns the kernels' tile of a configuration for `algorithm`, which may differ from the algorithm that the
+// configuration names.
 ConvTile tile_of(const ConvShape& s, const ConvConfig& config, ConvAlgorithm algorithm) {
   ConvTile tile = analytical_tile(s, algorithm);
   if (config.algorithm != algorithm) return tile;
@@ -68,9 +68,10 @@ WeightKey key_of(const ConvShape& s, const float* w, ConvAlgorithm algorithm) {
   return {w, {s.o, s.c, s.kh, s.kw, s.groups, kind, 0, 0}};
 }
 
-// A new packed form of these weights, kept from now on if there is room.
+// Packs these weights, and caches the result if there is room.
 template <class Kernels>
-std::shared_ptr<const PackedWeights> made_weights(const Kernels& kernels, const ConvShape& s, const WeightKey& key) {
+std::shared_ptr<const PackedWeights> pack_and_cache_weights(const Kernels& kernels, const ConvShape& s,
+                                                            const WeightKey& key) {
   auto weights = new_weights(key, weight_count(s), kernels.packed_floats(s));
   const WeightView view = plain_view(s, weights->raw.data());
   if constexpr (std::is_same_v<decltype(kernels.pack(s, view, nullptr)), bool>) {
@@ -85,15 +86,16 @@ std::shared_ptr<const PackedWeights> made_weights(const Kernels& kernels, const 
 std::atomic<int64_t> transformed{0};
 std::atomic<bool> winograd_allowed{true};
 
-// The transformed filters if they are kept, or can be from now on; else null. To transform them at every call would
-// cost more than the shorter product saves.
-std::shared_ptr<const PackedWeights> kept_transformed(ConvAlgorithm algorithm, const ConvShape& s, const float* w) {
+// Returns the transformed filters from the cache, after adding them if there is room; else null: transforming them at
+// every call would cost more than Winograd's shorter product saves.
+std::shared_ptr<const PackedWeights> cached_transformed_filters(ConvAlgorithm algorithm, const ConvShape& s,
+                                                                const float* w) {
   const WinogradKernels& kernels = winograd_kernels(algorithm);
   const WeightKey key = key_of(s, w, algorithm);
   if (auto cached = find_weights(key, weight_count(s))) return cached;
   if (!weights_fit(key, weight_count(s), kernels.packed_floats(s), true)) return nullptr;
   ++transformed;
-  return made_weights(kernels, s, key);
+  return pack_and_cache_weights(kernels, s, key);
 }
 
 bool forward_winograd(ConvAlgorithm algorithm, const ConvShape& s, const float* x, const float* w, bool keep,
@@ -101,7 +103,7 @@ bool forward_winograd(ConvAlgorithm algorithm, const ConvShape& s, const float* 
   const WinogradKernels& kernels = winograd_kernels(algorithm);
   const ConvTile tile = tile_of(s, config, algorithm);
   if (keep) {
-    const auto weights = kept_transformed(algorithm, s, w);
+    const auto weights = cached_transformed_filters(algorithm, s, w);
     return weights && weights->usable && kernels.forward(s, x, weights->packed.data(), e, tile, {}, y);
   }
   CallWeights packed(kernels.packed_floats(s));
@@ -115,7 +117,7 @@ void forward_direct(const ConvShape& s, const float* x, const float* w, bool kee
   const WeightKey key = key_of(s, w, ConvAlgorithm::direct);
   std::shared_ptr<const PackedWeights> weights = keep ? find_weights(key, weight_count(s)) : nullptr;
   if (keep && !weights && weights_fit(key, weight_count(s), kernels.packed_floats(s), false)) {
-    weights = made_weights(kernels, s, key);
+    weights = pack_and_cache_weights(kernels, s, key);
   }
   if (weights) {
     check(kernels.forward(s, x, weights->packed.data(), e, tile, whole_output(s), y));
@@ -144,7 +146,7 @@ Phase phase_of(int64_t tap, int64_t stride, int64_t kernel, int64_t padding, int
   return f;
 }
 
-// The gradient's own convolution: gy with the taps of two phases, flipped, channels swapped.
+// The convolution that computes one phase of the input gradient: gy with the flipped taps, channels exchanged.
 ConvShape phase_shape(const ConvShape& s, const Phase& fy, const Phase& fx) {
   return {s.n, s.o, s.oh, s.ow, s.c, fy.taps, fx.taps, 1, 1, fy.pad, fx.pad, s.groups, fy.outs, fx.outs};
 }
@@ -155,7 +157,7 @@ WeightView flipped_view(const ConvShape& s, const float* w, const Phase& fy, con
   return {w + last, s.group_o() * out, taps, out, -s.sh * s.kw, -s.sw};
 }
 
-// A convolution with fewer than no padding reads a smaller image.
+// Copies the part of the image that a convolution with negative padding reads, and sets that padding to 0.
 const float* cropped(ConvShape* s, const float* x, Buffer<float>* memory) {
   const int64_t top = s->ph < 0 ? -s->ph : 0, left = s->pw < 0 ? -s->pw : 0;
   if (top == 0 && left == 0) return x;
@@ -185,7 +187,7 @@ int64_t working_bytes(const ConvShape& s, const ConvConfig& config) {
                                       : active_conv_direct().block_bytes(s, tile);
 }
 
-// What the loops themselves cannot run.
+// Returns why the loops cannot run this configuration, or null.
 const char* shape_problem(const ConvShape& s, const ConvConfig& c) {
   const ConvLimits& limits = active_conv_direct().limits;
   const int64_t panel = limits.lanes * limits.max_vectors;
@@ -242,9 +244,9 @@ bool winograd_applies(const ConvShape& s) {
 
 namespace {
 
-// In vector multiplications of the direct algorithm: what one with so many bytes of filters takes, if its instructions
-// are these. Filters that no second-level cache holds come by at least once a call: so many bytes arrive while a vector
-// is multiplied (two vectors of eight or one of sixteen a cycle).
+// Estimates the cost of an algorithm in vector multiplications: its instructions, or the time to stream its filters
+// if that is longer. Filters larger than the L2 cache are read once per call, at a rate of so many bytes per vector
+// multiplication (two vectors of eight lanes or one of sixteen per cycle).
 int64_t cost(int64_t instructions, int64_t filter_bytes) {
   const int64_t bytes_a_vector = std::max<int64_t>(1, active_conv_direct().limits.lanes * 3 / 8);
   return std::max(instructions, filter_bytes > cache_sizes().l2 ? filter_bytes / bytes_a_vector : 0);
@@ -260,8 +262,8 @@ int64_t winograd_cost(const ConvShape& s, const WinogradKernels& w) {
 
 }  // namespace
 
-// Direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen or 16 times a tile of four, and pays for
-// the transforms. benchmarks/algorithms.py times all three beside this choice, on AVX2 and AVX-512.
+// Chooses the cheapest algorithm. Direct convolution multiplies 9 times per pixel, Winograd 36 times per 16 pixels or
+// 16 times per 4, plus transforms. benchmarks/algorithms.py compares all three with this choice on AVX2 and AVX-512.
 ConvAlgorithm choose_algorithm(const ConvShape& s) {
   if (!winograd_applies(s) || !winograd_allowed.load(std::memory_order_relaxed)) return ConvAlgorithm::direct;
   const int64_t lanes = active_conv_direct().limits.lanes;

@@ -19,8 +19,8 @@ int64_t element_size(CacheKind kind) { return kind == CacheKind::float32 ? 4 : k
 int64_t qkv_width(const Decoder& d) { return (d.heads + 2 * d.kv_heads) * d.head_width; }
 int64_t hidden_width(const Decoder& d) { return d.blocks.empty() ? 0 : d.blocks[0].up[0].outputs; }
 
-// Where a run of rows begins that one call attends to: kAttendRows of one sequence and positions one after the other,
-// or one.
+// Returns the first row of each run that one attention call processes: up to kAttendRows consecutive positions of one
+// sequence, or a single row.
 std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
   std::vector<int64_t> starts;
   for (int64_t r = 0; r < count;) {
@@ -85,8 +85,8 @@ void fill_angles(const Decoder& d, const Row* rows, int64_t count, int64_t capac
   w.window_angles.fill(d.window_frequencies, d.rotary_magnitude, rows, count);
 }
 
-// Queries and keys of all rows: normalized head by head if the block does that, then turned by their positions.
-void place_heads(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w) {
+// Prepares the queries and keys of all rows: normalizes each head if the block does that, then applies RoPE.
+void normalize_and_rotate(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w) {
   const RopeRmsNormKernels& kernels = active_rope_rmsnorm();
   const RotaryTable& angles = b.window > 0 ? w.window_angles : w.angles;
   for (int64_t r = 0; r < count; ++r) {
@@ -120,18 +120,18 @@ HeadCache head_cache(const DecoderCache& cache, int64_t layer, int64_t sequence,
           scaled ? cache.value_scales + first : nullptr};
 }
 
-// Rows from `first` on of a head's keys or values.
+// Returns the cached keys or values of a head from row `first` on.
 CachedRows rows_from(const char* data, const float* scales, int64_t first, int64_t row_bytes) {
   return {data + first * row_bytes, scales == nullptr ? nullptr : scales + first};
 }
 
-// Asks for the first bytes of a block, as many as the nearest cache has room for beside what is in use.
+// Prefetches the first bytes of a block, as many as L1 holds besides the data in use.
 void fetch(const char* block, int64_t bytes) {
   constexpr int64_t kMost = 16 << 10;
   for (int64_t at = 0; at < std::min(bytes, kMost); at += 64) __builtin_prefetch(block + at);
 }
 
-// One row and one head: over all earlier positions, or those in the block's window.
+// Computes the attention of one row and one head over all earlier positions, or those in the block's window.
 void attend_row(const Decoder& d, const Row& row, const DecoderCache& cache, const HeadCache& at, int64_t window,
                 const float* query, float* scores, float* out) {
   const int64_t row_bytes = d.head_width * element_size(cache.kind), length = row.position + 1;
@@ -141,7 +141,7 @@ void attend_row(const Decoder& d, const Row& row, const DecoderCache& cache, con
                                d.score_rule, scores, out);
 }
 
-// Head by head, so that a head's keys and values stay near while the rows go by.
+// Computes attention head by head, so that a head's keys and values stay in the cache for all rows.
 void attend_prompt(const Decoder& d, const Row* rows, const DecoderCache& cache, int64_t layer, int tasks,
                    int64_t longest, Workspace& w) {
   const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads, row_width = qkv_width(d);
@@ -215,8 +215,8 @@ void embed(const Decoder& d, const Row* rows, int64_t count, Workspace& w) {
   }
 }
 
-// The inner rows of the block's second half: activated, or let through by a gate.
-bool widen(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w, Reading reading) {
+// Computes the hidden rows of the feed-forward layer: activated, or multiplied by an activated gate.
+bool feed_forward_hidden(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w, Reading reading) {
   const int64_t width = b.up[0].outputs;
   const bool gated = b.up.size() == 2;
   const Activation activation = gated ? Activation::none : d.activation;
@@ -231,7 +231,7 @@ bool widen(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w,
   return true;
 }
 
-// x <- x + the layer's result: added by the layer itself, or after the result is normalized.
+// Adds the layer's result to x: fused into the product, or after the norm that follows it.
 bool add_result(const Decoder& d, const DenseLayer& layer, const NormLayer& post, const float* from, int64_t count,
                 Workspace& w, Reading reading) {
   const float* residual = post.weight == nullptr ? w.x.data() : nullptr;
@@ -392,11 +392,11 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
       at += part.outputs;
     }
     w.scratch.blocks.share_rows(false);
-    place_heads(*this, b, count, w);
+    normalize_and_rotate(*this, b, count, w);
     attend_rows(*this, rows, count, cache, static_cast<int64_t>(layer), tasks, longest, w);
     ok = ok && add_result(*this, b.out, b.post1, w.mixed.data(), count, w, reading);
     normalize(*this, b.norm2, w.x.data(), count, w);
-    ok = ok && widen(*this, b, count, w, reading);
+    ok = ok && feed_forward_hidden(*this, b, count, w, reading);
     ok = ok && add_result(*this, b.down, b.post2, w.hidden.data(), count, w, reading);
   }
   const float* x = w.x.data();

@@ -316,7 +316,7 @@ bool is_import(const ElfW(Rela) & r) {
 #endif
 }
 
-// What the loader's own tables say of one loaded file.
+// Reads the loader's tables of one loaded file.
 Image read_image(const dl_phdr_info& info) {
   Image image{info.dlpi_addr};
   const ElfW(Dyn)* dynamic = nullptr;
@@ -407,8 +407,8 @@ int find_stub(dl_phdr_info* info, std::size_t, void* context) {
   return 1;  // the executable is the first
 }
 
-// What libraries would find if the executable had no stub: the first of them that has the function, preloaded ones
-// included.
+// Finds the function that libraries would call if the executable had no stub: that of the first library that has it,
+// preloaded ones included.
 void* find_past_executable(const char* name) {
   void* everything = dlopen(nullptr, RTLD_LAZY);
   link_map* map = nullptr;

@@ -27,7 +27,7 @@ Registers cpuid(unsigned leaf, unsigned part) {
 bool bit(unsigned value, int i) { return (value >> i & 1u) != 0; }
 #endif
 
-// Requested once per process; the answer holds for all its threads.
+// Requests AMX from the kernel once per process; the answer holds for all its threads.
 bool ask_for_amx() {
 #if defined(__x86_64__) && defined(__linux__) && defined(TW_AMX)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

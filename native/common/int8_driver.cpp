@@ -95,13 +95,13 @@ namespace {
 
 int64_t round_to(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// The size of the sums of a block that is split along K.
+// Returns scratch memory for the int32 sums of a block that is split along K, null if it is not split.
 int32_t* sums_of(const Int8Problem& p, const Int8Tile& t, int64_t panels) {
   if (p.runs != 1 || t.kc >= static_cast<int64_t>(p.groups_per_run) * kInt8Group) return nullptr;
   return thread_scratch<int32_t>(Scratch::int8_sums, t.mc * std::min(t.nc, panels * kInt8Panel));
 }
 
-// The rows of share `i` of `shares`, split at register-tile boundaries.
+// Returns the first row of share `i` of `shares`; shares begin at multiples of 8 rows, a register tile.
 int64_t row_cut(int64_t rows, int i, int shares) { return i == shares ? rows : rows * i / shares / 8 * 8; }
 
 }  // namespace

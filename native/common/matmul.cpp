@@ -84,8 +84,8 @@ void run_task(Job& job, int64_t task) {
   }
 }
 
-// The last columns that go another way (`run_tiled_and_last_columns`) stay out: with them the last strip would be wider
-// than is read.
+// Packs one task's columns of B, without the last columns that are computed separately
+// (`run_tiled_and_last_columns`): with them the last strip would be wider than the kernel reads.
 void pack_task(Job& job, int64_t task) {
   const int64_t step = job.strips_per_task * job.config.tile.nr, col = task * step;
   const int64_t last_columns = job.g->n % active_gemm().lanes == job.config.last_columns ? job.config.last_columns : 0;
@@ -108,7 +108,7 @@ void run_grid(Job& job, bool worth, int threads) {
   run_tasks(static_cast<int>(ceil_div(units, job.items_per_task)), guarded<run_task>, &job);
 }
 
-// Where several rows of tasks read the same columns, all threads first pack B, once, then all multiply.
+// Returns whether several rows of tasks read the same columns of B, so that threads pack B once before multiplying.
 bool shares_b(const Job& job, int threads) {
   const bool several = threads > 1 && job.grid.rows > 1 && worth_threads(multiply_adds(*job.g) / threads);
   return several && job.config.path == ProductPath::tiled && job.config.tile.pack_b && job.batch->count == 1;
@@ -136,7 +136,7 @@ bool run_shared(const Gemm& g, Job& job, int threads) {
   return !job.failed;
 }
 
-// A product that is one task.
+// Runs a product as one task on this thread.
 bool run_whole(const Gemm& g, const ProductConfig& config) {
   try {
     run_part(g, config, {});
@@ -146,7 +146,7 @@ bool run_whole(const Gemm& g, const ProductConfig& config) {
   return true;
 }
 
-// What the loops themselves cannot run.
+// Returns why the loops cannot run this tile, or null.
 const char* shape_problem(const GemmTile& t, const Gemm& g) {
   const GemmKernels& kernels = active_gemm();
   if (t.nr < kernels.lanes || t.nr % kernels.lanes != 0 || t.nr / kernels.lanes > 4) {

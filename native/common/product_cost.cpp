@@ -250,7 +250,7 @@ namespace {
 // gemm_small_k.h.
 
 int64_t vectors_of(int64_t n) { return ceil_div(n, active_gemm().lanes); }
-// Accumulators that the kernels for a few rows keep in registers.
+// Returns how many accumulators the kernels for a few rows keep in registers.
 int64_t accumulators() { return 2 * active_gemm().max_rows[2] - 2; }
 double as_double(int64_t x) { return static_cast<double>(x); }
 
@@ -383,7 +383,7 @@ void count_narrow(const Gemm& g, Sink& sink) {
   sink.add(Term::narrow_copy, as_double(g.k));
 }
 
-// What a tiled product costs besides its loops.
+// Counts the costs of a tiled product outside its loops: packing, threads, last columns.
 template <class Sink>
 void count_around_tiles(const Gemm& g, int64_t last_columns, int threads, Sink& sink) {
   sink.add(Term::tile_call, 1);
@@ -462,7 +462,7 @@ int64_t last_columns_of(const Gemm& g) {
   return g.n > last_columns && (g.a_col == 1 || g.a_row == 1) ? last_columns : 0;
 }
 
-// Decides whether the last columns of a product in tiles are computed separately; the threads have no say in it.
+// Decides whether the last columns of a tiled product are computed separately, whatever the number of threads.
 void choose_last_columns(const Gemm& g, ProductConfig* config) {
   config->last_columns = last_columns_of(g);
   if (config->last_columns == 0) return;
@@ -474,8 +474,8 @@ void choose_last_columns(const Gemm& g, ProductConfig* config) {
   if (cost_of(g, apart, 1) >= cost_of(g, together, 1)) config->last_columns = 0;
 }
 
-// Lower bound of the time of a product in tiles: every lane of two multipliers is busy.
-double least_tiled(const Gemm& g) {
+// Returns a lower bound on the time of a tiled product: every lane of two multipliers is busy.
+double tiled_lower_bound(const Gemm& g) {
   const double cycles = as_double(g.m * g.k * vectors_of(g.n)) / 2;
   return kCost[static_cast<int>(Term::tile_call)] + kCost[static_cast<int>(Term::tile_multiply)] * cycles;
 }
@@ -522,7 +522,7 @@ void cheapest_config(const Gemm& g, int threads, ProductConfig* config) {
     if (!tiles && path_feasible(candidate.path, g)) consider(cost_of(g, candidate, 1));
   }
   for (ProductPath path : {ProductPath::tiled, ProductPath::transposed_tiles}) {
-    const double bound = least_tiled(path == ProductPath::tiled ? g : transposed(g));
+    const double bound = tiled_lower_bound(path == ProductPath::tiled ? g : transposed(g));
     if (least != 0 && bound * bound / many >= least) continue;
     config_of_path(g, path, 1, &candidate);
     const double one_thread = cost_of(g, candidate, 1);

@@ -33,7 +33,7 @@ void copy_strided(const float* from, int64_t stride, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
 }
 
-// Inner products need both operands along k; one that is not is copied.
+// Runs a product as inner products; an operand that is not contiguous along k is copied first.
 void run_dot_products(const Gemm& g, bool streamed) {
   Gemm d = g;
   const int64_t apart = round_up(g.k, active_gemm().lanes);  // whole vectors, so that none straddles two cache lines
@@ -140,7 +140,7 @@ void run_small_m(const Gemm& g, ProductPath path, int64_t depth) {
   if (g.epilogue.any()) kernels.apply_epilogue(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-// Sums of a few terms: B's rows must be contiguous, and transposing a B of a few rows costs little.
+// Runs a product with small k. B's rows must be contiguous; otherwise B is transposed, which costs little.
 void run_small_k(const Gemm& g) {
   if (g.b_col == 1) return active_gemm().small_k(g);
   Gemm t = g;
@@ -156,7 +156,7 @@ void run_small_k(const Gemm& g) {
   active_gemm().small_k(t);
 }
 
-// Up to four columns, written side by side for the kernel.
+// Runs a product of up to four columns, which are interleaved for the kernel first.
 void run_small_n(const Gemm& g) {
   float* b = workspace(4 * g.k);
   for (int64_t p = 0; p < g.k; ++p) {

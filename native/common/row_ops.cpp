@@ -32,7 +32,7 @@ void in_ranges(int64_t n, int64_t grain, const F& f) {
   });
 }
 
-// Element ranges, never more than a million tasks; a multiple of every vector length, so that only the end has a tail.
+// Elements per task: at most a million tasks, and a multiple of every vector length, so that only the last has a tail.
 int64_t element_grain(int64_t n) { return std::max(kGrain, ceil_div(ceil_div(n, int64_t{1} << 20), 64) * 64); }
 
 int64_t row_grain(int64_t rows, int64_t columns) {

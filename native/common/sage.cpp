@@ -59,7 +59,7 @@ TaskBuffers saved_buffers(float* begin, int64_t rows, int64_t width, int64_t lay
   return buffers;
 }
 
-// Without a backward pass only two layers are alive at any time, so two buffers alternate.
+// Returns two alternating buffers: without a backward pass only two layers are alive at any time.
 TaskBuffers alternating_buffers(float* begin, int64_t rows, int64_t width, int64_t layers) {
   TaskBuffers buffers;
   for (int64_t l = 0; l < layers; ++l) buffers.joined.push_back(begin + (l % 2) * 2 * width * rows);

@@ -44,7 +44,7 @@ int64_t sage_saved_size(const SageBatch& batch, int layers);
 // Computes pooled (graphs, slots, width). If `saved` is not null, it receives the activations for the backward pass.
 void sage_forward(const SageBatch& batch, const SageLayers& layers, float* pooled, float* saved);
 
-// Overwrites `saved`.
+// Computes all gradients from that of the pooled graphs; overwrites `saved`.
 void sage_backward(const SageBatch& batch, const SageLayers& layers, const float* grad_pooled, float* saved,
                    const SageGradients& grads);
 

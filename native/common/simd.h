@@ -46,8 +46,8 @@ TW_INLINE vf load(const float* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-// Read once and kept: left to itself, the compiler may read a vector again for each of its uses, and a read that
-// straddles two cache lines is slow.
+// Loads a vector exactly once: the compiler may otherwise load it again for each use, and a load that straddles two
+// cache lines is slow.
 TW_INLINE vf load_once(const float* p) {
   vf v = load(p);
 #if defined(__AVX512F__)

@@ -63,7 +63,7 @@ struct PhasedImages {
   bool as_given;  // the images can be read where they are
 };
 
-// The rows of output pixels, or parts of them, that make up the pixels [first, first + count) of all images.
+// Splits the pixels [first, first + count) of all images into runs within one output row; returns their number.
 int runs_of(const PhasedImages& in, int64_t first, int count, PixelRun* runs) {
   const int64_t out_width = in.s.out_width(), pixels = in.s.out_height() * out_width;
   // Whole images are one run where nothing lies between their rows.

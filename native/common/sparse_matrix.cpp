@@ -97,7 +97,7 @@ void PackedSparse::times_small_batch(const float* x, int64_t batch, float* y, co
 
 namespace {
 
-// The inputs of a batch that one pass of the kernels takes.
+// Returns how many inputs of a batch one pass of the kernels processes.
 int tile_of(int64_t remaining) { return remaining <= 16 ? 16 : kMaxBatch; }
 
 // Transposed tiles that a wave has at most, unless there are more threads: half of a second-level cache of 1 MiB.
@@ -108,7 +108,7 @@ struct Tile {
   int size, valid;
 };
 
-// The result of a block is many short runs, far apart: asked for before the product, their lines are there after it.
+// Prefetches the result of a block, many short runs far apart, so that its cache lines arrive during the product.
 void fetch_result(const float* y, int64_t y_step, int rows, int count) {
   for (int b = 0; b < count; ++b) {
     for (int i = 0; i < rows; i += 16) __builtin_prefetch(y + b * y_step + i, 1, 2);

@@ -31,7 +31,7 @@ ScratchBlocks& thread_blocks();
 void use_blocks(ScratchBlocks* blocks);
 void forget_raises();  // what threads needed until now says nothing of those to come
 
-// Contents undefined, aligned to a cache line; valid until this thread asks again for the same use.
+// Returns uninitialized memory, aligned to a cache line; valid until this thread requests it for the same use again.
 template <class T>
 T* thread_scratch(Scratch use, int64_t count) {
   return static_cast<T*>(thread_blocks().get(use, static_cast<std::size_t>(count) * sizeof(T)));

@@ -36,7 +36,7 @@ thread_local bool inside_task = false;
 constexpr auto kSpinTime = std::chrono::microseconds(300);
 constexpr int kSpinsBetweenLooks = 64;
 
-// Spins until `ready` says so, for a bounded time; false when it never did.
+// Spins until `ready()` is true, for a bounded time; returns false if it never was.
 template <class Ready>
 bool spin(Ready&& ready) {
   const auto end = std::chrono::steady_clock::now() + kSpinTime;

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kMaxEntries = 4096;
 constexpr uint64_t kIdle = 1024;  // look-ups without a use: more than a network has layers
 
-// The 3x3 filters of ResNet-18, transformed, remove 200 MB (benchmarks/conv.py, "resnet18").
+// Default size of the cache in bytes: ResNet-18's transformed filters take 200 MB (benchmarks/conv.py, "resnet18").
 int64_t default_limit() {
   const int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   const int64_t memory = pages > 0 && page > 0 ? pages * page : 0;

@@ -12,7 +12,7 @@ struct RowRange {
   int64_t count() const { return std::max<int64_t>(0, last - first); }
 };
 
-// The rows of its input that an operator needs for these rows of its result.
+// Returns the rows of its input (the receptive field) that an operator needs for these rows of its result.
 RowRange rows_needed(const Op& op, const RowRange& results) {
   const ReceptiveField field = op.receptive_field();
   if (results.count() == 0) return {};
@@ -74,7 +74,7 @@ int64_t total(const std::vector<int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), int64_t{0});
 }
 
-// Computes some rows of a result, which the operator takes for an image of that height.
+// Computes some rows of a result by presenting them to the operator as an image of that height.
 void run_rows(const TiledOp& tiled, const RowRange& rows, char* in, char* out) {
   TensorDesc some = *tiled.out;
   some.height = rows.count();

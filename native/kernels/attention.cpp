@@ -23,7 +23,7 @@ struct RunningRow {
   double total;  // sum of exp(score - top)
 };
 
-// Turns one row of scores into exp(score - top) and brings what was gathered before to the new top.
+// Online softmax: replaces a row of scores by exp(score - top) and rescales the earlier sums if `top` has risen.
 TW_INLINE void absorb(float* scores, int64_t count, RunningRow& state, float* gathered, int64_t value_dim) {
   const float here = row_max(scores, count);
   const float top = here > state.top ? here : state.top;

@@ -58,7 +58,7 @@ TW_INLINE void copy_scaled(StridedRows rows, int64_t first, int64_t count, int64
   }
 }
 
-// How many keys query t may see for being causal.
+// Returns how many keys the causal mask lets query t see.
 TW_INLINE int64_t visible_keys(const AttentionHead& head, int64_t t) {
   if (!head.causal) return head.keys;
   const int64_t n = head.keys - head.queries + t + 1;

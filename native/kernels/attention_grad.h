@@ -47,7 +47,7 @@ void scale_rows(RowsOut rows, int64_t count, int64_t dim, float factor) {
   }
 }
 
-// The sum over a row of gout * out is what every score of that row has in common in its gradient.
+// Sums gout * out over each row: the term that all scores of a row share in their gradient (Dao et al. 2022).
 void dot_rows(StridedRows a, StridedRows b, int64_t count, int64_t dim, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     const float* x = a.data + i * a.stride;

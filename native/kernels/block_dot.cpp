@@ -53,7 +53,7 @@ TW_INLINE float max_of(vf v) {
   return v[0];
 }
 
-// One block; the sums of its two halves go to `sums`.
+// Quantizes one block, returns its scale, and stores the sums of its two halves in `sums`.
 TW_INLINE float quantize_block(const float* x, int n, int8_t* values, int32_t (&sums)[2]) {
   constexpr int kParts = kBlock / kLanes;
   vf part[kParts], most = {};  // a NaN is passed over here and becomes 0
@@ -165,7 +165,7 @@ TW_INLINE void dot_pair(Sums& sums, Sums& other, Codes low, Codes high, const in
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(other) : "v"(high), "m"(*reinterpret_cast<const int32_t*>(x + 16)));
 }
 
-// The same for two panels: each four values of the row are loaded once.
+// Multiplies two panels at once: each group of four values of the row is loaded once for both.
 template <int kSums>
 TW_INLINE void dot_two(Sums (&sums)[2][kSums], const Codes (&low)[2], const Codes (&high)[2], const int8_t* x) {
   const __m512i first = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x)),
@@ -459,7 +459,7 @@ struct Tile {
   }
 };
 
-// V vectors of columns meet four values of a row once these are loaded. `unpacked`: see Tile.
+// Multiplies R rows by a panel, V vectors of columns per load of four row values. `unpacked`: see Tile.
 template <int kF, int R, int V = kVectors == 2 ? 2 : 1, bool kUnpacked = false>
 void panel_rows(const BlockProblem& p, int64_t row, int64_t panel, const uint8_t* unpacked = nullptr) {
   constexpr BlockPacking F = kBlockPacking[kF];
@@ -473,7 +473,7 @@ void panel_rows(const BlockProblem& p, int64_t row, int64_t panel, const uint8_t
   }
 }
 
-// Up to `count` rows; returns how many were computed.
+// Multiplies up to `count` rows by a panel; returns how many were computed.
 template <int kF>
 int64_t some_rows(const BlockProblem& p, int64_t row, [[maybe_unused]] int64_t count, int64_t panel) {
 #if defined(__AVX512F__)

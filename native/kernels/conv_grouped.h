@@ -215,7 +215,7 @@ void edge_tile(const GroupedRow& g, int64_t column) {
   store_pixels<Pixels>(g, acc);
 }
 
-// The same inside the image, with the loop of all convolutions.
+// Handles a group as wide as a vector inside the image, where no column needs a check.
 template <int Pixels>
 void inside_tile(const GroupedRow& g, int64_t column) {
   MicroArgs args;

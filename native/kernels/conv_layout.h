@@ -178,7 +178,7 @@ inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int6
   }
 }
 
-// The same for an NHWC image of `pitch` floats per pixel.
+// Packs rows of an NHWC image of `pitch` floats per pixel; see pack_rows.
 inline void copy_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w,
                       int64_t y0, int64_t y1) {
   const size_t bytes = static_cast<size_t>(channels) * sizeof(float);

@@ -26,7 +26,7 @@ struct TileEpilogue {
   int64_t channels;  // channels of the result from the first vector on; lanes past them are not written
 };
 
-// Passed by value: a store could change the target of a reference.
+// Applies the epilogue to rows of a tile. `f` is passed by value: a store could change the target of a reference.
 template <ConvActivation::Kind kind>
 void apply_epilogue_rows(const float* from, int64_t rows, int64_t vectors, const TileEpilogue f, float* c,
                          int64_t c_row) {

@@ -158,13 +158,13 @@ int64_t packed_floats(const ConvShape& s) {
   return s.groups * (F::kLate ? 9 : F::kPositions) * p.c * p.vectors * kLanes;
 }
 
-// U as [group][position][panel of two vectors][channel][lane].
+// Points at a panel of the transformed filters U: [group][position][panel of two vectors][channel][lane].
 template <class F>
 float* packed_panel(const Problem& p, float* packed, int64_t g, int64_t position, int64_t vector) {
   return packed + ((g * F::kPositions + position) * p.vectors + vector) * p.c * kLanes;
 }
 
-// Untransformed filters, as [group][panel of two vectors][channel][tap][lane].
+// Points at a panel of the untransformed filters: [group][panel of two vectors][channel][tap][lane].
 float* late_panel(const Problem& p, float* packed, int64_t g, int64_t vector) {
   return packed + (g * p.vectors + vector) * p.c * 9 * kLanes;
 }
@@ -471,7 +471,7 @@ void late_filters(const float* filters, int64_t channels, int64_t width, const f
   }
 }
 
-// The same with filters that are transformed here.
+// Computes the products for output vectors [from, to) with filters that are transformed on the fly.
 template <class F>
 void multiply_late(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to,
                    int64_t tile_vectors, const Workspace& w) {

@@ -35,7 +35,8 @@ struct Blocks {
   int64_t panels;  // row panels in the largest block of rows
 };
 
-Blocks cut(int64_t m, int64_t n, int64_t k, const GemmTile& t) {
+// Returns the sizes of equal blocks of rows, columns and depth, none larger than those of the tile.
+Blocks block_sizes(int64_t m, int64_t n, int64_t k, const GemmTile& t) {
   Blocks b;
   b.mc = balanced(m, t.mc, t.mr);
   b.nc = balanced(n, t.nc, t.nr);
@@ -52,7 +53,7 @@ constexpr int64_t kPackedRun = 128;  // floats
 int64_t strips_at_once(int nr) { return kPackedRun <= nr ? 1 : kPackedRun / nr; }
 
 int64_t workspace(int64_t m, int64_t n, int64_t k, const GemmTile& t) {
-  const Blocks b = cut(m, n, k, t);
+  const Blocks b = block_sizes(m, n, k, t);
   const int64_t columns = b.mc >= m ? smaller(strips_at_once(t.nr) * t.nr, round_up(b.nc, t.nr)) : round_up(b.nc, t.nr);
   return packed_a_floats(b, t) + (t.pack_b ? round_up(columns * b.kc + 64, 64) : 0);
 }
@@ -154,7 +155,7 @@ void pack_strips(const Gemm& g, int64_t step, int64_t steps, int64_t col, int64_
 }
 
 void pack_b(const Gemm& g, const GemmTile& t, int64_t col, int64_t cols, float* to) {
-  const int64_t kc = cut(g.m, g.n, g.k, t).kc, columns = round_up(g.n, t.nr), run = strips_at_once(t.nr) * t.nr;
+  const int64_t kc = block_sizes(g.m, g.n, g.k, t).kc, columns = round_up(g.n, t.nr), run = strips_at_once(t.nr) * t.nr;
   for (int64_t step = 0; step < g.k; step += kc) {
     const int64_t steps = smaller(kc, g.k - step);
     for (int64_t j = 0; j < cols; j += run) {
@@ -206,7 +207,7 @@ void multiply_strips(StripJob& job, const StripSource& source, int nr) {
 }
 
 void tiled(const Gemm& g, const GemmTile& t, const PackedB& b, float* workspace) {
-  const Blocks blocks = cut(g.m, g.n, g.k, t);
+  const Blocks blocks = block_sizes(g.m, g.n, g.k, t);
   float* const packed_a = t.pack_a ? workspace : nullptr;
   StripSource source = {&g, &t, 0, 0, nullptr, blocks.mc >= g.m, b};
   if (t.pack_b && !b.at) source.own = workspace + packed_a_floats(blocks, t);

@@ -192,8 +192,8 @@ inline void pack_along_x(const Strip& s, float* to) {
 
 // Loads and transposes kLanes vectors from rows `apart` floats apart; rows from `rows` on repeat the last one.
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Half a row is loaded into each half of a register, which leaves two independent networks: a third of the shuffles of
-// the general one.
+// Loads half a row into each half of a register. Two independent transpositions remain, with a third of the shuffles
+// of the general one.
 TW_INLINE vf two_halves(const float* low, const float* high) {
   return (vf)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
 }
@@ -257,8 +257,8 @@ TW_INLINE void transpose_group(const Strip& s, int64_t x, int64_t first, int64_t
   if (p < last) transpose_last(s, x, p, rows, to);
 }
 
-// Packing reads one group of rows after the other, each front to back: as many runs at a time as the prefetcher
-// follows, and as a set of L1 holds if rows are whole pages apart. A transposition is written in order instead.
+// Packs a strip that is contiguous along k, one group of rows after the other: as many streams at a time as the
+// prefetcher follows, and as one L1 set holds if rows are whole pages apart. A transposition is written in order.
 inline void pack_along_k(const Strip& s, float* to) {
   const int64_t run = s.slack ? s.k : kLanes;
   for (int64_t p = 0; p < s.k; p += run) {

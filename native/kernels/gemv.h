@@ -256,7 +256,7 @@ inline void dot_products_streamed(const Gemm& g) {
   if (g.n % 2 != 0) dot_tiles<1, 1>({g.b + (g.n - 1) * g.b_col, g.b_col, g.a, 0, g.k, g.c + g.n - 1, 1, true}, 1);
 }
 
-// Rows whole pages apart share one set of L1, rows half a page apart two; a set has eight ways, for both operands.
+// Reduces the rows per tile if they collide: rows whole pages apart share one 8-way L1 set, half a page apart two.
 TW_INLINE int fewer_where_colliding(int rows, int64_t apart) {
   const int most = apart % 1024 == 0 ? 4 : apart % 512 == 0 ? 8 : rows;
   return rows < most ? rows : most;
@@ -547,7 +547,7 @@ inline void groups_streamed(const Gemm& g) {
   }
 }
 
-// As many rows of B as there are registers for their scales.
+// Multiplies one row by B with whole rows of B, as many at a time as there are registers for their scales.
 inline void row_streamed(const Gemm& g) {
   switch (g.m) {
     case 1:

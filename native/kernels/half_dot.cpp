@@ -38,7 +38,7 @@ TW_INLINE vf load_first_weights(const uint16_t* p, int n) {
   return load_weights<K>(part);
 }
 
-// One row times one output: a single stream of weights from front to back.
+// Multiplies one row by outputs [first, last), one at a time: a single stream of weights from front to back.
 template <HalfKind K>
 void row_of(const float* x, int64_t k, const uint16_t* w, int64_t first, int64_t last, float* y) {
   for (int64_t o = first; o < last; ++o) {
@@ -83,7 +83,7 @@ void dot_products(const float* x, int64_t k, const uint16_t* w, float* y, int64_
   for (int r = 0; r < R; ++r) store_sums(acc[r], y + r * y_row, O);
 }
 
-// All rows times O outputs, whose weights stay in the first-level cache meanwhile.
+// Multiplies all rows by O outputs, whose weights stay in the L1 cache.
 template <HalfKind K, int O>
 void all_rows(const float* x, int64_t rows, int64_t k, const uint16_t* w, float* y, int64_t y_row) {
   int64_t r = 0;

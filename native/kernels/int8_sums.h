@@ -52,7 +52,7 @@ TW_INLINE vf residual_at(const Int8Problem& p, int64_t offset, int lanes) {
   return dequantize_lanes(load_bytes(p.residual + offset, lanes), p.residual_zero, p.residual_scale);
 }
 
-// `sum` already holds the column's offset.
+// Requantizes and stores one vector of sums, which already include the offsets of their columns.
 TW_INLINE void requantize(const Int8Problem& p, vi sum, int64_t row, int64_t out_offset, int64_t residual_offset,
                           int column) {
   int lanes = p.out_columns - column;
@@ -281,7 +281,7 @@ TW_INLINE void requantize_to_uint8(const Int8Problem& p, const vi (&acc)[R][P], 
   }
 }
 #elif defined(__AVX2__)
-// The AVX2 version: four vectors of 8 columns (two rows of a panel or four of half a panel) are stored as 32 bytes.
+// Rounds one vector of 8 columns. On AVX2, four of them (two rows of a panel or four of half) are stored as 32 bytes.
 template <OutputPath W>
 TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 highest, int64_t residual_at) {
   __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)sum), scale);

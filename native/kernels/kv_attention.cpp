@@ -57,8 +57,8 @@ TW_INLINE vf score_lanes(const float* q, const typename Element<K>::type* key, i
   return sum;
 }
 
-// Eight keys at a time share the work of adding lanes. Meanwhile the values of the same positions are fetched: a cache
-// is read once a token, between weights that push it out, and each head of it is too short for the hardware to notice.
+// Computes the scores of all keys, eight at a time to share the horizontal sums, and prefetches the values of the same
+// positions: weights evict the KV cache between tokens, and a head is too short for the hardware prefetcher.
 template <CacheKind K>
 void score_keys(const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width, float scale,
                 float* scores) {
@@ -248,7 +248,7 @@ void attend_rows(CacheKind kind, const float* q, int64_t q_row, CachedRows keys,
   run(q, q_row, keys, values, length, width, rule, scores, out, out_row);
 }
 
-// max|x|; a NaN is passed over here and caught by nobody: it becomes 0 in the integers, as any quantizer would have it
+// Returns max|x|, ignoring NaN, which becomes 0 when it is quantized.
 float largest(const float* x, int64_t n) {
   vf most = {};
   for (int64_t i = 0; i < n; i += kLanes) {

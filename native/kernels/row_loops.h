@@ -41,8 +41,8 @@ inline void soft_cap(float* x, float cap, int64_t n) {
   });
 }
 
-// The same for long arrays that are read and written once: a partial vector first, so that the others do not straddle
-// cache lines. NumPy allocates large arrays 16 bytes past a page, so all of them share one alignment.
+// Calls body like each_vector, for long arrays that are read and written once: a partial vector first, so that the
+// others do not straddle cache lines. NumPy aligns all large arrays alike, 16 bytes past a page.
 template <class Body>
 TW_INLINE void each_aligned_vector(const float* written, int64_t n, const Body& body) {
   constexpr uintptr_t kBytes = sizeof(vf);

@@ -98,7 +98,7 @@ void vectors(const SparseStrips& a, const float* x, int64_t x_step, int count, f
   }
 }
 
-// The exponent of infinities and NaNs is all ones; added to zero times them, nothing else stays.
+// Returns whether all values are finite: zero times infinity or NaN is NaN, so the sum of products shows either.
 bool finite(const float* x, int64_t count) {
   vf remainder = {};
   for (int64_t i = 0; i < count; i += kLanes) {

@@ -6,7 +6,7 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Loads of a row by its step: contiguous, repeated, or gathered one by one.
+// Loads lanes of a strided row: contiguous, broadcast, or gathered one by one.
 template <class Lanes>
 TW_INLINE vf get(const StridedRow& x, int64_t i, const Lanes& lanes, int count) {
   if (x.step == 1) return lanes.get(x.data + i);
@@ -34,7 +34,7 @@ TW_INLINE vf vtanh(vf x) {
 
 TW_INLINE vf vsigmoid(vf x) { return 1.0f / (1.0f + vexp(-x)); }
 
-// Functions of the C library, lane by lane.
+// Applies a function of the C library lane by lane.
 template <class F>
 TW_INLINE vf each_lane(vf a, vf b, const F& f) {
   vf r{};

@@ -32,7 +32,7 @@ void for_rows(const TensorDesc& desc, int64_t batch, F&& f) {
   for_row_blocks(desc, batch, 1, [&](int64_t image, int64_t row, int64_t) { f(image, row); });
 }
 
-// A result with the pixels of `in`, in a buffer of its own.
+// Describes a result with the pixels of `in`, in a separate buffer.
 inline TensorDesc like(const TensorDesc& in, int padding, int zero_point) {
   require(padding >= 0 && zero_point >= 0 && zero_point <= 255, "bad padding or zero point");
   TensorDesc out = in;
@@ -42,7 +42,7 @@ inline TensorDesc like(const TensorDesc& in, int padding, int zero_point) {
   return out;
 }
 
-// An integer result of this size.
+// Describes an integer result of this size.
 inline TensorDesc integers(DType dtype, const Int8Image& image, int64_t channels, int padding, int zero_point) {
   require(padding >= 0 && zero_point >= 0 && zero_point <= 255, "bad padding or zero point");
   TensorDesc out;
@@ -56,7 +56,7 @@ inline TensorDesc integers(DType dtype, const Int8Image& image, int64_t channels
   return out;
 }
 
-// Channels-last floats of this size.
+// Describes channels-last floats of this size.
 inline TensorDesc float_pixels(int64_t n, int64_t channels, int64_t height, int64_t width) {
   require(n >= 0 && channels > 0 && height > 0 && width > 0, "a value has channels and pixels");
   TensorDesc out;
