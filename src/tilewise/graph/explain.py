@@ -63,6 +63,7 @@ def explain(calls: list[Call]) -> PlanExplanation:
         if isinstance(call, PythonCall):
             records.append(_outside_record(index, call))
             continue
+        # The memory planner lets values with disjoint lifetimes share the arena of their call.
         arena_bytes += int(call.plan.arena_bytes)
         for op, _ in call.ops.values():
             # Native results are float32; views and slices have no bytes of their own but count here.
@@ -75,6 +76,7 @@ def explain(calls: list[Call]) -> PlanExplanation:
 def _detail(op: Op) -> str:
     """Name what is special about an op: its function, algorithm, fused residual and activation."""
     notes = [str(op.options.get("kind", "")), op.algorithm, op.activation]
+    # The second operand of a convolution or linear layer is the residual that was fused into it.
     if op.kind in ("conv", "linear") and len(op.inputs) > 1:
         notes.append("residual")
     return ", ".join(filter(None, notes))

@@ -103,7 +103,7 @@ def scales_for(weights: QuantizedWeights, input: AffineParameters, output: Affin
 
 
 def corrected_bias(weight: Array, rounded: Array, bias: Array | None, means: Array, groups: int = 1) -> Array:
-    """Correct the bias for the mean error of rounded weights (O, C / groups, ...) (Nagel et al. 2019, section 4.2).
+    """Bias correction (Nagel et al. 2019, section 4.2): remove the mean error of rounded weights (O, C / groups, ...).
 
     Weights are rounded once, so their errors do not average out over pixels as those of activations do.
     """
