@@ -1,7 +1,8 @@
 """The red team's corpus: every cheat in `cheats/` is run in the sandbox and gets the sentence that its first line says.
 
 `# refused: words` must be rejected with one of these words; `refused with weights.bin` is handed in with a file of one
-byte; `harmless` is scored, and gains nothing by it. `# honest` stands for the honest plugin's text.
+byte; `harmless` is scored, and gains nothing by it; `harmless, memory below X` has a memory gain below X. `# honest`
+stands for the honest plugin's text.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def test_a_cheat_gets_its_sentence(
 ) -> None:
     monkeypatch.setattr(host, "_ANSWER_SECONDS", 15.0)
     first, _, text = cheat.read_text().partition("\n")
-    found = re.fullmatch(r"# (refused|harmless)( with weights\.bin)?: (.+)", first)
+    found = re.fullmatch(r"# (refused|harmless)( with weights\.bin)?(?:, memory below ([\d.]+))?: (.+)", first)
     assert found is not None
     (tmp_path / "plugin.py").write_text(text.replace("# honest", HONEST))
     if found[2]:
@@ -43,8 +44,8 @@ def test_a_cheat_gets_its_sentence(
     if found[1] == "harmless":
         score = score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
         assert score.score == pytest.approx(combined(score.speedup, score.memory_gain, score.size_gain))
-        assert score.size_gain < 1.0 and score.memory_gain < 1.25  # as the honest one
+        assert score.size_gain < 1.0 and score.memory_gain < float(found[3] or 1.25)  # as the honest one
         return
     with pytest.raises((Rejected, TooNoisy)) as refused:
         score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
-    assert re.search(found[3], str(refused.value)), str(refused.value)
+    assert re.search(found[4], str(refused.value)), str(refused.value)

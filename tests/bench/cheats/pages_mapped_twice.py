@@ -1,4 +1,4 @@
-# refused: not mapped twice
+# refused: not mapped twice|Operation not permitted
 import ctypes
 import mmap
 import struct

@@ -39,13 +39,15 @@ _SUPERVISOR = f"{SITE}/tilewise_arena/sandbox/supervisor.py"
 # How long to wait for a killed process, and how much longer the supervisor waits than the harness; arbitrary.
 _KILL_SECONDS = 5.0
 _CLONE_THREAD = 0x10000  # CLONE_THREAD of <sched.h>
-_MAP_HUGETLB = 0x40000  # MAP_HUGETLB of <sys/mman.h>: pages that the kernel does not count as resident memory
+# Flags of <sys/mman.h>. The kernel does not count huge pages as resident memory, nor pages of shared anonymous memory
+# that are not mapped at the moment; MAP_SHARED_VALIDATE contains the bit of MAP_SHARED.
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x1, 0x20, 0x40000
 _MADVISE_ALLOWED = (3, 14, 15)  # WILLNEED, HUGEPAGE, NOHUGEPAGE; others could hide memory from its measurement
 
 # Files, memory, time, threads and synchronization; nothing that affects another process or the rights of this one.
 _SYSTEM_CALLS = """
 read write readv writev pread64 pwrite64 open openat close close_range stat fstat lstat newfstatat statx
-lseek mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack ioctl access faccessat
+lseek mprotect mremap munmap brk rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack ioctl access faccessat
 faccessat2 select pselect6 poll ppoll sched_yield nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time
 times getrusage getpid gettid getppid getuid geteuid getgid getegid getgroups getcwd uname sysinfo sched_getaffinity
 getcpu getrlimit fcntl dup dup2 dup3 getdents64 readlink readlinkat futex set_robust_list get_robust_list
@@ -95,10 +97,9 @@ def seccomp_filter() -> bytes:
     rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
     rules.add_rule(seccomp.ERRNO(38), "clone3")  # ENOSYS: the C library then uses clone
     rules.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(2, seccomp.EQ, 0))  # allows reading a limit, not setting one
-    rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, _MAP_HUGETLB, 0))
-    rules.add_rule(
-        seccomp.ALLOW, "mremap", seccomp.Arg(1, seccomp.GT, 0)
-    )  # size 0 would map the same pages a second time
+    for kind in (0, _MAP_ANONYMOUS):  # files, and private anonymous memory
+        mask = _MAP_HUGETLB | _MAP_ANONYMOUS | (_MAP_SHARED if kind else 0)
+        rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, mask, kind))
     for advice in _MADVISE_ALLOWED:
         rules.add_rule(seccomp.ALLOW, "madvise", seccomp.Arg(2, seccomp.EQ, advice))
     with tempfile.TemporaryFile() as stream:

@@ -84,7 +84,7 @@ class Host:
             content = wire.receive(answering, length, deadline)
         except wire.Ended as error:
             waited_seconds = 1e-9 * (waiting_ns(self.pid) - waited)
-            raise self._failure(error, time.perf_counter() - start, waited_seconds) from None
+            raise self._failure(error, time.perf_counter() - start, waited_seconds, deadline) from None
         seconds = time.perf_counter() - start
         self._cpu = self._cpu_time()
         self.busy += self._cpu - before
@@ -107,19 +107,21 @@ class Host:
             wire.receive(answering, 1, deadline)
         except wire.Ended as error:
             waited = 1e-9 * waiting_ns(self.pid or self.child.pid)
-            raise self._failure(error, time.perf_counter() - start, waited) from None
+            raise self._failure(error, time.perf_counter() - start, waited, deadline) from None
         self._cpu = self._cpu_time()
 
     def _deadline(self, seconds: float) -> float:
         """Return the earlier of the end of the run and `seconds` from now, on the monotonic clock."""
         return min(time.monotonic() + seconds, self.deadline)
 
-    def _failure(self, error: wire.Ended, seconds: float, waited: float) -> Rejected | TooNoisy:
+    def _failure(self, error: wire.Ended, seconds: float, waited: float, deadline: float) -> Rejected | TooNoisy:
         """Return the error for an answer that did not come; `waited` are the seconds spent waiting for a CPU core.
 
-        A late answer is the plugin's fault only if the plugin had the machine to itself. Our own programs are trusted.
+        A late answer is the plugin's fault only if the plugin had the machine to itself. If this process itself came
+        late to the deadline, the machine was busy or suspended. Our own programs are trusted.
         """
         if isinstance(error, wire.Late):
+            waited += max(time.monotonic() - deadline, 0.0)
             if self.trusted or waited > _BUSY_SHARE * seconds:
                 return TooNoisy(
                     f"not scored: the {self.role} did not answer within {seconds:.0f} s and waited {waited:.0f} s of "
@@ -145,10 +147,12 @@ class Host:
     def memory_bytes(self, least: int) -> int:
         """Return the peak memory of the plugin, with its files in the scratch folder.
 
-        `least` is what any program needs at least: its weights, a question and an answer.
+        Memory that it used between two samples shows in the peak of the resident set. `least` is what any program needs
+        at least: its weights, a question and an answer.
         """
-        growth = _status_bytes(self.pid, "status", "VmHWM") - self.rss_before
-        return max(growth, self.own, least) + self.scratch
+        resident, peak = (_status_bytes(self.pid, "status", name) for name in ("VmRSS", "VmHWM"))
+        between_samples = _status_bytes(self.pid, "smaps_rollup", "Private_Dirty") + peak - resident
+        return max(peak - self.rss_before, self.own, between_samples, least) + self.scratch
 
     def _watch(self, deadline: float) -> None:
         """Sample the memory until the plugin writes something; raises Late at `deadline`."""
