@@ -24,7 +24,7 @@ import tilewise
 from tilewise import save
 from tilewise._extension import native
 from tilewise.backend.tiled import tile_space
-from tilewise.bench import Rejected, Settings, TinyMLPerf, parse_recipe
+from tilewise.bench import Rejected, Settings, TinyMLPerf, TooNoisy, parse_recipe
 from tilewise.bench.floor import ceilings
 from tilewise.bench.scoring import Score, score_recipe
 from tilewise.bench.submission import run_isolated
@@ -307,9 +307,11 @@ class Outcome:
     refused: str
     above_floor: float | None
     seconds: float
+    noisy: str = ""  # why this machine could not score it
 
     def __str__(self) -> str:
-        found = self.refused or ("scored" if self.above_floor is None else f"{self.above_floor:.1f} × the floor")
+        scored = "scored" if self.above_floor is None else f"{self.above_floor:.1f} × the floor"
+        found = self.refused or self.noisy or scored
         threads = f", {self.entry.threads} threads" if self.entry.threads > 1 else ""
         return f"{self.entry.number:4d}  {self.entry.what}{threads}: {found} ({self.seconds:.1f} s)"
 
@@ -326,6 +328,8 @@ def scored(number: int) -> Outcome:
             score = entry.score()
         except Rejected as error:
             return Outcome(entry, f"REFUSED, {error.code}: {error}", None, time.perf_counter() - start)
+        except TooNoisy as error:
+            return Outcome(entry, "", None, time.perf_counter() - start, f"TOO NOISY: {error}")
         finally:
             tilewise.set_num_threads(before)
     floor = score.figures.get("floor_s")
@@ -345,7 +349,8 @@ def main() -> None:
     refused = [outcome for outcome in found if outcome.refused]
     margins = [outcome.above_floor for outcome in found if outcome.above_floor is not None]
     closest = f"; the closest to the floor took {min(margins):.1f} times as long" if margins else ""
-    print(f"{len(found)} honest entries, {len(refused)} refused{closest}")
+    noisy = sum(bool(outcome.noisy) for outcome in found)
+    print(f"{len(found)} honest entries, {len(refused)} refused, {noisy} not scored for noise{closest}")
     if refused:
         raise SystemExit(1)
 

@@ -358,6 +358,8 @@ def test_a_baseline_that_was_slowed_down_is_noticed(mlp_recipe: dict[str, Any], 
     slowed = Slowed(MLP, plain.model, baseline(MLP).backend)
     with pytest.raises(Rejected, match="something slows it down"):
         integrity.check_baseline_speed(MLP, slowed, MLP.public_inputs()[:32])
+    with pytest.raises(TooNoisy, match="other processes load this machine"):
+        integrity.check_baseline_speed(MLP, slowed, MLP.public_inputs()[:32], under_load=True)
     assert integrity.check_baseline_speed(MLP, baseline(MLP), MLP.public_inputs()[:32]) > 0
 
 

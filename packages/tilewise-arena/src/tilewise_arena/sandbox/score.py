@@ -26,7 +26,7 @@ from tilewise.bench.integrity import ClockWatch, check_baseline_speed
 from tilewise.bench.measure import Settings, file_bytes
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.scoring import Score, combined, machine_facts
-from tilewise.bench.validation import check_agreement, check_fresh, check_logits, check_tokens
+from tilewise.bench.validation import check_accuracy, check_agreement, check_logits, check_tokens
 from tilewise.errors import Rejected, TooNoisy
 from tilewise.profile.timing.statistics import signed_rank_test
 from tilewise_arena.sandbox import bubblewrap, wire
@@ -127,7 +127,7 @@ def _least_memory(event: Event, weight_bytes: int) -> int:
 
 
 def _check_baseline(event: Event, reference: Runner, questions: list[PluginCall], quickest: float) -> None:
-    """Check that the baseline in its sandbox is not much slower than outside, and that its answers are right."""
+    """Check that the baseline in its sandbox is not much slower than outside; a busy machine can do that too."""
     inputs = [q.inputs for q in questions if q.is_timed]
     check_baseline_speed(event, reference, inputs[0], under_load=True)
     outside = []
@@ -137,9 +137,9 @@ def _check_baseline(event: Event, reference: Runner, questions: list[PluginCall]
             reference.call(x)
             outside.append(time.perf_counter() - start)
     if quickest > _MAX_SLOWDOWN * min(outside) + _PIPE_SECONDS:
-        raise Rejected(
-            "slowed baseline",
-            f"the baseline took {1e3 * quickest:.2f} ms at best in its sandbox and {1e3 * min(outside):.2f} ms outside",
+        raise TooNoisy(
+            f"not scored: the baseline took {1e3 * quickest:.2f} ms at best in its sandbox and "
+            f"{1e3 * min(outside):.2f} ms outside; something else uses this machine"
         )
 
 
@@ -206,13 +206,12 @@ def _check_images(event: Event, questions: list[PluginCall], ours: Answers, refe
     labels = np.concatenate([np.asarray(questions[at].labels) for at in originals])
     expected = reference.answer(np.concatenate([questions[at].inputs for at in originals]))
     answers = np.concatenate([ours.outputs[at] for at in originals])
-    check_fresh(answers, expected, labels, event, "digits, transformed and with new noise")
+    floor = check_accuracy(answers, expected, labels, event, "digits, transformed and with new noise")
     agreement, clear = check_agreement(answers, expected, event)
-    share, floor = ((logits.argmax(1) == labels).mean() for logits in (answers, expected))
-    floor -= event.points_to_lose / 100
+    share = (answers.argmax(1) == labels).mean()
     checks = [f"{100 * share:.2f} % of {len(labels)} transformed images, floor {100 * floor:.2f} %"]
     checks += [f"the reference's class on {100 * agreement:.1f} % of {clear} clear images"]
-    return {"accuracy": float(share), "floor": float(floor), "agreement": agreement, "checks": checks}
+    return {"accuracy": float(share), "floor": floor, "agreement": agreement, "checks": checks}
 
 
 def _equal(one: Array, other: Array) -> bool:
