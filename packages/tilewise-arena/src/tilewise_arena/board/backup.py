@@ -30,7 +30,7 @@ from tilewise_arena.board.verify import LedgerReplay, verify
 
 FORMAT = "tilewise board 1"
 _MOST_BYTES, _MOST_LINE = 16 << 30, 64 << 20
-_LATER = {"beat", "turn", "seal"}  # columns that older backups do not have
+_LATER = {"beat", "turn", "seal"}  # columns of jobs that older backups do not have
 _TEXT, _MAYBE = str, (str, type(None))
 _COLUMNS: dict[str, dict[str, Any]] = {
     "link": dict.fromkeys(("at", "kind", "body", "previous", "hash", "seal"), _TEXT) | {"seq": int},
@@ -154,7 +154,8 @@ def _parse_backup(stream: IO[bytes], path: Path) -> dict[str, Any]:
 
 def _checked(row: Any, columns: dict[str, Any]) -> dict[str, Any]:
     """Check that a row has the required columns, with values of the right types and sizes."""
-    if not isinstance(row, dict) or not columns.keys() - _LATER <= row.keys() <= columns.keys():
+    optional = _LATER if columns is _COLUMNS["job"] else set()
+    if not isinstance(row, dict) or not columns.keys() - optional <= row.keys() <= columns.keys():
         raise ValueError
     for name, value in row.items():
         whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31

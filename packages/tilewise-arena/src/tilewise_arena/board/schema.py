@@ -24,6 +24,7 @@ from sqlalchemy import (
     inspect,
     text,
 )
+from sqlalchemy.schema import CreateIndex
 
 from tilewise.errors import UnavailableError
 
@@ -126,8 +127,11 @@ _APPEND_ONLY = {
         "FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse()",
     ],
 }
-_TRIGGERS = {
-    "sqlite": "SELECT sql FROM sqlite_master WHERE type IN ('trigger', 'view')",
+_OBJECTS = {
+    # with an index whose content differs from its table, and booleans that are neither
+    "sqlite": "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND (type != 'table' OR sql LIKE '%CHECK%') "
+    "UNION ALL SELECT integrity_check FROM pragma_integrity_check(1) WHERE integrity_check != 'ok' "
+    "UNION ALL SELECT 'entry ' || id FROM entries WHERE record NOT IN (0, 1) OR verified NOT IN (0, 1)",
     "postgresql": "SELECT tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid WHERE NOT tgisinternal AND "
     "relname IN ('ledger', 'entries', 'events', 'files', 'tokens', 'jobs', 'sessions') AND tgenabled = 'O' "
     "UNION ALL SELECT rulename FROM pg_rules WHERE schemaname = current_schema()",
@@ -178,14 +182,15 @@ def column_names(connection: Any, table: str) -> set[str]:
     return {str(column["name"]) for column in inspect(connection).get_columns(table)}
 
 
-def foreign_triggers(connection: Any) -> list[str]:
-    """Return the triggers, views and rules of a database that are not part of a board."""
+def foreign_objects(connection: Any) -> list[str]:
+    """Return triggers, views, rules, indexes, constraints and odd values of a database that a board does not have."""
     dialect = connection.dialect.name
+    expected = {"ledger_append_only"}
     if dialect == "sqlite":
-        expected = {statement.replace("IF NOT EXISTS ", "") for statement in _APPEND_ONLY[dialect]}
-    else:
-        expected = {"ledger_append_only"}
-    present = {str(row[0]) for row in connection.execute(text(_TRIGGERS[dialect]))}
+        statements = [*_APPEND_ONLY[dialect], *(statement.format(last="") for statement in _INDEXES)]
+        statements += [str(CreateIndex(index)) for table in metadata.sorted_tables for index in table.indexes]
+        expected = {statement.replace("IF NOT EXISTS ", "") for statement in statements}
+    present = {str(row[0]) for row in connection.execute(text(_OBJECTS[dialect]))}
     return sorted(present - expected)
 
 

@@ -2,7 +2,7 @@
 
 The comparison covers entries, events, tokens with their teams and roles, the queue, sessions, and every stored file:
 its hash, and that no file of a submission is missing. Jobs and sessions are not in the ledger; each row has a seal that
-needs the board's key. Triggers, views and rules that no board has are faults too. `NOT_COVERED` lists the rest.
+needs the board's key. Triggers, views, rules and indexes that no board has are faults. `NOT_COVERED` lists the rest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tilewise_arena.board.transactions import entry_row, fresh_columns, job_seal
 
 _MOST_FAULTS = 10
 NOT_COVERED = (
+    "links cut off the end of the ledger together with what follows from them, unless --head names one of them",
     "when a token was revoked (that it was is covered)",
     "which worker runs an entry, and its beat",
     "rows of the queue or sessions that were deleted or set back to an earlier state of theirs",
@@ -151,8 +152,8 @@ def _compare(connection: Connection, replay: LedgerReplay, key: bytes | None) ->
     rows = {int(row.id): dict(row._mapping) for row in connection.execute(select(schema.entries))}
     faults += _entry_faults(rows, replay) + _token_faults(connection, replay)
     faults += _job_faults(connection, replay) + _file_faults(connection, replay)
-    triggers = schema.foreign_triggers(connection)
-    faults += [f"the database has a trigger, view or rule that no board has: {name[:80]}" for name in triggers]
+    objects = schema.foreign_objects(connection)
+    faults += [f"the database has a trigger, view, rule or index that no board has: {name[:80]}" for name in objects]
     return faults + (_seal_faults(connection, key) if key is not None else [])
 
 
@@ -204,7 +205,8 @@ def _seal_faults(connection: Connection, key: bytes) -> list[str]:
         return ["the queue and the sessions have no seals: open the board once with `tilewise compete serve`"]
     faults = []
     for job in connection.execute(select(schema.jobs)):
-        if job.seal != job_seal(key, job.entry, job.state, job.attempts, job.turn):
+        seal = job_seal(key, job.entry, job.state, job.attempts, job.turn)
+        if job.seal != seal or not isinstance(job.beat, int):
             faults.append(f"the job of entry {job.entry} was altered: its attempts or its place in the queue")
     for session in connection.execute(select(schema.sessions)):
         if session.seal != session_seal(key, session.hash, session.token, session.until):
