@@ -378,5 +378,7 @@ def entries_one_by_one(target: Target) -> None:
 
 
 def run(name: str, port: int, token: str, seconds: float, connected: Any = None) -> None:
-    """Attack for some seconds. The event `connected` is set with the first connection."""
+    """Attack for some seconds. The event `connected` is set with the first connection, or at the end."""
     ATTACKS[name](Target(port, token, seconds, connected))
+    if connected is not None:
+        connected.set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from typing import Any
 
 from tilewise.errors import TilewiseError, UnavailableError
@@ -51,7 +52,8 @@ def create_app(where: str, *, rate: float = 50.0, tokens: bool = True) -> Limits
     service = ChoiceService(where, rate, tokens)
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.openapi()  # takes long, and is cached
         yield
         service.close()
 
@@ -121,6 +123,7 @@ def _add_routes(app: FastAPI, service: ChoiceService) -> None:
 
     build_openapi = app.openapi
 
+    @lru_cache(maxsize=1)
     def openapi() -> dict[str, Any]:
         document = build_openapi()
         components = document.setdefault("components", {})
