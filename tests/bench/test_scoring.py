@@ -333,6 +333,12 @@ def test_a_changed_clock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         watch.check()
 
 
+def test_a_comparison_that_the_time_limit_ends_is_noise(quick: Settings) -> None:
+    plain = baseline(MLP)
+    with pytest.raises(TooNoisy, match="not scored: only"):
+        measure.measure_together({"baseline": plain, "entry": plain}, replace(quick, time_limit=1e-6))
+
+
 def test_figures_of_a_very_restless_minute_are_wide_and_not_an_error() -> None:
     """A sample may take thousands of times as long as the others where other programs want every core."""
     calm = Timer(sample_seconds=1e-5).measure(lambda: None, runs=20)

@@ -27,7 +27,7 @@ from tilewise.errors import ConfigurationError, TilewiseError, TooNoisy
 from tilewise.io import save
 from tilewise.nn import Module
 from tilewise.nn import functional as F
-from tilewise.profile import Comparison, Measurement, MemoryProfiler, ProfilerContext, Timer
+from tilewise.profile import Comparison, Measurement, MemoryProfiler, ProfilerContext, TimeLimitError, Timer
 from tilewise.profile.timing.statistics import signed_rank_test
 from tilewise.tensor import Tensor, enable_grad
 
@@ -425,9 +425,12 @@ def measure_together(
 
 
 def _steady(compare: Callable[[], Comparison]) -> Comparison:
-    """Run a comparison; repeat it once if the clock frequency changed during it."""
-    comparison = compare()
-    return compare() if any(reason.startswith("frequency") for reason in comparison.reasons) else comparison
+    """Run a comparison; repeat it once if the clock frequency changed during it. One without end is noise."""
+    try:
+        comparison = compare()
+        return compare() if any(reason.startswith("frequency") for reason in comparison.reasons) else comparison
+    except TimeLimitError as error:
+        raise TooNoisy(f"not scored: {error}") from None
 
 
 def weigh(runners: Mapping[str, Runner], inputs: Array) -> dict[str, int]:
