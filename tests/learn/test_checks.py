@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,32 @@ def test_a_wrong_answer_is_told_what_is_wrong(lesson, signature, number, hint, b
     path.write_text(source(signature, body))
     exercise = next(e for e in exercises(lesson) if e.name == signature[: signature.index("(")])
     assert hint in _check_in_process(exercise, str(path))
+
+
+STUDENT_ANSWERS = re.findall(
+    r"^@ (\w+) \| (.+?) \| (.+)\n((?:[^@].*\n)+)",
+    Path(__file__).with_name("student_answers.txt").read_text(),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize("lesson", learn.LESSONS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_no_wrong_answer_of_a_student_passes_and_each_gets_the_right_hint(lesson, tmp_path):
+    signatures = re.findall(r"^def ((\w+).*):", learn.start(lesson, tmp_path / "start.py").read_text(), re.MULTILINE)
+    by_name = {name: signature for signature, name in signatures}
+    answers = [answer for answer in STUDENT_ANSWERS if answer[0] in by_name]
+    assert len(answers) >= 20
+    missed = []
+    for name, mistake, hint, body in answers:
+        path = tmp_path / "answer.py"
+        path.write_text("import time\n" + source(by_name[name], body))
+        exercise = next(e for e in exercises(lesson) if e.name == name)
+        call = r"^.*? (?=gave|took|takes|must|is|keeps|reaches|used|did|called|left)"
+        feedback = re.sub(call, "", _check_in_process(exercise, str(path)), count=1)
+        if not feedback or not re.search(hint, feedback, re.IGNORECASE):
+            missed.append((name, mistake, feedback))
+    assert missed == []
 
 
 def test_every_exercise_has_at_least_five_wrong_answers():

@@ -14,7 +14,7 @@ WRONG: dict[str, dict[str, list[tuple[str, str]]]] = {
                 "sort",
                 "p = q / 100 * (len(s) - 1); i = int(p); return s[i] + (p - i) * (s[min(i + 1, len(s) - 1)] - s[i])",
             ),
-            ("sort", "return float(np.percentile(-np.array(s), q))"),
+            ("sign", "return float(np.percentile(-np.array(s), q))"),
             ("sort a copy", "s.sort(); return float(np.percentile(s, q))"),
             ("IndexError", "s = sorted(s); return s[int(q * (len(s) - 1)) + 1]"),
         ],
@@ -75,7 +75,7 @@ WRONG: dict[str, dict[str, list[tuple[str, str]]]] = {
                 "not flipped",
                 "return WINDOWS[..., ::-1, ::-1].transpose(0, 3, 4, 1, 2).reshape(x.shape[0] * kh * kw, -1)",
             ),
-            ("(c, i, j)", "return WINDOWS.transpose(0, 4, 3, 1, 2).reshape(x.shape[0] * kh * kw, -1)"),
+            ("wrong order or place", "return WINDOWS.transpose(0, 4, 3, 1, 2).reshape(x.shape[0] * kh * kw, -1)"),
             (
                 "is right",
                 "x = np.pad(x, ((0, 0), (1, 1), (1, 1)))\nreturn WINDOWS.transpose(0, 3, 4, 1, 2).reshape(x.shape[0] * kh * kw, -1)",
@@ -108,7 +108,7 @@ WRONG: dict[str, dict[str, list[tuple[str, str]]]] = {
             ("int8", "return w, np.ones(len(w))"),
             ("truncates", "s = SCALE; return (w / WIDE).astype(np.int8), s"),
             ("127 steps", "s = SCALE * 127 / 128; return np.clip(np.rint(w / WIDE), -128, 127).astype(np.int8), s"),
-            ("one for each channel", "s = SCALE; return np.rint(w / WIDE).astype(np.int8), s[:, None]"),
+            ("one for each row", "s = SCALE; return np.rint(w / WIDE).astype(np.int8), s[:, None]"),
             (
                 "positive scale",
                 "s = np.where(SCALE == 1, 0, SCALE); return np.rint(w / np.where(WIDE == 0, 1, WIDE)).astype(np.int8), s",
@@ -174,13 +174,13 @@ WRONG: dict[str, dict[str, list[tuple[str, str]]]] = {
             ),
         ],
         "remove_units(a, b, c, kept)": [
-            ("loses columns", "return a[kept], b[kept], c"),
-            ("loses columns", "return a[kept], b, c[:, kept]"),
-            ("loses columns", "m = np.isin(np.arange(len(b)), kept); return a * m[:, None], b * m, c * m"),
-            ("masked one", "m = ~np.isin(np.arange(len(b)), kept); return a[m], b[m], c[:, m]"),
+            ("a column of w2", "return a[kept], b[kept], c"),
+            ("a column of w2", "return a[kept], b, c[:, kept]"),
+            ("a column of w2", "m = np.isin(np.arange(len(b)), kept); return a * m[:, None], b * m, c * m"),
+            ("not in kept", "m = ~np.isin(np.arange(len(b)), kept); return a[m], b[m], c[:, m]"),
             ("must give w1, b1 and w2", "return a[kept], c[:, kept]"),
-            ("as the masked one", "return a[kept], b[kept] * 0, c[:, kept]"),
-            ("as the masked one", "return a[:len(kept)], b[:len(kept)], c[:, :len(kept)]"),
+            ("do not change", "return a[kept], b[kept] * 0, c[:, kept]"),
+            ("do not change", "return a[:len(kept)], b[:len(kept)], c[:, :len(kept)]"),
         ],
     },
     "caching": {
@@ -195,11 +195,11 @@ WRONG: dict[str, dict[str, list[tuple[str, str]]]] = {
         "store(K, V, k, v, p)": [
             ("copy", "K[p], V[p] = k, v; return K[:p + 1].copy(), V[:p + 1].copy()"),
             ("and no more", "K[p], V[p] = k, v; return K, V"),
-            ("up to this position", "K[p], V[p] = k, v; return K[:p], V[:p]"),
-            ("into the arrays", "return K[:p + 1], V[:p + 1]"),
+            ("with this position", "K[p], V[p] = k, v; return K[:p], V[:p]"),
+            ("into keys", "return K[:p + 1], V[:p + 1]"),
             ("gave a copy", "return np.concatenate([K[:p], k[None]]), np.concatenate([V[:p], v[None]])"),
             ("must give", "K[p], V[p] = k, v; return K[:p + 1]"),
-            ("up to this position", "K[p], V[p] = v, k; return K[:p + 1], V[:p + 1]"),
+            ("the key into keys", "K[p], V[p] = v, k; return K[:p + 1], V[:p + 1]"),
         ],
         "tokens_computed(prompt, new, cached)": [
             ("not fed back", "return prompt + new if cached else sum(prompt + i for i in range(new))"),
@@ -210,10 +210,13 @@ WRONG: dict[str, dict[str, list[tuple[str, str]]]] = {
                 "cached = not cached; return (prompt + new - 1 if new else 0) if cached else sum(prompt + i for i in range(new))",
             ),
             (
-                "each new token comes out",
+                "each further one out of a pass",
                 "return prompt + max(new - 1, 0) if cached else sum(prompt + i for i in range(new))",
             ),
-            ("each new token comes out", "return (prompt + new - 1 if new else 0) if cached else (prompt + new) ** 2"),
+            (
+                "each further one out of a pass",
+                "return (prompt + new - 1 if new else 0) if cached else (prompt + new) ** 2",
+            ),
         ],
     },
     "benchmarking": {
@@ -223,31 +226,31 @@ WRONG: dict[str, dict[str, list[tuple[str, str]]]] = {
                 "out = {}\nfor name, g in f.items():\n out[name] = []\n for _ in range(n):\n  t = clock(); g(); out[name].append(clock() - t)\nreturn out",
             ),
             (
-                "clock around the call",
+                "just before and just after",
                 TURNS
                 := "out = {name: [] for name in f}\nfor _ in range(n):\n t = clock()\n for name, g in f.items():\n  g(); out[name].append(clock() - t)\nreturn out",
             ),
             (
-                "were asked for",
+                "was asked for",
                 TURNS.replace("range(n)", "range(n + 1)")
                 .replace(" t = clock()\n", "")
                 .replace("g(); ", "t = clock(); g(); "),
             ),
-            ("has not the form", TURNS.replace("return out", "return {k: sum(v) / n for k, v in out.items()}")),
+            ("a list with the time", TURNS.replace("return out", "return {k: sum(v) / n for k, v in out.items()}")),
             ("for each name", TURNS.replace("return out", "return {'a': out['a']}")),
             (
-                "clock around the call",
+                "just before and just after",
                 "out = {name: [] for name in f}\nfor _ in range(n):\n for name, g in f.items():\n  g(); out[name].append(clock())\nreturn out",
             ),
         ],
         "ratio_interval(old, new, rng)": [
             (
-                "compare medians",
+                "a mean follows",
                 BOOT
                 := "r = [np.mean(rng.choice(old, 60)) / np.mean(rng.choice(new, 60)) for _ in range(500)]; return tuple(np.quantile(r, [0.025, 0.975]))",
             ),
             ("2.5 % off each side", BOOT.replace("mean", "median").replace("0.025, 0.975", "0.05, 0.95")),
-            ("compare medians", BOOT.replace("0.025, 0.975", "0.05, 0.95")),
+            ("a mean follows", BOOT.replace("0.025, 0.975", "0.05, 0.95")),
             ("resample both", BOOT.replace("np.mean(rng.choice(new, 60))", "np.median(new)").replace("mean", "median")),
             ("with replacement", BOOT.replace("mean", "median").replace("60)", "60, False)")),
             (

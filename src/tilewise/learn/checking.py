@@ -272,8 +272,24 @@ def same_number(
     """
     require(isinstance(answer, int | float | np.number), f"{call} gave {_short(answer)}, which is not a number")
     if not np.isclose(float(answer), right, rtol=tolerance, atol=tolerance):
-        hint = next((text for value, text in mistakes if np.isclose(float(answer), value, rtol=tolerance)), hint)
+        candidates = [*mistakes, *_unit_mistakes(right)]
+        hint = next(
+            (text for value, text in candidates if np.isclose(float(answer), value, rtol=tolerance, atol=0)), hint
+        )
         raise Wrong(f"{call} gave {float(answer):.6g}, and {right:.6g} is right: {hint}")
+
+
+def _unit_mistakes(right: float) -> Mistakes:
+    """List what a wrong sign, a reciprocal or another unit would make of a number."""
+    if right == 0:
+        return ()
+    factors = [factor for exponent in (2, 3, 6, 9) for factor in (10.0**exponent, 10.0**-exponent)]
+    units = [(right * factor, f"it is {factor:g} times the right value: look at the units") for factor in factors]
+    return [
+        (-right, "the sign is the wrong way round"),
+        (1 / right, "it is the reciprocal: divide the other way"),
+        *units,
+    ]
 
 
 def same_array(
@@ -290,12 +306,33 @@ def same_array(
         if same_mistake and not np.allclose(value, right, rtol=tolerance, atol=tolerance):
             hint = text
             break
+    else:
+        hint = _arrangement(answer, expected, tolerance) or hint
     require(
         answer.shape == expected.shape, f"{call} gave the shape {answer.shape}, and {expected.shape} is right: {hint}"
     )
     if not np.allclose(answer, expected, rtol=tolerance, atol=tolerance):
         index = tuple(int(i) for i in np.unravel_index(int(np.abs(answer - expected).argmax()), expected.shape))
         raise Wrong(f"{call} gave {answer[index]} at {index}, and {expected[index]} is right: {hint}")
+
+
+def _arrangement(answer: np.ndarray[Any, Any], right: np.ndarray[Any, Any], tolerance: float) -> str:
+    """Recognize the right numbers in another arrangement, or without their fractions; "" otherwise."""
+
+    def close(values: np.ndarray[Any, Any], others: np.ndarray[Any, Any]) -> bool:
+        return values.shape == others.shape and np.allclose(values, others, rtol=tolerance, atol=tolerance)
+
+    if close(answer, right):
+        return ""
+    if close(answer.T, right):
+        return "it is transposed"
+    if close(answer.ravel(), right.ravel()):
+        return "the numbers are right: reshape them"
+    if close(np.sort(answer, axis=None), np.sort(right, axis=None)):
+        return "these are the right numbers in the wrong order or place"
+    if np.issubdtype(answer.dtype, np.integer) and not np.array_equal(right, np.rint(right)):
+        return f"its dtype is {answer.dtype}, which has no fractions"
+    return ""
 
 
 def _short(value: Any) -> str:

@@ -49,7 +49,12 @@ def _blocked(answer: Callable[..., Any]) -> None:
         watched = _Watched(a), _Watched(b)
         call = f"blocked_matmul of {m}x{k} and {k}x{n} in blocks of {block}"
         result = answer(*watched, block)
-        same_array(result, a @ b, call, "blocks at the border are smaller, and every k block adds to what is there")
+        same_array(
+            result,
+            a @ b,
+            call,
+            "start from zeros; blocks at the border are smaller, and every k block adds to what is there, once",
+        )
         for name, matrix in zip("ab", watched, strict=True):
             feedback = (
                 f"{call} took {matrix.largest} numbers of {name} at once, and a block has {block * block}: the block "
@@ -76,7 +81,7 @@ def _largest_block(answer: Callable[..., Any]) -> None:
 def _im2col(answer: Callable[..., Any]) -> None:
     """Check the exercise `im2col`."""
     rng = np.random.default_rng(1)
-    for channels, height, width, kh, kw in ((1, 4, 4, 2, 2), (3, 6, 5, 3, 3), (2, 5, 7, 1, 1), (2, 5, 5, 5, 5)):
+    for channels, height, width, kh, kw in ((1, 4, 4, 2, 2), (3, 6, 5, 3, 3), (2, 5, 7, 1, 1), (2, 6, 5, 3, 2)):
         x, w = rng.standard_normal((channels, height, width)), rng.standard_normal((4, channels, kh, kw))
         windows = np.lib.stride_tricks.sliding_window_view(x, (kh, kw), axis=(1, 2))  # (C, H', W', kh, kw)
         right = windows.transpose(0, 3, 4, 1, 2).reshape(channels * kh * kw, -1)
@@ -88,7 +93,9 @@ def _im2col(answer: Callable[..., Any]) -> None:
             (flipped, "the kernel is not flipped: row (c, i, j) starts at pixel (i, j)"),
             (by_position, "the channel comes first: rows are ordered (c, i, j)"),
         )
-        hint = "row (c, i, j) holds what kernel element (c, i, j) meets at each output"
+        hint = (
+            "row (c, i, j) holds what kernel element (c, i, j) meets at each of the (H - kh + 1) x (W - kw + 1) outputs"
+        )
         same_array(columns, right, call, hint, mistakes=mistakes)
         same_array(w.reshape(4, -1) @ columns, w.reshape(4, -1) @ right, call, "the product is then the convolution")
 

@@ -29,13 +29,17 @@ def _conv_flops(answer: Callable[..., Any]) -> None:
         ((1, 1, 8, 8), (1, 1, 1, 1), 1, 0),
         ((2, 3, 32, 32), (16, 3, 3, 3), 1, 1),
         ((4, 8, 17, 9), (5, 8, 5, 3), 2, 1),
+        ((1, 2, 10, 8), (3, 2, 3, 3), 2, 0),
     )
     for x_shape, w_shape, stride, padding in cases:
         (n, channels, height, width), (filters, _, kh, kw) = x_shape, w_shape
         rows, columns = (height + 2 * padding - kh) // stride + 1, (width + 2 * padding - kw) // stride + 1
         right = 2 * n * filters * rows * columns * channels * kh * kw
         call = f"conv_flops({x_shape}, {w_shape}, stride={stride}, padding={padding})"
-        hint = "each output is a sum over channels and kernel, and a multiply-add counts as 2"
+        hint = (
+            "for each image and filter there are (size + 2 * padding - kernel) // stride + 1 outputs along each axis; "
+            "each is a sum over channels and kernel, and a multiply-add counts as 2"
+        )
         per_output = 2 * n * filters * channels * kh * kw
         mistakes = (
             (right / n, "each image of the batch is convolved"),
@@ -58,11 +62,11 @@ def _conv_flops(answer: Callable[..., Any]) -> None:
 
 def _attainable(answer: Callable[..., Any]) -> None:
     """Check the exercise `least_seconds`."""
-    cases = ((1e9, 1e6, 1e11, 1e10), (1e6, 1e9, 1e11, 1e10), (0, 1e6, 1e11, 1e10), (1e10, 1e9, 1e11, 1e10))
+    cases = ((3e9, 7e6, 1.3e11, 2e10), (3e6, 7e9, 1.3e11, 2e10), (0, 7e6, 1.3e11, 2e10), (3e10, 7e9, 1.3e11, 2e10))
     for flops, bytes_moved, peak, bandwidth in cases:
         right = max(flops / peak, bytes_moved / bandwidth)
         call = f"least_seconds({flops:g}, {bytes_moved:g}, {peak:g}, {bandwidth:g})"
-        hint = "computing and moving overlap at best, so the slower of the two decides; it is not their sum"
+        hint = "flops / peak and bytes / bandwidth overlap at best, so the slower of the two decides, not their sum"
         exchanged = flops / bandwidth, bytes_moved / peak
         advice = "divide the FLOPs by the peak and the bytes by the bandwidth"
         mistakes = ((max(exchanged), advice), (sum(exchanged), advice))

@@ -21,13 +21,14 @@ def _mask(answer: Callable[..., Any]) -> None:
         ((6, 6), 0.34),
         ((3, 5), 0.65),
     ):
-        weights = rng.standard_normal(shape)
+        weights = rng.standard_normal(shape) if shape != (4, 5) else rng.integers(-2, 3, shape) / 2  # equal ones
         call = f"magnitude_mask of {shape} at {sparsity}"
         mask = np.asarray(answer(weights, sparsity))
         require(mask.shape == shape and mask.dtype == bool, f"{call} must be an array of bool with the weights' shape")
         removed_count, expected_count = int((~mask).sum()), round(sparsity * weights.size)
-        inverted = removed_count == weights.size - expected_count != expected_count
-        advice = "True is for the weights that stay" if inverted else "count round(sparsity * size) of them"
+        inverted = removed_count == weights.size - expected_count != expected_count > 0
+        exactly = "remove exactly round(sparsity * size) of all weights, also if many are equal or sparsity is 0"
+        advice = "True is for the weights that stay" if inverted else exactly
         require(
             removed_count == expected_count,
             f"{call} takes {removed_count} of {weights.size} weights, and {expected_count} were asked for: {advice}",
@@ -59,6 +60,9 @@ def _two_of_four(answer: Callable[..., Any]) -> None:
         result = np.asarray(answer(weights), float)
         same_array(result, before * mask, f"two_of_four of {shape}", hint, mistakes=mistakes)
         require(np.array_equal(weights, before), "the caller's weights came back changed: work on a copy")
+    result = np.asarray(answer(np.array([[1.0, -1.0, 1.0, 1.0]])))
+    advice = "exactly two of every four stay, also if magnitudes are equal"
+    require(int((result != 0).sum()) == 2, f"two_of_four of [1, -1, 1, 1] gave {result.tolist()}: {advice}")
 
 
 def _largest_two(weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -81,10 +85,13 @@ def _remove_units(answer: Callable[..., Any]) -> None:
         require(len(small) == 3, f"{call} must give w1, b1 and w2")
         shapes = [np.shape(array) for array in small]
         want = [(len(units), inputs), (len(units),), (outputs, len(units))]
-        require(shapes == want, f"{call} gave the shapes {shapes}, and {want} is right: what follows loses columns")
+        require(shapes == want, f"{call} gave the shapes {shapes}, and {want} is right: {_UNIT}")
         s1, c1, s2 = small
         result = np.maximum(x @ s1.T + c1, 0) @ s2.T
-        same_array(result, masked @ w2.T, call, "the smaller network must answer as the masked one does")
+        same_array(result, masked @ w2.T, call, f"{_UNIT}, and the kept ones do not change")
+
+
+_UNIT = "a unit is a row of w1, an element of b1 and a column of w2: remove all three of each unit that is not in kept"
 
 
 EXERCISES = (

@@ -2,7 +2,7 @@
 
 
 def take_turns(functions, rounds, clock):
-    """{name: [seconds, ...]}: call each function once a round, in turns; clock() gives the time in seconds."""
+    """{name: [seconds, ...]}: call each function once a round, one after the other; clock() gives seconds."""
     raise NotImplementedError
 
 

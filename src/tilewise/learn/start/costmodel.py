@@ -7,10 +7,13 @@ def slowdown(runtimes, scores, k):
 
 
 def ordered_pairs(runtimes, scores):
-    """The share of pairs with different runtimes whose scores are in the same order."""
+    """The share of pairs with different runtimes whose scores are in the same order (equal scores are not)."""
     raise NotImplementedError
 
 
 def tile_numbers(shape, tile):
-    """{"tiles", "waste", "bytes"} of a product (m, n, k) cut in tiles (tm, tn, tk) of float32."""
+    """{"tiles", "waste", "bytes"} of a float32 product (m, n, k) cut in tiles (tm, tn, tk).
+
+    The number of output tiles, the share of the padded work that is padding, and the bytes of one block of a, b and c.
+    """
     raise NotImplementedError

@@ -12,5 +12,5 @@ def quantize_rows(weights):
 
 
 def integer_product(x, zero_point, w):
-    """(x - zero_point) @ w as int32, for x of uint8 (M, K) and w of int8 (K, N), multiplying integers only."""
+    """(x - zero_point) @ w as int32 and exact, also for sums beyond float32; x is uint8 (M, K), w is int8 (K, N)."""
     raise NotImplementedError
