@@ -23,7 +23,8 @@ import tilewise
 from tilewise import data, models
 from tilewise._atomic import write_atomic
 from tilewise.cli.optimize.before_after import Task, paired_drop
-from tilewise.cli.optimize.prune import ImagePruning, _prune_weights, _remove_filters, fine_tune
+from tilewise.cli.optimize.prune import _prune_weights, _remove_filters, fine_tune
+from tilewise.cli.optimize.pruning_tasks import ImagePruning
 from tilewise.quantize import quantize
 
 SPARSITY = 0.7

@@ -22,6 +22,7 @@ from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.io import load
 from tilewise.nn import Module
 from tilewise.profile import Timer
+from tilewise.profile.compare import Ratio
 from tilewise.profile.timing.statistics import resampled_means
 
 Array = npt.NDArray[Any]
@@ -61,6 +62,7 @@ class Outcome:
     bytes_in_memory: int
     latency_s: float
     speedup: float
+    speedup_interval: tuple[float, float]
     drop_points: float
     drop_interval: tuple[float, float]
     doubts: list[str] = field(default_factory=list)
@@ -71,8 +73,8 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         facts: dict[str, Any] = {name: getattr(self, name) for name in ("name", "accuracy", "bytes_in_memory")}
-        facts |= {name: getattr(self, name) for name in ("latency_s", "speedup", "drop_points", "drop_interval")}
-        return facts | {"doubts": self.doubts}
+        facts |= {name: getattr(self, name) for name in ("latency_s", "speedup", "speedup_interval")}
+        return facts | {name: getattr(self, name) for name in ("drop_points", "drop_interval", "doubts")}
 
 
 def image_task(name: str, folder: str | None, weights: Path | None) -> Task:
@@ -162,12 +164,19 @@ def compare(candidates: dict[str, ModelVariant], runs: int, seed: int) -> list[O
             candidate.correct,
             candidate.bytes_in_memory,
             timing.measurements[name].p50,
-            timing.measurements[first].p50 / timing.measurements[name].p50,
+            *_speedup(timing.ratios.get(name)),
             *paired_drop(candidates[first].correct, candidate.correct, seed),
             doubts=list(timing.reasons),
         )
         for name, candidate in candidates.items()
     ]
+
+
+def _speedup(ratio: Ratio | None) -> tuple[float, tuple[float, float]]:
+    """Return the speed-up of a ratio of interleaved times and its 95 % interval; 1 for the first form itself."""
+    if ratio is None:
+        return 1.0, (1.0, 1.0)
+    return 1 / ratio.ratio, (1 / ratio.interval.high, 1 / ratio.interval.low)
 
 
 def paired_drop(before: Array, after: Array, seed: int) -> tuple[float, tuple[float, float]]:
@@ -194,4 +203,5 @@ def _cells(row: Outcome) -> tuple[str, ...]:
     low, high = row.drop_interval
     accuracy_loss = "none" if low == high == 0 else with_interval(*(f"{v:+.2f}" for v in (row.drop_points, low, high)))
     size, latency = f"{row.bytes_in_memory / 1024:,.1f} KiB", f"{row.latency_s * 1e3:.3f} ms"
-    return row.name, f"{100 * row.accuracy:.2f} %", accuracy_loss, size, latency, f"{row.speedup:.2f}×"
+    speedup = with_interval(*(f"{value:.2f}" for value in (row.speedup, *row.speedup_interval)))
+    return row.name, f"{100 * row.accuracy:.2f} %", accuracy_loss, size, latency, speedup

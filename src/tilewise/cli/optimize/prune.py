@@ -209,10 +209,11 @@ def _is_faster(task: Any, versions: dict[str, Any], runs: int) -> bool:
 def choose(rows: list[Outcome]) -> tuple[str, str]:
     """Choose the fastest form that loses too little to matter; return its name and a sentence about it."""
     dense, *others = rows
-    fine = [row for row in others if row.drop_interval[1] < _TOLERABLE_LOSS and row.speedup > 1]
+    fine = [row for row in others if row.drop_interval[1] < _TOLERABLE_LOSS and row.speedup_interval[0] > 1]
     if not fine:
         accurate = [row for row in others if row.drop_interval[1] < _TOLERABLE_LOSS]
-        why = "no pruned form is faster here" if accurate else f"pruning loses {_TOLERABLE_LOSS:g} points or more"
+        loss = f"pruning loses {_TOLERABLE_LOSS:g} points or more"
+        why = "no pruned form is measurably faster here" if accurate else loss
         return dense.name, f"Kept dense: {why}."
     best = max(fine, key=lambda row: row.speedup)
     size = best.bytes_in_memory / dense.bytes_in_memory
