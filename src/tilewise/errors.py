@@ -17,6 +17,12 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     return f"did you mean {lower[similar[0]]!r}?" if similar else f"known are {', '.join(names)}."
 
 
+def type_name(value: object) -> str:
+    """Name the type of a value, with its library if that is another one: `torch.Linear` is not `Linear`."""
+    library = type(value).__module__.partition(".")[0]
+    return type(value).__name__ if library in (object.__module__, __package__) else f"{library}.{type(value).__name__}"
+
+
 _MAX_LENGTH, _MAX_ENDING = 400, 120  # characters of a sentence, and of the ending that a long one keeps
 
 

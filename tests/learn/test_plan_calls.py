@@ -76,6 +76,33 @@ compute_speedup(timing, timing)
 CompetitionSubmission(event="MLP_SPRINT", recipe=reference_recipe("MLP_SPRINT"), team="owls")
 load_model("mlp")
 load_model(mlp_file)
+matmul_naive([[1, 2], [3, 4]], [[5, 6], [7, 8]])
+matmul_naive(torch.ones(4, 4), torch.ones(4, 4))
+matmul_naive(np.zeros((0, 4)), np.zeros((4, 0)))
+matmul_blocked(a.astype(int), b.astype(int), 8)
+OptimizedBackend().dispatch(op="matmul", a=a, b=b)
+INT8Quantizer().quantize_weights(weights.tolist())
+INT8Quantizer().quantize_weights(torch.ones(8, 8))
+calibrate(cnn, torch.ones(4, 1, 8, 8))
+calibrate(model=cnn, calibration_dataset=[torch.ones(4, 1, 8, 8)])
+QuantizedConv2d(3, 8, kernel_size=(3, 3))(images)
+QuantizedLinear(128, 64)(rows[0])
+QuantizedLinear(128, 64)(torch.ones(4, 128))
+MagnitudePruner().prune([1.0, -2.0, 3.0], 0.5)
+MagnitudePruner().prune(torch.ones(4, 4), 0.5)
+MagnitudePruner().prune(np.float32(3), 0.5)
+MagnitudePruner().prune(np.zeros((0,)), 0.5)
+SparseLinear(128, 64, sparsity=0.7)
+SparseLinear.from_dense(linear)(rows[0])
+SparseLinear(128, 64)([[1.0] * 128])
+KVCache(8, 4, 8).update(0, torch.ones(1, 4, 3, 8), torch.ones(1, 4, 3, 8), 0)
+cache.get(0, [0, 2])
+CachedAttention(32, 4).forward(torch.ones(1, 6, 32))
+list(generate(gpt, [1, 2, 3], 2))
+list(generate(gpt, torch.tensor([1, 2]), 2))
+FLOPCounter().count_ops(mlp, [[0.0] * 64])
+compute_speedup(2, 1)
+compute_speedup(np.float64(2), np.float64(1))
 """
 EXPLAINED = {
     "matmul_naive(a, b[:5])": "cannot be multiplied",
@@ -105,6 +132,42 @@ EXPLAINED = {
     "CompetitionSubmission(TinyMLPerf.MLP_SPRINT, mlp, 'owls')": "reference_recipe(event)",
     "load_model('model.pkl')": "can run any program",
     "load_model('resnet50')": "there is no model",
+    "matmul_naive(a, 3)": "shapes (24, 24) and ()",
+    "matmul_naive(a[None], b[None])": "cannot be multiplied",
+    "matmul_blocked(a, b, block_size=8.0)": "a positive size",
+    "matmul_numpy('a', 'b')": "not two matrices",
+    "INT8Quantizer().quantize_weights(np.float32(3))": "nothing in them",
+    "INT8Quantizer().quantize_weights(weights.astype(np.int32))": "floating-point numbers, not int32",
+    "INT8Quantizer().quantize_weights(None)": "an array of floating-point numbers",
+    "INT8Quantizer().quantize_weights(weights, digits)": "not ImageData",
+    "calibrate(digits.x_train[:8], cnn)": "an nn.Module, not ndarray",
+    "quantize('cnn', digits.x_train[:64])": "an nn.Module, not str",
+    "QuantizedConv2d(3, 8, 3)(rows)": "four dimensions",
+    "QuantizedLinear(128)": "the sizes of a new layer",
+    "QuantizedLinear(128, 64)(rows[:, :5])": "takes (..., 128)",
+    "MagnitudePruner(0.7).prune(weights)": "sparsity has a keyword",
+    "MagnitudePruner().prune(weights, sparsity='70%')": "between 0 and 1",
+    "prune_conv_filters(torch.nn.Conv2d(3, 8, 3), 0.5)": "not from a torch.Conv2d",
+    "prune_conv_filters(conv, 1.0)": "would lose them all",
+    "prune(weights, 0.7)": "for arrays use MagnitudePruner",
+    "SparseLinear.from_dense(linear, 0.7)": "use MagnitudePruner first",
+    "SparseLinear.from_dense(torch.nn.Linear(8, 4))": "not a torch.Linear",
+    "KVCache(8.0, 4, 8)": "positive integer, not 8.0",
+    "KVCache(8, 4, 8).update(0, key[0], value[0], 0)": "must be (batch, 4, positions, 8)",
+    "KVCache(8, 4, 8).get(0)": "nothing is stored for layer 0",
+    "cache.get(0, 'all')": "a length, a slice or a row",
+    "CachedAttention(32, 5)": "divided among 5 heads",
+    "CachedAttention(32, 4).forward(words, past_kv=KVCache(4, 4, 8))": "make it larger",
+    "list(generate(gpt, [], 2))": "at least one token id",
+    "list(generate(mlp, prompt, 2))": "not a Sequential",
+    "Timer().measure(np.sum, a, runs=3)": "warmup must be an integer of at least 0, not a numpy.ndarray",
+    "Timer().measure(lambda x: x, runs=3)": "missing 1 required positional argument",
+    "FLOPCounter().count_ops(torch.nn.Linear(4, 4), rows)": "not torch.Linear",
+    "FLOPCounter().count_ops(mlp, digits.x_test[:1])": "cannot take an input of shape",
+    "benchmark_model(torch.nn.Linear(4, 4), timer)": "not a torch.Linear",
+    "compute_speedup(float('nan'), 1.0)": "positive seconds",
+    "load_model(mlp)": "the name of a model or of a file",
+    "load_model('')": "the name of a model or of a file",
 }
 
 
@@ -121,6 +184,7 @@ def _names() -> dict[str, Any]:
     def draw(*shape: int) -> Any:
         return rng.standard_normal(shape).astype(np.float32)
 
+    names["torch"] = pytest.importorskip("torch")
     names |= {"np": np, "Tensor": Tensor, "data": data, "load_model": load_model, "digits": data.digits()}
     names |= {"a": draw(24, 24), "b": draw(24, 24), "weights": draw(64, 128), "rows": draw(4, 128)}
     names |= {"images": draw(2, 3, 8, 8), "conv": nn.Conv2d(3, 8, 3, padding=1), "linear": nn.Linear(128, 64)}

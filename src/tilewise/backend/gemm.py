@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend.registry import implements
-from tilewise.errors import UnavailableError
+from tilewise.errors import ShapeError, UnavailableError
 
 if TYPE_CHECKING:
     from tilewise.backend.tiled.matmul import TileConfig
@@ -24,7 +24,10 @@ Array = npt.NDArray[Any]
 
 def matmul_numpy(a: Array, b: Array) -> Array:
     """Compute `a @ b` with NumPy and its BLAS."""
-    return np.asarray(np.matmul(a, b))
+    try:
+        return np.asarray(np.matmul(a, b))
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"these are not two matrices that can be multiplied: {error}") from None
 
 
 def _matmul_unavailable(a: Array, b: Array, tile: TileConfig | None = None, **_options: Any) -> Array:

@@ -150,7 +150,7 @@ def _checked(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _checked_block(block: Block) -> tuple[int, int, int]:
-    sizes = (block, block, block) if isinstance(block, int | np.integer) else tuple(block)
+    sizes = tuple(block) if isinstance(block, Sequence) else (block, block, block)
     if len(sizes) != 3 or not all(isinstance(s, int | np.integer) and s >= 1 for s in sizes):
         raise ConfigurationError(f"block must be a positive size, or three (rows, columns, depth), not {block!r}")
     return int(sizes[0]), int(sizes[1]), int(sizes[2])

@@ -23,7 +23,7 @@ from tilewise._extension import native
 from tilewise._wording import with_interval
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.runner import Runner, runner_for
-from tilewise.errors import ConfigurationError, TilewiseError, TooNoisy
+from tilewise.errors import ConfigurationError, TilewiseError, TooNoisy, type_name
 from tilewise.io import save
 from tilewise.nn import Module
 from tilewise.nn import functional as F
@@ -165,7 +165,7 @@ def _as_runner(model: Benchable, event: Event | str | None) -> Runner:
     if isinstance(model, Event):
         event, model = event or model, model.model()
     if not isinstance(model, Module):
-        raise ConfigurationError(f"a benchmark needs a model or an event, not a {type(model).__name__}")
+        raise ConfigurationError(f"a benchmark needs a model or an event, not a {type_name(model)}")
     if event is not None:
         return runner_for(model, TinyMLPerf.event(event))
     for candidate in TinyMLPerf.events():

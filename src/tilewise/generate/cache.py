@@ -119,7 +119,7 @@ class KVCache:
         """
         _check_integer(layer, "layer")
         if not 0 <= layer < self.n_layers:
-            raise ShapeError(f"the cache has {self.n_layers} layers, so there is no layer {layer}")
+            raise ShapeError(f"nothing is stored for layer {layer}; the number of layers is {self.n_layers}")
         length = int(self.lengths[layer].max(initial=0))
         if isinstance(positions, int | np.integer):
             if not 0 <= positions <= length:

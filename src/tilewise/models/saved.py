@@ -65,6 +65,8 @@ def load_model(name: str | os.PathLike[str]) -> Module:
     >>> load_model("mlp").training
     False
     """
+    if not name or not isinstance(name, str | os.PathLike):
+        raise ConfigurationError(f"load_model takes the name of a model or of a file, not {name!r:.60}")
     path = Path(name)
     if str(name) in PRETRAINED:
         return pretrained(str(name))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewise import _events
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, type_name
 from tilewise.profile.events import ProfileEvent, decode
 
 Shape = tuple[int, ...]
@@ -78,8 +78,8 @@ class FLOPCounter:
         """Run `model(input)` once (and, with `backward`, the gradient of the sum of its result) and count."""
         from tilewise.tensor import Tensor, no_grad
 
-        if not callable(model):
-            raise ConfigurationError(f"count_ops needs a callable model, not {type(model).__name__}")
+        if not callable(model) or (hasattr(model, "state_dict") and not hasattr(model, "named_tensors")):
+            raise ConfigurationError(f"count_ops needs a model of tilewise or a function, not {type_name(model)}")
         if isinstance(input, tuple) and all(isinstance(size, int) for size in input):
             raise ConfigurationError(f"count_ops runs the model on an input, not on a shape; pass np.zeros({input})")
         array = np.asarray(input) if not isinstance(input, Tensor) else input

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, type_name
 from tilewise.profile.timing import clock
 from tilewise.profile.timing.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
 from tilewise.profile.timing.stability import machine_reasons, read_machine, sample_reasons
@@ -242,7 +242,11 @@ def _thread_names() -> set[str]:
 def check_count(name: str, value: int, minimum: int) -> None:
     """Raise ConfigurationError unless `value` is an integer of at least `minimum`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise ConfigurationError(f"{name} must be an integer of at least {minimum}, not {value!r}")
+        raise ConfigurationError(f"{name} must be an integer of at least {minimum}, not {_short(value)}")
+
+
+def _short(value: object) -> str:
+    return repr(value) if isinstance(value, int | float | str) else f"a {type_name(value)}"
 
 
 def check_limit(seconds: float) -> float:

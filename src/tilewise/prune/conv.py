@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.errors import ConfigurationError, ShapeError
+from tilewise.errors import ConfigurationError, ShapeError, type_name
 from tilewise.nn import BatchNorm2d, Conv2d, Module
 from tilewise.nn.layers import Rng, fold_batch_norm, fusable_activation
 from tilewise.prune.bitmask import unpack_sparse
@@ -88,7 +88,7 @@ class SparseConv2d(SparseLayer):
     def from_dense(cls, conv: Conv2d, always_sparse: bool = False) -> SparseConv2d:
         """Convert a pruned nn.Conv2d. `always_sparse` uses the sparse kernel even if it is slower."""
         if not isinstance(conv, Conv2d):
-            raise ConfigurationError(f"SparseConv2d.from_dense takes an nn.Conv2d, not a {type(conv).__name__}")
+            raise ConfigurationError(f"SparseConv2d.from_dense takes an nn.Conv2d, not a {type_name(conv)}")
         if conv.groups != 1:
             raise ConfigurationError("a convolution with groups has no sparse kernel; it stays dense")
         if not conv.is_even:

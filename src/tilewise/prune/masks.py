@@ -36,7 +36,7 @@ def checked_weights(weights: Any) -> Array:
         )
     w = np.asarray(weights)
     if w.dtype.kind != "f":
-        raise DtypeError(f"weights must be floating point, not {w.dtype}")
+        raise DtypeError(f"weights must be an array of floating-point numbers, not {w.dtype}")
     if np.isnan(w).any():
         raise ConfigurationError("the weights contain NaN, so their magnitudes cannot be compared")
     return w
@@ -89,12 +89,14 @@ class Pattern:
     """Sparsity pattern: "unstructured", "N:M" such as "2:4", or "block:HxW"."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text = text = str(text)
         group, block = re.fullmatch(r"(\d+):(\d+)", text), re.fullmatch(r"block:(\d+)x(\d+)", text)
         self.group = (int(group[1]), int(group[2])) if group else None
         self.block = (int(block[1]), int(block[2])) if block else None
         if text != "unstructured" and group is None and block is None:
-            raise ConfigurationError(f'pattern must be "unstructured", "N:M" or "block:HxW", not {text!r}')
+            raise ConfigurationError(
+                f'pattern must be "unstructured", "N:M" or "block:HxW", not {text!r} (sparsity has a keyword)'
+            )
 
     def mask(self, weights: Array, sparsity: float) -> Mask:
         """Compute the mask of a layer; an N:M pattern ignores `sparsity`."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import nn, optim
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, type_name
 from tilewise.nn import Module
 from tilewise.prune.calibration import input_norms, wanda_scores
 from tilewise.prune.masks import Mask, Pattern, checked_sparsity, checked_weights, magnitude_mask, row_mask
@@ -115,6 +115,8 @@ def prune(
     0.7
     """
     checked_sparsity(sparsity)
+    if not isinstance(model, Module):
+        raise ConfigurationError(f"prune takes an nn.Module, not {type_name(model)}; for arrays use MagnitudePruner")
     selection = _Selection(model, scope, pattern, skip, calibration)
     out: Any = copy.deepcopy(model)
     for level in _levels(sparsity, schedule, train):

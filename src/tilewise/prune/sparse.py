@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.errors import ConfigurationError, ShapeError
+from tilewise.errors import ConfigurationError, ShapeError, type_name
 from tilewise.nn import BatchNorm2d, Conv2d, Linear, Module, MultiHeadAttention, Sequential
 from tilewise.nn.layers import Rng
 from tilewise.prune.bitmask import unpack_sparse
@@ -65,7 +65,11 @@ class SparseLinear(SparseLayer):
     def from_dense(cls, linear: Linear, always_sparse: bool = False) -> SparseLinear:
         """Convert a pruned nn.Linear. `always_sparse` uses the sparse kernel even if it is slower."""
         if not isinstance(linear, Linear):
-            raise ConfigurationError(f"SparseLinear.from_dense takes an nn.Linear, not a {type(linear).__name__}")
+            raise ConfigurationError(f"SparseLinear.from_dense takes an nn.Linear, not a {type_name(linear)}")
+        if not isinstance(always_sparse, bool):
+            raise ConfigurationError(
+                "SparseLinear.from_dense keeps the zeros that are there; use MagnitudePruner first"
+            )
         bias = None if linear.bias is None else linear.bias.data
         return cls.from_weights(linear.weight.data, bias, always_sparse)
 

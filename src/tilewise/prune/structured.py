@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import nn
-from tilewise.errors import ConfigurationError, ShapeError
+from tilewise.errors import ConfigurationError, ShapeError, type_name
 from tilewise.models import ResidualBlock, ResNet8
 from tilewise.nn import Module
 from tilewise.nn.module import Buffer, Parameter
@@ -63,7 +63,7 @@ def _norms(conv: nn.Conv2d) -> Array:
 
 def _check_groups(conv: nn.Conv2d) -> None:
     if not isinstance(conv, nn.Conv2d):
-        raise ConfigurationError(f"filters are removed from an nn.Conv2d, not from a {type(conv).__name__}")
+        raise ConfigurationError(f"filters are removed from an nn.Conv2d, not from a {type_name(conv)}")
     if conv.groups != 1:
         raise ConfigurationError("shrink does not support convolutions with groups")
 

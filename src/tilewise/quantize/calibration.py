@@ -319,7 +319,7 @@ def is_quantized(model: Module) -> bool:
 
 def _as_batches(dataset: Any) -> Iterable[Any]:
     """Return the batches of a calibration dataset; a single array of inputs is split into batches."""
-    if isinstance(dataset, Tensor | np.ndarray):
+    if hasattr(dataset, "__array__"):
         x = _checked_batch(dataset)
         return [x[i : i + _ARRAY_BATCH] for i in range(0, len(x), _ARRAY_BATCH)]
     if isinstance(dataset, Iterable):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.errors import ConfigurationError, GradientError, ShapeError
+from tilewise.errors import ConfigurationError, GradientError, ShapeError, type_name
 from tilewise.nn import Conv2d, Linear, Module
 from tilewise.ops.base import Grads, Operation
 from tilewise.quantize.array import QuantizedArray, as_image, quantize_array, round_up
@@ -394,7 +394,7 @@ class QuantizedLinear(IntegerLayer):
     def from_float(cls, linear: Any, **options: Any) -> Self:
         """Convert an nn.Linear; dynamic unless `input` is given."""
         if not isinstance(linear, Linear):
-            raise ConfigurationError(f"QuantizedLinear.from_float takes an nn.Linear, not a {type(linear).__name__}")
+            raise ConfigurationError(f"QuantizedLinear.from_float takes an nn.Linear, not a {type_name(linear)}")
         return cls.from_weights(linear.weight.data, None if linear.bias is None else linear.bias.data, **options)
 
     def _set_up(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.errors import ConfigurationError, DtypeError, ShapeError
+from tilewise.errors import ConfigurationError, DtypeError, ShapeError, type_name
 
 Array = npt.NDArray[Any]
 INT16_MAX = 32767  # largest magnitude of an int16 activation
@@ -147,7 +147,7 @@ def checked_weights(weights: Any) -> Array:
         )
     w = np.asarray(weights)
     if w.dtype.kind != "f":
-        raise DtypeError(f"weights must be floating point, not {w.dtype}")
+        raise DtypeError(f"weights must be an array of floating-point numbers, not {w.dtype}")
     if w.ndim == 0 or w.size == 0:
         raise ShapeError(f"weights of shape {w.shape} cannot be quantized: there is nothing in them")
     if not np.isfinite(w).all():
@@ -184,6 +184,8 @@ def _input_parameters(data: Any) -> AffineParameters:
     """Return the uint8 parameters that cover one array of inputs, or all batches of an iterable."""
     batches: Iterable[Any] = [data] if isinstance(data, np.ndarray) or hasattr(data, "requires_grad") else data
     low, high, count = np.inf, -np.inf, 0
+    if not isinstance(batches, Iterable):
+        raise ConfigurationError(f"calibration data is an array or batches of arrays, not {type_name(data)}")
     for batch in batches:
         x = np.asarray(batch)
         if x.size:
