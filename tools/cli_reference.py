@@ -32,7 +32,11 @@ def section(name: str, command: Any) -> list[str]:
     lines = [f"## tilewise {name}", "", " ".join(text.split()), ""]
     if example:
         lines += ["```sh", *example.strip().split(", then, with the answers written: "), "```", ""]
-    rows = [row(parameter) for parameter in command.params if parameter.name not in ("help", "quiet")]
+    rows = [
+        row(parameter)
+        for parameter in command.params
+        if not getattr(parameter, "hidden", False) and parameter.name != "help"
+    ]
     return [*lines, "| | |", "|---|---|", *rows, ""] if rows else lines
 
 

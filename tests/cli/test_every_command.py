@@ -58,6 +58,23 @@ def test_quiet_may_precede_the_command_and_is_shown_once(typed):
     assert "--quiet" in typed(["--help"])[1] and "--quiet" not in typed(["check", "--help"])[1]
 
 
+def test_json_may_precede_the_command_and_is_shown_once(typed):
+    assert typed(["--json", "check", "--progress"])[1] == typed(["check", "--progress", "--json"])[1]
+    assert "--json" in typed(["--help"])[1] and "--json" not in typed(["check", "--help"])[1]
+    code, _, err = typed(["--json", "fleet", "up", "--store", "nowhere.sqlite"])
+    assert code == 2 and "no result to print as JSON" in err
+
+
+def test_help_shows_at_most_350_options():
+    shown = [
+        parameter
+        for command in (TREE, *COMMANDS.values())
+        for parameter in command.params
+        if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False)
+    ]
+    assert len(shown) <= 350
+
+
 def test_help_has_at_most_twenty_entries(typed):
     assert len(TREE.commands) <= 20 and not {"serve", "layout"} & set(TREE.commands)
 

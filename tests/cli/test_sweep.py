@@ -26,7 +26,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
 
 
 COMMANDS = dict(leaves(module.command_line()))
-OUTPUTS = frozenset({"out", "plot", "html", "trace", "cache", "cache_dir", "otter", "nbgrader", "csv", "tensorboard"})
+OUTPUTS = frozenset({"out", "plot", "html", "trace", "cache", "otter", "nbgrader", "csv", "tensorboard"})
 
 
 def example(name: str) -> list[str]:

@@ -65,7 +65,8 @@ def test_describe_counts_what_a_collection_holds(tmp_path: Path, monkeypatch: py
     assert result["total"]["median_config"] > 1
     assert "columns a configuration" in run("describe", str(tmp_path / "data"))
     (tmp_path / "data/schema.json").unlink(missing_ok=True)  # a folder without a schema is read from converted files
-    run("describe", str(tmp_path / "data"), "--cache-dir", str(tmp_path / "own"))
+    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "own"))
+    run("describe", str(tmp_path / "data"))
     assert any((tmp_path / "own").iterdir())
 
 

@@ -17,7 +17,9 @@ QUICK = {"epochs": 1, "device": "cpu"}
 
 
 @pytest.fixture
-def collection(tmp_path):
+def collection(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
+
     def write(name, count=6, seed=0):
         for split, number in (("train", count), ("valid", 3), ("test", 4)):
             folder = tmp_path / name / split
@@ -30,7 +32,7 @@ def collection(tmp_path):
 
 
 def fill(path, tmp_path, collections, models, said):
-    return fill_board(path, collections, models, cache_dir=tmp_path / "cache", say=said.append, **QUICK)
+    return fill_board(path, collections, models, say=said.append, **QUICK)
 
 
 def test_every_pair_has_a_row_beside_the_baselines_and_is_made_once(collection, tmp_path):
@@ -70,7 +72,7 @@ def test_a_name_that_no_model_has_is_said_before_any_work(collection, tmp_path):
 
 def test_the_command_prints_the_table(collection, tmp_path):
     arguments = ["board", collection("one"), "--models", "MLP", "--epochs", "1", "--out", str(tmp_path / "b.json")]
-    done = CliRunner().invoke(tiles, [*arguments, "--cache-dir", str(tmp_path / "cache"), "--json"])
+    done = CliRunner().invoke(tiles, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["board"] == read_board(tmp_path / "b.json")
 

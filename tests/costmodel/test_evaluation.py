@@ -106,19 +106,19 @@ def invoke(*arguments: str):
     return CliRunner().invoke(tiles, list(arguments), catch_exceptions=True)
 
 
-def test_the_commands_from_training_to_predictions(root, tmp_path):
-    cache = ["--cache-dir", str(tmp_path / "cache")]
+def test_the_commands_from_training_to_predictions(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
     run = str(tmp_path / "run")
     quick = ["--epochs", "2", "--device", "cpu", "--json"]
-    trained = invoke("train", str(root), "--out", run, *quick, *cache)
+    trained = invoke("train", str(root), "--out", run, *quick)
     assert trained.exit_code == 0, trained.output
     assert json.loads(trained.stdout)["summary"]["test"]["top5"]["mean"] >= 0
     assert (tmp_path / "run" / "curve.png").exists()
-    table = invoke("evaluate", str(root), run, "--split", "test", "--no-gbdt", "--json", *cache)
+    table = invoke("evaluate", str(root), run, "--split", "test", "--no-gbdt", "--json")
     names = [row["name"] for row in json.loads(table.stdout)["rows"]]
     assert names == [run, "analytical", "default configuration", "random"]
     out = str(tmp_path / "p.csv")
-    assert invoke("predict", run, str(root), "--out", out, *cache).exit_code == 0
+    assert invoke("predict", run, str(root), "--out", out).exit_code == 0
     lines = (tmp_path / "p.csv").read_text().splitlines()
     assert lines[0] == "ID,TopConfigs" and len(lines) == 5 and all(line.count(";") == 4 for line in lines[1:])
     scored = invoke("score", out, "--truth", str(root / "test"))
@@ -129,9 +129,10 @@ def test_the_commands_from_training_to_predictions(root, tmp_path):
     np.testing.assert_array_equal(load_scorer(exported).score(kernel), load_scorer(run).score(kernel))
 
 
-def test_several_seeds_report_an_interval(root, tmp_path):
+def test_several_seeds_report_an_interval(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
     arguments = ["--model", "MLP", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--json"]
-    found = invoke("train", str(root), "--out", str(tmp_path / "r"), *arguments, "--cache-dir", str(tmp_path / "cache"))
+    found = invoke("train", str(root), "--out", str(tmp_path / "r"), *arguments)
     summary = json.loads(found.stdout)["summary"]["valid"]["opa"]
     assert summary["low"] <= summary["mean"] <= summary["high"]
     assert (tmp_path / "r" / "seed_1" / "model.safetensors").exists()

@@ -120,7 +120,7 @@ def test_every_command_is_in_the_reference():
     for name, command in cli_reference.leaves(command_line()):
         assert f"## tilewise {name}\n" in text
         options = [opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")]
-        assert all(opt in text for opt in options if opt not in ("--help", "--quiet"))
+        assert all(opt in text for opt in options if opt not in ("--help", "--json", "--quiet"))
 
 
 def test_every_link_of_the_readme_leads_somewhere():

@@ -1,4 +1,4 @@
-"""Options and checks that all commands share: `--quiet`, outputs, choices, and arguments checked before work begins.
+"""Options and checks that all commands share: `--json` and `--quiet`, outputs, choices, and checked arguments.
 
 Numbers must be finite, not negative and below 2**31. A path declared with `output_file`, `output_folder` or
 `output_picture` must be writable.
@@ -21,9 +21,10 @@ import typer
 
 from tilewise.errors import ConfigurationError, UnavailableError
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors, and JSON if --json is given.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors and JSON, also after the command's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, also after the command's name.")]
 _HiddenQuiet = Annotated[bool, typer.Option("--quiet", hidden=True, help="As `tilewise --quiet`.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", hidden=True, help="As `tilewise --json`.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the native kernels.")]
 _METAVARS = {int: "<number>", float: "<number>", Path: "<path>"}
 _MAX_NUMBER = 2**31 - 1  # the largest signed 32-bit integer; arbitrary, rejects absurd numbers
@@ -87,7 +88,7 @@ def prepare_all(app: typer.Typer) -> None:
 
 
 def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a command: check its arguments, and obey `--quiet` before or after the command's name."""
+    """Wrap a command: check its arguments, and obey `--json` and `--quiet` before or after the command's name."""
     signature = inspect.signature(command, eval_str=True)
     for parameter in signature.parameters.values():
         _add_metavar(parameter)
@@ -95,7 +96,12 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(*args: Any, quiet: bool = False, command_context: typer.Context | None = None, **options: Any) -> Any:
         """Check the arguments, apply the options that every command has, and run the command."""
-        quiet = quiet or (command_context is not None and bool(command_context.find_root().params.get("quiet")))
+        shared = {} if command_context is None else command_context.find_root().params
+        quiet = quiet or bool(shared.get("quiet"))
+        if shared.get("as_json"):
+            if "as_json" not in options:
+                raise ConfigurationError("This command has no result to print as JSON; leave out --json.")
+            options["as_json"] = True
         check_arguments(signature, options)
         if options.get("threads") is not None and signature.parameters["threads"].annotation == Threads:
             from tilewise import set_num_threads

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from tilewise._addons import provider_of
-from tilewise.cli.every import Quiet
+from tilewise.cli.every import Json, Quiet
 from tilewise.errors import UnavailableError
 
 # Former top-level commands and their names now. The old names work until 0.2, with a note on stderr.
@@ -123,6 +123,7 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Version, kernels and machine.")
     ] = False,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure tensor programs, learn which tile is fastest, and make a small tensor framework fast for real."""

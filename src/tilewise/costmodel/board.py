@@ -44,8 +44,6 @@ def fill_board(
     split: str = "test",
     seed: int = 0,
     runs: Path | None = None,
-    cache_dir: Path | None = None,
-    limit: int | None = None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     **settings: Any,
 ) -> list[BoardRow]:
@@ -59,7 +57,7 @@ def fill_board(
     _check_names(models)
     last_error: TilewiseError | None = None
     for collection in collections:
-        data = load_dataset(collection, cache_dir=cache_dir, limit=limit, progress=False)
+        data = load_dataset(collection, progress=False)
         for model in (*models, BASELINES):
             key = _key(data, model, collection, split, seed, settings)
             if any(row["key"] == key for row in rows):

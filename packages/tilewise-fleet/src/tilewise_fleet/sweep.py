@@ -58,7 +58,6 @@ class Sweep:
     folds: int = 1  # 1: use the train and validation splits of the collection
     draws: int = 1  # number of settings to try: `settings` first, then random ones
     limit: int | None = None
-    cache_dir: str | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -116,7 +115,7 @@ def run_trial(sweep: Sweep, trial: Mapping[str, Any], report: Callable[[dict[str
     stored = read_result(folder / _RESULT, trial)
     if stored is not None:
         return stored
-    data = load_dataset(sweep.collection, cache_dir=sweep.cache_dir, limit=sweep.limit, progress=False)
+    data = load_dataset(sweep.collection, limit=sweep.limit, progress=False)
     drawn_settings = {name: trial[name] for name in ("learning_rate", "weight_decay", "batch")}
     settings = default_settings(
         sweep.model, **{**sweep.settings, **drawn_settings}, seed=trial["seed"], model_kwargs=dict(sweep.model_kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,24 +16,6 @@ from tilewise.nn import Conv2d, Module, Sequential
 from tilewise.nn import functional as F
 
 Array = npt.NDArray[Any]
-
-
-class PruningTask(Protocol):
-    """Everything that pruning needs to know about a model."""
-
-    name: str
-    model: Any
-    steps_per_epoch: int
-    epochs: int  # of fine-tuning, by default
-    lr: float
-    timed_call: str  # in words
-
-    def loss(self, model: Module) -> Tensor: ...
-    def calibration(self) -> list[Array]: ...
-    def validate(self, model: Module) -> float: ...
-    def correct(self, model: Module) -> Array: ...
-    def call(self, model: Module) -> Callable[[], Any]: ...
-    def sample(self) -> Array: ...
 
 
 class ImagePruning:

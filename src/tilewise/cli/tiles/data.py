@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Collection = Annotated[
     str, typer.Argument(help="A folder with train, valid and test, or an embedded collection's name.")
 ]
-CacheDir = Annotated[Path | None, output_folder(help="Folder for the converted data (default: your cache folder).")]
 Limit = Annotated[int | None, typer.Option(help="Read at most this many kernels of each split.", min=1)]
 Fill = Annotated[
     list[str] | None,

@@ -11,7 +11,6 @@ import typer
 
 from tilewise.cli.every import AsJson, output_picture
 from tilewise.cli.tables import show, table
-from tilewise.cli.tiles.data import CacheDir
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +26,6 @@ def describe(
     plot: Annotated[
         Path | None, output_picture(help="Also draw spread and noise into this picture (.png, .svg).")
     ] = None,
-    cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a collection: its kernels, how far apart best and worst tiles are, what a fixed choice loses, the noise.
@@ -36,7 +34,7 @@ def describe(
     """
     from tilewise.costmodel.data.describe import describe as measure
 
-    figures = measure(collection, progress=not as_json, cache_dir=cache_dir)
+    figures = measure(collection, progress=not as_json)
     if as_json:
         plain = {f.name: getattr(figures, f.name) for f in dataclasses.fields(figures)}
         facts = {name: value for name, value in plain.items() if name not in _PICTURE_FIELDS}

@@ -11,7 +11,6 @@ import typer
 from tilewise._wording import pluralize, with_interval
 from tilewise.cli.every import AsJson, answer, one_of, output_file, output_folder
 from tilewise.cli.tables import show, table
-from tilewise.cli.tiles.data import CacheDir
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ def train(
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     resume: Annotated[bool, typer.Option(help="Continue from the folder's checkpoint.")] = True,
     limit: Limit = None,
-    cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Train on a layout collection in bounded memory; Kendall's tau on valid chooses the weights that are kept.
@@ -92,7 +90,7 @@ def train(
         "epochs": epochs, "losses": losses, "learning_rate": learning_rate, "configs": configs, "batch": batch,
         "max_seconds": max_seconds, "seed": seed, "model_kwargs": parse_kwargs(model_kwargs),
     }  # fmt: skip
-    data = open_layouts(collection, splits=("train", "valid"), cache_dir=cache_dir, limit=limit)
+    data = open_layouts(collection, splits=("train", "valid"), limit=limit)
     segmentation: dict[str, Any] = {"segment_nodes": segment_nodes, "hops": hops}
     trained = train_layouts(data, model, out_dir=out, resume=resume, device=device, **segmentation, **settings)
     best = next(row for row in trained.record["curve"] if row["epoch"] == trained.record["best_epoch"])
@@ -111,8 +109,6 @@ def evaluate(
         int | None, typer.Option(help="Score at most this many of a graph's configurations.", min=2)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of chance and of the bootstrap.")] = 0,
-    limit: Limit = None,
-    cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare layout models with chance: Kendall's tau, the competition's metric, with its 95 % interval over graphs.
@@ -124,7 +120,7 @@ def evaluate(
     from tilewise.costmodel.models.file_writer import without_nans
 
     trained_models = {str(path): _load_model(path) for path in models}
-    data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
+    data = open_layouts(collection, splits=(split,))
     evaluation = evaluate_layouts(trained_models, data.split(split), max_configs=configs, seed=seed)
     if as_json:
         plain = {name: {key: vars(interval) for key, interval in row.items()} for name, row in evaluation.items()}
@@ -144,8 +140,6 @@ def predict(
     split: Annotated[str, one_of("train", "valid", "test")] = "test",
     out: Annotated[Path, output_file(help="The CSV to write.")] = Path("layout_predictions.csv"),
     name: Name = None,
-    limit: Limit = None,
-    cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank all configurations of every graph and write them in the competition's rows, fastest first.
@@ -161,7 +155,7 @@ def predict(
 
     trained = _load_model(model)
     full_name = _collection_name(name, collection)
-    data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
+    data = open_layouts(collection, splits=(split,))
     rankings = rank_layouts(trained, data.split(split))
     write_layout_predictions(out.expanduser(), full_name, rankings)
     facts = {"out": str(out), "collection": full_name, "graphs": len(rankings)}
@@ -173,7 +167,6 @@ def score(
     predictions: Annotated[Path, typer.Argument(help="A CSV of layout predictions.")],
     truth: Annotated[Path, typer.Option(help="A split's folder with runtimes, such as npz/layout/xla/random/valid.")],
     name: Name = None,
-    cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a file of layout predictions against measured runtimes: the mean of Kendall's tau over graphs.
@@ -186,7 +179,7 @@ def score(
     from tilewise.costmodel.models.file_writer import without_nans
 
     full_name = _collection_name(name, str(truth.parent))
-    graphs = open_layouts(truth.parent, splits=(truth.name,), cache_dir=cache_dir).split(truth.name)
+    graphs = open_layouts(truth.parent, splits=(truth.name,)).split(truth.name)
     taus = score_rankings(predictions.expanduser(), full_name, graphs)
     mean = bootstrap(list(taus.values()))
     if as_json:

@@ -16,7 +16,7 @@ from tilewise._addons import require
 from tilewise._wording import pluralize
 from tilewise.cli.every import AsJson, answer, one_of, output_file, output_folder, output_picture
 from tilewise.cli.tables import show, table
-from tilewise.cli.tiles.data import CacheDir, Collection, Fill, Limit
+from tilewise.cli.tiles.data import Collection, Fill, Limit
 from tilewise.cli.tiles.drawings import draw_curve, draw_evaluation
 from tilewise.errors import ConfigurationError
 
@@ -82,7 +82,6 @@ def train(
     draws: Annotated[int, typer.Option(help="With --ray: settings to try, the given ones first.", min=1)] = 1,
     workers: Annotated[int, typer.Option(help="With --ray: trials at once (default: as many as there are CPUs).")] = 0,
     limit: Limit = None,
-    cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a cost model on a collection; the checkpoint best on the valid split is kept.
@@ -102,11 +101,11 @@ def train(
     if ray is not None:
         sweep = require("tilewise_fleet.cli.sweep", "a sweep on Ray")
         where: dict[str, Any] = {"collection": collection, "out": str(out), "model": model, "limit": limit}
-        where |= {"device": "cpu" if device == "auto" else device, "cache_dir": cache_dir and str(cache_dir)}
+        where |= {"device": "cpu" if device == "auto" else device}
         what = {"settings": settings, "model_kwargs": _parse_model_arguments(model_kwargs)}
         sweep.on_ray(ray, as_json, workers, **where, **what, seed=seed, seeds=seeds, folds=folds, draws=draws)
         return
-    data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
+    data = load_dataset(collection, limit=limit)
     results = []
     for number in range(seed, seed + seeds):
         folder = out if seeds == 1 else out / f"seed_{number}"
@@ -222,8 +221,6 @@ def evaluate(
     plot: Annotated[Path | None, output_picture(help="Draw the table into this picture.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random baseline and the bootstrap.")] = 0,
     fill: Fill = None,
-    limit: Limit = None,
-    cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare models with chance, the default configuration, a formula and boosted trees, with intervals.
@@ -236,7 +233,7 @@ def evaluate(
     from tilewise.costmodel.evaluation import leave_one_program_out
     from tilewise.tune.search.calibration import evaluate_claims
 
-    data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
+    data = load_dataset(collection)
     trained_models = {str(path): _model(path, model_class) for path in models}
     for trained_model in trained_models.values():
         data, _ = select_columns(data, trained_model.schema, _constants(fill))
@@ -362,8 +359,6 @@ def predict(
     out: Annotated[Path, output_file(help="The CSV to write.")] = Path("predictions_model_output.csv"),
     top: Annotated[int, typer.Option(help="Configurations per kernel.", min=1, max=1000)] = 5,
     fill: Fill = None,
-    limit: Limit = None,
-    cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank every kernel of a split and write the best configurations, with the model's confidence. Needs no PyTorch.
@@ -381,7 +376,7 @@ def predict(
 
     shipped = str(model) in shipped_names() and not model.exists()
     scorer = shipped_scorer(str(model)) if shipped else load_scorer(model)
-    data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
+    data = load_dataset(collection)
     data, rows_of = select_columns(data, scorer.schema, _constants(fill))
     kernels = data.split(split)
     rankings = {k.name: rank(scorer, k) for k in track(kernels, "ranking", len(kernels))}
@@ -479,8 +474,6 @@ def board(
         float | None, typer.Option(help="Stop training a model after this many seconds.", min=0.1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
-    limit: Limit = None,
-    cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate models and baselines on several collections; the same command continues an interrupted run.
@@ -493,7 +486,7 @@ def board(
     settings: dict[str, Any] = {"epochs": epochs, "max_seconds": max_seconds}
     names = [name.strip() for name in models.split(",") if name.strip()]
     path = out.expanduser()
-    rows = fill_board(path, collections, names, split=split, seed=seed, cache_dir=cache_dir, limit=limit, **settings)
+    rows = fill_board(path, collections, names, split=split, seed=seed, **settings)
     if as_json:
         return typer.echo(json.dumps({"board": rows}, indent=1))
     show(table(HEADINGS, board_lines(rows), f"{path} (mean over kernels, 95 % interval)", left_aligned=HEADINGS[:3]))

@@ -89,15 +89,13 @@ class _KernelFigures:
         return float(np.mean(self.kernel.normalizer) / self.kernel.runtime.min() - 1)
 
 
-def describe(
-    root: str | os.PathLike[str], *, progress: bool = True, cache_dir: str | os.PathLike[str] | None = None
-) -> CollectionSummary:
+def describe(root: str | os.PathLike[str], *, progress: bool = True) -> CollectionSummary:
     """Summarize the collection at `root`: a folder, a file, or the name of an embedded collection.
 
     >>> describe("h200").splits["train"].kernels  # doctest: +SKIP
     321
     """
-    schema, members = _read_members(root, progress, cache_dir)
+    schema, members = _read_members(root, progress)
     counts: dict[str, list[Any]] = {split: [0, 0, set(), False] for split in SPLITS}
     kernels = []
     for split, member in members:
@@ -114,9 +112,7 @@ def describe(
     return _summarize(os.fspath(root), schema, splits, kernels)
 
 
-def _read_members(
-    root: str | os.PathLike[str], progress: bool, cache_dir: str | os.PathLike[str] | None
-) -> tuple[Schema, Iterator[tuple[str, MeasuredKernel]]]:
+def _read_members(root: str | os.PathLike[str], progress: bool) -> tuple[Schema, Iterator[tuple[str, MeasuredKernel]]]:
     """Return the schema and an iterator over (split, kernel)."""
     path = find_collection(root)
     # Files and folders with a schema fit into memory and may record the noise of their measurements.
@@ -125,7 +121,7 @@ def _read_members(
     elif (path / "schema.json").is_file():
         collection = read_folder(path)
     else:  # a folder without a schema is TpuGraphs itself: too large for memory, so read the converted shards
-        dataset = load_dataset(path, progress=progress, cache_dir=cache_dir)
+        dataset = load_dataset(path, progress=progress)
         return dataset.schema, ((s, _without_noise(k)) for s in SPLITS for k in dataset.split(s))
     return collection.schema, ((s, m) for s, members in collection.splits.items() if s in SPLITS for m in members)
 
