@@ -42,6 +42,25 @@ TW_INLINE vf each_lane(vf a, vf b, const F& f) {
   return r;
 }
 
+TW_INLINE vf vlog(vf a) {
+  return each_lane(a, a, [](float v, float) { return __builtin_logf(v); });
+}
+TW_INLINE vf vsin(vf a) {
+  return each_lane(a, a, [](float v, float) { return __builtin_sinf(v); });
+}
+TW_INLINE vf vcos(vf a) {
+  return each_lane(a, a, [](float v, float) { return __builtin_cosf(v); });
+}
+TW_INLINE vf vpow(vf a, vf b) {
+  return each_lane(a, b, [](float v, float e) { return __builtin_powf(v, e); });
+}
+
+// log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), which neither overflows nor cancels
+TW_INLINE vf vsoftplus(vf a) {
+  const vf decay = vexp(select(a < 0.0f, a, -a));
+  return vmax(a, vf{}) + each_lane(decay, decay, [](float v, float) { return __builtin_log1pf(v); });
+}
+
 template <class F>
 TW_INLINE void unary(const StridedRow* x, float* y, int64_t n, const F& f) {
   each_vector(n, [&](int64_t i, auto lanes) { lanes.put(y + i, f(get(x[0], i, lanes, lane_count(lanes)))); });
@@ -57,61 +76,16 @@ TW_INLINE void binary(const StridedRow* x, float* y, int64_t n, const F& f) {
 
 void map(MapKind kind, const StridedRow* x, float low, float high, float* y, int64_t n) {
   switch (kind) {
-    case MapKind::copy:
-      return unary(x, y, n, [](vf a) { return a; });
-    case MapKind::neg:
-      return unary(x, y, n, [](vf a) { return -a; });
-    case MapKind::abs:
-      return unary(x, y, n, [](vf a) { return select(a < 0.0f, -a, a); });
-    case MapKind::exp:
-      return unary(x, y, n, [](vf a) { return vexp(a); });
-    case MapKind::log:
-      return unary(x, y, n, [](vf a) { return each_lane(a, a, [](float v, float) { return __builtin_logf(v); }); });
-    case MapKind::sqrt:
-      return unary(x, y, n, [](vf a) { return vsqrt(a); });
-    case MapKind::square:
-      return unary(x, y, n, [](vf a) { return a * a; });
-    case MapKind::tanh:
-      return unary(x, y, n, [](vf a) { return vtanh(a); });
-    case MapKind::erf:
-      return unary(x, y, n, [](vf a) { return verf(a); });
-    case MapKind::sigmoid:
-      return unary(x, y, n, [](vf a) { return vsigmoid(a); });
-    case MapKind::silu:
-      return unary(x, y, n, [](vf a) { return a * vsigmoid(a); });
-    case MapKind::gelu:
-      return unary(x, y, n, [](vf a) { return vgelu(a); });
-    case MapKind::gelu_tanh:
-      return unary(x, y, n, [](vf a) { return vgelu_tanh(a); });
-    // log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), which neither overflows nor cancels
-    case MapKind::softplus:
-      return unary(x, y, n, [](vf a) {
-        const vf decay = vexp(select(a < 0.0f, a, -a));
-        return vmax(a, vf{}) + each_lane(decay, decay, [](float v, float) { return __builtin_log1pf(v); });
-      });
-    case MapKind::sin:
-      return unary(x, y, n, [](vf a) { return each_lane(a, a, [](float v, float) { return __builtin_sinf(v); }); });
-    case MapKind::cos:
-      return unary(x, y, n, [](vf a) { return each_lane(a, a, [](float v, float) { return __builtin_cosf(v); }); });
-    case MapKind::relu:
-      return unary(x, y, n, [](vf a) { return max_nan(a, vf{}); });
-    case MapKind::clip:
-      return unary(x, y, n, [=](vf a) { return vmin(splat(high), vmax(splat(low), a)); });
-    case MapKind::add:
-      return binary(x, y, n, [](vf a, vf b) { return a + b; });
-    case MapKind::sub:
-      return binary(x, y, n, [](vf a, vf b) { return a - b; });
-    case MapKind::mul:
-      return binary(x, y, n, [](vf a, vf b) { return a * b; });
-    case MapKind::div:
-      return binary(x, y, n, [](vf a, vf b) { return a / b; });
-    case MapKind::pow:
-      return binary(x, y, n,
-                    [](vf a, vf b) { return each_lane(a, b, [](float v, float e) { return __builtin_powf(v, e); }); });
-    case MapKind::maximum:
-      return binary(x, y, n, [](vf a, vf b) { return select((a > b) | (a != a), a, b); });
-    case MapKind::minimum:
-      return binary(x, y, n, [](vf a, vf b) { return select((a < b) | (a != a), a, b); });
+#define TW_CASE(name, value) \
+  case MapKind::name:        \
+    return unary(x, y, n, [=](vf a) { return value; });
+    TW_UNARY_FUNCTIONS(TW_CASE)
+#undef TW_CASE
+#define TW_CASE(name, value) \
+  case MapKind::name:        \
+    return binary(x, y, n, [](vf a, vf b) { return value; });
+    TW_BINARY_FUNCTIONS(TW_CASE)
+#undef TW_CASE
     case MapKind::select:
       return each_vector(n, [&](int64_t i, auto lanes) {
         const int count = lane_count(lanes);

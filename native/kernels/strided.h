@@ -8,35 +8,38 @@
 
 namespace tw {
 
-// The order is that of the names in ops/strided.cpp.
-enum class MapKind : uint8_t {
-  copy,
-  neg,
-  abs,
-  exp,
-  log,
-  sqrt,
-  square,
-  tanh,
-  erf,
-  sigmoid,
-  silu,
-  gelu,
-  gelu_tanh,
-  softplus,
-  sin,
-  cos,
-  relu,
-  clip,
-  add,
-  sub,
-  mul,
-  div,
-  pow,
-  maximum,
-  minimum,
-  select
-};
+// The functions of `map`, each a name and its value for the vectors a and b and the bounds [low, high]. A new one is
+// one line here and a record in graph/op_specs/functions.py.
+#define TW_UNARY_FUNCTIONS(F)     \
+  F(copy, a)                      \
+  F(neg, -a)                      \
+  F(abs, select(a < 0.0f, -a, a)) \
+  F(exp, vexp(a))                 \
+  F(log, vlog(a))                 \
+  F(sqrt, vsqrt(a))               \
+  F(square, (a * a))              \
+  F(tanh, vtanh(a))               \
+  F(erf, verf(a))                 \
+  F(sigmoid, vsigmoid(a))         \
+  F(silu, (a * vsigmoid(a)))      \
+  F(gelu, vgelu(a))               \
+  F(gelu_tanh, vgelu_tanh(a))     \
+  F(softplus, vsoftplus(a))       \
+  F(sin, vsin(a))                 \
+  F(cos, vcos(a))                 \
+  F(relu, max_nan(a, vf{}))       \
+  F(clip, vmin(splat(high), vmax(splat(low), a)))
+#define TW_BINARY_FUNCTIONS(F)                 \
+  F(add, a + b)                                \
+  F(sub, a - b)                                \
+  F(mul, (a * b))                              \
+  F(div, a / b)                                \
+  F(pow, vpow(a, b))                           \
+  F(maximum, select((a > b) | (a != a), a, b)) \
+  F(minimum, select((a < b) | (a != a), a, b))
+#define TW_NAME(name, value) name,
+enum class MapKind : uint8_t { TW_UNARY_FUNCTIONS(TW_NAME) TW_BINARY_FUNCTIONS(TW_NAME) select };
+#undef TW_NAME
 enum class ReduceKind : uint8_t { sum, mean, max, min };
 
 // A row of an operand: `step` floats from one element to the next; 0 repeats the first.

@@ -417,10 +417,9 @@ class RmsNorm : public Op {
 };
 
 // The names of MapKind and ReduceKind, in their order.
-const char* const kMapNames[] = {"copy", "neg", "abs",     "exp",     "log",   "sqrt",      "square",
-                                 "tanh", "erf", "sigmoid", "silu",    "gelu",  "gelu_tanh", "softplus",
-                                 "sin",  "cos", "relu",    "clip",    "add",   "sub",       "mul",
-                                 "div",  "pow", "maximum", "minimum", "select"};
+#define TW_NAME(name, value) #name,
+const char* const kMapNames[] = {TW_UNARY_FUNCTIONS(TW_NAME) TW_BINARY_FUNCTIONS(TW_NAME) "select"};
+#undef TW_NAME
 const char* const kReduceNames[] = {"sum", "mean", "max", "min"};
 
 template <class Kind, std::size_t N>

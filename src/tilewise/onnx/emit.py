@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from tilewise.errors import ConfigurationError
 from tilewise.graph.ir import Node, Value
 from tilewise.graph.op_specs.activations import ACTIVATIONS, Activation, write_activation
+from tilewise.graph.op_specs.functions import BINARY, UNARY, Function
 from tilewise.onnx.writer import OnnxWriter
 
 
@@ -61,27 +63,25 @@ def emits(*names: str) -> Callable[[Emit], Emit]:
 
 # --- elementwise ---
 
-_SAME_NAME = {
-    "Add": "Add", "Sub": "Sub", "Mul": "Mul", "Div": "Div", "Pow": "Pow", "Neg": "Neg", "Exp": "Exp", "Log": "Log",
-    "Sqrt": "Sqrt", "Abs": "Abs", "Tanh": "Tanh", "Sin": "Sin", "Cos": "Cos",
-    "Erf": "Erf", "Softplus": "Softplus", "MatMul": "MatMul", "Copy": "Identity",
-    "Choose": "Where", "Dropout": "Identity",
-}  # fmt: skip
+
+def _function(function: Function) -> Emit:
+    """Return the emitter of an elementwise operation that is one ONNX node."""
+    defaults = inspect.signature(function.operation.forward).parameters
+
+    def emit(e: Emission) -> str:
+        settings = {a: e.param(name, defaults[name].default) for name, (a, _) in function.attributes.items()}
+        return e.node(function.onnx, *e.inputs, **settings)
+
+    return emit
 
 
-@emits(*_SAME_NAME)
+EMITTERS |= {f.operation.__name__: _function(f) for f in (*UNARY, *BINARY) if f.onnx}
+_RENAMED = {"MatMul": "MatMul", "Copy": "Identity", "Choose": "Where", "Dropout": "Identity"}
+
+
+@emits(*_RENAMED)
 def _renamed(e: Emission) -> str:
-    return e.node(_SAME_NAME[e.call.operation.__name__], *e.inputs)
-
-
-@emits("HardSigmoid")
-def _hard_sigmoid(e: Emission) -> str:
-    return e.node("HardSigmoid", e.inputs[0], alpha=e.param("slope", 1 / 6), beta=e.param("offset", 0.5))
-
-
-@emits("LeakyRelu")
-def _leaky_relu(e: Emission) -> str:
-    return e.node("LeakyRelu", e.inputs[0], alpha=e.param("slope"))
+    return e.node(_RENAMED[e.call.operation.__name__], *e.inputs)
 
 
 @emits("Elu")

@@ -1,7 +1,7 @@
 """Lowering of everything that is not a layer: elementwise functions, reductions, products, concatenation and padding.
 
 These rules accept floats of any rank and read views in target (strided.py). They are tried after the rules of layers.
-A new elementwise function is one entry of `UNARY` or `BINARY` and its case in native/kernels/strided.cpp.
+Elementwise functions have records (op_specs/functions.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewise.graph.ir import Node, Op, Shape, Value
+from tilewise.graph.op_specs.functions import BINARY, UNARY
 from tilewise.graph.passes.strided import (
     Factor,
     Strided,
@@ -33,14 +34,6 @@ if TYPE_CHECKING:
 
 StridedRule = Callable[["Lowering", int, Node], Op | bool | None]
 
-# Traced operation: native function of one operand.
-UNARY = {
-    "Neg": "neg", "Abs": "abs", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Tanh": "tanh", "Erf": "erf",
-    "Sigmoid": "sigmoid", "Silu": "silu", "Gelu": "gelu", "GeluTanh": "gelu_tanh", "Softplus": "softplus",
-    "Sin": "sin", "Cos": "cos", "Relu": "relu", "Copy": "copy",
-}  # fmt: skip
-# Traced operation: native function of two operands.
-BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Pow": "pow"}
 # A native op has at most this many operands (kMaxOperands in native/graph/op.h).
 _MAX_OPERANDS = 4
 
@@ -88,12 +81,14 @@ def _operands(low: Lowering, values: list[Any]) -> list[Strided] | None:
     return complete if len(complete) == len(values) else None
 
 
-def _unary(kind: str) -> StridedRule:
-    return lambda low, number, node: _elementwise(low, number, node, [node.inputs[0]], kind)
+def _elementwise_rule(kind: str, *params: str) -> StridedRule:
+    """Return the rule of a native function, which takes up to two parameters as its bounds."""
 
+    def rule(low: Lowering, number: int, node: Node) -> Op | None:
+        first, second, *_ = (*(float(node.params[name]) for name in params), 0.0, 0.0)
+        return _elementwise(low, number, node, list(node.inputs), kind, (first, second))
 
-def _binary(kind: str) -> StridedRule:
-    return lambda low, number, node: _elementwise(low, number, node, list(node.inputs), kind)
+    return rule
 
 
 def _pow(low: Lowering, number: int, node: Node) -> Op | None:
@@ -345,8 +340,9 @@ def _pad(low: Lowering, number: int, node: Node) -> Op | None:
 
 # The strided rule of each traced operation.
 STRIDED_RULES: dict[str, StridedRule] = {
-    **{operation: _unary(kind) for operation, kind in UNARY.items()},
-    **{operation: _binary(kind) for operation, kind in BINARY.items()},
+    **{f.operation.__name__: _elementwise_rule(f.native, *f.attributes) for f in (*UNARY, *BINARY) if f.native},
+    "Copy": _elementwise_rule("copy"),
+    "GeluTanh": _elementwise_rule("gelu_tanh"),
     "Pow": _pow,
     "Clip": _clip,
     "Maximum": _extremum,

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewise import ops
 from tilewise.errors import DtypeError
+from tilewise.graph.op_specs.functions import BINARY, UNARY
 from tilewise.nn import functional as F
 from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
@@ -42,24 +43,25 @@ def _power(a: Array, b: Array) -> Array:
     return np.power(a, b).astype(a.dtype)
 
 
-_ARITHMETIC: dict[str, tuple[type[ops.Operation], Callable[[Array, Array], Array]]] = {
-    "Add": (ops.Add, np.add),
-    "Sub": (ops.Sub, np.subtract),
-    "Mul": (ops.Mul, np.multiply),
-    "Div": (ops.Div, _integer_division),
-    "Pow": (ops.Pow, _power),
+_ARITHMETIC = {f.onnx: f.operation for f in BINARY}
+_ARITHMETIC_OF_INTEGERS: dict[str, Callable[[Array, Array], Array]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": _integer_division,
+    "Pow": _power,
 }
 
 
 @operator(*_ARITHMETIC)
 def _arithmetic(node: OnnxNode, a: Value, b: Value) -> Value:
     """Compute a binary operation: with a gradient for floats, by NumPy for integers and constants."""
-    operation, plain = _ARITHMETIC[node.op]
+    operation = _ARITHMETIC[node.op]
     if node.op != "Pow":
         same_type(node, a, b)
     broadcast(a, b)
     if not is_float(a, b):
-        return computed(plain, a, b, name=node.op)
+        return computed(_ARITHMETIC_OF_INTEGERS[node.op], a, b, name=node.op)
     if are_constants(a, b):
         with np.errstate(all="ignore"):
             return np.asarray(operation().forward(a, b))
@@ -68,21 +70,7 @@ def _arithmetic(node: OnnxNode, a: Value, b: Value) -> Value:
 
 # --- functions of one number ---
 
-_FUNCTIONS: dict[str, type[ops.Operation]] = {
-    "Exp": ops.Exp,
-    "Log": ops.Log,
-    "Sqrt": ops.Sqrt,
-    "Abs": ops.Abs,
-    "Neg": ops.Neg,
-    "Tanh": ops.Tanh,
-    "Sigmoid": ops.Sigmoid,
-    "Sin": ops.Sin,
-    "Cos": ops.Cos,
-    "Relu": ops.Relu,
-    "Erf": ops.Erf,
-    "HardSwish": ops.HardSwish,
-    "Softplus": ops.Softplus,
-}
+_FUNCTIONS = {f.onnx: f for f in UNARY if f.onnx}
 _OF_INTEGERS: dict[str, Callable[[Array], Array]] = {
     "Abs": np.abs,
     "Neg": np.negative,
@@ -119,9 +107,11 @@ def _function(node: OnnxNode, x: Value) -> Value:
     if not is_float(x) and node.op in _OF_INTEGERS:
         return computed(_OF_INTEGERS[node.op], x, name=node.op)
     float_only(node, x)
+    function = _FUNCTIONS[node.op]
+    params = {name: node.get(attribute, default) for name, (attribute, default) in function.attributes.items()}
     if are_constants(x):
-        return np.asarray(_FUNCTIONS[node.op]().forward(array(x)))
-    return apply(_FUNCTIONS[node.op], tensor(x))
+        return np.asarray(function.operation().forward(array(x), **params))
+    return apply(function.operation, tensor(x), **params)
 
 
 @operator(*_PLAIN)
@@ -272,12 +262,6 @@ def _dropout(node: OnnxNode, x: Value, ratio: Value | None = None, training: Val
 # --- activations ---
 
 
-@operator("LeakyRelu")
-def _leaky_relu(node: OnnxNode, x: Value) -> Value:
-    float_only(node, x)
-    return F.leaky_relu(tensor(x), node.get("alpha", 0.01))
-
-
 @operator("PRelu")
 def _prelu(node: OnnxNode, x: Value, slope: Value) -> Value:
     float_only(node, x, slope)
@@ -304,12 +288,6 @@ def _celu(node: OnnxNode, x: Value) -> Value:
     float_only(node, x)
     alpha = node.get("alpha", 1.0)
     return apply(ops.Elu, tensor(x), alpha=alpha, width=alpha)
-
-
-@operator("HardSigmoid")
-def _hard_sigmoid(node: OnnxNode, x: Value) -> Value:
-    float_only(node, x)
-    return apply(ops.HardSigmoid, tensor(x), slope=node.get("alpha", 0.2), offset=node.get("beta", 0.5))
 
 
 @operator("ThresholdedRelu")
