@@ -390,6 +390,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "product choice": product_choice,
     "kernel tuner": kernel_tuner,
     "foreign": ranker_tables.foreign,
+    "tile peers": ranker_tables.tile_peers,
+    "tile sample": ranker_tables.tile_sample,
     "products of another device": ranker_tables.products,
     "large logs": ranker_tables.large_logs,
     "ranking": ranking,

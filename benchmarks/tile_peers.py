@@ -2,6 +2,7 @@
 
     python -m benchmarks.tile_peers --kernels 5000 --seconds 120 --workers 2      # all peers, three seeds
     python -m benchmarks.tile_peers --peers TileRanker auto --seeds 1             # some; the others are kept
+    python -m benchmarks.tile_peers --sample op_tuning_data.pb --seeds 5          # real kernels, one left out at a time
 
 GATv2 with ListMLE (Brody et al. 2022, Xia et al. 2008), a graph that is encoded once with attention across configs
 (TGraph, Xu et al. 2024), LightGBM's LambdaRank on the raw columns and sizes, and EarlyJoinSAGE of the course. Every run
@@ -37,10 +38,12 @@ from course.synthetic_tiles import synthetic_dataset
 from tilewise._atomic import write_atomic
 from tilewise.costmodel import train
 from tilewise.costmodel.baselines import random_errors
-from tilewise.costmodel.data.dataset import Dataset
+from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.tpu_tiles import estimate_runtime
+from tilewise.costmodel.hlo.tuning_data import read_tuning_data
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.models.torch.ragged import KernelBatch
+from tilewise.costmodel.training.config import RANKER_DEFAULTS
 
 RESULTS = Path(__file__).parent / "results" / "tile_peers.json"
 OURS = "TileRanker"
@@ -55,6 +58,11 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cross-config attention": ("benchmarks.tile_peers:CrossConfig", {"losses": "FastestFirst:1"} | _LISTWISE),
     "EarlyJoinSAGE": ("EarlyJoinSAGE", {"select": "top", "eval_every": 3} | _ENDLESS),
     "closed-form estimate, untrained": ("estimate", {}),
+}
+SAMPLE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "TileRanker": ("TileRanker", {}),
+    "TileRanker, passes as for GPUs": ("TileRanker", {"least_steps": RANKER_DEFAULTS["least_steps"]}),
+    "EarlyJoinSAGE": ("EarlyJoinSAGE", {}),
 }
 
 
@@ -161,6 +169,32 @@ def run_once(peer: str, seed: int, seconds: float) -> dict[str, Any]:
     return means | times | {"each": [round(value, 4) for value in each[5]]}
 
 
+def leave_one_out(path: Path, variant: str, seed: int) -> dict[str, float]:
+    """Train without each kernel of a tuning file in turn; returns the mean errors on the one left out, in per cent."""
+    model, settings = SAMPLE_VARIANTS[variant]
+    kernels, each, started, used = read_tuning_data(path).kernels, [], time.perf_counter(), time.process_time()
+    for number, kernel in enumerate(kernels):
+        others = kernels[:number] + kernels[number + 1 :]
+        # So few kernels serve as both splits: none is spared to choose a checkpoint by.
+        data = dataset_from_kernels(others, others)
+        score = train(data, model, seed=seed, progress=False, device="cpu", **settings).score
+        each.append([100 * top_k_error(kernel.target, score(kernel), k) for k in (1, 5)])
+    one, five = np.mean(each, axis=0).tolist()
+    times = {"seconds": time.perf_counter() - started, "processor_seconds": time.process_time() - used}
+    print(f"{variant} seed {seed}: top-1 {one:.2f} top-5 {five:.2f} {times}", flush=True)
+    return {"top1": one, "top5": five} | times
+
+
+def run_sample(path: Path, seeds: int, out: Path) -> None:
+    """Add the table of `leave_one_out` to the results."""
+    rows: dict[str, Any] = {}
+    for name in SAMPLE_VARIANTS:
+        rows[name] = summary([leave_one_out(path, name, seed) for seed in range(seeds)]) | {"seeds": seeds}
+    record = json.loads(out.read_text()) if out.is_file() else {}
+    record["sample"] = {"date": today(), "models": rows}
+    write_atomic(out, json.dumps(record, indent=1) + "\n")
+
+
 def tabulate(runs: dict[str, dict[str, Any]], programs: list[str]) -> dict[str, Any]:
     """Summarize the runs of each peer, with the paired difference of its top-5 error from TileRanker's."""
     names = sorted(set(programs))
@@ -187,8 +221,11 @@ def main() -> None:
     flags.add_argument("--peers", nargs="*", default=list(PEERS))
     flags.add_argument("--runs", type=Path, default=Path("build/tile_peers.json"), help="errors of every test kernel")
     flags.add_argument("--out", type=Path, default=RESULTS)
+    flags.add_argument("--sample", type=Path, help="a tuning file of real kernels, instead of the synthetic ones")
     options = flags.parse_args()
     torch.set_num_threads(1)
+    if options.sample:
+        return run_sample(options.sample, options.seeds, options.out)
     data = synthetic_dataset(options.kernels, options.kernels // 20, options.kernels // 5, 7, options.configs)
     _DATA.append(data)
     chance = {key: round(100 * float(v.mean()), 2) for key, v in random_errors(data.test, (1, 5)).items()}
@@ -209,6 +246,8 @@ def main() -> None:
     table = tabulate(runs, [kernel.program for kernel in data.test])
     sizes = {"train": len(data.train), "valid": len(data.valid), "test": len(data.test), "configs": options.configs}
     record = {"date": today(), "kernels": sizes, "seconds": options.seconds, "chance": chance, "peers": table}
+    if options.out.is_file():
+        record |= {key: value for key, value in json.loads(options.out.read_text()).items() if key == "sample"}
     write_atomic(options.out, json.dumps(record, indent=1) + "\n")
     for name, row in table.items():
         print(f"{name:34s} " + "  ".join(f"{key} {row[key]}" for key in row if key != "seeds"), flush=True)
