@@ -55,6 +55,7 @@ for finder in sys.meta_path:
             moved = [path.replace({old!r}, {new!r}, 1) for path in ([value] if isinstance(value, str) else value)]
             table[name] = moved[0] if isinstance(value, str) else type(value)(moved)
 """
+_LARGE = 100  # numbers from here on are limits; one more is not a fault
 _SPARE_SECONDS = 30.0  # a mutant may take this much longer than three times the usual
 
 
@@ -109,7 +110,7 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
             yield replace(node, ast.unparse(node.operand))
         elif isinstance(node, ast.Constant) and type(node.value) is bool:
             yield replace(node, str(not node.value))
-        elif isinstance(node, ast.Constant) and type(node.value) is int:
+        elif isinstance(node, ast.Constant) and type(node.value) is int and node.value < _LARGE:
             yield replace(node, str(node.value + 1))
         elif isinstance(node, ast.Return) and node.value is not None and ast.unparse(node) != "return None":
             yield replace(node, "return None")

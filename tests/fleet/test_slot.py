@@ -15,7 +15,7 @@ from tilewise.store.store import Store
 from tilewise.tune.measure.collector import Options
 from tilewise_fleet.cluster import slots
 from tilewise_fleet.device_lock import exclusive_device
-from tilewise_fleet.slot import MAX_ATTEMPTS, Campaign, Slot
+from tilewise_fleet.slot import MAX_ATTEMPTS, MAX_DISTURBED_ATTEMPTS, Campaign, Slot
 
 
 class _Pretending(TritonCollector):
@@ -74,6 +74,17 @@ def test_kernels_that_fail_are_given_up_with_a_line_and_the_rest_goes_on(
     assert told["state"] == "done"
 
 
+def test_a_kernel_that_was_disturbed_waits_behind_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewise_fleet.slot._GPU_CHUNK", 1)
+    monkeypatch.setattr(Slot, "_measure", lambda self, kernels: None)
+    slot = Slot(gpu_campaign(tmp_path / "s.sqlite", 2))
+    slot.begin()
+    names: list[str] = []
+    while (step := slot.step())["state"] == "measured":
+        names += [kernel["name"] for kernel in step["kernels"]]
+    assert names == sorted(set(names), key=names.index) * MAX_DISTURBED_ATTEMPTS and len(set(names)) == 2
+
+
 def test_a_device_that_others_time_on_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slot = Slot(gpu_campaign(tmp_path / "s.sqlite", 1))
     slot.begin()
@@ -93,6 +104,7 @@ class _Cluster:
 def test_every_gpu_of_a_living_node_is_a_slot_and_its_cpu_is_one() -> None:
     gpus = slots(_Cluster(), "triton")
     assert [(place.device, place.devices) for place in gpus] == [(i, 4) for i in range(4)]
+    assert {place.node for place in gpus} == {"a"}
     assert gpus[2].label == "10.0.0.1 gpu:H200 2" and len(slots(_Cluster(), "cpu")) == 1
 
 
