@@ -10,24 +10,25 @@ namespace tw {
 
 // The functions of `map`, each a name and its value for the vectors a and b and the bounds [low, high]. A new one is
 // one line here and a record in graph/op_specs/functions.py.
-#define TW_UNARY_FUNCTIONS(F)     \
-  F(copy, a)                      \
-  F(neg, -a)                      \
-  F(abs, select(a < 0.0f, -a, a)) \
-  F(exp, vexp(a))                 \
-  F(log, vlog(a))                 \
-  F(sqrt, vsqrt(a))               \
-  F(square, (a * a))              \
-  F(tanh, vtanh(a))               \
-  F(erf, verf(a))                 \
-  F(sigmoid, vsigmoid(a))         \
-  F(silu, (a * vsigmoid(a)))      \
-  F(gelu, vgelu(a))               \
-  F(gelu_tanh, vgelu_tanh(a))     \
-  F(softplus, vsoftplus(a))       \
-  F(sin, vsin(a))                 \
-  F(cos, vcos(a))                 \
-  F(relu, max_nan(a, vf{}))       \
+#define TW_UNARY_FUNCTIONS(F)                                            \
+  F(copy, a)                                                             \
+  F(neg, -a)                                                             \
+  F(abs, select(a < 0.0f, -a, a))                                        \
+  F(exp, vexp(a))                                                        \
+  F(log, vlog(a))                                                        \
+  F(sqrt, vsqrt(a))                                                      \
+  F(square, (a * a))                                                     \
+  F(tanh, vtanh(a))                                                      \
+  F(erf, verf(a))                                                        \
+  F(sigmoid, vsigmoid(a))                                                \
+  F(silu, (a * vsigmoid(a)))                                             \
+  F(gelu, vgelu(a))                                                      \
+  F(gelu_tanh, vgelu_tanh(a))                                            \
+  F(softplus, vsoftplus(a))                                              \
+  F(shrink, select(a < -low, a + high, select(a > low, a - high, vf{}))) \
+  F(sin, vsin(a))                                                        \
+  F(cos, vcos(a))                                                        \
+  F(relu, max_nan(a, vf{}))                                              \
   F(clip, vmin(splat(high), vmax(splat(low), a)))
 #define TW_BINARY_FUNCTIONS(F)                 \
   F(add, a + b)                                \

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import tilewise.onnx
 from tilewise import Tensor, nn, no_grad, ops
 from tilewise._extension import native
+from tilewise.ops.activations import Shrink
 from tilewise.plan import compile
 from tilewise.tensor import apply, cat, where
 
@@ -66,6 +70,24 @@ UNARY: dict[str, Function] = {
 def test_functions_of_one_operand(name: str) -> None:
     for shape in SHAPES:
         assert_one_call(lambda x: UNARY[name](x) + 0.25, numbers(*shape))
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+def test_shrink_is_pytorchs_in_a_plan_with_its_gradient_and_from_an_onnx_file(bias: float, tmp_path: Path) -> None:
+    x = np.concatenate([numbers(3, 2), np.array([[0.5, -0.5]], np.float32)])
+    theirs = torch.from_numpy(x).requires_grad_()
+    expected = (torch.nn.functional.softshrink if bias else torch.nn.functional.hardshrink)(theirs, 0.5)
+    expected.sum().backward()
+    module = AsModule(lambda t: apply(Shrink, t, limit=0.5, bias=bias)).eval()
+    tilewise.onnx.save(module, tmp_path / "m.onnx", x)
+    for network in (module, tilewise.onnx.load(tmp_path / "m.onnx")):
+        ours, plan = Tensor(x, requires_grad=True), compile(network, x)
+        result = network(ours)
+        result.sum().backward()
+        assert plan.operations_outside == 0
+        np.testing.assert_array_equal(result.data, expected.detach().numpy())
+        np.testing.assert_array_equal(plan(x), expected.detach().numpy())
+        np.testing.assert_array_equal(ours.grad, theirs.grad.numpy())
 
 
 BINARY: dict[str, Function] = {

@@ -85,6 +85,20 @@ class LeakyRelu(Operation):
         return np.where(self.x > 0, grad, grad * self.slope)
 
 
+class Shrink(Operation):
+    """Values beyond ±`limit` moved towards zero by `bias`, zero between: hard (bias 0) and soft (bias = limit)."""
+
+    saves = (0,)
+
+    def forward(self, x: Array, *, limit: float, bias: float) -> Array:
+        kind = x.dtype.type
+        self.x, self.limit = x, kind(limit)
+        return np.where(x < -self.limit, x + kind(bias), np.where(x > self.limit, x - kind(bias), kind(0)))
+
+    def backward(self, grad: Array) -> Grads:
+        return np.where(np.abs(self.x) > self.limit, grad, grad.dtype.type(0))
+
+
 class Elu(Operation):
     """ELU: x above zero, `alpha`·(exp(x/`width`) - 1) below. `scale` and `width` generalise it to SELU and CELU."""
 

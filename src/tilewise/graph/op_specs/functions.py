@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilewise import ops
+from tilewise.ops.activations import Shrink
 from tilewise.ops.base import Operation
 
 
@@ -45,6 +46,7 @@ UNARY = (
     Function(ops.Sin, "Sin", "sin"),
     Function(ops.Cos, "Cos", "cos"),
     Function(ops.Softplus, "Softplus", "softplus"),
+    Function(Shrink, "Shrink", "shrink", {"limit": ("lambd", 0.5), "bias": ("bias", 0.0)}),
     # Activations, which layers also apply to their results (activations.py).
     Function(ops.Relu, "Relu", "relu"),
     Function(ops.Sigmoid, "Sigmoid", "sigmoid"),
