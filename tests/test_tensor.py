@@ -257,3 +257,11 @@ def test_numbers_are_float32_unless_asked_otherwise():
     assert (tw.Tensor([1.0]) * 2.5 + 1).dtype == np.float32
     assert (tw.Tensor([1, 2]) / 2).dtype == np.float32
     assert (np.float32(2) * tw.Tensor([1.0])).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int8, np.int64])
+def test_means_of_integers_are_real_numbers(dtype: type) -> None:
+    x = (np.arange(900).reshape(3, 300) % 5 > 1).astype(dtype)  # more elements than a byte can count
+    np.testing.assert_allclose(tw.Tensor(x).mean().numpy(), x.mean(), rtol=1e-6)
+    np.testing.assert_allclose(tw.Tensor(x).mean(axis=1).numpy(), x.mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(tw.Tensor(x).var(axis=1).numpy(), x.var(axis=1, ddof=1), rtol=1e-5)

@@ -38,7 +38,8 @@ class Mean(Reduction):
     @silent
     def forward(self, x: Array, *, axis: Axis = None, keepdims: bool = False) -> Array:
         axes = self.prepare(x, axis, keepdims)
-        return np.asarray(floating(x).sum(axis=axes, keepdims=keepdims) / x.dtype.type(self.count))
+        x = floating(x)
+        return np.asarray(x.sum(axis=axes, keepdims=keepdims) / x.dtype.type(self.count))
 
     def backward(self, grad: Array) -> Grads:
         return np.broadcast_to(self.expand(grad / grad.dtype.type(self.count)), self.shape)
@@ -51,7 +52,7 @@ class Var(Reduction):
 
     @silent
     def forward(self, x: Array, *, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Array:
-        axes = self.prepare(x, axis, keepdims)
+        axes, x = self.prepare(x, axis, keepdims), floating(x)
         self.centred = x - x.mean(axis=axes, keepdims=True)
         self.degrees = max(self.count - correction, 0)
         return np.asarray((self.centred**2).sum(axis=axes, keepdims=keepdims) / x.dtype.type(self.degrees))
