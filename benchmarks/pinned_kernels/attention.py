@@ -181,30 +181,6 @@ def _(problem, device):
     return (*x, 0.1, length, window, head), lambda meta: (cdiv(length, meta["BM"]), heads)
 
 
-@triton.autotune(all_configs({"BV": (32, 64, 128)}, (1, 2, 4, 8), (1, 2, 3)), key=["length", "WIDTH"])
-@triton.jit
-def chunk_output_kernel(q, k, v, states, out, length, WIDTH: tl.constexpr, CHUNK: tl.constexpr, BV: tl.constexpr):
-    j, chunk, head = tl.program_id(0) * BV + tl.arange(0, BV), tl.program_id(1), tl.program_id(2)
-    t, i = chunk * CHUNK + tl.arange(0, CHUNK), tl.arange(0, WIDTH)
-    base = head * length * WIDTH
-    queries = tl.load(q + base + t[:, None] * WIDTH + i[None, :])
-    keys = tl.load(k + base + t[None, :] * WIDTH + i[:, None])
-    state = tl.load(states + (head * tl.cdiv(length, CHUNK) + chunk) * WIDTH * WIDTH + i[:, None] * WIDTH + j[None, :])
-    local = tl.dot(queries, keys)
-    local = tl.where(t[:, None] >= t[None, :], local, 0.0).to(queries.dtype)
-    values = tl.load(v + base + t[:, None] * WIDTH + j[None, :])
-    result = tl.dot(queries, state) + tl.dot(local, values)
-    tl.store(out + base + t[:, None] * WIDTH + j[None, :], result.to(out.dtype.element_ty))
-
-
-@case("chunked output of linear attention", chunk_output_kernel, (64, 2048, 128), (32, 4096, 64))
-def _(problem, device):
-    heads, length, width = problem
-    x = [randn(heads, length, width, device=device) for _ in range(4)]
-    states = randn(heads, length // 64, width, width, device=device)
-    return (*x[:3], states, x[3], length, width, 64), lambda meta: (width // meta["BV"], length // 64, heads)
-
-
 @triton.autotune(all_configs({"BK": (32, 64), "BT": (32, 64, 128)}, (1, 2, 4, 8), (2, 3)), key=["length", "width"])
 @triton.jit
 def key_products_kernel(k, beta, out, length, width, BK: tl.constexpr, BT: tl.constexpr):

@@ -15,18 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_ELEMENT_BITS = {
-    "f64": 64,
-    "f32": 32,
-    "tf32": 32,
-    "f16": 16,
-    "bf16": 16,
-    "i64": 64,
-    "i32": 32,
-    "i16": 16,
-    "i8": 8,
-    "i1": 8,
-}
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(!tt\.ptr<[^>]*>|[a-z0-9A-Z]+)")
 _RESULT = re.compile(r"^(%[\w#]+)(?::\d+)? = (.*)$")
 _LOOP = re.compile(r"scf\.for (%\w+) = (\S+) to (\S+) step (\S+)")
@@ -69,6 +57,7 @@ class WorkSummary:
     dot_operand_bytes: float = 0.0  # of one iteration: what is staged in shared memory
     accumulators: float = 0.0  # elements that loops carry: they stay in registers
     dot_results: float = 0.0  # elements of all products' results: they are in registers as well
+    fresh_dot_results: float = 0.0  # of products that do not add to a carried sum: they need registers beside it
     largest_tensor: float = 0.0  # elements
     dot_m: float = 0.0  # of the largest product
     dot_n: float = 0.0
@@ -154,9 +143,15 @@ def _tensors(text: str) -> list[_Tensor]:
     for dimensions, element in _TENSOR.findall(text):
         shape = tuple(int(n) for n in dimensions.split("x") if n)
         pointee = re.search(r"ptr<(\w+)", element)
-        bits = _ELEMENT_BITS.get(pointee[1] if pointee else element, 32)
+        bits = _element_bits(pointee[1] if pointee else element)
         tensors.append(_Tensor(math.prod(shape), shape, bits))
     return tensors
+
+
+def _element_bits(name: str) -> int:
+    """Return the size of an element in memory from its name, as in `bf16`, `f8E4M3FN` or `i1`."""
+    match = re.match(r"[a-z]+(\d+)", name)
+    return max(int(match[1]), 8) if match else 32
 
 
 def _count(summary: WorkSummary, kind: str, body: str, trips: float, in_loop: bool) -> None:
@@ -182,6 +177,8 @@ def _count(summary: WorkSummary, kind: str, body: str, trips: float, in_loop: bo
         m, n, k = result.shape[-2], result.shape[-1], left.shape[-1]
         summary.dot_flops += 2.0 * math.prod(result.shape) * k * trips
         summary.dot_results += result.elements
+        if re.match(r"\S+ %\w+, %\w+, %cst", body):
+            summary.fresh_dot_results += result.elements
         summary.dot_operand_bytes += (left.elements * left.bits + right.elements * right.bits) / 8
         if m * n * k > summary.dot_m * summary.dot_n * summary.dot_k:
             summary.dot_m, summary.dot_n, summary.dot_k, summary.dot_bits = (

@@ -67,8 +67,8 @@ def features(candidates: Sequence[RankedCandidate], device: Device) -> tuple[Num
         name: np.array([float(getattr(c.work, name)) for c in candidates])
         for name in ("loaded_bytes", "stored_bytes", "dot_flops", "elementwise", "special", "reduced", "reductions",
                      "trips", "chained_loads", "loop_load_bytes", "first_load_bytes", "dot_operand_bytes",
-                     "accumulators", "largest_tensor", "dot_m", "dot_n", "dot_k", "dot_bits", "uses_tma",
-                     "loop_stages")
+                     "accumulators", "largest_tensor", "dot_m", "dot_n", "dot_k", "dot_bits", "dot_results",
+                     "fresh_dot_results", "uses_tma", "loop_stages", "atomics")
     }  # fmt: skip
     programs, warps, stages, unique = (
         np.array([float(getattr(c, name)) for c in candidates])
@@ -125,6 +125,8 @@ def features(candidates: Sequence[RankedCandidate], device: Device) -> tuple[Num
         _log(narrowest), _log(of["chained_loads"] + 1),
         _log(of["special"] / np.maximum(of["elementwise"], 1) + 0.001), _log(total / np.maximum(unique, 1)),
         of["uses_tma"], _log(of["dot_m"] / (16 * warps) + 0.01), of["accumulators"] / threads > 128,
+        _log(of["dot_results"] / threads + 0.01), _log(of["atomics"] * programs + 1),
+        (of["accumulators"] + of["fresh_dot_results"]) / threads,
     ]
     # fmt: on
     return np.stack(columns, axis=1), estimate
