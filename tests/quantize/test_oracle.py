@@ -89,7 +89,8 @@ def test_a_bound_that_16_bits_cannot_keep_is_an_exception() -> None:
 
 
 def test_an_error_above_the_bound_is_a_warning_then_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x, bound = small(), inputs(16, 3, 8, 8), 1.5e-4
+    conv, relu, pool, flatten, _, linear = small()  # an integer ReLU between float layers would add an error
+    model, x, bound = nn.Sequential(conv, relu, pool, flatten, linear).eval(), inputs(16, 3, 8, 8), 1.5e-4
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         q: Any = quantize(model, [x], max_error=bound)
@@ -156,11 +157,17 @@ def test_16_bits_reach_beyond_the_observed_values() -> None:
     graph, calibration, _, _ = trace_and_calibrate(model, [x], "minmax", False, 0)
     q = QuantizedModel(graph, calibration, {}, int16_reasons=dict.fromkeys(range(len(graph.steps)), "all"))
     with no_grad():
-        exact = model(Tensor(1.5 * x)).data
-    assert np.abs(q.run(1.5 * x) - exact).max() < 0.002 * np.abs(exact).max()
+        exact = model(Tensor(2 * x)).data
+    assert np.abs(q.run(2 * x) - exact).max() < 0.002 * np.abs(exact).max()
 
 
 # --- norms, attention and files ---
+
+
+def test_a_model_without_an_integer_layer_says_so() -> None:
+    model = nn.Sequential(nn.Linear(13, 32, rng=0), nn.GELU(), nn.Linear(32, 7, rng=1)).eval()
+    with pytest.warns(UserWarning, match=r"stays float32: 0: Linear of inputs \(N, 6, 13\) has no integer form"):
+        quantize(model, [inputs(5, 6, 13)])
 
 
 @pytest.mark.parametrize("batch", [1, 5])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -32,6 +31,7 @@ from tilewise.quantize.mixed_precision import (
     measured_error,
     predicted_error,
     stated_error,
+    validation_error,
 )
 from tilewise.quantize.model import QuantizedModel
 from tilewise.quantize.saturation import GptqRounding
@@ -118,6 +118,10 @@ def quantize(
         else:
             quantized = _within_error(graph, calibration, float_reasons, first, holdout, max_error)
         check_same_integers(quantized, first.x[:1])
+        integers, layers = quantized.layer_counts()
+        if layers and not integers:
+            name, reason = next(iter(quantized.float_reasons.items()))
+            warnings.warn(f"no layer computes in INT8, and the model stays float32: {name}: {reason}", stacklevel=2)
         warn_if_slower(quantized, model, first.x[:1])
         return quantized
     if evaluate is None or isinstance(calibration_dataset, Calibration):
@@ -183,8 +187,10 @@ def _within_error(
     search = PrecisionSearch(graph, calibration, float_reasons, first, holdout)
     images, layers = search.at_hand, IntegerLayerCache()
 
-    def build(reach_scale: float, int16_reasons: Mapping[int, str], rounding: GptqRounding | None) -> QuantizedModel:
-        """Convert with these int16 activations; `reach_scale` widens or narrows their ranges."""
+    def build(
+        int16_reasons: Mapping[int, str], rounding: GptqRounding | None, reach_scale: float = 1.0
+    ) -> QuantizedModel:
+        """Convert with these int16 activations; `reach_scale` widens their ranges."""
         return QuantizedModel(
             graph.copy(),
             calibration,
@@ -195,17 +201,12 @@ def _within_error(
             layers=layers,
         )
 
-    # If 16 bits everywhere exceed the bound, either values of unseen images saturated or the steps are too coarse:
-    # search again with wider and with narrower ranges, and keep the smallest error.
-    candidates: list[tuple[float, float, QuantizedModel]] = []
-    for reach_scale in (1.0, 2.0, 0.6):
-        candidate, error, predicted = assign_precision(search, bound, partial(build, reach_scale))
-        candidates.append((error, predicted, candidate))
-        if predicted <= bound:
-            break
-    # Among models within the bound, prefer the smallest predicted error on other images.
-    within = [entry for entry in candidates if entry[0] <= bound]
-    error, _, model = min(within, key=lambda e: e[1]) if within else min(candidates, key=lambda e: e[0])
+    model: QuantizedModel = assign_precision(search, bound, build)
+    # Precision to spare widens int16 ranges by one bit, so that values of other images do not saturate.
+    if model.int16_reasons:
+        wider = build(model.int16_reasons, search.rounding, 2.0)
+        model = wider if validation_error(wider, search.check) <= bound else model
+    error = measured_error(model.run(images.x), images.result)
     if bound < error <= _LARGEST_FLOAT_EXCESS * bound:
         error, model = _with_float_layers(model, graph, images, bound)
     if not np.isfinite(images.result).all():  # nothing can be promised about infinities

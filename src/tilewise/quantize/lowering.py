@@ -170,7 +170,8 @@ def unsupported_reason(model: QuantizedModel, step: Op) -> str | None:
         return "its inputs are float32"
     if step.kind not in LOWERING_TABLE:
         name = step.kind if step.node is None else step.node.operation.__name__
-        return f"{name} has no integer form"
+        shape = ", ".join(["N", *(str(size) for i in step.inputs[:1] for size in model.calibration.shapes[i])])
+        return f"{name} of inputs ({shape}) has no integer form"
     # Integer operators work on images (C, H, W) and rows (K).
     shapes = [model.calibration.shapes[i] for i in step.inputs]
     if step.kind == "linear" and len(shapes[0]) != 1:
