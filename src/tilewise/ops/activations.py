@@ -93,7 +93,8 @@ class Shrink(Operation):
     def forward(self, x: Array, *, limit: float, bias: float) -> Array:
         kind = x.dtype.type
         self.x, self.limit = x, kind(limit)
-        return np.where(x < -self.limit, x + kind(bias), np.where(x > self.limit, x - kind(bias), kind(0)))
+        above = np.where(x > self.limit, x - kind(bias), kind(0))
+        return np.asarray(np.where(x < -self.limit, x + kind(bias), above))
 
     def backward(self, grad: Array) -> Grads:
         return np.where(np.abs(self.x) > self.limit, grad, grad.dtype.type(0))
