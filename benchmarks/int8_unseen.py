@@ -27,7 +27,7 @@ import tilewise
 import tilewise.onnx
 from benchmarks.harness import machine_class, results_path, today
 from tilewise import Tensor, no_grad
-from tilewise._files import write_atomic
+from tilewise._atomic import write_atomic
 from tilewise.errors import TilewiseError
 from tilewise.quantize import load_quantized, quantize, save_quantized
 from tilewise.quantize.mixed_precision import measured_error
