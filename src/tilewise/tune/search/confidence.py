@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import tilewise
-from tilewise._atomic import write_atomic
 from tilewise._files import read_input, read_json_input
 from tilewise._system import cache_folder
 from tilewise.errors import TilewiseError
@@ -101,6 +100,8 @@ def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None
     if hyper.by_score:
         content["by_score"] = True
     path = own_calibration_path(model_file) if path is None else path
+    from tilewise._atomic import write_atomic  # late: most programs only read calibrations
+
     write_atomic(path, json.dumps(content, indent=1) + "\n")
     return path
 
