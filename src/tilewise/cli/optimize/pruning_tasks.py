@@ -33,7 +33,7 @@ class ImagePruning:
         self.batch, self.timed_call = batch, f"{batch} images"
         self.steps_per_epoch = -(-len(self.images.x_train) // self._BATCH)
         # An epoch of a network without convolutions takes milliseconds; 60,000 images need fewer passes than 1,437.
-        # On a quarter of the training digits, held out, the upper bound of the loss falls below one point after 10 epochs
+        # On a held-out quarter of the training digits the upper bound of the loss falls below one point after 10 epochs
         # (cnn, resnet8) and 100 (mlp; 1.4 points after 20 and 50).
         most_epochs = 20 if self.has_filters else 100
         self.epochs = max(1, min(most_epochs, 143_700 // len(self.images.x_train)))
