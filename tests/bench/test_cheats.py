@@ -42,7 +42,10 @@ def test_a_cheat_gets_its_sentence(
         (tmp_path / "weights.bin").write_bytes(b"x")
     settings = replace(quick, runs=12)
     if found[1] == "harmless":
-        score = score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
+        try:
+            score = score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
+        except TooNoisy as error:  # named at the end of the run
+            pytest.skip(str(error))
         assert score.score == pytest.approx(combined(score.speedup, score.memory_gain, score.size_gain))
         assert score.size_gain < 1.0 and score.memory_gain < float(found[3] or 1.25)  # as the honest one
         return
