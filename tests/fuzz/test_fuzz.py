@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,11 +26,18 @@ REACHED: dict[str, set[str]] = {}  # target: the readers that it went through
 
 @pytest.fixture(autouse=True)
 def _no_hanging() -> Iterator[None]:
+    """Fail a test that computes for five minutes, or waits as long and computes nothing: others share the cores."""
+    limit = 300  # seconds; arbitrary, hangs are endless
+    used = [time.process_time()]
+
     def late(*_: object) -> None:
-        raise AssertionError("it hangs")
+        used.append(time.process_time())
+        if used[-1] - used[0] > limit or used[-1] - used[-2] < 0.1:
+            raise AssertionError("it hangs")
+        signal.alarm(limit)
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(600)  # seconds; a busy machine takes more than a hundred for all targets
+    signal.alarm(limit)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
