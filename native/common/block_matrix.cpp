@@ -20,6 +20,15 @@ int threads_for(int64_t tasks, int64_t work, int64_t min_work_per_thread) {
       std::max<int64_t>(1, std::min<int64_t>({int64_t{num_threads()}, tasks, work / min_work_per_thread})));
 }
 
+// Whether the active kernels may multiply pairs of bfloat16.
+bool has_bfloat16_dot() {
+#if defined(__x86_64__)
+  return active_isa() == Isa::avx512 && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 // A power of two per row, so that its largest weight is between 2^12 and 2^13: no scale is out of a float16's range. 0
 // if a weight is NaN or infinite.
 float row_exponent_scale(const float* weight, int64_t n) {
@@ -54,6 +63,31 @@ BlockRowsInt8 BlockScratch::quantize(const float* x, int64_t rows, int64_t input
     }
   });
   return {values, scale, offset, total};
+}
+
+const float* BlockScratch::round_pairs(const float* x, int64_t rows, int64_t inputs) {
+  float* rounded = bfloat16_words_.grow(rows * inputs / 2);
+  if (words_ready_) return rounded;
+  words_ready_ = shared_;
+  const int tasks = threads_for(rows, rows * inputs, 1 << 15);
+  parallel_for(tasks, [&](int task) {
+    const int64_t first = rows * task / tasks, last = rows * (task + 1) / tasks;
+    active_half_dot().round_pairs(x + first * inputs, (last - first) * inputs / 2, rounded + first * inputs / 2);
+  });
+  return rounded;
+}
+
+const float* BlockScratch::pack_strips(const float* x, int64_t rows, int64_t words) {
+  float* packed = strips_.grow(rows * words);
+  if (strips_ready_) return packed;
+  strips_ready_ = shared_;
+  const auto& kernels = active_half_dot();
+  const int64_t strips = (rows + kernels.strip_rows - 1) / kernels.strip_rows;
+  const int tasks = threads_for(strips, rows * words, 1 << 15);
+  parallel_for(tasks, [&](int task) {
+    kernels.pack(x, rows, words, strips * task / tasks, strips * (task + 1) / tasks, packed);
+  });
+  return packed;
 }
 
 std::shared_ptr<uint8_t> WeightArena::allocate(int64_t bytes) {
@@ -201,7 +235,7 @@ void BlockMatrix::row(int64_t row, float* values) const {
 
 bool BlockMatrix::apply(const float* x, int64_t rows, float* y, int64_t y_row, BlockScratch& scratch) const {
   if (rows == 0 || outputs_ == 0) return true;
-  if (format_.packing < 0) return apply_halves(x, rows, y, y_row);
+  if (format_.packing < 0) return apply_halves(x, rows, y, y_row, scratch), true;
   BlockProblem p;
   p.x = scratch.quantize(x, rows, inputs_, packing());
   p.blocks = blocks();
@@ -219,40 +253,34 @@ bool BlockMatrix::apply(const float* x, int64_t rows, float* y, int64_t y_row, B
   return true;
 }
 
-// A few rows are multiplied with the 16-bit weights as they are loaded. For more, strips of the weights become float32
-// for a float product.
-bool BlockMatrix::apply_halves(const float* x, int64_t rows, float* y, int64_t y_row) const {
-  constexpr int64_t kFewRows = 48, kStripFloats = 1 << 20;  // a strip of 4 MiB: half of a common last-level cache share
+// A few rows are multiplied with the weights as they are loaded. More rows share panels of converted weights.
+void BlockMatrix::apply_halves(const float* x, int64_t rows, float* y, int64_t y_row, BlockScratch& scratch) const {
   const auto& kernels = active_half_dot();
-  const auto kind = format_.code == kF16 ? HalfKind::float16 : HalfKind::bfloat16;
-  const auto* weights = reinterpret_cast<const uint16_t*>(data_);
-  if (rows <= kFewRows || batch_invariant()) {
-    const int tasks = threads_for(outputs_ / 16 + 1, rows * outputs_ * inputs_, 1 << 17);
-    parallel_for(tasks, [&](int task) {
-      const int64_t first = outputs_ * task / tasks, last = outputs_ * (task + 1) / tasks;
-      if (rows == 1 && !batch_invariant()) return kernels.row(kind, x, inputs_, weights, first, last, y);
-      kernels.rows(kind, x, rows, inputs_, weights, first, last, y, y_row);
-    });
-    return true;
+  auto kind = format_.code == kF16 ? HalfKind::float16 : HalfKind::bfloat16;
+  int64_t words = inputs_;
+  if (kind == HalfKind::bfloat16 && has_bfloat16_dot() && inputs_ % 2 == 0) {
+    kind = HalfKind::bfloat16_pairs;
+    words = inputs_ / 2;
+    x = scratch.round_pairs(x, rows, inputs_);
   }
-  const int64_t strip = std::max<int64_t>(16, std::min(outputs_, kStripFloats / inputs_ / 16 * 16));
-  const int64_t strips = (outputs_ + strip - 1) / strip;
-  const int tasks = threads_for(strips, rows * outputs_ * inputs_, 1 << 20);
-  std::atomic<bool> ok{true};
+  const auto* weights = reinterpret_cast<const uint16_t*>(data_);
+  const int64_t few_rows = kind == HalfKind::bfloat16_pairs ? 12 : 48;  // where panels become faster (Zen 4)
+  if (rows <= few_rows || batch_invariant()) {
+    const int tasks = threads_for(outputs_ / 16 + 1, rows * outputs_ * inputs_, 1 << 17);
+    return parallel_for(tasks, [&](int task) {
+      const int64_t first = outputs_ * task / tasks, last = outputs_ * (task + 1) / tasks;
+      kernels.rows(kind, x, rows, words, weights, first, last, y, y_row);
+    });
+  }
+  const float* strips = scratch.pack_strips(x, rows, words);
+  const int64_t panels = (outputs_ + kernels.panel_outputs - 1) / kernels.panel_outputs;
+  const int tasks = threads_for(panels, rows * outputs_ * inputs_, 1 << 20);
   parallel_for(tasks, [&](int task) {
-    Buffer<float> floats(strip * inputs_);
-    for (int64_t s = strips * task / tasks; s < strips * (task + 1) / tasks; ++s) {
-      const int64_t first = s * strip, count = std::min(strip, outputs_ - first);
-      kernels.widen(kind, weights + first * inputs_, count * inputs_, floats.data());
-      Gemm g;
-      g.m = rows, g.n = count, g.k = inputs_;
-      g.a = x, g.a_row = inputs_, g.a_col = 1;
-      g.b = floats.data(), g.b_row = 1, g.b_col = inputs_;
-      g.c = y + first, g.c_row = y_row;
-      if (!matmul(g, Batch{}, nullptr)) ok = false;
-    }
+    Buffer<float> panel(kernels.panel_floats);
+    const int64_t first = panels * task / tasks * kernels.panel_outputs;
+    const int64_t last = std::min(outputs_, panels * (task + 1) / tasks * kernels.panel_outputs);
+    kernels.panels(kind, strips, rows, words, weights, first, last, y, y_row, panel.data());
   });
-  return ok;
 }
 
 }  // namespace tw

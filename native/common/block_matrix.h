@@ -15,12 +15,18 @@ namespace tw {
 class BlockScratch {
  public:
   BlockRowsInt8 quantize(const float* x, int64_t rows, int64_t inputs, const BlockPacking& packing);
+  // Rows as pairs of bfloat16, (rows, inputs / 2).
+  const float* round_pairs(const float* x, int64_t rows, int64_t inputs);
+  // Rows of words in strips, as half_dot.h describes.
+  const float* pack_strips(const float* x, int64_t rows, int64_t words);
   // From share_rows(true) to share_rows(false) all products have the same rows, which are quantized once per format.
-  void share_rows(bool on) { shared_ = on, ready_ = false; }
+  void share_rows(bool on) { shared_ = on, ready_ = words_ready_ = strips_ready_ = false; }
 
  private:
   bool shared_ = false, ready_ = false;
   int offset_factor_ = 0, sums_ = 0;  // of the last rows
+  bool words_ready_ = false, strips_ready_ = false;
+  Buffer<float> bfloat16_words_, strips_;
   Buffer<int8_t> values_;
   Buffer<float> scale_, total_;
   Buffer<int32_t> offset_;
@@ -74,7 +80,7 @@ class BlockMatrix {
   uint8_t* unit_at(int64_t column, int64_t b) const;
   void put(int64_t column, int64_t b, const BlockWords& words);
   BlockWords get(int64_t column, int64_t b) const;
-  bool apply_halves(const float* x, int64_t rows, float* y, int64_t y_row) const;
+  void apply_halves(const float* x, int64_t rows, float* y, int64_t y_row, BlockScratch& scratch) const;
 
   BlockFormat format_;
   int64_t outputs_, inputs_;

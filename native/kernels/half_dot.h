@@ -1,4 +1,6 @@
-// Products of float rows with weights that stay in 16 bits: float16 or bfloat16 become float32 as they are loaded.
+// Products of rows with weights that stay in 16 bits, as a file stores them. A row is an array of 32-bit words: float32
+// numbers, for which weights become float32 as they are loaded; or pairs of bfloat16, which one instruction multiplies
+// by pairs of bfloat16 weights and adds in float32 (AVX512_BF16).
 #pragma once
 
 #include <cstdint>
@@ -7,17 +9,24 @@
 
 namespace tw {
 
-enum class HalfKind { float16, bfloat16 };
+enum class HalfKind { float16, bfloat16, bfloat16_pairs };
 
 struct HalfKernels {
-  // y (outputs) = x W^T for one row and the outputs [first, last) of W (outputs, inputs).
-  void (*row)(HalfKind kind, const float* x, int64_t inputs, const uint16_t* weights, int64_t first, int64_t last,
-              float* y);
-  // The same for several rows, y (rows, outputs) = x W^T; rows of y are `y_row` floats apart. The order of a sum does
-  // not depend on the number of rows.
-  void (*rows)(HalfKind kind, const float* x, int64_t rows, int64_t inputs, const uint16_t* weights, int64_t first,
+  // y (rows, outputs) = x W^T for a few rows of `words` words and the outputs [first, last) of W; rows of y are `y_row`
+  // floats apart. The order of a sum does not depend on the number of rows.
+  void (*rows)(HalfKind kind, const float* x, int64_t rows, int64_t words, const uint16_t* weights, int64_t first,
                int64_t last, float* y, int64_t y_row);
+  // Many rows. `pack` transposes them in strips, words x rows of the strip; strip `s` of `strips` begins at row
+  // rows * s / strips. `panels` converts and transposes a panel of weights for all strips, in `panel` of panel_floats
+  // floats.
+  int strip_rows, panel_outputs;
+  int64_t panel_floats;
+  void (*pack)(const float* x, int64_t rows, int64_t words, int64_t first_strip, int64_t last_strip, float* packed);
+  void (*panels)(HalfKind kind, const float* packed, int64_t rows, int64_t words, const uint16_t* weights,
+                 int64_t first, int64_t last, float* y, int64_t y_row, float* panel);
   void (*widen)(HalfKind kind, const uint16_t* from, int64_t n, float* to);
+  // Rounds floats to `words` pairs of bfloat16; null without bfloat16_pairs.
+  void (*round_pairs)(const float* x, int64_t words, float* to);
 };
 
 TW_TABLE(HalfKernels, half_dot)

@@ -16,6 +16,10 @@ namespace {
 std::vector<uint8_t> random_blocks(const tw::BlockFormat& format, int64_t outputs, int64_t inputs) {
   std::vector<uint8_t> bytes(outputs * (inputs / format.values) * format.bytes);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 7919 >> 3);
+  if (format.packing < 0) {  // 16 bits a number: finite ones, whichever of the two formats they are in
+    for (std::size_t i = 1; i < bytes.size(); i += 2) bytes[i] = 0x3c;
+    return bytes;
+  }
   const uint16_t half = 0x3800;
   for (std::size_t block = 0; block < bytes.size(); block += format.bytes) {
     const int scale = format.code == 14 ? 208 : 0;
@@ -53,7 +57,7 @@ void check_product(const tw::BlockFormat& format, int64_t rows, int64_t outputs,
 
 TW_TEST(block_products_are_close_and_the_same_on_three_threads) {
   for (const tw::BlockFormat& format : tw::kBlockFormats) {
-    if (format.packing < 0) continue;
+    if (format.code == tw::kF32) continue;
     for (int64_t rows : {1, 3, 9, 70}) {
       for (int64_t outputs : {1, 16, 33}) check_product(format, rows, outputs, format.values == 256 ? 512 : 96);
     }

@@ -55,7 +55,10 @@ def test_floats_give_the_logits_of_the_weights_written(sample: str, kind: str, t
     make, write = SAMPLES[sample]
     write(make(), tmp_path / "m.gguf", kind)
     loaded = load_gguf(tmp_path / "m.gguf")
-    np.testing.assert_allclose(logits(loaded.model), logits(as_stored(make(), kind)), rtol=1e-5, atol=1e-6)
+    expected = logits(as_stored(make(), kind))
+    # CPUs with AVX512_BF16 round the inputs of BF16 layers to 8 bits, in about ten layers one after the other.
+    tolerance = 10 * 2**-9 * np.abs(expected).max() if kind == "BF16" else 1e-6
+    np.testing.assert_allclose(logits(loaded.model), expected, rtol=1e-5, atol=tolerance)
     assert (loaded.weights, loaded.kind) == ("float32", kind)
     assert loaded.tokenizer is None
 
