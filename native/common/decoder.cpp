@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/thread_pool.h"
+#include "kernels/attention.h"
 #include "kernels/int8_ops.h"
 #include "kernels/norm.h"
 #include "kernels/rope_rmsnorm.h"
@@ -19,18 +20,13 @@ int64_t element_size(CacheKind kind) { return kind == CacheKind::float32 ? 4 : k
 int64_t qkv_width(const Decoder& d) { return (d.heads + 2 * d.kv_heads) * d.head_width; }
 int64_t hidden_width(const Decoder& d) { return d.blocks.empty() ? 0 : d.blocks[0].up[0].outputs; }
 
-// Returns the first row of each run that one attention call processes: up to kAttendRows consecutive positions of one
-// sequence, or a single row.
+// Returns the first row of each run: rows of one sequence at consecutive positions.
 std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
   std::vector<int64_t> starts;
-  for (int64_t r = 0; r < count;) {
-    starts.push_back(r);
-    int64_t end = r + 1;
-    while (end < count && end - r < kAttendRows && rows[end].sequence == rows[r].sequence &&
-           rows[end].position == rows[r].position + end - r) {
-      ++end;
-    }
-    r = end - r == kAttendRows ? end : r + 1;
+  for (int64_t r = 0; r < count; ++r) {
+    const bool continues =
+        r > 0 && rows[r].sequence == rows[r - 1].sequence && rows[r].position == rows[r - 1].position + 1;
+    if (!continues) starts.push_back(r);
   }
   starts.push_back(count);
   return starts;
@@ -64,10 +60,14 @@ struct Workspace {
         hidden(rows * hidden_width(d)),
         gated(rows * (d.blocks.empty() || d.blocks[0].up.size() == 1 ? 0 : hidden_width(d))),
         moments(2 * rows),
-        scores(kAttendRows * (longest + kAttendRows) * threads),
+        attention_floats(std::max(longest, active_attention().forward_workspace(d.head_width, d.head_width))),
+        attention(attention_floats * threads),
         runs(runs_of(batch, rows)) {}
 
-  Buffer<float> x, h, qkv, mixed, hidden, gated, moments, scores;
+  Buffer<float> x, h, qkv, mixed, hidden, gated, moments;
+  int64_t attention_floats;  // per thread: scores of one row, or what a block of rows needs
+  Buffer<float> attention;
+  Buffer<float> keys, values;         // of a layer as floats, (heads, positions, head width)
   RotaryTable angles, window_angles;  // of blocks without and with a window
   std::vector<int64_t> runs;          // of rows whose attention is computed together
   ProductScratch scratch;
@@ -141,42 +141,73 @@ void attend_row(const Decoder& d, const Row& row, const DecoderCache& cache, con
                                d.score_rule, scores, out);
 }
 
-// Computes attention head by head, so that a head's keys and values stay in the cache for all rows.
-void attend_prompt(const Decoder& d, const Row* rows, const DecoderCache& cache, int64_t layer, int tasks,
-                   int64_t longest, Workspace& w) {
-  const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads, row_width = qkv_width(d);
-  const int64_t out_row = d.heads * head_width, window = d.blocks[layer].window;
-  const std::vector<int64_t>& starts = w.runs;
-  const int64_t runs = static_cast<int64_t>(starts.size()) - 1;
+// Computes attention of the rows [first, end) one by one.
+void attend_each(const Decoder& d, const Row* rows, int64_t first, int64_t end, const DecoderCache& cache,
+                 int64_t layer, int tasks, Workspace& w) {
+  const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads;  // heads that look at the same keys
   parallel_for(tasks, [&](int task) {
-    for (int64_t p = task; p < runs * d.heads; p += tasks) {
-      const int64_t h = p / runs, first = starts[p % runs], end = starts[p % runs + 1];
-      const HeadCache at = head_cache(cache, layer, rows[first].sequence, h / shared, d.kv_heads, head_width);
-      const float* q = w.qkv.data() + first * row_width + h * head_width;
-      float* scores = w.scores.data() + task * kAttendRows * (longest + kAttendRows);
-      float* out = w.mixed.data() + first * out_row + h * head_width;
-      // Rows go over the keys together if all of them see every key so far, or if the window of all is full.
-      const int64_t length = rows[first].position + 1;
-      const bool slides = window > 0 && length >= window;
-      if (end - first == kAttendRows && (window == 0 || slides || rows[end - 1].position < window)) {
-        const int64_t skipped = slides ? length - window : 0, row_bytes = head_width * element_size(cache.kind);
-        active_kv_attention().attend_rows(
-            cache.kind, q, row_width, rows_from(at.keys, at.key_scales, skipped, row_bytes),
-            rows_from(at.values, at.value_scales, skipped, row_bytes), length - skipped, head_width,
-            {d.score_rule.scale, d.score_rule.cap, slides}, scores, out, out_row);
-        continue;
+    for (int64_t p = first * d.heads + task; p < end * d.heads; p += tasks) {
+      const int64_t r = p / d.heads, h = p % d.heads;
+      if (h + tasks < d.heads) {  // the keys of the next head
+        const HeadCache next = head_cache(cache, layer, rows[r].sequence, (h + tasks) / shared, d.kv_heads, head_width);
+        fetch(next.keys, (rows[r].position + 1) * head_width * element_size(cache.kind));
       }
-      for (int64_t r = first; r < end; ++r, q += row_width, out += out_row) {
-        attend_row(d, rows[r], cache, at, window, q, scores, out);
-      }
+      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h / shared, d.kv_heads, head_width);
+      attend_row(d, rows[r], cache, at, d.blocks[layer].window, w.qkv.data() + r * qkv_width(d) + h * head_width,
+                 w.attention.data() + task * w.attention_floats, w.mixed.data() + p * head_width);
+    }
+  });
+}
+
+// Computes attention of a run of rows in blocks of queries and keys (kernels/attention.h). The cache is converted to
+// float32 first, once for all queries and heads.
+void attend_run(const Decoder& d, const Row* rows, int64_t first, int64_t end, const DecoderCache& cache, int64_t layer,
+                int tasks, Workspace& w) {
+  const auto& kernels = active_kv_attention();
+  const auto& flash = active_attention();
+  const int64_t width = d.head_width, shared = d.heads / d.kv_heads, window = d.blocks[layer].window;
+  const int64_t skipped = window > 0 ? std::max<int64_t>(0, rows[first].position + 1 - window) : 0;
+  const int64_t length = rows[end - 1].position + 1 - skipped, row_bytes = width * element_size(cache.kind);
+  const bool in_floats = cache.kind == CacheKind::float32;
+  const auto head_at = [&](int64_t h) { return head_cache(cache, layer, rows[first].sequence, h, d.kv_heads, width); };
+  float* keys = in_floats ? nullptr : w.keys.grow(d.kv_heads * length * width);
+  float* values = in_floats ? nullptr : w.values.grow(d.kv_heads * length * width);
+  parallel_for(in_floats ? 0 : tasks, [&](int task) {
+    const int64_t from = length * task / tasks, count = length * (task + 1) / tasks - from;
+    for (int64_t h = 0; h < d.kv_heads; ++h) {
+      const HeadCache at = head_at(h);
+      const int64_t to = (h * length + from) * width;
+      kernels.read(cache.kind, rows_from(at.keys, at.key_scales, skipped + from, row_bytes), count, width, keys + to);
+      kernels.read(cache.kind, rows_from(at.values, at.value_scales, skipped + from, row_bytes), count, width,
+                   values + to);
+    }
+  });
+  const int64_t queries = end - first, block = flash.queries_per_block, blocks = (queries + block - 1) / block;
+  parallel_for(tasks, [&](int task) {
+    for (int64_t p = task; p < d.heads * blocks; p += tasks) {
+      const int64_t h = p / blocks, from = p % blocks * block, kv_head = h / shared;
+      const HeadCache at = head_at(kv_head);
+      AttentionHead head = {};
+      head.queries = queries, head.keys = length, head.dim = head.value_dim = width;
+      head.q = {w.qkv.data() + first * qkv_width(d) + h * width, qkv_width(d)};
+      head.k = {in_floats ? reinterpret_cast<float*>(at.keys) + skipped * width : keys + kv_head * length * width,
+                width};
+      head.v = {in_floats ? reinterpret_cast<float*>(at.values) + skipped * width : values + kv_head * length * width,
+                width};
+      head.scale = d.score_rule.scale, head.cap = d.score_rule.cap;
+      head.causal = true, head.window = window;
+      const int64_t out_row = d.heads * width;
+      flash.forward(head, from, std::min(queries, from + block),
+                    {w.mixed.data() + first * out_row + h * width, out_row}, nullptr,
+                    w.attention.data() + task * w.attention_floats);
     }
   });
 }
 
 void attend_rows(const Decoder& d, const Row* rows, int64_t count, const DecoderCache& cache, int64_t layer, int tasks,
-                 int64_t longest, Workspace& w) {
-  const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads;  // heads that look at the same keys
-  const int64_t row_width = qkv_width(d), keys_at = d.heads * head_width, values_at = keys_at + d.kv_heads * head_width;
+                 Workspace& w) {
+  const int64_t head_width = d.head_width, row_width = qkv_width(d);
+  const int64_t keys_at = d.heads * head_width, values_at = keys_at + d.kv_heads * head_width;
   const auto& kernels = active_kv_attention();
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t h = 0; h < d.kv_heads; ++h) {
@@ -186,20 +217,13 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
       kernels.store(cache.kind, row + values_at, head_width, at.values, at.value_scales, rows[r].position);
     }
   }
-  if (count > cache.sequences) return attend_prompt(d, rows, cache, layer, tasks, longest, w);
-  const int64_t row_heads = count * d.heads;
-  parallel_for(tasks, [&](int task) {
-    for (int64_t p = task; p < row_heads; p += tasks) {
-      const int64_t r = p / d.heads, h = p % d.heads;
-      if (h + tasks < d.heads) {  // the keys of the next head
-        const HeadCache next = head_cache(cache, layer, rows[r].sequence, (h + tasks) / shared, d.kv_heads, head_width);
-        fetch(next.keys, (rows[r].position + 1) * head_width * element_size(cache.kind));
-      }
-      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h / shared, d.kv_heads, head_width);
-      attend_row(d, rows[r], cache, at, d.blocks[layer].window, w.qkv.data() + r * row_width + h * head_width,
-                 w.scores.data() + task * longest, w.mixed.data() + r * d.heads * head_width + h * head_width);
-    }
-  });
+  constexpr int64_t kMinRunRows = 4;  // fewer do not pay for the conversion and transposition of the keys
+  if (count <= cache.sequences || batch_invariant()) return attend_each(d, rows, 0, count, cache, layer, tasks, w);
+  for (std::size_t i = 0; i + 1 < w.runs.size(); ++i) {
+    const int64_t first = w.runs[i], end = w.runs[i + 1];
+    const auto attend = end - first < kMinRunRows ? attend_each : attend_run;
+    attend(d, rows, first, end, cache, layer, tasks, w);
+  }
 }
 
 void embed(const Decoder& d, const Row* rows, int64_t count, Workspace& w) {
@@ -393,7 +417,7 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
     }
     w.scratch.blocks.share_rows(false);
     normalize_and_rotate(*this, b, count, w);
-    attend_rows(*this, rows, count, cache, static_cast<int64_t>(layer), tasks, longest, w);
+    attend_rows(*this, rows, count, cache, static_cast<int64_t>(layer), tasks, w);
     ok = ok && add_result(*this, b.out, b.post1, w.mixed.data(), count, w, reading);
     normalize(*this, b.norm2, w.x.data(), count, w);
     ok = ok && feed_forward_hidden(*this, b, count, w, reading);

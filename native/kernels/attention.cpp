@@ -61,14 +61,17 @@ void forward(const AttentionHead& head, int64_t first, int64_t last, RowsOut out
   __builtin_memset(gathered, 0, static_cast<size_t>(queries * value_dim) * sizeof(float));
   copy_scaled(head.q, first, queries, dim, head.scale, q);
 
-  const int64_t end = visible_keys(head, last - 1), seen_by_all = visible_keys(head, first);
-  const int64_t blocks = (end + kManyKeys - 1) / kManyKeys, even = blocks == 0 ? 0 : (end + blocks - 1) / blocks;
+  const int64_t begin = first_key(head, first), end = visible_keys(head, last - 1);
+  const int64_t seen_by_all = visible_keys(head, first), hidden_from_some = first_key(head, last - 1);
+  const int64_t blocks = (end - begin + kManyKeys - 1) / kManyKeys;
+  const int64_t even = blocks <= 0 ? 0 : (end - begin + blocks - 1) / blocks;
   const int64_t step = (even + kLanes - 1) / kLanes * kLanes;  // blocks of about one size, of whole vectors
-  for (int64_t j = 0; j < end; j += step) {
+  for (int64_t j = begin; j < end; j += step) {
     const int64_t count = end - j < step ? end - j : step;
     transpose_rows(head.k, j, count, dim, kKeyStep, keys);
     multiply(queries, count, dim, {q, dim, 1}, {keys, kKeyStep}, {scores, kKeyStep}, false);
-    if (j + count > seen_by_all || head.mask_kind != MaskKind::none) {
+    for (int64_t i = 0; head.cap > 0.0f && i < queries; ++i) soft_cap(scores + i * kKeyStep, head.cap, count);
+    if (j + count > seen_by_all || j < hidden_from_some || head.mask_kind != MaskKind::none) {
       mask_scores(head, first, queries, j, count, kKeyStep, scores);
     }
     for (int64_t i = 0; i < queries; ++i) {

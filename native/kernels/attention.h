@@ -21,7 +21,8 @@ struct RowsOut {
   int64_t stride;
 };
 
-// One head of one example. `causal` lets query t see the keys up to keys - queries + t.
+// One head of one example. `causal` lets query t see the keys up to keys - queries + t, the last `window` of them if
+// that is not 0. Scores are cap * tanh(score / cap) if `cap` is not 0. The backward pass knows neither of the two.
 struct AttentionHead {
   int64_t queries, keys, dim, value_dim;
   StridedRows q, k, v;
@@ -30,6 +31,8 @@ struct AttentionHead {
   MaskKind mask_kind;
   const void* mask;               // float (added to the scores) or bool (true: may attend)
   int64_t mask_row, mask_column;  // in elements; 0 where it is broadcast
+  int64_t window = 0;
+  float cap = 0.0f;
 };
 
 struct AttentionKernels {

@@ -65,6 +65,12 @@ TW_INLINE int64_t visible_keys(const AttentionHead& head, int64_t t) {
   return n < 0 ? 0 : n < head.keys ? n : head.keys;
 }
 
+// The first key that query t sees.
+TW_INLINE int64_t first_key(const AttentionHead& head, int64_t t) {
+  const int64_t first = head.window > 0 ? visible_keys(head, t) - head.window : 0;
+  return first > 0 ? first : 0;
+}
+
 TW_INLINE void apply_mask_row(const AttentionHead& head, int64_t t, int64_t j0, int64_t count, float* scores) {
   const int64_t at = t * head.mask_row + j0 * head.mask_column;
   if (head.mask_kind == MaskKind::additive) {
@@ -85,6 +91,8 @@ void mask_scores(const AttentionHead& head, int64_t first, int64_t queries, int6
     float* row = scores + i * step;
     const int64_t visible = visible_keys(head, first + i) - j0;
     for (int64_t j = visible > 0 ? visible : 0; j < count; ++j) row[j] = -__builtin_inff();
+    const int64_t hidden = first_key(head, first + i) - j0;
+    for (int64_t j = 0; j < hidden && j < count; ++j) row[j] = -__builtin_inff();
     if (head.mask_kind != MaskKind::none) apply_mask_row(head, first + i, j0, count, row);
   }
 }

@@ -64,7 +64,7 @@ TW_INLINE void add_product(vf& acc, vf x, vf weights) {
   acc += x * weights;
 }
 
-// R rows times O outputs.
+// Multiplies R rows by O outputs.
 template <HalfKind K, int R, int O>
 void dot_products(const float* x, int64_t words, const uint16_t* w, float* y, int64_t y_row) {
   const int64_t k = words * values_of(K);
@@ -99,7 +99,7 @@ void dot_products(const float* x, int64_t words, const uint16_t* w, float* y, in
   for (int r = 0; r < R; ++r) store_sums(acc[r], y + r * y_row, O);
 }
 
-// All rows times O outputs, whose weights stay in the first-level cache meanwhile.
+// Multiplies all rows by O outputs, whose weights stay in the L1 cache.
 template <HalfKind K, int O>
 void all_rows(const float* x, int64_t rows, int64_t words, const uint16_t* w, float* y, int64_t y_row) {
   int64_t r = 0;

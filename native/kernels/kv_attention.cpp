@@ -155,97 +155,23 @@ void attend(CacheKind kind, const float* q, CachedRows keys, CachedRows values, 
   }
 }
 
-// --- several queries of positions one after the other: each key and value that is loaded serves all of them ---
-
 template <CacheKind K>
-void score_rows(const float* q, int64_t q_row, CachedRows keys, int64_t length, int64_t width, float scale,
-                float* scores, int64_t scores_row) {
-  constexpr int kKeys = 2, R = kAttendRows;
-  const auto* data = static_cast<const typename Element<K>::type*>(keys.data);
-  for (int64_t t = 0; t < length; t += kKeys) {
-    const int count = length - t < kKeys ? static_cast<int>(length - t) : kKeys;
-    const auto* first = data + t * width;
-    const auto* second = first + (count - 1) * width;  // the first again where there is no other
-    vf lanes[kKeys * R] = {};
+void read_kind(CachedRows rows, int64_t count, int64_t width, float* to) {
+  const auto* from = static_cast<const typename Element<K>::type*>(rows.data);
+  for (int64_t t = 0; t < count; ++t, from += width, to += width) {
+    const float scale = K == CacheKind::int8 ? rows.scales[t] : 1.0f;
     for (int64_t d = 0; d < width; d += kLanes) {
       const int n = lanes_left(width, d);
-      const vf a = Element<K>::get(first + d, n), b = Element<K>::get(second + d, n);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const float* at = q + r * q_row + d;
-        const vf x = n == kLanes ? load(at) : load_first(at, n);
-        lanes[r] += x * a;
-        lanes[R + r] += x * b;
-      }
-    }
-    float sums[kKeys * R];
-    store_sums(lanes, sums, kKeys * R);
-    for (int i = 0; i < count; ++i) {
-      const float by = K == CacheKind::int8 ? scale * keys.scales[t + i] : scale;
-      for (int r = 0; r < R; ++r) scores[r * scores_row + t + i] = sums[i * R + r] * by;
+      store_first(to + d, Element<K>::get(from + d, n) * scale, n);
     }
   }
 }
 
-// V vectors of all mixed rows, from column d on; the last of them has `lanes` lanes.
-template <CacheKind K, int V>
-void mix_rows_columns(const float* weights, int64_t weights_row, CachedRows values, int64_t length, int64_t width,
-                      int64_t d, int lanes, const float* norms, float* out, int64_t out_row) {
-  constexpr int R = kAttendRows;
-  const auto* data = static_cast<const typename Element<K>::type*>(values.data) + d;
-  vf acc[R][V] = {};
-  const auto add = [&](int64_t t, int from) __attribute__((always_inline)) {
-    vf part[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) part[v] = Element<K>::get(data + t * width + v * kLanes, V == 1 ? lanes : kLanes);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      if (r < from) continue;
-      const float weight = weights[r * weights_row + t];
-      const vf w = splat(K == CacheKind::int8 ? weight * values.scales[t] : weight);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) acc[r][v] += w * part[v];
-    }
-  };
-  for (int64_t t = 0; t < length; ++t) add(t, 0);
-  for (int later = 1; later < R; ++later) add(length + later - 1, later);
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      store_first(out + r * out_row + d + v * kLanes, acc[r][v] * norms[r], V == 1 ? lanes : kLanes);
-    }
-  }
-}
-
-template <CacheKind K>
-void attend_rows_kind(const float* q, int64_t q_row, CachedRows keys, CachedRows values, int64_t length, int64_t width,
-                      ScoreRule rule, float* scores, float* out, int64_t out_row) {
-  const int64_t scores_row = length + kAttendRows;
-  score_rows<K>(q, q_row, keys, length + kAttendRows - 1, width, rule.scale, scores, scores_row);
-  float norms[kAttendRows];
-  for (int r = 0; r < kAttendRows; ++r) {
-    float* row = scores + r * scores_row;
-    const int skipped = rule.slides ? r : 0;
-    if (rule.cap > 0.0f) soft_cap(row + skipped, rule.cap, length + r - skipped);
-    norms[r] = exponentials(row + skipped, length + r - skipped);
-    for (int i = 0; i < skipped; ++i) row[i] = 0.0f;
-  }
-  int64_t d = 0;
-  for (; d + 2 * kLanes <= width; d += 2 * kLanes) {
-    mix_rows_columns<K, 2>(scores, scores_row, values, length, width, d, kLanes, norms, out, out_row);
-  }
-  for (; d < width; d += kLanes) {
-    mix_rows_columns<K, 1>(scores, scores_row, values, length, width, d, lanes_left(width, d), norms, out, out_row);
-  }
-}
-
-void attend_rows(CacheKind kind, const float* q, int64_t q_row, CachedRows keys, CachedRows values, int64_t length,
-                 int64_t width, ScoreRule rule, float* scores, float* out, int64_t out_row) {
-  const auto run = kind == CacheKind::float32   ? attend_rows_kind<CacheKind::float32>
-                   : kind == CacheKind::float16 ? attend_rows_kind<CacheKind::float16>
-                                                : attend_rows_kind<CacheKind::int8>;
-  run(q, q_row, keys, values, length, width, rule, scores, out, out_row);
+void read(CacheKind kind, CachedRows rows, int64_t count, int64_t width, float* to) {
+  const auto run = kind == CacheKind::float32   ? read_kind<CacheKind::float32>
+                   : kind == CacheKind::float16 ? read_kind<CacheKind::float16>
+                                                : read_kind<CacheKind::int8>;
+  run(rows, count, width, to);
 }
 
 // Returns max|x|, ignoring NaN, which becomes 0 when it is quantized.
@@ -284,7 +210,7 @@ void store(CacheKind kind, const float* x, int64_t width, void* data, float* sca
 
 }  // namespace
 
-const KvAttentionKernels kv_attention = {attend, attend_rows, store};
+const KvAttentionKernels kv_attention = {attend, store, read};
 
 }  // namespace TW_ISA
 }  // namespace tw
