@@ -30,7 +30,7 @@ from benchmarks.harness import machine_class, results_path, today
 from benchmarks.trained_networks import NETWORKS, as_pictures, trained_network
 from tilewise import Tensor, data, models, no_grad
 from tilewise._atomic import write_atomic
-from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
+from tilewise.cli.optimize.before_after import answers, load_image_task, paired_drop
 from tilewise.fit import fit, recipe_for
 from tilewise.nn import Module, functional
 from tilewise.quantize import calibrate, quantize, save_quantized
@@ -71,7 +71,7 @@ def trained(folder: Path, images: str | None, seed: int, epochs: int | None) -> 
 
 def image_rows(name: str, images: str | None, weights: Path | None, seed: int) -> Iterator[dict[str, Any]]:
     """One trained CNN against its int8 forms, one per observer."""
-    task = image_task("cnn", images, weights)
+    task = load_image_task("cnn", images, weights)
     yield from rows_of(name, task.model, task.data, seed, OBSERVERS)
 
 

@@ -24,7 +24,7 @@ from benchmarks.harness import interleaved
 from benchmarks.int8_accuracy import shown, trained
 from tilewise import Tensor, models, no_grad
 from tilewise._atomic import write_atomic
-from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
+from tilewise.cli.optimize.before_after import answers, load_image_task, paired_drop
 from tilewise.cli.optimize.prune import ImagePruning, fine_tune
 from tilewise.io import save
 from tilewise.prune import prune, save_pruned, shrink
@@ -35,7 +35,7 @@ EPOCHS = 2
 
 def image_rows(name: str, images: str | None, weights: Path | None, seed: int, out: Path) -> Iterator[dict[str, Any]]:
     """One trained model, pruned globally by magnitude to two sparsities, before and after fine-tuning and INT8."""
-    task = image_task("cnn", images, weights)
+    task = load_image_task("cnn", images, weights)
     right = answers(task.model, task.data.x_test) == task.data.y_test
     save(task.model, out / "dense.safetensors")
     for sparsity in (0.7, 0.9):

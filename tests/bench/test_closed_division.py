@@ -17,7 +17,7 @@ from tilewise.bench import Rejected, Settings, TinyMLPerf, parse_recipe, referen
 from tilewise.bench.build import build, build_stages
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.scoring import score_recipe, validate_recipe
-from tilewise.bench.validation import check_accuracy, likeness, validate
+from tilewise.bench.validation import check_accuracy, likeness, read_images, validate
 from tilewise.errors import UnavailableError
 
 Weights = dict[str, npt.NDArray[Any]]
@@ -234,3 +234,14 @@ def test_without_a_truth_nobody_is_ranked_in_the_tile_olympiad(tmp_path: Path, p
 
 def test_the_reference_entry_of_the_tile_olympiad_is_scored(practice: Any) -> None:
     assert practice.score > 0.9
+
+
+@pytest.mark.parametrize(("value", "label"), [(1.5, 0), (-0.1, 0), (np.nan, 0), (0.5, 10), (0.5, -1)])
+def test_images_outside_the_allowed_values_are_refused_with_what_is_allowed(
+    tmp_path: Path, value: float, label: int
+) -> None:
+    event = TinyMLPerf.MLP_SPRINT
+    path = tmp_path / "images.npz"
+    np.savez(path, x=np.full((1, *event.input_shape), value, np.float32), y=np.array([label]))
+    with pytest.raises(UnavailableError, match="must have finite values from 0 to 1 and classes from 0 to 9"):
+        read_images(path, event)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilewise import Tensor, data, models, no_grad
-from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
+from tilewise.cli.optimize.before_after import answers, load_image_task, paired_drop
 from tilewise.fit import fit, recipe_for
 from tilewise.nn import Module, functional
 from tilewise.quantize import calibrate, quantize
@@ -27,7 +27,7 @@ def points_lost(task, observer: str, images: int = 256, start: int = 0) -> float
 @pytest.mark.parametrize("observer", OBSERVERS)
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
 def test_the_digits_models_lose_at_most_one_image_in_three_hundred(model: str, observer: str) -> None:
-    task = image_task(model, None, None)
+    task = load_image_task(model, None, None)
     for images, start in ((256, 0), (64, 512)):
         assert points_lost(task, observer, images, start) <= 0.3
 
@@ -49,7 +49,7 @@ def test_an_mnist_model_loses_at_most_three_images_in_a_thousand(tmp_path: Path)
     if folder is None:
         pytest.skip("set TILEWISE_MNIST to a folder with MNIST's four IDX files")
     result = fit(recipe_for("cnn", folder, 1, 0, None), tmp_path)
-    task = image_task("cnn", folder, Path(str(result.model_path)))
+    task = load_image_task("cnn", folder, Path(str(result.model_path)))
     assert len(task.data.x_test) == 10_000
     for observer in OBSERVERS:
         assert points_lost(task, observer) <= 0.3

@@ -71,7 +71,7 @@ def spliced_prompts(text: Array, length: int, rng: np.random.Generator, count: i
 
 
 def ends_in_a_loop(tokens: Array) -> bool:
-    """Whether the last tokens repeat earlier ones with a fixed period.
+    """Return whether the last 16 tokens repeat earlier ones with a period of at most 64 tokens.
 
     Greedy generation often falls into a loop. A program that notices it could repeat the loop without computing.
     """

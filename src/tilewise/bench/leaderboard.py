@@ -61,7 +61,7 @@ class LocalLeaderboard:
     def entries(self) -> list[dict[str, Any]]:
         """Read every entry in the order of submission; raise an error if a line was damaged or edited."""
         lines = read_text_input(self.path, _MAX_BYTES).splitlines()
-        entries = [self._entry(number, line) for number, line in enumerate(lines, 1)]
+        entries = [self._parse_entry(number, line) for number, line in enumerate(lines, 1)]
         previous = _FIRST
         for number, entry in enumerate(entries, 1):
             try:
@@ -73,11 +73,12 @@ class LocalLeaderboard:
             previous = entry["hash"]
         return entries
 
-    def _entry(self, number: int, line: str) -> dict[str, Any]:
-        entry = parse_json(line, f"{self.path}, line {number}")
+    def _parse_entry(self, line_number: int, line: str) -> dict[str, Any]:
+        """Parse one line of the file, and check that it has every field of an entry."""
+        entry = parse_json(line, f"{self.path}, line {line_number}")
         fields = {"id": int, "event": str, "team": str, "name": str, "result": dict, "previous": str, "hash": str}
         if not isinstance(entry, dict) or not all(isinstance(entry.get(key), kind) for key, kind in fields.items()):
-            raise FileFormatError(f"{self.path}, line {number}: this is not an entry of a leaderboard.")
+            raise FileFormatError(f"{self.path}, line {line_number}: this is not an entry of a leaderboard.")
         return entry
 
     def standings(self, event: str, limit: int = 100) -> list[dict[str, Any]]:

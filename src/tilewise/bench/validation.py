@@ -101,7 +101,7 @@ def read_images(path: Path, event: Event) -> tuple[Array, Array]:
     except (TilewiseError, ValueError, TypeError) as error:
         raise UnavailableError(f"{path} does not hold images x and classes y for {event.name}: {error}") from None
     if not len(y) or not np.isfinite(x).all() or y.min() < 0 or y.max() > 9 or x.min() < 0 or x.max() > 1:
-        raise UnavailableError(f"the images of {path} have values from 0 to 1 and classes from 0 to 9")
+        raise UnavailableError(f"the images of {path} must have finite values from 0 to 1 and classes from 0 to 9")
     return x, y
 
 
@@ -145,7 +145,7 @@ def check_agreement(answer: Array, expected: Array, event: Event) -> tuple[float
             f"on inputs drawn for this validation the entry gives the shipped model's class {100 * agreement:.1f} % of "
             f"the time, and {100 * event.agreement:g} % is asked for: its answers do not come from this model",
         )
-    likeness = float(np.corrcoef(_centred(answer[clear]), _centred(expected[clear]))[0, 1])
+    likeness = float(np.corrcoef(_subtract_row_mean(answer[clear]), _subtract_row_mean(expected[clear]))[0, 1])
     if not likeness >= _LEAST_CORRELATION:
         raise Rejected(
             "drawn inputs",
@@ -155,7 +155,7 @@ def check_agreement(answer: Array, expected: Array, event: Event) -> tuple[float
     return agreement, int(clear.sum())
 
 
-def _centred(logits: Array) -> Array:
+def _subtract_row_mean(logits: Array) -> Array:
     """Subtract the mean of each row: adding a constant to a row of logits does not change the prediction."""
     centred: Array = (logits - logits.mean(1, keepdims=True)).ravel()
     return centred

@@ -334,9 +334,9 @@ def _describe_kept_tiles(result: TunedModel) -> str:
 def _check_against_exhaustive_search(path: Path, device: str, model: Path | None, as_json: bool) -> None:
     from tilewise.store.problem import read_shapes
     from tilewise.tune.choose.check import check
-    from tilewise.tune.measure.collect import problem_reader
+    from tilewise.tune.measure.collect import problem_parser
 
-    kernels = read_shapes(path, problem_reader(device))
+    kernels = read_shapes(path, problem_parser(device))
     problems = [kernel.problem for kernel in kernels]
     result = check(problems, device, model=str(model) if model else None, say=_print_to_stderr)
     typer.echo(json.dumps(result) if as_json else "\n".join(_check_table(result)))

@@ -140,7 +140,8 @@ def _conv(node: OnnxNode, weights: Weights) -> Module | None:
 
 
 @_builds("Gemm")
-def _gemm(node: OnnxNode, weights: Weights) -> Module | None:
+def _linear_from_gemm(node: OnnxNode, weights: Weights) -> Module | None:
+    """Create a linear layer if weight and bias are constant and alpha and beta are 1; else return None."""
     weight, bias = weights[1], weights[2] if len(weights) > 2 else None
     if weight is None or not _is_float(weight) or weight.ndim != 2 or (len(node.inputs) > 2 and bias is None):
         return None
@@ -163,7 +164,8 @@ def linear(weight: Array, bias: Array | None) -> nn.Linear:
 
 
 @_builds("MatMul")
-def _matmul(node: OnnxNode, weights: Weights) -> Module | None:
+def _linear_from_matmul(node: OnnxNode, weights: Weights) -> Module | None:
+    """Create a linear layer without bias if the second operand is a constant float matrix; else return None."""
     weight = weights[1] if len(weights) == 2 else None
     if weight is None or weight.ndim != 2 or not _is_float(weight):
         return None

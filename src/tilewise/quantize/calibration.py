@@ -51,7 +51,7 @@ class Calibration:
     channel_ranges: tuple[tuple[tuple[float, float], ...], ...] = ()  # range that each channel may reach, likewise
 
     def __post_init__(self) -> None:
-        """Check that all parts describe the same steps with finite numbers; files are read through here."""
+        """Check that all parts describe the same operators with finite numbers; files are read through here."""
         optional = (self.means or self.names, self.channel_ranges or self.names)
         if len({len(field) for field in (self.names, self.parameters, self.ranges, self.shapes, *optional)}) != 1:
             raise ConfigurationError("a calibration has parameters, a range and a shape for each of its steps")
@@ -69,9 +69,9 @@ class Calibration:
             if len(channel_ranges) not in (0, *shape[:1]) or not np.isfinite(np.array(channel_ranges)).all():
                 raise ConfigurationError(f"the calibration of {name[:80]!r} has ranges that are not its channels'")
 
-    def mean_of(self, step: int) -> Array | None:
+    def mean_of(self, op_index: int) -> Array | None:
         """Return the mean of each channel of an operator's result, or None if it was not observed."""
-        return np.array(self.means[step]) if self.means and self.means[step] else None
+        return np.array(self.means[op_index]) if self.means and self.means[op_index] else None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, which `Calibration.load` reads."""
@@ -240,18 +240,18 @@ class _ActivationStatistics:
         self.means: list[Array] = [np.zeros(0)] * steps  # sums over the samples of each channel's mean
         self.squares: list[Array] = [np.zeros(0)] * steps  # sums of the mean squares
         self.ends: list[Array] = [np.zeros((2, 0))] * steps  # the channels' smallest and largest values
-        self.masked: set[int] = set()  # steps whose results hold -inf
+        self.masked: set[int] = set()  # operators whose results hold -inf
 
-    def observe(self, index: int, result: Array) -> None:
-        """Add the result of one step for a batch."""
+    def observe(self, op_index: int, result: Array) -> None:
+        """Add one operator's result for a batch to its statistics."""
         # Attention scores may be masked with -inf, of which softmax makes zeros: the range is that of the other scores.
         if np.isneginf(result.min(initial=0)) and -np.inf < result.max() < np.inf:
-            self.masked.add(index)
+            self.masked.add(op_index)
             result = np.maximum(result, result[np.isfinite(result)].min())
-        self.observers[index].observe(result)
-        self.shapes[index] = result.shape[1:]
+        self.observers[op_index].observe(result)
+        self.shapes[op_index] = result.shape[1:]
         if result.ndim in (2, 4):
-            self._observe_channels(index, result.reshape(*result.shape[:2], -1))
+            self._observe_channels(op_index, result.reshape(*result.shape[:2], -1))
 
     def _observe_channels(self, index: int, x: Array) -> None:
         """Add the channels of a result (N, C, values)."""
@@ -264,7 +264,7 @@ class _ActivationStatistics:
         self.means[index], self.squares[index], self.ends[index] = mean, square, ends
 
     def calibration(self, graph: FloatGraph, observer: str, samples: int) -> Calibration:
-        """Choose the range of every step by an observer's method, with the margin that few samples need."""
+        """Choose the range of every operator's result by an observer's method, widened if samples are few."""
         margins = [_range_margin(step, shape, samples) for step, shape in zip(graph.steps, self.shapes, strict=True)]
         margins[-1] = 1 + _RESULT_MARGIN / samples**0.5
         ranges = [

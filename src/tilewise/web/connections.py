@@ -47,7 +47,7 @@ READ_SECONDS = 30.0  # for reading a response
 class GuardedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol with limits on the number of connections, on request heads and on time."""
 
-    _head_timer: asyncio.TimerHandle | None = None
+    _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _since: float = 0.0
     initial_data: bytes = b""  # received before the connection was handed to this protocol
@@ -61,7 +61,7 @@ class GuardedProtocol(H11Protocol):
         """Start the timer for the request head, and close old connections if there are too many."""
         super().connection_made(transport)
         self._since = time.monotonic()
-        self._start_head_timer()
+        self._start_header_timer()
         if len(self.connections) > MAX_CONNECTIONS_BURST:
             _close_some(self.connections)
         elif len(self.connections) == MAX_CONNECTIONS + 1:
@@ -80,7 +80,7 @@ class GuardedProtocol(H11Protocol):
             return
         super().data_received(data)
         if fresh and not self._waits_for_head():
-            self._cancel_head_timer()
+            self._cancel_header_timer()
 
     def _may_be_parsed(self, data: bytes) -> bool:
         """Return whether the head so far is cheap to parse; otherwise answer with an error and close the connection."""
@@ -110,10 +110,10 @@ class GuardedProtocol(H11Protocol):
             self.transport.close()
         super().on_response_complete()
         if self._waits_for_head():
-            self._start_head_timer()
+            self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_head_timer()
+        self._cancel_header_timer()
         self._cancel_write_timer()
         super().connection_lost(exc)
 
@@ -136,18 +136,19 @@ class GuardedProtocol(H11Protocol):
     def _waits_for_head(self) -> bool:
         return self.cycle is None or bool(self.cycle.response_complete)
 
-    def _start_head_timer(self) -> None:
-        self._cancel_head_timer()
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_head_timeout)
+    def _start_header_timer(self) -> None:
+        """Close the connection if no complete request header arrives within HEAD_SECONDS."""
+        self._cancel_header_timer()
+        self._header_timer = self.loop.call_later(HEAD_SECONDS, self._on_header_timeout)
 
-    def _on_head_timeout(self) -> None:
+    def _on_header_timeout(self) -> None:
         if self._waits_for_head():
             self.transport.close()
 
-    def _cancel_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _cancel_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
     def _cancel_write_timer(self) -> None:
         if self._write_timer is not None:

@@ -77,7 +77,7 @@ class Outcome:
         return facts | {name: getattr(self, name) for name in ("drop_points", "drop_interval", "doubts")}
 
 
-def image_task(name: str, folder: str | None, weights: Path | None) -> Task:
+def load_image_task(name: str, folder: str | None, weights: Path | None) -> Task:
     """Load `cnn`, `mlp`, `resnet8` or an ONNX file with the digits that ship with the package, or with MNIST files."""
     images = data.digits() if folder is None else data.mnist(folder)
     if name.endswith(".onnx"):

@@ -60,7 +60,7 @@ def prune(
 
     Example: tilewise prune gpt
     """
-    from tilewise.cli.optimize.before_after import accuracy, compare, image_task, print_table
+    from tilewise.cli.optimize.before_after import accuracy, compare, load_image_task, print_table
     from tilewise.cli.optimize.pruning_tasks import ImagePruning, TextPruning
     from tilewise.io import save
     from tilewise.nn.describe import layer_names
@@ -80,7 +80,7 @@ def prune(
         return
     if model == "gpt" and (structured or int8 or scan or data or weights):
         raise ConfigurationError("gpt is pruned with its shipped weights and text; leave the options for images out")
-    task = TextPruning(seed) if model == "gpt" else ImagePruning(image_task(model, data, weights), batch, seed)
+    task = TextPruning(seed) if model == "gpt" else ImagePruning(load_image_task(model, data, weights), batch, seed)
     epochs = 0 if not finetune else task.epochs if epochs is None else epochs
     if epochs > 1000:
         raise ConfigurationError(f"{epochs} epochs of fine-tuning are more than anyone waits for")

@@ -48,7 +48,7 @@ def quantize(
     Example: tilewise quantize cnn --observer mse
     """
     from tilewise import save
-    from tilewise.cli.optimize.before_after import accuracy, float_bytes, image_task, outcomes, print_table
+    from tilewise.cli.optimize.before_after import accuracy, float_bytes, load_image_task, outcomes, print_table
     from tilewise.nn.describe import layer_names
     from tilewise.quantize import quantize as run
     from tilewise.quantize import save_quantized
@@ -60,7 +60,7 @@ def quantize(
         options: dict[str, Any] = {"observer": observer, "max_error": max_error or None}
         quantize_own(load_own_network(model, calibration), options, out, runs, as_json)
         return
-    task = image_task(model, data, weights)
+    task = load_image_task(model, data, weights)
     batches = [task.data.x_train[:samples][i : i + 64] for i in range(0, min(samples, len(task.data.x_train)), 64)]
     options = {"observer": observer, "max_error": max_error or None}
     if accuracy_drop is not None:

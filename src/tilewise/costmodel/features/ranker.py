@@ -127,7 +127,7 @@ class RankerFeatures:
     node_centre: Floats
     node_scale: Floats
     columns: npt.NDArray[np.int64]  # indices of the configuration columns that are used
-    steps: npt.NDArray[np.float64]  # (S, 2): column, threshold
+    steps: npt.NDArray[np.float64]  # (S, 2): column, threshold; the feature is 1 where column >= threshold, else 0
     pairs: npt.NDArray[np.int64]  # (P, 2): column, size slot
     sizes: npt.NDArray[np.int64]  # indices of the size slots that are used
     global_centre: Floats
@@ -143,7 +143,8 @@ class RankerFeatures:
 
     @classmethod
     def fit(cls, split: Split) -> RankerFeatures:
-        """Select columns, steps and pairs on a sample of the split, then fit centres and scales."""
+        """Select configuration columns, thresholds and (column, size) pairs on a sample of the split, then fit means
+        and scales."""
         from tilewise.costmodel.features.ranker_fit import fit_ranker
 
         return fit_ranker(split)

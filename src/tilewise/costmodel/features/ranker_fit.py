@@ -39,7 +39,7 @@ _MIN_ROWS_PER_KERNEL = 32
 
 
 def fit_ranker(split: Split) -> RankerFeatures:
-    """Select columns, steps and pairs on a sample of the split, then fit centres and scales."""
+    """Fit TileRanker's features to a split; see `RankerFeatures.fit`."""
     if not len(split):
         raise ConfigurationError("The train split is empty, so features cannot be fitted to it.")
     rng = np.random.default_rng(0)
@@ -173,7 +173,7 @@ def _explained_by_slots(
     if logs is None:
         return [float(np.mean(np.maximum(sizes[kernel, s], 1.0) % tile == 0)) for s in slots]
     # Regress out log2(tile), first from the log runtime and then from both features of a pair.
-    log_runtime, own = np.concatenate(logs), _centred(np.log2(tile), kernel)
+    log_runtime, own = np.concatenate(logs), _subtract_group_mean(np.log2(tile), kernel)
     own_norm = max(float(own @ own), 1e-9)
     residual = log_runtime - own * (float(own @ log_runtime) / own_norm)
     variance = max(float(residual @ residual), 1e-9)
@@ -182,17 +182,17 @@ def _explained_by_slots(
         size = np.maximum(sizes[kernel, slot], 1.0)
         count = np.ceil(size / tile)
         pair = np.stack([np.log2(count), np.log2(np.minimum(count * tile / size, MAX_PADDING))], axis=1)
-        pair = np.stack([_centred(part, kernel) for part in pair.T], axis=1)
+        pair = np.stack([_subtract_group_mean(part, kernel) for part in pair.T], axis=1)
         pair -= own[:, None] * (own @ pair / own_norm)
         gram, moment = pair.T @ pair + 1e-6 * len(pair) * np.eye(2), pair.T @ residual
         explained.append(float(moment @ np.linalg.solve(gram, moment)) / variance)
     return explained
 
 
-def _centred(x: npt.NDArray[np.float64], kernel: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Subtract the mean of each kernel."""
-    mean = np.bincount(kernel, x) / np.maximum(np.bincount(kernel), 1)
-    return np.asarray(x - mean[kernel])
+def _subtract_group_mean(x: npt.NDArray[np.float64], kernel_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Subtract from each value the mean of all values with the same kernel."""
+    mean = np.bincount(kernel_ids, x) / np.maximum(np.bincount(kernel_ids), 1)
+    return np.asarray(x - mean[kernel_ids])
 
 
 def _centre(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -99,7 +99,7 @@ class Neighbours:
 
     @classmethod
     def from_edges(cls, edges: npt.NDArray[Any], nodes: int) -> Neighbours:
-        """Build the lists of one graph from its rows [u, v]."""
+        """Build the lists of one graph from its edges [u, v]; each edge makes u a neighbour of v and v one of u."""
         rows, columns = np.concatenate([edges[:, 1], edges[:, 0]]), np.concatenate([edges[:, 0], edges[:, 1]])
         # Compressed rows: sort both directions of every edge by their first node.
         order = np.argsort(rows, kind="stable")

@@ -90,7 +90,7 @@ def int8_matmul_graph(m: int, n: int, k: int, epilogue: str) -> KernelGraph:
 
 
 def _build_int8_matmul(m: int, n: int, k: int, epilogue: str) -> KernelGraph:
-    """Build the graph of x (m, k) uint8 times w (k, n) int8."""
+    """Build the graph of x (m, k) uint8 times w (k, n) int8 plus an int32 bias (n,), and of the epilogue."""
     g = GraphBuilder()
     x, w = g.parameter((m, k), "u8"), g.parameter((k, n), "s8", transposed=True)
     out = g.add("dot", (m, n), "s32", x, w)

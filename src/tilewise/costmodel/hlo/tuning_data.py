@@ -77,7 +77,7 @@ def convert_tuning_data(path: Path, out_dir: Path) -> TuningConversion:
     if file.runs:
         from tilewise.costmodel.layout.graph import write_graph
 
-        graph = _layout_graph(file, path)
+        graph = _build_layout_graph(file, path)
         target = out_dir / f"{path.stem}.npz"
         write_graph(target, graph)
         return TuningConversion([target], len(file.runs), graph.n_configs, [], "graph")
@@ -100,7 +100,7 @@ def _parse_file(path: Path, message: str) -> Any:
     return parse_message(getattr(protobuf_classes("tuning_pb2"), message)(), content, str(path))
 
 
-def _layout_graph(file: Any, path: Path) -> LayoutGraph:
+def _build_layout_graph(file: Any, path: Path) -> LayoutGraph:
     """Build the graph of a layout autotuner's file; its runs without errors are the configurations."""
     from tilewise.costmodel.layout.graph import WIDTH, make_graph
 

@@ -26,7 +26,7 @@ from torch.nn import functional
 from tilewise.costmodel.data.schema import DIMENSIONS, LAYOUT_FEATURES, N_OPCODES
 from tilewise.costmodel.layout.segments import GraphSegment
 from tilewise.costmodel.models.torch.layers import Dense, Layer, OpcodeEmbedding, Stack, sage
-from tilewise.costmodel.models.torch.ragged import BlockEntries, SparseMatrix
+from tilewise.costmodel.models.torch.ragged import BlockDiagonalEntries, SparseMatrix
 
 _WIDTH = len(LAYOUT_FEATURES)
 _CATEGORIES = DIMENSIONS + 1  # no dimension, or one of six
@@ -167,7 +167,7 @@ def _neighbours(segment: GraphSegment, device: str) -> SparseMatrix:
     u, v = segment.edges.T
     rows, columns = np.concatenate([u, v]), np.concatenate([v, u])
     count = np.array([len(segment.node)])
-    matrix = BlockEntries(rows, columns, np.ones(len(rows)), count, count).matrix(device)
+    matrix = BlockDiagonalEntries(rows, columns, np.ones(len(rows)), count, count).matrix(device)
     return SparseMatrix(matrix, matrix)
 
 
@@ -182,7 +182,7 @@ def _mean_matrix(rows: Any, columns: Any, segment: GraphSegment, device: str) ->
     count = np.array([len(segment.node)])
     # Every entry of a row is one over the number of entries in that row.
     values = 1.0 / np.maximum(np.bincount(rows, minlength=len(segment.node)), 1)[rows]
-    return BlockEntries(rows, columns, values, count, count).with_transpose(device)
+    return BlockDiagonalEntries(rows, columns, values, count, count).with_transpose(device)
 
 
 MODELS: dict[str, type[LayoutModel]] = {"LayoutSAGE": LayoutSAGE, "LayoutAttention": LayoutAttention}

@@ -122,6 +122,7 @@ class _Rowwise:
         return None
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
+        """Allocate random inputs and an output whose buffer shows writes past its end."""
         rows, cols, dtype = problem.size("rows"), problem.size("cols"), problem.word("dtype")
         shapes = {"x": (rows, cols), **self._vectors(cols)}
         inputs = {name: random_tensor(torch, shape, dtype, device, generator) for name, shape in shapes.items()}

@@ -198,6 +198,7 @@ def _report_row(line: Mapping[str, Any], fastest: Mapping[str, tuple[Config, flo
 
 
 def _describe_problem(problem: Problem) -> str:
+    """Format kind, sizes and dtype of a problem."""
     if problem.family == "attention":
         sizes = " x ".join(str(problem.size(name)) for name in ("batch", "heads", "queries", "keys", "head"))
         return f"attention {sizes} {problem.word('dtype')}"
@@ -207,6 +208,7 @@ def _describe_problem(problem: Problem) -> str:
 
 
 def _describe_config(config: Config) -> str:
+    """Format a configuration as `128x128x64, 8 warps, 3 stages, TMA`, or as `ATen`."""
     if is_cublas(config):
         return "ATen"
     tile = "x".join(str(config.size(name)) for name in ("block_m", "block_n", "block_k"))

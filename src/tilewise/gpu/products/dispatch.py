@@ -84,7 +84,10 @@ def choose_unmeasured(model: RuntimeModel, problem: Problem, shared_bytes: int) 
 def rank_kernels(
     model: RuntimeModel, problem: Problem, shared_bytes: int, count: int
 ) -> tuple[list[Config], Prediction]:
-    """Return the `count` kernels that fit and are predicted fastest, in that order, with their predictions."""
+    """Return the `count` configurations with the shortest predicted runtimes, fastest first, and these predictions.
+
+    Configurations that cannot run, such as those that need more than `shared_bytes` of shared memory, are left out.
+    """
     configs = ProductFamily().configs(problem)
     # tf32 is predicted as the 16-bit product that moves as many bytes.
     problem_16_bit, k_factor = as_16_bit(problem)

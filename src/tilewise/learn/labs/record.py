@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,8 +105,6 @@ def verify(record: Any) -> None:
 
 def grade(record: dict[str, Any]) -> LabGrade:
     """Verify a record and grade the last measured attempt at each question."""
-    from tilewise.learn.labs.record import read_decision
-
     verify(record)
     predictions: dict[tuple[str, int], dict[str, Any]] = {}
     latest: dict[str, QuestionGrade] = {}
@@ -117,12 +115,14 @@ def grade(record: dict[str, Any]) -> LabGrade:
         elif entry["kind"] == "measurement":
             question = questions[entry["question"]]
             prediction = predictions[question.name, entry["attempt"]]
-            latest[question.name] = _question_grade(question, prediction, entry, record["machine"])
+            latest[question.name] = _grade_question(question, prediction, entry, record["machine"])
     attempts = max((entry.get("attempt", 0) for entry in record["entries"]), default=0)
     return LabGrade(record["lesson"], record["student"], list(latest.values()), attempts, read_decision(record))
 
 
-def _question_grade(question: Question, prediction: Any, measurement: Any, machine: Any) -> QuestionGrade:
+def _grade_question(
+    question: Question, prediction: Mapping[str, Any], measurement: Mapping[str, Any], machine: dict[str, Any]
+) -> QuestionGrade:
     """Grade one prediction against one measurement."""
     predicted, value = float(prediction["value"]), measurement["value"]
     if question.unit == "choice":

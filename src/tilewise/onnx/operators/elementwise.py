@@ -54,7 +54,7 @@ _ARITHMETIC_OF_INTEGERS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 @operator(*_ARITHMETIC)
-def _arithmetic(node: OnnxNode, a: Value, b: Value) -> Value:
+def _binary_arithmetic(node: OnnxNode, a: Value, b: Value) -> Value:
     """Compute a binary operation: with a gradient for floats, by NumPy for integers and constants."""
     operation = _ARITHMETIC[node.op]
     if node.op != "Pow":

@@ -20,7 +20,7 @@ HEADINGS = ("time", "share", "calls", "FLOPs", "FLOP/s", "of roofline", "moved",
 
 def text_report(results: ProfileResults, rows: int = 15) -> str:
     """Format tables by layer and by operation with their share of the roofline, and the bottleneck."""
-    sections = [_head(results), ceilings(results.machine, results.threads)]
+    sections = [_format_totals(results), ceilings(results.machine, results.threads)]
     if results.by_layer:
         sections += [_table("layer", list(results.by_layer.values()), results, rows)]
         sections += [_table("operation", list(results.by_op.values()), results, rows)]
@@ -38,7 +38,8 @@ def verdict(results: ProfileResults) -> str:
     return "\n".join([f"Bottleneck: {first.sentence}", *(f"Also: {finding.sentence}" for finding in others)])
 
 
-def _head(results: ProfileResults) -> str:
+def _format_totals(results: ProfileResults) -> str:
+    """Format total time, floating-point work and bytes moved in one line."""
     return (
         f"{seconds(results.seconds)} in total, {seconds(results.outside_seconds)} of it outside layers and operations; "
         f"{count(results.flops)}FLOP in products at {count(results.flops_per_second)}FLOP/s, "

@@ -116,19 +116,19 @@ def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[st
     from tilewise.store.problem import read_shapes, shapes_from
 
     if isinstance(shapes, str | os.PathLike):
-        return read_shapes(shapes, problem_reader(kind))
-    return shapes_from(list(shapes), "shapes", problem_reader(kind))
+        return read_shapes(shapes, problem_parser(kind))
+    return shapes_from(list(shapes), "shapes", problem_parser(kind))
 
 
-def problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
-    """Return a function that checks a specification with the families of a device."""
+def problem_parser(device_kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
+    """Return a function that turns a family's name and a specification into a checked `Problem` of this device."""
     from tilewise.tune.families.registry import find_family
 
-    def read(family: str, spec: Mapping[str, Value]) -> Problem:
-        problem: Problem = find_family(kind, family).problem(spec)
+    def parse(family: str, spec: Mapping[str, Value]) -> Problem:
+        problem: Problem = find_family(device_kind, family).problem(spec)
         return problem
 
-    return read
+    return parse
 
 
 def make_collector(

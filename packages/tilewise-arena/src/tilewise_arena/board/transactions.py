@@ -125,7 +125,7 @@ class BoardTransaction:
 
     def result(self, entry: int, outcome: str, facts: Mapping[str, Any] | None, reason: str = "") -> None:
         """Record the result of an entry's run, whose score must follow from its figures; ignored if disqualified."""
-        row = self._entry_row(entry)
+        row = self._get_entry(entry)
         self._end_job(entry)
         if row.status == "disqualified":
             return
@@ -140,7 +140,7 @@ class BoardTransaction:
 
     def record(self, entry: int, p_value: float, factor: float, previous: int | None) -> None:
         """Give an entry the record of its event and division."""
-        row = self._entry_row(entry)
+        row = self._get_entry(entry)
         if row.status != "scored":
             raise Rejected("no record", f"entry {entry} is {row.status}, and only a scored one holds a record")
         if previous is not None and not p_value < 0.01:
@@ -154,7 +154,7 @@ class BoardTransaction:
 
     def disqualify(self, entry: int, reason: str, by: str = "") -> None:
         """Remove an entry from the ranking until it is reinstated; the entry and the reason stay visible."""
-        self._entry_row(entry)
+        self._get_entry(entry)
         if not 3 <= len(reason.strip()) <= 300 or not reason.isprintable():
             raise ConfigurationError("a disqualification needs a reason of 3 to 300 printable characters")
         self._append("disqualified", {"entry": entry, "reason": reason} | _author_field(by))
@@ -163,7 +163,7 @@ class BoardTransaction:
 
     def reinstate(self, entry: int, by: str = "") -> None:
         """Lift a disqualification: the entry is as when it was submitted, and waits for a run."""
-        row = self._entry_row(entry)
+        row = self._get_entry(entry)
         if row.status != "disqualified":
             raise ConfigurationError(f"entry {entry} is not disqualified")
         self._append("reinstated", {"entry": entry} | _author_field(by))
@@ -173,7 +173,7 @@ class BoardTransaction:
 
     def requeue(self, entry: int, by: str = "") -> None:
         """Queue an entry for another run."""
-        row = self._entry_row(entry)
+        row = self._get_entry(entry)
         if row.division != "closed":
             raise ConfigurationError("an entry of the open division is re-run by hand: tilewise compete rerun")
         if row.status == "disqualified":
@@ -207,10 +207,11 @@ class BoardTransaction:
         for row in self._connection.execute(select(schema.jobs).where(schema.jobs.c.seal == "")).all():
             self._write_job(int(row.entry), attempts=0, turn=0)
 
-    def _entry_row(self, entry: int) -> Any:
-        row = self._connection.execute(select(schema.entries).where(schema.entries.c.id == entry)).first()
+    def _get_entry(self, entry_id: int) -> Any:
+        """Return the row of an entry; raise ConfigurationError if the board does not have it."""
+        row = self._connection.execute(select(schema.entries).where(schema.entries.c.id == entry_id)).first()
         if row is None:
-            raise ConfigurationError(f"there is no entry {entry} on this board")
+            raise ConfigurationError(f"there is no entry {entry_id} on this board")
         return row
 
     def _update_entry(self, entry: int, **columns: Any) -> None:
@@ -260,7 +261,7 @@ class BoardTransaction:
         query = self._in_turn(select(jobs.c.entry, jobs.c.attempts, jobs.c.beat).where(free)).limit(1)
         while (job := self._connection.execute(query).first()) is not None:
             entry = int(job.entry)
-            if self._entry_row(entry).status == "disqualified":
+            if self._get_entry(entry).status == "disqualified":
                 self._end_job(entry)
             elif job.attempts >= most_attempts:
                 sentence = f"not scored: its run was ended {most_attempts} times; the teacher can have it run again"

@@ -232,7 +232,7 @@ def start_process(
     not block on a full pipe. The process can append to it but not read it, so that it cannot store data there.
     """
     require_sandbox()
-    cores = ",".join(str(core) for core in sorted(cores_for(threads)))
+    cores = ",".join(str(core) for core in sorted(sandbox_cores(threads)))
     program = (_SUPERVISOR, str(seconds + _KILL_SECONDS), cores, module, *arguments)
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile() as errors, Path(errors.name).open("ab", 0) as error_stream:
@@ -284,7 +284,7 @@ def _kill_at_exit(pid: int) -> Iterator[None]:
 
 
 @lru_cache(maxsize=8)
-def cores_for(threads: int) -> frozenset[int]:
+def sandbox_cores(threads: int) -> frozenset[int]:
     """Return the CPU cores for the plugin and the harness: as many as they have threads."""
     cores = sorted(os.sched_getaffinity(0))
     return frozenset(cores[-threads:])

@@ -24,7 +24,7 @@ try:
     from tilewise_arena.server import admin, api, pages
     from tilewise_arena.server.service import MOST_STORED, Service, on_error
     from tilewise_arena.server.views import Views
-    from tilewise_arena.server.writer import Writer
+    from tilewise_arena.server.writer import BoardWriter
 except ImportError as error:
     raise UnavailableError(f"a server needs {error.name}: pip install tilewise-arena") from None
 
@@ -48,7 +48,7 @@ def create_app(
     the collection TILE_OLYMPIAD is scored against; `workers` tells how many measuring processes live, for /health.
     """
     board = open_board(where, key=key)
-    service = Service(board, Writer(board), most_queued, most_stored, has_truth, workers=workers)
+    service = Service(board, BoardWriter(board), most_queued, most_stored, has_truth, workers=workers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

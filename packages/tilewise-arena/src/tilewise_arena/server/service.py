@@ -26,7 +26,7 @@ from tilewise_arena.board.tokens import Holder, holder_of
 from tilewise_arena.board.transactions import Replayed
 from tilewise_arena.sandbox import bubblewrap
 from tilewise_arena.server.models import RequestError, Submission
-from tilewise_arena.server.writer import Busy, Writer
+from tilewise_arena.server.writer import BoardWriter, Busy
 
 _STATUS = {"replayed": 409, "event closed": 409, "too large": 413, "team": 403, "token": 401, "queue": 429, "room": 413}
 _SENTENCES = {400: "not understood", 401: "no token, or one that is not known", 403: "not yours to do"}
@@ -60,7 +60,7 @@ class Service:
     """The board behind the routes."""
 
     board: Board
-    writer: Writer
+    writer: BoardWriter
     most_queued: int = 100  # entries of one team that may wait for their run
     most_stored: int = MOST_STORED  # bytes that the files and recipes of one team may take
     has_truth: bool = False  # whether the workers have the collection that TILE_OLYMPIAD is scored against

@@ -20,8 +20,8 @@ _MAX_BATCH = 128  # requests per commit; arbitrary
 _MAX_WAITING = 5000  # requests; arbitrary
 
 
-class Writer:
-    """Commits changes that any thread submits."""
+class BoardWriter:
+    """A thread that commits changes to the board; any thread may submit them."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -39,10 +39,12 @@ class Writer:
         return future
 
     def close(self) -> None:
+        """Commit what is queued and end the thread; wait at most 10 seconds for it."""
         self._waiting.put(None)
         self._thread.join(10)
 
     def _run(self) -> None:
+        """Commit batch after batch until `close`."""
         while True:
             batch = self._gather()
             if batch is None:

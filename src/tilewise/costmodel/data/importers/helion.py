@@ -63,7 +63,7 @@ def read_records(source: Source, skip: Callable[[str], None], path: Path | None 
             if (run := runs.get(row[run_id])) is None:
                 if len(runs) >= _MAX_RUNS:
                     runs.clear()
-                run = runs[row[run_id]] = _parse_run(run_entries.get(row[run_id], {}), kernel)
+                run = runs[row[run_id]] = _parse_run_entry(run_entries.get(row[run_id], {}), kernel)
             # The second file has the configuration as JSON; the CSV has its text only.
             entry = run.configs.get(row[config_id]) if run.configs else None
             times = _parse_runtime(row[perf_ms]) if row[status] == "ok" else ()
@@ -102,10 +102,10 @@ def _read_run_entries(path: Path | None) -> dict[str, Mapping[str, Any]]:
     return entries
 
 
-def _parse_run(entry: Mapping[str, Any], kernel: str) -> _HelionRun:
-    """Convert the entry of a run; `kernel` is the name if the entry has none."""
+def _parse_run_entry(entry: Mapping[str, Any], default_kernel: str) -> _HelionRun:
+    """Read kernel, sizes, device and configurations of a run from its log entry."""
     shapes = {key: entry[key] for key in ("input_shapes", "shapes", "args", "dtypes") if key in entry}
-    name = str(entry.get("kernel_name", kernel))[:100] or kernel
+    name = str(entry.get("kernel_name", default_kernel))[:100] or default_kernel
     device = str(entry.get("device_name", entry.get("hardware", "")))[:100]
     configs = entry.get("configs")
     return _HelionRun(name, flat_values(shapes), device, configs if isinstance(configs, Mapping) else {})

@@ -95,7 +95,7 @@ def product(matrix: Matrix, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class BlockEntries:
+class BlockDiagonalEntries:
     """Entries of a block-diagonal matrix with blocks of `heights` x `widths`; repeated positions are summed."""
 
     rows: npt.NDArray[np.int64]
@@ -105,8 +105,9 @@ class BlockEntries:
     widths: npt.NDArray[np.int64]
 
     @property
-    def transposed(self) -> BlockEntries:
-        return BlockEntries(self.columns, self.rows, self.values, self.widths, self.heights)
+    def transposed(self) -> BlockDiagonalEntries:
+        """The entries of the transposed matrix."""
+        return BlockDiagonalEntries(self.columns, self.rows, self.values, self.widths, self.heights)
 
     def matrix(self, device: str) -> Matrix:
         """Build the matrix in the format that is fastest for its size and device."""
@@ -117,11 +118,11 @@ class BlockEntries:
             return torch.from_numpy(dense.astype(np.float32)).view(shape)
         # Many small kernels: dense blocks.
         if device == "cpu" and int(self.heights @ self.widths) <= _MAX_BLOCK_COLUMNS * shape[0]:
-            return self._dense_blocks()
+            return self._to_dense_blocks()
         return csr_tensor(self.rows, self.columns, self.values, shape, device)
 
-    def _dense_blocks(self) -> DenseBlocks:
-        """Fill all blocks at once, as views of one vector."""
+    def _to_dense_blocks(self) -> DenseBlocks:
+        """Scatter the entries into one dense matrix per diagonal block; all are views of one vector."""
         # Position of every entry in the vector of all blocks.
         kernel = np.repeat(np.arange(len(self.heights)), self.heights)[self.rows]
         first_row, first_column = _starts(self.heights)[kernel], _starts(self.widths)[kernel]
@@ -136,6 +137,7 @@ class BlockEntries:
         )
 
     def with_transpose(self, device: str) -> SparseMatrix:
+        """Build the matrix and its transpose, which the backward pass multiplies with."""
         return SparseMatrix(self.matrix(device), self.transposed.matrix(device))
 
 
@@ -234,7 +236,9 @@ class KernelBatch:
         rows = np.concatenate([self.producer, self.consumer])
         columns = np.concatenate([self.consumer, self.producer])
         # A + A^T is symmetric, so it is its own transpose.
-        matrix = BlockEntries(rows, columns, np.ones(len(rows)), self.node_counts, self.node_counts).matrix(self.device)
+        matrix = BlockDiagonalEntries(rows, columns, np.ones(len(rows)), self.node_counts, self.node_counts).matrix(
+            self.device
+        )
         return SparseMatrix(matrix, matrix)
 
     @cached_property
@@ -245,9 +249,9 @@ class KernelBatch:
         degree = np.bincount(np.concatenate([self.producer, self.consumer]), minlength=self.n_nodes)
         rows, columns = np.concatenate([every, every]), np.concatenate([first, first + 1])
         values = np.concatenate([np.ones(self.n_nodes), degree])
-        return BlockEntries(rows, columns, values, self.node_counts, np.full_like(self.node_counts, 2)).with_transpose(
-            self.device
-        )
+        return BlockDiagonalEntries(
+            rows, columns, values, self.node_counts, np.full_like(self.node_counts, 2)
+        ).with_transpose(self.device)
 
     @cached_property
     def normalized_adjacency(self) -> tuple[SparseMatrix, SparseMatrix]:
@@ -261,23 +265,25 @@ class KernelBatch:
         one, every = self._normalized_entries, np.arange(self.n_nodes)
         rows, columns = np.concatenate([one.rows, one.columns, every]), np.concatenate([one.columns, one.rows, every])
         values = np.concatenate([one.values, one.values, np.ones(self.n_nodes)])
-        matrix = BlockEntries(rows, columns, values, self.node_counts, self.node_counts).matrix(self.device)
+        matrix = BlockDiagonalEntries(rows, columns, values, self.node_counts, self.node_counts).matrix(self.device)
         return SparseMatrix(matrix, matrix)
 
     @cached_property
-    def _normalized_entries(self) -> BlockEntries:
+    def _normalized_entries(self) -> BlockDiagonalEntries:
         every = np.arange(self.n_nodes)
         rows, columns = np.concatenate([self.producer, every]), np.concatenate([self.consumer, every])
         # Divide every row by its number of entries, the node itself included.
         values = 1.0 / np.bincount(rows, minlength=self.n_nodes)[rows]
-        return BlockEntries(rows, columns, values, self.node_counts, self.node_counts)
+        return BlockDiagonalEntries(rows, columns, values, self.node_counts, self.node_counts)
 
     @cached_property
     def pooling(self) -> SparseMatrix:
         """Matrix (K, N) that sums the nodes of each kernel."""
         kernel, every = np.repeat(np.arange(len(self.node_counts)), self.node_counts), np.arange(self.n_nodes)
         ones = np.ones_like(self.node_counts)
-        return BlockEntries(kernel, every, np.ones(self.n_nodes), ones, self.node_counts).with_transpose(self.device)
+        return BlockDiagonalEntries(kernel, every, np.ones(self.n_nodes), ones, self.node_counts).with_transpose(
+            self.device
+        )
 
 
 def collate(
