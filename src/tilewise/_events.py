@@ -36,6 +36,7 @@ class Recorders(list[Recorder]):
     hooks: ModuleType  # `backend/recording.py`, imported when the first recorder is attached
 
     def attach(self, recorder: Recorder) -> None:
+        """Add a recorder of operations."""
         from tilewise.backend import recording
 
         self.hooks = recording
@@ -43,6 +44,7 @@ class Recorders(list[Recorder]):
         self.changes += 1
 
     def detach(self, recorder: Recorder) -> None:
+        """Remove a recorder of operations."""
         self[:] = [r for r in self if r is not recorder]
         self.changes += 1
         self.hooks.release()

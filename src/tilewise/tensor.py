@@ -236,6 +236,7 @@ class Tensor:
     # --- gradients ---
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Set whether `backward` computes a gradient for this tensor, and return it."""
         if requires_grad and self.dtype.kind != "f":
             raise DtypeError(f"only floating-point tensors can require a gradient, not {self.dtype}")
         if not requires_grad and self._step is not None:

@@ -73,6 +73,7 @@ def gelu(x: Array) -> Array:
 @implements("gelu_grad", "numpy")
 @_silent
 def gelu_grad(x: Array, gy: Array) -> Array:
+    """Return the gradient of GELU with respect to x, given that of the result."""
     density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     weighted = np.where(np.isinf(x), x.dtype.type(0), x * density)  # the limit at infinity is 0, not NaN
     return np.asarray(gy * (_normal_cdf(x) + weighted))
@@ -240,6 +241,7 @@ def max_pool2d(x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> tuple[
 
 @implements("max_pool2d_grad", "numpy")
 def max_pool2d_grad(gy: Array, argmax: Array, x_shape: tuple[int, ...]) -> Array:
+    """Add each output gradient to the input pixel that was the maximum of its window."""
     n, c, h, w = x_shape
     gx = np.zeros(n * c * h * w, gy.dtype)
     # `argmax` is an index within a plane; windows may overlap, so gradients are added.
@@ -251,6 +253,7 @@ def max_pool2d_grad(gy: Array, argmax: Array, x_shape: tuple[int, ...]) -> Array
 @implements("avg_pool2d", "numpy")
 @_silent
 def avg_pool2d(x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Array:
+    """Average each window of (N, C, H, W); zeros of the padding count."""
     output_size(x.shape[2], kernel[0], stride[0], padding[0])
     output_size(x.shape[3], kernel[1], stride[1], padding[1])
     return np.asarray(_windows(_padded(x, padding), kernel, stride).mean(axis=(-2, -1)))
@@ -280,6 +283,7 @@ def _logsumexp(x: Array) -> Array:
 @implements("softmax", "numpy")
 @_silent
 def softmax(x: Array) -> Array:
+    """Return the softmax along the last axis."""
     y = np.exp(x - _row_max(x))
     y /= y.sum(axis=-1, keepdims=True)
     return np.asarray(y)
@@ -320,6 +324,7 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array,
 @implements("layer_norm_grad", "numpy")
 @_silent
 def layer_norm_grad(gy: Array, x: Array, weight: Array, mean: Array, rstd: Array) -> tuple[Array, Array, Array]:
+    """Return the gradients of layer norm with respect to x, weight and bias."""
     rows = tuple(range(x.ndim - 1))
     normed = (x - mean[..., None]) * rstd[..., None]
     # The mean and the variance depend on x as well: subtract the components of g along 1 and along `normed`.
@@ -338,6 +343,7 @@ def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
 @implements("cross_entropy_grad", "numpy")
 @_silent
 def cross_entropy_grad(logits: Array, targets: Array, logsumexp: Array, row_weights: Array) -> Array:
+    """Return the gradient of the weighted cross-entropy with respect to the logits (rows, classes)."""
     g = np.exp(logits - logsumexp[:, None])
     g[np.arange(len(logits)), targets] -= 1
     g *= row_weights[:, None]
@@ -346,6 +352,7 @@ def cross_entropy_grad(logits: Array, targets: Array, logsumexp: Array, row_weig
 
 @implements("embedding_grad", "numpy")
 def embedding_grad(gout: Array, ids: Array, rows: int) -> Array:
+    """Add the gradients of looked-up rows into a table of `rows` rows."""
     g = np.zeros((rows, gout.shape[1]), gout.dtype)
     np.add.at(g, ids, gout)
     return g

@@ -71,6 +71,7 @@ class Benchmark:
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the figures as JSON-compatible data."""
         facts = {name: getattr(self, name) for name in ("event", "throughput", "memory_bytes", "file_bytes", "dtypes")}
         facts |= {"accuracy": self.accuracy, "training_step_s": self.training_step_s, "notes": self.notes}
         return facts | {"latency_s": _latency_data(self.latency)}
@@ -367,6 +368,7 @@ class Together:
     answers: Mapping[str, dict[int, Array]]
 
     def speedup(self, name: str) -> Speedup:
+        """Return how much faster and smaller a model is than the first one that was timed."""
         first = next(iter(self.benchmarks))
         relative_time = self.comparison.ratios[name]
         interval = relative_time.interval

@@ -52,6 +52,7 @@ class Recipe:
     folder: Path | None = field(default=None, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the recipe in the form of its JSON file."""
         head = {"tilewise": FORMAT, "event": self.event.name, "name": self.name}
         if self.event.kind == "tiles":
             return head | {"predictions": self.predictions}

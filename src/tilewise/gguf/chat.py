@@ -448,6 +448,7 @@ class _Renderer:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=spaces)
 
     def join(self, value: Any, separator: str = "") -> str:
+        """Join the elements of a list as text, within the limit on the length of the result."""
         texts = [self.text(each) for each in self.elements(value)]
         self.reserve(len(texts) * len(separator))
         return separator.join(texts)
@@ -464,6 +465,7 @@ class _Renderer:
         raise TemplateError(self.text(message))
 
     def strftime_now(self, form: str) -> str:
+        """Format the current local time; formats are limited to 40 characters."""
         if not re.fullmatch(r"(?:%[A-Za-z%]|[^%]){0,40}", form):
             raise TemplateError(f"the time format {form[:40]!r} is not supported")
         return datetime.datetime.now().strftime(form)

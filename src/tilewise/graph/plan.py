@@ -203,6 +203,7 @@ class _Specialization:
             raise ConfigurationError(f"{type(module).__name__} cannot be planned: {reason}")
 
     def run(self, arrays: list[Array]) -> Array:
+        """Run all calls on the inputs and return the network's result."""
         values = {**self._constants, **dict(enumerate(arrays))}
         for call in self.calls:
             call.run(values)

@@ -47,6 +47,7 @@ class MessageChannel:
         self.deadline, self._last = time.monotonic() + seconds, time.monotonic() + longest
 
     def send(self, message: dict[str, Any]) -> None:
+        """Send a message as one line of JSON; raise ConnectionLost if the other process does not read it."""
         view = memoryview(json.dumps(message).encode() + b"\n")
         try:
             while view:

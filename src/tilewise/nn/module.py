@@ -117,6 +117,7 @@ class Module:
     # --- inner modules and tensors ---
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield the direct submodules with their attribute names."""
         for name, value in vars(self).items():
             if isinstance(value, Module):
                 yield name, value
@@ -141,6 +142,7 @@ class Module:
                     yield f"{prefix}.{name}" if prefix else name, value
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield every parameter once, with its dotted name."""
         visited: set[int] = set()
         for name, value in self.named_tensors():
             if isinstance(value, Parameter) and id(value) not in visited:
@@ -153,6 +155,7 @@ class Module:
     # --- modes ---
 
     def train(self, mode: bool = True) -> Self:
+        """Set train mode (or eval mode) in this module and all its submodules, and return it."""
         for module in self.modules():
             module.training = mode
         return self

@@ -363,6 +363,7 @@ class Recompute(Operation):
 
     @classmethod
     def of(cls, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recompute:
+        """Create the operation for one call of a module."""
         step = cls()
         step.module, step.args, step.kwargs = module, args, kwargs
         return step

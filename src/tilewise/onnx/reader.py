@@ -233,6 +233,7 @@ class _Constants:
         self._readable_bytes: dict[Path, int] = {}  # bytes that may still be read of an external file
 
     def add(self, name: str, tensor: Any, index: int) -> None:
+        """Decode a tensor of the file and store it under its name, which must be new."""
         if not name or name in self.arrays:
             raise FileFormatError(f"{self.where}: the weights {name!r} come twice")
         location = self._locations[index] if index < len(self._locations) else None

@@ -197,6 +197,7 @@ class _Values:
         self.parameters = {id(t.data): name for name, t in model.named_tensors()}
 
     def name(self, value: Any) -> str:
+        """Return the name of a value in the file; arrays are added as weights or constants."""
         if isinstance(value, Value):
             return self.names[value]
         if isinstance(value, np.ndarray) and value.size > 16:

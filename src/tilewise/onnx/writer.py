@@ -90,6 +90,7 @@ class OnnxWriter:
         write_atomic(Path(path), model.SerializeToString())
 
     def type_of(self, dtype: np.dtype[Any]) -> int:
+        """Return ONNX's number of a data type."""
         try:
             return int(self.onnx.helper.np_dtype_to_tensor_dtype(dtype))
         except (KeyError, ValueError):

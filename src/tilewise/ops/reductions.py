@@ -15,6 +15,7 @@ class Reduction(Operation):
     """Base class of reductions: the axes, and the expansion of a gradient to them."""
 
     def prepare(self, x: Array, axis: Axis, keepdims: bool) -> tuple[int, ...]:
+        """Store the shape and the reduced axes for the backward pass, and return the axes."""
         self.shape, self.keepdims = x.shape, keepdims
         self.axes = reduced_axes(axis, x.ndim)
         self.count = math.prod(x.shape[a] for a in self.axes)

@@ -38,6 +38,7 @@ class _LargeBlocks:
 
     @classmethod
     def acquire(cls) -> None:
+        """Start to watch large allocations, if no other context does already."""
         with cls.lock:
             cls.users += 1
             if cls.users == 1 and native is not None:
@@ -45,6 +46,7 @@ class _LargeBlocks:
 
     @classmethod
     def release(cls) -> None:
+        """Stop watching when the last context ends."""
         with cls.lock:
             cls.users -= 1
             if cls.users == 0 and cls.started and native is not None:

@@ -230,6 +230,7 @@ class HeapWatch:
         return int(native.watch_counts()[2])
 
     def reset_peaks(self) -> None:
+        """Reset the recorded peaks of memory use."""
         assert native is not None
         native.watch_reset_peaks()
         native.reset_memory_peak()

@@ -170,6 +170,7 @@ class _NumpySparse:
         self.nbytes = self._dense.nbytes
 
     def multiply(self, x: Array, relu: bool) -> Any:
+        """Multiply with the dense weight, add the bias and apply ReLU; None if x is not float32."""
         if x.dtype != np.float32:
             return None
         out: Array = x @ self._dense.T

@@ -306,6 +306,7 @@ def check_fits(calibration: Calibration, graph: FloatGraph) -> None:
 
 
 def check_model(model: Any) -> None:
+    """Raise ConfigurationError unless this is a module that is not quantized yet."""
     if not isinstance(model, Module):
         raise ConfigurationError(f"a model is an nn.Module, not {type(model).__name__}")
     if is_quantized(model):

@@ -73,6 +73,7 @@ class Store(StoreReader):
         return self._claims
 
     def close(self) -> None:
+        """Close the claims, if there are any, and the database."""
         if self._claims is not None:
             self._claims.close()
         self.database.close()

@@ -172,6 +172,7 @@ def step_sentences(seconds: dict[str, float]) -> list[str]:
 
 
 def accuracy_text(model: Module, images: data.ImageData) -> str:
+    """Return the accuracy on the test images as a percentage."""
     with no_grad():
         answers = np.asarray(model(Tensor(images.x_test))).argmax(1)
     return f"{(answers == images.y_test).mean():.2%}"

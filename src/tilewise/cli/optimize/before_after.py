@@ -72,6 +72,7 @@ class Outcome:
         return float(self.correct.mean())
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the figures of `--json`."""
         facts: dict[str, Any] = {name: getattr(self, name) for name in ("name", "accuracy", "bytes_in_memory")}
         facts |= {name: getattr(self, name) for name in ("latency_s", "speedup", "speedup_interval")}
         return facts | {name: getattr(self, name) for name in ("drop_points", "drop_interval", "doubts")}
@@ -114,6 +115,7 @@ def _onnx_task(name: str, images: data.ImageData) -> Task:
 
 
 def answers(model: Module, x: Array) -> Array:
+    """Return the predicted class of each image."""
     with no_grad():
         labels = [np.asarray(model(Tensor(x[i : i + _CHUNK]))).argmax(1) for i in range(0, len(x), _CHUNK)]
     return np.concatenate(labels)

@@ -39,6 +39,7 @@ class ImagePruning:
         self.epochs = max(1, min(most_epochs, 143_700 // len(self.images.x_train)))
 
     def loss(self, model: Module) -> Tensor:
+        """Return the loss on a random batch of training images, shifted by up to one pixel."""
         rows = self.rng.integers(0, len(self.images.x_train), self._BATCH)
         x = self.images.x_train[rows]
         side = round((x.size // len(x)) ** 0.5)
@@ -108,6 +109,7 @@ class TextPruning:
         return self.prompt[None, :1]
 
     def call(self, model: Any) -> Callable[[], Any]:
+        """Return a function without arguments that generates tokens, to be timed."""
         from tilewise.generate import generate
 
         return lambda: list(generate(model, self.prompt, self._TOKENS))

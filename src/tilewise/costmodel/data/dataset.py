@@ -117,6 +117,7 @@ class Dataset:
     test: Split
 
     def split(self, name: str) -> Split:
+        """Return the split with this name: train, valid or test."""
         if name not in SPLITS:
             raise ConfigurationError(f"There is no split {name!r}; use train, valid or test.")
         split: Split = getattr(self, name)

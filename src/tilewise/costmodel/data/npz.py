@@ -107,6 +107,7 @@ def list_members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.Z
 
 
 def open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> IO[bytes]:
+    """Open a file of a zip archive, if its compression method is one that npz files use."""
     if info.compress_type not in _COMPRESSION_METHODS:
         raise FileFormatError(f"{where} uses a compression method that npz files do not use.")
     return archive.open(info)

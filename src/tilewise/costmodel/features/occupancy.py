@@ -98,6 +98,7 @@ class MemoryAccess:
 
     @classmethod
     def from_kernel(cls, kernel: Kernel, sizes: Numbers) -> MemoryAccess:
+        """Derive element size, contiguous dimensions and load widths from a kernel's graph."""
         root, _, first, second = (slot.tolist() for slot in _slots(sizes))
         size, tensors = element_bytes(kernel), (root, first, second)
         contiguous = _contiguous_dimensions(kernel, tensors)

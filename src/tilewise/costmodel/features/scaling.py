@@ -30,12 +30,14 @@ class MinMax:
 
     @classmethod
     def fit(cls, split: Split) -> MinMax:
+        """Measure the range of every column of the train split."""
         if not len(split):
             raise ConfigurationError("The train split is empty, so feature ranges cannot be fitted to it.")
         return cls(*extremes(split.column("node_feat")), *extremes(split.column("config_feat")))
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> MinMax:
+        """Rebuild the scaling from the tensors of a model file."""
         # Only the presence of the ranges is checked here; widths are compared with each kernel.
         names = ("node_low", "node_high", "config_low", "config_high")
         if any(name not in tensors or tensors[name].ndim != 1 for name in names):
@@ -63,6 +65,7 @@ class MinMax:
         )
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the ranges under the names that model files use."""
         return {
             "node_low": self.node_low,
             "node_high": self.node_high,

@@ -215,6 +215,7 @@ class LayoutDataset:
     test: Sequence[LayoutGraph]
 
     def split(self, name: str) -> Sequence[LayoutGraph]:
+        """Return the graphs of the split with this name: train, valid or test."""
         if name not in SPLITS:
             raise ConfigurationError(f"There is no split {name!r}; use train, valid or test.")
         graphs: Sequence[LayoutGraph] = getattr(self, name)

@@ -87,6 +87,7 @@ class _Measurements:
 
     @classmethod
     def from_kernel(cls, model: Base, kernel: Kernel) -> _Measurements:
+        """Prepare features, scores, log runtimes and weights of a measured kernel."""
         # Scores and log runtimes are compared within a kernel, so both start at 0.
         logs = np.log(kernel.target.astype(np.float64) / float(kernel.target.min()))
         scores = np.asarray(model.score(kernel), dtype=np.float64)

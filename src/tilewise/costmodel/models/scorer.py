@@ -58,11 +58,13 @@ class Scorer:
             return self._score(self._inputs(kernel, rows))
 
     def contents(self) -> FileContents:
+        """Return the tensors and metadata of the model file."""
         from tilewise.costmodel.models.file_writer import file_contents
 
         return file_contents(self.weights, self.preparation, self.schema, self.record)
 
     def save(self, path: str | Path) -> None:
+        """Write the model file, which `load_scorer` reads."""
         from tilewise.costmodel.models.file_writer import write_tensors
 
         write_tensors(Path(path), *self.contents())

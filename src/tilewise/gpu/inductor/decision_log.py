@@ -198,7 +198,6 @@ def _report_row(line: Mapping[str, Any], fastest: Mapping[str, tuple[Config, flo
 
 
 def _describe_problem(problem: Problem) -> str:
-    """Format kind, sizes and dtype of a problem."""
     if problem.family == "attention":
         sizes = " x ".join(str(problem.size(name)) for name in ("batch", "heads", "queries", "keys", "head"))
         return f"attention {sizes} {problem.word('dtype')}"

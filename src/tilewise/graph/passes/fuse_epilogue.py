@@ -41,12 +41,14 @@ def lower_activation(name: str) -> LoweringRule:
 
 
 def lower_clip(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Lower a clip with the bounds of ReLU or ReLU6; others are not supported."""
     bounds = (node.params["low"], node.params["high"])
     name = {(0, 6): "relu6", (0, None): "relu"}.get(bounds)
     return None if name is None else lower_activation(name)(low, number, node)
 
 
 def lower_hard_sigmoid(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Lower a hard sigmoid with slope 1/6 and offset 0.5; others are not supported."""
     slope, offset = node.params.get("slope", 1 / 6), node.params.get("offset", 0.5)
     usual = math.isclose(slope, 1 / 6, rel_tol=1e-6) and offset == 0.5
     return lower_activation("hard_sigmoid")(low, number, node) if usual else None
@@ -57,8 +59,10 @@ def lower_gelu_tanh(low: Lowering, number: int, node: Node) -> Op | bool | None:
 
 
 def lower_leaky_relu(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Lower a leaky ReLU; in INT8 its slope must be at least 0.001 and below 1."""
     slope = float(node.params["slope"])
-    supported = low.is_float or 0.001 <= slope < 1  # integers are looked up, and a table has an end
+    # INT8 applies activations through a lookup table, whose range bounds the slope.
+    supported = low.is_float or 0.001 <= slope < 1
     return lower_activation(f"leaky_relu {slope!r}")(low, number, node) if supported else None
 
 
@@ -80,6 +84,7 @@ def lower_add(low: Lowering, number: int, node: Node) -> Op | bool | None:
 
 
 def lower_sub(low: Lowering, _number: int, node: Node) -> Op | None:
+    """Lower the difference of two values of the same shape."""
     a, b = node.inputs
     if not (isinstance(a, Value) and isinstance(b, Value)):
         return None

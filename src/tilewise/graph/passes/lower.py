@@ -238,6 +238,7 @@ class Lowering:
         return number
 
     def dtype(self, value: Value) -> Any:
+        """Return the data type of a traced value."""
         if value.number < 0:
             return np.dtype(np.float32)  # values between the ops of one node
         first = len(self.trace.inputs)

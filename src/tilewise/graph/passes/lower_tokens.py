@@ -103,6 +103,7 @@ def lower_dynamic_linear(low: Lowering, _number: int, node: Node) -> Op | None:
 
 
 def lower_layer_norm(low: Lowering, _number: int, node: Node) -> Op | None:
+    """Lower a float32 layer norm over the last axis with constant weight and bias."""
     x, weight, bias = low.last_axis_channels(node.inputs[0]), node.inputs[1], node.inputs[2]
     if x is None or isinstance(weight, Value) or isinstance(bias, Value):
         return None
@@ -113,6 +114,7 @@ def lower_layer_norm(low: Lowering, _number: int, node: Node) -> Op | None:
 
 
 def lower_rms_norm(low: Lowering, _number: int, node: Node) -> Op | None:
+    """Lower an RMS norm over the last axis with a constant weight."""
     x = low.last_axis_channels(node.inputs[0])
     weight = node.inputs[1]
     if x is None or isinstance(weight, Value):

@@ -136,18 +136,21 @@ def broadcast(*values: Value) -> tuple[int, ...]:
 
 
 def same_type(node: OnnxNode, *values: Value) -> None:
+    """Raise DtypeError unless all values have the same data type."""
     kinds = {array(v).dtype for v in values}
     if len(kinds) > 1:
         raise DtypeError(f"{node} is given {' and '.join(sorted(map(str, kinds)))}, which must be the same")
 
 
 def axis_of(axis: int, ndim: int, node: OnnxNode) -> int:
+    """Return a possibly negative axis as an index from 0; raise ShapeError if it does not exist."""
     if not -max(ndim, 1) <= axis < max(ndim, 1):
         raise ShapeError(f"{node} works along axis {axis} of a tensor with {ndim} dimensions")
     return axis % max(ndim, 1)
 
 
 def choice(node: OnnxNode, name: str, default: str, allowed: Sequence[str]) -> str:
+    """Return a text attribute; raise FileFormatError if it is not one of `allowed`."""
     value: str = node.get(name, default)
     if value not in allowed:
         raise FileFormatError(f"{node} has {name} {value[:40]!r}, which is none of {', '.join(allowed)}")

@@ -51,6 +51,7 @@ class _TimeByCause:
         self.ops: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def add(self, cause: str, amount: float, layer: str, op: str = "") -> None:
+        """Add seconds to a cause, and to its layer and operation."""
         if amount > 0:
             self.causes[cause] += amount
             self.layers[cause][layer] += amount

@@ -135,11 +135,13 @@ class _Axes:
         self.y_low, self.y_high = math.floor(math.log10(y_low)), math.ceil(math.log10(y_high))
 
     def x(self, value: float) -> float:
+        """Return the horizontal pixel of a value, on a log scale."""
         return _LEFT_MARGIN + (math.log10(value) - self.x_low) / (self.x_high - self.x_low) * (
             _WIDTH - _LEFT_MARGIN - 20
         )
 
     def y(self, value: float) -> float:
+        """Return the vertical pixel of a value, on a log scale."""
         return (
             _H
             - _BOTTOM_MARGIN

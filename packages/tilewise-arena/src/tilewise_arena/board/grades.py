@@ -26,6 +26,7 @@ def grades_csv(board: Board) -> str:
 
 
 def as_csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Format rows as CSV."""
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows(rows)
     return stream.getvalue()

@@ -251,6 +251,7 @@ class Board:
                 yield Link(**row._mapping)
 
     def head(self) -> tuple[int, str]:
+        """Return number and hash of the ledger's last link; 0 and zeros for an empty ledger."""
         table = schema.ledger
         with self.read() as connection:
             row = connection.execute(select(table.c.seq, table.c.hash).order_by(table.c.seq.desc()).limit(1)).first()

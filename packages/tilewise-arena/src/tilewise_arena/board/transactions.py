@@ -234,12 +234,14 @@ class BoardTransaction:
     # --- tokens ---
 
     def add_token(self, identifier: str, digest: str, team: str, role: str, by: str = "") -> None:
+        """Record a new token of a team, of which only the hash is stored."""
         body = {"id": identifier, "team": team, "role": role, "action": "created", "hash": digest}
         link = self._append("token", body | _author_field(by))
         row = {"id": identifier, "hash": digest, "team": team, "role": role, "created_at": link.at, "revoked_at": None}
         self._connection.execute(insert(schema.tokens).values(**row))
 
     def revoke_token(self, identifier: str, by: str = "") -> None:
+        """Revoke a token; raise ConfigurationError if it does not exist or is revoked."""
         table = schema.tokens
         unrevoked = (table.c.id == identifier) & table.c.revoked_at.is_(None)
         if not self._connection.execute(update(table).where(unrevoked).values(revoked_at=now())).rowcount:

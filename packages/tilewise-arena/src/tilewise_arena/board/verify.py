@@ -84,6 +84,7 @@ class LedgerReplay:
         self.faults: list[str] = []
 
     def take(self, link: Link) -> None:
+        """Replay one link; a link that does not fit its kind is recorded as a fault."""
         try:
             getattr(self, f"_{link.kind}", self._other)(link, json.loads(link.body))
         except (ValueError, KeyError, TypeError):

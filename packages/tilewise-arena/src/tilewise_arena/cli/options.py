@@ -23,6 +23,7 @@ BY = "command line"  # the author of a change, in the ledger
 
 
 def open_board(where: str, key: Path | None = None, create: bool = False) -> Board:
+    """Open the board that a command names; the import is delayed to keep commands quick to start."""
     from tilewise_arena.board import open_board
 
     return open_board(where, create=create, key=key)

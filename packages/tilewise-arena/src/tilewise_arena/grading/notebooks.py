@@ -28,6 +28,7 @@ def unfinished(lesson: str) -> dict[str, str]:
 
 
 def introduction(lesson: str) -> str:
+    """Return the first cell of a lesson's notebook, in Markdown."""
     return (
         f"# {lesson.capitalize()}: exercises\n\nWrite the functions below. tilewise, installed from your course's "
         f"wheel or repository, checks them; `tilewise.learn.hint({lesson!r}, NAME)` helps with one of them."
@@ -44,6 +45,7 @@ def visible_test(name: str) -> str:
 
 
 def hidden_test(lesson: str, name: str) -> str:
+    """Return the code of a hidden nbgrader test of one exercise."""
     quiet = "import warnings\n\nwarnings.simplefilter('ignore')  # nbgrader takes a warning for a failure"
     if name == LAB:
         return f"{quiet}\nfrom tilewise_arena.grading import must_be_predicted\n\nmust_be_predicted({lesson!r})"

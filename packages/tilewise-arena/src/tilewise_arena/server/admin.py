@@ -31,6 +31,7 @@ _DONE = {"disqualify": "disqualified", "rerun": "queued for another run", "reins
 
 
 def routes(service: Service) -> APIRouter:
+    """Return the routes of the teacher's pages."""
     router = APIRouter(prefix="/teacher")
     _add_session(router, service)
     _add_overview(router, service)

@@ -63,6 +63,7 @@ async def form(request: Request) -> dict[str, str]:
 
 
 def routes(service: Service, views: Views) -> APIRouter:
+    """Return the routes of the public boards and of submissions."""
     router = APIRouter()
     for name in _pages.list_templates():  # compiled before anybody waits for it
         _pages.get_template(name)

@@ -91,6 +91,7 @@ class Service:
         return {"status": "no worker runs" if alive == 0 else "ok", "waiting": waiting, "workers": alive}
 
     def close(self) -> None:
+        """Finish queued writes, stop the threads and close the board."""
         self.writer.close()
         for pool in (self._readers, self._health_thread):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -124,6 +125,7 @@ class Service:
         return {**entry, "recipe": {}, "result": result}
 
     async def admin(self, request: Request) -> Holder:
+        """Return the holder of the request's token; raise Rejected unless it is the teacher's."""
         holder = await self.holder(request)
         if not holder.is_admin:
             raise Rejected("team", "this needs the teacher's token; a team's is not enough")
