@@ -403,7 +403,15 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "ctranslate2 speeds": llama_cpp_tables.beside_ctranslate2,
 }
 
+
+def _processor_gain(row: str) -> str:
+    """Return the gain of a row of `processors`."""
+    return f"{read_any('devices')['processors'][row]['gain'][0]:+.2%}"
+
+
 FIGURES: Mapping[str, Callable[[], str]] = {
+    "processors one by one": lambda: _processor_gain("10, one by one"),
+    "processors adapted": lambda: _processor_gain("first, adapted to 100 kernels"),
     "chooser margin": _margin,
     "chooser look-up": _look_up,
     "choice h200": lambda: _choosing("h200"),
