@@ -95,6 +95,7 @@ def apply(operation: type[ops.Operation], *inputs: Tensor, **params: Any) -> Ten
 
 
 def _wrap(data: Array) -> Tensor:
+    """Create a tensor from an array without the checks of the constructor."""
     out = Tensor.__new__(Tensor)
     out._array = data if type(data) is np.ndarray else np.asarray(data)
     out.grad = out._step = None

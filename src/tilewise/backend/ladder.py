@@ -29,7 +29,7 @@ Block = int | Sequence[int]
 
 def matmul_naive(a: Array, b: Array) -> Array:
     """Multiply by definition: three loops in Python."""
-    a, b = _checked(a, b)
+    a, b = _check_operands(a, b)
     (m, k), n = a.shape, b.shape[1]
     rows, columns = a.tolist(), b.T.tolist()
     out = np.empty((m, n), np.float32)
@@ -58,7 +58,7 @@ def matmul_blocked(a: Array, b: Array, block_size: Block = 64) -> Array:
     Without the extension NumPy multiplies the blocks.
     """
     bm, bn, bk = _checked_block(block_size)
-    a, b = _checked(a, b)
+    a, b = _check_operands(a, b)
     if native is None:
         return _blocked_numpy(a, b, bm, bn, bk)
     out: Array = native.ladder_blocked(a, b, bm, bn, bk)
@@ -133,14 +133,15 @@ def _batched(rung: Callable[[Array, Array], Array], a: Array, b: Array) -> Array
 
 
 def _rung(name: str, a: Array, b: Array) -> Array:
-    a, b = _checked(a, b)
+    a, b = _check_operands(a, b)
     if native is None:
         raise UnavailableError("this rung of the ladder needs the compiled kernels; install g++ and reinstall")
     out: Array = getattr(native, name)(a, b)
     return out
 
 
-def _checked(a: Array, b: Array) -> tuple[Array, Array]:
+def _check_operands(a: Array, b: Array) -> tuple[Array, Array]:
+    """Convert both matrices to contiguous float32; raise an error if they cannot be multiplied."""
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype.kind not in "fiu" or b.dtype.kind not in "fiu":
         raise DtypeError(f"a matrix product needs real numbers, not {a.dtype} and {b.dtype}")
@@ -157,6 +158,7 @@ def _checked_block(block: Block) -> tuple[int, int, int]:
 
 
 def _blocked_numpy(a: Array, b: Array, bm: int, bn: int, bk: int) -> Array:
+    """Multiply block by block, so that the blocks in use stay in cache."""
     out = np.zeros((a.shape[0], b.shape[1]), np.float32)
     for i in range(0, a.shape[0], bm):
         for p in range(0, a.shape[1], bk):

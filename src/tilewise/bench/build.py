@@ -75,7 +75,8 @@ def build_stages(recipe: Recipe) -> list[Stage]:
 # --- steps ---
 
 
-def _weights(runner: Runner, step: Step, recipe: Recipe) -> Runner:
+def _load_weights(runner: Runner, step: Step, recipe: Recipe) -> Runner:
+    """Replace the model's weights by those of a file that the recipe names."""
     path = recipe.read_file(step.options["file"])
     arrays, _ = load_arrays(path)
     arrays = check_weights(arrays, runner.model, step.options["dtype"])
@@ -136,6 +137,7 @@ def _tile(runner: Runner, step: Step, _: Recipe) -> Runner:
 
 
 def _shrink(runner: Runner, step: Step, _: Recipe) -> Runner:
+    """Remove filters from the model's convolutions and retrain it."""
     model = shrink(runner.model, step.options["sparsity"])
     if step.options["sparsity"] and _size(model) == _size(runner.model):
         raise Rejected(
@@ -156,6 +158,7 @@ def _prune(runner: Runner, step: Step, _: Recipe) -> Runner:
 
 
 def _quantize(runner: Runner, step: Step, _: Recipe) -> Runner:
+    """Quantize the model to int8, calibrated on training images; text models decode with int8 weights."""
     if runner.event.kind == "text":
         return replace(runner, decoder_weights="int8")
     x = runner.event.training_images()[0][: step.options["samples"]]
@@ -170,7 +173,7 @@ def _kv_cache(runner: Runner, step: Step, _: Recipe) -> Runner:
 
 
 _APPLY: dict[str, Callable[[Runner, Step, Recipe], Runner]] = {
-    "weights": _weights,
+    "weights": _load_weights,
     "backend": _backend,
     "tile": _tile,
     "shrink": _shrink,

@@ -170,7 +170,7 @@ def _as_runner(model: Benchable, event: Event | str | None) -> Runner:
     if event is not None:
         return runner_for(model, TinyMLPerf.event(event))
     for candidate in TinyMLPerf.events():
-        if candidate.kind != "tiles" and _takes(model, candidate):
+        if candidate.kind != "tiles" and _accepts_inputs(model, candidate):
             return runner_for(model, candidate)
     raise ConfigurationError("this model takes the inputs of none of the events; name one with event=")
 
@@ -181,7 +181,8 @@ def _named_model(name: str) -> Event | Module:
     return TinyMLPerf.event(name) if name.upper() == name or name in events else models.load_model(name)
 
 
-def _takes(model: Module, event: Event) -> bool:
+def _accepts_inputs(model: Module, event: Event) -> bool:
+    """Return whether a model answers the inputs of an event."""
     if event.kind == "text":
         return isinstance(model, models.pretrained("gpt").__class__)
     try:

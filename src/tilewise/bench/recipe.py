@@ -170,7 +170,9 @@ def _text(value: Any, what: str, most: int = 80) -> str:
     return value
 
 
-def _choice(*names: str) -> Check:
+def _one_of(*names: str) -> Check:
+    """Return a check that a value is one of these words."""
+
     def check(value: Any, what: str) -> str:
         if not isinstance(value, str) or value not in names:
             raise Rejected("schema", f"{what} must be one of {', '.join(names)}")
@@ -179,7 +181,9 @@ def _choice(*names: str) -> Check:
     return check
 
 
-def _whole(low: int, high: int) -> Check:
+def _whole_number(low: int, high: int) -> Check:
+    """Return a check that a value is an integer in this range."""
+
     def check(value: Any, what: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise Rejected("schema", f"{what} must be a whole number from {low} to {high}")
@@ -231,38 +235,38 @@ def _tile(entry: Any, what: str) -> dict[str, Any]:
     required = {"mr", "nr", "mc", "nc", "kc"}
     if not required <= tile.keys() <= required | {"pack_a", "pack_b", "threads_m", "threads_n"}:
         raise Rejected("schema", f"{what}: a tile has mr, nr, mc, nc, kc and may have pack_a, pack_b and threads")
-    sizes = {k: _whole(1, 1 << 20)(v, f"{what}, {k}") for k, v in tile.items() if k in _TILE_SIZES}
+    sizes = {k: _whole_number(1, 1 << 20)(v, f"{what}, {k}") for k, v in tile.items() if k in _TILE_SIZES}
     packs = {k: _yes_or_no(v, f"{what}, {k}") for k, v in tile.items() if k not in _TILE_SIZES}
     return {
-        "shape": [_whole(1, 1 << 20)(n, f"{what}, shape") for n in shape],
-        "layout": _choice("nn", "nt", "tn", "tt")(entry["layout"], f"{what}, layout"),
+        "shape": [_whole_number(1, 1 << 20)(n, f"{what}, shape") for n in shape],
+        "layout": _one_of("nn", "nt", "tn", "tt")(entry["layout"], f"{what}, layout"),
         "tile": sizes | packs,
     }
 
 
 _REQUIRED: Any = object()
 _STEPS: dict[str, dict[str, tuple[Check, Any]]] = {
-    "weights": {"file": (_file, _REQUIRED), "dtype": (_choice("float32", "float16", "int8"), "float32")},
-    "backend": {"name": (_choice("native", "numpy"), _REQUIRED)},
+    "weights": {"file": (_file, _REQUIRED), "dtype": (_one_of("float32", "float16", "int8"), "float32")},
+    "backend": {"name": (_one_of("native", "numpy"), _REQUIRED)},
     "tile": {"matmul": (_tiles, _REQUIRED)},
     "shrink": {
         "sparsity": (_share, _REQUIRED),
-        "epochs": (_whole(0, 40), 0),
-        "seed": (_whole(0, 2**31), 0),
+        "epochs": (_whole_number(0, 40), 0),
+        "seed": (_whole_number(0, 2**31), 0),
     },
     "prune": {
         "sparsity": (_share, _REQUIRED),
-        "scope": (_choice("global", "layer"), "global"),
-        "epochs": (_whole(0, 40), 0),
+        "scope": (_one_of("global", "layer"), "global"),
+        "epochs": (_whole_number(0, 40), 0),
         "sparse": (_yes_or_no, True),
-        "seed": (_whole(0, 2**31), 0),
+        "seed": (_whole_number(0, 2**31), 0),
     },
     "quantize": {
-        "observer": (_choice("minmax", "percentile", "mse", "entropy"), "minmax"),
-        "samples": (_whole(1, 1437), 256),
+        "observer": (_one_of("minmax", "percentile", "mse", "entropy"), "minmax"),
+        "samples": (_whole_number(1, 1437), 256),
         "keep_float": (_names, ()),
     },
-    "kv_cache": {"dtype": (_choice("float32", "float16", "int8"), "float32")},
+    "kv_cache": {"dtype": (_one_of("float32", "float16", "int8"), "float32")},
 }
 STEP_NAMES = tuple(_STEPS)
 _ORDER = {"weights": 0, "shrink": 1, "prune": 1, "quantize": 2}

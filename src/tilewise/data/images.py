@@ -116,6 +116,7 @@ def mnist(path: str | Path) -> ImageData:
 
 
 def _find_idx_file(folder: Path, stem: str) -> Path:
+    """Return an MNIST file by any of its usual names."""
     kind = "idx3" if "images" in stem else "idx1"
     names = [f"{stem}{dot}{kind}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
     for name in names:

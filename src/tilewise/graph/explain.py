@@ -43,9 +43,10 @@ class PlanExplanation:
         return tuple(op for op in self.ops if op.outside_reason)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(self._format_lines())
 
-    def _lines(self) -> Iterator[str]:
+    def _format_lines(self) -> Iterator[str]:
+        """Yield a summary and a line for each operator."""
         yield f"{self.native_calls} native call(s), {len(self.outside)} operation(s) outside"
         yield f"activations: {self.arena_bytes / 1024:.0f} KiB, without sharing {self.unshared_bytes / 1024:.0f} KiB"
         for op in self.ops:

@@ -101,6 +101,7 @@ class Plan:
         self._specialize(self._chunks(list(arrays))[0])
 
     def _remember(self, key: tuple[str, Shapes], entry: _Specialization) -> None:
+        """Store a specialization as the latest one; evict the least recently used one if there are too many."""
         with self._lock:  # other threads may run the same plan
             self._specializations.pop(key, None)
             self._specializations[key] = self._latest = entry

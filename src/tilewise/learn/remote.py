@@ -75,6 +75,7 @@ class MessageChannel:
         return message
 
     def _wait(self, reading: list[int], writing: list[int]) -> None:
+        """Wait until a file descriptor is ready; raise TimeoutError at the deadline."""
         if self.deadline is not None:
             seconds_left = self.deadline - time.monotonic()
             while seconds_left <= 0 or not any(select.select(reading, writing, [], seconds_left)):

@@ -387,6 +387,7 @@ class CrossEntropy(Operation):
 
 
 def _check_targets(logits: Array, targets: Array, ignore: int) -> None:
+    """Raise an error unless targets are class numbers that fit the logits."""
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
         raise ShapeError(f"cross entropy takes (N, C) logits and (N,) targets, not {logits.shape} and {targets.shape}")
     if targets.dtype.kind not in "iu":

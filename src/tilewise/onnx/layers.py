@@ -55,6 +55,8 @@ def layer_for(node: OnnxNode, weights: Weights) -> Module | None:
 
 
 def _builds(*names: str) -> Callable[[Build], Build]:
+    """Register a function that builds the layer of these ONNX operators."""
+
     def mark(build: Build) -> Build:
         for name in names:
             _BUILDERS[name] = build
@@ -174,6 +176,7 @@ def _linear_from_matmul(node: OnnxNode, weights: Weights) -> Module | None:
 
 @_builds("LayerNormalization")
 def _layer_norm(node: OnnxNode, weights: Weights) -> Module | None:
+    """Create a layer norm over the last axis if its weights are constant; else return None."""
     weight, bias = weights[1], weights[2] if len(weights) > 2 else None
     if weight is None or not _is_float(weight) or weight.ndim != 1 or node.get("axis", -1) != -1:
         return None

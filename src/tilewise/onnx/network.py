@@ -120,7 +120,7 @@ class Network(Module):
                 raise ShapeError(
                     f"{step.nodes[0]} cannot work on {shapes or 'nothing'}: {_first_line(error)}"
                 ) from None
-            _keep(values, step, result)
+            _store_results(values, step, result)
             alive += sum(array(values[name]).nbytes for name in step.outputs if name)
             if alive > most:
                 raise UnavailableError(f"up to {step.nodes[0]} the results take {alive >> 20} MiB, too many at a time")
@@ -185,7 +185,8 @@ def _first_line(error: Exception) -> str:
     return one_line((str(error).splitlines() or [type(error).__name__])[0][:200])
 
 
-def _keep(values: dict[str, Value], step: LayerCall, result: Any) -> None:
+def _store_results(values: dict[str, Value], step: LayerCall, result: Any) -> None:
+    """Store the results of a layer under their names; raise FileFormatError if one is missing."""
     results = result if isinstance(result, tuple) else (result,)
     for name, value in zip(step.outputs, results, strict=False):
         if name:

@@ -212,6 +212,7 @@ def _without_constants(nodes: list[OnnxNode], constants: dict[str, Array]) -> li
 
 
 def _constant_value(node: OnnxNode) -> Array | None:
+    """Return the array of a Constant node, or None if its attribute is not supported."""
     for name, kind in (("value", None), ("value_float", np.float32), ("value_int", np.int64)):
         value = node.attributes.get(name)
         if value is not None:
@@ -274,6 +275,7 @@ class _Constants:
         return _as_array(flat, number, copy=False).reshape(dims)
 
     def _from_field(self, tensor: Any, dims: tuple[int, ...], count: int, what: str) -> Array:
+        """Decode a tensor whose numbers are in a typed field of the message."""
         values = getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data"))
         if len(values) != count:
             raise FileFormatError(f"{what} of shape {dims} has {len(values)} numbers")

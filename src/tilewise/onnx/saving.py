@@ -226,16 +226,17 @@ def save_network(network: Network, path: str | os.PathLike[str]) -> None:
     for step in network.steps:
         layer = getattr(network, step.layer)
         if isinstance(layer, Operator):
-            _operation(graph, step, constants)
+            _write_operation(graph, step, constants)
         else:
-            _layers(graph, layer, step)
+            _write_layers(graph, layer, step)
     for port in network.outputs:
         if port.name in constants:
             graph.weights[port.name] = constants[port.name]
     graph.write(path, network.inputs, network.outputs)
 
 
-def _operation(graph: OnnxWriter, step: LayerCall, constants: dict[str, Any]) -> None:
+def _write_operation(graph: OnnxWriter, step: LayerCall, constants: dict[str, Any]) -> None:
+    """Write a node that was loaded from a file, with its current weights."""
     node = step.nodes[0]
     for name in node.inputs:
         if name in constants:
@@ -245,7 +246,8 @@ def _operation(graph: OnnxWriter, step: LayerCall, constants: dict[str, Any]) ->
     graph.node(node.op, node.inputs, node.outputs, **settings)
 
 
-def _layers(graph: OnnxWriter, layer: Module, step: LayerCall) -> None:
+def _write_layers(graph: OnnxWriter, layer: Module, step: LayerCall) -> None:
+    """Write a layer, or a chain of layers, as nodes."""
     chain = list(layer) if isinstance(layer, Sequential) else [layer]
     value = step.inputs[0]
     for index, part in enumerate(chain):

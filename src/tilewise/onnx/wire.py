@@ -118,6 +118,7 @@ def _field(stream: IO[bytes], end: int, record: Skeleton) -> tuple[int, bytes, i
 
 
 def _read_varint(stream: IO[bytes]) -> int:
+    """Read an integer of variable length, seven bits per byte."""
     value = 0
     for shift in range(0, 70, 7):
         byte = _exactly(stream, 1)[0]

@@ -22,7 +22,7 @@ def page(stops: Sequence[Stop], about: str, headlines: Sequence[Headline] = ()) 
     numbers = "".join(f"<div><b>{escape(h.number)}</b><p>{escape(h.sentence)}</p></div>" for h in headlines)
     hero = f'<div class="headlines">{numbers}</div>' if numbers else ""
     intro = f"<h1>tilewise on this machine</h1>{hint}{hero}<nav><ol>{links}</ol></nav>"
-    body = "\n".join(_section(number, stop) for number, stop in enumerate(stops, 1))
+    body = "\n".join(_format_section(number, stop) for number, stop in enumerate(stops, 1))
     steps = "".join(f"<li>{_format_code(line)}</li>" for line in NEXT)
     body += f'\n<section id="next"><h2>What next</h2><ul>{steps}</ul></section>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{intro}\n{body}\n</main></body></html>\n'
@@ -44,7 +44,8 @@ def _format_code(line: str) -> str:
     return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(pieces))
 
 
-def _section(number: int, stop: Stop) -> str:
+def _format_section(number: int, stop: Stop) -> str:
+    """Format one stop of the tour as an HTML section."""
     lead = f'<p class="meaning">{escape(stop.meaning)}</p>' if stop.meaning else ""
     lines = lead + "".join(f"<p>{_format_code(line)}</p>" for line in stop.lines)
     charts = "".join(f"<figure><figcaption>{escape(c.title)}</figcaption>{bars(c)}</figure>" for c in stop.charts)

@@ -59,7 +59,7 @@ def cnn_stop(visit: Visit) -> Stop:
     int8: Any = quantize(small, [digits.x_train[:256]])
 
     def step(name: str, run: Any, version: Module, size: int, backend: OptimizedBackend | None) -> ModelVersion:
-        return ModelVersion(name, _call(run, batch, backend), size, accuracy_text(version, digits))
+        return ModelVersion(name, _forward_call(run, batch, backend), size, accuracy_text(version, digits))
 
     size, small_size = weight_bytes(model), weight_bytes(small)
     steps = [step("plain (NumPy, float32)", model, model, size, OptimizedBackend(only="numpy"))]
@@ -120,7 +120,9 @@ def _affordable_tokens(model: Any, ids: Any, plain: OptimizedBackend, max_tokens
     return max_tokens if seconds < 0.1 else min(max_tokens, 24) if seconds < 0.4 else 8
 
 
-def _call(model: Any, batch: Tensor, backend: OptimizedBackend | None) -> Callable[[], Any]:
+def _forward_call(model: Any, batch: Tensor, backend: OptimizedBackend | None) -> Callable[[], Any]:
+    """Return a function that runs the model on a batch with this backend."""
+
     @no_grad()
     def run() -> Any:
         if backend is None:

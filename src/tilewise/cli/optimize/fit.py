@@ -59,7 +59,7 @@ def fit(
     logs += [TensorBoardLog(tensorboard)] if tensorboard is not None else []
     with progress_bar(None) as move:
         result = run_fit(recipe, folder, checkpoint_every, fresh, _watcher(move, logs))
-    print(_as_json(result) if as_json else _as_text(result))
+    print(_as_json(result) if as_json else _describe_result(result))
     if not result.finished:
         raise typer.Exit(130)
 
@@ -91,7 +91,8 @@ def _as_json(result: FitResult) -> str:
     return json.dumps(plain | {k: v and str(v) for k, v in plain.items() if k.endswith("_path")}, indent=2)
 
 
-def _as_text(result: FitResult) -> str:
+def _describe_result(result: FitResult) -> str:
+    """Say in one sentence how training ended."""
     if not result.finished:
         return f"Interrupted after {result.steps} steps; the same command continues from {result.checkpoint_path}."
     scores = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.scores.items())

@@ -224,7 +224,7 @@ def track(items: Iterable[Item], label: str, total: int, enabled: bool = True) -
     elif sys.stderr.isatty():
         yield from _bar(items, label, total)
     else:
-        yield from _lines(items, label, total)
+        yield from _with_progress_lines(items, label, total)
 
 
 def _bar(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
@@ -234,7 +234,8 @@ def _bar(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
     yield from rich_track(items, description=label, total=total, console=Console(stderr=True), transient=True)
 
 
-def _lines(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
+def _with_progress_lines(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
+    """Yield the items, and print a line of progress to stderr now and then."""
     start = last_report = time.monotonic()
     for count, item in enumerate(items):
         now = time.monotonic()

@@ -57,7 +57,8 @@ def _dequantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = Non
 
 
 @operator("DynamicQuantizeLinear")
-def _dynamic(node: OnnxNode, x: Value) -> Any:
+def _dynamic_quantize_linear(node: OnnxNode, x: Value) -> Any:
+    """Quantize to uint8 with the range of the values; return integers, scale and zero point."""
     data = array(x)
     low, high = min(float(data.min(initial=0)), 0.0), max(float(data.max(initial=0)), 0.0)
     scale = np.float32((high - low) / 255) or np.float32(1)

@@ -397,7 +397,7 @@ def _scatter_nd(node: OnnxNode, x: Value, indices: Value, updates: Value) -> Val
         raise ShapeError(f"{node} writes {updates.shape} at {where.shape} in a tensor of shape {x.shape}")
     places = tuple(_inside(where[..., i], x.shape[i], node) for i in range(where.shape[-1]))
     how = choice(node, "reduction", "none", ("none", "add", "mul", "max", "min"))
-    return computed(lambda a, b: _written(a, places, b, how), x, updates, name=node.op)
+    return computed(lambda a, b: _scatter(a, places, b, how), x, updates, name=node.op)
 
 
 @operator("ScatterElements")
@@ -408,13 +408,14 @@ def _scatter_elements(node: OnnxNode, x: Value, indices: Value, updates: Value) 
     places: list[Any] = list(np.ix_(*(np.arange(n) for n in where.shape)))
     places[axis] = _inside(where, x.shape[axis], node)
     how = choice(node, "reduction", "none", ("none", "add", "mul", "max", "min"))
-    return computed(lambda a, b: _written(a, tuple(places), b, how), x, updates, name=node.op)
+    return computed(lambda a, b: _scatter(a, tuple(places), b, how), x, updates, name=node.op)
 
 
 _WRITES: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
-def _written(x: Array, places: tuple[Any, ...], updates: Array, how: str) -> Array:
+def _scatter(x: Array, places: tuple[Any, ...], updates: Array, how: str) -> Array:
+    """Return a copy with updates written to, or combined with, the selected elements."""
     out = x.copy()
     if how == "none":
         out[places] = updates

@@ -139,7 +139,7 @@ def _conv_transpose(node: OnnxNode, x: Value, weight: Value, bias: Value | None 
         check_size([*filters.shape[:2], *((k - 1) * d + 1 for k, d in zip(filters.shape[2:], dilations, strict=True))])
         filters = apply(resampling.Dilate, filters, step=(dilations[0], dilations[1]))
     full = F.conv_transpose2d(images, filters, None, (strides[0], strides[1]), groups=groups)
-    y = _cut(full, pads, extra, node)
+    y = _crop_result(full, pads, extra, node)
     y = y if bias is None else y + tensor(bias).reshape(-1, 1, 1)
     return _as_before(y, rank)
 
@@ -163,7 +163,8 @@ def _transposed_pads(node: OnnxNode, x: Value, sizes: list[int], strides: list[i
     return pads
 
 
-def _cut(y: Tensor, pads: Pads, extra: list[int], node: OnnxNode) -> Tensor:
+def _crop_result(y: Tensor, pads: Pads, extra: list[int], node: OnnxNode) -> Tensor:
+    """Remove the padding from the result of a transposed convolution."""
     if any(extra):
         y = _pad_images(y, [(0, e) for e in extra])
     ends = [n - after for n, (_, after) in zip(y.shape[2:], pads, strict=True)]

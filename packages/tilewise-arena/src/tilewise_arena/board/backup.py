@@ -89,13 +89,13 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
             job |= {"attempts": 0, "turn": 0, "seal": job_seal(secret, job["entry"], job["state"], 0, 0)}
     with (
         tempfile.TemporaryDirectory(prefix="tilewise-restore-") as folder,
-        _empty_board(Path(folder) / "board.sqlite", None, secret) as board,
+        _open_empty_board(Path(folder) / "board.sqlite", None, secret) as board,
     ):
         _fill_board(board, rows, links, path)
         verdict = verify(board)
     if not verdict.good:
         raise Rejected("altered board", f"{path} does not hold a whole board: {verdict.faults[0]}")
-    with _empty_board(where, key, secret) as board:
+    with _open_empty_board(where, key, secret) as board:
         _fill_board(board, rows, links, path)
     return count
 
@@ -126,7 +126,8 @@ def _secret(stored_key: bytes | None, key: Path | None, new_key: bool) -> bytes:
     return secret
 
 
-def _empty_board(where: str | Path, key: Path | None, secret: bytes) -> Board:
+def _open_empty_board(where: str | Path, key: Path | None, secret: bytes) -> Board:
+    """Open a board to restore into; raise ConfigurationError if it has entries."""
     board = open_board(where, key=key)
     if board.head()[0]:
         board.close()

@@ -191,6 +191,7 @@ def _token_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
 
 
 def _job_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
+    """Compare the queue with the ledger, and describe every difference."""
     jobs = schema.jobs
     in_queue = {int(row.entry) for row in connection.execute(select(jobs.c.entry).where(jobs.c.state != "done"))}
     missing, unexpected = replay.pending - in_queue, in_queue - replay.pending
@@ -216,6 +217,7 @@ def _seal_faults(connection: Connection, key: bytes) -> list[str]:
 
 
 def _file_faults(connection: Connection, replay: LedgerReplay) -> list[str]:
+    """Check the stored files against their hashes and the ledger, and describe every fault."""
     faults, digests = [], set()
     for row in connection.execution_options(yield_per=8).execute(select(schema.files)):
         digests.add(str(row.digest))

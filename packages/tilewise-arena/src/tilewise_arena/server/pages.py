@@ -155,7 +155,7 @@ def _add_submit(router: APIRouter, service: Service) -> None:
 
     @router.get("/submit")
     async def empty_form(event: str = "MLP_SPRINT") -> Response:
-        return page("submit.html", recipe=_example(event), error="")
+        return page("submit.html", recipe=_example_recipe(event), error="")
 
     @router.post("/submit")
     async def sent_form(request: Request) -> Response:
@@ -175,7 +175,8 @@ def _add_submit(router: APIRouter, service: Service) -> None:
         return RedirectResponse(f"/entry/{receipt['entry']}", 303)
 
 
-def _example(event: str) -> str:
+def _example_recipe(event: str) -> str:
+    """Return the recipe that the submission form shows."""
     if event == "TILE_OLYMPIAD":
         return json.dumps({"tilewise": 1, "event": event, "name": "mine", "predictions": "predictions.csv"}, indent=2)
     try:

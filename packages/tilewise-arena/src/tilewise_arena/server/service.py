@@ -184,12 +184,13 @@ def checked_submission(submission: Submission) -> tuple[Recipe, dict[str, bytes]
     recipe = parse_recipe(submission.recipe)
     if set(submission.files) != set(recipe.files):
         raise Rejected("schema", "the files sent are not those that the recipe names")
-    files = {name: _decoded(name, content) for name, content in submission.files.items()}
+    files = {name: _decode_file(name, content) for name, content in submission.files.items()}
     plugin = None if submission.plugin is None else submission.plugin.encode("utf-8", errors="replace")
     return recipe, files, plugin
 
 
-def _decoded(name: str, content: str) -> bytes:
+def _decode_file(name: str, content: str) -> bytes:
+    """Decode a file from base64; raise Rejected if it is invalid or too large."""
     try:
         data = binascii.a2b_base64(content, strict_mode=True)
     except (binascii.Error, ValueError):

@@ -71,7 +71,7 @@ def open_sources(path: Path) -> Iterator[Source]:
             elif _is_tar(start):
                 yield from _tar_members(stream, path)
             elif start[:4] == b"PK\x03\x04":
-                yield from _members(stream, path)
+                yield from _open_members(stream, path)
             else:
                 yield Source(path.name, stream)
     except TilewiseError:  # some subclasses are RuntimeErrors too
@@ -80,7 +80,8 @@ def open_sources(path: Path) -> Iterator[Source]:
         raise FileFormatError(f"{path} is damaged ({type(error).__name__}).") from error
 
 
-def _members(stream: IO[bytes], path: Path) -> Iterator[Source]:
+def _open_members(stream: IO[bytes], path: Path) -> Iterator[Source]:
+    """Yield the files of a zip archive as sources."""
     with zipfile.ZipFile(stream) as archive:
         # A zip archive also lists its directories as members.
         infos = [info for info in archive.infolist() if not info.is_dir()]
