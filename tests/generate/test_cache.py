@@ -110,7 +110,7 @@ def test_bad_arguments_get_a_sentence() -> None:
     cache.update(0, rows(), rows(), 0)
     with pytest.raises(ShapeError, match="2 sequences, not 1"):
         cache.update(0, rows(1), rows(1), 0)
-    with pytest.raises(ShapeError, match="no layer 5"):
+    with pytest.raises(ShapeError, match="stored for layer 5"):
         cache.get(5, 1)
     with pytest.raises(ShapeError, match="negative"):
         cache.update(0, rows(), rows(), -1)
