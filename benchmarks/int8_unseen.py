@@ -139,8 +139,8 @@ def main() -> None:
         table.append(row)
         facts = {"date": today(), "machine": machine_class(), "networks": table}
         write_atomic(results_path(options.json), (json.dumps(facts, indent=1) + "\n").encode())
-    kept = [row for row in table if row.get("within %", 100) >= 95 and row.get("identical when loaded", True)]
-    print(f"{len(kept)} of {len(table)} networks keep their stated error on 95 % of unseen images, or are refused")
+    passing = [row for row in table if row.get("within %", 100) >= 95 and row.get("identical when loaded", True)]
+    print(f"{len(passing)} of {len(table)} networks keep their stated error on 95 % of unseen images, or are refused")
 
 
 if __name__ == "__main__":

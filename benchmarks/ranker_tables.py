@@ -28,15 +28,15 @@ def foreign() -> str:
 
 def tile_peers() -> str:
     """Published ranking models on synthetic TPU kernels: `python -m benchmarks.tile_peers`."""
-    found = read_any("tile_peers") or {}
-    if "peers" not in found:
+    results = read_any("tile_peers") or {}
+    if "peers" not in results:
         return f"{NOT_MEASURED}: `python -m benchmarks.tile_peers` writes it."
     cells = []
-    for name, row in found["peers"].items():
+    for name, row in results["peers"].items():
         errors = (_with_interval(*row[key], seeds=row["seeds"]) for key in ("top1", "top5"))
         above = "{:+.2f} ± {:.2f}".format(*row["above_ours"]) if "above_ours" in row else ""
         cells.append((name, *errors, above, f"{row['processor_seconds'][0]:.0f} s", str(row["seeds"])))
-    cells.append(("chance", *(f"{found['chance'][key]:.2f} %" for key in ("top1", "top5")), "", "", ""))
+    cells.append(("chance", *(f"{results['chance'][key]:.2f} %" for key in ("top1", "top5")), "", "", ""))
     headings = ("model", "top-1 error", "top-5 error", "top-5 above TileRanker's", "processor time", "seeds")
     return table(headings, cells)
 
@@ -47,12 +47,12 @@ def _with_interval(mean: float, half: float, seeds: int) -> str:
 
 def tile_sample() -> str:
     """Real TPU kernels, each left out of training: `python -m benchmarks.tile_peers --sample FILE`."""
-    found = (read_any("tile_peers") or {}).get("sample")
-    if not found:
+    results = (read_any("tile_peers") or {}).get("sample")
+    if not results:
         return f"{NOT_MEASURED}: `python -m benchmarks.tile_peers --sample` writes it."
     cells = [
         (name, *(_with_interval(*row[key], seeds=row["seeds"]) for key in ("top1", "top5")), str(row["seeds"]))
-        for name, row in found["models"].items()
+        for name, row in results["models"].items()
     ]
     return table(("model", "top-1 error", "top-5 error", "seeds"), cells)
 

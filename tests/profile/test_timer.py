@@ -118,6 +118,30 @@ def test_a_time_limit_leaves_no_alarm_behind():
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
+def test_an_alarm_at_either_end_of_a_time_limit_leaves_no_handler_behind(monkeypatch):
+    import signal
+
+    from tilewise.profile.timing.limits import TimeIsUp, time_limit
+
+    set_timer, stops = signal.setitimer, []
+
+    def stop_late(timer, seconds, interval=0.0):
+        stops.append(seconds == 0.0)
+        if sum(stops) == 1 and stops[-1]:  # as if the signal had arrived just before the timer is stopped
+            raise TimeIsUp
+        return set_timer(timer, seconds, interval)
+
+    for _ in range(20):
+        with pytest.raises(TimeIsUp), time_limit(1e-6):
+            time.sleep(5)
+        assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+    monkeypatch.setattr(signal, "setitimer", stop_late)
+    with time_limit(5):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
 def test_threads_left_running_are_said():
     stop = threading.Event()
     try:

@@ -58,7 +58,7 @@ def test_the_fallback_is_judged_on_families_that_are_left_out(
 ) -> None:
     left_out = auto._left_out_kernels(data)
     assert 5 <= len(left_out) <= 0.4 * len(data.train)
-    fallback = auto._judge_left_out(data, ["TileRanker", "GBDT"], seed=0, max_seconds=4.0)
+    fallback = auto._choose_fallback(data, ["TileRanker", "GBDT"], seed=0, max_seconds=4.0)
     assert fallback in ("TileRanker", "GBDT", "TileRanker + GBDT")
     assert "left-out families" in capsys.readouterr().err
 

@@ -60,13 +60,17 @@ def _signal_limit(seconds: float) -> Iterator[None]:
     """Raise TimeIsUp from a SIGALRM handler."""
     previous_handler = signal.getsignal(signal.SIGALRM)
     signal.signal(signal.SIGALRM, _raise_time_is_up)
-    # The signal repeats in case the function swallows the first exception; 5 s leave enough time for our cleanup.
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), 5.0)
     try:
+        # The signal repeats in case the function swallows the first exception; 5 s leave enough time for our cleanup.
+        # A shorter limit could raise before the caller's block is entered, which nothing would clean up.
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 5.0)
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, previous_handler)
+        # An alarm that arrives here raises and skips the rest, so that the handler would stay: repeat once.
+        for _ in range(2):
+            with suppress(TimeIsUp):
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                signal.signal(signal.SIGALRM, previous_handler)
 
 
 @contextmanager
