@@ -59,7 +59,7 @@ void check_product(int rows, int columns, int k) {
 }  // namespace
 
 TW_TEST(int8_products_are_exact) {
-  // Some sizes leave partial tiles: rows around 8, columns around 16, and k that is no multiple of 4.
+  // Some sizes leave partial tiles: rows around 8, columns around 16, and k not divisible by 4.
   for (int rows : {1, 2, 7, 8, 9, 130}) {
     for (int columns : {1, 15, 16, 17, 33, 48}) {
       for (int k : {1, 4, 7, 64}) check_product(rows, columns, k);

@@ -51,7 +51,7 @@ class Validation:
 def validate(
     entry: Runner, reference: Runner, settings: Settings, rng: np.random.Generator | None = None
 ) -> Validation:
-    """Validate `entry` against the reference; raise Rejected with the reason, or return what was checked."""
+    """Validate `entry` against the reference; raise Rejected with the reason, or return the checks."""
     rng = rng or settings.rng()
     dtypes = tuple(sorted({array.dtype.name for array in entry.stored_arrays().values()}))
     check = _validate_images if entry.event.kind == "images" else _validate_text

@@ -36,7 +36,7 @@ InputKey = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]  # shape and dtype 
 
 _MAX_SHAPES = 8  # input shapes of one module that stay planned: as many as `Plan` stores
 _MAX_UNUSED = 4  # planned shapes that were called once; arbitrary: later shapes are planned on their second call
-_MAX_PAUSE = 1024  # calls; arbitrary, planning once in so many calls costs nothing
+_MAX_PAUSE = 1024  # calls; arbitrary, planning once in 1,024 calls costs nothing
 _WORTH = 32  # calls after which a plan has saved more than it cost; arbitrary between 10 and 100
 _MAX_COMPARED = 64 << 20  # bytes of arrays that are compared at each call; layers compare all of theirs at each call
 _OWN_PACKAGES = ("tilewise", "tilewise_arena", "tilewise_fleet")
