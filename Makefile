@@ -96,7 +96,8 @@ sanitize: $(VENV)/.tools  ## run the native tests under AddressSanitizer, Undefi
 sanitize-python: $(VENV)/.test  ## run the kernels' Python tests and the stress test under AddressSanitizer and UndefinedBehaviorSanitizer
 	rm -rf build/sanitize-python
 	$(PIP) install --no-build-isolation --no-deps --target build/sanitize-python . \
-	  -C build-dir=build/sanitize-extension -C cmake.define.TILEWISE_SANITIZE=address,undefined -C install.strip=false
+	  --config-settings=build-dir=build/sanitize-extension --config-settings=cmake.define.TILEWISE_SANITIZE=address,undefined \
+	  --config-settings=install.strip=false
 	$(SANITIZED) tests/backend tests/prune tests/nn
 	$(SANITIZED) stress --minutes $(or $(MINUTES),10) --threads $(or $(THREADS),8) --seed $(or $(SEED),0)
 

@@ -35,9 +35,9 @@ def main() -> int:
     parser.add_argument("--isas", default="all", help="instruction sets to compile: all, or native for this machine's")
     parser.add_argument("requirements", nargs="+", help="what `pip install -e` is to install, the package first")
     arguments = parser.parse_args()
-    output = list(
-        _show_progress(_pip(arguments.requirements, [f"-Ccmake.define.TILEWISE_ISAS={arguments.isas}", "-v"]))
-    )
+    # The long option: `-C` needs pip 23.1, and Debian 12 creates environments with 23.0.
+    instruction_sets = f"--config-settings=cmake.define.TILEWISE_ISAS={arguments.isas}"
+    output = list(_show_progress(_pip(arguments.requirements, [instruction_sets, "-v"])))
     if _has_kernels():
         return 0
     if not any(_COUNTER.search(line) or "CMake Error" in line for line in output):  # pip itself failed
