@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import http.client
 import json
@@ -30,6 +31,7 @@ from starlette.testclient import TestClient
 from tests.bench.site import Served
 from tests.bench.test_board import filled, recipe
 from tests.bench.test_server import Site
+from tests.idle_clients import idle_connections
 from tests.waiting import PATIENCE, until
 from tilewise.bench import Rejected
 from tilewise.bench.jsontext import parse_json
@@ -296,31 +298,12 @@ def _raw(server: Served, content: bytes) -> socket.socket:
     return connection
 
 
-# Opens 200 connections that ask nothing or half a question, and holds them until its input ends.
-_IDLE = """
-import socket, sys
-held = []
-for at in range(200):
-    held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=120))
-    held[-1].sendall(b"" if at % 2 else b"GET / HTTP/1.1\\r\\nhost: x\\r\\n")
-print("open", flush=True)
-sys.stdin.read()
-"""
-
-
 def test_idle_connections_push_out_each_other_and_nobody_else(served: tuple[Served, str]) -> None:
     server, _ = served
-    idle: list[subprocess.Popen[str]] = []
-    pipe = subprocess.PIPE
-    try:
-        for _ in range(6):  # a process may have 1,024 descriptors open, where nobody has raised that
-            command = [sys.executable, "-c", _IDLE, str(server.port)]
-            idle.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
-            assert idle[-1].stdout is not None and idle[-1].stdout.readline() == "open\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(idle_connections(server.port))
             assert _healthy(server)
-    finally:
-        for process in idle:
-            process.communicate("", timeout=PATIENCE)
 
 
 def test_half_sent_bodies_of_strangers_hold_nothing(served: tuple[Served, str]) -> None:

@@ -16,6 +16,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install tilewise-fleet")
 
 from tests.fleet.served import ServedStore, post
+from tests.idle_clients import CONNECTIONS_PER_PROCESS, idle_connections
 from tests.waiting import PATIENCE, interruptible
 from tilewise.errors import ConfigurationError
 from tilewise.store.store import Store
@@ -62,9 +63,8 @@ def test_it_ends_in_order_from_its_first_moment_on(number: signal.Signals, tmp_p
 def test_half_sent_heads_do_not_keep_others_out(tmp_path: Path) -> None:
     """More connections than the server has room for; everybody else was answered with 503 once."""
     with ServedStore(str(tmp_path / "s.sqlite")) as served, contextlib.ExitStack() as stack:
-        for _ in range(MAX_PENDING + 200):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), PATIENCE))
-            connection.sendall(b"POST /choose HTTP/1.1\r\nhost: x\r\n")
+        for _ in range(MAX_PENDING // CONNECTIONS_PER_PROCESS + 1):
+            stack.enter_context(idle_connections(served.port))
         with urlopen(f"{served.url}/health", timeout=PATIENCE) as answer:
             assert answer.status == 200
         problem = {"family": "matmul", "m": 512, "n": 512, "k": 512, "dtype": "fp16"}
