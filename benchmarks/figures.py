@@ -72,15 +72,26 @@ def replayed() -> str:
     lines: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
         ("kernels", lambda r: str(r["kernels"])),
         *(_replay_row(strategy, k) for k in (3, 5, 10) for strategy in (SIMPLE, OURS)),
-        *((f"saved after {k} (95 % interval)", partial(_saving, k)) for k in (3, 5, 10)),
+        *((f"error saved by expected improvement, k = {k} (95 % interval)", partial(_saving, k)) for k in (3, 5, 10)),
         ("the first choice, not measured", lambda r: f"{r['first_choice']:.3f} of the best"),
         ("the default", lambda r: f"{100 * r['default']:.1f} %"),
     ]
     return table(("", *(f"`{n}`" for n in names)), [(what, *(say(found[n]) for n in names)) for what, say in lines])
 
 
+# How the tables call the strategies of a replay.
+_STRATEGIES = {
+    SIMPLE: "in the model's order",
+    OURS: "by expected improvement",
+    "random": "random order",
+    "the mean over earlier problems": "mean of earlier problems",
+    "a process of one problem": "Gaussian process of this problem",
+    "a process over problems": "Gaussian process across problems",
+}
+
+
 def _replay_row(strategy: str, count: int) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
-    return f"{strategy}, k = {count}", lambda r: f"{100 * r['regret'][strategy][count - 1]:.2f} %"
+    return f"{_STRATEGIES[strategy]}, k = {count}", lambda r: f"{100 * r['regret'][strategy][count - 1]:.2f} %"
 
 
 def _saving(count: int, found: Mapping[str, Any]) -> str:
@@ -94,12 +105,12 @@ def without_model() -> str:
     cells = [("problems", *(str(row["problems"]) for row in found.values()))]
     for place, strategy in enumerate(next(iter(found.values()))["strategies"]):
         values = [row["strategies"][place]["regret"][4] for row in found.values()]
-        cells.append((f"{strategy['name']}, after five", *(f"{100 * value:.1f} %" for value in values)))
+        cells.append((f"{_STRATEGIES[strategy['name']]}, k = 5", *(f"{100 * value:.1f} %" for value in values)))
     pairs = dict.fromkeys((c["mechanism"], c["simpler"]) for row in found.values() for c in row["comparisons"])
     for pair in pairs:
         some = [[c for c in row["comparisons"] if (c["mechanism"], c["simpler"]) == pair] for row in found.values()]
         saved = [_saving(5, {"comparisons": one}) for one in some]
-        cells.append((f"{pair[0]} saves over {pair[1]} (95 % interval)", *saved))
+        cells.append((f"{_STRATEGIES[pair[0]]}: error saved over {_STRATEGIES[pair[1]]} (95 % interval)", *saved))
     return table(("", *(f"`{name}`" for name in found)), cells)
 
 
@@ -137,10 +148,10 @@ def sure() -> str:
         for count, row in found[name]["sure"].items()
     ]  # fmt: skip
     cells += [
-        (f"`{name}`, the recorded fastest, all read once more", "", "", f"{found[name]['read_again']:.0%}")
+        (f"`{name}`, the recorded fastest, measured again", "", "", f"{found[name]['read_again']:.0%}")
         for name in sorted(found, reverse=True)
     ]
-    return table(("within 5 % (calibrated)", "claimed for", "right", "of all choices, so close"), cells)
+    return table(("within 5 % (calibrated)", "claimed for", "claim is right", "share of all choices within 5 %"), cells)
 
 
 def board() -> str:

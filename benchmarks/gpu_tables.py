@@ -108,11 +108,11 @@ def _compiled(name: str) -> str:
     ways = [way for way in (*WAYS, OURS) if any(way in row.us for row in rows)]
     cells = [[row.name, *(_cell(row.us.get(way), row.seconds.get(way)) for way in ways)] for row in rows]
     against = {comparison.way: comparison for comparison in compare_ways(rows)}
-    cells.append(["runs as long as tilewise's: geometric mean (least), problems", *(
+    cells.append(["runtime / tilewise's: geometric mean (least), problems", *(
         f"{against[way].runs:.3f} ({against[way].least:.2f}), {against[way].problems}" if way in against
         else "1" if way == OURS else ""
         for way in ways)])  # fmt: skip
-    cells.append(["first call as long as tilewise's: geometric mean (all together)", *(
+    cells.append(["first call / tilewise's: geometric mean (all together)", *(
         f"{against[way].first_call:.1f} ({against[way].all_calls:.1f})" if way in against and against[way].first_call
         else "1" if way == OURS else "" for way in ways)])  # fmt: skip
     return table(("problem", *(_SHOWN.get(way, way) for way in ways)), cells)
