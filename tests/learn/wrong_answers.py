@@ -210,7 +210,7 @@ WRONG: dict[str, dict[str, list[tuple[str, str]]]] = {
                 "cached = not cached; return (prompt + new - 1 if new else 0) if cached else sum(prompt + i for i in range(new))",
             ),
             (
-                "each further one out of a pass",
+                "nothing goes through the model",
                 "return prompt + max(new - 1, 0) if cached else sum(prompt + i for i in range(new))",
             ),
             (

@@ -192,9 +192,16 @@ def _check_in_process(exercise: Exercise, path: str) -> str:
         except (Wrong, NotImplementedError):
             raise
         except Exception as error:
-            raise AnswerFailed(sentence(error, path)) from None
+            raise AnswerFailed(_describe_failure(sentence(error, path), args)) from None
 
     return why if function is None else _verdict(exercise, answer)
+
+
+def _describe_failure(failure: str, args: Sequence[Any]) -> str:
+    """Add the arguments of the call to the sentence of an error: numbers as they are, arrays by their shapes."""
+    shapes = [getattr(value, "shape", None) for value in args]
+    words = [_short(value) if shape is None else f"{shape}" for value, shape in zip(args, shapes, strict=True)]
+    return f"{failure} in the call with {', '.join(words)}"
 
 
 class AnswerFailed(Exception):
@@ -220,7 +227,9 @@ class Answer:
         if "stops" in message:
             if wrong is not None:
                 raise wrong
-            raise NotImplementedError if message.get("unwritten") is True else AnswerFailed(str(message["stops"])[:400])
+            if message.get("unwritten") is True:
+                raise NotImplementedError
+            raise AnswerFailed(_describe_failure(str(message["stops"])[:400], args))
         try:
             _write(codec, message["written"])
             return codec.decode(message["gives"])

@@ -49,11 +49,13 @@ def _blocked(answer: Callable[..., Any]) -> None:
         watched = _Watched(a), _Watched(b)
         call = f"blocked_matmul of {m}x{k} and {k}x{n} in blocks of {block}"
         result = answer(*watched, block)
+        half = result if getattr(result, "dtype", None) == np.float16 else np.nan
         same_array(
             result,
             a @ b,
             call,
             "start from zeros; blocks at the border are smaller, and every k block adds to what is there, once",
+            mistakes=((half, "the sums are rounded to 16 bits: keep them in float32 at least"),),
         )
         for name, matrix in zip("ab", watched, strict=True):
             feedback = (
@@ -65,13 +67,17 @@ def _blocked(answer: Callable[..., Any]) -> None:
 
 def _largest_block(answer: Callable[..., Any]) -> None:
     """Check the exercise `largest_block`."""
-    for cache_bytes in (4096, 12, 32768, 49152, 1048576):
-        right = max(b for b in range(1, 1000) if 3 * b * b * 4 <= cache_bytes)
+    for cache_bytes in (4096, 12, 32768, 49152, 1048576, 11):
+        right = max(b for b in range(1000) if 3 * b * b * 4 <= cache_bytes)
         hint = "three square float32 blocks (of a, b and c) must fit together"
+        if not right:
+            hint = "not even one number of each fits, so the largest block is 0"
         exact = (cache_bytes / 12) ** 0.5
         mistakes = (
             (exact, "a block has a whole number of rows: round down"),
-            (int(exact) + 1, "round down, or the blocks do not fit"),
+            (right + 1, "round down, or the blocks do not fit" if right else hint),
+            (right - 1, "blocks that fill the cache exactly fit too"),
+            (2 ** int(np.log2(right or 1)), "the largest of all sizes is asked for, not the largest power of two"),
             (int((cache_bytes / 3) ** 0.5), "a float32 number takes 4 bytes"),
             (cache_bytes // 12, "that is the number of elements of a block: its side is the root"),
         )

@@ -68,6 +68,10 @@ def _interval(answer: Callable[..., Any]) -> None:
     advice = "cut 2.5 % off each side" if width > 0.79 else "resample both lists"
     advice += " of a thousand ratios or more, each from as many draws as there are times"
     require(0.91 < width < 1.1, f"ratio_interval is {width:.2f} times as wide as a 95 % interval: {advice}")
+    times = np.linspace(1.0, 2.0, 60)  # resampled in pairs, the ratio is always 2
+    low, high = answer(2 * times, times, np.random.default_rng(0))
+    advice = "old[i] and new[i] are no pair: take the median of each list, and resample each by itself"
+    require(high - low > 0.1, f"ratio_interval gave ({low:.3f}, {high:.3f}) where old is 2 * new: {advice}")
 
 
 _TRIALS = 12  # enough to tell a 90 % interval, 0.84 times as wide, from one of 95 %

@@ -65,8 +65,10 @@ def _projections(answer: Callable[..., Any]) -> None:
             hint = (
                 "the first new token comes out of the prompt's pass, and each further one out of a pass over "
                 "everything so far, or over what the cache does not hold"
+                if new
+                else "to generate nothing, nothing goes through the model"
             )
-            mistakes = (
+            mistakes = new * (
                 (prompt + new, "the last token is not fed back, so it needs no pass"),
                 (new, "the prompt goes through the model too"),
                 (prompt * new, "without a cache every pass is one token longer than the last"),
@@ -74,7 +76,7 @@ def _projections(answer: Callable[..., Any]) -> None:
                 (without - prompt * new, "the prompt goes through the model in every pass"),
                 (without if cached else with_cache, "a cache makes it fewer, not more"),
             )
-            same_number(answer(prompt, new, cached=cached), right, call, hint, mistakes=mistakes if new else ())
+            same_number(answer(prompt, new, cached=cached), right, call, hint, mistakes=mistakes)
 
 
 EXERCISES = (

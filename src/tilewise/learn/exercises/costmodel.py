@@ -66,8 +66,14 @@ def _tile_numbers(answer: Callable[..., Any]) -> None:
             isinstance(numbers, dict) and set(numbers) == set(right),
             f"tile_numbers must give a dict with {sorted(right)}",
         )
+        without_k = 1 - shape[0] * shape[1] / (counts[0] * counts[1] * m * n)
+        mistakes = {
+            "tiles": ((int(np.prod(counts)), "output tiles, however many steps of k each takes"),),
+            "waste": ((without_k, "k is padded to whole tiles too"),),
+        }
         for name, value in right.items():
-            same_number(numbers[name], value, f"tile_numbers({shape}, {tile})[{name!r}]", hints[name])
+            call = f"tile_numbers({shape}, {tile})[{name!r}]"
+            same_number(numbers[name], value, call, hints[name], mistakes=mistakes.get(name, ()))
 
 
 EXERCISES = (

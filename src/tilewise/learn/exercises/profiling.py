@@ -43,6 +43,7 @@ def _conv_flops(answer: Callable[..., Any]) -> None:
         per_output = 2 * n * filters * channels * kh * kw
         mistakes = (
             (right / n, "each image of the batch is convolved"),
+            (right / 2, "a multiply-add counts as 2"),
             (right / channels, "each output sums over all input channels"),
             (right / (kh * kw), "each output sums over all kernel elements"),
             (per_output * height * width, "count outputs, of which there may be fewer than inputs"),
@@ -53,6 +54,10 @@ def _conv_flops(answer: Callable[..., Any]) -> None:
             (
                 per_output * ((height + padding - kh) // stride + 1) * ((width + padding - kw) // stride + 1),
                 "padding is added on both sides",
+            ),
+            (
+                per_output * kh // kw * rows * ((width + 2 * padding - kh) // stride + 1),
+                "a kernel has kh rows and kw columns, which may differ",
             ),
             (per_output * (height + 2 * padding - kh + 1) * (width + 2 * padding - kw + 1), "a stride skips outputs"),
         )
@@ -69,7 +74,11 @@ def _attainable(answer: Callable[..., Any]) -> None:
         hint = "flops / peak and bytes / bandwidth overlap at best, so the slower of the two decides, not their sum"
         exchanged = flops / bandwidth, bytes_moved / peak
         advice = "divide the FLOPs by the peak and the bytes by the bandwidth"
-        mistakes = ((max(exchanged), advice), (sum(exchanged), advice))
+        mistakes = (
+            (max(exchanged), advice),
+            (sum(exchanged), advice),
+            (max(flops // peak, bytes_moved // bandwidth), "divide with /, because // drops the fractions"),
+        )
         same_number(answer(flops, bytes_moved, peak, bandwidth), right, call, hint, mistakes=mistakes)
 
 

@@ -15,6 +15,8 @@ def _affine(answer: Callable[..., Any]) -> None:
     for low, high in ((-0.35, 10.0), (-0.33, 10.0), (-1.0, 1.0), (0.0, 6.0), (2.0, 6.0), (-5.0, -1.0), (0.0, 0.0)):
         call = f"affine({low}, {high})"
         scale, zero = answer(low, high)
+        swapped = float(scale) == int(scale) and float(zero) != int(zero)
+        require(not swapped, f"{call} gave ({scale}, {zero}): give the scale first, then the zero point")
         require(scale > 0, f"{call} gave the scale {scale}: it must be positive, also for a range of nothing")
         exact = -min(low, 0.0) / scale
         require(
@@ -37,7 +39,7 @@ def _affine(answer: Callable[..., Any]) -> None:
         )
 
 
-_WIDEN = "the range must hold low, high and zero (padding and ReLU write zeros)"
+_WIDEN = "the range must hold low, high and zero (padding and ReLU write zeros) in 255 steps"
 
 
 def _per_channel(answer: Callable[..., Any]) -> None:
@@ -87,6 +89,8 @@ def _integer_product(answer: Callable[..., Any]) -> None:
         mistakes = (
             (without_zero, "the zero point is missing: take zero_point * (sum of each column of w) away"),
             (rounded, "float32 holds 24 bits, too few for this sum: multiply integers"),
+            ((x.astype(int) - zero) @ (w.astype(int) - zero), "zero_point belongs to x alone: w has none"),
+            ((x - np.uint8(zero)).astype(int) @ w.astype(int), "uint8 has no negative numbers: widen, then subtract"),
         )
         same_array(np.asarray(result, np.float64), right.astype(np.float64), call, hint, 0, mistakes=mistakes)
         require(np.asarray(result).dtype == np.int32, f"{call} gave {np.asarray(result).dtype}: accumulate in int32")
