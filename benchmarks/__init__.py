@@ -1,4 +1,4 @@
-"""Each optimization beside its peers: one run, a table, and JSON in results/.
+"""Each optimization compared with its peers: one run, a table, and JSON in results/.
 
 ``TILEWISE_ISA=avx2`` makes a machine with AVX-512 play one without, and then the peers play along: their libraries read
 these variables when they are loaded, so they are set before any of them is imported. ONNX Runtime knows none such.

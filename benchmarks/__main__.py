@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark beside its peers, one after the other. `python -m benchmarks gemm rows` runs some."""
+"""`make bench` runs every benchmark against its peers, in turn; `python -m benchmarks gemm rows` runs two."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ALL = (
 
 
 def main() -> None:
-    chosen, sys.argv = sys.argv[1:] or list(ALL), sys.argv[:1]
-    unknown = [name for name in chosen if name not in ALL]
+    names, sys.argv = sys.argv[1:] or list(ALL), sys.argv[:1]
+    unknown = [name for name in names if name not in ALL]
     if unknown:
         raise SystemExit(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(ALL)}")
-    for name in chosen:
+    for name in names:
         start = time.perf_counter()
         print(f"\n== {name} ==", flush=True)
         importlib.import_module(f"benchmarks.{name}").main()

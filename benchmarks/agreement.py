@@ -1,4 +1,4 @@
-"""torchvision's networks as PyTorch exports them: outputs beside ONNX Runtime's, loaded, planned and saved again.
+"""Compares outputs with ONNX Runtime's for torchvision's networks as PyTorch exports them: loaded, planned and saved.
 
     python -m benchmarks.agreement [--only resnet18 vgg11] [--exporters old new] [--size 97 224] [--batch 1 3]
 
@@ -65,10 +65,10 @@ def errors(model: torch.nn.Module, x: np.ndarray, dynamo: bool, folder: Path) ->
     want = onnx_runtime(path, x, 1)()
     loaded = tilewise.onnx.load(path)
     with no_grad():
-        found = {"module": loaded(x).data, "plan": tilewise.plan.compile(loaded, x)(x)}
+        outputs = {"module": loaded(x).data, "plan": tilewise.plan.compile(loaded, x)(x)}
     tilewise.onnx.save(loaded, again, x)
-    found["saved again"] = onnx_runtime(again, x, 1)()
-    return {who: float(np.abs(got - want).max() / np.abs(want).max()) for who, got in found.items()}
+    outputs["saved again"] = onnx_runtime(again, x, 1)()
+    return {who: float(np.abs(output - want).max() / np.abs(want).max()) for who, output in outputs.items()}
 
 
 def main() -> None:
@@ -84,10 +84,10 @@ def main() -> None:
     for name, size, batch, exporter in itertools.product(options.only, options.size, options.batch, options.exporters):
         x = np.random.default_rng(size).standard_normal((batch, 3, size, size), dtype=np.float32)
         with tempfile.TemporaryDirectory() as folder:
-            found = errors(network(models, name, size), x, exporter == "new", Path(folder))
-        worst = max(worst, *found.values())
-        said = ", ".join(f"{who} {error:.1e}" for who, error in found.items())
-        print(f"{name:20s} {size}×{size}, batch {batch}, {exporter} exporter: {said}", flush=True)
+            by_path = errors(network(models, name, size), x, exporter == "new", Path(folder))
+        worst = max(worst, *by_path.values())
+        line = ", ".join(f"{who} {error:.1e}" for who, error in by_path.items())
+        print(f"{name:20s} {size}×{size}, batch {batch}, {exporter} exporter: {line}", flush=True)
     print(f"largest error {worst:.1e}")
     if not worst <= _NEAR:
         raise SystemExit(1)

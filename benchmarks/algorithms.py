@@ -1,4 +1,4 @@
-"""The algorithms of a 3x3 convolution beside each other: direct, Winograd's F(4x4, 3x3) and F(2x2, 3x3), and the
+"""The algorithms of a 3x3 convolution side by side: direct, Winograd's F(4x4, 3x3) and F(2x2, 3x3), and the
 default's choice among them.
 
     python -m benchmarks.algorithms [--threads 1] [--batch 1 8] [--budget 0.4]

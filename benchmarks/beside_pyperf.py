@@ -57,10 +57,10 @@ def _worker(name: str) -> None:
         first = len(ours) % 2 == 0
         if first:
             ours.append(other(loops))
-        taken = _as_bench_func(func, loops)
+        total_seconds = _as_bench_func(func, loops)
         if not first:
             ours.append(other(loops))
-        return taken
+        return total_seconds
 
     bench = _runner(name).bench_time_func(name, value)
     if bench is not None and bench.get_nvalue() == VALUES:  # not in the worker that only calibrates

@@ -23,7 +23,7 @@ def _described(collection: str) -> CollectionSummary:
     return describe(collection, progress=False)
 
 
-def listed() -> str:
+def collections_table() -> str:
     """The collections that come with the package."""
     lines = []
     for name in sorted(embedded_collections(), reverse=True):
@@ -38,13 +38,13 @@ def listed() -> str:
 
 
 def card(collection: str) -> str:
-    """What a collection holds, how noisy it is, and how far apart its configurations are."""
-    found = _described(collection)
-    parts = ", ".join(f"{name} {s.kernels} kernels of {s.programs} programs" for name, s in found.splits.items())
-    lower, upper = np.quantile(np.concatenate(list(found.deviations.values())), [0.75, 0.9])
-    total = found.total
+    """Describe a collection: its kernels, its noise, and how far apart its configurations are."""
+    description = _described(collection)
+    parts = ", ".join(f"{name} {s.kernels} kernels of {s.programs} programs" for name, s in description.splits.items())
+    lower, upper = np.quantile(np.concatenate(list(description.deviations.values())), [0.75, 0.9])
+    total = description.total
     assert total is not None
-    contents = f"{total.kernels} kernels in {len(found.families)} families, {total.configs:,} configurations"
+    contents = f"{total.kernels} kernels in {len(description.families)} families, {total.configs:,} configurations"
     facts = [
         ("contents", contents),
         ("splits", f"{parts}; by {'shape' if collection == 'cpu' else 'architecture'}"),
@@ -62,7 +62,7 @@ def card(collection: str) -> str:
             name, str(g.kernels), f"{g.configs:,}", f"{g.spread:.1f}×", f"{g.median_config:.2f}×",
             f"+{g.fixed_loss:.0%}", f"+{g.default_loss:.0%}", f"{g.noise or 0:.2%}",
         )
-        for name, g in found.families.items()
+        for name, g in description.families.items()
     ]  # fmt: skip
     return table(("", ""), facts) + "\n\n" + table((*headings, "noise"), families)
 
@@ -70,23 +70,23 @@ def card(collection: str) -> str:
 def machines() -> str:
     """The kinds of CPU in the CPU's collection, in numbers as its columns hold them."""
     collection = read_collection(find_collection("cpu"))
-    every = [measured for members in collection.splits.values() for measured in members]
+    every = [kernel for members in collection.splits.values() for kernel in members]
     lines = []
     for part in collection.schema.extra["machines"]:
-        told = part["machine"]["features"]
+        features = part["machine"]["features"]
         mine = [m for m in every if m.kernel.program.endswith("." + slug(str(part["hardware"])))]
         threads = sorted({int(m.problem["threads"]) for m in mine})
-        caches = " / ".join(f"{told[f'machine_{name}_kib']:,}" for name in ("l1", "l2", "l3", "l3_share"))
-        rates = " / ".join(f"{told[f'machine_{name}_mbs'] / 1e3:.0f}" for name in ("l1", "l2", "l3", "memory"))
+        caches = " / ".join(f"{features[f'machine_{name}_kib']:,}" for name in ("l1", "l2", "l3", "l3_share"))
+        rates = " / ".join(f"{features[f'machine_{name}_mbs'] / 1e3:.0f}" for name in ("l1", "l2", "l3", "memory"))
         lines.append(
             (
                 str(part["hardware"]),
                 str(len(mine)),
                 ", ".join(map(str, threads)),
-                str(told["machine_lanes"]),
-                str(told["machine_registers"]),
+                str(features["machine_lanes"]),
+                str(features["machine_registers"]),
                 caches,
-                f"{told['machine_mflops'] / 1e3:.0f}",
+                f"{features['machine_mflops'] / 1e3:.0f}",
                 rates,
             )
         )
@@ -103,16 +103,16 @@ def _verdicts(collection: str) -> str:
 
 
 def again(collection: str) -> str:
-    """A second measurement beside the first, as `tilewise collect compare FIRST SECOND --json` told it."""
-    found = read_any(f"again_{collection}")
-    if found is None:
+    """A second measurement compared with the first, as `tilewise collect compare FIRST SECOND --json` told it."""
+    record = read_any(f"again_{collection}")
+    if record is None:
         return "No second measurement is kept for this collection."
-    below = sum(kernel["rank_correlation"] < 0.9 for kernel in found["kernels"])
-    median, least = (f"{found[key]:.4f}" for key in ("median_correlation", "least_correlation"))
+    below = sum(kernel["rank_correlation"] < 0.9 for kernel in record["kernels"])
+    median, least = (f"{record[key]:.4f}" for key in ("median_correlation", "least_correlation"))
     return (
-        f"{len(found['kernels'])} of the kernels ({found['configs']:,} configurations) were measured twice: rank\n"
+        f"{len(record['kernels'])} of the kernels ({record['configs']:,} configurations) were measured twice: rank\n"
         f"correlation of the runtimes {median} in the median, {least} "
         f"at least, below 0.9 for {below or 'none'}; the first\nrun's best configuration was "
-        f"{found['mean_choice_loss']:.2%} slower than the second's best in the mean and "
-        f"{found['largest_choice_loss']:.2%} at most."
+        f"{record['mean_choice_loss']:.2%} slower than the second's best in the mean and "
+        f"{record['largest_choice_loss']:.2%} at most."
     )

@@ -189,6 +189,6 @@ def age_note(content: Mapping[str, Any], file: str) -> str:
     return "" if content.get("source") == source_hash(file) else " (the kernels have changed since)"
 
 
-def counted(cases: Iterable[Case]) -> list[Case]:
+def counted_cases(cases: Iterable[Case]) -> list[Case]:
     """The cases that have all the peers their line requires."""
     return [case for case in cases if not case.missing_peers]

@@ -1,4 +1,4 @@
-"""The tile chooser beside no chooser: `tilewise.tune.enable()` must cost nothing where it cannot help.
+"""The tile chooser compared with no chooser: `tilewise.tune.enable()` must cost nothing where it cannot help.
 
     python -m benchmarks.chooser [--threads 1 2] [--only products batches networks drawn odd] [--random 24] [--seed 11]
 
@@ -97,8 +97,8 @@ def rows_of(part: str, threads: int, options: argparse.Namespace) -> Iterator[Ro
             yield network(both, name, batch, threads, 4 * options.budget)
     else:
         for _ in range(options.random):
-            drawn = draw(rng) if part == "drawn" else odd(rng)
-            yield product(both, f"{part} {drawn}", drawn.operands(rng), threads, options.budget)
+            shapes = draw(rng) if part == "drawn" else odd(rng)
+            yield product(both, f"{part} {shapes}", shapes.operands(rng), threads, options.budget)
 
 
 def odd(rng: np.random.Generator) -> Product:
@@ -117,14 +117,14 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.4, help="seconds per case")
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
-    measured = [row for t in options.threads for part in options.only for row in rows_of(part, t, options)]
-    print(f"{len(measured)} cases: geometric mean {geometric(r.ratio for r in measured):.3f}×")
-    for row in sorted(measured, key=lambda row: row.ratio)[:5]:
+    new_rows = [row for t in options.threads for part in options.only for row in rows_of(part, t, options)]
+    print(f"{len(new_rows)} cases: geometric mean {geometric(r.ratio for r in new_rows):.3f}×")
+    for row in sorted(new_rows, key=lambda row: row.ratio)[:5]:
         print(f"  {row.ratio:.3f}× {row.name}, threads {row.threads}")
-    new = {(row.name, row.threads) for row in measured}
+    new = {(row.name, row.threads) for row in new_rows}
     whole = options.only == PARTS and options.threads == THREADS
-    kept = [] if whole else [row for row in read_rows(options.json) if (row.name, row.threads) not in new]
-    write_results(options.json, [*kept, *measured])
+    old_rows = [] if whole else [row for row in read_rows(options.json) if (row.name, row.threads) not in new]
+    write_results(options.json, [*old_rows, *new_rows])
 
 
 if __name__ == "__main__":

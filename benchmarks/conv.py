@@ -1,4 +1,4 @@
-"""Convolution beside PyTorch (oneDNN) and ONNX Runtime: whole networks, training steps and single layers.
+"""Convolution compared with PyTorch (oneDNN) and ONNX Runtime: whole networks, training steps and single layers.
 
     python -m benchmarks.conv [--threads 1] [--layers] [--json benchmarks/results/conv.json]
 
@@ -41,9 +41,9 @@ LAYERS = [
 
 
 def check_same(name: str, ours: Any, peers: list[Any]) -> None:
-    got = np.asarray(ours)
+    result = np.asarray(ours)
     for peer in map(np.asarray, peers):
-        worst = np.abs(got - peer).max()
+        worst = np.abs(result - peer).max()
         if worst > 1e-5 * max(1.0, np.abs(peer).max()):
             raise SystemExit(f"{name}: results differ by {worst:.3g}")
 
@@ -119,7 +119,7 @@ def resnet18_convolutions() -> Sequential:
 
 
 def deep(side: int, batch: int, threads: int, budget_s: float) -> Row:
-    """What a network does whose filters exceed every cache: weights come from memory, layer after layer."""
+    """Time a network whose filters exceed every cache, so that each layer reads its weights from memory."""
     model = resnet18_convolutions()
     x = np.random.default_rng(0).standard_normal((batch, 3, side, side)).astype(np.float32)
     others, plan = onnx_models.runs(model, x, threads), compile(model, x)

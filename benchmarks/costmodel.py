@@ -1,11 +1,11 @@
-"""Cost models beside what they replace: EarlyJoinSAGE at the course's defaults beside the TensorFlow original, training
-and predicting, and TileRanker's NumPy scorer beside the torch model it was exported from.
+"""Times EarlyJoinSAGE at the course's defaults against the TensorFlow original, in training and prediction, and
+TileRanker's NumPy scorer against the PyTorch model it was exported from.
 
     python -m benchmarks.costmodel --threads 1     # and 2; needs the Keras environment (`make keras-env`)
 
 The collection is generated: kernels of 40 nodes, all 140 + 24 features varying, batches of 10 kernels x 10
 configurations. A training step of ours is everything from drawing to the optimizer; the original's batches are ready.
-The original runs in a process of its own and takes turns with ours; the one whose turn it is not waits.
+The original runs in a fresh process and takes turns with ours; the one whose turn it is not waits.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def beside_the_original(folder: Path, data: Dataset, model: str, threads: int, r
 
 
 def scorer_row(folder: Path, data: Dataset, threads: int) -> Row:
-    """TileRanker with its defaults; the features of the kernel are worked out anew every time."""
+    """TileRanker with its defaults; the features of the kernel are recomputed every time."""
     train(data, "TileRanker", out_dir=folder / "ranker", epochs=1, progress=False, device="cpu")
     from tilewise.costmodel import load_model
 
@@ -164,8 +164,8 @@ def main() -> None:
         for model in options.models.split(","):
             rows += beside_the_original(folder, data, model, options.threads, options.rounds)
     done = {(row.name, row.threads) for row in rows}
-    kept = [row for row in read_rows(RESULTS) if (row.name, row.threads) not in done]
-    write_results(RESULTS, sorted([*kept, *rows], key=lambda row: (row.name, row.threads)))
+    old_rows = [row for row in read_rows(RESULTS) if (row.name, row.threads) not in done]
+    write_results(RESULTS, sorted([*old_rows, *rows], key=lambda row: (row.name, row.threads)))
 
 
 if __name__ == "__main__":

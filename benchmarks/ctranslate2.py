@@ -1,11 +1,11 @@
-"""Generation beside CTranslate2: decoding and prompts in float32 and int8, and what int8 costs in perplexity.
+"""Generation compared with CTranslate2: decoding and prompts in float32 and int8, and what int8 costs in perplexity.
 
     python -m benchmarks.ctranslate2 [decode] [prefill] [perplexity] [--threads 1]
 
 Both have the same weights; greedy tokens in float32 are compared before anything is timed. CTranslate2 runs a whole
 generation in one call, so decoding is 16 tokens after a single one, and a prompt's row is a prompt of 256 with the
-first token after it. It has no four-bit weights for CPUs: ours stand beside its int8. Shapes and perplexities are
-those of `benchmarks.llama_cpp`.
+first token after it. It has no four-bit weights for CPUs, so ours are compared with its int8. Shapes and perplexities
+are those of `benchmarks.llama_cpp`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ Continue = Callable[[Any, int], list[int]]
 
 
 def greedy(model: Any, weights: str) -> Continue:
-    """Our likeliest next tokens, over a cache that is kept."""
-    engine, cache, wanted = make_engine(model, weights), new_cache(model, 1), np.zeros(1, np.int64)
+    """Return a function that continues a text greedily with tilewise; the cache is reused between calls."""
+    engine, cache, last_position = make_engine(model, weights), new_cache(model, 1), np.zeros(1, np.int64)
 
     def continued(tokens: Any, new: int) -> list[int]:
         logits = engine.run(rows_of(tokens), cache, np.array([len(tokens) - 1]))
-        found = [int(logits[0].argmax())]
-        while len(found) < new:
-            logits = engine.run(np.array([[found[-1], 0, len(tokens) + len(found) - 1]]), cache, wanted)
-            found.append(int(logits[0].argmax()))
-        return found
+        new_tokens = [int(logits[0].argmax())]
+        while len(new_tokens) < new:
+            position = len(tokens) + len(new_tokens) - 1
+            logits = engine.run(np.array([[new_tokens[-1], 0, position]]), cache, last_position)
+            new_tokens.append(int(logits[0].argmax()))
+        return new_tokens
 
     return continued
 
@@ -74,13 +75,13 @@ def perplexities(_: int, folder: Path) -> list[Row]:
     """Each over that of the same program in float32."""
     model, text = models.pretrained("gpt"), data.text().valid
     written = write_gpt2(model, folder / "trained")
-    found = {}
+    by_name = {}
     for form in ("float32", "int8"):
-        found[form] = {
+        by_name[form] = {
             "tilewise": perplexity(logits_of(model, form), text, model.context),
             "ctranslate2": perplexity(CTranslate2(written, form).logits, text, model.context),
         }
-    ratios = {who: found["int8"][who] / found["float32"][who] for who in found["int8"]}
+    ratios = {who: by_name["int8"][who] / by_name["float32"][who] for who in by_name["int8"]}
     row = Row("perplexity over float32's: int8", 1, ratios, ratios["ctranslate2"] / ratios["tilewise"])
     print(row.name, {who: round(value, 5) for who, value in ratios.items()}, flush=True)
     return [row]

@@ -54,7 +54,7 @@ def write_gpt2(model: GPT, folder: Path) -> Path:
 
 
 class CTranslate2:
-    """One model in one form ("float32" or "int8", which it makes when it loads), on so many threads."""
+    """One model in one form ("float32" or "int8", which it makes when it loads), on the given number of threads."""
 
     def __init__(self, folder: Path, form: str, threads: int = 1) -> None:
         settings: dict[str, Any] = {"compute_type": form, "inter_threads": 1, "intra_threads": threads}
@@ -68,5 +68,5 @@ class CTranslate2:
         return list(result.sequences_ids[0])
 
     def logits(self, tokens: Any) -> np.ndarray:
-        """Of every position."""
+        """Return the logits of every position."""
         return np.array(self.generator.forward_batch([[str(int(t)) for t in tokens]]))[0]

@@ -1,4 +1,4 @@
-"""Generation beside PyTorch: a token at a time over a cache, three model sizes, float32 and int8.
+"""Generation compared with PyTorch: a token at a time over a cache, three model sizes, float32 and int8.
 
     python -m benchmarks.decode [threads] [bandwidth] [torch] [cache] [growth] [--threads 1] [--json FILE]
 
@@ -80,10 +80,10 @@ def torch_decoder(model: Any, size: str, int8: bool) -> TorchDecoder:
 class OurDecoder:
     def __init__(self, model: Any, weights: str) -> None:
         self.engine, self.cache = make_engine(model, weights), new_cache(model, 1)
-        self.wanted = np.zeros(1, np.int64)
+        self.last_position = np.zeros(1, np.int64)
 
     def step(self, token: int, position: int) -> np.ndarray:
-        return self.engine.run(np.array([[token, 0, position]]), self.cache, self.wanted)[0]
+        return self.engine.run(np.array([[token, 0, position]]), self.cache, self.last_position)[0]
 
 
 def checked(ours: OurDecoder, theirs: TorchDecoder, tolerance: float, tokens: np.ndarray) -> None:
@@ -186,18 +186,18 @@ def bandwidth_share(threads: int) -> list[Row]:
     for weights in ("float32", "int8"):
         ours = OurDecoder(model, weights)
         buffer = quickest_to_read(ours.engine.weight_bytes // 4)
-        read = lambda b=buffer: native.probe_read(b)  # noqa: E731
+        read_all = lambda b=buffer: native.probe_read(b)  # noqa: E731
         for what, run in (
             ("matrix x vector", ours.engine.products),
             ("whole step", lambda o=ours: o.step(3, PROMPT)),
         ):
             name = f"gpt 12x768 {weights} {what}, share of read bandwidth"
-            rows.append(compare(name, threads, {"tilewise": run, "read once": read}, 3.0))
+            rows.append(compare(name, threads, {"tilewise": run, "read once": read_all}, 3.0))
     return rows
 
 
 def thread_gain(threads: int, seconds: float = 3.0) -> list[Row]:
-    """A step on `threads` threads beside one, in blocks that take turns: a pool is made anew when its size changes."""
+    """A step on `threads` threads compared with one, in interleaved blocks: a pool is rebuilt when its size changes."""
     rows = []
     for size in models.GPT_SIZES if threads > 1 else ():
         model = models.gpt(size)
@@ -205,9 +205,9 @@ def thread_gain(threads: int, seconds: float = 3.0) -> list[Row]:
             ours, times = OurDecoder(model, weights), {threads: list[float](), 1: list[float]()}
             deadline = time.perf_counter() + seconds
             while time.perf_counter() < deadline:
-                for count, found in times.items():
+                for count, readings in times.items():
                     tilewise.set_num_threads(count)
-                    found += _step_seconds(ours, 0.1)
+                    readings += _step_seconds(ours, 0.1)
             medians = {"tilewise": statistics.median(times[threads]), "one thread": statistics.median(times[1])}
             name = f"gpt {size} {weights}, a token beside one thread"
             rows.append(Row(name, threads, medians, medians["one thread"] / medians["tilewise"]))
@@ -217,13 +217,13 @@ def thread_gain(threads: int, seconds: float = 3.0) -> list[Row]:
 
 
 def _step_seconds(ours: OurDecoder, seconds: float) -> list[float]:
-    """Of each step for so long, after the threads have woken."""
-    found, deadline = [], time.perf_counter() + seconds
-    while time.perf_counter() < deadline or len(found) < 4:
+    """Time single steps for `seconds`, after the threads have woken."""
+    times, deadline = [], time.perf_counter() + seconds
+    while time.perf_counter() < deadline or len(times) < 4:
         start = time.perf_counter()
         ours.step(3, PROMPT)
-        found.append(time.perf_counter() - start)
-    return found[2:]
+        times.append(time.perf_counter() - start)
+    return times[2:]
 
 
 PARTS = {

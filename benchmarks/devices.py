@@ -1,22 +1,23 @@
-"""One kernel on several GPUs: a device is left out, and a ranker of the others must choose for it.
+"""Evaluates choices for a GPU that was left out of training, on one kernel that was measured on several GPUs.
 
     python -m benchmarks.devices ../shared/data/t4/*.gz                    # Kernel Tuner's T4 files, one a device
-    python -m benchmarks.devices ../shared/data/t4/*.gz --kernel-tuner     # twenty measurements beside its strategies
-    python -m benchmarks.devices ../shared/data/t4/*.gz --ceilings         # what the others can give at all
+    python -m benchmarks.devices ../shared/data/t4/*.gz --kernel-tuner     # twenty measurements against its strategies
+    python -m benchmarks.devices ../shared/data/t4/*.gz --ceilings         # upper bounds by hindsight
     python -m benchmarks.devices --processors                              # the CPU collection, a processor left out
     python -m benchmarks.devices --products ../shared/data/inductor/a100_mm.zip     # the H200's model on another GPU
 
-A figure is the fastest configuration's time over the choice's: 1 is perfect. The ranker is boosted trees. Five and
-twenty measurements go in the ranker's order, or one by one by the expected improvement of the tuner's Gaussian process
-(`tilewise.tune.search`, with its default hyperparameters). "Drawn" are twenty at random, to which the ranker is
-adapted; it then chooses, or has five more measured. "Hindsight" looks at the device that is left out: the best of all
-that are among the first k of any other device, or of the first k by a weighted mean of the others' log runtimes, with
-those of a thousand draws of weights that turn out best. Intervals are bootstrap ones over the devices.
+A figure is the fastest configuration's time divided by the choice's: 1 is perfect. The ranker is boosted trees. Five
+and twenty measurements follow the ranker's order, or are chosen one by one by the expected improvement of the tuner's
+Gaussian process (`tilewise.tune.search`, with its default hyperparameters). "Drawn" means twenty random measurements,
+to which the ranker is adapted before it chooses, or before five more are measured. "Hindsight" uses the times of the
+device that was left out: the best configuration among the first k of any other device, or among the first k by a
+weighted mean of the others' log runtimes, with the best of a thousand random weightings. Intervals are bootstrap
+intervals over the devices.
 
-`--processors` does the same with the CPU collection: each kernel is ranked by a model that has not seen its processor,
-measured in the model's order or one by one, and chosen unmeasured by that model as it is or adapted to all measurements
-of some other kernels on that machine, or by trees of those kernels alone. Half of a machine's kernels are for adapting,
-half are judged. Gains are of logarithms, paired over kernels.
+`--processors` does the same with the CPU collection. Each kernel is ranked by a model that was not trained on its
+processor, measured in the model's order or one by one. Unmeasured choices come from that model, from the model adapted
+to all measurements of other kernels on the same machine, or from trees trained on those kernels alone. Half of a
+machine's kernels are for adaptation, half for evaluation. Gains are differences of logarithms, paired over kernels.
 
 `--products` asks the shipped model of the H200, which has seen no other device, to choose among the Triton
 configurations of PyTorch's own records of another GPU, as it is or adapted in the same way; the records lack the group,
@@ -103,20 +104,20 @@ def main() -> None:
     options = parser.parse_args()
     if not options.files and not options.processors:
         parser.error("give the files of one kernel, one a device, or --processors")
-    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
-    kernels, schema = read(options.files) if options.files and not options.products else ([], Schema(()))
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    kernels, schema = read_kernels(options.files) if options.files and not options.products else ([], Schema(()))
     if options.processors:
-        found["processors"] = left_out_processors()
+        results["processors"] = left_out_processors()
     elif options.products:
-        found["products"] = from_h200(options.files)
+        results["products"] = from_h200(options.files)
     elif options.kernel_tuner:
-        found["strategies"] = beside_strategies(kernels, schema, options.jobs)
+        results["strategies"] = beside_strategies(kernels, schema, options.jobs)
     elif options.ceilings:
-        found["ceilings"] = ceilings(kernels)
+        results["ceilings"] = ceilings(kernels)
     else:
-        kept = {name: found[name] for name in ("processors", "products", "strategies") if name in found}
-        found = every_device(kernels, schema) | {"ceilings": ceilings(kernels)} | kept
-    write_atomic(RESULTS, json.dumps(found, indent=1) + "\n")
+        other_parts = {name: results[name] for name in ("processors", "products", "strategies") if name in results}
+        results = every_device(kernels, schema) | {"ceilings": ceilings(kernels)} | other_parts
+    write_atomic(RESULTS, json.dumps(results, indent=1) + "\n")
 
 
 def every_device(kernels: Sequence[Kernel], schema: Schema) -> dict[str, Any]:
@@ -135,14 +136,14 @@ def every_device(kernels: Sequence[Kernel], schema: Schema) -> dict[str, Any]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Geometric mean, and where 95 in 100 of such means of the devices drawn anew lie."""
+    """Geometric mean, and where 95 in 100 of such means of the devices resampled lie."""
     logs = np.log(values)
-    drawn = np.random.default_rng(0).choice(logs, (10_000, len(logs))).mean(axis=1)
-    low, high = np.exp(np.percentile(drawn, [2.5, 97.5]))
+    means = np.random.default_rng(0).choice(logs, (10_000, len(logs))).mean(axis=1)
+    low, high = np.exp(np.percentile(means, [2.5, 97.5]))
     return float(np.exp(logs.mean())), float(low), float(high)
 
 
-def read(files: Sequence[Path]) -> tuple[list[Kernel], Schema]:
+def read_kernels(files: Sequence[Path]) -> tuple[list[Kernel], Schema]:
     """Read the files as one collection with a kernel for each device."""
     with tempfile.TemporaryDirectory() as folder:
         import_logs("kernel-tuner", files, Path(folder) / "all", split="train")
@@ -151,12 +152,12 @@ def read(files: Sequence[Path]) -> tuple[list[Kernel], Schema]:
 
 
 def leave_out(kernel: Kernel, others: Sequence[Kernel], schema: Schema) -> tuple[dict[str, float], list[float]]:
-    """What each way of choosing reaches on `kernel`, and the curve of measuring one by one."""
+    """Return the speed that each method reaches on `kernel`, and the curve of measuring one by one."""
     model = trained(others, schema)
     order = np.argsort(model.score(kernel), kind="stable")
     curve = one_by_one(model, kernel, schema, BUDGET)[1]
     first, five = after_drawn(model, kernel)
-    found = {
+    speeds = {
         "first": reached(kernel, order[:1]),
         "five, in order": reached(kernel, order[:5]),
         "five, one by one": curve[4],
@@ -165,7 +166,7 @@ def leave_out(kernel: Kernel, others: Sequence[Kernel], schema: Schema) -> tuple
         "first after 20 drawn": first,
         "five after 20 drawn": five,
     }
-    return found, curve
+    return speeds, curve
 
 
 def trained(kernels: Sequence[Kernel], schema: Schema, seeds: Iterable[int] = range(SEEDS)) -> Any:
@@ -181,32 +182,32 @@ def elsewhere(kernel: Kernel, other: Kernel) -> Scores:
 
 
 def ceilings(kernels: Sequence[Kernel]) -> dict[str, dict[str, float]]:
-    """By what was allowed and device: what somebody who knew the result could reach by the other devices' times."""
-    found: dict[str, dict[str, float]] = {}
+    """Return, by hindsight rule and device, the speed that the other devices' times allow at best."""
+    bounds: dict[str, dict[str, float]] = {}
     for number, kernel in enumerate(kernels):
         times = np.array([elsewhere(kernel, other) for i, other in enumerate(kernels) if i != number])
         orders = np.argsort(times, axis=1, kind="stable")
         weighted = [np.argsort(w @ np.log(np.minimum(times, _UNKNOWN)), kind="stable") for w in _weights(len(times))]
         for k in FIRST:
-            union = found.setdefault(f"all that are in another device's first {k}", {})
+            union = bounds.setdefault(f"all that are in another device's first {k}", {})
             union[kernel.program] = reached(kernel, orders[:, :k].reshape(-1))
-            mean = found.setdefault(f"the first {k} by the best weighting of the others", {})
+            mean = bounds.setdefault(f"the first {k} by the best weighting of the others", {})
             mean[kernel.program] = max(reached(kernel, order[:k]) for order in weighted)
-    for name, row in found.items():
+    for name, row in bounds.items():
         print(f"hindsight, {name}: {_geometric(list(row.values())):.3f}", flush=True)
-    return found
+    return bounds
 
 
 def _weights(devices: int) -> Scores:
     """Each device alone, then draws; some of a third of them are negative."""
     rng = np.random.default_rng(0)
-    drawn = rng.dirichlet(np.full(devices, 0.4), _WEIGHTS)
-    signs = np.where((np.arange(_WEIGHTS)[:, None] % 3 == 0) & (rng.random(drawn.shape) < 0.25), -1.0, 1.0)
-    return np.vstack([np.eye(devices), drawn * signs])
+    weights = rng.dirichlet(np.full(devices, 0.4), _WEIGHTS)
+    signs = np.where((np.arange(_WEIGHTS)[:, None] % 3 == 0) & (rng.random(weights.shape) < 0.25), -1.0, 1.0)
+    return np.vstack([np.eye(devices), weights * signs])
 
 
 def one_by_one(
-    model: Any, kernel: Kernel, schema: Schema, budget: int, begun: Sequence[int] = ()
+    model: Any, kernel: Kernel, schema: Schema, budget: int, first_rows: Sequence[int] = ()
 ) -> tuple[list[int], list[float]]:
     """Measure as the tuner does, by expected improvement, after the rows in `begun`.
 
@@ -215,7 +216,7 @@ def one_by_one(
     process = make_case(model, kernel, schema.config_features).process(Hyperparameters())
     rows: list[int] = []
     while len(rows) < budget:
-        row = begun[len(rows)] if len(rows) < len(begun) else process.next()
+        row = first_rows[len(rows)] if len(rows) < len(first_rows) else process.next()
         if row is None:
             break
         rows.append(row)
@@ -227,10 +228,10 @@ def after_drawn(model: Any, kernel: Kernel) -> tuple[float, float]:
     """First choice, and best of five more, after twenty measurements at random: geometric means over draws."""
     rows = []
     for seed in range(DRAWS):
-        drawn = np.random.default_rng(seed).choice(kernel.n_configs, BUDGET, replace=False)
-        order = np.argsort(adapt_model(model, [some(kernel, drawn)]).score(kernel), kind="stable")
-        taken, _ = one_by_one(model, kernel, model.schema, BUDGET + 5, begun=[int(row) for row in drawn])
-        rows.append([reached(kernel, order[:1]), reached(kernel, taken)])
+        first_rows = np.random.default_rng(seed).choice(kernel.n_configs, BUDGET, replace=False)
+        order = np.argsort(adapt_model(model, [some(kernel, first_rows)]).score(kernel), kind="stable")
+        curve, _ = one_by_one(model, kernel, model.schema, BUDGET + 5, first_rows=[int(row) for row in first_rows])
+        rows.append([reached(kernel, order[:1]), reached(kernel, curve)])
     return _geometric([row[0] for row in rows]), _geometric([row[1] for row in rows])
 
 
@@ -248,23 +249,23 @@ def left_out_processors() -> dict[str, Any]:
         others = learnt_there(base, mine[:half])
         rows += [on_processor(base, others, kernel) for kernel in mine[half:]]
         print(machine, len(mine), {name: model.record.get("adapted") for name, model in others.items()}, flush=True)
-    found: dict[str, Any] = {"date": today(), "kernels": len(rows)}
+    results: dict[str, Any] = {"date": today(), "kernels": len(rows)}
     for plain, other in PAIRS:
         logs = np.log([[row[plain], row[other]] for row in rows if other in row])
         if not len(logs):
             continue
         gain = logs[:, 1] - logs[:, 0]
-        drawn = np.random.default_rng(0).choice(gain, (4000, len(gain))).mean(axis=1)
-        low, high = np.expm1(np.percentile(drawn, [2.5, 97.5])).tolist()
+        resampled = np.random.default_rng(0).choice(gain, (4000, len(gain))).mean(axis=1)
+        low, high = np.expm1(np.percentile(resampled, [2.5, 97.5])).tolist()
         means = np.exp(logs.mean(axis=0)).tolist()
-        found[other] = {"plain": means[0], "reached": means[1], "gain": [float(np.expm1(gain.mean())), low, high]}
-        found[other]["kernels"] = len(logs)
+        results[other] = {"plain": means[0], "reached": means[1], "gain": [float(np.expm1(gain.mean())), low, high]}
+        results[other]["kernels"] = len(logs)
         print(f"{plain} {means[0]:.4f}, {other} {means[1]:.4f}: {low:+.2%} to {high:+.2%}", flush=True)
-    return found
+    return results
 
 
 def from_h200(files: Sequence[Path]) -> dict[str, Any]:
-    """What the H200's model reaches on another GPU's products, unmeasured and by five measurements."""
+    """Evaluate the H200's model on another GPU's products, unmeasured and with five measurements."""
     model = shipped_scorer("h200")
     with tempfile.TemporaryDirectory() as folder:
         import_logs("inductor", files, Path(folder) / "all", split="train")
@@ -279,16 +280,16 @@ def from_h200(files: Sequence[Path]) -> dict[str, Any]:
     for kernel in shuffled[max(ADAPTED_TO) :]:
         scored = Mean([model])
         order = np.argsort(scored.score(kernel), kind="stable")
-        drawn = rng.permutation(kernel.n_configs)
-        found = {
+        random_order = rng.permutation(kernel.n_configs)
+        picks = {
             "first": order[:1],
             "five, in order": order[:5],
             "five, one by one": one_by_one(scored, kernel, model.schema, 5)[0],
         }
-        found |= {"first, drawn": drawn[:1], "five, drawn": drawn[:5]}
-        found |= {name: [int(np.argmin(other.score(kernel)))] for name, other in others.items()}
-        for name, chosen in found.items():
-            rows.setdefault(name, []).append(reached(kernel, chosen))
+        picks |= {"first, drawn": random_order[:1], "five, drawn": random_order[:5]}
+        picks |= {name: [int(np.argmin(other.score(kernel)))] for name, other in others.items()}
+        for name, picked_rows in picks.items():
+            rows.setdefault(name, []).append(reached(kernel, picked_rows))
     for name in others:
         rows[f"{name}, over the first"] = np.divide(rows[name], rows["first"]).tolist()
     means = {name: interval(values) for name, values in rows.items()}
@@ -319,11 +320,11 @@ def on_processor(base: Any, others: dict[str, Any], kernel: Kernel) -> dict[str,
     once = Mean([base])
     order = np.argsort(once.score(kernel), kind="stable")
     curve = one_by_one(once, kernel, base.schema, BUDGET)[1]
-    found = {"first": reached(kernel, order[:1])}
-    found |= {name: reached(kernel, [int(np.argmin(other.score(kernel)))]) for name, other in others.items()}
+    speeds = {"first": reached(kernel, order[:1])}
+    speeds |= {name: reached(kernel, [int(np.argmin(other.score(kernel)))]) for name, other in others.items()}
     for k in FEW:
-        found |= {f"{k}, in order": reached(kernel, order[:k]), f"{k}, one by one": curve[k - 1]}
-    return found
+        speeds |= {f"{k}, in order": reached(kernel, order[:k]), f"{k}, one by one": curve[k - 1]}
+    return speeds
 
 
 def machine_of(kernel: Kernel) -> str:
@@ -334,7 +335,7 @@ def beside_strategies(kernels: Sequence[Kernel], schema: Schema, jobs: int) -> d
     """Kernel Tuner's strategies and tilewise's search, all with the same number of runs on every space."""
     from benchmarks.kernel_tuner_peer import STRATEGIES
 
-    found = {}
+    scores = {}
     with ProcessPoolExecutor(jobs) as pool:
         pending = {
             name: [pool.submit(runs_on, name, number, kernels, schema) for number in range(len(kernels))]
@@ -346,20 +347,20 @@ def beside_strategies(kernels: Sequence[Kernel], schema: Schema, jobs: int) -> d
             except Exception as error:  # a strategy that needs what is not installed is left out of the table
                 print(f"{name} is left out: {type(error).__name__}: {str(error)[:200]}", flush=True)
                 continue
-            found[name] = row = scored(curves, kernels)
+            scores[name] = row = scored(curves, kernels)
             print(f"{name}: score {row['score']:.3f} {row['interval']}, reached {row['reached']:.3f}", flush=True)
-    return found
+    return scores
 
 
 def runs_on(name: str, number: int, kernels: Sequence[Kernel], schema: Schema) -> list[list[float]]:
-    """For each run on one space, the fastest time over the best so far."""
+    """Return, for each run on one space, the fastest time divided by the best so far."""
     kernel = kernels[number]
     if name == OURS:
         others = [k for i, k in enumerate(kernels) if i != number]
         return [one_by_one(trained(others, schema, [seed]), kernel, schema, BUDGET)[1] for seed in range(RUNS)]
     if name == FROM_NOTHING:
         first = [int(np.random.default_rng(seed).integers(kernel.n_configs)) for seed in range(RUNS)]
-        return [one_by_one(Nothing(), kernel, schema, BUDGET, begun=[row])[1] for row in first]
+        return [one_by_one(Nothing(), kernel, schema, BUDGET, first_rows=[row])[1] for row in first]
     from benchmarks.kernel_tuner_peer import run
 
     return [run(name, kernel, schema, BUDGET, seed) for seed in range(RUNS)]
@@ -388,17 +389,17 @@ def _geometric(values: Sequence[float]) -> float:
 def scored(curves: Sequence[Sequence[Sequence[float]]], kernels: Sequence[Kernel]) -> dict[str, Any]:
     """A strategy's curves (space, run, measurement) of the fastest time over the best so far."""
     rng = np.random.default_rng(0)
-    drawn = []
+    means = []
     for draw in range(1001):
         scores = []
         for runs, kernel in zip(curves, kernels, strict=True):
             rows = np.arange(len(runs)) if draw == 0 else rng.integers(len(runs), size=len(runs))
             scores.append(score(np.asarray(runs)[rows], kernel.target))
-        drawn.append(float(np.mean(scores)))
-    low, high = np.percentile(drawn[1:], [2.5, 97.5])
+        means.append(float(np.mean(scores)))
+    low, high = np.percentile(means[1:], [2.5, 97.5])
     last = _geometric([run[-1] for runs in curves for run in runs])
     interval = [round(float(low), 4), round(float(high), 4)]
-    return {"score": drawn[0], "interval": interval, "reached": last, "runs": len(curves[0])}
+    return {"score": means[0], "interval": interval, "reached": last, "runs": len(curves[0])}
 
 
 def score(runs: Scores, target: Scores) -> float:
@@ -409,7 +410,7 @@ def score(runs: Scores, target: Scores) -> float:
 
 
 def expected_by_chance(target: Scores, budget: int) -> Scores:
-    """What random search has after k measurements, for k up to `budget`: the time at the rank expected of it."""
+    """Return the expected time of random search after 1 to `budget` measurements."""
     slowest_first, n = np.sort(target)[::-1], len(target)
     return slowest_first[[min(n - 1, round(k * (n + 1) / (k + 1))) for k in range(1, budget + 1)]]
 

@@ -129,7 +129,7 @@ def ranking(dark: bool) -> str:
 
 
 def uncertainty(dark: bool) -> str:
-    """For how many kernels the claim "within 5 %" is made, and how often it is right."""
+    """Draw how often the claim "within 5 %" is made, and how often it is right."""
     d, replay = Diagram(dark), read_any("replay")["replay"]
     counts = sorted(int(count) for count in replay["h200"]["sure"])
     xs = {70 + 340 * count / counts[-1]: str(count) for count in counts}

@@ -1,11 +1,11 @@
-"""Transformers as PyTorch exports them, loaded here, beside ONNX Runtime and OpenVINO on the same file.
+"""Transformers as PyTorch exports them, loaded here, compared with ONNX Runtime and OpenVINO on the same file.
 
     python -m benchmarks.exports [--only vit_tiny bert_small gpt2_block] [--exporters old new] [--opset 17] [--batch 1]
 
 ViT-tiny with one projection for queries, keys and values; BERT-small with three, scores divided and softmaxed by hand;
 four blocks as GPT-2 writes them, causal by a table of booleans, with GELU as a polynomial. The old exporter traces, the
-new one (dynamo) captures. The number of native calls and the error beside ONNX Runtime stand beside the times. A ratio
-above 1: tilewise is faster than the fastest peer.
+new one (dynamo) captures. The output has the number of native calls and the error relative to ONNX Runtime next to the
+times. A ratio above 1 means that tilewise is faster than the fastest peer.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Heads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, c = x.shape
-        made = [layer(x) for layer in self.project]
-        parts = made if len(made) == 3 else made[0].split(c, 2)
+        projections = [layer(x) for layer in self.project]
+        parts = projections if len(projections) == 3 else projections[0].split(c, 2)
         q, k, v = (p.view(b, t, self.heads, c // self.heads).transpose(1, 2) for p in parts)
         scores = q @ k.transpose(-1, -2) / math.sqrt(c // self.heads)
         if self.causal:
-            seen = torch.tril(torch.ones(t, t, dtype=torch.bool))
-            scores = torch.where(seen, scores, torch.finfo(scores.dtype).min)
+            mask = torch.tril(torch.ones(t, t, dtype=torch.bool))
+            scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c))
 
 
@@ -117,9 +117,9 @@ def exported(name: str, path: Path, x: np.ndarray, new: bool, opset: int) -> Non
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
-        given = (torch.from_numpy(x),)
+        inputs = (torch.from_numpy(x),)
         torch.onnx.export(
-            NETWORKS[name]().eval(), given, path, input_names=["x"], dynamo=new, opset_version=opset, verbose=False
+            NETWORKS[name]().eval(), inputs, path, input_names=["x"], dynamo=new, opset_version=opset, verbose=False
         )
 
 

@@ -1,4 +1,4 @@
-"""What the pages under docs/ say in figures: sections (tables) and single figures inside sentences, by name.
+"""The generated tables and figures of README.md and docs/, by name.
 
 A page marks a section with a pair of comments and a single figure with `<!--figure NAME-->…<!--/figure-->`;
 `benchmarks.tables` fills both from here. Every function reads a file of results, or a constant of the package.
@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from benchmarks import gpu_tables, llama_cpp_tables, ranker_tables
-from benchmarks.cards import again, card, listed, machines
+from benchmarks.cards import again, card, collections_table, machines
 from benchmarks.cases import age_note
 from benchmarks.results_files import RESULTS, geometric, kinds, read, read_any, rows, table
 from tilewise._wording import with_interval
@@ -24,11 +24,11 @@ NOT_MEASURED = "not measured yet"
 
 
 def gpu_tuning() -> str:
-    """The tuner on a GPU, from what `python3 -m tilewise.tune.triton.check --out DIR` wrote there."""
+    """Tabulate the tuner on a GPU, as recorded by `python3 -m tilewise.tune.triton.check --out DIR`."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in read_any("gpu_tuning")["problems"]:
         groups.setdefault(_group(row["problem"]), []).append(row)
-    cells = [_gpu_line(_counted(name, members), members) for name, members in groups.items()]
+    cells = [_gpu_line(_with_shape_count(name, members), members) for name, members in groups.items()]
     headings = ("", "first choice, not measured", "five measurements", "default", "tuning time, exhaustive / five")
     return table((*headings, "worst after five"), cells)
 
@@ -39,10 +39,10 @@ def _group(problem: Mapping[str, Any]) -> str:
     return "matmul, rows of odd lengths" if problem["n"] % 8 or problem["k"] % 8 else "matmul"
 
 
-def _counted(name: str, members: list[Mapping[str, Any]]) -> str:
+def _with_shape_count(name: str, members: list[Mapping[str, Any]]) -> str:
     column = "dtype" if name.startswith("matmul") else "family"
-    found = sorted({row["problem"][column].replace("_", " ") for row in members})
-    return f"{name}: {len(members)} shapes ({', '.join(found)})"
+    values = sorted({row["problem"][column].replace("_", " ") for row in members})
+    return f"{name}: {len(members)} shapes ({', '.join(values)})"
 
 
 def _gpu_line(name: str, members: list[Mapping[str, Any]]) -> list[str]:
@@ -52,11 +52,11 @@ def _gpu_line(name: str, members: list[Mapping[str, Any]]) -> list[str]:
 
 
 def own_kernels() -> str:
-    """`autotune` on kernels of no family: the first three shapes, and those after them."""
+    """Tabulate `autotune` on kernels of unknown families: the first three shapes, and the later ones."""
     cells = []
-    for name, found in read_any("gpu_tuning")["own"].items():
-        first, later = found["shapes"][:3], found["shapes"][3:]
-        cells.append((f"{name} ({found['shapes'][0]['configs']})", *_both(first), *_both(later)))
+    for name, kernel in read_any("gpu_tuning")["own"].items():
+        first, later = kernel["shapes"][:3], kernel["shapes"][3:]
+        cells.append((f"{name} ({kernel['shapes'][0]['configs']})", *_both(first), *_both(later)))
     headings = ("kernel (configurations)", "first three shapes", "measurements", "after them", "measurements")
     return table(headings, sorted(cells))
 
@@ -66,9 +66,9 @@ def _both(shapes: list[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def replayed() -> str:
-    """Replay on held-out programs, a column for each collection."""
-    found = read_any("replay")["replay"]
-    names = sorted(found, reverse=True)
+    """Tabulate the replay on held-out programs, with a column for each collection."""
+    collections = read_any("replay")["replay"]
+    names = sorted(collections, reverse=True)
     lines: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
         ("kernels", lambda r: str(r["kernels"])),
         *(_replay_row(strategy, k) for k in (3, 5, 10) for strategy in (SIMPLE, OURS)),
@@ -76,7 +76,9 @@ def replayed() -> str:
         ("the first choice, not measured", lambda r: f"{r['first_choice']:.3f} of the best"),
         ("the default", lambda r: f"{100 * r['default']:.1f} %"),
     ]
-    return table(("", *(f"`{n}`" for n in names)), [(what, *(say(found[n]) for n in names)) for what, say in lines])
+    return table(
+        ("", *(f"`{n}`" for n in names)), [(what, *(say(collections[n]) for n in names)) for what, say in lines]
+    )
 
 
 # How the tables call the strategies of a replay.
@@ -94,62 +96,66 @@ def _replay_row(strategy: str, count: int) -> tuple[str, Callable[[Mapping[str, 
     return f"{_STRATEGIES[strategy]}, k = {count}", lambda r: f"{100 * r['regret'][strategy][count - 1]:.2f} %"
 
 
-def _saving(count: int, found: Mapping[str, Any]) -> str:
-    one = next(c for c in found["comparisons"] if c["measurements"] == count)
+def _saving(count: int, replay: Mapping[str, Any]) -> str:
+    one = next(c for c in replay["comparisons"] if c["measurements"] == count)
     return with_interval(*(f"{100 * one[name]:.2f}" for name in ("saving", "low", "high")))
 
 
 def without_model() -> str:
-    """The same with the model withheld, and what the process over problems saves over the simpler ways."""
-    found = {name: row["without_model"] for name, row in sorted(read_any("replay")["replay"].items(), reverse=True)}
-    cells = [("problems", *(str(row["problems"]) for row in found.values()))]
-    for place, strategy in enumerate(next(iter(found.values()))["strategies"]):
-        values = [row["strategies"][place]["regret"][4] for row in found.values()]
+    """Tabulate the replay without a model, and what each mechanism saves over the simpler one."""
+    collections = {
+        name: row["without_model"] for name, row in sorted(read_any("replay")["replay"].items(), reverse=True)
+    }
+    cells = [("problems", *(str(row["problems"]) for row in collections.values()))]
+    for place, strategy in enumerate(next(iter(collections.values()))["strategies"]):
+        values = [row["strategies"][place]["regret"][4] for row in collections.values()]
         cells.append((f"{_STRATEGIES[strategy['name']]}, k = 5", *(f"{100 * value:.1f} %" for value in values)))
-    pairs = dict.fromkeys((c["mechanism"], c["simpler"]) for row in found.values() for c in row["comparisons"])
+    pairs = dict.fromkeys((c["mechanism"], c["simpler"]) for row in collections.values() for c in row["comparisons"])
     for pair in pairs:
-        some = [[c for c in row["comparisons"] if (c["mechanism"], c["simpler"]) == pair] for row in found.values()]
+        some = [
+            [c for c in row["comparisons"] if (c["mechanism"], c["simpler"]) == pair] for row in collections.values()
+        ]
         saved = [_saving(5, {"comparisons": one}) for one in some]
         cells.append((f"{_STRATEGIES[pair[0]]}: error saved over {_STRATEGIES[pair[1]]} (95 % interval)", *saved))
-    return table(("", *(f"`{name}`" for name in found)), cells)
+    return table(("", *(f"`{name}`" for name in collections)), cells)
 
 
 def unseen_tuning() -> str:
-    """The tuner with a model that has not seen the processor, on every kind of CPU it was checked on."""
+    """Tabulate tuning with a model that was not trained on the processor, for each kind of CPU."""
     ways = ("default", "first", "five")
     cells = []
     for kind in kinds():
         content = read_any("tuning_unseen", kind) or {}
-        for family, found in (content.get("families") or {}).items():
-            ratios = [f"{found[way]['mean']:.3f} ({found[way]['worst']:.2f})" for way in ways]
+        for family, content_of_family in (content.get("families") or {}).items():
+            ratios = [f"{content_of_family[way]['mean']:.3f} ({content_of_family[way]['worst']:.2f})" for way in ways]
             when = f"{content['date']}{age_note(content, 'tuning')}"
-            cells.append((kind, f"{found['problems']} of {family}", *ratios, when))
+            cells.append((kind, f"{content_of_family['problems']} of {family}", *ratios, when))
     return table(("", "", "default", "first choice", "five measurements", "measured"), cells)
 
 
 def shipped_errors() -> str:
-    """The shipped models on the test programs of their collections, beside what they must beat."""
-    found = read_any("replay")["replay"]
+    """Tabulate the errors of the shipped models and of simple baselines on the test programs."""
+    collections = read_any("replay")["replay"]
     cells = [
         (f"`{name}`: {who}", *(f"{100 * errors[k]:.2f} %" for k in ("top1", "top5", "top10")))
-        for name in sorted(found, reverse=True)
-        for who, errors in found[name]["errors"].items()
+        for name in sorted(collections, reverse=True)
+        for who, errors in collections[name]["errors"].items()
     ]
     return table(("test programs", "top-1 error", "top-5", "top-10"), cells)
 
 
 def sure() -> str:
-    """How often the tuner says that it is sure, on the test programs, and how often that is so."""
-    found = read_any("replay")["replay"]
+    """Tabulate how often the tuner claims to be within 5 % on the test programs, and how often it is right."""
+    collections = read_any("replay")["replay"]
     cells = [
         (f"`{name}`, {'none' if count == '0' else count} measured", f"{row['said']:.0%}",
          f"{row['right']:.1%}" if "right" in row else "", f"{row['close']:.0%}")
-        for name in sorted(found, reverse=True)
-        for count, row in found[name]["sure"].items()
+        for name in sorted(collections, reverse=True)
+        for count, row in collections[name]["sure"].items()
     ]  # fmt: skip
     cells += [
-        (f"`{name}`, the recorded fastest, measured again", "", "", f"{found[name]['read_again']:.0%}")
-        for name in sorted(found, reverse=True)
+        (f"`{name}`, the recorded fastest, measured again", "", "", f"{collections[name]['read_again']:.0%}")
+        for name in sorted(collections, reverse=True)
     ]
     return table(("within 5 % (calibrated)", "claimed for", "claim is right", "share of all choices within 5 %"), cells)
 
@@ -164,19 +170,19 @@ def board() -> str:
 
 def devices() -> str:
     """A device left out of training: `python -m benchmarks.devices`."""
-    found = read_any("devices")
-    if found is None:
+    content = read_any("devices")
+    if content is None:
         return f"{NOT_MEASURED}: `python -m benchmarks.devices` writes `benchmarks/results/devices.json`."
-    who = list(found["left_out"])
+    who = list(content["left_out"])
     cells = [
-        (name, *(f"{found['left_out'][device][name]:.3f}" for device in who), f"{mean:.3f} ({low:.3f} to {high:.3f})")
-        for name, (mean, low, high) in found["means"].items()
+        (name, *(f"{content['left_out'][device][name]:.3f}" for device in who), f"{mean:.3f} ({low:.3f} to {high:.3f})")
+        for name, (mean, low, high) in content["means"].items()
     ]
-    for what, row in found.get("ceilings", {}).items():
-        named = f"hindsight: best of {what}"
+    for what, row in content.get("ceilings", {}).items():
+        label = f"hindsight: best of {what}"
         mean = math.exp(sum(math.log(row[device]) for device in who) / len(who))
-        cells.append((named, *(f"{row[device]:.3f}" for device in who), f"{mean:.3f}"))
-    near = ("configurations within 10 % of the best", *(str(found["within_10"][device]) for device in who), "")
+        cells.append((label, *(f"{row[device]:.3f}" for device in who), f"{mean:.3f}"))
+    near = ("configurations within 10 % of the best", *(str(content["within_10"][device]) for device in who), "")
     short = [device.partition("-")[2] or device for device in who]
     return table(("left out:", *short, "geometric mean (95 % interval)"), [*cells, near])
 
@@ -196,24 +202,24 @@ def product_choice() -> str:
 
 def processors() -> str:
     """The CPU collection with a processor left out: `python -m benchmarks.devices --processors`."""
-    found = (read_any("devices") or {}).get("processors")
-    if not found:
+    content = (read_any("devices") or {}).get("processors")
+    if not content:
         return f"{NOT_MEASURED}: `python -m benchmarks.devices --processors` writes it into `devices.json`."
     cells = [
         (name, f"{row['plain']:.4f}", f"{row['reached']:.4f}", "{:+.2%} ({:+.2%} to {:+.2%})".format(*row["gain"]))
-        for name, row in found.items()
+        for name, row in content.items()
         if isinstance(row, dict)
     ]
-    headings = (f"{found['kernels']} kernels", "the model alone", "with measurements", "gain (95 % interval)")
+    headings = (f"{content['kernels']} kernels", "the model alone", "with measurements", "gain (95 % interval)")
     return table(headings, cells)
 
 
 def kernel_tuner() -> str:
-    """Search strategies of Kernel Tuner beside ours on its own spaces: `python -m benchmarks.devices`."""
-    found = read_any("devices")
-    if found is None or not found.get("strategies"):
+    """Search strategies of Kernel Tuner compared with ours on its own spaces: `python -m benchmarks.devices`."""
+    content = read_any("devices")
+    if content is None or not content.get("strategies"):
         return f"{NOT_MEASURED}: `python -m benchmarks.devices --kernel-tuner` writes it into `devices.json`."
-    rows = sorted(found["strategies"].items(), key=lambda item: -item[1]["score"])
+    rows = sorted(content["strategies"].items(), key=lambda item: -item[1]["score"])
     cells = [
         (name, "{:.3f} ({:.3f} to {:.3f})".format(row["score"], *row["interval"]), f"{row['reached']:.3f}")
         for name, row in rows
@@ -223,30 +229,30 @@ def kernel_tuner() -> str:
 
 def layout() -> str:
     """Layout models on synthetic graphs, over seeds: `python -m benchmarks.layout`."""
-    found = read_any("layout")
-    if found is None:
+    content = read_any("layout")
+    if content is None:
         return f"{NOT_MEASURED}: `python -m benchmarks.layout` writes `benchmarks/results/layout.json`."
     cells = []
-    for name, models in found["runs"].items():
+    for name, models in content["runs"].items():
         for model, runs in models.items():
             tau = over_seeds([run["tau"] for run in runs.values()])
             half = f" ± {tau.mean - tau.low:.3f}" if len(runs) > 1 else ""
             seconds = [run["processor_seconds"] for run in runs.values() if "processor_seconds" in run]
             used = f"{sum(seconds) / len(seconds):.0f} s" if seconds else ""
             cells.append((f"synthetic `{name}`", model, f"{tau.mean:.3f}{half}", used, str(len(runs))))
-    counts = ", ".join(f"{count} {split}" for split, count in found["graphs"].items())
-    sizes = f"about {found['nodes']} nodes and {found['configurations']} configurations each"
+    counts = ", ".join(f"{count} {split}" for split, count in content["graphs"].items())
+    sizes = f"about {content['nodes']} nodes and {content['configurations']} configurations each"
     headings = ("collection", "model", "Kendall's tau", "processor time of training", "seeds")
     return f"{table(headings, cells)}\n\nGraphs of a seed: {counts}; {sizes}."
 
 
 def ranking() -> str:
-    """TileRanker beside boosted trees and the course's network, over seeds: `python -m benchmarks.ranking`."""
-    found = read_any("ranking")
-    if found is None:
+    """TileRanker compared with boosted trees and the course's network, over seeds: `python -m benchmarks.ranking`."""
+    content = read_any("ranking")
+    if content is None:
         return f"{NOT_MEASURED}: `python -m benchmarks.ranking` writes `benchmarks/results/ranking.json`."
     cells = []
-    for name, models in found.items():
+    for name, models in content.items():
         for model, row in models.items():
             if model == "kernels":
                 continue
@@ -257,21 +263,21 @@ def ranking() -> str:
 
 def int8_accuracy() -> str:
     """Points lost by the worst observer, model by model."""
-    found = [row for row in read_any("int8_accuracy")["accuracy"] if "observer" in row]
+    rows = [row for row in read_any("int8_accuracy")["accuracy"] if "observer" in row]
     groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for row in found:
+    for row in rows:
         groups.setdefault((row["model"], row["seed"]), []).append(row)
     cells = []
     for (model, seed), members in groups.items():
         worst = max(members, key=lambda row: (row["points lost"], row["interval"][1]))
         name = model if "shipped" in model else f"{model}, seed {seed}"
-        lost = with_interval(*(f"{value:.2f}" for value in (worst["points lost"], *worst["interval"])))
-        cells.append((name, f"{worst['float32 %']:.2f} %", f"{worst['images']:,}", lost))
+        drop = with_interval(*(f"{value:.2f}" for value in (worst["points lost"], *worst["interval"])))
+        cells.append((name, f"{worst['float32 %']:.2f} %", f"{worst['images']:,}", drop))
     return table(("model", "float32", "images", "points lost, worst of four observers (95 % interval)"), cells)
 
 
 def profiling_checks() -> str:
-    """The instruments beside their peers."""
+    """The instruments compared with their peers."""
     parts = read_any("profiling")["parts"]
     flops, memory = parts["flops"], [row["ratio"] for row in parts["memory"].values()]
     pyperf = [row["ratio"] for row in parts["pyperf"].values()]
@@ -317,8 +323,8 @@ def _margin() -> str:
 def left_out() -> str:
     """The CPU's model on machines that it was not taught on."""
     cells = []
-    for model, found in read_any("machines")["models"].items():
-        for fold, row in found["folds"].items():
+    for model, content in read_any("machines")["models"].items():
+        for fold, row in content["folds"].items():
             low, high = (100 * x for x in row["five_over_default"])
             cells.append(
                 (
@@ -345,28 +351,27 @@ def _choosing(which: str) -> str:
 
 
 def fleet() -> str:
-    """What one service and one store hold, on one core of the machine at home."""
-    found = read_any("fleet")
+    """Tabulate the throughput of one service and one store, on one core of the reference machine."""
+    content = read_any("fleet")
     service = [
         [row["what"], f"{row['choices_per_s']:,}", f"{row['p50_ms']:.1f} ms", f"{row['p99_ms']:.1f} ms"]
-        for row in found["service"]
+        for row in content["service"]
     ]
-    stores = [[row["what"], f"{row['batches_per_s']:,}", f"{row['timings_per_s']:,}"] for row in found["stores"]]
+    stores = [[row["what"], f"{row['batches_per_s']:,}", f"{row['timings_per_s']:,}"] for row in content["stores"]]
     answers = table(["choices", "a second", "median", "99th percentile"], service)
     return f"{answers}\n\n{table(['store', 'batches a second', 'timings a second'], stores)}"
 
 
 def campaign() -> str:
     """The campaign in which everything was killed once, and how its timings agree with one process alone."""
-    found = read_any("campaign")
-    if found is None:
+    content = read_any("campaign")
+    if content is None:
         return "It has not been measured on a quiet machine yet."
-    whole = (
-        f"{found['kernels']:,} kernels with {found['timings']:,} timings in {found['seconds']:,} s, none lost or twice."
-    )
-    shown = ("pooled", "median_kernel", "mean_kernel", "worst_kernel")
-    compared = {name: found[name] for name in ("fleet and alone", "alone twice") if name in found}
-    cells = [[what, f"{of['kernels']:,}", *(f"{of[name]:.3f}" for name in shown)] for what, of in compared.items()]
+    size = f"{content['kernels']:,} kernels with {content['timings']:,} timings"
+    whole = f"{size} in {content['seconds']:,} s, none lost or twice."
+    columns = ("pooled", "median_kernel", "mean_kernel", "worst_kernel")
+    compared = {name: content[name] for name in ("fleet and alone", "alone twice") if name in content}
+    cells = [[what, f"{of['kernels']:,}", *(f"{of[name]:.3f}" for name in columns)] for what, of in compared.items()]
     headings = ["compared", "kernels", "all pairs", "median kernel", "mean kernel", "worst kernel"]
     return f"{whole}\n\n{table(headings, cells)}"
 
@@ -374,7 +379,7 @@ def campaign() -> str:
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "fleet": fleet,
     "campaign": campaign,
-    "collections": listed,
+    "collections": collections_table,
     "card h200": lambda: card("h200"),
     "card cpu": lambda: card("cpu"),
     "machines": machines,

@@ -1,10 +1,10 @@
-"""How long choosing a tile in passing takes: candidates are listed, the shipped model scores them, the best is taken.
+"""Times an unmeasured choice of a tile: list the candidates, score them with the shipped model, take the best.
 
     python -m benchmarks.first_choice [--shapes 100] [--seed 3] [--configs 500]
 
-For each family, shapes drawn at random, each met for the first time, on one thread. The first pair of columns is what a
-program pays (the family's own candidates, listing included), the second a list of so many configurations. Products of
-integers and GPU kernels have no shorter list than all they could be measured with, which is made once and kept.
+For each family, random shapes are chosen for the first time, on one thread. The first pair of columns is the cost in a
+program (the family's own candidates, including listing them), the second the cost for `--configs` configurations.
+Integer products and GPU kernels have no shorter list than their whole search space, which is built once and cached.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 
 class Cpu:
-    """Lists as the framework's chooser has them: rows of numbers, made anew for each shape."""
+    """Lists as the framework's chooser has them: rows of numbers, built for each shape."""
 
     def __init__(self) -> None:
         self.device = CpuDevice()
-        found, reason = shipped_scores(self.device.collection, self.device.machine.identity)
-        if found is None:
+        scores, reason = shipped_scores(self.device.collection, self.device.machine.identity)
+        if scores is None:
             raise SystemExit(reason)
-        self.model: ModelScores = found
+        self.model: ModelScores = scores
 
     def problem(self, spec: dict[str, int | str]) -> Problem:
         return self.device.problem({**spec, "threads": 1})
 
-    def listed(self, problem: Problem) -> Sequence[Config]:
+    def first_configs(self, problem: Problem) -> Sequence[Config]:
         own = self.device.candidates(problem)
         return own if len(own) > 1 else self.device.configs(problem)
 
@@ -87,29 +87,29 @@ class Triton:
 
     def __init__(self) -> None:
         self.model = file_scores(shipped_file("h200"), "triton", 0.0)
-        self.kept: dict[int, tuple[Sequence[Config], Sequence[Config]]] = {}  # a list and so many of it
+        self.first_lists: dict[int, tuple[Sequence[Config], Sequence[Config]]] = {}  # a list and so many of it
 
     def problem(self, spec: dict[str, int | str]) -> Problem:
         problem: Problem = find_family("triton", str(spec["family"])).problem(spec)
         return problem
 
-    def listed(self, problem: Problem) -> Sequence[Config]:
+    def first_configs(self, problem: Problem) -> Sequence[Config]:
         configs: Sequence[Config] = find_family("triton", problem.family).configs(problem)
         return configs
 
     def many(self, problem: Problem, count: int) -> Sequence[Config]:
-        own = self.listed(problem)
-        return self.kept.setdefault(id(own), (own, so_many(own, count)))[1]
+        own = self.first_configs(problem)
+        return self.first_lists.setdefault(id(own), (own, so_many(own, count)))[1]
 
 
 def measure(side: Cpu | Triton, problems: Sequence[Problem], count: int) -> str:
     own, many, lengths = [], [], []
     for problem in problems:
-        own.append(milliseconds(lambda p=problem: decide(p, side.listed(p), side.model)))  # type: ignore[misc]
-        lengths.append(len(side.listed(problem)))
+        own.append(milliseconds(lambda p=problem: decide(p, side.first_configs(p), side.model)))  # type: ignore[misc]
+        lengths.append(len(side.first_configs(problem)))
     for problem in problems:
-        listed = side.many(problem, count)
-        many.append(milliseconds(lambda p=problem, c=listed: decide(p, c, side.model)))  # type: ignore[misc]
+        configs = side.many(problem, count)
+        many.append(milliseconds(lambda p=problem, c=configs: decide(p, c, side.model)))  # type: ignore[misc]
     words = [f"{int(np.median(lengths)):>10}"]
     for times in (own, many):
         words += [f"{np.median(times):>9.2f}", f"{np.quantile(times, 0.9):>9.2f}"]

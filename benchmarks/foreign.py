@@ -1,4 +1,4 @@
-"""Collections of other people's shapes: `--model auto` beside LightGBM, EarlyJoinSAGE and five random picks.
+"""Collections of other people's shapes: `--model auto` compared with LightGBM, EarlyJoinSAGE and five random picks.
 
     python -m benchmarks.foreign                                          # those below, three seeds
     python -m benchmarks.foreign no-graph ties --seeds 1
@@ -59,11 +59,11 @@ def ties(seed: int) -> Dataset:
     rng = np.random.default_rng(seed)
 
     def spoiled(kernel: Kernel) -> Kernel:
-        kept = np.flatnonzero(rng.random(kernel.n_configs) < 0.8)
+        rows = np.flatnonzero(rng.random(kernel.n_configs) < 0.8)
         step = max(1, int(kernel.runtime.min()) // 20)
-        disturbed = np.where(rng.random(len(kept)) < 0.02, rng.uniform(5, 60, len(kept)), 1.0)
-        runtime = np.maximum(1, np.rint(kernel.runtime[kept] * disturbed / step)).astype(np.int64) * step
-        cut = {"config_feat": kernel.config_feat[kept], "normalizer": kernel.normalizer[kept]}
+        disturbed = np.where(rng.random(len(rows)) < 0.02, rng.uniform(5, 60, len(rows)), 1.0)
+        runtime = np.maximum(1, np.rint(kernel.runtime[rows] * disturbed / step)).astype(np.int64) * step
+        cut = {"config_feat": kernel.config_feat[rows], "normalizer": kernel.normalizer[rows]}
         return dataclasses.replace(kernel, runtime=runtime, **cut)
 
     data = STANDINS["simulated-implicit-conv"](seed)
@@ -106,7 +106,7 @@ COLLECTIONS: dict[str, Callable[[int], Dataset]] = {
 
 
 def few(folder: str, seed: int, kernels: int = 300) -> Dataset:
-    """At most so many kernels of a folder, split anew."""
+    """Read at most `kernels` kernels of a folder and split them again."""
     data = load_dataset(folder, progress=False)
     every = [k for split in (data.train, data.valid, data.test) for k in split if k.labelled and k.n_configs > 1]
     order = np.random.default_rng(seed).permutation(len(every))[:kernels]
@@ -116,19 +116,19 @@ def few(folder: str, seed: int, kernels: int = 300) -> Dataset:
 def run_once(data: Dataset, seed: int) -> dict[str, dict[str, float]]:
     """Errors of every candidate, of the one that auto kept, of plain LightGBM and of five random picks."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        kept = train_auto(data, out_dir=folder, seed=seed, device="cpu", progress=False)
+        auto = train_auto(data, out_dir=folder, seed=seed, device="cpu", progress=False)
         names = [name for name in CANDIDATES if (Path(folder) / name).is_dir()]
-        models: dict[str, Any] = {"auto": kept} | {name: load_model(Path(folder) / name) for name in names}
+        models: dict[str, Any] = {"auto": auto} | {name: load_model(Path(folder) / name) for name in names}
     booster = plain_trees(data, seed)
     scores = {name: [model.score(k) for k in data.test] for name, model in models.items()}
     scores[PLAIN] = [booster.predict(plain_rows(k)) for k in data.test]
-    found = {name: errors(data.test, given) for name, given in scores.items()}
-    found["auto"]["chosen"] = kept.name
-    found[PICKS] = _known(_means([[math.nan, expected_best(k.target, 5)] for k in data.test]))
-    return found
+    results = {name: errors(data.test, model_scores) for name, model_scores in scores.items()}
+    results["auto"]["chosen"] = auto.name
+    results[PICKS] = _complete(_means([[math.nan, expected_best(k.target, 5)] for k in data.test]))
+    return results
 
 
-def _known(row: dict[str, Any]) -> dict[str, Any]:
+def _complete(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value == value}
 
 
@@ -151,20 +151,20 @@ def errors(kernels: Any, scores: Sequence[Any]) -> dict[str, Any]:
 
 
 def _means(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """In per cent: plain means, and geometric ones of runtimes over the best."""
+    """Return errors in per cent: arithmetic means, and geometric means of runtime / best."""
     values = np.array(rows)
     plain, geometric = 100 * values.mean(axis=0), 100 * np.expm1(np.log1p(values).mean(axis=0))
     return {"top1": plain[0], "top5": plain[1], "geometric1": geometric[0], "geometric5": geometric[1]}
 
 
 def expected_best(target: npt.NDArray[Any], picks: int) -> float:
-    """How far the best of so many drawn without replacement is expected to be above the best of all."""
+    """Return the expected error of the best of `count` configurations drawn without replacement."""
     ordered = np.sort(target) / target.min()
-    chance, left = 0.0, 1.0
+    chance, remaining = 0.0, 1.0
     for place, value in enumerate(ordered):
         rest = len(ordered) - place
-        here = left * min(1.0, picks / rest)  # nobody drew what is faster, somebody this one
-        chance, left = chance + here * float(value), left - here
+        here = remaining * min(1.0, picks / rest)  # nobody drew what is faster, somebody this one
+        chance, remaining = chance + here * float(value), remaining - here
     return chance - 1.0
 
 
@@ -192,14 +192,14 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for given in options.collections:
-        name = given if given in COLLECTIONS else Path(given).name
+    for collection in options.collections:
+        name = collection if collection in COLLECTIONS else Path(collection).name
         table = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
-        kept = {} if options.again else table.get(name, {})
-        runs = kept.get("runs", []) if kept.get("first") == options.first else []
+        entry = {} if options.again else table.get(name, {})
+        runs = entry.get("runs", []) if entry.get("first") == options.first else []
         while len(runs) < options.seeds:
             seed = options.first + len(runs)
-            data = COLLECTIONS[given](seed) if given in COLLECTIONS else few(given, seed)
+            data = COLLECTIONS[collection](seed) if collection in COLLECTIONS else few(collection, seed)
             runs.append(run_once(data, seed))
             kernels = [len(data.train), len(data.valid), len(data.test)]
             table[name] = {
@@ -211,8 +211,8 @@ def main() -> None:
             }
             write_atomic(RESULTS, json.dumps(table, indent=1) + "\n")
         for model, row in table[name]["mean"].items():
-            told = "  ".join(f"{key} {value:7.2f} %" for key, value in row.items())
-            print(f"{name:24s} {model:18s} {told}", flush=True)
+            line = "  ".join(f"{key} {value:7.2f} %" for key, value in row.items())
+            print(f"{name:24s} {model:18s} {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Matrix multiplication beside NumPy (OpenBLAS) and PyTorch: large, small, skinny and odd shapes.
+"""Matrix multiplication compared with NumPy (OpenBLAS) and PyTorch: large, small, skinny and odd shapes.
 
     python -m benchmarks.gemm [--threads 1] [--only large transformer small transposed routing threads] [--json FILE]
     python -m benchmarks.gemm --random 500 --seed 7
@@ -6,9 +6,9 @@
 Every result is compared with float64 before it is timed. A ratio above 1 means tilewise is faster than the faster peer;
 each group ends with its geometric mean and its worst. `large` are cubes and their odd neighbours, `transformer` rows of
 tokens through the layers of a transformer in every layout, `small` the shapes of small models, `transposed` products
-with a transposed A that is read where it lies, as in gradients of narrow layers. `routing` times the
-implementation that the router chooses beside the others that could be fastest: the ratio is the best one's time over
-the chosen's. `threads` are large products at `--threads` (or two) beside the peers and beside one thread.
+with a transposed A that is read in place, as in gradients of narrow layers. `routing` times the implementation that
+the router chooses against the others that could be fastest: the ratio is the best one's time divided by the chosen
+one's. `threads` are large products at `--threads` (or two), compared with the peers and with one thread.
 
 `TILEWISE_ISA=avx2` holds all three to AVX2 (benchmarks/__init__.py).
 
@@ -74,17 +74,17 @@ def routed(m: int, n: int, k: int, threads: int, seed: int, budget_s: float) -> 
     rng = np.random.default_rng(seed)
     a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
     backend = OptimizedBackend()
-    chosen = backend.select("matmul", a, b).name
+    implementation = backend.select("matmul", a, b).name
     runs: dict[str, Run] = {}
     for entry in backend.implementations("matmul"):
         if entry.name in ("blocked", "naive"):  # rungs without vectors, tens of times slower everywhere
             continue
-        runs["tilewise" if entry.name == chosen else entry.name] = partial(entry.run, a, b)
-    return compare(f"routing {m}×{n}×{k} ({chosen})", threads, runs, budget_s)
+        runs["tilewise" if entry.name == implementation else entry.name] = partial(entry.run, a, b)
+    return compare(f"routing {m}×{n}×{k} ({implementation})", threads, runs, budget_s)
 
 
 def scaling(size: int, threads: int, seed: int, budget_s: float) -> Row:
-    """Several threads beside one, taking turns."""
+    """Several threads compared with one, interleaved."""
     rng = np.random.default_rng(seed)
     a, b = (rng.standard_normal((size, size)).astype(np.float32) for _ in range(2))
 

@@ -39,7 +39,7 @@ def write_gpt2(model: GPT, path: Path) -> None:
 
 def gpt2_tensors(model: GPT) -> dict[str, Any]:
     """Arrays by the names of GGUF."""
-    named = {
+    tensors = {
         "token_embd.weight": model.token_embedding.weight,
         "position_embd.weight": model.position_embedding.weight,
         "output_norm.weight": model.norm.weight,
@@ -48,12 +48,12 @@ def gpt2_tensors(model: GPT) -> dict[str, Any]:
     }
     for i, block in enumerate(model.blocks):
         state = dict(block.named_tensors())
-        named[f"blk.{i}.attn_qkv.weight"] = state["self_attn.in_proj_weight"]
-        named[f"blk.{i}.attn_qkv.bias"] = state["self_attn.in_proj_bias"]
+        tensors[f"blk.{i}.attn_qkv.weight"] = state["self_attn.in_proj_weight"]
+        tensors[f"blk.{i}.attn_qkv.bias"] = state["self_attn.in_proj_bias"]
         for ours, theirs in _GPT2_BLOCK.items():
             for kind in ("weight", "bias"):
-                named[f"blk.{i}.{theirs}.{kind}"] = state[f"{ours}.{kind}"]
-    return {name: tensor.data for name, tensor in named.items()}
+                tensors[f"blk.{i}.{theirs}.{kind}"] = state[f"{ours}.{kind}"]
+    return {name: tensor.data for name, tensor in tensors.items()}
 
 
 def finish(writer: Any) -> None:

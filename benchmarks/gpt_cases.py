@@ -1,5 +1,4 @@
-"""What the races of generation share: GPT-2's shape with random weights, and perplexity on the text that the trained
-character GPT has not seen."""
+"""Shared by the generation benchmarks: GPT-2's shape with random weights, and perplexity on held-out text."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ def rows_of(tokens: Any) -> Any:
 
 
 def perplexity(logits_of: Callable[[Any], Any], ids: Any, context: int) -> float:
-    """Over whole windows of the text, every token after the first of a window."""
+    """Return the perplexity over whole windows of the text, for every token after the first of a window."""
     total, count = 0.0, 0
     for start in range(0, len(ids) - context - 1, context):
         window = ids[start : start + context + 1]
         logits = np.asarray(logits_of(window[:-1]), np.float64)
         logits -= logits.max(-1, keepdims=True)
-        chosen = logits[np.arange(context), window[1:]] - np.log(np.exp(logits).sum(-1))
-        total, count = total - float(chosen.sum()), count + context
+        log_probabilities = logits[np.arange(context), window[1:]] - np.log(np.exp(logits).sum(-1))
+        total, count = total - float(log_probabilities.sum()), count + context
     return float(np.exp(total / count))
 
 

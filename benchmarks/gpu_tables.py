@@ -61,11 +61,11 @@ def serving(shapes: str = "shape") -> str:
              "block-FP8 products": lambda row: not row["experts"], "all": lambda row: True}  # fmt: skip
     cells = []
     for kind, belongs in kinds.items():
-        chosen = [row for row in rows if belongs(row)]
-        ratios = [[row[name] / row["ours"] for row in chosen if name in row] for name in ("tuned", "default")]
-        best = [1 / row["ours"] for row in chosen]
+        members = [row for row in rows if belongs(row)]
+        ratios = [[row[name] / row["ours"] for row in members if name in row] for name in ("tuned", "default")]
+        best = [1 / row["ours"] for row in members]
         cells.append(
-            [kind, str(len(chosen)), *(f"{gmean(values):.3f} ({min(values):.2f})" for values in (best, *ratios))]
+            [kind, str(len(members)), *(f"{gmean(values):.3f} ({min(values):.2f})" for values in (best, *ratios))]
         )
     return table(("kernels", "problems", "fastest measured", "vLLM's tuned row", "vLLM's default rule"), cells)
 

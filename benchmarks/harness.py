@@ -1,4 +1,4 @@
-"""What the benchmarks share: functions take turns, medians are compared, and the table is also written as JSON.
+"""Shared by the benchmarks: functions run interleaved, medians are compared, and results are also written as JSON.
 
 Peers run in the same process, at the same number of threads, in the same minutes. A ratio is the faster peer's time
 over ours: above 1, tilewise is faster. Results are kept by kind of CPU: a run adds the machine it ran on and leaves
@@ -123,7 +123,7 @@ def _warm_up(run: Run, threads: int) -> None:
 
 
 def _repeats(runs: dict[str, Run]) -> int:
-    """How many calls of the quickest contender make a millisecond; also the warm-up."""
+    """Return the number of calls of the fastest function that take a millisecond; this also warms up."""
     quickest = float("inf")
     for run in runs.values():
         for _ in range(3):
@@ -139,9 +139,9 @@ def write_results(path: Path, rows: Iterable[Row], keep: bool = False) -> None:
     With `keep`, rows of the file that were not measured now stay as they are.
     """
     dated = [replace(row, date=row.date or today(), source=row.source or source_hash(path.stem)) for row in rows]
-    measured = {(row.name, row.threads) for row in dated}
-    kept = [row for row in read_rows(path) if (row.name, row.threads) not in measured] if keep else []
-    lines = [{k: v for k, v in asdict(row).items() if v not in (None, "")} for row in (*kept, *dated)]
+    new_keys = {(row.name, row.threads) for row in dated}
+    old_rows = [row for row in read_rows(path) if (row.name, row.threads) not in new_keys] if keep else []
+    lines = [{k: v for k, v in asdict(row).items() if v not in (None, "")} for row in (*old_rows, *dated)]
     content = {"date": today(), "machine": machine_class(), **provenance(path.stem), "rows": lines}
     write_atomic(results_path(path), json.dumps(content, indent=1) + "\n")
 
@@ -190,7 +190,7 @@ def today() -> str:
 
 
 def machine_class() -> dict[str, Any]:
-    """What kind of machine this is, without saying which one."""
+    """Return the kind of this machine, without identifying it."""
     isa = native.isa() if native is not None else "none"
     cpus = os.cpu_count() if machine_override().cores is None else _system.cores()  # not those of a pinned run
     caches = {f"l{level.level}": level.bytes for level in _system.caches()}
@@ -209,12 +209,12 @@ def cpu_kind() -> str:
 
 def _make() -> str:
     """The design of an x86 CPU by its family and model, since virtual machines give it other names."""
-    told = dict.fromkeys(("vendor_id", "cpu family", "model"), "")
+    fields = dict.fromkeys(("vendor_id", "cpu family", "model"), "")
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines():
             name, _, value = (part.strip() for part in line.partition(":"))
-            told[name] = value
-    vendor, family, model = told["vendor_id"], told["cpu family"], told["model"]
+            fields[name] = value
+    vendor, family, model = fields["vendor_id"], fields["cpu family"], fields["model"]
     for made_by, of_family, models, make in _MAKES:
         if (vendor, family) == (made_by, of_family) and model.isdigit() and int(model) in models:
             return make

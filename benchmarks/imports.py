@@ -65,10 +65,10 @@ def cache(number: int) -> str:
 def autotvm(number: int) -> str:
     shape, tile = number % _SHAPES, number // _SHAPES
     entity = [["tile_f", "sp", [-1, 1 + tile % 32]], ["tile_y", "sp", [-1, 1 + tile // 32]], ["unroll", "ot", 512]]
-    given = ["cuda -model=v100", "conv2d_nchw.cuda", [["TENSOR", [1, 64, 56, 8 + shape], "float32"]], {}]
+    task = ["cuda -model=v100", "conv2d_nchw.cuda", [["TENSOR", [1, 64, 56, 8 + shape], "float32"]], {}]
     result = [[1e-3 + (number % 977) * 1e-6], 0, 1.0, 2.0]
     return (
-        json.dumps({"input": given, "config": {"index": tile, "entity": entity}, "result": result, "version": 0.2})
+        json.dumps({"input": task, "config": {"index": tile, "entity": entity}, "result": result, "version": 0.2})
         + "\n"
     )
 
@@ -92,8 +92,8 @@ def autoheuristic(number: int) -> str:
     product, choice = divmod(number, 24)
     head = ""
     if number == 0:
-        told = {"shared_memory": 166912, "device_capa": [8, 0], "name": "mm", "numerical_features": ["m", "k", "n"]}
-        head = json.dumps(told) + "\nm,k,n,mat1_dtype,mat1_stride_0,mat1_stride_1,choice,feedback\n"
+        metadata = {"shared_memory": 166912, "device_capa": [8, 0], "name": "mm", "numerical_features": ["m", "k", "n"]}
+        head = json.dumps(metadata) + "\nm,k,n,mat1_dtype,mat1_stride_0,mat1_stride_1,choice,feedback\n"
     name = f"type=triton_BLOCK-M={16 << choice % 4}_BLOCK-K=32_BLOCK-N={16 << choice // 4}_numstages=3_numwarps=4"
     sizes = f"{16 + product % 4096},4096,{8 + product // 4096},torch.float16,4096,1"
     return f"{head}{sizes},{name if choice else 'extern_mm'},{0.5 + number % 97 / 100}\n"
@@ -163,28 +163,28 @@ def written(path: Path, name: str, size: int) -> int:
 
 def pieces(record: Callable[[int], str]) -> Iterator[tuple[int, str]]:
     parts: list[str] = []
-    number = held = 0
+    number = size = 0
     while True:
         parts.append(record(number))
-        number, held = number + 1, held + len(parts[-1])
-        if held >= _PIECE:
+        number, size = number + 1, size + len(parts[-1])
+        if size >= _PIECE:
             yield number, "".join(parts)
-            parts, held = [], 0
+            parts, size = [], 0
 
 
-def measured(name: str, gigabytes: float, folder: Path) -> dict[str, Any]:
-    """What the import of such a log took, in a process of its own."""
+def measure_import(name: str, gigabytes: float, folder: Path) -> dict[str, Any]:
+    """Import a synthetic log in a fresh process and return its time and peak memory."""
     log = folder / f"{name}.json"
     records = written(log, name, int(gigabytes * 1e9))
     importing = ["tiles", "import", LOGS[name].format_name, str(log), "--out", str(folder / name), "--json"]
     started = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "tilewise", *importing], stdout=subprocess.PIPE, text=True)
-    told = process.stdout.read() if process.stdout else ""
+    output = process.stdout.read() if process.stdout else ""
     _, status, usage = os.wait4(process.pid, 0)
     seconds, size = time.perf_counter() - started, log.stat().st_size
     if status:
         sys.exit(f"{name}: the import ended with {os.waitstatus_to_exitcode(status)}.")
-    report = json.loads(told)
+    report = json.loads(output)
     return {"gigabytes": size / 1e9, "records": records, "kernels": report["kernels"],
             "configurations": report["configurations"], "peak_mib": usage.ru_maxrss / 1024,
             "seconds": seconds, "processor_seconds": usage.ru_utime + usage.ru_stime,
@@ -201,7 +201,7 @@ def main() -> None:
         flags.error(f"no kind of log: {', '.join(sorted(unknown))}; there are {', '.join(LOGS)}")
     for name in options.logs or LOGS:
         with tempfile.TemporaryDirectory() as folder:
-            row = measured(name, options.gigabytes, Path(folder))
+            row = measure_import(name, options.gigabytes, Path(folder))
         print(
             f"{name}: {row['gigabytes']:.2f} GB in {row['seconds']:.0f} s ({row['megabytes_a_second']:.1f} MB/s), "
             f"peak memory {row['peak_mib']:.0f} MiB, {row['configurations']:,} configurations "

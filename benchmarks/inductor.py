@@ -165,13 +165,13 @@ def race(torch: Any, job: Job, ways: list[str], peer: dict[str, Any], longest: f
         for way in ways:
             try:
                 with time_limit(longest if way == "exhaustive" else _MAX_SECONDS):
-                    got, graphs, compile_seconds = _prepare(torch, job, way, Path(folder), (peer, pools))
+                    output, graphs, compile_seconds = _prepare(torch, job, way, Path(folder), (peer, pools))
             except (Exception, TimeIsUp):
                 print(f"  {job.name}, {way}: {traceback.format_exc()[-1200:]}", flush=True)
                 continue
-            got = got[-1] if isinstance(got, tuple) else got
-            expected = got if expected is None else expected
-            error = ((got - expected).float().norm() / expected.float().norm()).item()
+            output = output[-1] if isinstance(output, tuple) else output
+            expected = output if expected is None else expected
+            error = ((output - expected).float().norm() / expected.float().norm()).item()
             if not error < 2e-2:
                 raise RuntimeError(f"{way} differs by {error}")
             runs[way] = graphs
@@ -192,10 +192,10 @@ def _prepare(
     with compiler_settings(way, folder, peer) as mode:
         compiled = torch.compile(job.call, dynamic=False, mode=mode)
         start = time.monotonic()
-        got = compiled(*job.sets[0])
+        result = compiled(*job.sets[0])
         torch.cuda.synchronize()
         compile_seconds = time.monotonic() - start
-        return got, capture(torch, compiled, job.sets, pools), compile_seconds
+        return result, capture(torch, compiled, job.sets, pools), compile_seconds
 
 
 def jobs_of(torch: Any, options: argparse.Namespace) -> list[Callable[[], Job]]:

@@ -1,4 +1,4 @@
-"""INT8 beside ONNX Runtime and PyTorch: the bare integer product, and whole networks.
+"""INT8 compared with ONNX Runtime and PyTorch: the bare integer product, and whole networks.
 
     python -m benchmarks.int8 [products] [networks] [--threads 1] [--json benchmarks/results/int8.json]
 
@@ -102,8 +102,8 @@ def torch_fx(name: str, model: Any, x: np.ndarray) -> torch.nn.Module:
         return convert_fx(prepared)
 
 
-def check_close(who: str, got: np.ndarray, exact: np.ndarray) -> None:
-    if np.abs(got - exact).max() > 0.1 * np.abs(exact).max():
+def check_close(who: str, result: np.ndarray, exact: np.ndarray) -> None:
+    if np.abs(result - exact).max() > 0.1 * np.abs(exact).max():
         raise SystemExit(f"{who}: int8 strays from float")
 
 

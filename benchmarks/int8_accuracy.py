@@ -1,13 +1,13 @@
-"""What INT8 costs in accuracy: the digits CNN and the MNIST CNN for several seeds and every observer, networks trained
-on MNIST, and a GPT.
+"""Measures the accuracy lost by INT8: the digits CNN and the MNIST CNN for several seeds and every observer, networks
+trained on MNIST, and a GPT.
 
     python -m benchmarks.int8_accuracy [--mnist FOLDER] [--seeds 0 1 2] [--epochs 1] [--out out/int8-accuracy]
 
 MNIST's four IDX files are not shipped; without a folder of them (`--mnist`, $TILEWISE_MNIST) those rows are left
 out. Models are trained by `tilewise fit` into the folder `--out`, and taken from there when they are there
-already. Points lost are paired: both models answer the same images, and the 95 % interval is over images; how many
-images both answer alike stands beside it. Perplexity is over the whole validation text. One row weighs vgg6: its
-tensors, its file, and what a process grows by for each one it loads.
+already. Points lost are paired: both models answer the same images, and the 95 % interval is over images; the share of
+equal answers is recorded as well. Perplexity is over the whole validation text. One row measures the size of vgg6: its
+tensors, its file, and the growth of a process for each model it loads.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def network_rows(folder: str, out: Path, seed: int) -> Iterator[dict[str, Any]]:
 def rows_of(
     name: str, model: Module, images: data.ImageData, seed: int, observers: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    said = answers(model, images.x_test)
-    before = said == images.y_test
+    predictions = answers(model, images.x_test)
+    before = predictions == images.y_test
     batches = np.array_split(images.x_train[:CALIBRATION_IMAGES], 4)
     for observer in observers:
         int8 = quantize(model, calibrate(model, batches, observer))
@@ -102,7 +102,7 @@ def rows_of(
             "observer": observer,
             "images": len(before),
             "float32 %": 100 * float(before.mean()),
-            "agree %": 100 * float((after == said).mean()),
+            "agree %": 100 * float((after == predictions).mean()),
             "points lost": drop,
             "interval": interval,
         }
@@ -141,10 +141,10 @@ def size_row() -> dict[str, Any]:
         save_quantized(int8, paths["int8"])
         grown = {kind: _growth(kind, path) for kind, path in paths.items()}
         disk = {kind: path.stat().st_size for kind, path in paths.items()}
-    held = sum(tensor.data.nbytes for _, tensor in model.named_tensors())
+    weight_bytes = sum(tensor.data.nbytes for _, tensor in model.named_tensors())
     return {
         "model": "vgg6, size",
-        "held": int8.nbytes / held,
+        "held": int8.nbytes / weight_bytes,
         "disk": disk["int8"] / disk["float32"],
         "grows float32 MB": grown["float32"] / 1e6,
         "grows int8 MB": grown["int8"] / 1e6,
@@ -166,26 +166,26 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     tilewise.set_num_threads(options.threads)
-    rows = [*shown(gpt_row()), *shown(size_row())]
+    rows = [*table_rows(gpt_row()), *table_rows(size_row())]
     for row in image_rows("digits cnn as shipped", None, None, 0):
-        rows += shown(row)
+        rows += table_rows(row)
     for seed in options.seeds:
         weights = trained(options.out / f"digits-{seed}", None, seed, None)
         for row in image_rows("digits cnn", None, weights, seed):
-            rows += shown(row)
+            rows += table_rows(row)
         if options.mnist is not None:
             folder = str(options.mnist)
             weights = trained(options.out / f"mnist-{seed}", folder, seed, options.epochs)
             for row in image_rows("MNIST cnn", folder, weights, seed):
-                rows += shown(row)
+                rows += table_rows(row)
     if options.mnist is not None:
         for row in network_rows(str(options.mnist), options.out, options.seeds[0]):
-            rows += shown(row)
+            rows += table_rows(row)
     facts = {"date": today(), "machine": machine_class(), "accuracy": rows}
     write_atomic(results_path(options.json), (json.dumps(facts, indent=1) + "\n").encode())
 
 
-def shown(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def table_rows(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     parts = (f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
     print("  ".join(parts), flush=True)
     yield row

@@ -28,7 +28,7 @@ def run(strategy: str, kernel: Kernel, schema: Schema, budget: int, seed: int) -
 
     names = list(schema.config_features)
     values = {name: [int(v) for v in np.unique(kernel.config_feat[:, i])] for i, name in enumerate(names)}
-    known = {tuple(int(v) for v in row[: len(names)]) for row in kernel.config_feat}
+    recorded = {tuple(int(v) for v in row[: len(names)]) for row in kernel.config_feat}
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 -- the strategies draw from these
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
@@ -36,7 +36,7 @@ def run(strategy: str, kernel: Kernel, schema: Schema, budget: int, seed: int) -
         cache.write_text(json.dumps(_cache(kernel, names, values)), encoding="utf-8")
         results, _ = kernel_tuner.tune_kernel(
             "convolution", "__global__ void convolution() {}", 1, [], values, lang="C",
-            restrictions=[FunctionConstraint(lambda *values: tuple(map(int, values)) in known)],
+            restrictions=[FunctionConstraint(lambda *values: tuple(map(int, values)) in recorded)],
             strategy=strategy, strategy_options={"max_fevals": budget}, simulation_mode=True,
             cache=str(cache), verbose=False, quiet=True,
         )  # fmt: skip
@@ -51,9 +51,9 @@ def _cache(kernel: Kernel, names: Sequence[str], values: dict[str, list[int]]) -
     for row, ns in zip(kernel.config_feat, kernel.runtime, strict=True):
         config = {name: int(value) for name, value in zip(names, row, strict=False)}
         zeros = dict.fromkeys(("compile_time", "verification_time", "benchmark_time", "strategy_time"), 0)
-        told = {**config, **zeros, "framework_time": 0, "time": ns / 1e6, "times": [ns / 1e6]}
-        told["timestamp"] = "2024-01-01T00:00:00+00:00"
-        entries[",".join(str(value) for value in config.values())] = told
+        entry = {**config, **zeros, "framework_time": 0, "time": ns / 1e6, "times": [ns / 1e6]}
+        entry["timestamp"] = "2024-01-01T00:00:00+00:00"
+        entries[",".join(str(value) for value in config.values())] = entry
     return {
         "device_name": "recorded", "kernel_name": "convolution", "problem_size": 1,
         "tune_params_keys": list(names), "tune_params": values, "objective": "time", "cache": entries,

@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def drawn(collection: str, seed: int) -> LayoutDataset:
+def draw_dataset(collection: str, seed: int) -> LayoutDataset:
     source, search = collection.split(":")
     splits = {
         split: [
@@ -73,16 +73,16 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
     for seed in range(options.seeds):
         for collection in options.collections:
-            data = drawn(collection, seed)
+            data = draw_dataset(collection, seed)
             for model in options.models.split(";") if options.models else ("chance", *MODELS):
-                runs = found.setdefault("runs", {}).setdefault(collection, {}).setdefault(model, {})
+                runs = results.setdefault("runs", {}).setdefault(collection, {}).setdefault(model, {})
                 if str(seed) not in runs:
                     runs[str(seed)] = run_once(data, model, seed)
-                    found |= {"date": today(), "graphs": COUNTS, "nodes": NODES, "configurations": CONFIGS}
-                    write_atomic(options.out, json.dumps(found, indent=1) + "\n")
+                    results |= {"date": today(), "graphs": COUNTS, "nodes": NODES, "configurations": CONFIGS}
+                    write_atomic(options.out, json.dumps(results, indent=1) + "\n")
                 mean = over_seeds([run["tau"] for run in runs.values()]).mean
                 print(
                     f"{collection:12s} {model:36s} seed {seed}: {runs[str(seed)]['tau']:.3f}, mean {mean:.3f}",

@@ -1,4 +1,4 @@
-"""Generation beside llama.cpp at the same number of bits: a token, a prompt of 256, and the cost in perplexity.
+"""Generation compared with llama.cpp at the same number of bits: a token, a prompt of 256, and the cost in perplexity.
 
     python -m benchmarks.llama_cpp [perplexity] [decode] [bits] [prefill] [--threads 1] [--json FILE]
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,28 +65,31 @@ def races(threads: int, what: Callable[..., dict[str, Callable[[], Any]]], label
 
 def decode(threads: int, folder: Path) -> list[Row]:
     def runs(engine: Any, cache: Any, peer: LlamaCpp, _: Any) -> dict[str, Callable[[], Any]]:
-        row, wanted = np.array([[3, 0, POSITION]]), np.zeros(1, np.int64)
-        return {"tilewise": lambda: engine.run(row, cache, wanted), "llama.cpp": lambda: peer.run([3], POSITION)}
+        row, last_position = np.array([[3, 0, POSITION]]), np.zeros(1, np.int64)
+        return {"tilewise": lambda: engine.run(row, cache, last_position), "llama.cpp": lambda: peer.run([3], POSITION)}
 
     return races(threads, runs, f"a token at position {POSITION}", folder)
 
 
 def bits(threads: int, _: Path) -> list[Row]:
-    """A token with our four bits beside our eight."""
+    """A token with our four bits compared with our eight."""
     rows = []
     for size, vocabulary in SIZES.items():
         model = gpt(vocabulary)
-        cache, row, wanted = new_cache(model, 1), np.array([[3, 0, POSITION]]), np.zeros(1, np.int64)
+        cache, row, last_position = new_cache(model, 1), np.array([[3, 0, POSITION]]), np.zeros(1, np.int64)
         four, eight = (make_engine(model, weights) for weights in ("int4", "int8"))
-        runs = {"tilewise": lambda: four.run(row, cache, wanted), "int8": lambda: eight.run(row, cache, wanted)}  # noqa: B023
+        runs = {
+            "tilewise": partial(four.run, row, cache, last_position),
+            "int8": partial(eight.run, row, cache, last_position),
+        }
         rows.append(compare(f"{size}, four bits beside eight", threads, runs, 4.0))
     return rows
 
 
 def prefill(threads: int, folder: Path) -> list[Row]:
     def runs(engine: Any, cache: Any, peer: LlamaCpp, tokens: Any) -> dict[str, Callable[[], Any]]:
-        rows, wanted = rows_of(tokens), np.array([len(tokens) - 1])
-        return {"tilewise": lambda: engine.run(rows, cache, wanted), "llama.cpp": lambda: peer.run(tokens, 0)}
+        rows, last_position = rows_of(tokens), np.array([len(tokens) - 1])
+        return {"tilewise": lambda: engine.run(rows, cache, last_position), "llama.cpp": lambda: peer.run(tokens, 0)}
 
     return races(threads, runs, f"a prompt of {PROMPT}", folder)
 

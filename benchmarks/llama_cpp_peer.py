@@ -22,7 +22,7 @@ llama_cpp.llama_backend_init()
 
 
 def quantized(path: Path, kind: str) -> Path:
-    """The file in llama.cpp's own quantization, beside it."""
+    """The file in llama.cpp's own quantization, next to it."""
     to = path.with_suffix(f".{kind}.gguf")
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype, parameters.nthread = FILE_TYPES[kind], 1
@@ -32,7 +32,7 @@ def quantized(path: Path, kind: str) -> Path:
 
 
 class LlamaCpp:
-    """One context of one model file, on so many threads."""
+    """One context of one model file, on the given number of threads."""
 
     def __init__(self, path: Path, context: int, threads: int = 1) -> None:
         model_parameters = llama_cpp.llama_model_default_params()
@@ -58,7 +58,7 @@ class LlamaCpp:
         if llama_cpp.llama_decode(self.context, self.batch) != 0:
             raise SystemExit("llama.cpp could not decode")
         rows = range(len(tokens)) if everywhere else [len(tokens) - 1]
-        found = [
+        logits = [
             np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.context, i), (self.vocabulary,)) for i in rows
         ]
-        return np.stack(found) if everywhere else found[0].copy()
+        return np.stack(logits) if everywhere else logits[0].copy()

@@ -1,4 +1,4 @@
-"""The tables of docs/gguf.md: generation beside llama.cpp and CTranslate2, speeds and what bits cost in perplexity."""
+"""The tables of docs/gguf.md: speed and perplexity of generation, compared with llama.cpp and CTranslate2."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from benchmarks.results_files import HOME_KIND, dates, kinds, rows, table
 
 
 def speeds() -> str:
-    """Milliseconds of a token and of a prompt beside llama.cpp, on every kind of CPU that they were measured on."""
+    """Tabulate milliseconds of a token and of a prompt against llama.cpp, for each kind of CPU."""
     return _speeds("llama_cpp", "llama.cpp")
 
 
 def beside_ctranslate2() -> str:
-    """The same beside CTranslate2, whose calls are whole generations."""
+    """Tabulate the same against CTranslate2, whose calls are whole generations."""
     return _speeds("ctranslate2", "CTranslate2")
 
 
 def _speeds(file: str, title: str) -> str:
-    cells, found = [], []
+    cells, ratios = [], []
     for kind in kinds():
         for row in rows(file, "", "perplexity|beside", kind):
-            found.append(row)
+            ratios.append(row)
             (peer,) = (who for who in row["seconds"] if who != "tilewise")
             ours, theirs = (f"{row['seconds'][who] * 1e3:.2f}" for who in ("tilewise", peer))
-            lost = (_perplexity(file, row["name"], who, kind) for who in ("tilewise", peer))
-            cells.append([row["name"], kind, ours, theirs, f"{row['ratio']:.2f}×", *lost])
+            perplexities = (_perplexity(file, row["name"], who, kind) for who in ("tilewise", peer))
+            cells.append([row["name"], kind, ours, theirs, f"{row['ratio']:.2f}×", *perplexities])
     headings = ("case", "CPU", "tilewise, ms", f"{title}, ms", "ratio", "perplexity, tilewise", f"perplexity, {title}")
-    return f"{table(headings, cells)}\n\nOne thread, measured {dates(found)}{age_note(found[0], file)}."
+    return f"{table(headings, cells)}\n\nOne thread, measured {dates(ratios)}{age_note(ratios[0], file)}."
 
 
 def _perplexity(file: str, case: str, who: str, kind: str) -> str:
-    """Of the form that a case ran in, over float32's, on this kind of CPU where it was measured there; four bits were
-    rounded to the nearest for the timing."""
+    """Return the perplexity of the format of a case relative to float32, on this kind of CPU if it was measured there.
+
+    Four-bit weights were rounded to nearest for the timing.
+    """
     (form,) = (form for form in ("float32", "int8", "int4") if form in case)
-    form = "int8" if who.endswith(" int8") else form  # CTranslate2's own, beside our four bits
+    form = "int8" if who.endswith(" int8") else form  # CTranslate2's own, compared with our four bits
     if form == "float32":
         return "1"
     for source, cpu in itertools.product(dict.fromkeys((file, "llama_cpp")), dict.fromkeys((kind, HOME_KIND))):
@@ -47,7 +49,7 @@ def _perplexity(file: str, case: str, who: str, kind: str) -> str:
 
 
 def perplexities() -> str:
-    """Of the trained character GPT on held-out text, over float32's."""
+    """Return the perplexity of the trained character GPT on held-out text, relative to float32."""
     cells = []
     for row in rows("llama_cpp", "perplexity"):
         (peer,) = (who for who in row["seconds"] if who != "tilewise")

@@ -1,8 +1,8 @@
-"""Peak memory of loading an ONNX file, making it ready and running it once, beside ONNX Runtime and OpenVINO.
+"""Peak memory of loading an ONNX file, making it ready and running it once, compared with ONNX Runtime and OpenVINO.
 
     python -m benchmarks.memory [--only resnet18 bert_small] [--batch 1 8] [--size 320] [--passes 1000 [--threads 2]]
 
-Each contender does it in a process of its own that imports nothing else; what is compared is the most memory that
+Each contender does it in a fresh process that imports nothing else; what is compared is the most memory that
 process ever held (its peak resident set). A ratio above 1: tilewise needs less than the one that needs least. With
 `--passes` the float plan and, for networks of images, the INT8 one run as often instead, and what they hold more of
 after the third pass is printed: memory of the library's own, at its most, and of the whole process.
@@ -72,8 +72,8 @@ class Peak:
     date: str = ""
 
     def __str__(self) -> str:
-        held = "  ".join(f"{who} {size / 1e6:6.0f} MB" for who, size in self.bytes.items())
-        return f"{self.name:34s} {held}  {self.ratio:5.2f}×"
+        sizes = "  ".join(f"{who} {size / 1e6:6.0f} MB" for who, size in self.bytes.items())
+        return f"{self.name:34s} {sizes}  {self.ratio:5.2f}×"
 
 
 def peak_of(who: str, path: Path, x: np.ndarray) -> int | None:
@@ -101,9 +101,9 @@ def measure(name: str, batch: int, size: int | None) -> Peak:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
         tilewise.onnx.save(model.eval(), path, x)
-        found = {who: held for who in _PROGRAMS if (held := peak_of(who, path, x)) is not None}
-    peers = [held for who, held in found.items() if who != "tilewise"]
-    peak = Peak(f"{name} {'×'.join(map(str, x.shape[1:]))}, batch {batch}", found, min(peers) / found["tilewise"])
+        peaks = {who: size for who in _PROGRAMS if (size := peak_of(who, path, x)) is not None}
+    peers = [size for who, size in peaks.items() if who != "tilewise"]
+    peak = Peak(f"{name} {'×'.join(map(str, x.shape[1:]))}, batch {batch}", peaks, min(peers) / peaks["tilewise"])
     print(peak, flush=True)
     return replace(peak, date=today())
 
@@ -117,11 +117,11 @@ def growth(run: Callable[[np.ndarray], Any], x: np.ndarray, passes: int) -> tupl
     """Bytes that the library held more at any moment after the third pass, and that the process holds in the end."""
     for _ in range(3):
         run(x)
-    held, native_held = resident(), native.memory_in_use()
+    before, native_held = resident(), native.memory_in_use()
     native.reset_memory_peak()
     for _ in range(passes):
         run(x)
-    return native.memory_peak() - native_held, resident() - held
+    return native.memory_peak() - native_held, resident() - before
 
 
 def show_growth(name: str, batch: int, size: int | None, passes: int) -> None:

@@ -56,10 +56,10 @@ def claims(name: str, folds: Iterable[data.ImageData]) -> list[dict[str, Any]]:
     correct = {form: np.concatenate([result[form] for result in results]) for form in results[0]}
     rows = []
     for form in list(correct)[1:]:
-        lost, interval = paired_drop(correct["dense"], correct[form], 0)
+        drop, interval = paired_drop(correct["dense"], correct[form], 0)
         row = {"model": name, "form": form, "images": len(correct["dense"])}
-        rows.append(row | {"dense %": 100 * float(correct["dense"].mean()), "points lost": lost, "interval": interval})
-        print(row["model"], form, f"{lost:+.2f} ({interval[0]:+.2f} to {interval[1]:+.2f})", flush=True)
+        rows.append(row | {"dense %": 100 * float(correct["dense"].mean()), "points lost": drop, "interval": interval})
+        print(row["model"], form, f"{drop:+.2f} ({interval[0]:+.2f} to {interval[1]:+.2f})", flush=True)
     return rows
 
 

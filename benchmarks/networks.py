@@ -1,15 +1,15 @@
-"""The zoo and the reference models beside ONNX Runtime, OpenVINO and PyTorch (channels last, frozen).
+"""The zoo and the reference models compared with ONNX Runtime, OpenVINO and PyTorch (channels last, frozen).
 
     python -m benchmarks.networks [--only resnet18 vgg6] [--batch 1 8] [--threads 1 2] [--forms float32 int8]
                                   [--size 96 160 193] [--missing]
 
 All run the file that `tilewise.onnx.save` wrote; in INT8, without PyTorch, also what ONNX Runtime's own quantizer
-makes of it (QDQ, per channel, the same calibration), since runtimes fuse what they know. Rows are written as they are
-measured; `--missing` leaves out what the file has already, so that a long run can be taken in pieces. With
-TILEWISE_ISA=avx2 OpenVINO and PyTorch are held to AVX2; ONNX Runtime cannot be, is shown in float32 without being
-counted and left out of INT8. How far each result lies from ONNX Runtime's float32 stands beside its time, as a share of
-the largest one; a row of its own sets INT8 beside our float32 without Winograd. A ratio above 1: tilewise is faster
-than the fastest peer.
+makes of it (QDQ, per channel, the same calibration), since runtimes fuse the patterns they know. Rows are written as
+they are measured; `--missing` skips rows that the file already has, so that a long run can be done in pieces. With
+TILEWISE_ISA=avx2, OpenVINO and PyTorch are limited to AVX2; ONNX Runtime cannot be limited, so it is shown in float32
+without being counted, and left out of INT8. Next to each time is the error relative to ONNX Runtime's float32, as a
+share of the largest output; a separate row compares INT8 with our float32 without Winograd. A ratio above 1 means that
+tilewise is faster than the fastest peer.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def ours_float(model: Any, x: np.ndarray) -> Run:
     try:
         from tilewise import plan
     except ImportError:
-        given = Tensor(x)
-        return lambda: model(given).data
+        tensor = Tensor(x)
+        return lambda: model(tensor).data
     compiled = plan.compile(model, x)
     return lambda: compiled(x)
 
@@ -119,10 +119,10 @@ def errors(runs: dict[str, Run], want: np.ndarray) -> dict[str, float]:
     return {who: float(np.abs(np.asarray(run()) - want).max()) / scale for who, run in runs.items()}
 
 
-def _named(runs: dict[str, Run]) -> dict[str, Run]:
+def _name_peers(runs: dict[str, Run]) -> dict[str, Run]:
     """ONNX Runtime named as what it is where we play a lesser CPU: timed, and not counted."""
-    known = {"onnxruntime": f"onnxruntime {NOT_HELD}"} if held_to_less() else {}
-    return {known.get(who, who): run for who, run in runs.items()}
+    is_recorded = {"onnxruntime": f"onnxruntime {NOT_HELD}"} if held_to_less() else {}
+    return {is_recorded.get(who, who): run for who, run in runs.items()}
 
 
 def contenders(name: str, form: str, x: np.ndarray, model: Any, threads: int) -> tuple[dict[str, Run], np.ndarray]:
@@ -155,7 +155,7 @@ def held_to_less() -> bool:
 
 
 def beside_direct(title: str, model: Any, x: np.ndarray, int8: Run, threads: int, budget_s: float) -> Row:
-    """What eight bits gain over our own float32 with the same convolutions: direct ones."""
+    """Compare INT8 with our own float32 using the same algorithm: direct convolutions."""
     with without_winograd():  # a plan's algorithms are chosen when it is made, of a batch's parts at its first run
         direct = ours_float(model, x)
         direct()
@@ -167,18 +167,18 @@ def title_of(name: str, x: np.ndarray, form: str) -> str:
     return f"{name} {'×'.join(map(str, x.shape[1:]))}, batch {len(x)}, {form}"
 
 
-def made(name: str) -> Any:
+def make_network(name: str) -> Any:
     return (zoo.ZOO[name]() if name in zoo.ZOO else getattr(models, name)()).eval()
 
 
-def known(path: Path, name: str, form: str, batch: int, threads: int, size: int | None) -> bool:
+def is_recorded(path: Path, name: str, form: str, batch: int, threads: int, size: int | None) -> bool:
     """Whether the file of this kind of CPU has the row."""
-    title = title_of(name, example(name, made(name), batch, size), form)
+    title = title_of(name, example(name, make_network(name), batch, size), form)
     return any((row.name, row.threads) == (title, threads) for row in read_rows(path))
 
 
 def network(name: str, form: str, batch: int, threads: int, budget_s: float, size: int | None) -> list[Row]:
-    model = made(name)
+    model = make_network(name)
     x = example(name, model, batch, size)
     with no_grad(), torch.inference_mode():
         runs, want = contenders(name, form, x, model, threads)
@@ -186,7 +186,7 @@ def network(name: str, form: str, batch: int, threads: int, budget_s: float, siz
         if form == "float32" and max(off.values()) > _MOST_ERROR:
             raise SystemExit(f"{name}: the contenders do not run the same network: {off}")
         title = title_of(name, x, form)
-        row = compare(title, threads, _named(runs), budget_s)
+        row = compare(title, threads, _name_peers(runs), budget_s)
         gained = [beside_direct(title, model, x, runs["tilewise"], threads, budget_s)] if form == "int8" else []
     print(f"    {', '.join(f'{who} off by {e:.1e}' for who, e in off.items())}", flush=True)
     return [replace(row, errors=off), *gained]
@@ -210,7 +210,7 @@ def main() -> None:
         tilewise.set_num_threads(threads)
         torch.set_num_threads(threads)
         for batch, size in itertools.product(options.batch, options.size or [None]):
-            if not (options.missing and known(options.json, name, form, batch, threads, size)):
+            if not (options.missing and is_recorded(options.json, name, form, batch, threads, size)):
                 write_results(options.json, network(name, form, batch, threads, options.budget, size), keep=True)
 
 

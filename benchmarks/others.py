@@ -1,9 +1,9 @@
-"""Networks that nothing here was made for: timm's, as PyTorch exports them, beside ONNX Runtime and OpenVINO.
+"""Networks that nothing here was made for: timm's, as PyTorch exports them, compared with ONNX Runtime and OpenVINO.
 
     python -m benchmarks.others [--only cspdarknet53 levit_128s] [--threads 1] [--budget 1]
 
 Weights are random; every runtime gets the same file, in float32, batch 1, at the size the network is made for (at most
-256 pixels a side, where it takes another). Beside the times: how far the plan's result lies from ONNX Runtime's, as a
+256 pixels a side, where it takes another). Next to the times: how far the plan's result lies from ONNX Runtime's, as a
 share of the largest, and in how many calls it runs. timm is no dependency of tilewise: `pip install timm` in an
 environment of its own, since it brings a PyTorch of its own choice.
 """

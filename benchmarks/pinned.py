@@ -68,9 +68,9 @@ def exhaustive(out: Path) -> None:
             times: list[list[float]] = [[] for _ in case.kernel.configs]
             for _ in range(2):
                 for number, config in enumerate(case.kernel.configs):
-                    named = {**dict(zip(case.kernel.arg_names, arguments, strict=False)), **config.kwargs}
+                    all_arguments = {**dict(zip(case.kernel.arg_names, arguments, strict=False)), **config.kwargs}
                     if config.pre_hook is not None:
-                        config.pre_hook(named)
+                        config.pre_hook(all_arguments)
                     launch = case.kernel.fn[grid]
                     try:
                         times[number].append(
@@ -112,8 +112,8 @@ def choices(out: Path, lock: str | None) -> None:
                 digest = hashlib.sha256()
                 for tensor in tensors:
                     digest.update(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()[: 1 << 24])
-                chosen = case.kernel.configs.index(case.kernel.best_config)
-                rows.append({"case": case.name, "problem": problem, "chosen": chosen, "seconds": seconds,
+                choice = case.kernel.configs.index(case.kernel.best_config)
+                rows.append({"case": case.name, "problem": problem, "chosen": choice, "seconds": seconds,
                              "result": digest.hexdigest()[:16]})  # fmt: skip
             torch.cuda.empty_cache()
     out.write_text(json.dumps(rows))

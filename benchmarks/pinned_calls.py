@@ -1,8 +1,8 @@
-"""What a call of `matmul` costs the host, its speed in CUDA graphs, and seconds of pinned compilation (GPU).
+"""Measures host time of a `matmul` call, its speed in CUDA graphs, and seconds of pinned compilation (GPU).
 
     python -m benchmarks.pinned_calls [--part host graphs compile] [--seconds 200]
 
-Each part prints a table: host microseconds of one eager call beside `torch.matmul`; time in a user's CUDA graph
+Each part prints a table: host microseconds of one eager call compared with `torch.matmul`; time in a user's CUDA graph
 relative to cuBLAS, unmeasured and after five measurements; first call and step time of a block, forward and training,
 with the compiler's default, `inductor.enable()` and `tilewise.pin()`.
 """
@@ -178,7 +178,7 @@ def _block(torch: Any) -> Any:
 
 
 def compiled(deadline: float, ways: Sequence[str]) -> None:
-    """Compile forward and training each way in a process of its own, with empty caches and 75 seconds at most."""
+    """Compile forward and training each way in a fresh process, with empty caches and 75 seconds at most."""
     for training in (False, True):
         for way in ways:
             if time.perf_counter() > deadline:

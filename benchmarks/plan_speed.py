@@ -36,9 +36,13 @@ def ratio(claim: str, model: str, compared: str, slow: Run, fast: Run, **more: A
     """Time two functions interleaved and return the claim's row."""
     with no_grad():
         timing = Timer(time_limit=20.0).compare({"slow": slow, "fast": fast}, runs=30, min_runs=3)
-    found = timing.ratios["fast"]
-    row = {"claim": claim, "model": model, "compared": compared, "times faster": 1 / found.ratio}
-    row |= {"interval": [1 / found.interval.high, 1 / found.interval.low], **more, "doubts": list(timing.reasons)}
+    comparison = timing.ratios["fast"]
+    row = {"claim": claim, "model": model, "compared": compared, "times faster": 1 / comparison.ratio}
+    row |= {
+        "interval": [1 / comparison.interval.high, 1 / comparison.interval.low],
+        **more,
+        "doubts": list(timing.reasons),
+    }
     print(f"{claim}, {model}: {row['times faster']:.2f}× ({compared})", flush=True)
     return row
 

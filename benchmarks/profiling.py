@@ -1,12 +1,12 @@
-"""The profiler beside its references: memray, pyperf, PyTorch's FlopCounterMode, and itself switched off.
+"""The profiler compared with its references: memray, pyperf, PyTorch's FlopCounterMode, and itself switched off.
 
     python -m benchmarks.profiling flops memory pyperf overhead
     python -m benchmarks.profiling same --trials 100      (two identical functions: how often is a difference claimed?)
     python -m benchmarks.profiling different --trials 100 (a true 5 %: how often is it found?)
 
 Each part takes under two minutes. Run on an otherwise idle machine; results are printed as tables and, with --json
-FILE, written as JSON beside the parts that the file has already. There, a ratio near 1 says that two agree, or that
-profiling costs nothing.
+FILE, written as JSON; parts that the file already has are kept. There, a ratio near 1 says that two tools agree, or
+that profiling costs nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ TIMED = ("spin_10us", "spin_1ms", "sort_1ms", "sort_50ms", "matmul_50ms")
 
 
 def pyperf_part() -> dict[str, Any]:
-    """p50 beside pyperf's, in turn in the same processes (beside_pyperf.py)."""
+    """p50 compared with pyperf's, interleaved in the same processes (beside_pyperf.py)."""
     rows = {}
     for name in TIMED:
         command = [sys.executable, "-m", "benchmarks.beside_pyperf", f"benchmarks.profiling:{name}"]
@@ -99,19 +99,19 @@ def loop_of(turns: int) -> Callable[[], None]:
 def comparisons_part(extra: float, trials: int) -> dict[str, Any]:
     """Compare a 1 ms loop with one that is `extra` longer, in fresh function objects every time."""
     turns = 70_000
-    called, ratios, started = 0, [], time.perf_counter()
+    differences, ratios, started = 0, [], time.perf_counter()
     for seed in range(trials):
         result = Timer(seed=seed).compare({"a": loop_of(turns), "b": loop_of(int(turns * (1 + extra)))})
-        called += result.different
+        differences += result.different
         ratios.append(result.ratio)
     p50 = Timer().measure(loop_of(turns)).p50
     low, middle, high = np.quantile(ratios, [0.05, 0.5, 0.95])
     print(
-        f"{extra:.0%} apart at {p50 * 1e3:.2f} ms: a difference was claimed in {called} of {trials} comparisons; "
+        f"{extra:.0%} apart at {p50 * 1e3:.2f} ms: a difference was claimed in {differences} of {trials} comparisons; "
         f"ratios {low:.3f} / {middle:.3f} / {high:.3f} (5, 50, 95 %), {time.perf_counter() - started:.0f} s",
         flush=True,
     )
-    return {"claimed": called, "trials": trials, "ratio_quantiles": [low, middle, high], "p50": p50}
+    return {"claimed": differences, "trials": trials, "ratio_quantiles": [low, middle, high], "p50": p50}
 
 
 # --- peak memory ---
@@ -194,7 +194,7 @@ def _peak(tool: str, name: str) -> int:
 
 
 def flops_part() -> dict[str, Any]:
-    """FLOPs beside torch.utils.flop_counter.FlopCounterMode, forward and with backward."""
+    """FLOPs compared with torch.utils.flop_counter.FlopCounterMode, forward and with backward."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -269,15 +269,15 @@ def _on_over_off(func: Callable[[], Any], blocks: int = 30, calls: int = 10) -> 
     off, ratios = [], []
     for i in range(blocks):
         order = (False, True) if i % 2 else (True, False)
-        taken = {}
+        seconds = {}
         for recording in order:
             if recording:
                 with ProfilerContext():
-                    taken[True] = block()
+                    seconds[True] = block()
             else:
-                taken[False] = block()
-        off.append(taken[False])
-        ratios.append(taken[True] / taken[False])
+                seconds[False] = block()
+        off.append(seconds[False])
+        ratios.append(seconds[True] / seconds[False])
     return statistics.median(off), statistics.median(ratios)
 
 
@@ -309,7 +309,7 @@ PARTS: dict[str, Callable[[int], Any]] = {
 
 
 def rows_of(parts: dict[str, Any]) -> list[Row]:
-    """What has seconds, as the lines that all benchmarks write."""
+    """Yield the results that have times as rows of the common format."""
     rows = [
         Row(f"p50 of {name} beside pyperf's", 1, {"tilewise": r["ours"], "pyperf": r["pyperf"]}, 1 / r["ratio"])
         for name, r in parts.get("pyperf", {}).items()
@@ -327,9 +327,9 @@ def rows_of(parts: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def write(path: Path, measured: dict[str, Any]) -> None:
+def write(path: Path, results: dict[str, Any]) -> None:
     parts = json.loads(path.read_text(encoding="utf-8")).get("parts", {}) if path.is_file() else {}
-    parts |= measured
+    parts |= results
     data = {
         "date": today(),
         "machine": machine_class(),

@@ -1,4 +1,4 @@
-"""What pruning costs in accuracy, alone, with two epochs of fine-tuning, and with INT8 on top; and what `shrink` gives.
+"""Measures the accuracy lost by pruning alone, with two epochs of fine-tuning, and with INT8; also times `shrink`.
 
     python -m benchmarks.prune_accuracy [--mnist FOLDER] [--seeds 0 1 2] [--out out/prune-accuracy]
 
@@ -21,11 +21,12 @@ import numpy as np
 
 import tilewise
 from benchmarks.harness import interleaved
-from benchmarks.int8_accuracy import shown, trained
+from benchmarks.int8_accuracy import table_rows, trained
 from tilewise import Tensor, models, no_grad
 from tilewise._atomic import write_atomic
 from tilewise.cli.optimize.before_after import answers, load_image_task, paired_drop
-from tilewise.cli.optimize.prune import ImagePruning, fine_tune
+from tilewise.cli.optimize.prune import fine_tune
+from tilewise.cli.optimize.pruning_tasks import ImagePruning
 from tilewise.io import save
 from tilewise.prune import prune, save_pruned, shrink
 from tilewise.quantize import quantize
@@ -84,18 +85,18 @@ def main() -> None:
     options = parser.parse_args()
     tilewise.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    rows = list(shown(shrink_row(options.threads)))
+    rows = list(table_rows(shrink_row(options.threads)))
     for row in image_rows("digits cnn as shipped", None, None, 0, options.out):
-        rows += shown(row)
+        rows += table_rows(row)
     for seed in options.seeds:
         weights = trained(options.out / f"digits-{seed}", None, seed, None)
         for row in image_rows("digits cnn", None, weights, seed, options.out):
-            rows += shown(row)
+            rows += table_rows(row)
         if options.mnist is not None:
             folder = str(options.mnist)
             weights = trained(options.out / f"mnist-{seed}", folder, seed, options.epochs)
             for row in image_rows("MNIST cnn", folder, weights, seed, options.out):
-                rows += shown(row)
+                rows += table_rows(row)
     write_atomic(options.json, (json.dumps(rows, indent=1) + "\n").encode())
 
 

@@ -1,4 +1,4 @@
-"""What the cost model makes of other people's collections, devices and logs."""
+"""Tables of the cost model on other people's collections, devices and logs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _KEYS = ("top1", "top5", "geometric1", "geometric5")
 
 
 def foreign() -> str:
-    """`--model auto` beside its peers on collections of other shapes; the best of each column is not marked."""
-    found = read_any("foreign")
-    if not found:
+    """`--model auto` compared with its peers on collections of other shapes; the best of each column is not marked."""
+    content = read_any("foreign")
+    if not content:
         return f"{NOT_MEASURED}: `python -m benchmarks.foreign` writes it."
     cells = []
-    for name, entry in found.items():
-        chosen = ", ".join(dict.fromkeys(run["auto"]["chosen"] for run in entry["runs"]))
+    for name, entry in content.items():
+        choices = ", ".join(dict.fromkeys(run["auto"]["chosen"] for run in entry["runs"]))
         for model, row in entry["mean"].items():
-            label = f"auto ({chosen})" if model == "auto" else model
+            label = f"auto ({choices})" if model == "auto" else model
             errors = (f"{row[key]:.2f} %" if not math.isnan(row.get(key, math.nan)) else "" for key in _KEYS)
             cells.append((f"`{name}`", label, *errors, str(len(entry["runs"]))))
     headings = ("collection", "model", "top-1 error", "top-5", "top-1, geometric", "top-5, geometric", "seeds")
@@ -59,23 +59,25 @@ def tile_sample() -> str:
 
 def products() -> str:
     """The H200's model on another GPU's products: `python -m benchmarks.devices --products FILES`."""
-    found = (read_any("devices") or {}).get("products")
-    if not found:
+    content = (read_any("devices") or {}).get("products")
+    if not content:
         return f"{NOT_MEASURED}: `python -m benchmarks.devices --products` writes it into `devices.json`."
     cells = [
-        (name, "{:.3f} ({:.3f} to {:.3f})".format(*mean)) for name, mean in found["means"].items() if "over" not in name
+        (name, "{:.3f} ({:.3f} to {:.3f})".format(*mean))
+        for name, mean in content["means"].items()
+        if "over" not in name
     ]
-    return table((f"{found['kernels']:,} products on an A100", "of the best (95 % interval)"), cells)
+    return table((f"{content['kernels']:,} products on an A100", "of the best (95 % interval)"), cells)
 
 
 def large_logs() -> str:
-    """What importing large logs takes on one core: `python -m benchmarks.imports`."""
-    found = read_any("imports") or {}
+    """Tabulate time and memory of importing large logs on one core: `python -m benchmarks.imports`."""
+    content = read_any("imports") or {}
     cells = [
         (f"`{name}`", f"{row['gigabytes']:.1f} GB", *(f"{row[key]:,}" for key in ("kernels", "configurations")),
          f"{row['processor_seconds']:.0f} s", f"{row['gigabytes'] * 1e3 / row['processor_seconds']:.1f} MB/s",
          f"{row['peak_mib']:.0f} MiB")
-        for name, row in found.items()
+        for name, row in content.items()
     ]  # fmt: skip
     headings = ("log", "size", "kernels", "configurations", "processor time", "speed", "peak memory")
     return table(headings, cells) if cells else f"{NOT_MEASURED}: `python -m benchmarks.imports` prints it."

@@ -1,4 +1,4 @@
-"""TileRanker beside EarlyJoinSAGE at the course's defaults and GBDT: errors on held-out kernels, seconds of training.
+"""Compares TileRanker, GBDT and EarlyJoinSAGE (at the course's defaults): errors on held-out kernels, training time.
 
     python -m benchmarks.ranking                              # the embedded collections, five seeds
     python -m benchmarks.ranking h200-few cpu-renamed --seeds 3 --models TileRanker,GBDT
@@ -32,7 +32,7 @@ _T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31,
 
 
 def run_once(data: Dataset, model: str, seed: int) -> dict[str, float]:
-    """Per cent above the best on the test split, and wall-clock and processor seconds of training."""
+    """Return errors on the test split in per cent, and wall-clock and processor seconds of training."""
     wall, used = time.perf_counter(), time.process_time()
     trained = train(data, model, seed=seed, progress=False, device="cpu")
     seconds = {"seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - used}
@@ -42,35 +42,35 @@ def run_once(data: Dataset, model: str, seed: int) -> dict[str, float]:
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     """Mean and, over several seeds, half the width of its 95 % interval."""
-    found = {}
+    figures = {}
     for key in ("top1", "top5", "seconds", "processor_seconds"):
         values = np.array([run[key] for run in runs])
         half = _T95.get(len(values), 2.0) * values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        found[key] = [round(float(values.mean()), 3), round(float(half), 3)]
-    return found
+        figures[key] = [round(float(values.mean()), 3), round(float(half), 3)]
+    return figures
 
 
 def fingerprint(data: Dataset) -> str:
-    """A collection that was measured anew is another collection."""
+    """A collection that was measured again counts as another collection."""
     digest = hashlib.sha256()
     for split in (data.train, data.valid, data.test):
         digest.update(np.ascontiguousarray(split.column("runtime")).tobytes())
     return digest.hexdigest()[:12]
 
 
-def read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+def read_results(path: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return results
 
 
 def recorded(path: Path, name: str, model: str, seed: int, key: dict[str, Any]) -> dict[str, Any] | None:
-    run = read(path).get(name, {}).get(model, {}).get("runs", {}).get(str(seed))
+    run = read_results(path).get(name, {}).get(model, {}).get("runs", {}).get(str(seed))
     return run if run is not None and all(run[k] == v for k, v in key.items()) else None
 
 
 def record(path: Path, name: str, data: Dataset, model: str, seed: int, run: dict[str, Any]) -> None:
     """Add one run to the file, with the summary of all runs of its model on the same data."""
-    table = read(path)
+    table = read_results(path)
     sizes = {split: len(data.split(split)) for split in ("train", "valid", "test")}
     entry = table.setdefault(name, {})
     entry["kernels"] = sizes
@@ -100,7 +100,7 @@ def main() -> None:
                 key = {"threads": options.threads, "fingerprint": fingerprint(data)}
                 if options.again or recorded(options.out, name, model, seed, key) is None:
                     record(options.out, name, data, model, seed, run_once(data, model, seed) | key)
-            row = read(options.out)[name][model]
+            row = read_results(options.out)[name][model]
             errors = "  ".join(f"{key} {row[key][0]:6.2f} ± {row[key][1]:.2f} %" for key in ("top1", "top5"))
             print(f"{name:26s} {model:14s} {errors}  {row['seconds'][0]:.0f} s", flush=True)
 

@@ -3,7 +3,7 @@
     python -m benchmarks.ranks [--ranks 8] [--seed 0]
 
 Runs without a GPU. The kernels are the 140 test kernels of the H200 collection, which the shipped model was not trained
-on. A rank that measures sees every recorded runtime times a noise of its own and takes the smallest; a pinned rank
+on. A rank that measures sees every recorded runtime times its own noise and takes the smallest; a pinned rank
 takes the model's first choice. Runtimes are relative to each kernel's best.
 """
 
@@ -27,16 +27,16 @@ NOISES = (0.0036, 0.01, 0.03)  # relative standard deviations: the collection's 
 def simulate(runtimes: Sequence[Any], choices: Sequence[int], noise: float, ranks: int, seed: int) -> dict[str, float]:
     """Return the share of kernels on which all ranks agree, and the mean speed when measured and when pinned."""
     rng = np.random.default_rng(seed)
-    agree, measured, pinned = 0, [], []
+    agree, measuring, pinned = 0, [], []
     for runtime, choice in zip(runtimes, choices, strict=True):
         readings = runtime * np.exp(noise * rng.standard_normal((ranks, len(runtime))))  # (ranks, configurations)
-        chosen = readings.argmin(axis=1)
-        agree += len(set(chosen.tolist())) == 1
+        fastest = readings.argmin(axis=1)
+        agree += len(set(fastest.tolist())) == 1
         # A step waits for the slowest rank.
-        measured.append(runtime.min() / runtime[chosen].max())
+        measuring.append(runtime.min() / runtime[fastest].max())
         pinned.append(runtime.min() / runtime[choice])
     count = len(runtimes)
-    return {"agree": agree / count, "measured": float(np.mean(measured)), "pinned": float(np.mean(pinned))}
+    return {"agree": agree / count, "measured": float(np.mean(measuring)), "pinned": float(np.mean(pinned))}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,39 +38,42 @@ def sources() -> dict[str, str]:
 
 def replayed(name: str) -> dict[str, Any]:
     """One collection: the tuner on its test kernels, and the errors of the model and of what it must beat."""
-    found, without = replay(name, trees=False), replay_without_model(name)
+    result, without = replay(name, trees=False), replay_without_model(name)
     table = evaluate({"shipped model": shipped_scorer(name)}, load_dataset(name, progress=False), "test")
     return {
-        "kernels": found.kernels,
-        "configs": found.configs,
-        "regret": {strategy.name: strategy.regret for strategy in found.strategies},
-        "comparisons": [asdict(comparison) for comparison in found.comparisons],
-        "first_choice": found.first_choice,
-        "default": found.default,
+        "kernels": result.kernels,
+        "configs": result.configs,
+        "regret": {strategy.name: strategy.regret for strategy in result.strategies},
+        "comparisons": [asdict(comparison) for comparison in result.comparisons],
+        "first_choice": result.first_choice,
+        "default": result.default,
         "without_model": without,
         "errors": {row.name: {k: row.metrics[k].mean for k in ("top1", "top5", "top10")} for row in table.rows},
-        "sure": found.sure,
+        "sure": result.sure,
         "read_again": read_again(name),
     }
 
 
 def read_again(name: str, draws: int = 100) -> float:
-    """How often the configuration that was fastest is within 5 % of the fastest when all are read once more, with
-    errors as large as those of the recorded runtimes: nobody can be surer of a choice than this."""
-    rng, found = np.random.default_rng(0), []
-    for measured in read_collection(find_collection(name)).splits["test"]:
-        target = measured.kernel.target
-        error = np.nan_to_num(measured.deviation.astype(np.float64)) / np.sqrt(np.maximum(measured.repeats, 1))
+    """Return how often the recorded fastest configuration stays within 5 % of the fastest after measuring again.
+
+    The second measurement is simulated with errors as large as the recorded ones. It bounds the confidence of
+    any claim.
+    """
+    rng, within = np.random.default_rng(0), []
+    for kernel in read_collection(find_collection(name)).splits["test"]:
+        target = kernel.kernel.target
+        error = np.nan_to_num(kernel.deviation.astype(np.float64)) / np.sqrt(np.maximum(kernel.repeats, 1))
         again = target[:, None] * np.exp(error[:, None] * rng.standard_normal((len(target), draws)))
-        found.append(float((again[np.argmin(target)] <= (1 + WITHIN) * again.min(axis=0)).mean()))
-    return float(np.mean(found))
+        within.append(float((again[np.argmin(target)] <= (1 + WITHIN) * again.min(axis=0)).mean()))
+    return float(np.mean(within))
 
 
 def main() -> None:
-    found = {name: replayed(name) for name in shipped_names()}
-    text = json.dumps({"date": today(), "sources": sources(), "replay": found}, indent=1, default=asdict)
+    results = {name: replayed(name) for name in shipped_names()}
+    text = json.dumps({"date": today(), "sources": sources(), "replay": results}, indent=1, default=asdict)
     write_atomic(RESULTS, text + "\n")
-    for name, row in found.items():
+    for name, row in results.items():
         for who, regret in row["regret"].items():
             print(f"{name}: {who}: {100 * regret[4]:.2f} % slower than the best after five measurements")
 

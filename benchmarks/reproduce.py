@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.cases import ROWS, all_cases, counted, peer_ratios
+from benchmarks.cases import ROWS, all_cases, counted_cases, peer_ratios
 from benchmarks.harness import read_rows
 from benchmarks.results_files import geometric
 
@@ -33,7 +33,7 @@ def main() -> None:
     fastest = [min(by_peer.values()) for by_peer in ratios]
     peers = dict.fromkeys(peer for by_peer in ratios for peer in by_peer)
     print(f"\n{label} here: {geometric(fastest):.2f}× (worst {min(fastest):.2f}) against {', '.join(peers)}")
-    recorded = counted(case for case in all_cases() if case.line.row == key)
+    recorded = counted_cases(case for case in all_cases() if case.line.row == key)
     missing = sorted({peer for case in recorded for peer in case.ratios} - set(peers))
     speeds = [case.ratio for case in recorded]
     print(f"recorded, all cases and CPUs: {geometric(speeds):.2f}× (worst {min(speeds):.2f})")

@@ -1,4 +1,4 @@
-"""What the tables and figures read: the JSON files of `make bench`, and how their rows are found by name."""
+"""Reads the JSON files of `make bench` for the tables and figures, and looks up their rows by name."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def read_any(name: str, kind: str = HOME_KIND) -> Any:
 
 def read(name: str, kind: str = HOME_KIND) -> dict[str, Any]:
     """One file of timings (`harness.write_results`), or an empty one where it was not written yet."""
-    found = read_any(name, kind)
-    return found if isinstance(found, dict) and "rows" in found else {"rows": []}
+    content = read_any(name, kind)
+    return content if isinstance(content, dict) and "rows" in content else {"rows": []}
 
 
 def rows(name: str, names: str = "", without: str = "$^", kind: str = HOME_KIND) -> list[dict[str, Any]]:
     """The rows of a file of timings whose names match."""
-    found = read(name, kind)
-    dated = [{"date": found.get("date", ""), **row} for row in found["rows"]]
+    content = read(name, kind)
+    dated = [{"date": content.get("date", ""), **row} for row in content["rows"]]
     return [r for r in dated if re.search(names, r["name"]) and not re.search(without, r["name"])]
 
 
 def dates(rows: Iterable[dict[str, Any]]) -> str:
-    """When these rows were measured: one day, or the first and the last."""
+    """Return the date on which these rows were measured, or the first and the last date."""
     days = sorted({row.get("date", "") for row in rows} - {""})
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "undated"
 

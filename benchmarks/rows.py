@@ -1,4 +1,4 @@
-"""Row kernels, attention and GPT training steps beside PyTorch.
+"""Row kernels, attention and GPT training steps compared with PyTorch.
 
     python -m benchmarks.rows [--threads 1 2] [--json benchmarks/results/rows.json] [--only attention]
 
@@ -70,7 +70,7 @@ def layer_norm() -> Iterator[tuple[str, Pair]]:
         tx, tg, tw, tb = map(torch.from_numpy, (x, g, w, b))
         size = [shape[1]]
         _, mean, rstd = aten.native_layer_norm(tx, size, tw, tb, 1e-5)
-        kept = (mean.numpy().ravel(), rstd.numpy().ravel())
+        statistics = (mean.numpy().ravel(), rstd.numpy().ravel())
         yield (
             f"layer norm {shape}",
             (ours("layer_norm", x, w, b, 1e-5), lambda a=(tx, size, tw, tb, 1e-5): aten.native_layer_norm(*a)),
@@ -78,7 +78,7 @@ def layer_norm() -> Iterator[tuple[str, Pair]]:
         every = (tg, tx, size, mean, rstd, tw, tb, [True] * 3)
         yield (
             f"layer norm gradient {shape}",
-            (ours("layer_norm_grad", g, x, w, *kept), lambda a=every: aten.native_layer_norm_backward(*a)),
+            (ours("layer_norm_grad", g, x, w, *statistics), lambda a=every: aten.native_layer_norm_backward(*a)),
         )
 
 
@@ -89,7 +89,7 @@ def attention() -> Iterator[tuple[str, Pair]]:
         q, k, v = packed.transpose(2, 0, 3, 1, 4)
         leaves = [torch.from_numpy(a).requires_grad_() for a in (q, k, v)]
         tg = torch.from_numpy(gout)
-        kept = current_backend().dispatch("attention", q, k, v, causal=True)
+        saved = current_backend().dispatch("attention", q, k, v, causal=True)
         out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
         yield (
             f"attention {(b, h, t, d)}",
@@ -101,7 +101,7 @@ def attention() -> Iterator[tuple[str, Pair]]:
         yield (
             f"attention gradient {(b, h, t, d)}",
             (
-                ours("attention_grad", gout, q, k, v, *kept, causal=True),
+                ours("attention_grad", gout, q, k, v, *saved, causal=True),
                 lambda out=out, a=leaves, tg=tg: torch.autograd.grad(out, a, tg, retain_graph=True),
             ),
         )
@@ -188,9 +188,9 @@ def main() -> None:
     parser.add_argument("--only", choices=list(SUITES), nargs="+", default=list(SUITES))
     parser.add_argument("--budget", type=float, default=0.5, help="seconds per case")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/rows.json"))
-    given = parser.parse_args()
-    rows = [row for threads in given.threads for row in measure(given.only, threads, given.budget)]
-    write_results(given.json, rows)
+    options = parser.parse_args()
+    rows = [row for threads in options.threads for row in measure(options.only, threads, options.budget)]
+    write_results(options.json, rows)
 
 
 if __name__ == "__main__":

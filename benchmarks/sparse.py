@@ -1,5 +1,5 @@
-"""Sparse linear layers beside SciPy's and PyTorch's CSR and the best dense product; sparse convolutions beside the
-dense ones; sparse int8 layers beside the dense int8 layer.
+"""Times sparse layers: linear ones against SciPy's and PyTorch's CSR and the best dense product, convolutions against
+dense ones, and int8 layers against the dense int8 layer.
 
     python -m benchmarks.sparse [--threads 1] [--json benchmarks/results/sparse.json]
 

@@ -90,12 +90,12 @@ def _graph(opcode: str, operands: tuple[tuple[int, ...], ...], result: tuple[int
 def _factors(rng: Rng, size: int, parts: int, count: int) -> Floats:
     """Random ordered factorisations of `size`, as AutoTVM's `define_split` lists them."""
     out = np.ones((count, parts))
-    left = size
+    remaining = size
     for prime in (2, 3, 5, 7, 11, 13):
-        while left % prime == 0:
-            left //= prime
+        while remaining % prime == 0:
+            remaining //= prime
             out[np.arange(count), rng.integers(parts, size=count)] *= prime
-    out[:, 0] *= left
+    out[:, 0] *= remaining
     return out
 
 
@@ -248,13 +248,13 @@ def embedded(name: str, opcodes: tuple[str, ...], kernels: int, seed: int, *, re
     data = load_dataset(name)
     numbers = [OPCODE_NUMBER[opcode] for opcode in opcodes]
     every = [k for split in (data.train, data.valid, data.test) for k in split]
-    chosen = [k for k in every if not numbers or np.isin(k.node_opcode, numbers).any()]
+    matching = [k for k in every if not numbers or np.isin(k.node_opcode, numbers).any()]
     rng = np.random.default_rng(seed)
-    chosen = [chosen[i] for i in np.sort(rng.permutation(len(chosen))[:kernels])]
+    sample = [matching[i] for i in np.sort(rng.permutation(len(matching))[:kernels])]
     if not rename:
-        return split_up(chosen, data.schema, seed)
+        return split_up(sample, data.schema, seed)
     columns = rng.permutation(data.schema.width)
-    renamed = [dataclasses.replace(k, config_feat=np.ascontiguousarray(k.config_feat[:, columns])) for k in chosen]
+    renamed = [dataclasses.replace(k, config_feat=np.ascontiguousarray(k.config_feat[:, columns])) for k in sample]
     return split_up(renamed, Schema(tuple(f"p{i}" for i in range(len(columns)))), seed)
 
 

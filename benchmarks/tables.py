@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import replay
-from benchmarks.cases import LINES, NOT_HELD, ROWS, Case, Line, all_cases, counted
+from benchmarks.cases import LINES, NOT_HELD, ROWS, Case, Line, all_cases, counted_cases
 from benchmarks.diagrams import DIAGRAMS
 from benchmarks.figures import FIGURES, SECTIONS
 from benchmarks.picture import Group, Lane, Picture, ratio_ticks
@@ -70,7 +70,7 @@ def peer_names(cases: Iterable[Case]) -> str:
 
 def ratio_cell(cases: list[Case]) -> str:
     """The typical and the worst ratio of some cases, or why there is none."""
-    complete = counted(cases)
+    complete = counted_cases(cases)
     if not complete:
         missing = sorted({_PEERS.get(peer, peer) for case in cases for peer in case.missing_peers})
         return f"not measured against {', '.join(missing)}" if cases else "not measured"
@@ -83,7 +83,7 @@ def summary() -> str:
     """README's table: the cost model, then one row for each kind of work over all CPUs."""
     cells, cases = cost_model_rows(), all_cases()
     for key, (label, _) in ROWS.items():
-        members = counted(case for case in cases if case.line.row == key)
+        members = counted_cases(case for case in cases if case.line.row == key)
         ratios, cpus = [case.ratio for case in members], {case.kind for case in members}
         mark = _STALE if any(case.is_stale for case in members) else ""
         slower = sum(ratio < 1 for ratio in ratios) / len(ratios)
@@ -124,7 +124,7 @@ def cost_model_rows() -> list[tuple[str, ...]]:
 
 
 def machine_sentence() -> str:
-    """How many cores each kind had, and its caches where they were recorded."""
+    """Return the number of cores of each kind of machine, and its caches where they were recorded."""
     return f"Measured on shared machines ({'; '.join(f'{kind}: {_machine(kind)}' for kind in kinds())})."
 
 
@@ -158,13 +158,15 @@ def picture(dark: bool) -> str:
             for place, way in enumerate(_WAYS)
         ]),
     ]  # fmt: skip
-    cases = counted(all_cases())
+    cases = counted_cases(all_cases())
     speeds = []
     for key, (label, _) in ROWS.items():
         members = [case for case in cases if case.line.row == key]
         ratios = [(place, [case.ratio for case in members if case.kind == kind]) for place, kind in enumerate(kinds())]
         peers = peer_names(members).replace("`", "")
-        speeds.append(Group(label, f"fastest of {peers}", [_lane(place, found) for place, found in ratios if found]))
+        speeds.append(
+            Group(label, f"fastest of {peers}", [_lane(place, by_kind) for place, by_kind in ratios if by_kind])
+        )
     drawing = Picture(dark)
     title = "Choosing a configuration"
     drawing.panel(
@@ -188,12 +190,12 @@ _MOST_LOSSES = 15
 def results_page() -> str:
     """docs/results.md: the picture, every line on every CPU, and where tilewise loses most."""
     cases = all_cases()
-    peers = counted(case for case in cases if case.line.row in ROWS)
+    peers = counted_cases(case for case in cases if case.line.row in ROWS)
     losses = sorted((case for case in peers if case.ratio < 1), key=lambda case: case.ratio)
-    worst_first = {(case.line.label, case.kind): case for case in reversed(losses)}  # one of each line and CPU
-    lost = [
+    worst = {(case.line.label, case.kind): case for case in reversed(losses)}  # one of each line and CPU
+    loss_cells = [
         [case.kind, case.name, str(case.threads), case.fastest_peer, f"{case.ratio:.2f}×"]
-        for case in sorted(worst_first.values(), key=lambda case: case.ratio)[:_MOST_LOSSES]
+        for case in sorted(worst.values(), key=lambda case: case.ratio)[:_MOST_LOSSES]
     ]
     parts = [
         "# Results",
@@ -209,7 +211,7 @@ def results_page() -> str:
         line_table([line for key in ROWS for line in LINES if line.row == key], cases, "against the fastest of"),
         "## Where tilewise is slower",
         f"{len(losses)} of {len(peers)} cases are slower than the fastest peer. The worst of each line and CPU:",
-        table(("CPU", "case", "threads", "fastest peer", "ratio"), lost),
+        table(("CPU", "case", "threads", "fastest peer", "ratio"), loss_cells),
         "## Against tilewise itself",
         "What one part of tilewise gains over another. These are not comparisons with other libraries.",
         line_table([line for line in LINES if line.row == "self"], cases, "against"),
@@ -261,12 +263,12 @@ def _case_cells(case: Case) -> list[str]:
 
 
 def memory() -> str:
-    """The most memory of a process that loads a network, makes it ready and runs it, beside the least of theirs."""
+    """Tabulate the peak memory of a process that loads, prepares and runs a network, against the smallest peer."""
     cells = []
     for kind in kinds():
         for row in (read_any("memory", kind) or {}).get("peaks", []):
-            held = [f"{size / 1e6:.0f} MB" for size in row["bytes"].values()]
-            cells.append([kind, row["name"], *held, *[""] * (3 - len(held)), f"{1 / row['ratio']:.2f}"])
+            sizes = [f"{size / 1e6:.0f} MB" for size in row["bytes"].values()]
+            cells.append([kind, row["name"], *sizes, *[""] * (3 - len(sizes)), f"{1 / row['ratio']:.2f}"])
     headings = ("CPU", "network, float32", "tilewise", "ONNX Runtime", "OpenVINO", "ours to the least of theirs")
     return f"`python -m benchmarks.memory`: a process each, one thread.\n\n{table(headings, cells)}"
 
@@ -276,10 +278,10 @@ def pruning() -> str:
     cells = []
     for row in read_any("prune_accuracy") or []:
         if "sparsity" in row:
-            lost = with_interval(*(f"{value:.2f}" for value in (row["points lost"], *row["interval"])))
+            drop = with_interval(*(f"{value:.2f}" for value in (row["points lost"], *row["interval"])))
             size = f"{row['file']:.3f}" if "file" in row else ""
             name = f"{row['model']}, seed {row['seed']}"
-            cells.append((name, f"{row['sparsity']:.0%}", row["then"], f"{row['dense %']:.2f} %", lost, size))
+            cells.append((name, f"{row['sparsity']:.0%}", row["then"], f"{row['dense %']:.2f} %", drop, size))
     headings = ("model", "zeros", "then", "dense", "points lost (95 % interval)", "file, of the dense one's")
     return table(headings, cells)
 
@@ -288,10 +290,10 @@ def plan_claims() -> str:
     """The teaching plan's success metrics on every reference model: accuracy by cross-validation, speed, memory."""
     accuracy = []
     for row in read_any("modules") or []:
-        lost = with_interval(*(f"{value:+.2f}" for value in (row["points lost"], *row["interval"])))
+        drop = with_interval(*(f"{value:+.2f}" for value in (row["points lost"], *row["interval"])))
         bound = "< 1 point" if row["form"] == "int8" else "< 2 points"
         form = {"int8": "INT8", "zeros": "70 % zeros", "filters": "70 % of the weights, as filters"}[row["form"]]
-        accuracy.append((row["data"], row["model"], form, f"{row['images']:,}", f"{row['dense %']:.2f} %", lost, bound))
+        accuracy.append((row["data"], row["model"], form, f"{row['images']:,}", f"{row['dense %']:.2f} %", drop, bound))
     speed = []
     for row in read_any("plan_speed") or []:
         gain = with_interval(*(f"{value:.2f}" for value in (row["times faster"], *row["interval"])))
@@ -304,13 +306,13 @@ def plan_claims() -> str:
 
 
 def filled(text: str, sections: Mapping[str, Callable[[], str]], figures: Mapping[str, Callable[[], str]]) -> str:
-    """A page with every section and figure it marks written anew; a name that nobody knows is an error."""
+    """Return a page with all its marked sections and figures rewritten; an unknown name is an error."""
     text = _SECTION.sub(lambda mark: f"{mark[1]}{sections[mark[2]]()}\n{mark[3]}", text)
     return _FIGURE.sub(lambda mark: f"{mark[1]}{figures[mark[2]]()}{mark[3]}", text)
 
 
 def written() -> dict[Path, str]:
-    """What README.md and every page under docs/ should hold."""
+    """Return the expected text of README.md, every page under docs/ and the generated pictures."""
     sections = {**SECTIONS, "summary": summary, "plan": plan_claims}
     docs = ROOT / "docs"
     whole = {

@@ -10,26 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tilewise.onnx.graph import Graph, Node
+from tilewise.onnx.graph import OnnxGraph, OnnxNode
 
 
-def _pool(node: Node, x: Tensor) -> Tensor:
+def _pool(node: OnnxNode, x: Tensor) -> Tensor:
     pads = node.get("pads", (0, 0, 0, 0))[:2]
     kernel, stride = node.attributes["kernel_shape"], node.attributes["strides"]
     pool = F.max_pool2d if node.op == "MaxPool" else F.avg_pool2d
     return pool(x, kernel, stride, pads)
 
 
-def _conv(node: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+def _conv(node: OnnxNode, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     how = {"stride": node.attributes["strides"], "padding": node.attributes["pads"][:2], "groups": node.get("group", 1)}
     return F.conv2d(x, w, b, **how) if node.op == "Conv" else F.conv_transpose2d(x, w, b, **how)
 
 
-def _gemm(_node: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+def _gemm(_node: OnnxNode, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     return F.linear(x, w, b)
 
 
-def _slice(_node: Node, x: Tensor, starts: Any, ends: Any, axes: Any, steps: Any = None) -> Tensor:
+def _slice(_node: OnnxNode, x: Tensor, starts: Any, ends: Any, axes: Any, steps: Any = None) -> Tensor:
     index, by = [slice(None)] * x.ndim, torch.ones_like(starts) if steps is None else steps
     for a, b, axis, step in zip(starts.tolist(), ends.tolist(), axes.tolist(), by.tolist(), strict=True):
         index[axis] = slice(a, min(b, 1 << 30), step)
@@ -76,27 +76,27 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 class TorchGraph(torch.nn.Module):
     """Runs a graph's nodes one after another."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: OnnxGraph) -> None:
         super().__init__()
         self.nodes, self.inputs, self.outputs = graph.nodes, graph.inputs, graph.outputs
-        self.held = {name: torch.from_numpy(np.array(value)) for name, value in graph.constants.items()}
-        for name, value in self.held.items():
-            self.held[name] = value.to(memory_format=torch.channels_last) if value.ndim == 4 else value
+        self.constants = {name: torch.from_numpy(np.array(value)) for name, value in graph.constants.items()}
+        for name, value in self.constants.items():
+            self.constants[name] = value.to(memory_format=torch.channels_last) if value.ndim == 4 else value
 
     def forward(self, x: Tensor) -> Any:
-        values: dict[str, Any] = {self.inputs[0].name: x, **self.held}
+        values: dict[str, Any] = {self.inputs[0].name: x, **self.constants}
         for node in self.nodes:
-            made = FUNCTIONS[node.op](node, *(values[name] if name else None for name in node.inputs))
-            for name, value in zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=True):
+            result = FUNCTIONS[node.op](node, *(values[name] if name else None for name in node.inputs))
+            for name, value in zip(node.outputs, result if isinstance(result, tuple) else (result,), strict=True):
                 values[name] = value
         return values[self.outputs[0].name]
 
 
-def frozen(graph: Graph, x: np.ndarray) -> Callable[[], Any]:
+def frozen(graph: OnnxGraph, x: np.ndarray) -> Callable[[], Any]:
     """The network ready to run on `x`."""
-    given = torch.from_numpy(x)
-    given = given.to(memory_format=torch.channels_last) if given.ndim == 4 else given
+    tensor = torch.from_numpy(x)
+    tensor = tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
     with torch.inference_mode(False), torch.no_grad():
-        traced = torch.jit.trace(TorchGraph(graph).eval(), given, check_trace=False)
+        traced = torch.jit.trace(TorchGraph(graph).eval(), tensor, check_trace=False)
         ready = torch.jit.optimize_for_inference(torch.jit.freeze(traced.eval()))
-    return lambda: ready(given)
+    return lambda: ready(tensor)

@@ -1,5 +1,5 @@
-"""One training step (forward, loss, backward, AdamW) of the reference models beside PyTorch, from the same weights, and
-the forward pass of the GPT alone.
+"""Times one training step (forward, loss, backward, AdamW) of the reference models against PyTorch, from the same
+weights, and the forward pass of the GPT alone.
 
     python -m benchmarks.train_step [--threads 1 2] [--only vgg6 gpt] [--json benchmarks/results/train_step.json]
 
@@ -40,7 +40,7 @@ def batch(name: str) -> tuple[Any, Any]:
 
 
 def pair(name: str) -> tuple[Any, Any]:
-    """Our model and PyTorch's, with the same weights."""
+    """Return our model and PyTorch's with the same weights."""
     size = {"gpt": ("6x384",), "gpt_small": ("4x128",), "gpt_forward": ("6x384",)}.get(name, ())
     kind = "gpt" if size else name
     ours, theirs = getattr(models, kind)(*size), torch_models.MODELS[kind](*size)
@@ -117,10 +117,10 @@ def main() -> None:
     parser.add_argument("--only", choices=list(CASES), nargs="+", default=list(CASES))
     parser.add_argument("--budget", type=float, default=4.0, help="seconds per case")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/train_step.json"))
-    given = parser.parse_args()
-    rows = [row for threads in given.threads for row in measure(given.only, threads, given.budget)]
-    whole = (given.threads, given.only) == (parser.get_default("threads"), list(CASES))
-    write_results(given.json, rows, keep=not whole)
+    options = parser.parse_args()
+    rows = [row for threads in options.threads for row in measure(options.only, threads, options.budget)]
+    whole = (options.threads, options.only) == (parser.get_default("threads"), list(CASES))
+    write_results(options.json, rows, keep=not whole)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ _STEPS = 800
 _RATE = 3e-3
 
 
-def made(name: str, seed: int) -> Module:
+def train_network(name: str, seed: int) -> Module:
     make: Any = zoo.ZOO[name] if name in zoo.ZOO else getattr(models, name)
     return cast(Module, make(classes=10, seed=seed))
 
@@ -35,7 +35,7 @@ def as_pictures(x: np.ndarray) -> np.ndarray:
 
 def trained_network(name: str, images: data.ImageData, folder: Path, seed: int) -> Module:
     """The network with its weights from the folder, where they are after the first time."""
-    network, weights = made(name, seed), folder / f"{name}-{seed}.safetensors"
+    network, weights = train_network(name, seed), folder / f"{name}-{seed}.safetensors"
     if weights.is_file():
         network.load_state_dict(tilewise.load(weights))
         return network.eval()

@@ -7,7 +7,7 @@
 The shapes are matrix products and convolutions in no collection. `--left-out` takes this processor's kernels out of
 what the model and its margin are fitted on. A tile is chosen without measuring, after five measurements, by the
 analytical default, and by measuring all; they then run in turns (`tilewise tune --check` does the same for shapes of
-your own). "met before" is a product through `dispatch` with the chooser on beside one with it off, in seconds.
+your own). "met before" is a product through `dispatch` with the chooser on compared with one with it off, in seconds.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ def shapes(count: int, seed: int) -> list[Mapping[str, Value]]:
     """Products of 0.25 to 100 million multiplications, sizes spread evenly in doublings, half of them of row-major
     operands and half with transposed views."""
     rng = np.random.default_rng(seed)
-    found: list[Mapping[str, Value]] = []
-    while len(found) < count:
+    problems: list[Mapping[str, Value]] = []
+    while len(problems) < count:
         m, n, k = (int(size) for size in np.exp2(rng.uniform(4, 11, 3)))
         if 2.5e5 <= m * n * k <= 1e8:
             layout = str(rng.choice(["nn", "nt", "tn", "tt"], p=[0.5, 0.25, 0.15, 0.1]))
-            found.append({"family": "matmul", "m": m, "n": n, "k": k, "layout": layout})
-    return found
+            problems.append({"family": "matmul", "m": m, "n": n, "k": k, "layout": layout})
+    return problems
 
 
 def convolutions(count: int, seed: int) -> list[Mapping[str, Value]]:
     """Convolutions of one to sixty million multiplications: kernels of 1, 3 and 5, strides of 1 and 2."""
     rng = np.random.default_rng([seed, 2])
-    found: list[Mapping[str, Value]] = []
-    while len(found) < count:
+    problems: list[Mapping[str, Value]] = []
+    while len(problems) < count:
         channels, filters = (int(size) for size in np.exp2(rng.uniform(3, 8, 2)))
         size, kernel, stride = int(np.exp2(rng.uniform(2.5, 6))), int(rng.choice([1, 3, 5])), int(rng.choice([1, 1, 2]))
         if 1e6 <= channels * filters * (size // stride) ** 2 * kernel**2 <= 6e7:
             place = {"height": size, "width": size, "kernel": kernel, "stride": stride, "padding": kernel // 2}
-            found.append({"family": "conv2d", "batch": 1, "channels": channels, "filters": filters, **place})
-    return found
+            problems.append({"family": "conv2d", "batch": 1, "channels": channels, "filters": filters, **place})
+    return problems
 
 
 def met_before() -> dict[str, float]:
@@ -86,13 +86,13 @@ def choosing(seed: int) -> dict[str, float]:
     five hundred configurations of a Triton product, and the framework's chooser's for a product on this CPU. "cold" is
     a process's first: the model is read, and what holds for all shapes is worked out."""
     rng = np.random.default_rng(seed)
-    drawn = [tuple(int(size) for size in np.exp2(rng.uniform(5, 9, 3))) for _ in range(_CHOICES)]
+    shapes = [tuple(int(size) for size in np.exp2(rng.uniform(5, 9, 3))) for _ in range(_CHOICES)]
     family = get_family("matmul")
     spec: dict[str, Value] = {"dtype": "bf16", "epilogue": "none", "layout": "nt"}
-    problems = [Problem.of("matmul", m=8 * m, n=8 * n, k=8 * k, **spec) for m, n, k in drawn]
-    listed = family.configs(problems[0])
-    more = [Config({**config, "group": 4}) for config in listed if config["group"] == 1]
-    configs = (*listed, *more)[:CONFIGURATIONS]
+    problems = [Problem.of("matmul", m=8 * m, n=8 * n, k=8 * k, **spec) for m, n, k in shapes]
+    configs = family.configs(problems[0])
+    more = [Config({**config, "group": 4}) for config in configs if config["group"] == 1]
+    configs = (*configs, *more)[:CONFIGURATIONS]
 
     def on_gpu() -> Callable[[Any], Any]:
         model, _ = shipped_scores("h200", "H200", "triton", 0.0)
@@ -102,15 +102,15 @@ def choosing(seed: int) -> dict[str, float]:
         chooser = make_chooser()
         return lambda shape: chooser("matmul", shape, "float32", "nn")
 
-    return _seconds("h200", on_gpu, problems) | _seconds("cpu", on_cpu, drawn)
+    return _seconds("h200", on_gpu, problems) | _seconds("cpu", on_cpu, shapes)
 
 
-def _seconds(name: str, make: Callable[[], Callable[[Any], Any]], asked: Sequence[Any]) -> dict[str, float]:
-    """Of the first, from nothing, and the median after a few that warm up."""
+def _seconds(name: str, make: Callable[[], Callable[[Any], Any]], inputs: Sequence[Any]) -> dict[str, float]:
+    """Return the seconds of the first, cold choice and the median of later ones."""
     start = time.perf_counter()
     run = make()
     seconds = []
-    for one in asked:
+    for one in inputs:
         run(one)
         now = time.perf_counter()
         seconds.append(now - start)
@@ -125,11 +125,11 @@ def unseen_model(folder: str) -> Path:
     return path
 
 
-def by_family(found: Mapping[str, Any]) -> dict[str, Any]:
+def by_family(results: Mapping[str, Any]) -> dict[str, Any]:
     """Geometric means and the worst of each choice, over a family's problems; the worst over the default too."""
     rows: dict[str, Any] = {}
-    for family in sorted({one["problem"]["family"] for one in found["problems"]}):
-        some = [one for one in found["problems"] if one["problem"]["family"] == family]
+    for family in sorted({one["problem"]["family"] for one in results["problems"]}):
+        some = [one for one in results["problems"] if one["problem"]["family"] == family]
         ways = ("default", "first", "five")
         ratios = {way: np.array([one[way] for one in some]) for way in ways}
         rows[family] = {"problems": len(some)} | {
@@ -155,15 +155,15 @@ def main() -> None:
     problems = [*shapes(options.shapes, options.seed), *convolutions(options.convolutions, options.seed)]
     with tempfile.TemporaryDirectory(prefix="tilewise-tuning-") as folder:
         model = unseen_model(folder) if options.left_out else None
-        found = check(problems, model=model and str(model), say=lambda line: print(line, flush=True))
-    del found["machine"]
-    found |= {"date": today(), "machine": machine_class(), "seed": options.seed, **provenance("tuning")}
-    found |= {"families": by_family(found)}
+        results = check(problems, model=model and str(model), say=lambda line: print(line, flush=True))
+    del results["machine"]
+    results |= {"date": today(), "machine": machine_class(), "seed": options.seed, **provenance("tuning")}
+    results |= {"families": by_family(results)}
     if not options.left_out:
-        found |= {"met_before": met_before(), "choosing": choosing(options.seed)}
-    write_atomic(results_path(UNSEEN if options.left_out else RESULTS), json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found["families"], indent=1))
-    print({key: found[key] for key in ("met_before", "choosing") if key in found})
+        results |= {"met_before": met_before(), "choosing": choosing(options.seed)}
+    write_atomic(results_path(UNSEEN if options.left_out else RESULTS), json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results["families"], indent=1))
+    print({key: results[key] for key in ("met_before", "choosing") if key in results})
 
 
 if __name__ == "__main__":

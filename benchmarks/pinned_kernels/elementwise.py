@@ -120,8 +120,8 @@ def _(problem, device):
 @triton.jit
 def dropout_kernel(x, out, n, share, seed, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    kept = tl.rand(seed, i) > share
-    tl.store(out + i, tl.where(kept, tl.load(x + i, mask=i < n) / (1 - share), 0.0), mask=i < n)
+    keep = tl.rand(seed, i) > share
+    tl.store(out + i, tl.where(keep, tl.load(x + i, mask=i < n) / (1 - share), 0.0), mask=i < n)
 
 
 @case("dropout", dropout_kernel, (1 << 25,), (3 << 18,))

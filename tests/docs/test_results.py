@@ -108,10 +108,10 @@ def test_a_ratio_is_against_the_fastest_peer_of_all_files(results, machine):
     seconds = {"tilewise": 1.0, "pytorch": 9.0}
     write_results(results / "decode.json", [Row("gpt 12x768 int8, a token at position 64", 1, seconds, 9.0)])
     (case,) = cases.all_cases()
-    assert case.missing_peers == ["llama.cpp"] and cases.counted([case]) == []
+    assert case.missing_peers == ["llama.cpp"] and cases.counted_cases([case]) == []
     seconds = {"tilewise": 2.0, "llama.cpp": 2.6}
     write_results(results / "llama_cpp.json", [Row("gpt 12x768 int8, a token at position 64", 1, seconds, 1.3)])
-    (case,) = cases.counted(cases.all_cases())
+    (case,) = cases.counted_cases(cases.all_cases())
     assert (case.ratio, case.fastest_peer) == (1.3, "llama.cpp")
     assert "pytorch 9.00×" in tables.cases_page()
 
