@@ -12,8 +12,9 @@ import platform
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tilewise._extension import native
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from tilewise._environment import MachineOverride
 
 
-class CacheLevel(NamedTuple):
+@dataclass(frozen=True)
+class CacheLevel:
     """Size of one level of data cache, and the number of CPUs that share it."""
 
     level: int

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from tilewise import _events
 from tilewise._atomic import write_atomic
 from tilewise._extension import native
 from tilewise._threads import get_num_threads
 from tilewise.backend import recording
 from tilewise.errors import ConfigurationError
-from tilewise.profile.events import ProfileEvent, decode
+from tilewise.profile.events import Recording
 from tilewise.profile.machine import MachineFigures
 from tilewise.profile.machine import machine as machine_rates
 from tilewise.profile.report.results import NANO, ProfileResults, build
@@ -54,7 +52,7 @@ class _LargeBlocks:
                 cls.started = False
 
 
-class ProfilerContext:
+class ProfilerContext(Recording):
     """Records operations, layers and kernels inside a `with` block.
 
     `machine` holds the peak rates to compare with (default: this machine's). `memory=False` does not count allocations.
@@ -62,11 +60,8 @@ class ProfilerContext:
 
     def __init__(self, machine: MachineFigures | None = None, memory: bool = True) -> None:
         """Store the settings; recording starts when the context is entered."""
-        self.owner = 0
-        self.models: list[Callable[[], Any]] = []
+        super().__init__()
         self._labels: dict[str, str] = {}
-        self.records: list[Any] = []  # the framework appends a record when an operation ends
-        self._events: list[ProfileEvent] = []
         self._machine = machine
         self._memory = memory
         self._open_since_ns: int | None = None
@@ -75,31 +70,22 @@ class ProfilerContext:
         self._threads = 1
         self._results: tuple[int, float, ProfileResults] | None = None
 
-    @property
-    def events(self) -> list[ProfileEvent]:
-        """The recorded events, in the order in which they ended."""
-        if len(self._events) != len(self.records):
-            self._events = decode(self.records)
-        return self._events
-
     def __enter__(self) -> Self:
         """Start recording on this thread."""
         if self._open_since_ns is not None:
             raise ConfigurationError("this ProfilerContext is already open; create another one to nest them")
-        self.owner = threading.get_ident()
         self._threads = get_num_threads()
         if self._memory:
             _LargeBlocks.acquire()
         self._open_since_ns = recording.now()
         self._starts_ns.append(self._open_since_ns)
-        _events.recorders.attach(self)
-        return self
+        return super().__enter__()
 
     def __exit__(self, *_exc: object) -> None:
         if self._open_since_ns is not None:
             self._seconds += (recording.now() - self._open_since_ns) * NANO
             self._open_since_ns = None
-        _events.recorders.detach(self)
+        super().__exit__()
         if self._memory:
             _LargeBlocks.release()
         self._label_layers()
@@ -146,22 +132,22 @@ class ProfilerContext:
         """Write a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing can open."""
         from tilewise.profile.report.text import chrome_trace
 
-        return self._write(path, json.dumps(chrome_trace(self.events, self._starts_ns[0] if self._starts_ns else 0)))
+        return _write(path, json.dumps(chrome_trace(self.events, self._starts_ns[0] if self._starts_ns else 0)))
 
     def export_json(self, path: str | Path) -> Path:
         """Write the results as JSON."""
-        return self._write(path, json.dumps(self.get_results().as_dict(), indent=1) + "\n")
+        return _write(path, json.dumps(self.get_results().as_dict(), indent=1) + "\n")
 
     def export_html(self, path: str | Path, title: str = "tilewise profile") -> Path:
         """Write one self-contained HTML page with the tables, a timeline and a roofline plot."""
         from tilewise.profile.report.text import html_page
 
-        return self._write(path, html_page(self.get_results(), self.events, title))
-
-    def _write(self, path: str | Path, text: str) -> Path:
-        target = Path(path)
-        write_atomic(target, text)
-        return target
+        return _write(path, html_page(self.get_results(), self.events, title))
 
     def as_dict(self) -> dict[str, Any]:
         return self.get_results().as_dict()
+
+
+def _write(path: str | Path, text: str) -> Path:
+    write_atomic(Path(path), text)
+    return Path(path)

@@ -7,13 +7,15 @@ later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from tilewise._events import recorders
 from tilewise.backend.recording import Arrays, Record
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -108,3 +110,28 @@ def decode(records: Sequence[tuple[Any, ...]]) -> list[ProfileEvent]:
         if event.kind == "kernel" and event.parent is not None:
             event.phase = event.parent.phase
     return events
+
+
+class Recording:
+    """Collects the events of a `with` block, of this thread and of all threads without a recording of their own."""
+
+    def __init__(self) -> None:
+        self.owner = 0
+        self.records: list[Any] = []  # the framework appends a record when an operation ends
+        self.models: list[Callable[[], Any]] = []  # weak references to the outermost models that ran
+        self._events: list[ProfileEvent] = []
+
+    @property
+    def events(self) -> list[ProfileEvent]:
+        """The recorded events, in the order in which they ended."""
+        if len(self._events) != len(self.records):
+            self._events = decode(self.records)
+        return self._events
+
+    def __enter__(self) -> Self:
+        self.owner = threading.get_ident()
+        recorders.attach(self)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        recorders.detach(self)

@@ -10,16 +10,14 @@ is read once and each result written once; views move nothing.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tilewise import _events
 from tilewise.errors import ConfigurationError, type_name
-from tilewise.profile.events import ProfileEvent, decode
+from tilewise.profile.events import ProfileEvent, Recording
 
 Shape = tuple[int, ...]
 
@@ -102,26 +100,6 @@ def _sum_of(result: Any) -> Any:
     if not hasattr(result, "backward"):
         raise ConfigurationError("count_ops with backward=True needs a model whose result is a Tensor")
     return result.sum()
-
-
-class Recording:
-    """Collects events between `with` and its end."""
-
-    def __init__(self) -> None:
-        self.owner = threading.get_ident()
-        self.records: list[Any] = []
-        self.models: list[Any] = []
-
-    @property
-    def events(self) -> list[ProfileEvent]:
-        return decode(self.records)
-
-    def __enter__(self) -> Recording:
-        _events.recorders.attach(self)
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        _events.recorders.detach(self)
 
 
 def summarise(events: Iterable[ProfileEvent]) -> OpCounts:

@@ -133,7 +133,7 @@ def _live_bytes_after_calls(func: Callable[[], Any], watch: HeapWatch, calls: in
     for i in range(calls):
         func()
         gc.collect()
-        live_bytes[i] = watch.requested_now()
+        live_bytes[i] = watch.counts().requested_now
         if time.perf_counter() > deadline:
             return live_bytes[: i + 1]
     return live_bytes
@@ -225,16 +225,6 @@ class HeapWatch:
         assert native is not None
         return Counts(*native.watch_counts())
 
-    def requested_now(self) -> int:
-        assert native is not None
-        return int(native.watch_counts()[2])
-
-    def reset_peaks(self) -> None:
-        """Reset the recorded peaks of memory use."""
-        assert native is not None
-        native.watch_reset_peaks()
-        native.reset_memory_peak()
-
 
 class TracemallocHeapWatch(HeapWatch):
     """Reads tracemalloc's counters of allocated bytes."""
@@ -248,12 +238,6 @@ class TracemallocHeapWatch(HeapWatch):
     def counts(self) -> Counts:
         now, peak = (value - self._start for value in tracemalloc.get_traced_memory())
         return Counts(now, peak, now, peak, 0)
-
-    def requested_now(self) -> int:
-        return tracemalloc.get_traced_memory()[0] - self._start
-
-    def reset_peaks(self) -> None:
-        tracemalloc.reset_peak()
 
 
 @contextmanager
@@ -283,8 +267,3 @@ def trace_allocations(frames: int = 1) -> Iterator[None]:
     finally:
         if not was_tracing:
             tracemalloc.stop()
-
-
-def native_peak() -> int:
-    """Peak bytes of the native kernels' workspaces since the watch began."""
-    return int(native.memory_peak()) if native is not None else 0

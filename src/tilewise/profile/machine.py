@@ -25,7 +25,7 @@ import numpy as np
 from tilewise._atomic import write_atomic
 from tilewise._extension import native
 from tilewise._files import read_json_input
-from tilewise._system import cache_folder, caches, cores, cpu_name, machine_override_text, real_cores
+from tilewise._system import CacheLevel, cache_folder, caches, cores, cpu_name, machine_override_text, real_cores
 from tilewise.errors import TilewiseError
 from tilewise.profile.timing.stability import MachineReading, machine_reasons, read_machine
 
@@ -54,15 +54,6 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class Cache:
-    """Size of one level of data cache, and the number of CPUs that share it."""
-
-    level: int
-    bytes: int
-    shared_by: int
-
-
-@dataclass(frozen=True)
 class MachineFigures:
     """Peak rates of this machine."""
 
@@ -71,7 +62,7 @@ class MachineFigures:
     method: str
     peaks: list[Peak]
     bandwidths: list[Bandwidth]
-    caches: list[Cache]
+    caches: list[CacheLevel]
     fresh_memory: float  # bytes per second of allocating memory from the system, filling it and freeing it
     doubts: list[str] = field(default_factory=list)  # why the rates are not cached; empty if they are reliable
 
@@ -162,7 +153,7 @@ def _from_dict(data: dict[str, Any]) -> MachineFigures:
     bandwidths = [
         Bandwidth(int(b["bytes"]), int(b["threads"]), float(b["read"]), float(b["copy"])) for b in data["bandwidths"]
     ]
-    caches = [Cache(int(c["level"]), int(c["bytes"]), int(c["shared_by"])) for c in data["caches"]]
+    caches = [CacheLevel(int(c["level"]), int(c["bytes"]), int(c["shared_by"])) for c in data["caches"]]
     fresh = float(data["fresh_memory"])
     rates = [fresh, *(p.flops_per_second for p in peaks), *(x for b in bandwidths for x in (b.read, b.copy))]
     if not peaks or not bandwidths or not all(np.isfinite(r) and r > 0 for r in rates):
@@ -202,14 +193,13 @@ def measure_machine(
                 bandwidths += [_bandwidth(size, n, seconds, *probes) for size in sizes]
         method = "measured by native probes"
     fresh = _fresh_memory(min(max(sizes), 64 << 20), seconds)
-    levels = [Cache(*level) for level in caches()]
     return MachineFigures(
         cpu=cpu_name(),
         cpus=cores(),
         method=method,
         peaks=peaks,
         bandwidths=bandwidths,
-        caches=levels,
+        caches=caches(),
         fresh_memory=fresh,
     )
 

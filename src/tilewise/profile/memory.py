@@ -21,7 +21,6 @@ from tilewise.profile.leaks import (
     Counts,
     LeakReport,
     find_leak,
-    native_peak,
     trace_allocations,
     watch_heap,
 )
@@ -95,7 +94,7 @@ class MemoryProfiler:
         with _guarded(limit):
             for _ in range(warmup):
                 func()
-            overhead = _measure(_do_nothing)
+            overhead = _measure(lambda: None)  # of the profiler itself
             usage = _measure(func)
             largest = _sites_at_peak(func, usage.after_call.requested_peak) if sites else []
             leak = find_leak(func, self.leak_seconds) if leaks else None
@@ -124,12 +123,8 @@ def _measure(func: Callable[[], Any]) -> _Usage:
         del result
         gc.collect()
         after_delete = watch.counts()
-        kernels = max(native_peak() - native_before, 0)
+        kernels = max(int(native.memory_peak()) - native_before, 0) if native is not None else 0
         return _Usage(after_call, after_delete, kernels, watch.method, watch.sees_everything)
-
-
-def _do_nothing() -> None:
-    """Empty function: its measurement is the profiler's own overhead."""
 
 
 def _profile(usage: _Usage, overhead: _Usage, sites: list[AllocationSite], leak: LeakReport | None) -> MemoryProfile:

@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,13 @@ def model_target(
     A batch is 32 if it is not given; that of an ONNX file is what the file says, else 1. `make_inputs` creates the
     inputs of an ONNX network.
     """
-    from tilewise import Tensor, models, no_grad
+    from tilewise import Tensor, models, onnx
     from tilewise.models.zoo import ZOO
 
     if name.endswith(".onnx"):
-        return _onnx_target(name, backward, make_inputs or partial(_example, batch=batch, tokens=tokens, seed=seed))
+        network = onnx.load(name)
+        inputs = make_inputs(network) if make_inputs else network.example(batch, seed, free=tokens)
+        return _target(name, network, inputs, backward)
     batch = 32 if batch is None else batch
     if batch < 1 or tokens < 1:
         raise ConfigurationError(f"batch and tokens must be at least 1, not {batch} and {tokens}")
@@ -66,41 +67,25 @@ def model_target(
     else:
         hint = did_you_mean(name, [*MODELS, "gpt:6x384", *ZOO])
         raise ConfigurationError(f"{name!r} is neither a model nor a saved or ONNX file; {hint}")
-    model.train(backward)
     x = _input_for(kind, model, batch, tokens, np.random.default_rng(seed))
+    return _target(name, model, [Tensor(x) if x.dtype.kind == "f" else x], backward)
+
+
+def _target(name: str, model: Any, inputs: list[Any], backward: bool) -> Target:
+    """Pair a model with the function that calls it, with or without a backward pass."""
+    from tilewise import no_grad
+
+    model.train(backward)
 
     def call() -> Any:
-        argument = Tensor(x) if x.dtype.kind == "f" else x
         if backward:
             model.zero_grad()
-            return model(argument).sum().backward()
-        with no_grad(), layer_by_layer():
-            return model(argument)
-
-    return Target(name, model, x, call)
-
-
-def _example(network: Any, batch: int | None, tokens: int, seed: int) -> list[Any]:
-    inputs: list[Any] = network.example(batch, seed, free=tokens)
-    return inputs
-
-
-def _onnx_target(name: str, backward: bool, make_inputs: Callable[[Any], list[Any]]) -> Target:
-    """Load an ONNX network with its inputs."""
-    from tilewise import no_grad, onnx
-
-    network = onnx.load(name).train(backward)
-    inputs = make_inputs(network)
-
-    def call() -> Any:
-        if backward:
-            network.zero_grad()
-            result = network(*inputs)
+            result = model(*inputs)
             return sum(t.sum() for t in (result.values() if isinstance(result, dict) else [result])).backward()
         with no_grad(), layer_by_layer():
-            return network(*inputs)
+            return model(*inputs)
 
-    return Target(name, network, inputs[0] if inputs else None, call)
+    return Target(name, model, inputs[0] if inputs else None, call)
 
 
 def _input_for(kind: str, model: Any, batch: int, tokens: int, rng: np.random.Generator) -> Any:

@@ -46,30 +46,26 @@ class _TimeByCause:
     """Seconds attributed to each cause, in total and by layer and operation."""
 
     def __init__(self) -> None:
-        self.causes: dict[str, float] = defaultdict(float)
-        self.layers: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self.ops: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self.causes = _Seconds()
+        self.layers: dict[str, _Seconds] = defaultdict(_Seconds)
+        self.ops: dict[str, _Seconds] = defaultdict(_Seconds)
 
     def add(self, cause: str, amount: float, layer: str, op: str = "") -> None:
         """Add seconds to a cause, and to its layer and operation."""
         if amount > 0:
-            self.causes[cause] += amount
-            self.layers[cause][layer] += amount
-            self.ops[cause][op] += amount
+            for seconds_by_name, name in ((self.causes, cause), (self.layers[cause], layer), (self.ops[cause], op)):
+                seconds_by_name[name] += amount
+
+
+class _Seconds(defaultdict[str, float]):
+    """Seconds by name."""
+
+    def __init__(self) -> None:
+        super().__init__(float)
 
     def ranked(self) -> list[str]:
-        return _largest(self.causes)
-
-    def worst_layer(self, cause: str) -> str:
-        return _largest(self.layers[cause])[0]
-
-    def worst_ops(self, cause: str, most: int = 3) -> list[str]:
-        return [op for op in _largest(self.ops[cause])[:most] if op]
-
-
-def _largest(amounts: dict[str, float]) -> list[str]:
-    """Sort names by their amounts, largest first."""
-    return sorted(amounts, key=lambda name: -amounts[name])
+        """Sort the names by their seconds, largest first."""
+        return sorted(self, key=lambda name: -self[name])
 
 
 def find_bottlenecks(results: ProfileResults) -> list[Finding]:
@@ -77,7 +73,7 @@ def find_bottlenecks(results: ProfileResults) -> list[Finding]:
     if not results.by_layer or results.seconds <= 0:
         return []
     times = _attribute_time(results)
-    ranked = times.ranked()
+    ranked = times.causes.ranked()
     if _allocates_extremely(results) and ALLOCATION not in ranked[:1]:
         ranked = [ALLOCATION, *(cause for cause in ranked if cause != ALLOCATION)]
         times.add(ALLOCATION, 1e-12, _largest_allocator(results).name)
@@ -188,16 +184,23 @@ def _largest_allocator(results: ProfileResults) -> ProfileRow:
 
 def _finding(cause: str, times: _TimeByCause, results: ProfileResults) -> Finding:
     """Build the sentence about one cause: its share of the time and the layer it hits most."""
-    where = times.worst_layer(cause)
+    where = times.layers[cause].ranked()[0]
     fraction = times.causes[cause] / results.seconds
-    sentence = _SENTENCES[cause](results, where, times.worst_ops(cause), share(fraction))
+    worst_ops = [op for op in times.ops[cause].ranked()[:3] if op]
+    sentence = _SENTENCES[cause](results, where, worst_ops, share(fraction))
     return Finding(cause, fraction, where, sentence)
+
+
+def _work_and_rate(results: ProfileResults, ops: list[str], kind: str) -> tuple[int, float]:
+    """Sum the FLOPs or bytes of some operations; return the sum and the sum per second."""
+    rows = [results.by_op[op] for op in ops if op in results.by_op]
+    work = sum(getattr(row, kind) for row in rows)
+    return work, work / max(sum(row.seconds for row in rows), 1e-12)
 
 
 def _compute(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
     """Explain that arithmetic is the limit, with the rate reached and the machine's peak."""
-    rows = [results.by_op[op] for op in ops if op in results.by_op]
-    rate = sum(r.flops for r in rows) / max(sum(r.seconds for r in rows), 1e-12)
+    _, rate = _work_and_rate(results, ops, "flops")
     efficiency = rate / results.machine.peak(results.threads)
     advice = "use more threads, INT8 or pruning" if efficiency > 0.5 else "try a better tile"
     return (
@@ -209,9 +212,7 @@ def _compute(results: ProfileResults, where: str, ops: list[str], time_share: st
 
 def _memory(results: ProfileResults, where: str, ops: list[str], time_share: str) -> str:
     """Explain that memory bandwidth is the limit, with the rate reached."""
-    rows = [results.by_op[op] for op in ops if op in results.by_op]
-    bytes_moved = sum(r.bytes_moved for r in rows)
-    rate = bytes_moved / max(sum(r.seconds for r in rows), 1e-12)
+    bytes_moved, rate = _work_and_rate(results, ops, "bytes_moved")
     return (
         f"Memory bandwidth: {time_share} of the time is spent in {_join_names(ops)}, most in "
         f"{_layer_text(results, where)}, moving {bytes_(bytes_moved)} at {count(rate)}B/s with little arithmetic; "

@@ -145,32 +145,18 @@ class ProfileResults:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to plain data for JSON."""
-        names = (
-            "seconds",
-            "outside_seconds",
-            "outside_interrupted_seconds",
-            "recording_seconds",
-            "flops",
-            "elementwise",
-            "bytes_moved",
-            "threads",
-            "failed",
-        )
-        data: dict[str, Any] = {name: getattr(self, name) for name in names}
-        data |= {"flops_per_second": self.flops_per_second, "roofline_share": self.roofline_share}
+        data = _with_derived(self, "flops_per_second", "roofline_share")
         data["bottleneck"] = asdict(self.bottleneck) if self.bottleneck else None
-        data["findings"] = [asdict(finding) for finding in self.findings]
-        data["by_layer"] = {name: _row_data(row) for name, row in self.by_layer.items()}
-        data["by_op"] = {name: _row_data(row) for name, row in self.by_op.items()}
-        data["units"] = [asdict(unit) for unit in self.units]
-        data["machine"] = self.machine.as_dict()
+        for table in ("by_layer", "by_op"):
+            rows: dict[str, ProfileRow] = getattr(self, table)
+            derived = ("seconds", "flops_per_second", "roofline_share", "intensity")
+            data[table] = {name: _with_derived(row, *derived) for name, row in rows.items()}
         return data
 
 
-def _row_data(row: ProfileRow) -> dict[str, Any]:
-    """Convert a row to a dict that also contains its derived figures."""
-    derived = ("seconds", "flops_per_second", "roofline_share", "intensity")
-    return asdict(row) | {name: getattr(row, name) for name in derived}
+def _with_derived(record: Any, *names: str) -> dict[str, Any]:
+    """Convert a dataclass to a dict that also contains these properties."""
+    return asdict(record) | {name: getattr(record, name) for name in names}
 
 
 def build(
