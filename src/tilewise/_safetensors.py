@@ -42,20 +42,10 @@ DTYPES = {
 
 # Limits on input files. They bound the memory that a hostile file can claim; no known model comes close to them.
 _MAX_BYTES = 1 << 36
-
-
 _MAX_HEADER_BYTES = 16 << 20
-
-
 _MAX_TENSORS = 50_000
-
-
 _MAX_DIMENSIONS = 64  # NumPy's limit
-
-
 _MAX_EMPTY_SIZE = 1 << 20  # product of the non-zero dimensions of a tensor without elements
-
-
 CHECKSUM = "sha256"
 
 

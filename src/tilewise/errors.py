@@ -88,8 +88,5 @@ class MissingFileError(FileFormatError, UnavailableError):
     """A file does not exist."""
 
 
-__all__ = ["Rejected", "TooNoisy"]
-
-
 class TooNoisy(TilewiseError, RuntimeError):
     """Timings on this machine vary too much for a score to mean anything; the entry itself is not at fault."""

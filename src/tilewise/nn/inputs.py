@@ -60,16 +60,13 @@ def _as_tensor(module: Module, value: Any, dtype: npt.DTypeLike | None) -> Any:
     return tensor
 
 
-_DEVICES = ("cpu",)
-
-
 def _is_torch(value: Any) -> bool:
     return type(value).__module__.startswith("torch") and hasattr(value, "detach")
 
 
 def _as_array(tensor: Any) -> npt.NDArray[Any]:
     """Return the array of a PyTorch tensor, which shares its memory."""
-    if tensor.device.type not in _DEVICES:
+    if not tensor.is_cpu:
         raise DtypeError(f"this PyTorch tensor is on {tensor.device}, and tilewise computes on the CPU; pass x.cpu()")
     if tensor.requires_grad:
         raise GradientError("gradients do not flow from tilewise to PyTorch; pass x.detach()")

@@ -42,23 +42,43 @@ class InvertedResidual(nn.Module):
         return x + out if self.residual else out
 
 
+def _stages(
+    stages: tuple[tuple[int, int, int, int, int], ...], activation: str, rng: Rng, has_excite: bool = False
+) -> nn.Sequential:
+    """Create a network's features: the first convolution, stages of inverted residuals, and a 1×1 convolution.
+
+    A stage is (expansion, filters, number of blocks, stride of the first block, filter size).
+    """
+    layers: list[nn.Module] = [*conv_norm(3, 32, 3, 2, activation, rng=rng)]
+    channels = 32
+    for expansion, filters, count, first, kernel in stages:
+        for index in range(count):
+            inner, stride = channels * expansion, first if index == 0 else 1
+            excite = SqueezeExcite(inner, max(1, channels // 4), rng, activation) if has_excite else None
+            layers.append(
+                InvertedResidual(
+                    channels, inner, filters, kernel, stride=stride, activation=activation, rng=rng, excite=excite
+                )
+            )
+            channels = filters
+    return nn.Sequential(*layers, *conv_norm(channels, 1280, 1, activation=activation, rng=rng))
+
+
+# Table 2 of Sandler et al. 2018 and table 1 of Tan and Le 2019; see `_stages`.
+_V2 = (
+    (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3), (6, 96, 3, 1, 3), (6, 160, 3, 2, 3),
+    (6, 320, 1, 1, 3),
+)  # fmt: skip
+_B0 = (
+    (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
+    (6, 320, 1, 1, 3),
+)  # fmt: skip
+
+
 def mobilenet_v2(classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build MobileNetV2: 3.5 million parameters; ReLU6."""
     rng = np.random.default_rng(seed)
-    layers: list[nn.Module] = [*conv_norm(3, 32, 3, 2, "relu6", rng=rng)]
-    channels = 32
-    # Table 2 of the paper: expansion, filters, number of blocks, stride of the first block
-    for expansion, filters, count, first in (
-        (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
-    ):  # fmt: skip
-        for index in range(count):
-            stride = first if index == 0 else 1
-            layers.append(
-                InvertedResidual(channels, channels * expansion, filters, 3, stride=stride, activation="relu6", rng=rng)
-            )
-            channels = filters
-    layers += conv_norm(channels, 1280, 1, activation="relu6", rng=rng)
-    return ImageNetwork(nn.Sequential(*layers), nn.Linear(1280, classes, rng=rng))
+    return ImageNetwork(_stages(_V2, "relu6", rng), nn.Linear(1280, classes, rng=rng))
 
 
 # Tables 1 and 2 of Howard et al. 2019: filter size, inner channels, filters, squeeze-and-excite, activation, stride
@@ -99,21 +119,5 @@ def mobilenet_v3(size: str = "large", classes: int = 1000, seed: Seed = 0) -> Im
 def efficientnet_b0(classes: int = 1000, seed: Seed = 0) -> ImageNetwork:
     """Build EfficientNet-B0 (Tan and Le 2019): 5.3 million parameters; SiLU and squeeze-and-excite."""
     rng = np.random.default_rng(seed)
-    layers: list[nn.Module] = [*conv_norm(3, 32, 3, 2, "silu", rng=rng)]
-    channels = 32
-    # Table 1 of the paper: expansion, filters, number of blocks, stride of the first block, filter size
-    for expansion, filters, count, first, kernel in (
-        (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
-        (6, 320, 1, 1, 3),
-    ):  # fmt: skip
-        for index in range(count):
-            inner, stride = channels * expansion, first if index == 0 else 1
-            excite = SqueezeExcite(inner, max(1, channels // 4), rng, "silu")
-            layers.append(
-                InvertedResidual(
-                    channels, inner, filters, kernel, stride=stride, activation="silu", rng=rng, excite=excite
-                )
-            )
-            channels = filters
-    layers += conv_norm(channels, 1280, 1, activation="silu", rng=rng)
-    return with_statistics(ImageNetwork(nn.Sequential(*layers), nn.Linear(1280, classes, rng=rng)), rng)
+    features = _stages(_B0, "silu", rng, has_excite=True)
+    return with_statistics(ImageNetwork(features, nn.Linear(1280, classes, rng=rng)), rng)
