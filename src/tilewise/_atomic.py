@@ -17,25 +17,30 @@ from tilewise.errors import UnavailableError
 
 
 @contextlib.contextmanager
+def convert_write_errors(path: Path) -> Iterator[None]:
+    """Convert system errors raised in the block while writing `path` to an UnavailableError."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be written ({error.strerror or error}).") from error
+
+
+@contextlib.contextmanager
 def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     """Open a binary stream whose content becomes the file `path` when the block ends without an error."""
-    try:
+    with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be written ({error.strerror or error}).") from error
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(path)
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be written ({error.strerror or error}).") from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            Path(name).unlink()
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(name).chmod(0o666 & ~_umask())
+            Path(name).replace(path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                Path(name).unlink()
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:

@@ -16,7 +16,7 @@ import tilewise as tw
 from tests.waiting import interruptible
 from tilewise.cli import app
 from tilewise.errors import ConfigurationError, FileFormatError, GradientError, TilewiseError
-from tilewise.fit import Progress, fit, recipe_for
+from tilewise.fit import fit, recipe_for
 from tilewise.fit.loop import Trainer
 from tilewise.fit.tasks import random_shift
 
@@ -185,7 +185,7 @@ def test_training_stops_when_the_score_no_longer_gets_better(tmp_path, monkeypat
     monkeypatch.setattr(trainer.task, "validate", lambda: next(scores))
     monkeypatch.setattr(trainer.task, "batches", lambda: iter([]))
     monkeypatch.setattr(trainer, "save", lambda: None)
-    assert trainer.train(Progress())
+    assert trainer.train()
     result = trainer.result(True)
     assert result.stopped_early
     assert result.best_epoch == 2
@@ -196,7 +196,7 @@ def test_a_loss_that_is_no_number_stops_with_advice(tmp_path, monkeypatch):
     trainer = Trainer(recipe_for("mlp", epochs=1), tmp_path, 50)
     trainer.task.model[0].weight.data[...] = np.nan
     with pytest.raises(GradientError, match="--lr"):
-        trainer.train(Progress())
+        trainer.train()
 
 
 def test_shifting_moves_each_image_by_its_own_pixels():

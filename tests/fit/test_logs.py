@@ -10,7 +10,7 @@ import pytest
 
 from tilewise.errors import UnavailableError
 from tilewise.fit import fit, recipe_for
-from tilewise.fit.logs import CsvLog, ProgressGroup, TensorBoardLog
+from tilewise.fit.logs import CsvLog, TensorBoardLog
 
 
 def scalars(path: Path) -> list[tuple[int, str, float]]:
@@ -24,8 +24,8 @@ def scalars(path: Path) -> list[tuple[int, str, float]]:
 
 def test_both_logs_hold_every_epoch_and_tensorboards_every_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    logs = ProgressGroup([CsvLog(tmp_path / "log.csv"), TensorBoardLog(tmp_path / "board")])
-    result = fit(recipe_for("mlp", epochs=2), tmp_path / "run", progress=logs)
+    logs = [CsvLog(tmp_path / "log.csv"), TensorBoardLog(tmp_path / "board")]
+    result = fit(recipe_for("mlp", epochs=2), tmp_path / "run", observers=logs)
     (file,) = (tmp_path / "board").glob("events.out.tfevents.*")
     values = scalars(file)
     assert [step for step, tag, _ in values if tag == "loss"] == list(range(1, result.steps + 1))
@@ -34,7 +34,7 @@ def test_both_logs_hold_every_epoch_and_tensorboards_every_step(tmp_path: Path) 
 
 
 def test_a_csv_log_has_a_line_per_epoch(tmp_path: Path) -> None:
-    result = fit(recipe_for("mlp", epochs=2), tmp_path / "run", progress=CsvLog(tmp_path / "log.csv"))
+    result = fit(recipe_for("mlp", epochs=2), tmp_path / "run", observers=[CsvLog(tmp_path / "log.csv")])
     rows = list(csv.DictReader((tmp_path / "log.csv").open()))
     assert [(int(r["epoch"]), float(r["train_loss"]), float(r["score"])) for r in rows] == [
         (e.epoch, e.train_loss, e.score) for e in result.history

@@ -22,23 +22,21 @@ import typer
 
 from tilewise._files import read_text_input
 from tilewise._wording import substitute_unencodable
-from tilewise.cli.help import Sections
+from tilewise.cli import commands
 from tilewise.errors import ConfigurationError, TilewiseError
-
-_HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 
 
 def _new_application() -> typer.Typer:
     """Create an application without commands."""
     return typer.Typer(
         name="tilewise",
-        cls=Sections,
-        help="Measure tensor programs, learn which tile is fastest, and make a small tensor framework fast for real.",
+        cls=commands.Sections,
+        help=commands.options.__doc__,
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        context_settings=_HELP,
+        context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 110},
     )
 
 
@@ -110,8 +108,6 @@ def _treat_sigterm_as_interrupt() -> None:
 @functools.cache
 def command_line() -> Any:
     """Build the tree of all commands, sorted as `tilewise --help` lists them."""
-    from tilewise.cli import commands
-
     if not app.registered_commands:
         commands.register(app)
     tree = typer.main.get_command(app)
@@ -124,9 +120,7 @@ def _single_command(arguments: list[str]) -> Any:
 
     None before the name of the command was parsed, or where a shell asks for completions.
     """
-    from tilewise.cli import commands
-
-    if len(arguments) < 2 or not commands.is_function(arguments[1]) or "_TILEWISE_COMPLETE" in os.environ:
+    if len(arguments) < 2 or arguments[1] not in commands.FUNCTIONS or "_TILEWISE_COMPLETE" in os.environ:
         return None
     application = _new_application()
     commands.register_functions(application, arguments[1])

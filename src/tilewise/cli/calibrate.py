@@ -10,25 +10,22 @@ from typing import Annotated, Any
 import typer
 
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, output_folder
+from tilewise.cli.every import AsJson, answer, option, output_folder
 from tilewise.cli.tables import progress_bar, show, table
 
 
 def calibrate(
-    shapes: Annotated[
-        Path | None, typer.Option(help="A JSON list of shapes of your own (default: a few dozen kernels).")
-    ] = None,
-    minutes: Annotated[float, typer.Option(help="About how long to measure.", min=0.05, max=600)] = 1.0,
+    shapes: Annotated[Path | None, option("A JSON list of shapes of your own (default: a few dozen kernels).")] = None,
+    minutes: Annotated[float, option("About how long to measure.", min=0.05, max=600)] = 1.0,
     threads: Annotated[
-        int | None,
-        typer.Option(help="Measure with one thread and with this many (default: one per core).", min=1, max=64),
+        int | None, option("Measure with one thread and with this many (default: one per core).", min=1, max=64)
     ] = None,
     cache: Annotated[
         Path | None, output_folder(help="Folder of calibrations and choices (default: your cache folder).")
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Only show what is stored for this machine.")] = False,
-    reset: Annotated[bool, typer.Option("--reset", help="Forget what was calibrated.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the numbers that a choice is tried on again.", min=0)] = 1,
+    show: Annotated[bool, option("Only show what is stored for this machine.")] = False,
+    reset: Annotated[bool, option("Forget what was calibrated.")] = False,
+    seed: Annotated[int, option("Seed of the numbers that a choice is tried on again.", min=0)] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Tune a few dozen kernels on this machine, or your own shapes; tiles that win are used from then on.
@@ -125,19 +122,12 @@ def _show_or_reset(cache: Path | None, reset: bool, as_json: bool) -> None:
         except OSError as error:
             raise UnavailableError(f"{path} cannot be removed ({error.strerror or error}).") from error
         sentence = f"Removed {path}." if existed else "There is no calibration of this machine to forget."
-        typer.echo(json.dumps({"removed": existed, "path": str(path)}) if as_json else sentence)
-        return
+        return answer(as_json, {"removed": existed, "path": path}, sentence)
     own = ChoiceFile(path, machine_name(module)).all()
     tuned_table, notes = load_tuned_table(module, cache)
     families = sorted({choice.problem.family for choice in own})
-    if as_json:
-        facts = {"path": str(path), "calibrated": bool(own), "families": families}
-        typer.echo(json.dumps({**facts, "tiles": len(tuned_table.tiles), "notes": notes}))
-        return
-    if own:
-        typer.echo(f"{path}: {pluralize(len(own), 'kernel')} of {', '.join(families)}.")
-    else:
-        typer.echo("This machine is not calibrated; `tilewise calibrate` takes about a minute.")
-    typer.echo(f"{len(tuned_table.tiles)} tuned tiles are stored for this machine.")
-    for note in notes:
-        typer.echo(note)
+    facts = {"path": path, "calibrated": bool(own), "families": families, "notes": notes}
+    kernels = f"{path}: {pluralize(len(own), 'kernel')} of {', '.join(families)}."
+    uncalibrated = "This machine is not calibrated; `tilewise calibrate` takes about a minute."
+    stored = f"{len(tuned_table.tiles)} tuned tiles are stored for this machine."
+    answer(as_json, facts | {"tiles": len(tuned_table.tiles)}, kernels if own else uncalibrated, stored, *notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from tilewise._addons import require
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, answer, output_file, output_folder
+from tilewise.cli.every import AsJson, answer, argument, option, output_file, output_folder
 from tilewise.cli.tables import progress_bar, show, table
 
 if TYPE_CHECKING:
@@ -22,31 +21,28 @@ collect = typer.Typer(
     help="Measure tiled kernels on this CPU or GPU, and make collections of the measurements.", no_args_is_help=True
 )
 
-StorePath = Annotated[str, typer.Argument(help="A store (a file or a postgresql:// URL), or the folder of a GPU run.")]
-MachineName = Annotated[str | None, typer.Option("--machine", help="Which machine's part of a shared store.")]
+StorePath = Annotated[str, argument("A store (a file or a postgresql:// URL), or the folder of a GPU run.")]
+MachineName = Annotated[str | None, option("Which machine's part of a shared store.", "--machine")]
 
 
-Shapes = Annotated[Path | None, typer.Option(help="A JSON list of your own problems (default: built-in programs).")]
-Minutes = Annotated[float, typer.Option(help="Stop after this many minutes; the same command continues later.")]
+Shapes = Annotated[Path | None, option("A JSON list of your own problems (default: built-in programs).")]
+Minutes = Annotated[float, option("Stop after this many minutes; the same command continues later.")]
 Out = Annotated[Path | None, output_file(help="The store, created if missing (default: cpu.sqlite or triton.sqlite).")]
 StoreUrl = Annotated[
-    str | None,
-    typer.Option(help="In place of --out: a postgresql:// URL that several machines measure into, or a file."),
+    str | None, option("In place of --out: a postgresql:// URL that several machines measure into, or a file.")
 ]
 RayAddress = Annotated[
-    str | None,
-    typer.Option(help="Measure on the nodes of this Ray cluster instead (auto, or host:port); needs tilewise-fleet."),
+    str | None, option("Measure on the nodes of this Ray cluster instead (auto, or host:port); needs tilewise-fleet.")
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the order of kernels and configurations.")]
-Configs = Annotated[int | None, typer.Option(help="Measure at most this many configurations of a kernel; 0 for all.")]
+Seed = Annotated[int, option("Seed of the order of kernels and configurations.")]
+Configs = Annotated[int | None, option("Measure at most this many configurations of a kernel; 0 for all.")]
 Finals = Annotated[
     bool,
-    typer.Option(
-        "--finals",
-        help="Only time the best few configurations of finished kernels again, where that has not been done yet.",
+    option(
+        "Only time the best few configurations of finished kernels again, where that has not been done yet.", "--finals"
     ),
 ]
-Plugin = Annotated[list[str] | None, typer.Option(help="A module that adds families of your own; may be repeated.")]
+Plugin = Annotated[list[str] | None, option("A module that adds families of your own; may be repeated.")]
 
 
 @collect.command()
@@ -60,9 +56,7 @@ def cpu(
     configs: Configs = None,
     plugin: Plugin = None,
     finals: Finals = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Only print what would be measured, and how long it takes.")
-    ] = False,
+    plan: Annotated[bool, option("Only print what would be measured, and how long it takes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the native kernels of this CPU: check every tile against NumPy, then time it against the default.
@@ -86,7 +80,7 @@ def triton(
     configs: Configs = None,
     plugin: Plugin = None,
     finals: Finals = False,
-    device: Annotated[str, typer.Option(help="cuda, or interpreter for a dry run without a GPU.")] = "cuda",
+    device: Annotated[str, option("cuda, or interpreter for a dry run without a GPU.")] = "cuda",
     as_json: AsJson = False,
 ) -> None:
     """Measure Triton kernels on this GPU: compile in parallel, check against PyTorch, time against the default.
@@ -144,28 +138,20 @@ def _collect(kind: str, as_json: bool, **options: Any) -> None:
         except KeyboardInterrupt:
             typer.echo("Stopped. The measurements so far are in the store; the same command continues.", err=True)
             raise typer.Exit(130) from None
-    if as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(result), "store": str(result.store)}))
-        return
-    for failure in result.failures[:10]:
-        typer.echo(failure, err=True)
     noise = f", scatter {result.scatter:.2%}" if result.scatter is not None else ""
     kernels_text = pluralize(result.in_store["kernels"], "measured kernel")
-    typer.echo(f"{result.store} holds {kernels_text}, {result.kernels} of them new{noise}.")
+    lines = [f"{result.store} holds {kernels_text}, {result.kernels} of them new{noise}."]
     if result.left:
         kernels_left = "1 kernel is" if result.left == 1 else f"{result.left} kernels are"
-        typer.echo(
-            f"{kernels_left} still to be measured (the time was up, the machine was busy, or a kernel failed); "
-            "the same command continues."
-        )
+        why = "(the time was up, the machine was busy, or a kernel failed); the same command continues."
+        lines.append(f"{kernels_left} still to be measured {why}")
+    answer(as_json, result, *lines, notes=result.failures[:10])
 
 
 @collect.command()
 def compare(
-    first: Annotated[
-        str, typer.Argument(help="A store, the folder of a GPU run, or a collection by name, file or folder.")
-    ],
-    second: Annotated[str, typer.Argument(help="The same kernels measured again.")],
+    first: Annotated[str, argument("A store, the folder of a GPU run, or a collection by name, file or folder.")],
+    second: Annotated[str, argument("The same kernels measured again.")],
     out: Annotated[Path | None, output_file(help="A file to write the JSON to as well.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -185,16 +171,10 @@ def compare(
         typer.echo(result_json)
         return
     headings = ("kernel", "configurations", "rank correlation", "best of first, in second", "second / first")
-    rows = [
-        (
-            k["kernel"],
-            k["configs"],
-            f"{k['rank_correlation']:.4f}",
-            f"+{k['choice_loss']:.2%}",
-            f"{k['speed_ratio']:.3f}",
-        )
-        for k in result["kernels"]
-    ]
+    rows = []
+    for k in result["kernels"]:
+        figures = f"{k['rank_correlation']:.4f}", f"+{k['choice_loss']:.2%}", f"{k['speed_ratio']:.3f}"
+        rows.append((k["kernel"], k["configs"], *figures))
     show(table(headings, rows, f"{first} and {second}"))
     correlation = f"{result['median_correlation']:.4f} in the median, {result['least_correlation']:.4f} at least"
     loss = f"{result['mean_choice_loss']:.2%} in the mean, {result['largest_choice_loss']:.2%} at most"
@@ -208,12 +188,10 @@ def compare(
 def export(
     store: StorePath,
     out: Annotated[Path, output_folder(help="Folder for train, valid, test and schema.json.")],
-    name: Annotated[str, typer.Option(help="What to call the collection.")] = "own",
+    name: Annotated[str, option("What to call the collection.")] = "own",
     split: Annotated[
         str,
-        typer.Option(
-            help="auto (your own kernels by shape, built-in ones by program), shape, program, or train (everything)."
-        ),
+        option("auto (your own kernels by shape, built-in ones by program), shape, program, or train (everything)."),
     ] = "auto",
     machine: MachineName = None,
     plugin: Plugin = None,
@@ -236,13 +214,11 @@ def export(
 
 @collect.command()
 def embed(
-    stores: Annotated[
-        list[Path], typer.Argument(help="One or more stores; those of several machines become one collection.")
-    ],
-    name: Annotated[str, typer.Option(help="The name that load_dataset will know it by, such as cpu or h200.")],
+    stores: Annotated[list[Path], argument("One or more stores; those of several machines become one collection.")],
+    name: Annotated[str, option("The name that load_dataset will know it by, such as cpu or h200.")],
     out: Annotated[Path | None, output_file(help="The file to write (default: NAME.npz in this folder).")] = None,
     telling: Annotated[
-        float, typer.Option(min=0, help="Leave out kernels whose tiles differ by less than this many times the noise.")
+        float, option("Leave out kernels whose tiles differ by less than this many times the noise.", min=0)
     ] = 5.0,
     plugin: Plugin = None,
     as_json: AsJson = False,

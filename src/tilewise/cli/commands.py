@@ -1,13 +1,20 @@
-"""The list of commands, in the order and the groups that `tilewise --help` shows."""
+"""The list of commands, in the order and the groups that `tilewise --help` shows, and their help as plain text.
+
+Typer's own help panels need Rich, whose import takes longer than the rest of `tilewise --help`.
+"""
 
 from __future__ import annotations
 
+import platform
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from tilewise.cli.every import prepare_all
+from tilewise._addons import provider_of, register_commands
+from tilewise.cli.every import Json, Quiet, prepared
+from tilewise.errors import UnavailableError
 
 # Headings of `tilewise --help` with their commands; those of an add-on appear when it is installed.
 HEADINGS = {
@@ -16,10 +23,8 @@ HEADINGS = {
     "Choose tiles": ("tiles", "collect", "tune", "calibrate", "lock", "store"),
     "Compete and share": ("compete", "fleet"),
 }
-
-
 # Commands that are one function, with the module that has it; each module imports its work late.
-_FUNCTIONS = {
+FUNCTIONS = {
     "tour": "tour",
     "check": "lessons",
     "lab": "lessons",
@@ -35,39 +40,44 @@ _FUNCTIONS = {
     "tune": "tune",
     "calibrate": "calibrate",
 }
+_GROUPS = {"tiles": "tiles.app", "collect": "collect", "lock": "lock", "store": "store", "compete": "compete"}
+# Former top-level commands and their names now. The old names work until 0.2, with a note on stderr.
+_RENAMED = {
+    "layout": ("tiles", "layout"),
+    "serve": ("fleet", "serve"),
+    "inductor": ("store", "inductor"),
+    "replay": ("tiles", "replay"),
+}
+# Second names of commands inside a group, without a note.
+_ALIASES = {"run-pinned": ("lock", "run")}
 
 
 def register(app: typer.Typer) -> None:
     """Attach every command to the application."""
-    from tilewise._addons import register_commands
-    from tilewise.cli.collect import collect
-    from tilewise.cli.compete import compete
-    from tilewise.cli.help import Sections
-    from tilewise.cli.lock import lock
-    from tilewise.cli.store import store
-    from tilewise.cli.tiles.app import tiles
-
-    register_functions(app, *_FUNCTIONS)
-    groups = {"tiles": tiles, "collect": collect, "lock": lock, "store": store, "compete": compete}
-    for name, group in groups.items():
-        app.add_typer(group, name=name, cls=Sections)
+    register_functions(app, *FUNCTIONS)
+    for name, module in _GROUPS.items():
+        app.add_typer(getattr(import_module(f"tilewise.cli.{module}"), name), name=name)
     register_commands(app)
-    prepare_all(app)
+    _prepare(app)
 
 
 def register_functions(app: typer.Typer, *names: str) -> None:
     """Attach some commands that are one function, and the options before a command's name."""
-    from tilewise.cli.help import options
-
     app.callback()(options)
     for name in names:
-        app.command()(getattr(import_module(f"tilewise.cli.{_FUNCTIONS[name]}"), name))
-    prepare_all(app)
+        app.command()(getattr(import_module(f"tilewise.cli.{FUNCTIONS[name]}"), name))
+    _prepare(app)
 
 
-def is_function(name: str) -> bool:
-    """Whether a command is one function: to run it, no other command has to be built."""
-    return name in _FUNCTIONS
+def _prepare(app: typer.Typer) -> None:
+    """Prepare every command of an application, and of the groups in it."""
+    for command in app.registered_commands:
+        if command.callback is not None and not hasattr(command.callback, "is_prepared"):
+            command.callback = prepared(command.callback)
+    for group in app.registered_groups:
+        group.cls = Sections
+        if group.typer_instance is not None:
+            _prepare(group.typer_instance)
 
 
 def arrange(tree: Any) -> None:
@@ -75,8 +85,93 @@ def arrange(tree: Any) -> None:
     headings = {name: heading for heading, names in HEADINGS.items() for name in names}
     for name in headings.keys() & tree.commands.keys():
         tree.commands[name].rich_help_panel = headings[name]
-    order = [
-        *(name for name in headings if name in tree.commands),
-        *(name for name in tree.commands if name not in headings),
-    ]
-    tree.commands = {name: tree.commands[name] for name in order}
+    names = [*(name for name in headings if name in tree.commands), *tree.commands]
+    tree.commands = {name: tree.commands[name] for name in names}
+
+
+class Sections(TyperGroup):
+    """A group of commands whose help lists them under their headings."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command by its name now or earlier; for one of a missing add-on, say what to install."""
+        if ctx.parent is None and cmd_name in _RENAMED and cmd_name not in self.commands:
+            command = self._command_at(ctx, _RENAMED[cmd_name])
+            if not ctx.resilient_parsing and not ctx.params.get("quiet"):  # resilient: the shell completes a line
+                new_name = " ".join(_RENAMED[cmd_name])
+                note = f"`tilewise {cmd_name}` is now `tilewise {new_name}`; the old name works until 0.2"
+                typer.echo(f"tilewise: {note}", err=True)
+            return command
+        if ctx.parent is None and cmd_name in _ALIASES:
+            return self._command_at(ctx, _ALIASES[cmd_name])
+        command = super().get_command(ctx, cmd_name)
+        typed = f"{ctx.command_path} {cmd_name}".partition(" ")[2]  # as typed after `tilewise`: compete serve
+        if command is None and (addon := provider_of(typed)):
+            raise UnavailableError(f"`tilewise {typed}` comes with {addon}: pip install {addon}")
+        return command
+
+    def _command_at(self, ctx: Any, names: tuple[str, ...]) -> Any:
+        """Return a command inside of groups."""
+        command: Any = self
+        for name in names:
+            command = command.get_command(ctx, name)
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per heading, with the first sentence of each command's help."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        widest = max(len(name) for name in self.commands)
+        for name, command in self.commands.items():
+            heading = getattr(command, "rich_help_panel", None)
+            heading = heading if isinstance(heading, str) else "Commands"
+            first_sentence = " ".join((command.help or "").split("\n\n")[0].split()).split(". ")[0].removesuffix(".")
+            sections.setdefault(heading, []).append((name.ljust(widest), first_sentence))
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+# --- options before a command's name ---
+
+
+def _wheel_tag() -> str:
+    """Return the tag of the installed wheel: the Python and the systems that it was built for."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        wheel = distribution("tilewise").read_text("WHEEL") or ""
+    except PackageNotFoundError:
+        wheel = ""
+    tags = [line.removeprefix("Tag: ") for line in wheel.splitlines() if line.startswith("Tag: ")]
+    return f"built as {tags[0]}" if tags else "not installed, only on the path"
+
+
+def _print_version(requested: bool) -> None:
+    """Print version and build, kernels, and machine in three lines."""
+    if not requested:
+        return
+    import numpy as np
+
+    from tilewise import __version__
+    from tilewise._extension import native
+    from tilewise._system import cores, cpu_name
+    from tilewise._wording import pluralize
+
+    if native is None:
+        kernels = "none compiled: NumPy paths"
+    else:
+        kernels = f"{native.isa()} in use, of {', '.join(native.supported_isas())}"
+    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}"
+    typer.echo(f"tilewise {__version__}, {_wheel_tag()}")
+    typer.echo(f"kernels: {kernels}")
+    typer.echo(f"machine: {cpu_name()}, {pluralize(cores(), 'core')}, {system}")
+    raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Version, kernels and machine.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure tensor programs, learn which tile is fastest, and make a small tensor framework fast for real."""

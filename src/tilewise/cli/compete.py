@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._addons import require
-from tilewise.cli.every import AsJson, answer, one_of, output_file
+from tilewise.cli.every import AsJson, answer, one_of, option, output_file
 from tilewise.cli.tables import show, table, waiting
 from tilewise.errors import ConfigurationError, UnavailableError
 
@@ -18,29 +18,25 @@ if TYPE_CHECKING:
     from tilewise.bench import CompetitionSubmission, Recipe, Settings
     from tilewise.bench.scoring import Score
 
-ThreadsOption = Annotated[int, typer.Option(min=1, max=64, help="Threads of both sides.")]
+ThreadsOption = Annotated[int, option("Threads of both sides.", min=1, max=64)]
 LOCAL_BOARD = "leaderboard.jsonl"
 compete = typer.Typer(no_args_is_help=True, help="TinyMLPerf: score entries, keep a board, serve it to a class.")
 
 _ENTRY = "A recipe file, or `reference` for the entry that ships with tilewise."
-EventOption = Annotated[str, typer.Option("--event", help="MLP_SPRINT, CNN_MARATHON, TRANSFORMER_DECATHLON …")]
-EntryOption = Annotated[str, typer.Option("--entry", help=_ENTRY)]
-TruthOption = Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: a collection to score against (its test split).")]
+EventOption = Annotated[str, option("MLP_SPRINT, CNN_MARATHON, TRANSFORMER_DECATHLON …", "--event")]
+EntryOption = Annotated[str, option(_ENTRY, "--entry")]
+TruthOption = Annotated[str | None, option("TILE_OLYMPIAD: a collection to score against (its test split).")]
 
 
 @compete.command()
 def run(
     event: EventOption = "MLP_SPRINT",
     entry: EntryOption = "reference",
-    team: Annotated[str, typer.Option(help="Whose entry it is.")] = "me",
-    plugin: Annotated[
-        Path | None, typer.Option(help="Open division: a Python file, run in isolation with limits.")
-    ] = None,
+    team: Annotated[str, option("Whose entry it is.")] = "me",
+    plugin: Annotated[Path | None, option("Open division: a Python file, run in isolation with limits.")] = None,
     threads: ThreadsOption = 1,
     truth: TruthOption = None,
-    practice: Annotated[
-        bool, typer.Option("--practice", help="Score on a busy machine too, with the interval; never ranked.")
-    ] = False,
+    practice: Annotated[bool, option("Score on a busy machine too, with the interval; never ranked.")] = False,
     out: Annotated[Path | None, output_file(help="Also write the result to this file as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -146,12 +142,12 @@ def print_score(score: Any) -> None:
 
 @compete.command()
 def submit(
-    event: Annotated[str, typer.Option("--event", help="The event.")] = "MLP_SPRINT",
-    entry: Annotated[str, typer.Option("--entry", help="A recipe file, or `reference`.")] = "reference",
-    to: Annotated[str, typer.Option("--board", help="A leaderboard file, or a server's address.")] = LOCAL_BOARD,
-    team: Annotated[str, typer.Option(help="Your team, on a local board.")] = "me",
-    token: Annotated[str | None, typer.Option(help="Your team's token, for a server; or TILEWISE_TOKEN.")] = None,
-    plugin: Annotated[Path | None, typer.Option(help="Open division: the plugin's file (needs a server).")] = None,
+    event: Annotated[str, option("The event.", "--event")] = "MLP_SPRINT",
+    entry: Annotated[str, option("A recipe file, or `reference`.", "--entry")] = "reference",
+    to: Annotated[str, option("A leaderboard file, or a server's address.", "--board")] = LOCAL_BOARD,
+    team: Annotated[str, option("Your team, on a local board.")] = "me",
+    token: Annotated[str | None, option("Your team's token, for a server; or TILEWISE_TOKEN.")] = None,
+    plugin: Annotated[Path | None, option("Open division: the plugin's file (needs a server).")] = None,
     threads: ThreadsOption = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -177,10 +173,10 @@ def submit(
 
 @compete.command()
 def board(
-    where: Annotated[str, typer.Option("--board", help="A file, a database URL, or a server's address.")] = LOCAL_BOARD,
-    event: Annotated[str | None, typer.Option(help="One event only.")] = None,
+    where: Annotated[str, option("A file, a database URL, or a server's address.", "--board")] = LOCAL_BOARD,
+    event: Annotated[str | None, option("One event only.")] = None,
     division: Annotated[str, one_of("closed", "open")] = "closed",
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Rows shown.")] = 20,
+    limit: Annotated[int, option("Rows shown.", min=1, max=500)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show a board, best entries first; a server's needs no token.

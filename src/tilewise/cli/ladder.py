@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from tilewise.cli.every import AsJson, output_picture
+from tilewise._wording import pluralize
+from tilewise.cli.every import AsJson, option, output_picture
 from tilewise.cli.pictures import can_draw
 from tilewise.cli.tables import show, table
 from tilewise.errors import UnavailableError
@@ -35,11 +34,11 @@ _SLOWER_REASONS = {
 
 
 def ladder(
-    size: Annotated[int, typer.Option(min=1, max=8192, help="Side of the square matrices.")] = 512,
-    python_size: Annotated[int, typer.Option(min=1, max=1024, help="Side for the Python loops, which are slow.")] = 128,
-    seconds: Annotated[float, typer.Option(help="Seconds to spend on each rung.")] = 0.5,
+    size: Annotated[int, option("Side of the square matrices.", min=1, max=8192)] = 512,
+    python_size: Annotated[int, option("Side for the Python loops, which are slow.", min=1, max=1024)] = 128,
+    seconds: Annotated[float, option("Seconds to spend on each rung.")] = 0.5,
     out: Annotated[Path, output_picture(help="Where the picture goes.")] = Path("out/ladder.png"),
-    seed: Annotated[int, typer.Option(help="Seed of the matrices.")] = 0,
+    seed: Annotated[int, option("Seed of the matrices.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Time a matrix product from three Python loops to all cores, one idea at a time.
@@ -107,7 +106,7 @@ def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int
     headings = ("rung", "idea", "GFLOP/s", "times the rung before", "times Python")
     show(table(headings, rows, f"{size}×{size} times {size}×{size}, float32", left_aligned=headings[:2]))
     for threads, peak in sorted(ceiling.items()):
-        print(f"The machine's ceiling with {threads} thread{'s' * (threads > 1)}: {peak:.0f} GFLOP/s, measured.")
+        print(f"The machine's ceiling with {pluralize(threads, 'thread')}: {peak:.0f} GFLOP/s, measured.")
 
 
 def _draw(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int, out: Path) -> None:
@@ -125,7 +124,7 @@ def _draw(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int,
             if peak < (fastest if threads > 1 else one_thread):
                 continue  # a rung passed this ceiling, so it was measured while the machine was busy
             axes.axhline(peak, color=RED, linestyle="--", linewidth=1, zorder=0)  # behind the bars and their numbers
-            label = f"this machine's ceiling, {threads} thread{'s' * (threads > 1)}: {peak:.0f}"
+            label = f"this machine's ceiling, {pluralize(threads, 'thread')}: {peak:.0f}"
             # The highest ceiling is labelled above its line, others below, so that labels do not overlap.
             offset = (0, 3 if peak == highest else -13)
             axes.annotate(label, (-0.4, peak), xytext=offset, textcoords="offset points", color=RED, fontsize=9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import sys
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson
+from tilewise.cli.every import AsJson, answer, argument, option
 
 lock = typer.Typer(
     help="GPU configurations chosen without measuring: run a script so, and keep, compare and renew the choices.",
@@ -20,12 +19,7 @@ lock = typer.Typer(
 )
 # Everything behind the script's name belongs to the script.
 _SCRIPT_ARGUMENTS = {"allow_interspersed_args": False}
-_File = Annotated[Path, typer.Argument(help="The lock file.")]
-
-
-@lock.callback()
-def _group() -> None:
-    """GPU configurations chosen without measuring (`tilewise.pin()`): run a script, show, compare, renew."""
+_File = Annotated[Path, argument("The lock file.")]
 
 
 @lock.command()
@@ -37,12 +31,11 @@ def show(file: _File = Path("tilewise.lock"), as_json: AsJson = False) -> None:
     from tilewise.gpu.pinning.lock import LockFile, describe
 
     choices = list(LockFile(file, frozen=True))
-    if as_json:
-        return typer.echo(json.dumps([describe(choice) for choice in choices]))
-    for choice in choices:
-        typer.echo(f"{choice.kernel} ({_pairs(choice.problem)}) on {choice.device}")
-        typer.echo(f"    {_pairs(choice.config)}; {choice.reason}")
-    typer.echo(f"{len(choices)} choices in {file}.")
+    lines = [
+        f"{choice.kernel} ({_pairs(choice.problem)}) on {choice.device}\n    {_pairs(choice.config)}; {choice.reason}"
+        for choice in choices
+    ]
+    answer(as_json, [describe(choice) for choice in choices], *lines, f"{len(choices)} choices in {file}.")
 
 
 @lock.command()
@@ -56,15 +49,14 @@ def check(file: _File = Path("tilewise.lock"), as_json: AsJson = False) -> None:
 
     comparisons = compare_lock(LockFile(file, frozen=True))
     differing = [one for one in comparisons if one.verdict is not LockVerdict.SAME]
-    if as_json:
-        rows = [{"kernel": one.locked.kernel, "problem": dict(one.locked.problem), "verdict": str(one.verdict)}
-                for one in comparisons]  # fmt: skip
-        typer.echo(json.dumps(rows))
-    else:
-        for one in differing:
-            today = "the model is another one; only a run can tell" if one.today is None else _pairs(one.today.config)
-            typer.echo(f"{one.locked.kernel} ({_pairs(one.locked.problem)}): {_pairs(one.locked.config)} -> {today}")
-        typer.echo(f"{len(comparisons) - len(differing)} of {len(comparisons)} choices are those of this tilewise.")
+    rows = [{"kernel": one.locked.kernel, "problem": dict(one.locked.problem), "verdict": str(one.verdict)}
+            for one in comparisons]  # fmt: skip
+    lines = []
+    for one in differing:
+        today = "the model is another one; only a run can tell" if one.today is None else _pairs(one.today.config)
+        lines.append(f"{one.locked.kernel} ({_pairs(one.locked.problem)}): {_pairs(one.locked.config)} -> {today}")
+    unchanged = f"{len(comparisons) - len(differing)} of {len(comparisons)} choices are those of this tilewise."
+    answer(as_json, rows, *lines, unchanged)
     if differing:
         raise typer.Exit(1)
 
@@ -85,18 +77,16 @@ def update(file: _File = Path("tilewise.lock"), as_json: AsJson = False) -> None
     removed = len(comparisons) - len(today)
     changed = sum(one.verdict is LockVerdict.CHANGED for one in comparisons)
     lock_file.replace_all(today)
-    if as_json:
-        counts = {"choices": len(today), "changed": changed, "removed": removed}
-        return typer.echo(json.dumps(counts))
-    typer.echo(f"{pluralize(changed, 'choice')} changed, {removed} removed, {len(today)} in {file}.")
+    counts = {"choices": len(today), "changed": changed, "removed": removed}
+    answer(as_json, counts, f"{pluralize(changed, 'choice')} changed, {removed} removed, {len(today)} in {file}.")
 
 
 @lock.command(context_settings=_SCRIPT_ARGUMENTS)
 def run(
-    script: Annotated[Path, typer.Argument(help="The Python script.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")] = None,
-    file: Annotated[Path | None, typer.Option("--lock", help="A lock file to use and to add new choices to.")] = None,
-    frozen: Annotated[bool, typer.Option("--frozen", help="Fail if the lock file lacks a choice.")] = False,
+    script: Annotated[Path, argument("The Python script.")],
+    arguments: Annotated[list[str] | None, argument("The script's own arguments.")] = None,
+    file: Annotated[Path | None, option("A lock file to use and to add new choices to.", "--lock")] = None,
+    frozen: Annotated[bool, option("Fail if the lock file lacks a choice.")] = False,
 ) -> None:
     """Run a Python script in which no GPU configuration is chosen by measuring; also `tilewise run-pinned`.
 

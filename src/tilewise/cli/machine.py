@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.every import AsJson, output_picture
+from tilewise._wording import pluralize
+from tilewise.cli.every import AsJson, option, output_picture
 from tilewise.cli.tables import show, table
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def machine(
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even if results are stored.")] = False,
+    refresh: Annotated[bool, option("Measure again, even if results are stored.")] = False,
     as_json: AsJson = False,
     plot: Annotated[
         Path | None, output_picture(help="Also draw the rooflines into this picture (.png or .svg).")
@@ -47,22 +48,15 @@ def machine(
 
 def _print(figures: MachineFigures) -> None:
     """Print the machine's caches, peaks and bandwidths as tables."""
-    from rich.console import Console
-
     from tilewise.profile.units import bytes_, count
 
-    console = Console()
     caches = ", ".join(f"L{c.level} {bytes_(c.bytes)}" for c in figures.caches) or "unknown"
-    console.print(
-        f"{figures.cpu}, {figures.cpus} CPU{'s'[: figures.cpus > 1]}, caches {caches} ({figures.method})",
-        soft_wrap=True,
-    )
-
+    typer.echo(f"{figures.cpu}, {pluralize(figures.cpus, 'CPU')}, caches {caches} ({figures.method})")
     counts = sorted({p.threads for p in figures.peaks})
-    console.print("Peak in float32; a multiply-add is two operations")
+    typer.echo("Peak in float32; a multiply-add is two operations")
     rates = {(p.isa, p.threads): f"{count(p.flops_per_second)}FLOP/s" for p in figures.peaks}
     peaks = [(isa, *(rates.get((isa, n), "") for n in counts)) for isa in dict.fromkeys(p.isa for p in figures.peaks)]
-    show(table(("instruction set", *map(_threads, counts)), peaks), console)
+    show(table(("instruction set", *(pluralize(n, "thread") for n in counts)), peaks))
 
     top = max(b.copy for b in figures.bandwidths)
     title = "Bandwidth by working set (copy: read and written bytes together)"
@@ -71,12 +65,8 @@ def _print(figures: MachineFigures) -> None:
         bar = "█" * max(1, round(24 * b.copy / top))
         rows.append((bytes_(b.bytes), b.threads, f"{count(b.read)}B/s", f"{count(b.copy)}B/s", bar))
     headings = ("working set", "threads", "read", "copy", "copy, drawn")
-    show(table(headings, rows, title, left_aligned=headings[-1:]), console)
-    console.print(f"Fresh memory (allocate, fill, free): {count(figures.fresh_memory)}B/s")
-
-
-def _threads(n: int) -> str:
-    return "1 thread" if n == 1 else f"{n} threads"
+    show(table(headings, rows, title, left_aligned=headings[-1:]))
+    typer.echo(f"Fresh memory (allocate, fill, free): {count(figures.fresh_memory)}B/s")
 
 
 def draw(figures: MachineFigures, path: Path) -> None:
@@ -94,7 +84,9 @@ def draw(figures: MachineFigures, path: Path) -> None:
         for threads in sorted({1, figures.cpus}):
             for size, style in ((smallest, "--"), (largest, "-")):
                 roof = np.minimum(figures.peak(threads), intensity * figures.bandwidth(size, threads))
-                axes.loglog(intensity, roof / 1e9, style, label=f"{_threads(threads)}, working set {bytes_(size)}")
+                axes.loglog(
+                    intensity, roof / 1e9, style, label=f"{pluralize(threads, 'thread')}, working set {bytes_(size)}"
+                )
         axes.set(xlabel="arithmetic intensity (FLOP per byte moved)", ylabel="GFLOP/s")
         axes.set_title(f"{figures.cpu}: rooflines ({active_isa()})")
         axes.grid(True, which="both", alpha=0.3)

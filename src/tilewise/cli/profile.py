@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson, Threads, output_file
+from tilewise.cli.every import AsJson, Threads, argument, option, output_file
 from tilewise.cli.optimize.own_network import InputFiles, InputShapes, inputs_for
 
 if TYPE_CHECKING:
@@ -19,25 +19,23 @@ if TYPE_CHECKING:
 def profile(
     model: Annotated[
         str | None,
-        typer.Argument(
-            help="mlp, cnn, vgg6, resnet8, gpt, gpt:6x384, one of the zoo (resnet18), or a .safetensors or .onnx file."
+        argument(
+            "mlp, cnn, vgg6, resnet8, gpt, gpt:6x384, one of the zoo (resnet18), or a .safetensors or .onnx file."
         ),
     ] = None,
-    script: Annotated[Path | None, typer.Option(help="Profile this Python program instead of a model.")] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Option("--arg", help="An argument for the script; may be repeated.")
-    ] = None,
+    script: Annotated[Path | None, option("Profile this Python program instead of a model.")] = None,
+    arguments: Annotated[list[str] | None, option("An argument for the script; may be repeated.", "--arg")] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Inputs in a batch (default: 32; for an ONNX file the file's, or 1).")
+        int | None, option("Inputs in a batch (default: 32; for an ONNX file the file's, or 1).", min=1)
     ] = None,
     shapes: InputShapes = None,
     files: InputFiles = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens in a sequence (gpt).")] = 128,
-    repeat: Annotated[int, typer.Option(min=1, help="Recorded calls, after a warm-up.")] = 5,
-    backward: Annotated[bool, typer.Option("--backward", help="Also run the backward pass.")] = False,
-    backend: Annotated[str | None, typer.Option(help="Route operations through this backend, such as numpy.")] = None,
+    tokens: Annotated[int, option("Tokens in a sequence (gpt).", min=1)] = 128,
+    repeat: Annotated[int, option("Recorded calls, after a warm-up.", min=1)] = 5,
+    backward: Annotated[bool, option("Also run the backward pass.")] = False,
+    backend: Annotated[str | None, option("Route operations through this backend, such as numpy.")] = None,
     threads: Threads = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
+    seed: Annotated[int, option("Seed of weights and inputs.")] = 0,
     html: Annotated[Path | None, output_file(help="Write a page with a timeline and a roofline plot.")] = None,
     trace: Annotated[Path | None, output_file(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
     as_json: AsJson = False,

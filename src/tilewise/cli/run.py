@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson, Threads, output_file
+from tilewise.cli.every import AsJson, Threads, answer, argument, option, output_file
 from tilewise.cli.optimize.own_network import InputFiles, InputShapes, network_inputs
 
 if TYPE_CHECKING:
@@ -16,20 +15,19 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="An ONNX file, or a network of the zoo by name, such as resnet18.")],
-    batch: Annotated[int | None, typer.Option(min=1, help="Batch size (default: the file's, or 1).")] = None,
+    model: Annotated[str, argument("An ONNX file, or a network of the zoo by name, such as resnet18.")],
+    batch: Annotated[int | None, option("Batch size (default: the file's, or 1).", min=1)] = None,
     shapes: InputShapes = None,
     files: InputFiles = None,
     size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Other dimensions that the file leaves open (default: 224 pixels, else 8)."),
+        int | None, option("Other dimensions that the file leaves open (default: 224 pixels, else 8).", min=1)
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Quantize first, calibrating on the input.")] = False,
-    runs: Annotated[int, typer.Option(min=1, help="Timed calls.")] = 20,
+    int8: Annotated[bool, option("Quantize first, calibrating on the input.")] = False,
+    runs: Annotated[int, option("Timed calls.", min=1)] = 20,
     out: Annotated[Path | None, output_file(help="Write the results to this .npz file.")] = None,
     save: Annotated[Path | None, output_file(help="Write the network, as it ran, to this ONNX file.")] = None,
     threads: Threads = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random input.")] = 0,
+    seed: Annotated[int, option("Seed of the random input.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run a network and show its outputs and the time of a pass.
@@ -68,7 +66,7 @@ def run(
         _write_results(results, out)
     if save is not None:
         onnx.save(written, save)
-    typer.echo(json.dumps(facts) if as_json else "\n".join(_lines(facts)))
+    answer(as_json, facts, *_lines(facts))
     for path in (out, save):
         if path is not None:
             typer.echo(f"Saved as {path}", err=True)
@@ -80,20 +78,17 @@ def _network(name: str, seed: int) -> Network:
 
     from tilewise import onnx
     from tilewise.errors import ConfigurationError, did_you_mean
-
-    if name.endswith(".onnx"):
-        return onnx.load(name)
     from tilewise.models.zoo import ZOO
 
-    if name in ZOO:
-        with tempfile.TemporaryDirectory(prefix="tilewise-") as folder:
-            path = Path(folder) / f"{name}.onnx"
-            onnx.save(ZOO[name](seed=seed), path)
-            return onnx.load(path)
-    if not Path(name).exists():
-        hint = did_you_mean(name, ZOO)
-        raise ConfigurationError(f"{name!r} is neither an ONNX file nor a network of the zoo; {hint}")
-    return onnx.load(name)
+    if name not in ZOO:
+        if not name.endswith(".onnx") and not Path(name).exists():
+            hint = did_you_mean(name, ZOO)
+            raise ConfigurationError(f"{name!r} is neither an ONNX file nor a network of the zoo; {hint}")
+        return onnx.load(name)
+    with tempfile.TemporaryDirectory(prefix="tilewise-") as folder:
+        path = Path(folder) / f"{name}.onnx"
+        onnx.save(ZOO[name](seed=seed), path)
+        return onnx.load(path)
 
 
 def _results_by_name(network: Network, result: Any) -> dict[str, Any]:

@@ -9,15 +9,15 @@ from typing import Annotated
 import typer
 
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, answer, output_file
+from tilewise.cli.every import AsJson, answer, argument, option, output_file
 from tilewise.cli.tables import show, table
 
 store = typer.Typer(
     help="Look into measurement stores, files or PostgreSQL, and take one over into another.", no_args_is_help=True
 )
 
-Where = Annotated[str, typer.Argument(help="A store: a file or a postgresql:// URL.")]
-MachineName = Annotated[str | None, typer.Option("--machine", help="Only this part, as `store info` names it.")]
+Where = Annotated[str, argument("A store: a file or a postgresql:// URL.")]
+MachineName = Annotated[str | None, option("Only this part, as `store info` names it.", "--machine")]
 
 
 @store.command()
@@ -45,8 +45,8 @@ def info(where: Where, as_json: AsJson = False) -> None:
 
 @store.command()
 def merge(
-    sources: Annotated[list[str], typer.Argument(help="Stores to copy from: files, or postgresql:// URLs.")],
-    into: Annotated[str, typer.Option(help="The store to copy into, created if missing.")],
+    sources: Annotated[list[str], argument("Stores to copy from: files, or postgresql:// URLs.")],
+    into: Annotated[str, option("The store to copy into, created if missing.")],
     as_json: AsJson = False,
 ) -> None:
     """Copy everything from other stores into one; merging twice changes nothing.
@@ -101,19 +101,12 @@ def export(
 
 
 inductor = typer.Typer(help="PyTorch's compiler with tilewise choosing its templates.", no_args_is_help=True)
-
-
 store.add_typer(inductor, name="inductor")
-
-
-@inductor.callback()
-def _group() -> None:
-    """PyTorch's compiler with tilewise choosing its templates (`tilewise.inductor.enable()`)."""
 
 
 @inductor.command()
 def report(
-    folder: Annotated[Path | None, typer.Option(help="Records elsewhere than in the cache folder.")] = None,
+    folder: Annotated[Path | None, option("Records elsewhere than in the cache folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what was skipped, kept, measured and remembered, product by product.

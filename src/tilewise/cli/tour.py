@@ -8,9 +8,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from tilewise.cli.every import AsJson, output_folder
+from tilewise.cli.every import AsJson, option, output_folder
 from tilewise.cli.tables import show, table
 
 if TYPE_CHECKING:
@@ -18,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def tour(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, for a quicker and rougher look.")] = False,
+    quick: Annotated[bool, option("Fewer repetitions, for a quicker and rougher look.")] = False,
     out: Annotated[Path, output_folder(help="Folder for report.html, tour.json and the predictions.")] = Path(
         "out/tour"
     ),
-    browser: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
+    browser: Annotated[bool, option("Open the report in a browser.", "--open")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what tilewise does on this machine: ceilings, ranked and tuned tiles, a CNN and a GPT step by step.
@@ -37,16 +35,13 @@ def tour(
     from tilewise.tour.page import NEXT
 
     console = Console(stderr=as_json)
-    if console.is_terminal:
-        with console.status("starting") as status:
-            done = take_tour(
-                out,
-                quick,
-                lambda n, stop: None if as_json else _print(console, n, stop),
-                lambda text: status.update(f"{text} …"),
-            )
-    else:
-        done = take_tour(out, quick, lambda n, stop: None if as_json else _print(console, n, stop))
+    with console.status("starting") as status:  # prints nothing in a log
+        done = take_tour(
+            out,
+            quick,
+            lambda n, stop: None if as_json else _print(console, n, stop),
+            lambda text: status.update(f"{text} …"),
+        )
     if as_json:
         print(json.dumps({"report": str(done.report), **done.facts}, indent=1))
     else:

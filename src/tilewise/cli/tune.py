@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson, one_of, output_folder
+from tilewise.cli.every import AsJson, answer, argument, one_of, option, output_folder
 from tilewise.cli.optimize.own_network import InputFiles, InputShapes, inputs_for
-from tilewise.cli.tables import waiting
+from tilewise.cli.tables import show, table, waiting
 
 if TYPE_CHECKING:
     from tilewise.tune.choose.network import TunedModel
@@ -36,54 +36,45 @@ _EXAMPLE_SIZES = {"conv2d": "8x64x32x32x64x3"}  # else 64 of everything
 def tune(
     what: Annotated[
         str | None,
-        typer.Argument(
-            help="A family (matmul), a model (a saved .safetensors or .onnx file, mlp, cnn, gpt:6x384), or a file of "
+        argument(
+            "A family (matmul), a model (a saved .safetensors or .onnx file, mlp, cnn, gpt:6x384), or a file of "
             "vLLM: moe, block-fp8."
         ),
     ] = None,
-    shape: Annotated[str | None, typer.Argument(help="Its sizes, such as 512x4096x1024 (m x n x k).")] = None,
-    check: Annotated[Path | None, typer.Option(help="A JSON list of problems to check the tuner on.")] = None,
+    shape: Annotated[str | None, argument("Its sizes, such as 512x4096x1024 (m x n x k).")] = None,
+    check: Annotated[Path | None, option("A JSON list of problems to check the tuner on.")] = None,
     device: Annotated[str, one_of("cpu", "triton")] = "cpu",
     option: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Another property of the problem, such as layout=nt; may be repeated."),
+        list[str] | None, option("Another property of the problem, such as layout=nt; may be repeated.", "--set")
     ] = None,
-    budget: Annotated[
-        int | None, typer.Option(help="Measure at most this many configurations of a shape.", min=1)
-    ] = None,
+    budget: Annotated[int | None, option("Measure at most this many configurations of a shape.", min=1)] = None,
     batch: Annotated[
-        int | None,
-        typer.Option(help="Inputs in a model's batch (default: 32; for an ONNX file the file's, or 1).", min=1),
+        int | None, option("Inputs in a model's batch (default: 32; for an ONNX file the file's, or 1).", min=1)
     ] = None,
     shapes: InputShapes = None,
     files: InputFiles = None,
-    tokens: Annotated[int, typer.Option(help="Tokens in a sequence (gpt).", min=1)] = 128,
-    model: Annotated[Path | None, typer.Option(help="A cost model in place of the shipped one.")] = None,
+    tokens: Annotated[int, option("Tokens in a sequence (gpt).", min=1)] = 128,
+    model: Annotated[Path | None, option("A cost model in place of the shipped one.")] = None,
     cache: Annotated[
         Path | None, output_folder(help="Folder of choices and measurements (default: your cache folder).")
     ] = None,
-    learn: Annotated[
-        bool, typer.Option("--learn", help="Fine-tune the cost model on everything measured here (needs PyTorch).")
-    ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Tune again, even if a choice is stored.")] = False,
+    learn: Annotated[bool, option("Fine-tune the cost model on everything measured here (needs PyTorch).")] = False,
+    fresh: Annotated[bool, option("Tune again, even if a choice is stored.")] = False,
     limit: Annotated[
-        float | None,
-        typer.Option(help="Measure in a separate process and give up on a configuration after this many seconds."),
+        float | None, option("Measure in a separate process and give up on a configuration after this many seconds.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the model's inputs.")] = 0,
-    experts: Annotated[int, typer.Option(help="Experts of a layer (moe).", min=1)] = 8,
+    seed: Annotated[int, option("Seed of the model's inputs.")] = 0,
+    experts: Annotated[int, option("Experts of a layer (moe).", min=1)] = 8,
     intermediate: Annotated[
-        list[int] | None, typer.Option(help="Intermediate size of a layer on one GPU (moe); may be repeated.", min=1)
+        list[int] | None, option("Intermediate size of a layer on one GPU (moe); may be repeated.", min=1)
     ] = None,
     dtype: Annotated[str | None, one_of("bf16", "fp8_w8a8", "int8_w8a8", "int8_w8a16", "int4_w4a16")] = None,
-    block_scaled: Annotated[
-        bool, typer.Option("--block-scaled", help="Weights have one scale per block of 128 x 128 (moe).")
-    ] = False,
+    block_scaled: Annotated[bool, option("Weights have one scale per block of 128 x 128 (moe).")] = False,
     device_name: Annotated[
-        str | None, typer.Option(help="GPU that a file of vLLM is for, such as NVIDIA_H200 (default: this machine's).")
+        str | None, option("GPU that a file of vLLM is for, such as NVIDIA_H200 (default: this machine's).")
     ] = None,
     batch_sizes: Annotated[
-        str | None, typer.Option(help="Numbers of tokens in a file of vLLM, as in 1,16,256 (default: vLLM's).")
+        str | None, option("Numbers of tokens in a file of vLLM, as in 1,16,256 (default: vLLM's).")
     ] = None,
     out: Annotated[Path, output_folder(help="Folder, or file, for files of vLLM.")] = Path(),
     as_json: AsJson = False,
@@ -95,10 +86,11 @@ def tune(
     For moe and block-fp8 nothing is measured: the command writes the file that vLLM reads for a shape and a GPU.
     Example: tilewise tune moe --experts 128 --intermediate 768 --device-name NVIDIA_H200 --out configs
     """
+    from tilewise.backend.tuned import calibration_offer
     from tilewise.errors import ConfigurationError
     from tilewise.tune.choose.tuner import Tuner
 
-    say = _print_to_stderr
+    say = functools.partial(typer.echo, err=True)
     if check is not None:
         _check_against_exhaustive_search(check, device, model, as_json)
         return
@@ -111,8 +103,7 @@ def tune(
         facts = write_serving_files(
             what, layer, block_scaled=block_scaled, device_name=device_name, batch_sizes=batch_sizes, out=out
         )
-        typer.echo(json.dumps(facts) if as_json else "\n".join(f"{path} written" for path in facts["files"]))
-        return
+        return answer(as_json, facts, *(f"{path} written" for path in facts["files"]))
     serving = {"intermediate": intermediate, "dtype": dtype, "device-name": device_name, "batch-sizes": batch_sizes}
     if names := [f"--{name}" for name, value in serving.items() if value]:
         raise ConfigurationError(f"{', '.join(names)} applies to moe and block-fp8 only, not to {what}")
@@ -123,18 +114,17 @@ def tune(
         sizes = {"batch": batch, "tokens": tokens, "seed": seed, "make_inputs": make_inputs}
         _tune_model(what, tuner, sizes, as_json)
     else:
-        tuned = _tune_shape(tuner, _spec(what, shape, option or [], device), fresh)
-        lines = [*_describe_result(tuned), _describe_usage(tuner, tuned)]
-        typer.echo(json.dumps(_as_dict(tuned)) if as_json else "\n".join(lines))
-        _suggest_calibration(tuner)
+        spec = _spec(what, shape, option or [], device)
+        with _measuring(spec["family"]) as report:
+            tuned = tuner.tune(spec, fresh=fresh, report=report)
+        answer(as_json, _as_dict(tuned), *_describe_result(tuned), _describe_usage(tuner, tuned))
+        offer = calibration_offer() if tuner.device.kind == "cpu" else None
+        if offer is not None:
+            say(offer)
     if learn:
         from tilewise.tune.choose.finetune import learn as fine_tune
 
         typer.echo(str(fine_tune(tuner, say)), err=as_json)
-
-
-def _print_to_stderr(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def _family_names_of(device: str) -> list[str]:
@@ -185,11 +175,6 @@ def _spec(family: str, shape: str | None, options: list[str], device: str) -> di
     return spec
 
 
-def _tune_shape(tuner: Tuner, spec: dict[str, Any], fresh: bool) -> Tuned:
-    with _measuring(spec["family"]) as report:
-        return tuner.tune(spec, fresh=fresh, report=report)
-
-
 def _tile(family: str, config: Mapping[str, Any]) -> Any:
     """Return a configuration as Python code takes it: a native tile, or the fields of another kernel as text."""
     from tilewise.store.problem import Config
@@ -208,13 +193,13 @@ def _config_fields(tuned: Tuned) -> dict[str, Any]:
 @contextmanager
 def _measuring(family: str) -> Iterator[Callable[[Any, Any], None]]:
     """Yield a function that prints one line per measurement: replaced on a terminal, appended in a log."""
-
-    def line(step: Any, config: Any) -> str:
-        took = "failed" if step.runtime_ns is None else f"{step.runtime_ns / 1e3:.1f} us"
-        return f"{took}  {_tile(family, config)}"
-
     with waiting("ranking") as say:
-        yield lambda step, config: say(f"measured {line(step, config)}")
+
+        def report(step: Any, config: Any) -> None:
+            took = "failed" if step.runtime_ns is None else f"{step.runtime_ns / 1e3:.1f} us"
+            say(f"measured {took}  {_tile(family, config)}")
+
+        yield report
 
 
 def _as_dict(tuned: Tuned) -> dict[str, Any]:
@@ -254,14 +239,6 @@ def _describe_source(tuned: Tuned) -> str:
     return f"{origin.get(tuned.source, tuned.source)}: {tuned.reason or 'chosen without measuring'}"
 
 
-def _suggest_calibration(tuner: Tuner) -> None:
-    from tilewise.backend.tuned import calibration_offer
-
-    offer = calibration_offer() if tuner.device.kind == "cpu" else None
-    if offer is not None:
-        _print_to_stderr(offer)
-
-
 def _describe_usage(tuner: Tuner, tuned: Tuned) -> str:
     """Describe which processes use the choice from now on."""
     if tuned.source == "default" and tuned.runtime_ns is None:
@@ -284,36 +261,25 @@ def _tune_model(name: str, tuner: Tuner, sizes: dict[str, Any], as_json: bool) -
     """Tune every layer of a model and print the time of each before and after."""
     from tilewise.tune.choose.network import tune_model
 
-    result = tune_model(name, tuner, **sizes, report=_print_to_stderr)
+    result = tune_model(name, tuner, **sizes, report=functools.partial(typer.echo, err=True))
     if as_json:
         layers = [
             {name: layer[name] for name in ("layer", "op", "shape")}
             | {"tuned": layer["tuned"] and _as_dict(layer["tuned"])}
             for layer in result.layers
         ]
-        typer.echo(
-            json.dumps(
-                {
-                    "model": name,
-                    "before_ns": result.before_ns,
-                    "after_ns": result.after_ns,
-                    "kept": [dict(problem) for problem in result.useful],
-                    "dropped": [dict(problem) for problem in result.dropped],
-                    "layers": layers,
-                }
-            )
-        )
-        return
-    typer.echo(f"{'layer':32} {'kernel':36} {'before us':>10} {'after us':>10} {'faster':>7}")
+        facts = {"model": name, "before_ns": result.before_ns, "after_ns": result.after_ns, "layers": layers}
+        useful, dropped = ([dict(problem) for problem in problems] for problems in (result.useful, result.dropped))
+        return answer(as_json, facts | {"kept": useful, "dropped": dropped})
+    rows = []
     for layer in result.layers:
-        name, kernel = layer["layer"], f"{layer['op']} {'x'.join(map(str, layer['shape']))}"
-        tuned = layer["tuned"]
-        if tuned is None or tuned.default_ns is None or tuned.runtime_ns is None:
-            origin = "cached" if tuned is not None else "no tiles to tune"
-            typer.echo(f"{name:32} {kernel:36} {origin:>10}")
-            continue
-        numbers = f"{tuned.default_ns / 1e3:10.1f} {tuned.runtime_ns / 1e3:10.1f} {tuned.speedup:6.2f}x"
-        typer.echo(f"{name:32} {kernel:36} {numbers}")
+        kernel, tuned = f"{layer['op']} {'x'.join(map(str, layer['shape']))}", layer["tuned"]
+        numbers: tuple[str, ...] = ("cached" if tuned is not None else "no tiles to tune", "", "")
+        if tuned is not None and tuned.default_ns is not None and tuned.runtime_ns is not None:
+            numbers = f"{tuned.default_ns / 1e3:.1f}", f"{tuned.runtime_ns / 1e3:.1f}", f"{tuned.speedup:.2f}x"
+        rows.append((layer["layer"], kernel, *numbers))
+    headings = ("layer", "kernel", "before us", "after us", "faster")
+    show(table(headings, rows, left_aligned=headings[:2]))
     typer.echo(
         f"one call: {result.before_ns / 1e6:.3f} ms before, {result.after_ns / 1e6:.3f} ms after "
         f"({result.speedup:.3f}x); tuned in {result.seconds:.1f} s"
@@ -332,29 +298,29 @@ def _describe_kept_tiles(result: TunedModel) -> str:
 
 
 def _check_against_exhaustive_search(path: Path, device: str, model: Path | None, as_json: bool) -> None:
+    """Compare the tuner's choices for the problems of a file with the best of all configurations, and print both."""
     from tilewise.store.problem import read_shapes
     from tilewise.tune.choose.check import check
     from tilewise.tune.measure.collect import problem_parser
 
     kernels = read_shapes(path, problem_parser(device))
     problems = [kernel.problem for kernel in kernels]
-    result = check(problems, device, model=str(model) if model else None, say=_print_to_stderr)
-    typer.echo(json.dumps(result) if as_json else "\n".join(_check_table(result)))
-
-
-def _check_table(result: Mapping[str, Any]) -> list[str]:
-    """Format the comparison as lines of text."""
-    lines = [
-        f"{result['machine']}: fastest / chosen, interleaved; tuning times from an empty cache",
-        f"{'problem':58} {'configs':>7} {'default':>8} {'first':>7} {'five':>7} {'five s':>8} {'all s':>8}",
-    ]
+    result = check(problems, device, model=str(model) if model else None, say=functools.partial(typer.echo, err=True))
+    if as_json:
+        return answer(as_json, result)
+    rows = []
     for row in result["problems"]:
         problem = row["problem"]
         words = [f"{name}={value}" for name, value in problem.items() if name not in ("family", "dtype")]
+        seconds = f"{row['five_seconds']:.2f}", f"{row['exhaustive_seconds']:.2f}"
         name = f"{problem['family']} {problem.get('dtype', '')} {' '.join(words)}"
-        ratios = f"{row['default']:8.3f} {row['first']:7.3f} {row['five']:7.3f}"
-        seconds = f"{row['five_seconds']:8.2f} {row['exhaustive_seconds']:8.2f}"
-        lines.append(f"{name:58} {row['configs']:7d} {ratios} {seconds}")
-    means = f"{result['default']:8.3f} {result['first']:7.3f} {result['five']:7.3f}"
-    faster = f"tuning {result['time_ratio']:.0f} times faster than exhaustive"
-    return [*lines, f"{'geometric mean':58} {'':7} {means}   {faster}", *result["notes"]]
+        rows.append((name, row["configs"], *_three_ratios(row), *seconds))
+    rows.append(("geometric mean", "", *_three_ratios(result), "", ""))
+    title = f"{result['machine']}: fastest / chosen, interleaved; tuning times from an empty cache"
+    show(table(("problem", "configs", "default", "first", "five", "five s", "all s"), rows, title))
+    for line in (f"tuning {result['time_ratio']:.0f} times faster than exhaustive", *result["notes"]):
+        typer.echo(line)
+
+
+def _three_ratios(row: Mapping[str, Any]) -> list[str]:
+    return [f"{row[name]:.3f}" for name in ("default", "first", "five")]

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tilewise._atomic import write_atomic
+from tilewise._atomic import convert_write_errors, write_atomic
 from tilewise.errors import UnavailableError
 from tilewise.fit.loop import Epoch, Progress
 
@@ -31,11 +29,8 @@ class CsvLog(Progress):
             write_atomic(self.path, _HEADER)
 
     def epoch(self, epoch: Epoch) -> None:
-        try:
-            with self.path.open("a", encoding="ascii") as stream:
-                stream.write(f"{epoch.epoch},{epoch.train_loss!r},{epoch.score!r},{int(epoch.best)}\n")
-        except OSError as error:
-            raise UnavailableError(f"{self.path} cannot be written ({error.strerror or error}).") from error
+        with convert_write_errors(self.path), self.path.open("a", encoding="ascii") as stream:
+            stream.write(f"{epoch.epoch},{epoch.train_loss!r},{epoch.score!r},{int(epoch.best)}\n")
 
 
 class TensorBoardLog(Progress):
@@ -53,7 +48,7 @@ class TensorBoardLog(Progress):
 
     def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
         self._step = done
-        with self._write_errors():
+        with convert_write_errors(self.folder):
             self._writer = self._writer_module.EventFileWriter(str(self.folder))
 
     def step(self, step: int, loss: float) -> None:
@@ -63,47 +58,16 @@ class TensorBoardLog(Progress):
     def epoch(self, epoch: Epoch) -> None:
         self._add("train_loss", epoch.train_loss)
         self._add("score", epoch.score)
-        with self._write_errors():
+        with convert_write_errors(self.folder):
             self._writer.flush()
 
     def finish(self) -> None:
         if self._writer is not None:
-            with self._write_errors():
+            with convert_write_errors(self.folder):
                 self._writer.close()
 
     def _add(self, tag: str, value: float) -> None:
         event = self._event_type(wall_time=time.time(), step=self._step)
         event.summary.value.add(tag=tag, simple_value=value)
-        with self._write_errors():
+        with convert_write_errors(self.folder):
             self._writer.add_event(event)
-
-    @contextmanager
-    def _write_errors(self) -> Iterator[None]:
-        """Convert an OSError of the block to an UnavailableError."""
-        try:
-            yield
-        except OSError as error:
-            raise UnavailableError(f"{self.folder} cannot be written ({error.strerror or error}).") from error
-
-
-class ProgressGroup(Progress):
-    """Forwards every event to several observers."""
-
-    def __init__(self, observers: Sequence[Progress]) -> None:
-        self._observers = observers
-
-    def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
-        for observer in self._observers:
-            observer.start(epochs, steps_per_epoch, done)
-
-    def step(self, step: int, loss: float) -> None:
-        for observer in self._observers:
-            observer.step(step, loss)
-
-    def epoch(self, epoch: Epoch) -> None:
-        for observer in self._observers:
-            observer.epoch(epoch)
-
-    def finish(self) -> None:
-        for observer in self._observers:
-            observer.finish()

@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,19 +193,24 @@ class Trainer:
         run.finished = run.epoch >= self.recipe.epochs or run.epoch - run.best_epoch >= self.recipe.patience
         return epoch
 
-    def train(self, progress: Progress) -> bool:
+    def train(self, observers: Sequence[Progress] = ()) -> bool:
         """Train until the run is finished (True) or interrupted (False); both write the checkpoint."""
-        progress.start(self.recipe.epochs, self.task.steps_per_epoch, self.optimizer.steps)
+        for observer in observers:
+            observer.start(self.recipe.epochs, self.task.steps_per_epoch, self.optimizer.steps)
         with _interrupts() as interrupted:
             while not self.run.finished:
                 for batch in self.task.batches():
-                    progress.step(self.optimizer.steps + 1, self.step(batch))
+                    loss = self.step(batch)
+                    for observer in observers:
+                        observer.step(self.optimizer.steps, loss)
                     if interrupted.is_set():
                         self.save()
                         return False
                     if self.optimizer.steps % self.checkpoint_every == 0:
                         self.save()
-                progress.epoch(self.end_epoch())
+                epoch = self.end_epoch()
+                for observer in observers:
+                    observer.epoch(epoch)
                 self.save()
         return True
 
@@ -238,17 +243,17 @@ def fit(
     out: str | Path,
     checkpoint_every: int = 50,
     fresh: bool = False,
-    progress: Progress | None = None,
+    observers: Sequence[Progress] = (),
 ) -> FitResult:
     """Train by a recipe in the folder `out`, continuing from its checkpoint if there is one."""
     trainer = Trainer(recipe, Path(out), checkpoint_every)
     if not fresh:
         trainer.resume()
-    observer = progress or Progress()
     try:
-        finished = trainer.train(observer)
+        finished = trainer.train(observers)
     finally:
-        observer.finish()
+        for observer in observers:
+            observer.finish()
     return trainer.result(finished)
 
 

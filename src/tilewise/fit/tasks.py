@@ -28,8 +28,6 @@ Batch = tuple[Array, Array]
 
 
 NAMES = ("mlp", "cnn", "resnet8", "gpt")
-
-
 _MAX_TEXT_BYTES = 1 << 28
 
 

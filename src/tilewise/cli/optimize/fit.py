@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import AsJson, Threads, check_output, one_of, output_file, output_folder
+from tilewise.cli.every import AsJson, Threads, check_output, one_of, option, output_file, output_folder
 from tilewise.cli.tables import progress_bar
 
 if TYPE_CHECKING:
@@ -22,22 +22,19 @@ def fit(
     model: Annotated[str, one_of("mlp", "cnn", "resnet8", "gpt", declare=typer.Argument)],
     data: Annotated[
         str | None,
-        typer.Option(
-            help="A folder with the MNIST files (images) or a text file (gpt).",
-            show_default="digits or Python's topics",
+        option(
+            "A folder with the MNIST files (images) or a text file (gpt).", show_default="digits or Python's topics"
         ),
     ] = None,
     out: Annotated[
         Path | None, output_folder(help="Folder for the checkpoint and the model.", show_default="out/fit-MODEL")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most this many passes over the data.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.")] = 0,
+    epochs: Annotated[int | None, option("At most this many passes over the data.")] = None,
+    lr: Annotated[float | None, option("Peak learning rate.")] = None,
+    seed: Annotated[int, option("Seed of the initial weights and the order of the data.")] = 0,
     threads: Threads = None,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start again instead of continuing from the folder's checkpoint.")
-    ] = False,
+    checkpoint_every: Annotated[int, option("Steps between checkpoints.", min=1)] = 50,
+    fresh: Annotated[bool, option("Start again instead of continuing from the folder's checkpoint.")] = False,
     csv: Annotated[Path | None, output_file(help="File for the losses and scores as CSV, a line per epoch.")] = None,
     tensorboard: Annotated[
         Path | None, output_folder(help="Folder for the losses and scores as TensorBoard reads them.")
@@ -58,32 +55,29 @@ def fit(
     logs: list[Progress] = [CsvLog(csv)] if csv is not None else []
     logs += [TensorBoardLog(tensorboard)] if tensorboard is not None else []
     with progress_bar(None) as move:
-        result = run_fit(recipe, folder, checkpoint_every, fresh, _watcher(move, logs))
+        result = run_fit(recipe, folder, checkpoint_every, fresh, [_watcher(move), *logs])
     print(_as_json(result) if as_json else _describe_result(result))
     if not result.finished:
         raise typer.Exit(130)
 
 
-def _watcher(move: Move | None, logs: list[Progress]) -> Progress:
-    """Return an observer that prints a line per epoch, moves the progress bar and writes the logs."""
-    from tilewise.fit.logs import ProgressGroup
+def _watcher(move: Move | None) -> Progress:
+    """Return an observer that prints a line per epoch and moves the progress bar."""
+    from tilewise.fit import Progress
 
-    class ConsoleProgress(ProgressGroup):
+    class ConsoleProgress(Progress):
         def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
-            super().start(epochs, steps_per_epoch, done)
             self.total = epochs * steps_per_epoch
 
         def step(self, step: int, loss: float) -> None:
-            super().step(step, loss)
             if move is not None:
                 move(step, self.total, f"loss {loss:.3f}")
 
         def epoch(self, epoch: Epoch) -> None:
-            super().epoch(epoch)
             summary = f"training loss {epoch.train_loss:.4f}, validation {epoch.score:.4f}{' *' * epoch.best}"
             print(f"epoch {epoch.epoch}: {summary}", file=sys.stderr, flush=True)
 
-    return ConsoleProgress(logs)
+    return ConsoleProgress()
 
 
 def _as_json(result: FitResult) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, Threads, output_picture
+from tilewise.cli.every import AsJson, Threads, argument, option, output_picture
 from tilewise.cli.pictures import can_draw
 from tilewise.errors import ConfigurationError
 
@@ -29,27 +29,25 @@ _MODEL_HELP = (
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(
-            help='Text to continue ("import " if none), - to read it from standard input; token ids for a GPT-2 '
+        argument(
+            'Text to continue ("import " if none), - to read it from standard input; token ids for a GPT-2 '
             "safetensors file; with --chat a question, or a .gguf file to talk to."
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "gpt",
-    tokens: Annotated[int, typer.Option(min=0, help="New tokens.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")] = None,
+    model: Annotated[str, option(_MODEL_HELP)] = "gpt",
+    tokens: Annotated[int, option("New tokens.", min=0)] = 200,
+    temperature: Annotated[float, option("0 takes the most likely token each time.")] = 0.8,
+    top_k: Annotated[int | None, option("Sample from the k most likely tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability (top-p).")
+        float | None, option("Sample from the smallest set of tokens with this total probability (top-p).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep keys and values of earlier tokens.")] = True,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Answer as the file's chat template says; without a question, line by line.")
-    ] = False,
-    system: Annotated[str, typer.Option(help="Instructions before a chat.")] = "",
-    int8: Annotated[bool, typer.Option("--int8", help="Decode with int8 weights.")] = False,
-    int4: Annotated[bool, typer.Option("--int4", help="Decode with four-bit weights.")] = False,
+    seed: Annotated[int, option("Seed of the sampling.")] = 0,
+    stop: Annotated[list[str] | None, option("End before this text; may be given several times.")] = None,
+    cache: Annotated[bool, option("Keep keys and values of earlier tokens.", "--cache/--no-cache")] = True,
+    chat: Annotated[bool, option("Answer as the file's chat template says; without a question, line by line.")] = False,
+    system: Annotated[str, option("Instructions before a chat.")] = "",
+    int8: Annotated[bool, option("Decode with int8 weights.")] = False,
+    int4: Annotated[bool, option("Decode with four-bit weights.")] = False,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,18 +65,12 @@ def generate(
         model, prompt = prompt, None
     text_model = _model(model)
     weights = "int8" if int8 else "int4" if int4 else text_model.weights if cache else "float32"
-    settings: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "weights": weights,
-    }
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    settings |= {"weights": weights, "use_cache": cache, "stop": text_model.stops or None}
 
     def answer(ids: Any, count: int, prefix: str = "", **more: Any) -> _GeneratedText:
         """Generate up to `count` tokens and print them after the prefix."""
-        stops = text_model.stops or None
-        stream = run(text_model.network, ids, count, use_cache=cache, stop=stops, **settings, **more)
+        stream = run(text_model.network, ids, count, **settings, **more)
         return _stream_text(stream, text_model, stop or [], prefix, as_json)
 
     prompt = sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
@@ -223,8 +215,8 @@ def _report_prompt(text_model: _TextModel, ids: Any, prompt: str) -> None:
 
 
 def kv(
-    model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "gpt:6x384",
-    tokens: Annotated[int, typer.Option(min=8, help="Positions to measure.")] = 200,
+    model: Annotated[str, option(_MODEL_HELP)] = "gpt:6x384",
+    tokens: Annotated[int, option("Positions to measure.", min=8)] = 200,
     out: Annotated[Path, output_picture(help="Where the picture goes.")] = Path("out/kv.png"),
     threads: Threads = None,
     as_json: AsJson = False,
@@ -295,9 +287,9 @@ def _parse_token_ids(prompt: str) -> list[int]:
         raise ConfigurationError("this model's prompt is a list of token ids, such as '464 3290'") from None
 
 
-def _seconds_per_token(network: LanguageModel, tokens: int, cache: bool, rounds: int = 3) -> list[float]:
+def _seconds_per_token(network: LanguageModel, tokens: int, cache: bool) -> list[float]:
     """Return the shortest of three times per position, which filters out interference by other programs."""
-    return [min(times) for times in zip(*(_times_of_run(network, tokens, cache) for _ in range(rounds)), strict=True)]
+    return [min(times) for times in zip(*(_times_of_run(network, tokens, cache) for _ in range(3)), strict=True)]
 
 
 def _times_of_run(network: LanguageModel, tokens: int, cache: bool) -> list[float]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
+from tilewise.cli.every import option
 from tilewise.cli.optimize.before_after import float_bytes
 from tilewise.errors import ConfigurationError, did_you_mean
 from tilewise.nn import Module
@@ -150,12 +151,10 @@ def _bytes_with_kernels(model: Module) -> int:
 
 
 InputShapes = Annotated[
-    list[str] | None,
-    typer.Option("--shape", help="Shape of an ONNX file's input, such as x=1x3x224x224; may be repeated."),
+    list[str] | None, option("Shape of an ONNX file's input, such as x=1x3x224x224; may be repeated.", "--shape")
 ]
 InputFiles = Annotated[
-    list[str] | None,
-    typer.Option("--input", help="An ONNX file's input: x=x.npy (may be repeated), or one .npz file with all."),
+    list[str] | None, option("An ONNX file's input: x=x.npy (may be repeated), or one .npz file with all.", "--input")
 ]
 _SIZES = re.compile(r"\d+(x\d+)*", re.IGNORECASE)
 _MAX_BYTES = 1 << 33  # of one input file; arbitrary, more than any input that fits into memory

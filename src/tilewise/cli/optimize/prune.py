@@ -9,9 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from tilewise.cli.every import AsJson, one_of, output_file_or_folder
+from tilewise.cli.every import AsJson, argument, one_of, option, output_file_or_folder
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,34 +21,29 @@ _TOLERABLE_LOSS = 2.0  # points of accuracy; the plan's success metric
 
 def prune(
     model: Annotated[
-        str, typer.Argument(help="cnn, mlp, resnet8, gpt, or an ONNX file of a network for the same images.")
+        str, argument("cnn, mlp, resnet8, gpt, or an ONNX file of a network for the same images.")
     ] = "cnn",
-    sparsity: Annotated[float, typer.Option(help="Share of weights (or filters) to remove.")] = 0.7,
-    structured: Annotated[bool, typer.Option("--structured", help="Remove whole filters instead of weights.")] = False,
+    sparsity: Annotated[float, option("Share of weights (or filters) to remove.")] = 0.7,
+    structured: Annotated[bool, option("Remove whole filters instead of weights.")] = False,
     scope: Annotated[str, one_of("auto", "global", "layer", "row")] = "auto",
-    pattern: Annotated[str, typer.Option(help="unstructured, N:M such as 2:4, or block:HxW.")] = "unstructured",
-    epochs: Annotated[
-        int | None, typer.Option(min=0, help="Epochs of fine-tuning.", show_default="20 (mlp 100, gpt 3)")
-    ] = None,
+    pattern: Annotated[str, option("unstructured, N:M such as 2:4, or block:HxW.")] = "unstructured",
+    epochs: Annotated[int | None, option("Epochs of fine-tuning.", min=0, show_default="20 (mlp 100, gpt 3)")] = None,
     finetune: Annotated[
-        bool, typer.Option("--finetune/--no-finetune", help="Fine-tune while pruning, or see the damage without it.")
+        bool, option("Fine-tune while pruning, or see the damage without it.", "--finetune/--no-finetune")
     ] = True,
-    data: Annotated[str | None, typer.Option(help="A folder with the MNIST files instead of the digits.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="A model written by `tilewise fit`.")] = None,
-    scan: Annotated[
-        bool, typer.Option("--scan", help="Also prune each layer by itself and say which ones should be left alone.")
-    ] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="Also quantize the model, before and after pruning.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
-    runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
+    data: Annotated[str | None, option("A folder with the MNIST files instead of the digits.")] = None,
+    weights: Annotated[Path | None, option("A model written by `tilewise fit`.")] = None,
+    scan: Annotated[bool, option("Also prune each layer by itself and say which ones should be left alone.")] = False,
+    int8: Annotated[bool, option("Also quantize the model, before and after pruning.")] = False,
+    batch: Annotated[int, option("Images per timed call.", min=1)] = 64,
+    runs: Annotated[int, option("Timed calls of each model.", min=12)] = 50,
     calibration: Annotated[
-        list[str] | None,
-        typer.Option(help="Inputs of your own ONNX file, any network: a .npy or .npz file with many of them."),
+        list[str] | None, option("Inputs of your own ONNX file, any network: a .npy or .npz file with many of them.")
     ] = None,
     out: Annotated[
         Path, output_file_or_folder(help="Folder for the pruned model and the picture; your own network: a .onnx file.")
     ] = Path("out/prune"),
-    seed: Annotated[int, typer.Option(help="Seed of the fine-tuning and the interval.")] = 0,
+    seed: Annotated[int, option("Seed of the fine-tuning and the interval.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Prune a trained model and compare accuracy, size and latency; `--scan` shows which layers suffer.

@@ -7,40 +7,34 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from tilewise.cli.every import AsJson, Threads, one_of, output_file_or_folder
+from tilewise.cli.every import AsJson, Threads, argument, one_of, option, output_file_or_folder
 from tilewise.cli.pictures import can_draw
 from tilewise.cli.tables import show, table
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(help="cnn, mlp, or an ONNX file of a network for the same images.")] = "cnn",
-    data: Annotated[str | None, typer.Option(help="A folder with the MNIST files instead of the digits.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="A model written by `tilewise fit`.")] = None,
+    model: Annotated[str, argument("cnn, mlp, or an ONNX file of a network for the same images.")] = "cnn",
+    data: Annotated[str | None, option("A folder with the MNIST files instead of the digits.")] = None,
+    weights: Annotated[Path | None, option("A model written by `tilewise fit`.")] = None,
     observer: Annotated[str, one_of("minmax", "percentile", "mse", "entropy")] = "minmax",
-    samples: Annotated[int, typer.Option(min=1, help="Training images to calibrate on.")] = 256,
+    samples: Annotated[int, option("Training images to calibrate on.", min=1)] = 256,
     accuracy_drop: Annotated[
-        float | None,
-        typer.Option(help="Keep layers in float until at most this share of the accuracy is lost, such as 0.005."),
+        float | None, option("Keep layers in float until at most this share of the accuracy is lost, such as 0.005.")
     ] = None,
     max_error: Annotated[
         float,
-        typer.Option(
-            min=0, help="Give activations 16 bits until results are off by at most this share; 0 leaves all in bytes."
-        ),
+        option("Give activations 16 bits until results are off by at most this share; 0 leaves all in bytes.", min=0),
     ] = 0.01,
-    batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
-    runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
+    batch: Annotated[int, option("Images per timed call.", min=1)] = 64,
+    runs: Annotated[int, option("Timed calls of each model.", min=12)] = 50,
     calibration: Annotated[
-        list[str] | None,
-        typer.Option(help="Inputs of your own ONNX file, any network: a .npy or .npz file with many of them."),
+        list[str] | None, option("Inputs of your own ONNX file, any network: a .npy or .npz file with many of them.")
     ] = None,
     out: Annotated[
         Path, output_file_or_folder(help="Folder for the int8 model and the picture; your own network: a .onnx file.")
     ] = Path("out/quantize"),
     threads: Threads = None,
-    seed: Annotated[int, typer.Option(help="Seed of the interval's bootstrap.")] = 0,
+    seed: Annotated[int, option("Seed of the interval's bootstrap.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Quantize a trained model to int8 and compare accuracy, size, latency and the error of every layer.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,38 +11,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, answer, one_of, output_file, output_folder
+from tilewise.cli.every import AsJson, answer, argument, one_of, option, output_file, output_folder
 from tilewise.cli.tables import progress_bar, show, table
 
 if TYPE_CHECKING:
     from tilewise.costmodel.course.download import DownloadPlan, Report
 
-Collection = Annotated[
-    str, typer.Argument(help="A folder with train, valid and test, or an embedded collection's name.")
-]
-Limit = Annotated[int | None, typer.Option(help="Read at most this many kernels of each split.", min=1)]
+Collection = Annotated[str, argument("A folder with train, valid and test, or an embedded collection's name.")]
+Limit = Annotated[int | None, option("Read at most this many kernels of each split.", min=1)]
 Fill = Annotated[
-    list[str] | None,
-    typer.Option(help="The value of a column that the collection lacks and the model reads, such as group=8."),
+    list[str] | None, option("The value of a column that the collection lacks and the model reads, such as group=8.")
 ]
-
-
-def attach(app: typer.Typer) -> None:
-    """Add these commands to `tilewise tiles`."""
-    app.command("download")(download)
-    app.command("from-pb")(from_pb)
-    app.command("from-jax")(from_jax)
-    app.command("import")(import_)
-    app.command("kaggle")(kaggle)
-    app.command("score")(score)
 
 
 def download(
     out: Annotated[Path, output_folder(help="Folder for npz/tile/xla/…")] = Path("~/data/tpugraphs"),
-    split: Annotated[list[str] | None, typer.Option(help="train, valid or test; all three when not given.")] = None,
-    archives: Annotated[list[Path] | None, typer.Option("--from", help="Unpack these local archives instead.")] = None,
-    url: Annotated[str | None, typer.Option(help="Another server that holds npz_tile_xla_<split>.tar.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")] = False,
+    split: Annotated[list[str] | None, option("train, valid or test; all three when not given.")] = None,
+    archives: Annotated[list[Path] | None, option("Unpack these local archives instead.", "--from")] = None,
+    url: Annotated[str | None, option("Another server that holds npz_tile_xla_<split>.tar.")] = None,
+    yes: Annotated[bool, option("Do not ask before a large download.", "--yes", "-y")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fetch the TpuGraphs tile dataset, about 7,200 kernels; resumes, verifies, and unpacks safely.
@@ -96,7 +82,7 @@ def _report() -> Report:
 
 
 def from_pb(
-    file: Annotated[Path, typer.Argument(help="A serialized TuningData (op_tuning_data.pb) or ModuleTuningData.")],
+    file: Annotated[Path, argument("A serialized TuningData (op_tuning_data.pb) or ModuleTuningData.")],
     out: Annotated[Path, output_folder(help="Folder for the npz files.")],
     as_json: AsJson = False,
 ) -> None:
@@ -107,16 +93,13 @@ def from_pb(
     from tilewise.costmodel.hlo.tuning_data import convert_tuning_data
 
     result = convert_tuning_data(file.expanduser(), out.expanduser())
-    if as_json:
-        return typer.echo(json.dumps({**dataclasses.asdict(result), "files": [str(path) for path in result.files]}))
-    for sentence in result.skipped:
-        typer.echo(sentence, err=True)
     valid = f"{result.valid_runs:,} of {pluralize(result.runs, 'run')} valid"
-    typer.echo(f"{out} holds {pluralize(len(result.files), result.unit)}, {valid}.")
+    contents = f"{out} holds {pluralize(len(result.files), result.unit)}, {valid}."
+    answer(as_json, result, contents, notes=result.skipped)
 
 
 def from_jax(
-    target: Annotated[str, typer.Argument(help="package.module:function; its example arguments: function_args.")],
+    target: Annotated[str, argument("package.module:function; its example arguments: function_args.")],
     out: Annotated[Path, output_file(help="The npz file to write.")],
     as_json: AsJson = False,
 ) -> None:
@@ -154,15 +137,13 @@ def import_(
             declare=typer.Argument,
         ),
     ],
-    files: Annotated[list[Path], typer.Argument(help="The logs; gzipped ones and zip archives are read as they are.")],
+    files: Annotated[list[Path], argument("The logs; gzipped ones and zip archives are read as they are.")],
     out: Annotated[Path, output_folder(help="Folder for the new collection.")],
     describe: Annotated[
-        Path | None, typer.Option(help="JSON file that says what the kernels compute: loops, operands, tile.")
+        Path | None, option("JSON file that says what the kernels compute: loops, operands, tile.")
     ] = None,
-    device: Annotated[str, typer.Option(help="The device's name, if the log does not have it.")] = "",
-    split: Annotated[
-        str | None, typer.Option(help="Put all kernels into this split (default: split by shape).")
-    ] = None,
+    device: Annotated[str, option("The device's name, if the log does not have it.")] = "",
+    split: Annotated[str | None, option("Put all kernels into this split (default: split by shape).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read other autotuners' logs into a collection that `tiles train` learns from.
@@ -172,7 +153,7 @@ def import_(
     from tilewise.costmodel.data.importers import import_logs, read_description
 
     description = read_description(describe.expanduser()) if describe else None
-    with progress_bar(_silent) as move:
+    with progress_bar(lambda done, total, text: None) as move:  # a log only gets the result
         result = import_logs(
             format_name,
             [file.expanduser() for file in files],
@@ -182,32 +163,25 @@ def import_(
             split=split,
             progress=lambda records: move(records, None, "records read"),
         )
-    if as_json:
-        return typer.echo(json.dumps({"out": str(out), **dataclasses.asdict(result)}))
-    for sentence in result.missing:
-        typer.echo(sentence, err=True)
-    for reason, count in result.skipped.items():
-        typer.echo(f"{count:,} left out: {reason}.", err=True)
+    notes = [*result.missing, *(f"{count:,} left out: {reason}." for reason, count in result.skipped.items())]
     counts_text = ", ".join(f"{count} {name}" for name, count in sorted(result.splits.items()))
-    typer.echo(
+    contents = (
         f"{out} holds {pluralize(result.kernels, 'kernel')} ({counts_text}) with "
         f"{pluralize(result.configurations, 'configuration')}, "
         f"{pluralize(result.timings, 'timing')} and {pluralize(result.failures, 'failure')}."
     )
-
-
-def _silent(done: int, total: int | None, text: str) -> None:
-    """Print nothing: a log only gets the result."""
+    answer(as_json, {"out": out, **dataclasses.asdict(result)}, contents, notes=notes)
 
 
 def kaggle(
     predictions: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Predictions CSVs, of tiles and of layouts (default: the tiles' in this folder)."),
+        list[Path] | None, argument("Predictions CSVs, of tiles and of layouts (default: the tiles' in this folder).")
     ] = None,
     out: Annotated[Path, output_file(help="The file to upload.")] = Path("predictions_kaggle.csv"),
-    sample: Annotated[Path | None, typer.Option(help="A sample_submission.csv that decides the rows.")] = None,
-    force: Annotated[bool, typer.Option(help="Write the file even if tile predictions are missing.")] = False,
+    sample: Annotated[Path | None, option("A sample_submission.csv that decides the rows.")] = None,
+    force: Annotated[
+        bool, option("Write the file even if tile predictions are missing.", "--force/--no-force")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make the Kaggle file of all five collections: 844 tile rows and 50 layout rows, matched by ID.
@@ -221,16 +195,13 @@ def kaggle(
     paths: list[Path | None] = list(predictions) if predictions else [None]
     files = [find_predictions(str(path) if path else None, Path.cwd()) for path in paths]
     result = write_kaggle(out, files, sample, force=force)
-    if as_json:
-        return typer.echo(json.dumps({"file": str(out), **dataclasses.asdict(result)}))
-    for note in result.notes:
-        typer.echo(note, err=True)
-    typer.echo(f"{out} is ready: {result.predicted} tile rows and {result.layouts} layout rows predicted.")
+    ready = f"{out} is ready: {result.predicted} tile rows and {result.layouts} layout rows predicted."
+    answer(as_json, {"file": out, **dataclasses.asdict(result)}, ready, notes=result.notes)
 
 
 def score(
-    predictions: Annotated[Path, typer.Argument(help="A predictions CSV.")],
-    truth: Annotated[str, typer.Option(help="A split folder with runtimes, or COLLECTION/valid of an embedded one.")],
+    predictions: Annotated[Path, argument("A predictions CSV.")],
+    truth: Annotated[str, option("A split folder with runtimes, or COLLECTION/valid of an embedded one.")],
     as_json: AsJson = False,
 ) -> None:
     """Score a predictions file against measured runtimes: tile score and top-K errors, overall and per program.
@@ -246,7 +217,7 @@ def score(
         raise ConfigurationError(f"--truth {truth} names no split; end it in /train, /valid or /test, as in h200/test")
     result = score_predictions(predictions, load_dataset(str(split.parent)).split(split.name))
     if as_json:
-        return typer.echo(json.dumps(dataclasses.asdict(result)))
+        return answer(as_json, result)
     errors = result.error_at_by_program | {"all": result.error_at}
     headings = ("program", *(f"top {k}" for k in result.error_at))
     rows = [(name, *(f"{100 * values[k]:.2f} %" for k in result.error_at)) for name, values in errors.items()]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.every import AsJson, output_picture
+from tilewise.cli.every import AsJson, answer, argument, option, output_picture
 from tilewise.cli.tables import show, table
 
 if TYPE_CHECKING:
@@ -21,8 +19,8 @@ _PICTURE_FIELDS = ("slowdowns", "deviations")
 
 
 def describe(
-    collection: Annotated[str, typer.Argument(help="A folder, a file, or an embedded collection: h200, cpu.")],
-    programs: Annotated[bool, typer.Option("--programs", help="Also print one line per program.")] = False,
+    collection: Annotated[str, argument("A folder, a file, or an embedded collection: h200, cpu.")],
+    programs: Annotated[bool, option("Also print one line per program.")] = False,
     plot: Annotated[
         Path | None, output_picture(help="Also draw spread and noise into this picture (.png, .svg).")
     ] = None,
@@ -36,9 +34,7 @@ def describe(
 
     figures = measure(collection, progress=not as_json)
     if as_json:
-        plain = {f.name: getattr(figures, f.name) for f in dataclasses.fields(figures)}
-        facts = {name: value for name, value in plain.items() if name not in _PICTURE_FIELDS}
-        typer.echo(json.dumps(facts, default=dataclasses.asdict))
+        answer(as_json, {name: value for name, value in vars(figures).items() if name not in _PICTURE_FIELDS})
     else:
         _print(figures, programs)
     if plot is not None:
@@ -48,25 +44,20 @@ def describe(
 
 def _print(figures: CollectionSummary, programs: bool) -> None:
     """Print the summary of a collection as tables."""
-    from rich.console import Console
-
-    console = Console()
     days = f", measured {' to '.join(dict.fromkeys(figures.measured))}" if figures.measured else ""
-    console.print(f"{figures.name}: {figures.hardware or 'hardware not named'}{days}", soft_wrap=True, highlight=False)
+    typer.echo(f"{figures.name}: {figures.hardware or 'hardware not named'}{days}")
     own = figures.columns[24:]
-    console.print(
-        f"{len(figures.columns)} columns a configuration, its own: {', '.join(own) or 'none'}", highlight=False
-    )
+    typer.echo(f"{len(figures.columns)} columns a configuration, its own: {', '.join(own) or 'none'}")
     rows = []
     for split, count in figures.splits.items():
         note = "" if count.labelled or not count.kernels else " (no runtimes)"
         rows.append((f"{split}{note}", count.kernels, count.configs, count.programs))
-    show(table(("split", "kernels", "configurations", "programs"), rows, "Contents"), console)
+    show(table(("split", "kernels", "configurations", "programs"), rows, "Contents"))
     if figures.total is None:
         return
-    show(_table("family", {**figures.families, "all": figures.total}), console)
+    show(_table("family", {**figures.families, "all": figures.total}))
     if programs:
-        show(_table("program", figures.programs), console)
+        show(_table("program", figures.programs))
 
 
 def _table(what: str, groups: dict[str, GroupFigures]) -> Table:

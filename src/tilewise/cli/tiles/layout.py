@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import pluralize, with_interval
-from tilewise.cli.every import AsJson, answer, one_of, output_file, output_folder
+from tilewise.cli.every import AsJson, answer, argument, one_of, option, output_file, output_folder
 from tilewise.cli.tables import show, table
 from tilewise.errors import ConfigurationError
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 layout = typer.Typer(
     help="Rank the tensor layouts of whole programs (TpuGraphs' other collections).", no_args_is_help=True
 )
-Collection = Annotated[str, typer.Argument(help="A folder with train, valid and test, such as npz/layout/xla/random.")]
-Limit = Annotated[int | None, typer.Option(help="Read at most this many graphs of each split.", min=1)]
+Collection = Annotated[str, argument("A folder with train, valid and test, such as npz/layout/xla/random.")]
+Limit = Annotated[int | None, option("Read at most this many graphs of each split.", min=1)]
 Name = Annotated[str | None, one_of("xla:random", "xla:default", "nlp:random", "nlp:default")]
 
 
@@ -28,10 +28,10 @@ Name = Annotated[str | None, one_of("xla:random", "xla:default", "nlp:random", "
 def toy(
     out: Annotated[Path, output_folder(help="Folder to make npz/layout/… in.")],
     collection: Annotated[str, one_of("xla:random", "xla:default", "nlp:random", "nlp:default")] = "xla:random",
-    graphs: Annotated[int, typer.Option(help="Graphs to train on; valid and test get a quarter each.", min=1)] = 32,
-    nodes: Annotated[int, typer.Option(help="Nodes of a graph, about.", min=8, max=100_000)] = 64,
-    configs: Annotated[int, typer.Option(help="Configurations of a graph.", min=2, max=1_000_000)] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+    graphs: Annotated[int, option("Graphs to train on; valid and test get a quarter each.", min=1)] = 32,
+    nodes: Annotated[int, option("Nodes of a graph, about.", min=8, max=100_000)] = 64,
+    configs: Annotated[int, option("Configurations of a graph.", min=2, max=1_000_000)] = 200,
+    seed: Annotated[int, option("Seed of every random choice.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write synthetic graphs in the dataset's format; their runtimes come from a formula, not from a TPU.
@@ -59,20 +59,20 @@ def train(
     collection: Collection,
     out: Annotated[Path, output_folder(help="Folder for the model and its checkpoint.")],
     model: Annotated[str, one_of("LayoutAttention", "LayoutSAGE")] = "LayoutAttention",
-    model_kwargs: Annotated[str, typer.Option(help='Arguments of the model as JSON, as in {"hidden": 64}.')] = "{}",
+    model_kwargs: Annotated[str, option('Arguments of the model as JSON, as in {"hidden": 64}.')] = "{}",
     segment_nodes: Annotated[
-        int, typer.Option(help="Nodes of a segment: fewer take less memory and cut more edges.", min=1)
+        int, option("Nodes of a segment: fewer take less memory and cut more edges.", min=1)
     ] = 1000,
-    hops: Annotated[int, typer.Option(help="Leave out nodes farther than this from a configurable one.")] = 3,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
-    losses: Annotated[str | None, typer.Option(help="Names and weights, such as PairwiseHingeLoss:1.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Adam's learning rate.")] = None,
-    configs: Annotated[int | None, typer.Option(help="Configurations sampled per graph and step.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Graphs per step, one after another in memory.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds of training.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    resume: Annotated[bool, typer.Option(help="Continue from the folder's checkpoint.")] = True,
+    hops: Annotated[int, option("Leave out nodes farther than this from a configurable one.")] = 3,
+    epochs: Annotated[int | None, option("Passes over the train split.")] = None,
+    losses: Annotated[str | None, option("Names and weights, such as PairwiseHingeLoss:1.")] = None,
+    learning_rate: Annotated[float | None, option("Adam's learning rate.")] = None,
+    configs: Annotated[int | None, option("Configurations sampled per graph and step.")] = None,
+    batch: Annotated[int | None, option("Graphs per step, one after another in memory.")] = None,
+    max_seconds: Annotated[float | None, option("Stop after this many seconds of training.")] = None,
+    seed: Annotated[int, option("Seed of every random choice.")] = 0,
+    device: Annotated[str, option("cpu, cuda, or auto.")] = "auto",
+    resume: Annotated[bool, option("Continue from the folder's checkpoint.")] = True,
     limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,21 +94,18 @@ def train(
     segmentation: dict[str, Any] = {"segment_nodes": segment_nodes, "hops": hops}
     trained = train_layouts(data, model, out_dir=out, resume=resume, device=device, **segmentation, **settings)
     best = next(row for row in trained.record["curve"] if row["epoch"] == trained.record["best_epoch"])
-    if as_json:
-        facts = {"out": str(out), "valid_tau": best["val_tau"], "best_epoch": best["epoch"]}
-        return typer.echo(json.dumps(facts | {"seconds": trained.record["seconds"]}))
-    typer.echo(f"{out} holds a {model}; Kendall's tau on valid is {best['val_tau']:.3f} (epoch {best['epoch'] + 1}).")
+    facts = {"out": out, "valid_tau": best["val_tau"], "best_epoch": best["epoch"]}
+    tau = f"Kendall's tau on valid is {best['val_tau']:.3f} (epoch {best['epoch'] + 1})"
+    answer(as_json, facts | {"seconds": trained.record["seconds"]}, f"{out} holds a {model}; {tau}.")
 
 
 @layout.command()
 def evaluate(
     collection: Collection,
-    models: Annotated[list[Path], typer.Argument(help="Model files, or folders of training runs.")],
+    models: Annotated[list[Path], argument("Model files, or folders of training runs.")],
     split: Annotated[str, one_of("train", "valid", "test")] = "valid",
-    configs: Annotated[
-        int | None, typer.Option(help="Score at most this many of a graph's configurations.", min=2)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of chance and of the bootstrap.")] = 0,
+    configs: Annotated[int | None, option("Score at most this many of a graph's configurations.", min=2)] = None,
+    seed: Annotated[int, option("Seed of chance and of the bootstrap.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare layout models with chance: Kendall's tau, the competition's metric, with its 95 % interval over graphs.
@@ -135,7 +132,7 @@ def evaluate(
 
 @layout.command()
 def predict(
-    model: Annotated[Path, typer.Argument(help="A model file, or the folder of a training run.")],
+    model: Annotated[Path, argument("A model file, or the folder of a training run.")],
     collection: Collection,
     split: Annotated[str, one_of("train", "valid", "test")] = "test",
     out: Annotated[Path, output_file(help="The CSV to write.")] = Path("layout_predictions.csv"),
@@ -164,8 +161,8 @@ def predict(
 
 @layout.command()
 def score(
-    predictions: Annotated[Path, typer.Argument(help="A CSV of layout predictions.")],
-    truth: Annotated[Path, typer.Option(help="A split's folder with runtimes, such as npz/layout/xla/random/valid.")],
+    predictions: Annotated[Path, argument("A CSV of layout predictions.")],
+    truth: Annotated[Path, option("A split's folder with runtimes, such as npz/layout/xla/random/valid.")],
     name: Name = None,
     as_json: AsJson = False,
 ) -> None:
@@ -182,9 +179,8 @@ def score(
     graphs = open_layouts(truth.parent, splits=(truth.name,)).split(truth.name)
     taus = score_rankings(predictions.expanduser(), full_name, graphs)
     mean = bootstrap(list(taus.values()))
-    if as_json:
-        return typer.echo(json.dumps(without_nans({"tau": mean.mean, "graphs": taus})))
-    typer.echo(f"Kendall's tau {mean.mean:.4f} over {pluralize(len(taus), 'graph')} of layout:{full_name}")
+    tau = f"Kendall's tau {mean.mean:.4f} over {pluralize(len(taus), 'graph')} of layout:{full_name}"
+    answer(as_json, without_nans({"tau": mean.mean, "graphs": taus}), tau)
 
 
 def _load_model(path: Path) -> TrainedLayoutModel:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import os
 import re
@@ -14,14 +16,17 @@ import typer
 
 from tilewise._addons import require
 from tilewise._wording import pluralize
-from tilewise.cli.every import AsJson, answer, one_of, output_file, output_folder, output_picture
+from tilewise.cli.every import AsJson, answer, argument, one_of, option, output_file, output_folder, output_picture
 from tilewise.cli.tables import show, table
 from tilewise.cli.tiles.data import Collection, Fill, Limit
 from tilewise.cli.tiles.drawings import draw_curve, draw_evaluation
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from tilewise.costmodel.data.collection import Collection as MeasuredCollection
     from tilewise.costmodel.data.dataset import Dataset
+    from tilewise.costmodel.data.kernel import Kernel
+    from tilewise.costmodel.data.schema import Schema
     from tilewise.costmodel.evaluation import Evaluation
     from tilewise.tune.search.calibration import Case
     from tilewise.tune.search.gaussian_process import Hyperparameters
@@ -34,14 +39,7 @@ _METRICS = {
     "opa": "ordered pairs",
 }
 
-
-def attach(app: typer.Typer) -> None:
-    """Add these commands to `tilewise tiles`."""
-    app.command("train")(train)
-    app.command("evaluate")(evaluate)
-    app.command("predict")(predict)
-    app.command("adapt")(adapt)
-    app.command("export")(export)
+_STORES = (".sqlite", ".db")
 
 
 def train(
@@ -49,38 +47,30 @@ def train(
     out: Annotated[Path, output_folder(help="Folder for the model, its learning curve and its checkpoint.")],
     model: Annotated[
         str,
-        typer.Option(
-            help="TileRanker, GBDT, a baseline, your own package.module:Class, or auto: the best of several on valid."
-        ),
+        option("TileRanker, GBDT, a baseline, your own package.module:Class, or auto: the best of several on valid."),
     ] = "TileRanker",
-    model_kwargs: Annotated[
-        str, typer.Option(help='Arguments of the model as JSON, as in {"hidden_dim": 128}.')
-    ] = "{}",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
-    early_stop: Annotated[int | None, typer.Option(help="Stop after this many epochs without improvement.")] = None,
-    losses: Annotated[
-        str | None, typer.Option(help="Names and weights of the losses, such as ListMLELoss:1,MSE:0.02.")
-    ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Adam's learning rate.")] = None,
-    configs: Annotated[int | None, typer.Option(help="Configurations sampled per kernel and step.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Kernels per step.")] = None,
-    select: Annotated[
-        str | None, typer.Option(help="Metric that chooses the checkpoint: opa, tau, top1, top5, top.")
-    ] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Fit the training into this many seconds.", min=0.1)] = None,
+    model_kwargs: Annotated[str, option('Arguments of the model as JSON, as in {"hidden_dim": 128}.')] = "{}",
+    epochs: Annotated[int | None, option("Passes over the train split.")] = None,
+    early_stop: Annotated[int | None, option("Stop after this many epochs without improvement.")] = None,
+    losses: Annotated[str | None, option("Names and weights of the losses, such as ListMLELoss:1,MSE:0.02.")] = None,
+    learning_rate: Annotated[float | None, option("Adam's learning rate.")] = None,
+    configs: Annotated[int | None, option("Configurations sampled per kernel and step.")] = None,
+    batch: Annotated[int | None, option("Kernels per step.")] = None,
+    select: Annotated[str | None, option("Metric that chooses the checkpoint: opa, tau, top1, top5, top.")] = None,
+    max_seconds: Annotated[float | None, option("Fit the training into this many seconds.", min=0.1)] = None,
     recipe: Annotated[str, one_of("default", "winners")] = "default",
-    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+    seed: Annotated[int, option("Seed of every random choice.")] = 0,
     seeds: Annotated[
-        int, typer.Option(help="Train this many models, with consecutive seeds, and report mean and interval.", min=1)
+        int, option("Train this many models, with consecutive seeds, and report mean and interval.", min=1)
     ] = 1,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    resume: Annotated[bool, typer.Option(help="Continue from the folder's checkpoint.")] = True,
+    device: Annotated[str, option("cpu, cuda, or auto.")] = "auto",
+    resume: Annotated[bool, option("Continue from the folder's checkpoint.")] = True,
     ray: Annotated[
-        str | None, typer.Option(help="Try seeds, folds and settings on this Ray cluster (auto, or host:port).")
+        str | None, option("Try seeds, folds and settings on this Ray cluster (auto, or host:port).")
     ] = None,
-    folds: Annotated[int, typer.Option(help="With --ray: folds of train and valid to validate on.", min=1)] = 1,
-    draws: Annotated[int, typer.Option(help="With --ray: settings to try, the given ones first.", min=1)] = 1,
-    workers: Annotated[int, typer.Option(help="With --ray: trials at once (default: as many as there are CPUs).")] = 0,
+    folds: Annotated[int, option("With --ray: folds of train and valid to validate on.", min=1)] = 1,
+    draws: Annotated[int, option("With --ray: settings to try, the given ones first.", min=1)] = 1,
+    workers: Annotated[int, option("With --ray: trials at once (default: as many as there are CPUs).")] = 0,
     limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
@@ -89,12 +79,18 @@ def train(
     Example: tilewise tiles train h200 --out runs/ranker --seeds 5
     """
     from tilewise.costmodel.data.dataset import load_dataset
+    from tilewise.costmodel.training.config import parse_kwargs
 
     if not re.fullmatch(r"[\w.]+(:\w+)?", model):  # before anything heavy is imported
         raise ConfigurationError(f"{model[:80]!r} is not a model's name; give your own as package.module:Class.")
     if recipe not in ("default", "winners"):
         raise ConfigurationError(f"there is no recipe {recipe[:80]!r}; choose default or winners.")
-    settings = {
+    is_recipe, is_auto = recipe == "winners", model == "auto"
+    if is_recipe and (model != "TileRanker" or parse_kwargs(model_kwargs)):
+        raise ConfigurationError("A recipe chooses its own models; leave --model and --model-kwargs out.")
+    if is_auto and parse_kwargs(model_kwargs):
+        raise ConfigurationError("The models that auto tries have different arguments; leave --model-kwargs out.")
+    settings: dict[str, Any] = {
         "epochs": epochs, "early_stop": early_stop, "losses": losses, "learning_rate": learning_rate,
         "configs": configs, "batch": batch, "select": select, "max_seconds": max_seconds,
     }  # fmt: skip
@@ -102,15 +98,24 @@ def train(
         sweep = require("tilewise_fleet.cli.sweep", "a sweep on Ray")
         where: dict[str, Any] = {"collection": collection, "out": str(out), "model": model, "limit": limit}
         where |= {"device": "cpu" if device == "auto" else device}
-        what = {"settings": settings, "model_kwargs": _parse_model_arguments(model_kwargs)}
+        what = {"settings": settings, "model_kwargs": parse_kwargs(model_kwargs)}
         sweep.on_ray(ray, as_json, workers, **where, **what, seed=seed, seeds=seeds, folds=folds, draws=draws)
         return
+    from tilewise.costmodel.training.auto import train_auto, train_winners
+    from tilewise.costmodel.training.loop import train as train_model
+
     data = load_dataset(collection, limit=limit)
+    trainer: Any = functools.partial(train_model, model=model, model_kwargs=parse_kwargs(model_kwargs))
+    if is_recipe or is_auto:
+        trainer = train_winners if is_recipe else train_auto
     results = []
     for number in range(seed, seed + seeds):
         folder = out if seeds == 1 else out / f"seed_{number}"
-        options: dict[str, Any] = {"folder": folder, "device": device, "resume": resume, "recipe": recipe}
-        results.append(_train_one(data, model, model_kwargs, settings, seed=number, **options))
+        trained = trainer(data, out_dir=folder, seed=number, device=device, resume=resume, **settings)
+        if trained.record.get("curve") and _is_main_process():
+            draw_curve(trained.record, folder / "curve.png")
+        facts = {"seed": number, "folder": str(folder), "seconds": trained.record.get("seconds")}
+        results.append(facts | _metrics(trained, data))
     if _is_main_process():
         _report_training(results, out, as_json)
 
@@ -120,54 +125,16 @@ def _is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _train_one(
-    data: Dataset,
-    model: str,
-    kwargs: str,
-    settings: dict[str, Any],
-    *,
-    seed: int,
-    folder: Path,
-    device: str,
-    resume: bool,
-    recipe: str = "default",
-) -> dict[str, Any]:
-    """Train one model or recipe, draw its learning curve, and return its metrics on the splits with runtimes."""
+def _metrics(trained: Any, data: Dataset) -> dict[str, dict[str, float]]:
+    """Return a model's metrics on the splits with runtimes."""
     from tilewise.costmodel.evaluation import evaluate as evaluate_model
-    from tilewise.costmodel.training.loop import train as train_model
 
-    trained: Any
-    if recipe == "winners":
-        from tilewise.costmodel.training.auto import train_winners
-
-        if model != "TileRanker" or _parse_model_arguments(kwargs):
-            raise ConfigurationError("A recipe chooses its own models; leave --model and --model-kwargs out.")
-        trained = train_winners(data, out_dir=folder, device=device, resume=resume, seed=seed, **settings)
-    elif model == "auto":
-        from tilewise.costmodel.training.auto import train_auto
-
-        if _parse_model_arguments(kwargs):
-            raise ConfigurationError("The models that auto tries have different arguments; leave --model-kwargs out.")
-        trained = train_auto(data, out_dir=folder, device=device, resume=resume, seed=seed, **settings)
-    else:
-        arguments = _parse_model_arguments(kwargs)
-        trained = train_model(
-            data, model, out_dir=folder, device=device, resume=resume, seed=seed, model_kwargs=arguments, **settings
-        )
-    if trained.record.get("curve") and _is_main_process():
-        draw_curve(trained.record, folder / "curve.png")
-    report: dict[str, Any] = {"seed": seed, "folder": str(folder), "seconds": trained.record.get("seconds")}
-    for split in ("valid", "test"):
-        if data.split(split).labelled:
-            metrics = evaluate_model(trained, data, split, baselines=False).rows[0].metrics
-            report[split] = {name: interval.mean for name, interval in metrics.items()}
-    return report
-
-
-def _parse_model_arguments(text: str) -> dict[str, Any]:
-    from tilewise.costmodel.training.config import parse_kwargs
-
-    return parse_kwargs(text)
+    rows = {
+        split: evaluate_model(trained, data, split, baselines=False).rows[0].metrics
+        for split in ("valid", "test")
+        if data.split(split).labelled
+    }
+    return {split: {name: interval.mean for name, interval in metrics.items()} for split, metrics in rows.items()}
 
 
 def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) -> None:
@@ -204,22 +171,16 @@ def _show_metrics(
 
 def evaluate(
     collection: Collection,
-    models: Annotated[
-        list[Path], typer.Argument(help="Model files, folders of training runs, or shipped models: h200, cpu.")
-    ],
+    models: Annotated[list[Path], argument("Model files, folders of training runs, or shipped models: h200, cpu.")],
     split: Annotated[str, one_of("train", "valid", "test")] = "valid",
-    gbdt: Annotated[
-        bool, typer.Option(help="Also train gradient-boosted trees on the train split, as a baseline.")
-    ] = True,
-    by_program: Annotated[
-        bool, typer.Option("--by-program", help="Also print top-1 and top-5 error per program.")
-    ] = False,
-    leave_one_out: Annotated[str | None, typer.Option(help="Also train this model once per program left out.")] = None,
+    gbdt: Annotated[bool, option("Also train gradient-boosted trees on the train split, as a baseline.")] = True,
+    by_program: Annotated[bool, option("Also print top-1 and top-5 error per program.")] = False,
+    leave_one_out: Annotated[str | None, option("Also train this model once per program left out.")] = None,
     model_class: Annotated[
-        str | None, typer.Option(help="Your own class, as package.module:Class, for models trained with it.")
+        str | None, option("Your own class, as package.module:Class, for models trained with it.")
     ] = None,
     plot: Annotated[Path | None, output_picture(help="Draw the table into this picture.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random baseline and the bootstrap.")] = 0,
+    seed: Annotated[int, option("Seed of the random baseline and the bootstrap.")] = 0,
     fill: Fill = None,
     as_json: AsJson = False,
 ) -> None:
@@ -284,26 +245,36 @@ def _constants(fill: list[str] | None) -> dict[str, float]:
 
 def _model(path: Path, model_class: str | None) -> Any:
     """Load a trained model, an adapted one, or a shipped one by name."""
-    from tilewise.costmodel.models.files import read_model_file, shipped_names
-    from tilewise.costmodel.models.scorer import load_scorer, shipped_scorer
+    from tilewise.costmodel.models.files import read_model_file
+    from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.trained import load_model
 
-    if str(path) in shipped_names() and not path.exists():
-        return shipped_scorer(str(path))
-    adapted = read_model_file(path).record.get("adapted") is not None
-    return load_scorer(path) if adapted else load_model(path, model_class=model_class)
+    needs_no_class = _is_shipped(path) or read_model_file(path).record.get("adapted") is not None
+    return load_scorer(_model_file(path)) if needs_no_class else load_model(path, model_class=model_class)
+
+
+def _is_shipped(model: Path) -> bool:
+    """Tell whether a path is the name of a shipped model, and not of a file or folder here."""
+    from tilewise.costmodel.models.files import shipped_names
+
+    return str(model) in shipped_names() and not model.exists()
+
+
+def _model_file(model: Path) -> Path:
+    """Return the file of a model: of a shipped one by its name, or the one in a folder."""
+    from tilewise.costmodel.models.files import model_path, shipped_file
+
+    return shipped_file(str(model)) if _is_shipped(model) else model_path(model)
 
 
 def _tuner_cases(path: Path, model: Any, data: Dataset, split: str) -> tuple[list[Case], Hyperparameters | None]:
     """Return a split's kernels as tuning cases and the calibration of the model; ([], None) if it has none."""
-    from tilewise.costmodel.models.files import model_path, shipped_file, shipped_names
     from tilewise.tune.search.calibration import make_case
     from tilewise.tune.search.confidence import load_calibration
 
-    shipped = str(path) in shipped_names() and not path.exists()
-    hyper = load_calibration(shipped_file(str(path)) if shipped else model_path(path))
+    hyper = load_calibration(_model_file(path))
     # Records of another device than the model's: the bounds for such devices apply, or no claim is made.
-    if hyper is not None and shipped and str(path) != "cpu" and not _is_measured_on(str(path), data):
+    if hyper is not None and _is_shipped(path) and str(path) != "cpu" and not _is_measured_on(str(path), data):
         hyper = hyper.elsewhere()
     if hyper is None or not hyper.confidence_bounds:
         return [], None
@@ -351,13 +322,11 @@ def _percent(interval: Any) -> str:
 
 
 def predict(
-    model: Annotated[
-        Path, typer.Argument(help="A model file, the folder of a training run, or a shipped model: h200, cpu.")
-    ],
+    model: Annotated[Path, argument("A model file, the folder of a training run, or a shipped model: h200, cpu.")],
     collection: Collection,
     split: Annotated[str, one_of("train", "valid", "test")] = "test",
     out: Annotated[Path, output_file(help="The CSV to write.")] = Path("predictions_model_output.csv"),
-    top: Annotated[int, typer.Option(help="Configurations per kernel.", min=1, max=1000)] = 5,
+    top: Annotated[int, option("Configurations per kernel.", min=1, max=1000)] = 5,
     fill: Fill = None,
     as_json: AsJson = False,
 ) -> None:
@@ -369,13 +338,11 @@ def predict(
     from tilewise.costmodel.data.columns import select_columns
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.data.shards import track
-    from tilewise.costmodel.models.files import shipped_names
-    from tilewise.costmodel.models.scorer import load_scorer, shipped_scorer
+    from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.ranking import rank
     from tilewise.tune.search.confidence import Claim
 
-    shipped = str(model) in shipped_names() and not model.exists()
-    scorer = shipped_scorer(str(model)) if shipped else load_scorer(model)
+    scorer = load_scorer(_model_file(model))
     data = load_dataset(collection)
     data, rows_of = select_columns(data, scorer.schema, _constants(fill))
     kernels = data.split(split)
@@ -405,10 +372,8 @@ def predict(
 
 
 def adapt(
-    base: Annotated[
-        Path, typer.Argument(help="A model file, the folder of a training run, or a shipped model: h200, cpu.")
-    ],
-    on: Annotated[Path, typer.Option(help="What was measured: a store (.sqlite), a collection, or its folder.")],
+    base: Annotated[Path, argument("A model file, the folder of a training run, or a shipped model: h200, cpu.")],
+    on: Annotated[Path, option("What was measured: a store (.sqlite), a collection, or its folder.")],
     out: Annotated[Path, output_file(help="The model file to write.")],
     as_json: AsJson = False,
 ) -> None:
@@ -417,30 +382,56 @@ def adapt(
     If cross-validation shows no gain, the original model is written.
     Example: tilewise tiles adapt h200 --on mine.sqlite --out mine.safetensors
     """
-    from tilewise.cli.tiles.measured import measured_kernels
     from tilewise.costmodel.models.adapted import adapt as adapt_to
-    from tilewise.costmodel.models.files import shipped_file, shipped_names
     from tilewise.costmodel.models.scorer import load_scorer
 
-    path = shipped_file(str(base)) if str(base) in shipped_names() and not base.exists() else base
-    kernels = measured_kernels(on.expanduser(), load_scorer(path).schema)
+    path = _model_file(base)
+    kernels = _measured_kernels(on.expanduser(), load_scorer(path).schema)
     model = adapt_to(path, kernels)
     model.save(out.expanduser())
     summary = model.record["adapted"]
-    if as_json:
-        return typer.echo(json.dumps({"out": str(out), **summary}))
     error = summary["left_out"]
-    typer.echo(
+    comparison = (
         f"{summary['measurements']} measurements of {summary['kernels']} kernels. In cross-validation the first "
         f"choices take {error['base']:.1%} longer than the fastest with the original model, {error['adapted']:.1%} "
         "with the adapted one: "
         + ("the adapted model" if summary["kept"] else "no gain, so the original model")
         + f" is in {out}."
     )
+    answer(as_json, {"out": out, **summary}, comparison)
+
+
+def _measured_kernels(path: Path, schema: Schema) -> list[Kernel]:
+    """Read the kernels with runtimes in a folder, a store or a collection file, with the columns of `schema`."""
+    collection = _read_measurements(path)
+    names = collection.schema.config_features
+    missing_columns = [name for name in schema.config_features if name not in names]
+    if missing_columns:
+        raise ConfigurationError(f"{path} lacks columns that the model needs: {', '.join(missing_columns[:3])}.")
+    columns = [names.index(name) for name in schema.config_features]
+    kernels = [m.kernel for members in collection.splits.values() for m in members if m.kernel.labelled]
+    return [dataclasses.replace(kernel, config_feat=kernel.config_feat.take(columns, axis=1)) for kernel in kernels]
+
+
+def _read_measurements(path: Path) -> MeasuredCollection:
+    """Read a folder, a store of measurements, or a collection file."""
+    from tilewise.costmodel.data.collection import read_collection
+    from tilewise.costmodel.data.dataset import find_collection
+    from tilewise.costmodel.data.shards import read_folder
+
+    if path.is_dir():
+        return read_folder(path)
+    if path.suffix in _STORES:
+        from tilewise.store.store import Store
+        from tilewise.tune.measure.export import make_collection
+
+        with Store(path, create=False) as store:
+            return make_collection(store, path.stem, split="train")
+    return read_collection(find_collection(path))
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="The folder of a training run, or a model file.")],
+    model: Annotated[Path, argument("The folder of a training run, or a model file.")],
     out: Annotated[Path, output_file(help="The file to write.", declare=typer.Argument)],
     as_json: AsJson = False,
 ) -> None:
@@ -461,32 +452,26 @@ def export(
 
 
 def board(
-    collections: Annotated[list[str], typer.Argument(help="Folders, or embedded collections: h200, cpu.")],
-    models: Annotated[
-        str, typer.Option(help="Separated by commas: names to train, model files, or shipped.")
-    ] = "shipped",
+    collections: Annotated[list[str], argument("Folders, or embedded collections: h200, cpu.")],
+    models: Annotated[str, option("Separated by commas: names to train, model files, or shipped.")] = "shipped",
     out: Annotated[Path, output_file(help="The file of results; pairs that are in it are not done again.")] = Path(
         "board.json"
     ),
     split: Annotated[str, one_of("train", "valid", "test")] = "test",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
-    max_seconds: Annotated[
-        float | None, typer.Option(help="Stop training a model after this many seconds.", min=0.1)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+    epochs: Annotated[int | None, option("Passes over the train split.")] = None,
+    max_seconds: Annotated[float | None, option("Stop training a model after this many seconds.", min=0.1)] = None,
+    seed: Annotated[int, option("Seed of every random choice.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate models and baselines on several collections; the same command continues an interrupted run.
 
     Example: tilewise tiles board h200 cpu --models shipped,GBDT --out board.json
     """
-    from tilewise.cli.tables import show, table
     from tilewise.costmodel.board import HEADINGS, board_lines, fill_board
 
-    settings: dict[str, Any] = {"epochs": epochs, "max_seconds": max_seconds}
     names = [name.strip() for name in models.split(",") if name.strip()]
     path = out.expanduser()
-    rows = fill_board(path, collections, names, split=split, seed=seed, **settings)
+    rows = fill_board(path, collections, names, split=split, seed=seed, epochs=epochs, max_seconds=max_seconds)
     if as_json:
         return typer.echo(json.dumps({"board": rows}, indent=1))
     show(table(HEADINGS, board_lines(rows), f"{path} (mean over kernels, 95 % interval)", left_aligned=HEADINGS[:3]))

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tilewise._wording import pluralize, with_interval
-from tilewise.cli.every import AsJson, output_picture
+from tilewise.cli.every import AsJson, answer, argument, option, output_picture
 
 if TYPE_CHECKING:
     from tilewise.tune.search.replay import Replay, Strategy, StrategyComparison
 
 
 def replay(
-    collection: Annotated[str, typer.Argument(help="An embedded collection's name, a folder, or a file.")] = "h200",
-    split: Annotated[str, typer.Option(help="Which kernels: test, valid or train.")] = "test",
-    model: Annotated[
-        Path | None, typer.Option(help="A model file (default: the one shipped for the collection).")
-    ] = None,
+    collection: Annotated[str, argument("An embedded collection's name, a folder, or a file.")] = "h200",
+    split: Annotated[str, option("Which kernels: test, valid or train.")] = "test",
+    model: Annotated[Path | None, option("A model file (default: the one shipped for the collection).")] = None,
     plot: Annotated[Path | None, output_picture(help="Write the curves to this picture.")] = None,
-    most: Annotated[int, typer.Option(help="Follow up to this many measurements.", min=1)] = 20,
-    trees: Annotated[bool, typer.Option(help="Compare with gradient-boosted trees, trained now.")] = True,
+    most: Annotated[int, option("Follow up to this many measurements.", min=1)] = 20,
+    trees: Annotated[bool, option("Compare with gradient-boosted trees, trained now.")] = True,
     calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate", help="First fit the tuner's Gaussian process on the validation kernels and save it."
-        ),
+        bool, option("First fit the tuner's Gaussian process on the validation kernels and save it.")
     ] = False,
     without_model: Annotated[
-        bool,
-        typer.Option("--without-model", help="Replay without the model: what earlier problems tell about the next."),
+        bool, option("Replay without the model: what earlier problems tell about the next.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the random orders and of the trees.")] = 0,
+    seed: Annotated[int, option("Seed of the random orders and of the trees.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Replay tuning on held-out kernels: mean slowdown against the number of measurements, strategy by strategy.
@@ -63,7 +55,7 @@ def replay(
     )
     if plot is not None:
         draw(result, plot)
-    typer.echo(json.dumps(result.as_dict()) if as_json else "\n".join(table(result)))
+    answer(as_json, result.as_dict(), *table(result))
 
 
 def _without_model(collection: str, seed: int, as_json: bool) -> None:
@@ -71,12 +63,9 @@ def _without_model(collection: str, seed: int, as_json: bool) -> None:
     from tilewise.tune.search.replay import replay_without_model
 
     result = replay_without_model(collection, seed=seed)
-    if as_json:
-        typer.echo(json.dumps(result, default=asdict))
-        return
     about = f"{result['problems']} problems of {result['collection']}, its model withheld"
     budgets = range(1, len(result["strategies"][0].regret) + 1)
-    typer.echo("\n".join([*_regrets(about, result["strategies"], budgets), *_comparisons(result["comparisons"])]))
+    answer(as_json, result, *_regrets(about, result["strategies"], budgets), *_comparisons(result["comparisons"]))
 
 
 def table(result: Replay) -> list[str]:

@@ -7,12 +7,11 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Attach the commands to tilewise's command line (entry-point group `tilewise.commands`)."""
-    from tilewise.cli.help import Sections
     from tilewise.cli.store import store
     from tilewise_fleet.cli.serve import serve
     from tilewise_fleet.cli.token import token
     from tilewise_fleet.cli.up import fleet
 
     fleet.command()(serve)
-    app.add_typer(fleet, name="fleet", cls=Sections)
+    app.add_typer(fleet, name="fleet")
     store.command()(token)
