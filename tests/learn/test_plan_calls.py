@@ -15,6 +15,7 @@ import tilewise.profile
 import tilewise.prune
 import tilewise.quantize
 from tilewise import Tensor, data, load_model, models, nn, save
+from tilewise.costmodel import rank
 from tilewise.errors import TilewiseError
 
 WORKING = """
@@ -103,6 +104,26 @@ list(generate(gpt, torch.tensor([1, 2]), 2))
 FLOPCounter().count_ops(mlp, [[0.0] * 64])
 compute_speedup(2, 1)
 compute_speedup(np.float64(2), np.float64(1))
+matmul_naive(a=a, b=b)
+matmul_native(a, b)
+matmul_numpy(Tensor(a), b)
+OptimizedBackend().dispatch("relu", a)
+INT8Quantizer().quantize_weights(weights, [rows])
+INT8Quantizer().quantize_weights(weights, calibration_data=[rows, rows]).q.dtype
+calibrate(cnn, iter([digits.x_train[:8]]))
+quantize(cnn, [Tensor(digits.x_train[:8])])
+quantize(gpt, [prompt[None]])
+QuantizedConv2d(3, 8, 3, stride=2, padding=1, bias=False)(images)
+MagnitudePruner("2:4").prune(weights)
+prune_conv_filters(conv, sparsity=0)
+shrink(cnn)
+cache.get(layer=0, positions=slice(0, 2))
+cache.get(0, np.arange(3))
+list(generate(gpt, prompt, 0))
+list(generate(gpt, prompt, 2, temperature=0.8, top_k=5))
+Timer(sample_seconds=1e-5).measure(func=lambda: a @ b, warmup=0, runs=3).p99
+FLOPCounter().count_ops(gpt, prompt[None])
+load_model("cnn")(digits.x_test[:2])
 """
 EXPLAINED = {
     "matmul_naive(a, b[:5])": "cannot be multiplied",
@@ -168,6 +189,27 @@ EXPLAINED = {
     "compute_speedup(float('nan'), 1.0)": "positive seconds",
     "load_model(mlp)": "the name of a model or of a file",
     "load_model('')": "the name of a model or of a file",
+    "matmul_native(a.astype(np.float64), b)": "a is dtype('float64')",
+    "matmul_blocked(a, b, 0)": "a positive size",
+    "calibrate(cnn, [])": "at least one input",
+    "quantize(cnn, digits.flat().x_train[:8])": "four dimensions",
+    "QuantizedConv2d.from_float(linear)": "takes an nn.Conv2d, not a Linear",
+    "MagnitudePruner(pattern='2:4').prune(weights[:, :6])": "groups of 4",
+    "prune_conv_filters(cnn, 0.5)": "not from a Sequential",
+    "prune(cnn, 0.7, scope='layers')": "'global' or 'layer' or 'row'",
+    "prune('cnn', 0.7)": "an nn.Module, not str",
+    "shrink(gpt, 0.5)": "not GPT",
+    "KVCache(8, 4, 8).update(0, key, value, 6)": "make it larger",
+    "KVCache(8, 4, 8).update(key, value, 0, 0)": "an array of shape (1, 4, 3, 8)",
+    "cache.get(0, 99)": "the cache has 3",
+    "CachedAttention(32, 4).forward(words.data[0])": "takes (B, T, 32)",
+    "list(generate(gpt, prompt, max_new_tokens=-1))": "at least 0, not -1",
+    "list(generate(gpt, [999999], 2))": "vocabulary of 96",
+    "Timer().measure(lambda: 1 / 0, runs=3)": "raised ZeroDivisionError",
+    "MemoryProfiler().profile(cnn)": "missing 1 required positional argument",
+    "benchmark_model(TinyMLPerf.MLP_SPRINT, Timer)": "a Timer or a ProfilerContext, not a type",
+    "CompetitionSubmission(TinyMLPerf.CNN_MARATHON, reference_recipe('MLP_SPRINT'), 'owls')": "not for CNN_MARATHON",
+    "rank(cnn, weights)": "a trained cost model or its file, not a Sequential",
 }
 
 
@@ -190,7 +232,7 @@ def _names() -> dict[str, Any]:
     names |= {"images": draw(2, 3, 8, 8), "conv": nn.Conv2d(3, 8, 3, padding=1), "linear": nn.Linear(128, 64)}
     names |= {name: models.pretrained(name) for name in ("cnn", "mlp", "gpt")}
     names |= {"key": draw(1, 4, 3, 8), "value": draw(1, 4, 3, 8), "words": Tensor(draw(1, 6, 32))}
-    names |= {"cache": names["KVCache"](8, 4, 8), "prompt": data.text().valid[:16]}
+    names |= {"rank": rank, "cache": names["KVCache"](8, 4, 8), "prompt": data.text().valid[:16]}
     names["cache"].update(0, names["key"], names["value"], 0)
     timer = names["timer"] = names["Timer"](sample_seconds=1e-5)
     names["timing"] = timer.measure(lambda: names["a"] @ names["b"], runs=5)

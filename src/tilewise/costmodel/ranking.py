@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tilewise.costmodel.confidence import confidence
 from tilewise.costmodel.data.kernel import Kernel, ranking
+from tilewise.errors import ConfigurationError, type_name
 
 _FLOAT32_NOISE = 2e-5  # relative to the largest score; several times the rounding of sums over a large graph
 
@@ -51,6 +52,8 @@ def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
         from tilewise.costmodel.models.scorer import load_scorer
 
         return rank(load_scorer(Path(model)), kernel)
+    if not hasattr(model, "score"):
+        raise ConfigurationError(f"rank takes a trained cost model or its file, not a {type_name(model)}")
     scores, calibration = model.score(kernel), model.calibration
     order = _reproducible_order(model, kernel, scores)
     return Ranking(order, scores, confidence(scores, calibration, 1), confidence(scores, calibration, 5))

@@ -261,7 +261,8 @@ def _check_size(name: str, value: int) -> None:
 
 def _check_integer(value: Any, name: str) -> None:
     if not is_integer(value):
-        raise ConfigurationError(f"{name} must be an integer, not {value!r}")
+        written = repr(value) if np.ndim(value) == 0 else f"an array of shape {np.shape(value)}"
+        raise ConfigurationError(f"{name} must be an integer, not {written}")
 
 
 def _kind_name(dtype: npt.DTypeLike) -> str:
