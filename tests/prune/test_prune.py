@@ -356,3 +356,18 @@ def test_a_sparse_gpt_writes_what_the_pruned_one_writes():
         )  # where sparse is not faster, layers stay dense
         with pytest.raises(ConfigurationError, match="sparse weights"):
             list(generate(sparse, prompt, 2, weights="int8"))
+
+
+def test_consecutive_sparse_layers_run_as_one_and_give_what_they_give_alone() -> None:
+    rng = np.random.default_rng(0)
+    network = prune(nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 8), nn.GELU(), nn.Linear(8, 8)), 0.7)
+    x = Tensor(rng.standard_normal((5, 24)).astype(np.float32))
+    with no_grad():
+        expected = np.asarray(network.eval()(x))
+        sparse = sparsify(network, at_least=0.0)
+        first, again = np.asarray(sparse(x)), np.asarray(sparse(x))  # the second call skips checks
+        float64 = np.asarray(sparse(Tensor(x.data.astype(np.float64))))
+    for result in (first, again, float64):
+        np.testing.assert_allclose(result, expected, atol=1e-5)
+    if native is not None:  # otherwise the layers are dense
+        assert sparse[0].forward_fused(x, list(sparse))[1] == 3  # up to the GELU
