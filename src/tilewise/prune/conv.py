@@ -106,7 +106,7 @@ class SparseConv2d(SparseLayer):
         conv = Conv2d(
             self.in_channels, self.out_channels, self.kernel_size, self.stride, self.padding, bias=has_bias, rng=0
         )
-        conv.weight.data[...] = self._weights()
+        conv.weight.data[...] = self.weights()
         if conv.bias is not None and self.float_bias is not None:
             conv.bias.data[...] = self.float_bias
         return conv
@@ -152,7 +152,7 @@ class SparseConv2d(SparseLayer):
         out: Array = kernel.convolve(x, *self.kernel_size, *self.stride, *self.padding, relu)
         return out
 
-    def _weights(self) -> Array:
+    def weights(self) -> Array:
         """Return the weights as a dense array (F, C, kh, kw)."""
         if self._dense is not None:
             dense: Array = self._dense
@@ -163,7 +163,7 @@ class SparseConv2d(SparseLayer):
 
     def _dense_product(self, x: Array, relu: bool = False) -> Array:
         if self._dense is None:
-            self._dense = self._weights()
+            self._dense = self.weights()
         options = {"stride": self.stride, "padding": self.padding, "activation": "relu" if relu else None}
         out: Array = current_backend().dispatch("conv2d", x, self._dense, self.float_bias, **options)
         return out

@@ -26,17 +26,15 @@ from tilewise.io import load_arrays, save
 from tilewise.nn import Linear
 from tilewise.prune.bitmask import pack_sparse, unpack_sparse
 from tilewise.prune.masks import checked_weights
-from tilewise.prune.sparse_layer import SparseLayer, reject_gradient
+from tilewise.prune.sparse_layer import SparseMatrixLayer
 from tilewise.quantize import INT8Quantizer, QuantizedLinear, QuantizedModel, load_quantized, save_quantized
-from tilewise.tensor import Tensor, _wrap
 
 Array = npt.NDArray[Any]
 _MODEL_FORMAT = "tilewise pruned quantized model 1"
 _MAX_METADATA_BYTES = 1 << 23  # limit of the decompressed metadata of a file
-_MAX_CACHED_SHAPES = 1000  # bounds the memory of `_sparse_shapes`
 
 
-class SparseInt8Linear(SparseLayer):
+class SparseInt8Linear(SparseMatrixLayer):
     """Linear layer with sparse int8 weights (out, in), one scale per output, float input and output."""
 
     description, format = "a sparse int8 layer", "tilewise sparse int8 linear 1"
@@ -50,11 +48,9 @@ class SparseInt8Linear(SparseLayer):
         if np.shape(scale) != (len(q),) or (bias is not None and np.shape(bias) != (len(q),)):
             raise ShapeError(f"{len(q)} outputs need {len(q)} scales, and {len(q)} biases or none")
         self._describe(q, bias, always_sparse)
-        self.out_features, self.in_features = q.shape
         self.scale = np.ascontiguousarray(scale, np.float32)
         kind = _NumpySparseInt8 if native is None else native.SparseInt8Weights
         self._kernel = kind(q, self.scale, self.float_bias)
-        self._sparse_shapes: set[tuple[int, ...]] = set()  # input shapes for which the sparse kernel is faster
 
     @classmethod
     def from_dense(cls, linear: Linear, always_sparse: bool = False) -> SparseInt8Linear:
@@ -63,58 +59,16 @@ class SparseInt8Linear(SparseLayer):
         bias = None if linear.bias is None else linear.bias.data
         return cls(weights.q, weights.scale, bias, always_sparse)
 
-    def weights(self) -> Array:
-        """Return the int8 weights (out, in), zeros included."""
-        q: Array = self._kernel.to_dense()
-        return q
-
     @property
     def nbytes(self) -> int:
         """Bytes of weights, scales and bias, including the dense weights if they are faster."""
         return int(self._kernel.nbytes + (0 if self._dense is None else self._dense.nbytes))
 
-    def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
-        """Multiply; shapes for which the sparse kernel is faster take a fast path without checks."""
-        reject_gradient(x)
-        values = x.data if isinstance(x, Tensor) else x
-        fusable = residual is None and (activation is None or activation == "relu")
-        if fusable and getattr(values, "shape", None) in self._sparse_shapes:
-            out = self._kernel.multiply(values, activation is not None)
-            if out is not None:
-                return _wrap(out)
-        return self._forward_general(np.ascontiguousarray(values, np.float32), activation, residual)
-
-    def _forward_general(self, values: Array, activation: str | None, residual: Any) -> Tensor:
-        """Multiply inputs of a new shape, or with an epilogue that the kernel does not fuse."""
-        if values.shape[-1:] != (self.in_features,):
-            raise ShapeError(f"SparseInt8Linear needs inputs (..., {self.in_features}), not {values.shape}")
-        fused = activation == "relu" and residual is None
-        dense = self._is_dense(values)
-        if not dense and len(self._sparse_shapes) < _MAX_CACHED_SHAPES:
-            self._sparse_shapes.add(values.shape)
-        product = self._dense_product(values, fused) if dense else self._kernel.multiply(values, fused)
-        return self._apply_epilogue(product, activation, residual, fused)
-
-    def _is_dense(self, x: Array) -> bool:
-        """True if the dense kernel is faster for this batch size."""
-        rows = x.size // self.in_features if self.in_features else 0
-        if self.always_sparse or not rows:
-            return False
-        return self._choose(
-            self._size_class(rows),
-            lambda: self._kernel.multiply(x, False),
-            lambda: self._dense_product(x, False),
-            f"batch {rows}",
-        )
-
-    def _dense_product(self, x: Array, relu: bool) -> Array:
+    def _dense_product(self, rows: Array, relu: bool) -> Array:
         if self._dense is None:
             self._dense = QuantizedLinear.from_integers(self.weights(), self.scale, self.float_bias)
-        out: Array = self._dense(x, activation="relu" if relu else None).data
+        out: Array = self._dense(rows, activation="relu" if relu else None).data
         return out
-
-    def _weights(self) -> Array:
-        return self.weights()
 
     def _extra_arrays(self) -> dict[str, Array]:
         return {"scale": self.scale}

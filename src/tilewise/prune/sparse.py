@@ -12,23 +12,21 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._events import recorders
 from tilewise._extension import native
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError, type_name
-from tilewise.nn import BatchNorm2d, Conv2d, Linear, Module, MultiHeadAttention, ReLU, Sequential
+from tilewise.nn import BatchNorm2d, Conv2d, Linear, Module, MultiHeadAttention, Sequential
 from tilewise.nn.layers import Rng
 from tilewise.prune.bitmask import unpack_sparse
 from tilewise.prune.conv import FoldedNorm, SparseConv2d, sparse_with_norm
 from tilewise.prune.masks import MagnitudePruner, checked_weights
-from tilewise.prune.sparse_layer import SparseLayer, check_layer_size, reject_gradient
-from tilewise.tensor import Tensor, _wrap, is_grad_enabled, no_grad
+from tilewise.prune.sparse_layer import SparseMatrixLayer, check_layer_size
+from tilewise.tensor import Tensor, no_grad
 
 Array = npt.NDArray[Any]
-_MAX_CACHED_SHAPES = 1000  # bounds the memory of `_dense_for`
 
 
-class SparseLinear(SparseLayer):
+class SparseLinear(SparseMatrixLayer):
     """Linear layer with a sparse weight (out, in): y = x @ weight.T + bias."""
 
     description, format = "a sparse linear layer", "tilewise sparse linear 1"
@@ -58,9 +56,7 @@ class SparseLinear(SparseLayer):
         if bias is not None and np.shape(bias) != (len(w),):
             raise ShapeError(f"the bias of {len(w)} outputs must have the shape ({len(w)},), not {np.shape(bias)}")
         self._describe(w, bias, always_sparse)
-        self.out_features, self.in_features = w.shape
         self._kernel = (_NumpySparse if native is None else native.SparseWeights)(w, self.float_bias)
-        self._dense_for: dict[tuple[int, ...], bool] = {}  # input shape -> True if the dense product is used
 
     @classmethod
     def from_dense(cls, linear: Linear, always_sparse: bool = False) -> SparseLinear:
@@ -95,66 +91,6 @@ class SparseLinear(SparseLayer):
 
         return csr_matrix(self._kernel.to_dense())
 
-    def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
-        """Multiply; shapes seen before take a fast path without checks and conversions."""
-        values = x.data if isinstance(x, Tensor) else x
-        fusable = residual is None and (activation is None or activation == "relu")
-        dense = self._dense_for.get(getattr(values, "shape", ())) if fusable else None
-        if dense is not None and not (values is not x and x.requires_grad and is_grad_enabled()):
-            multiply = self._dense_fast if dense else self._kernel.multiply
-            out = multiply(values, activation is not None)
-            if out is not None:
-                return _wrap(out)
-        return self._forward_general(x, activation, residual)
-
-    def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
-        """Run this layer and the sparse layers and ReLUs that follow it, without a tensor for each result between them.
-
-        The products of a small network take a few microseconds each, about as long as the calls around them.
-        """
-        if recorders or (x.requires_grad and is_grad_enabled()):
-            return super().forward_fused(x, layers)
-        values, count = x.data, 0
-        while count < len(layers) and layers[count].__class__ is SparseLinear:
-            layer: Any = layers[count]
-            dense = layer._dense_for.get(values.shape)
-            if dense is None:
-                break
-            relu = count + 1 < len(layers) and layers[count + 1].__class__ is ReLU
-            out = (layer._dense_fast if dense else layer._kernel.multiply)(values, relu)
-            if out is None:
-                break
-            values, count = out, count + 1 + relu
-        return (_wrap(values), count) if count else super().forward_fused(x, layers)
-
-    def _forward_general(self, x: Any, activation: str | None, residual: Any) -> Tensor:
-        """Multiply inputs of a new shape, or with an epilogue that the kernel does not fuse."""
-        reject_gradient(x)
-        values = np.asarray(x.data if isinstance(x, Tensor) else x, np.float32)
-        if values.shape[-1:] != (self.in_features,):
-            raise ShapeError(f"SparseLinear needs inputs (..., {self.in_features}), not {values.shape}")
-        rows = np.ascontiguousarray(values.reshape(-1, self.in_features))
-        fused = residual is None and activation == "relu"
-        dense = self._is_dense(rows)
-        if len(self._dense_for) < _MAX_CACHED_SHAPES:
-            self._dense_for[values.shape] = dense
-        product = self._dense_product(rows, fused) if dense else self._kernel.multiply(rows, fused)
-        product = product.reshape(*values.shape[:-1], self.out_features)
-        return self._apply_epilogue(product, activation, residual, fused)
-
-    # --- sparse or dense ---
-
-    def _is_dense(self, rows: Array) -> bool:
-        """Tell whether the dense product was faster than the sparse one for this number of rows."""
-        if self.always_sparse or not len(rows):
-            return False
-        return self._choose(
-            self._size_class(len(rows)),
-            lambda: self._kernel.multiply(rows, False),
-            lambda: self._dense_product(rows, False),
-            f"batch {len(rows)}",
-        )
-
     def _dense_product(self, rows: Array, relu: bool) -> Array:
         """Multiply by the weights in dense form, unpacking them on first use."""
         if self._dense is None:
@@ -164,19 +100,6 @@ class SparseLinear(SparseLayer):
             "matmul", rows, self._dense.T, bias=self.float_bias, activation=activation
         )
         return product
-
-    def _dense_fast(self, values: Array, relu: bool) -> Array | None:
-        """Dense product of an array whose shape was checked before; None if its dtype must be converted first."""
-        if values.dtype != np.float32:
-            return None
-        if values.ndim == 2:
-            return self._dense_product(values, relu)
-        out = self._dense_product(values.reshape(-1, self.in_features), relu)
-        return out.reshape(*values.shape[:-1], self.out_features)
-
-    def _weights(self) -> Array:
-        weight: Array = self._kernel.to_dense()
-        return weight
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Array]) -> Self:

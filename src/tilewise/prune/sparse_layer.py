@@ -14,17 +14,19 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._events import recorders
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.errors import ConfigurationError, FileFormatError, GradientError
+from tilewise.errors import ConfigurationError, FileFormatError, GradientError, ShapeError
 from tilewise.io import load_arrays, save
-from tilewise.nn import Module
+from tilewise.nn import Module, ReLU
 from tilewise.nn.layers import fusable_activation
 from tilewise.nn.module import FusibleLayer
 from tilewise.prune.bitmask import pack_sparse
-from tilewise.tensor import Tensor, is_grad_enabled
+from tilewise.tensor import Tensor, _wrap, is_grad_enabled
 
 Array = npt.NDArray[Any]
+_MAX_CACHED_SHAPES = 1000  # bounds the memory of `_dense_for`
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class SparseLayer(FusibleLayer):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the non-zero values and one bit per weight to a safetensors file."""
         bias = {} if self.float_bias is None else {"bias": self.float_bias}
-        save(pack_sparse(self._weights()) | self._extra_arrays() | bias, path, {"format": self.format})
+        save(pack_sparse(self.weights()) | self._extra_arrays() | bias, path, {"format": self.format})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -148,9 +150,10 @@ class SparseLayer(FusibleLayer):
         except (KeyError, ValueError, TypeError):
             raise FileFormatError(f"{path} does not contain {cls.description}") from None
 
-    def _weights(self) -> Array:
+    def weights(self) -> Array:
         """Dense weights, zeros included."""
-        raise NotImplementedError
+        weight: Array = self._kernel.to_dense()
+        return weight
 
     def _extra_arrays(self) -> dict[str, Array]:
         """Arrays of its file other than weights and bias."""
@@ -160,3 +163,86 @@ class SparseLayer(FusibleLayer):
     def _from_arrays(cls, arrays: dict[str, Array]) -> Self:
         """Create the layer from the arrays of its file."""
         raise NotImplementedError
+
+
+class SparseMatrixLayer(SparseLayer):
+    """A layer that multiplies the last axis of its input, which has `in_features` elements, by a sparse matrix."""
+
+    in_features: int
+    out_features: int
+
+    def _describe(self, weight: Array, bias: Array | None, always_sparse: bool) -> None:
+        super()._describe(weight, bias, always_sparse)
+        self.out_features, self.in_features = weight.shape
+        self._dense_for: dict[tuple[int, ...], bool] = {}  # input shape -> True if the dense product is used
+
+    def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
+        """Multiply; shapes seen before take a fast path without checks and conversions."""
+        values = x.data if isinstance(x, Tensor) else x
+        fusable = residual is None and (activation is None or activation == "relu")
+        dense = self._dense_for.get(getattr(values, "shape", ())) if fusable else None
+        if dense is not None and not (values is not x and x.requires_grad and is_grad_enabled()):
+            multiply = self._dense_fast if dense else self._kernel.multiply
+            out = multiply(values, activation is not None)
+            if out is not None:
+                return _wrap(out)
+        return self._forward_general(x, activation, residual)
+
+    def forward_fused(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+        """Run this layer and the sparse layers and ReLUs that follow it, without a tensor for each result between them.
+
+        The products of a small network take a few microseconds each, about as long as the calls around them.
+        """
+        if recorders or (x.requires_grad and is_grad_enabled()):
+            return super().forward_fused(x, layers)
+        values, count = x.data, 0
+        while count < len(layers) and isinstance(layers[count], SparseMatrixLayer):
+            layer: Any = layers[count]
+            dense = layer._dense_for.get(values.shape)
+            if dense is None:
+                break
+            relu = count + 1 < len(layers) and layers[count + 1].__class__ is ReLU
+            out = (layer._dense_fast if dense else layer._kernel.multiply)(values, relu)
+            if out is None:
+                break
+            values, count = out, count + 1 + relu
+        return (_wrap(values), count) if count else super().forward_fused(x, layers)
+
+    def _forward_general(self, x: Any, activation: str | None, residual: Any) -> Tensor:
+        """Multiply inputs of a new shape, or with an epilogue that the kernel does not fuse."""
+        reject_gradient(x)
+        values = np.asarray(x.data if isinstance(x, Tensor) else x, np.float32)
+        if values.shape[-1:] != (self.in_features,):
+            raise ShapeError(f"{type(self).__name__} needs inputs (..., {self.in_features}), not {values.shape}")
+        rows = np.ascontiguousarray(values.reshape(-1, self.in_features))
+        fused = residual is None and activation == "relu"
+        dense = self._is_dense(rows)
+        if len(self._dense_for) < _MAX_CACHED_SHAPES:
+            self._dense_for[values.shape] = dense
+        product = self._dense_product(rows, fused) if dense else self._kernel.multiply(rows, fused)
+        product = product.reshape(*values.shape[:-1], self.out_features)
+        return self._apply_epilogue(product, activation, residual, fused)
+
+    def _is_dense(self, rows: Array) -> bool:
+        """Tell whether the dense product was faster than the sparse one for this number of rows."""
+        if self.always_sparse or not len(rows):
+            return False
+        return self._choose(
+            self._size_class(len(rows)),
+            lambda: self._kernel.multiply(rows, False),
+            lambda: self._dense_product(rows, False),
+            f"batch {len(rows)}",
+        )
+
+    def _dense_product(self, rows: Array, relu: bool) -> Array:
+        """Multiply rows by the weights in dense form, unpacking them on first use."""
+        raise NotImplementedError
+
+    def _dense_fast(self, values: Array, relu: bool) -> Array | None:
+        """Dense product of an array whose shape was checked before; None if its dtype must be converted first."""
+        if values.dtype != np.float32:
+            return None
+        if values.ndim == 2:
+            return self._dense_product(values, relu)
+        out = self._dense_product(values.reshape(-1, self.in_features), relu)
+        return out.reshape(*values.shape[:-1], self.out_features)

@@ -68,35 +68,31 @@ def _check_groups(conv: nn.Conv2d) -> None:
         raise ConfigurationError("shrink does not support convolutions with groups")
 
 
+def _with(layer: Any, **attributes: Any) -> Any:
+    """Copy a layer with other attributes."""
+    small = copy.copy(layer)
+    for name, value in attributes.items():
+        setattr(small, name, value)
+    return small
+
+
 def smaller_conv(conv: nn.Conv2d, outputs: Array | None, inputs: Array | None) -> nn.Conv2d:
     """Copy a convolution with only these output and input channels."""
     _check_groups(conv)
-    weight = conv.weight.data
-    weight = weight if outputs is None else weight[outputs]
-    weight = weight if inputs is None else weight[:, inputs]
-    small = nn.Conv2d(
-        weight.shape[1],
-        weight.shape[0],
-        conv.kernel_size,
-        conv.stride,
-        conv.padding,
-        bias=conv.bias is not None,
-        dilation=conv.dilation,
-        rng=0,
-    )
-    small.weight = Parameter(np.array(weight, order="C"))
-    if conv.bias is not None:
-        small.bias = Parameter(np.array(conv.bias.data if outputs is None else conv.bias.data[outputs]))
+    weight, bias = conv.weight.data, conv.bias
+    if outputs is not None:
+        weight, bias = weight[outputs], None if bias is None else Parameter(bias.data[outputs])
+    weight = np.array(weight if inputs is None else weight[:, inputs], order="C")
+    small: nn.Conv2d = _with(conv, weight=Parameter(weight), bias=bias)
+    small.out_channels, small.in_channels = weight.shape[:2]
     return small
 
 
 def smaller_norm(norm: nn.BatchNorm2d, channels: Array) -> nn.BatchNorm2d:
     """Copy a batch norm with only these channels."""
-    small = nn.BatchNorm2d(len(channels), norm.eps, norm.momentum)
-    small.weight, small.bias = Parameter(norm.weight.data[channels]), Parameter(norm.bias.data[channels])
-    small.running_mean = Buffer(norm.running_mean.data[channels])
-    small.running_var = Buffer(norm.running_var.data[channels])
-    small.training = norm.training
+    parameters = {name: Parameter(getattr(norm, name).data[channels]) for name in ("weight", "bias")}
+    buffers = {name: Buffer(getattr(norm, name).data[channels]) for name in ("running_mean", "running_var")}
+    small: nn.BatchNorm2d = _with(norm, num_features=len(channels), **parameters, **buffers)
     return small
 
 
@@ -110,10 +106,8 @@ def smaller_linear(linear: nn.Linear, channels: Array, channel_count: int) -> nn
         raise ShapeError(f"{linear.in_features} inputs are not a multiple of {channel_count} channels")
     # Input columns of the remaining channels.
     columns = (channels[:, None] * per_channel + np.arange(per_channel)).reshape(-1)
-    small = nn.Linear(len(columns), linear.out_features, bias=linear.bias is not None, rng=0)
-    small.weight = Parameter(np.array(linear.weight.data[:, columns], order="C"))
-    if linear.bias is not None:
-        small.bias = Parameter(np.array(linear.bias.data))
+    weight = np.array(linear.weight.data[:, columns], order="C")
+    small: nn.Linear = _with(linear, in_features=len(columns), weight=Parameter(weight))
     return small
 
 
