@@ -89,9 +89,19 @@ def summary() -> str:
         slower = sum(ratio < 1 for ratio in ratios) / len(ratios)
         cells.append(
             (label, peer_names(members), f"{geometric(ratios):.2f}×{mark}", f"{min(ratios):.2f}×", f"{slower:.0%}",
-             f"{len(ratios)} on {len(cpus)} {'CPUs' if len(cpus) > 1 else 'CPU'}")
+             f"{len(ratios)} on {len(cpus)} {'CPUs' if len(cpus) > 1 else 'CPU'}", current_kernels(members))
         )  # fmt: skip
-    return table(("work", "against the fastest of", "typical", "worst", "slower in", "cases"), cells)
+    headings = ("work", "against the fastest of", "typical", "worst", "slower in", "cases", "with the current kernels")
+    return table(headings, cells)
+
+
+def current_kernels(cases: list[Case]) -> str:
+    """Return the typical and the worst ratio of the cases that were measured after the last change of their kernels."""
+    current = [case for case in cases if not case.is_stale]
+    if not current:
+        return "not measured"
+    ratios, cpus = [case.ratio for case in current], dict.fromkeys(case.kind for case in current)
+    return f"{geometric(ratios):.2f}× (worst {min(ratios):.2f}), {len(current)} on {', '.join(cpus)}"
 
 
 def cost_model_rows() -> list[tuple[str, ...]]:
@@ -110,16 +120,16 @@ def cost_model_rows() -> list[tuple[str, ...]]:
     return [
         ("**Unmeasured choice**, Triton kernels, new shapes", f"exhaustive search (default: {default:.2f})",
          f"{first:.2f} of the best", f"{min(row['first'] for row in gpu):.2f}", f"{better:.0%} (than the default)",
-         f"{len(gpu)} on an H200"),
+         f"{len(gpu)} on an H200", ""),
         ("**Unmeasured choice**, GPU never seen", "exhaustive search (default: not measured)",
          f"{geometric(left_out.values()):.2f} of the best; {products['means']['first'][0]:.2f} for matrix products",
          f"{min(left_out.values()):.2f}", "not measured",
-         f"{len(left_out)} GPUs, each left out once; {products['kernels']} products on an A100"),
+         f"{len(left_out)} GPUs, each left out once; {products['kernels']} products on an A100", ""),
         ("**Unmeasured choice**, CPU never seen", f"exhaustive search (default: {cpu_default:.2f})",
          f"{cpu_first:.2f} of the best; {cpu_five:.2f} after five measurements",
          f"{min(row['worst_first'] for row in folds):.2f}",
          f"{sum(row['taken'] for row in folds) / kernels:.1%} at most (than the default)",
-         f"{kernels} on {len(folds)} CPUs, each left out once"),
+         f"{kernels} on {len(folds)} CPUs, each left out once", ""),
     ]  # fmt: skip
 
 
