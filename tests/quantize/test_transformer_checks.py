@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ import pytest
 
 from tilewise import nn
 from tilewise.errors import AccuracyError, ConfigurationError
+from tilewise.nn.self_planning import explain
 from tilewise.quantize import convert as checks_module
 from tilewise.quantize import load_quantized, quantize, save_quantized
 from tilewise.quantize.layers import QuantizedLinear
-from tilewise.tensor import Tensor, cat
+from tilewise.tensor import Tensor, cat, no_grad
 
 RNG = np.random.default_rng(7)
 
@@ -73,6 +76,43 @@ def test_constants_repeated_for_every_image_are_saved(batch: Any, tmp_path: Path
     again = load_quantized(tmp_path / "encoder.safetensors")
     for count in (1, 3):
         assert np.array_equal(again(batch[:count]).data, int8(batch[:count]).data)
+
+
+class Gram(nn.Module):
+    """A linear layer between norms, softmax and a product of two tensors."""
+
+    def __init__(self) -> None:
+        self.norm, self.inside, self.head = nn.LayerNorm(16), nn.Linear(16, 16, rng=0), nn.Linear(4, 5, rng=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inside(self.norm(x))
+        return self.head((y @ y.transpose(1, 2)).softmax(-1))
+
+
+@pytest.mark.filterwarnings("ignore:INT8 is off by")
+def test_another_process_loads_a_saved_model(batch: Any, tmp_path: Path) -> None:
+    int8, path = quantize(Gram(), [batch]), tmp_path / "gram.safetensors"
+    save_quantized(int8, path)
+    np.save(tmp_path / "batch.npy", batch)
+    program = (
+        "import sys, numpy as np; from tilewise.quantize import load_quantized; from tilewise import no_grad\n"
+        "with no_grad(): np.save(sys.argv[3], load_quantized(sys.argv[1])(np.load(sys.argv[2])).data)"
+    )
+    files = [str(path), str(tmp_path / "batch.npy"), str(tmp_path / "result.npy")]
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program, *files], check=True)
+    with no_grad():
+        np.testing.assert_array_equal(np.load(tmp_path / "result.npy"), int8(batch).data)
+
+
+@pytest.mark.filterwarnings("ignore:INT8 is off by")
+def test_a_quantized_model_and_its_loaded_copy_are_planned_from_the_first_call(batch: Any, tmp_path: Path) -> None:
+    pytest.importorskip("tilewise._native")
+    int8 = quantize(Gram(), [batch])
+    save_quantized(int8, tmp_path / "gram.safetensors")
+    for model in (int8, load_quantized(tmp_path / "gram.safetensors")):
+        with no_grad():
+            model(batch)
+        assert "planned in" in explain(model)
 
 
 @pytest.mark.parametrize(("float_seconds", "int8_seconds", "warns"), [(1.0, 2.0, True), (1.0, 1.05, False)])

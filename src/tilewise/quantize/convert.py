@@ -18,6 +18,7 @@ from tilewise import nn
 from tilewise._extension import native
 from tilewise.errors import AccuracyError, ConfigurationError, TilewiseError
 from tilewise.nn import Module
+from tilewise.nn.self_planning import layer_by_layer
 from tilewise.quantize.array import QuantizedArray
 from tilewise.quantize.calibration import Calibration, EvaluatedBatch, check_model, trace_and_calibrate
 from tilewise.quantize.graph import FloatGraph, trace
@@ -362,9 +363,10 @@ def first_deviating_layer(model: QuantizedModel, reference: FloatGraph, x: Array
 def state_dynamic_error(quantized: Any, model: Module, x: Array, max_error: float | None) -> None:
     """Measure the error of a dynamically quantized model on a batch, store it, and warn if it is above `max_error`.
 
-    Rows are quantized as they come, so no image is special: the batch stands for others (`stated_error`).
+    Rows are quantized as they come, so no image is special: the batch stands for others (`stated_error`). Both run
+    layer by layer: a plan made here would be dropped when the error is stored, and the next calls would not be planned.
     """
-    with no_grad():
+    with no_grad(), layer_by_layer():
         try:
             result, exact = (np.asarray(m.eval()(x).data, np.float32) for m in (quantized, model))
         except (AttributeError, TypeError):  # several results, or inputs of another kind: nothing to compare

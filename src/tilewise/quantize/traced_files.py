@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,15 +28,20 @@ from tilewise.tensor import Tensor, apply, no_grad
 Array = npt.NDArray[Any]
 # Operations that hold functions or random generators, which are not data.
 _NOT_STORED = ("Computed", "Dropout")
+_OPERATION_MODULES = (
+    "ops.activations", "ops.elementwise", "ops.matmul", "ops.reductions", "ops.shapes", "nn.primitives",
+    "nn.resampling", "onnx.operators",
+)  # fmt: skip
 _LARGEST_NESTING = 8  # of tuples in a file's parameters; arbitrary, rejects hostile files
 
 
 def operations() -> dict[str, type[Operation]]:
     """Return tilewise's operations by name.
 
-    The ONNX operators are imported by name: they define some, and nothing else here depends on them.
+    A process that loads a file may not have imported the modules that define them.
     """
-    importlib.import_module("tilewise.onnx.operators")
+    for module in _OPERATION_MODULES:
+        importlib.import_module(f"tilewise.{module}")
     classes: list[type[Operation]] = [Operation]
     by_name: dict[str, type[Operation]] = {}
     while classes:
@@ -222,8 +227,7 @@ class TracedModel(Module):
     def __init__(self, nodes: list[Node], result: int, inputs: list[tuple[str, tuple[int, ...]]]) -> None:
         """`inputs` are the dtype and shape of each example that the network was traced with."""
         self.nodes, self.result, self.inputs = nodes, result, inputs
-        layers = [v for node in nodes for v in node.params.values() if isinstance(v, QuantizedLinear)]
-        self.linear_layers = layers
+        self.linear_layers = [v for node in nodes for v in node.params.values() if isinstance(v, QuantizedLinear)]
         self.training = False
         count = len(inputs)
         for number, node in enumerate(nodes, count):
@@ -234,17 +238,22 @@ class TracedModel(Module):
         if not 0 <= result < count + len(nodes):
             raise ValueError
 
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield the integer layers, which are parameters of operations, so that this model plans itself like others."""
+        return ((f"linear_layers.{index}", layer) for index, layer in enumerate(self.linear_layers))
+
     def forward(self, *inputs: Any) -> Tensor:
         """Replay the operations, and drop every value after its last reader."""
         if len(inputs) != len(self.inputs):
             raise ShapeError(f"this network takes {len(self.inputs)} inputs, not {len(inputs)}")
         values: dict[int, Tensor] = {}
         for number, (x, (dtype, shape)) in enumerate(zip(inputs, self.inputs, strict=True)):
-            values[number] = Tensor(np.ascontiguousarray(x.data if isinstance(x, Tensor) else x, dtype))
+            is_right = isinstance(x, Tensor) and x.dtype == dtype
+            values[number] = x if is_right else Tensor(np.ascontiguousarray(x, dtype))
             if values[number].ndim != len(shape):
                 raise ShapeError(f"this network takes inputs of {len(shape)} axes, not {values[number].shape}")
         # Sizes that follow the batch are computed from that of the first input.
-        batch = len(values[0].data) if values[0].ndim else 0
+        batch = values[0].shape[0] if values[0].ndim else 0
         uses = self._last_uses()
         for number, node in enumerate(self.nodes, len(self.inputs)):
             tensors = [values[v.number] if isinstance(v, Value) else _constant(v, batch) for v in node.inputs]
