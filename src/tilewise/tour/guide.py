@@ -16,8 +16,7 @@ from tilewise import __version__
 from tilewise._atomic import write_atomic
 from tilewise._extension import native
 from tilewise._system import cores, cpu_name
-from tilewise.errors import TilewiseError, UnavailableError
-from tilewise.tour.machine import BUSY_CORES
+from tilewise.errors import TilewiseError
 from tilewise.tour.page import page
 from tilewise.tour.stops import Headline, Stop, Visit
 
@@ -37,23 +36,16 @@ def _stops() -> list[tuple[str, str, Callable[[Visit], Stop]]]:
     """Return key, title and function of every stop, in order."""
     from tilewise.tour.machine import machine_stop
     from tilewise.tour.ranking import ranking_stop
+    from tilewise.tour.tuning import tuning_stop
     from tilewise.tour.walks import cnn_stop, gpt_stop
 
     return [
         ("machine", "This machine", machine_stop),
         ("ranking", "Which tile is fastest? Ranked without running", ranking_stop),
-        ("tuning", "Three products tuned here", _tuning_stop),
+        ("tuning", "Three products tuned here", tuning_stop),
         ("cnn", "A CNN, step by step", cnn_stop),
         ("gpt", "A GPT, step by step", gpt_stop),
     ]
-
-
-def _tuning_stop(visit: Visit) -> Stop:
-    if native is None:
-        raise UnavailableError("tiles belong to the compiled kernels, which are not installed")
-    from tilewise.tour.tuning import tuning_stop
-
-    return tuning_stop(visit)
 
 
 def _describe_environment(when: str) -> str:
@@ -102,7 +94,7 @@ def take_tour(
         show(number, stop)
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = folder / "report.html"
-    busy = facts.get("machine", {}).get("load", 0.0) > BUSY_CORES
+    busy = facts.get("machine", {}).get("unsteady")
     about = _describe_environment(when) + (" Other programs were running: take the times as rough." if busy else "")
     write_atomic(report, page(stops, about, headlines(facts)))
     write_atomic(folder / "tour.json", json.dumps({"when": when, **facts}, indent=1) + "\n")

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
+from typing import Any
 
 from tilewise._extension import native
+from tilewise.profile.timing.stability import machine_reasons, read_machine
 from tilewise.tour.stops import Bars, Stop, Table, Visit
 
-BUSY_CORES = 0.3  # cores that other programs use, above which times are called unsteady; arbitrary
-
-
-def _cores_used_by_others(seconds: float = 0.3) -> float:
-    """Return how many cores other processes use while this one sleeps; 0 if /proc/stat is missing."""
-    before = _busy_ticks()
-    time.sleep(seconds)
-    return max(0, _busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
-
-
-def _busy_ticks() -> int:
-    """Return the CPU time used by all processes since boot, in clock ticks."""
-    try:
-        user, nice, system = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:4]
-    except (OSError, ValueError):
-        return 0
-    return int(user) + int(nice) + int(system)
+_OBSERVED_SECONDS = 0.3  # of other programs' load; arbitrary, longer than the 0.2 s that `machine_reasons` needs
 
 
 def machine_stop(visit: Visit) -> Stop:
@@ -41,7 +25,7 @@ def machine_stop(visit: Visit) -> Stop:
         f"{peak.isa}, {peak.threads} thread{'s'[: peak.threads > 1]}": peak.flops_per_second / 1e9
         for peak in ceilings.peaks
     }
-    facts = {
+    facts: dict[str, Any] = {
         "isa": active_isa(),
         "gflops": one_thread / 1e9,
         "gflops_all": all_threads / 1e9,
@@ -59,13 +43,11 @@ def machine_stop(visit: Visit) -> Stop:
             + (f", {threads} threads do {all_threads / 1e9:.0f}" if threads > 1 else "")
             + f"; memory gives {bandwidth / 1e9:.0f} GB/s."
         ]
-    busy = _cores_used_by_others()
-    facts["load"] = busy
-    if busy > BUSY_CORES:
-        lines.append(
-            f"Other programs keep {busy:.1f} of its cores busy: the times below are unsteady, and libraries that share "
-            "the cores suffer most. Close them and take the tour again."
-        )
+    before = read_machine()
+    time.sleep(_OBSERVED_SECONDS)
+    disturbances = machine_reasons(before, read_machine())
+    facts["unsteady"] = disturbances
+    lines += [f"The times below are unsteady, those of other libraries most: {reason}." for reason in disturbances]
     table = Table(("instructions and threads", "GFLOP/s"), [(name, f"{rate:,.1f}") for name, rate in peaks.items()])
     meaning = (
         "The ceilings: no program can run faster than this machine computes and reads memory. Arithmetic is counted in "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewise._extension import native
+from tilewise.errors import UnavailableError
 from tilewise.store.problem import Value
 from tilewise.tour.stops import Bars, Stop, Table, Visit
 from tilewise.tune.choose.check import check
@@ -16,6 +18,8 @@ _VISIBLE_DIFFERENCE = 0.02  # share of the fastest speed; bars that differ by le
 
 def tuning_stop(visit: Visit) -> Stop:
     """Compare the default tile, the model's first choice and five measurements with the fastest tile."""
+    if native is None:
+        raise UnavailableError("tiles belong to the compiled kernels, which are not installed")
     shapes = _SHAPES[:1] if visit.quick else _SHAPES
     problems: list[Mapping[str, Value]] = [{"family": "matmul", "m": m, "n": n, "k": k} for m, n, k in shapes]
     result = check(problems, say=visit.say)

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from tilewise.backend import OptimizedBackend, use_backend
 from tilewise.bench.build import retrain
 from tilewise.bench.events import TinyMLPerf
 from tilewise.errors import UnavailableError
-from tilewise.generate import generate
+from tilewise.generate import generate, make_engine
 from tilewise.graph.plan import compile
 from tilewise.nn import Module
 from tilewise.profile import MeasurementError, Timer
@@ -101,13 +101,11 @@ def gpt_stop(visit: Visit) -> Stop:
         steps.append(step("accelerated", None, weights, use_cache=False))
     steps.append(step("cached", None, weights))
     if native is not None:
-        steps.append(step("cached, INT8 weights", None, _int8_bytes(model), weights="int8"))
+        int8_bytes: int = make_engine(model, "int8").weight_bytes  # type: ignore[attr-defined]
+        steps.append(step("cached, INT8 weights", None, int8_bytes, weights="int8"))
     stop = _timed_stop(f"A GPT that writes about Python, {count} tokens", steps, "tokens as plain", 12)
-    lines = [
-        *stop.lines,
-        "Pruning is left out here, because fine-tuning takes a minute: `tilewise prune gpt` shows it.",
-    ]
-    return Stop(stop.title, stop.facts, lines, stop.tables, stop.charts, stop.meaning)
+    note = "Pruning is left out here, because fine-tuning takes a minute: `tilewise prune gpt` shows it."
+    return replace(stop, lines=[*stop.lines, note])
 
 
 def _affordable_tokens(model: Any, ids: Any, plain: OptimizedBackend, max_tokens: int) -> int:
@@ -182,12 +180,3 @@ def accuracy_text(model: Module, images: data.ImageData) -> str:
 
 def weight_bytes(model: Module) -> int:
     return sum(t.data.nbytes for _, t in model.named_tensors())
-
-
-def _int8_bytes(model: Module) -> int:
-    """Return the bytes of an int8 decoder: matrices in int8 with a float32 scale per row, the rest unchanged."""
-    total = 0
-    for _, tensor in model.named_tensors():
-        array = tensor.data
-        total += array.size + 4 * array.shape[0] if array.ndim == 2 else array.nbytes
-    return total
