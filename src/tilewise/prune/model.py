@@ -27,7 +27,6 @@ Array = npt.NDArray[Any]
 SCOPES = ("global", "layer", "row")
 _RISING_SHARE = 0.6  # of the steps, while the sparsity rises; arbitrary, insensitive between 0.4 and 0.8
 _LEVELS = 20  # times the masks change while the sparsity rises; arbitrary, insensitive above 10
-Train = Callable[[Module], None]
 
 
 @dataclass(frozen=True)
@@ -98,17 +97,14 @@ def prune(
     scope: str = "global",
     *,
     pattern: str = "unstructured",
-    schedule: Iterable[float] | int | None = None,
-    train: Train | None = None,
     skip: Iterable[str] = (),
     calibration: Iterable[Any] | None = None,
 ) -> Module:
     """Return a pruned copy of `model`; its attribute `pruning` has the masks and their sparsity.
 
-    Pruning is one-shot by default. It is gradual with `train`, a function that trains a model for one round, and
-    `schedule`: the sparsity of each round, or the number of rounds, in which the sparsity rises along a cubic curve
-    (Zhu and Gupta 2017). Layers named in `skip` are not pruned. With `calibration`, batches of inputs, weights are
-    compared by Wanda scores within each output, which loses less than magnitudes where there is no training.
+    All weights are removed at once; `prune_gradually` trains meanwhile. Layers named in `skip` are not pruned. With
+    `calibration`, batches of inputs, weights are compared by Wanda scores within each output, which loses less than
+    magnitudes where there is no training.
 
     >>> from tilewise import models
     >>> round(prune(models.mlp(), 0.7).pruning.sparsity, 2)
@@ -117,32 +113,9 @@ def prune(
     checked_sparsity(sparsity)
     if not isinstance(model, Module):
         raise ConfigurationError(f"prune takes an nn.Module, not {type_name(model)}; for arrays use MagnitudePruner")
-    selection = _Selection(model, scope, pattern, skip, calibration)
-    out: Any = copy.deepcopy(model)
-    for level in _levels(sparsity, schedule, train):
-        selection.prune(out, level)
-        if train is not None:
-            train(out)
-            out.pruning.apply()
-    result: Module = out
-    return result
-
-
-def _levels(sparsity: float, schedule: Iterable[float] | int | None, train: Train | None) -> list[float]:
-    """List the sparsity after each round of gradual pruning."""
-    if schedule is None:
-        return [sparsity]
-    if train is None:
-        raise ConfigurationError("a schedule needs `train`, a function that trains the model between its rounds")
-    if isinstance(schedule, int):
-        if schedule < 1:
-            raise ConfigurationError(f"a schedule needs at least 1 round, not {schedule}")
-        # Cubic schedule: prune much while many weights are redundant, little near the end.
-        return [sparsity * (1 - (1 - (i + 1) / schedule) ** 3) for i in range(schedule)]
-    levels = [checked_sparsity(level) for level in schedule]
-    if not levels or levels != sorted(levels) or levels[-1] != sparsity:
-        raise ConfigurationError(f"a schedule must rise to the requested sparsity, {sparsity}")
-    return levels
+    out = copy.deepcopy(model)
+    _Selection(model, scope, pattern, skip, calibration).prune(out, sparsity)
+    return out
 
 
 class _Selection:
