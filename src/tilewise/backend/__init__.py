@@ -7,7 +7,7 @@ compiled matrix product) and `tile_space` (the feasible tiles of an operation).
 from typing import TYPE_CHECKING
 
 from tilewise._late import late_names
-from tilewise.backend import attention, rows  # noqa: F401 - registers their operations
+from tilewise.backend import rows  # noqa: F401 - registers their operations
 from tilewise.backend.conv import default_conv2d_tile
 from tilewise.backend.gemm import default_matmul_tile, matmul_native, matmul_numpy
 from tilewise.backend.registry import Explanation, OptimizedBackend, current_backend, use_backend

@@ -53,7 +53,7 @@ def main() -> None:
     substitute_unencodable(sys.stderr)
     _treat_sigterm_as_interrupt()
     try:
-        command = _single_command(sys.argv) or command_line()
+        command = command_line(_only_command(sys.argv))
         code = command.main(prog_name="tilewise", standalone_mode=False, default_map=defaults(command))
         sys.stdout.flush()
     except TilewiseError as error:
@@ -106,25 +106,23 @@ def _treat_sigterm_as_interrupt() -> None:
 
 
 @functools.cache
-def command_line() -> Any:
-    """Build the tree of all commands, sorted as `tilewise --help` lists them."""
-    if not app.registered_commands:
-        commands.register(app)
-    tree = typer.main.get_command(app)
+def command_line(only: str = "") -> Any:
+    """Build the tree of all commands, sorted as `tilewise --help` lists them, or of a single one."""
+    application = _new_application() if only else app
+    if not application.registered_commands:
+        commands.register(application, only)
+    tree = typer.main.get_command(application)
     commands.arrange(tree)
     return tree
 
 
-def _single_command(arguments: list[str]) -> Any:
-    """Build a command line with one command, if that is all that the arguments can need: all take a tenth of a second.
+def _only_command(arguments: list[str]) -> str:
+    """Return the name of the command if these arguments need no other: building all takes a tenth of a second.
 
-    None before the name of the command was parsed, or where a shell asks for completions.
+    "" before the name of the command was parsed, or where a shell asks for completions.
     """
-    if len(arguments) < 2 or arguments[1] not in commands.FUNCTIONS or "_TILEWISE_COMPLETE" in os.environ:
-        return None
-    application = _new_application()
-    commands.register_functions(application, arguments[1])
-    return typer.main.get_command(application)
+    is_single = len(arguments) > 1 and arguments[1] in commands.FUNCTIONS and "_TILEWISE_COMPLETE" not in os.environ
+    return arguments[1] if is_single else ""
 
 
 def _format_warning(message: Warning | str, *_: Any, **__: Any) -> str:

@@ -52,20 +52,15 @@ _RENAMED = {
 _ALIASES = {"run-pinned": ("lock", "run")}
 
 
-def register(app: typer.Typer) -> None:
-    """Attach every command to the application."""
-    register_functions(app, *FUNCTIONS)
-    for name, module in _GROUPS.items():
-        app.add_typer(getattr(import_module(f"tilewise.cli.{module}"), name), name=name)
-    register_commands(app)
-    _prepare(app)
-
-
-def register_functions(app: typer.Typer, *names: str) -> None:
-    """Attach some commands that are one function, and the options before a command's name."""
+def register(app: typer.Typer, only: str = "") -> None:
+    """Attach every command to the application, or only one of `FUNCTIONS`, and the options before its name."""
     app.callback()(options)
-    for name in names:
+    for name in (only,) if only else FUNCTIONS:
         app.command()(getattr(import_module(f"tilewise.cli.{FUNCTIONS[name]}"), name))
+    if not only:
+        for name, module in _GROUPS.items():
+            app.add_typer(getattr(import_module(f"tilewise.cli.{module}"), name), name=name)
+        register_commands(app)
     _prepare(app)
 
 

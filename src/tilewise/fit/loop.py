@@ -25,7 +25,7 @@ import numpy.typing as npt
 from tilewise import optim
 from tilewise._files import parse_json
 from tilewise.errors import ConfigurationError, FileFormatError, GradientError
-from tilewise.fit.tasks import Batch, FitRecipe, TrainingTask, task_for
+from tilewise.fit.tasks import Batch, FitRecipe, task_for
 from tilewise.io import load_arrays, save
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -90,7 +90,7 @@ class Trainer:
 
     def __init__(self, recipe: FitRecipe, out: Path, checkpoint_every: int) -> None:
         self.recipe, self.out, self.checkpoint_every = recipe, out, checkpoint_every
-        self.task: TrainingTask = task_for(recipe)
+        self.task = task_for(recipe)
         self.run = RunState()
         self.params = list(self.task.model.parameters())
         self.optimizer = optim.AdamW(self.params, recipe.lr, weight_decay=recipe.weight_decay)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,21 +29,6 @@ Batch = tuple[Array, Array]
 
 NAMES = ("mlp", "cnn", "resnet8", "gpt")
 _MAX_TEXT_BYTES = 1 << 28
-
-
-class TrainingTask(Protocol):
-    """A model with its batches, loss and scores."""
-
-    model: Module
-    steps_per_epoch: int
-    higher_is_better: bool
-
-    def batches(self) -> Iterator[Batch]: ...
-    def loss(self, batch: Batch) -> Tensor: ...
-    def validate(self) -> float: ...
-    def test(self) -> dict[str, float]: ...
-    def state(self) -> dict[str, int]: ...
-    def restore(self, state: dict[str, int]) -> None: ...
 
 
 class ImageTask:
@@ -158,7 +143,7 @@ class TextTask:
         self.in_epoch = int(state["in_epoch"])
 
 
-def task_for(recipe: FitRecipe) -> TrainingTask:
+def task_for(recipe: FitRecipe) -> ImageTask | TextTask:
     """Create the task of a recipe."""
     return TextTask(recipe) if recipe.model == "gpt" else ImageTask(recipe)
 

@@ -120,8 +120,9 @@ def image_model(name: str, size: int = 8, seed: Rng = 0) -> Module:
     builders: dict[str, Callable[[], Module]] = {
         "mlp": lambda: mlp(size * size, seed=seed),
         "cnn": lambda: cnn(1, size, seed=seed),
+        "resnet8": lambda: resnet8(seed=seed),
+        "vgg6": lambda: vgg6(seed=seed),
     }
-    builders |= {"resnet8": lambda: resnet8(seed=seed), "vgg6": lambda: vgg6(seed=seed)}
     if name not in builders:
         raise ConfigurationError(f"there is no image model {name!r}; choose one of {', '.join(builders)}")
     return builders[name]()
