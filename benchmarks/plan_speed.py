@@ -20,7 +20,7 @@ import tilewise
 from tilewise import Tensor, data, models, no_grad
 from tilewise._atomic import write_atomic
 from tilewise.backend import OptimizedBackend, matmul_blocked, matmul_naive, use_backend
-from tilewise.cli.optimize.prune import _bytes
+from tilewise.cli.optimize.before_after import bytes_with_kernels
 from tilewise.generate import generate, make_engine
 from tilewise.graph.plan import compile
 from tilewise.profile import Timer
@@ -69,13 +69,13 @@ def images(name: str) -> Iterator[dict[str, Any]]:
         with use_backend(numpy_only):
             return model(x)
 
-    share = int8.nbytes / _bytes(model)
+    share = int8.nbytes / bytes_with_kernels(model)
     yield ratio("4×", name, "planned float32, planned INT8", lambda: planned(x), lambda: int8(x), memory=share)
     yield ratio("4×", name, "plain float32, planned INT8", plain, lambda: int8(x), memory=share)
     smaller: Any = sparsify(prune(model, 0.7), sample=x) if name == "mlp" else shrink(model, FILTERS).eval()
     pruned = smaller if name == "mlp" else compile(smaller, x)
     form = "sparse" if name == "mlp" else "filters removed"
-    share = _bytes(smaller) / _bytes(model)
+    share = bytes_with_kernels(smaller) / bytes_with_kernels(model)
     yield ratio("70 %", name, f"planned dense, {form}", lambda: planned(x), lambda: pruned(x), memory=share)
     if name != "mlp":
         small_int8: Any = quantize(smaller, np.array_split(digits.x_train[:256], 4))

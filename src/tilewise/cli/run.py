@@ -133,16 +133,14 @@ def _summary(value: Any) -> dict[str, Any]:
     }
 
 
-_MAX_INT8_ERROR = 0.01  # share of the largest result: the default max_error of quantize()
-
-
-def _reason_for_float(cost: dict[str, Any], is_bounded: bool) -> str:
+def _reason_for_float(cost: dict[str, Any], is_bounded: bool, max_error: float = 0.01) -> str:
     """Return why the float network is used instead of the INT8 one, or "" if INT8 is used.
 
-    quantize() itself does not bound the error of a dynamically quantized network (`is_bounded` false).
+    quantize() itself does not bound the error of a dynamically quantized network (`is_bounded` false); its default
+    `max_error`, a share of the largest result, applies here.
     """
-    if not is_bounded and cost["error_of_largest"] > _MAX_INT8_ERROR:
-        return f"off by more than {_MAX_INT8_ERROR:.0%}: kept float"
+    if not is_bounded and cost["error_of_largest"] > max_error:
+        return f"off by more than {max_error:.0%}: kept float"
     return "slower than float: kept float" if cost["p50_s"] > cost["float_p50_s"] else ""
 
 

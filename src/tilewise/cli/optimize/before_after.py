@@ -73,9 +73,7 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures of `--json`."""
-        facts: dict[str, Any] = {name: getattr(self, name) for name in ("name", "accuracy", "bytes_in_memory")}
-        facts |= {name: getattr(self, name) for name in ("latency_s", "speedup", "speedup_interval")}
-        return facts | {name: getattr(self, name) for name in ("drop_points", "drop_interval", "doubts")}
+        return {name: value for name, value in vars(self).items() if name != "correct"} | {"accuracy": self.accuracy}
 
 
 def load_image_task(name: str, folder: str | None, weights: Path | None) -> Task:
@@ -192,9 +190,16 @@ def float_bytes(model: Module) -> int:
     return sum(t.size * t.dtype.itemsize for _, t in model.named_tensors())
 
 
-def print_table(title: str, rows: list[Outcome], batch: int, timed_call: str = "") -> None:
+def bytes_with_kernels(model: Module) -> int:
+    """Return the bytes of a model whose layers may be sparse."""
+    from tilewise.prune import SparseConv2d, SparseLinear
+
+    sparse = [layer.nbytes for layer in model.modules() if isinstance(layer, SparseConv2d | SparseLinear)]
+    return float_bytes(model) + sum(sparse)
+
+
+def print_table(title: str, rows: list[Outcome], timed_call: str) -> None:
     """Print a table of outcomes, and below it the timer's doubts about the latencies."""
-    timed_call = timed_call or f"{batch} images"
     headings = ("", "accuracy", "points lost (95 % interval)", "in memory", f"p50 of {timed_call}", "speed-up")
     show(table(headings, map(_cells, rows), title))
     for doubt in rows[0].doubts:

@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from tilewise.cli.every import option
-from tilewise.cli.optimize.before_after import float_bytes
+from tilewise.cli.optimize.before_after import bytes_with_kernels, float_bytes
 from tilewise.errors import ConfigurationError, did_you_mean
 from tilewise.nn import Module
 from tilewise.profile import Timer
@@ -135,16 +135,8 @@ def prune_own(own: OwnNetwork, sparsity: float, out: Path, runs: int, as_json: b
     zeros: Any = prune(own.network, sparsity, **options).eval()
     (onnx.save if path.suffix == ".onnx" else save)(zeros, path)
     sparse = sparsify(zeros, sample=own.batches[0])
-    versions = {"pruned": (zeros, float_bytes(zeros)), "sparse kernels": (sparse, _bytes_with_kernels(sparse))}
+    versions = {"pruned": (zeros, float_bytes(zeros)), "sparse kernels": (sparse, bytes_with_kernels(sparse))}
     report(own, versions, path, runs, as_json, "The file holds the zeros; tilewise.prune.sparsify uses sparse kernels.")
-
-
-def _bytes_with_kernels(model: Module) -> int:
-    """Return the bytes of a model whose layers may be sparse."""
-    from tilewise.prune import SparseConv2d, SparseLinear
-
-    sparse = [layer.nbytes for layer in model.modules() if isinstance(layer, SparseConv2d | SparseLinear)]
-    return float_bytes(model) + sum(sparse)
 
 
 # --- inputs ---

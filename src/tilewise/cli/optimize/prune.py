@@ -54,11 +54,18 @@ def prune(
 
     Example: tilewise prune gpt
     """
-    from tilewise.cli.optimize.before_after import accuracy, compare, load_image_task, print_table
+    from tilewise.cli.optimize.before_after import (
+        ModelVariant,
+        accuracy,
+        bytes_with_kernels,
+        compare,
+        load_image_task,
+        print_table,
+    )
     from tilewise.cli.optimize.pruning_tasks import ImagePruning, TextPruning
     from tilewise.io import save
     from tilewise.nn.describe import layer_names
-    from tilewise.prune import sensitivity
+    from tilewise.prune import sensitivity, sparsify
     from tilewise.prune.masks import Pattern, checked_sparsity
 
     checked_sparsity(sparsity)
@@ -83,11 +90,14 @@ def prune(
     if not structured:
         zeros = _prune_weights(task, sparsity, scope, pattern, epochs)
         layers = zeros.pruning.layers
-        versions["sparse"] = _sparsified(zeros, task)
+        versions["sparse"] = sparsify(zeros, _LEAST_SPARSITY, task.sample())
     if structured or (task.can_shrink and pattern == "unstructured" and not _is_faster(task, versions, runs)):
         versions["filters removed"] = _remove_filters(task, sparsity, not structured, epochs)
     out.mkdir(parents=True, exist_ok=True)
-    candidates = {name: _candidate(task, version) for name, version in versions.items()}
+    candidates = {
+        name: ModelVariant(task.call(version), bytes_with_kernels(version), task.correct(version))
+        for name, version in versions.items()
+    }
     if int8:
         smaller = versions["filters removed"] if structured else zeros
         candidates |= _quantized(task, smaller, out / task.name)
@@ -106,7 +116,7 @@ def prune(
         print(json.dumps(facts, default=float))
         return
     how = f"{epochs} epochs of fine-tuning" if epochs else "no fine-tuning"
-    print_table(f"{task.name}, {sparsity:.0%} of its weights removed, {how}", rows, batch, task.timed_call)
+    print_table(f"{task.name}, {sparsity:.0%} of its weights removed, {how}", rows, task.timed_call)
     for layer in layers:
         layer_name = names.get(layer.name.removesuffix(".weight"), layer.name)
         print(f"  {layer_name}: {layer.zeros:,} of {layer.weights:,} weights are zero ({layer.sparsity:.1%})")
@@ -149,11 +159,12 @@ def _prune_weights(task: ImagePruning | TextPruning, sparsity: float, scope: str
 
 def _remove_filters(task: Any, sparsity: float, of_weights: bool, epochs: int) -> Any:
     """Remove filters, as many as make up the share `sparsity` of filters or of weights, and fine-tune."""
+    from tilewise.cli.optimize.before_after import float_bytes
     from tilewise.prune import shrink
 
     # A layer that loses the share f of its inputs and outputs keeps (1 - f)² of its weights.
     smaller: Any = shrink(task.model, 1 - (1 - sparsity) ** 0.5 if of_weights else sparsity)
-    if sparsity and _bytes(smaller) == _bytes(task.model):
+    if sparsity and float_bytes(smaller) == float_bytes(task.model):
         raise ConfigurationError(f"{task.name} has no filters that could be removed; leave --structured out")
     if epochs:
         steps = epochs * task.steps_per_epoch
@@ -177,18 +188,6 @@ def fine_tune(model: Any, loss: Any, steps: int, lr: float, progress: Any = lamb
         value.backward()
         optimizer.step()
         progress(step + 1, value.item())
-
-
-def _sparsified(zeros: Any, task: Any) -> Any:
-    from tilewise.prune import sparsify
-
-    return sparsify(zeros, _LEAST_SPARSITY, task.sample())
-
-
-def _candidate(task: Any, version: Any) -> ModelVariant:
-    from tilewise.cli.optimize.before_after import ModelVariant
-
-    return ModelVariant(task.call(version), _bytes(version), task.correct(version))
 
 
 def _is_faster(task: Any, versions: dict[str, Any], runs: int) -> bool:
@@ -234,13 +233,6 @@ def _fine_tuning(steps: int) -> Any:
             yield report
 
     return progress()
-
-
-def _bytes(model: Any) -> int:
-    from tilewise.cli.optimize.before_after import float_bytes
-    from tilewise.prune import SparseConv2d, SparseLinear
-
-    return float_bytes(model) + sum(m.nbytes for m in model.modules() if isinstance(m, SparseLinear | SparseConv2d))
 
 
 def _choices(model: Any, names: Mapping[str, str]) -> list[str]:

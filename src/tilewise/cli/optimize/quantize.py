@@ -75,7 +75,7 @@ def quantize(
         facts |= {"measured_error": int8.measured_error, "stated_error": int8.stated_error}
         print(json.dumps(facts, default=float))
         return
-    print_table(f"{task.name} in int8", rows, batch)
+    print_table(f"{task.name} in int8", rows, f"{batch} images")
     _print_layers(layers, layer_names(task.model))
     before, after = (sizes[form] / 1024 for form in ("float32", "int8"))
     if int8.stated_error is not None:
