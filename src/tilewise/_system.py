@@ -92,7 +92,8 @@ def caches() -> list[CacheLevel]:
 def _system_caches() -> list[CacheLevel]:
     """Read the caches of the first usable CPU from Linux's sysfs."""
     levels = []
-    for index in sorted(Path(f"/sys/devices/system/cpu/cpu{_first_cpu()}/cache").glob("index*")):
+    first_cpu = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    for index in sorted(Path(f"/sys/devices/system/cpu/cpu{first_cpu}/cache").glob("index*")):
         with suppress(OSError, ValueError):
             if (index / "type").read_text().strip() == "Instruction":
                 continue
@@ -102,10 +103,6 @@ def _system_caches() -> list[CacheLevel]:
             shared = _count_cpus((index / "shared_cpu_list").read_text().strip())
             levels.append(CacheLevel(int((index / "level").read_text()), size, shared))
     return levels
-
-
-def _first_cpu() -> int:
-    return min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 
 def _count_cpus(text: str) -> int:

@@ -61,10 +61,6 @@ def _transposed(x: Array) -> bool:
     return len(strides) > 1 and strides[-1] != itemsize and strides[-2] == itemsize
 
 
-def _layout(a: Array, b: Array) -> str:
-    return ("t" if _transposed(a) else "n") + ("t" if _transposed(b) else "n")
-
-
 def _sizes(a: Array, b: Array) -> tuple[int, int, int]:
     """(m, n, k) of a product; leading dimensions of A count as rows if B is one matrix."""
     k, n = a.shape[-1], 1 if b.ndim == 1 else b.shape[-1]
@@ -89,7 +85,8 @@ def _describe_native(a: Array, b: Array, **_options: Any) -> tuple[str, TileConf
     assert native is not None
     path, tile = native.matmul_plan(a, b)
     m, n, k = _sizes(a, b)
-    product = f"float32 {m}x{k} by {k}x{n} ({_layout(a, b)}) on {native.isa()}"
+    layout = "".join("t" if _transposed(x) else "n" for x in (a, b))
+    product = f"float32 {m}x{k} by {k}x{n} ({layout}) on {native.isa()}"
     if path == "tiled":
         return f"{product} runs the tiled kernel", _tile_config(tile)
     return f"{product} is bound by memory and runs the unpacked {path} kernel", None

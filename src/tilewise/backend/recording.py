@@ -127,11 +127,7 @@ def running_layer() -> str:
     return _thread.state.layer
 
 
-def _no_allocations() -> int:
-    return 0
-
-
-_allocated: Callable[[], int] = _no_allocations if native is None else native.watch_allocated
+_allocated: Callable[[], int] = (lambda: 0) if native is None else native.watch_allocated
 
 
 def _arrays(values: Any) -> Arrays:

@@ -185,11 +185,6 @@ def _tile(family: str, config: Mapping[str, Any]) -> Any:
     return tile_for(op, Config(config)) if native else " ".join(f"{name}={value}" for name, value in config.items())
 
 
-def _config_fields(tuned: Tuned) -> dict[str, Any]:
-    tile = _tile(tuned.problem.family, tuned.config)
-    return dict(tuned.config) if isinstance(tile, str) else asdict(tile)
-
-
 @contextmanager
 def _measuring(family: str) -> Iterator[Callable[[Any, Any], None]]:
     """Yield a function that prints one line per measurement: replaced on a terminal, appended in a log."""
@@ -203,10 +198,11 @@ def _measuring(family: str) -> Iterator[Callable[[Any, Any], None]]:
 
 
 def _as_dict(tuned: Tuned) -> dict[str, Any]:
+    tile = _tile(tuned.problem.family, tuned.config)
     return {
         **asdict(replace(tuned, problem=None, config=None)),  # type: ignore[arg-type]
         "problem": dict(tuned.problem),
-        "config": _config_fields(tuned),
+        "config": dict(tuned.config) if isinstance(tile, str) else asdict(tile),
         "speedup": tuned.speedup,
     }
 

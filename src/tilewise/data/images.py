@@ -142,7 +142,8 @@ def _labels(path: Path) -> Labels:
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """Read the array of unsigned bytes in an IDX file; it must have this number of dimensions."""
     try:
-        with open_input(path, _MAX_BYTES) as file, _decompressed(file, path) as stream:
+        with open_input(path, _MAX_BYTES) as file:
+            stream = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
             shape = _read_shape(stream, path, dimensions)
             body = _read_exactly(stream, math.prod(shape), path)
     except (OSError, EOFError, zlib.error) as error:
@@ -150,10 +151,6 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
             raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
         raise FileFormatError(f"{path} is not a complete gzip file") from None
     return np.frombuffer(body, np.uint8).reshape(shape)
-
-
-def _decompressed(file: IO[bytes], path: Path) -> gzip.GzipFile | IO[bytes]:
-    return gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
 
 
 def _read_shape(stream: gzip.GzipFile | IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:

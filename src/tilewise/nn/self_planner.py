@@ -75,7 +75,7 @@ class SelfPlanner:
     def is_single_layer(self, module: Module) -> bool:
         """Whether a module has fewer than two layers with weights: a plan would save nothing."""
         if self._counted_at != structure.count:
-            self._is_single = not _has_several_layers(module)
+            self._is_single = sum(layer.holds_weights() for layer in module.modules()) < 2
             self._counted_at = structure.count
         return self._is_single
 
@@ -320,16 +320,6 @@ def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
         return False
     pairs = ((value, before[name]) for name, value in now.items())
     return all(a is b or (isinstance(a, _SCALARS) and type(a) is type(b) and bool(a == b)) for a, b in pairs)
-
-
-def _has_several_layers(module: Module) -> bool:
-    """Whether at least two layers inside a module have tensors of their own."""
-    count = 0
-    for layer in module.modules():
-        count += layer.holds_weights()
-        if count > 1:
-            return True
-    return False
 
 
 def unplannable_reason(module: Module, arrays: list[Array], watch: WeightWatch) -> str:

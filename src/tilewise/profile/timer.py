@@ -242,11 +242,8 @@ def _thread_names() -> set[str]:
 def check_count(name: str, value: int, minimum: int) -> None:
     """Raise ConfigurationError unless `value` is an integer of at least `minimum`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise ConfigurationError(f"{name} must be an integer of at least {minimum}, not {_short(value)}")
-
-
-def _short(value: object) -> str:
-    return repr(value) if isinstance(value, int | float | str) else f"a {type_name(value)}"
+        text = repr(value) if isinstance(value, int | float | str) else f"a {type_name(value)}"
+        raise ConfigurationError(f"{name} must be an integer of at least {minimum}, not {text}")
 
 
 def check_limit(seconds: float) -> float:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.every import AsJson, Threads, check_output, one_of, option, output_file, output_folder
+from tilewise.cli.every import AsJson, Threads, answer, check_output, one_of, option, output_file, output_folder
 from tilewise.cli.tables import progress_bar
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def fit(
     logs += [TensorBoardLog(tensorboard)] if tensorboard is not None else []
     with progress_bar(None) as move:
         result = run_fit(recipe, folder, checkpoint_every, fresh, [_watcher(move), *logs])
-    print(_as_json(result) if as_json else _describe_result(result))
+    answer(as_json, result, _describe_result(result))
     if not result.finished:
         raise typer.Exit(130)
 
@@ -78,11 +76,6 @@ def _watcher(move: Move | None) -> Progress:
             print(f"epoch {epoch.epoch}: {summary}", file=sys.stderr, flush=True)
 
     return ConsoleProgress()
-
-
-def _as_json(result: FitResult) -> str:
-    plain: dict[str, Any] = dataclasses.asdict(result)
-    return json.dumps(plain | {k: v and str(v) for k, v in plain.items() if k.endswith("_path")}, indent=2)
 
 
 def _describe_result(result: FitResult) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,7 +104,9 @@ def prune(
     names = layer_names(task.model)
     best, verdict = choose(rows[: len(versions)])
     save(zeros if best == "sparse" else versions[best], out / f"{task.name}-pruned.safetensors")
-    notes = [verdict, *_choices(versions.get("sparse"), names)]
+    # The kernel of each pruned layer, and the times that decided it.
+    sparse_report = getattr(versions.get("sparse"), "sparse_report", {})
+    notes = [verdict, *(f"{names.get(name, name)} runs {why}" for name, why in sparse_report.items())]
     notes += _int8_notes(rows, out / task.name) if int8 else []
     sensitivities = sensitivity(task.model, lambda m: accuracy(m, task.images)) if scan else []  # type: ignore[union-attr]
     if sensitivities:
@@ -233,11 +234,6 @@ def _fine_tuning(steps: int) -> Any:
             yield report
 
     return progress()
-
-
-def _choices(model: Any, names: Mapping[str, str]) -> list[str]:
-    """Describe the kernel of each pruned layer and the times that decided it."""
-    return [f"{names.get(name, name)} runs {why}" for name, why in getattr(model, "sparse_report", {}).items()]
 
 
 def _quantized(task: Any, pruned: Any, stem: Path) -> dict[str, ModelVariant]:

@@ -85,7 +85,9 @@ def _attribute_time(results: ProfileResults) -> _TimeByCause:
     """Attribute the time of all units, of the Python code in layers, and of code outside layers to causes."""
     times = _TimeByCause()
     preferred = _preferred_backends()
-    times_by_signature = _times_by_signature(results.units)
+    times_by_signature: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for unit in results.units:
+        times_by_signature[_call_signature(unit)].append(unit.seconds)
     for unit in results.units:
         similar = times_by_signature[_call_signature(unit)]
         unit = replace(unit, seconds=min(unit.seconds, interruption_threshold(similar)))
@@ -108,14 +110,6 @@ def _attribute_time(results: ProfileResults) -> _TimeByCause:
 def _call_signature(unit: Unit) -> tuple[object, ...]:
     """Key of comparable calls: the same operation in the same layer on the same shapes and backend."""
     return unit.name, unit.layer, unit.phase, unit.shapes, unit.backend
-
-
-def _times_by_signature(units: list[Unit]) -> dict[tuple[object, ...], list[float]]:
-    """Group the units' times by call signature."""
-    times: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for unit in units:
-        times[_call_signature(unit)].append(unit.seconds)
-    return times
 
 
 _OUTSIDE = "(outside the layers)"

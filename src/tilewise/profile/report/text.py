@@ -180,12 +180,13 @@ def _asset(name: str) -> str:
 def html_page(results: ProfileResults, events: Sequence[ProfileEvent], title: str = "tilewise profile") -> str:
     """Render the page."""
     drawing, omitted = timeline_svg(events)
+    legend = "".join(f'<span><i style="background:var(--{name})"></i>{label}</span>' for name, label in KINDS.items())
     sections = [
         f"<h1>{escape(title)}</h1>",
         _verdict(results),
         _tiles(results),
         f'<h2>Timeline</h2><p class="hint">{_TIMELINE_HINT}</p>',
-        _legend(),
+        f'<p class="legend">{legend}</p>',
         f'<div class="chart" id="timeline">{drawing}</div>',
         f'<p class="hint">{omitted} bars too short to see are omitted.</p>' if omitted else "",
         f'<h2>Roofline</h2><p class="hint">{_ROOFLINE_HINT}</p>',
@@ -222,11 +223,6 @@ def _tiles(results: ProfileResults) -> str:
     ]
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(label)}</span></div>" for value, label in figures)
     return f'<div class="tiles">{cells}</div>'
-
-
-def _legend() -> str:
-    items = "".join(f'<span><i style="background:var(--{name})"></i>{label}</span>' for name, label in KINDS.items())
-    return f'<p class="legend">{items}</p>'
 
 
 def _html_table(first: str, rows: list[ProfileRow], total: float) -> str:
