@@ -78,7 +78,13 @@ def torch_graph(torch: Any, runs: Sequence[Run]) -> Run:
 # --- clocks and temperature (NVML) ---
 
 
-_SM_CLOCK, _MEMORY_CLOCK, _TEMPERATURE_GPU = 1, 2, 0
+# Name of a reading, NVML's function, its selector (clock 1: SM, clock 2: memory, sensor 0: GPU), and the unit.
+_READINGS = (
+    ("sm_mhz", "nvmlDeviceGetClockInfo", (1,), 1.0),
+    ("memory_mhz", "nvmlDeviceGetClockInfo", (2,), 1.0),
+    ("celsius", "nvmlDeviceGetTemperature", (0,), 1.0),
+    ("watts", "nvmlDeviceGetPowerUsage", (), 1e-3),
+)
 # Throttle reasons that do not mean a problem: "GPU idle" (1) and "application clocks setting" (2).
 _HARMLESS = 0x1 | 0x2
 
@@ -100,56 +106,34 @@ class GpuWatch:
 
     def driver(self) -> str:
         """Version of the driver, or "unknown"."""
-        if self._library is None:
-            return "unknown"
         text = ctypes.create_string_buffer(96)
-        success = self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(96)) == 0
-        return text.value.decode() if success else "unknown"
+        if self._library is None or self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(96)) != 0:
+            return "unknown"
+        return text.value.decode()
 
     def name(self) -> str:
         """Product name of the GPU, read without initializing CUDA; empty if not available."""
         text = ctypes.create_string_buffer(96)
-        if self._library is None or self._library.nvmlDeviceGetName(self._device, text, ctypes.c_uint(96)) != 0:
-            return ""
-        return text.value.decode(errors="replace")
+        return text.value.decode(errors="replace") if self._get("nvmlDeviceGetName", text, ctypes.c_uint(96)) else ""
 
     def capability(self) -> int | None:
         """Compute capability as a number such as 90, read without initializing CUDA; None if not available."""
-        if self._library is None:
-            return None
         major, minor = ctypes.c_int(), ctypes.c_int()
-        try:
-            call = self._library.nvmlDeviceGetCudaComputeCapability
-            success = call(self._device, ctypes.byref(major), ctypes.byref(minor)) == 0
-        except AttributeError:
-            return None
+        success = self._get("nvmlDeviceGetCudaComputeCapability", ctypes.byref(major), ctypes.byref(minor))
         return major.value * 10 + minor.value if success else None
 
     def read(self) -> dict[str, float]:
         """Read sm_mhz, memory_mhz, celsius, watts and throttled (1 if the clock is reduced for any harmful reason)."""
-        if self._library is None:
-            return {}
         state: dict[str, float] = {}
-        self._read_number(state, "sm_mhz", "nvmlDeviceGetClockInfo", _SM_CLOCK)
-        self._read_number(state, "memory_mhz", "nvmlDeviceGetClockInfo", _MEMORY_CLOCK)
-        self._read_number(state, "celsius", "nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
-        self._read_number(state, "watts", "nvmlDeviceGetPowerUsage", scale=1e-3)
-        reasons = ctypes.c_ulonglong()
-        try:
-            if self._library.nvmlDeviceGetCurrentClocksThrottleReasons(self._device, ctypes.byref(reasons)) == 0:
-                state["throttled"] = float(bool(reasons.value & ~_HARMLESS))
-        except AttributeError:
-            pass
+        value, reasons = ctypes.c_uint(), ctypes.c_ulonglong()
+        for name, getter, selector, scale in _READINGS:
+            if self._get(getter, *selector, ctypes.byref(value)):
+                state[name] = value.value * scale
+        if self._get("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.byref(reasons)):
+            state["throttled"] = float(bool(reasons.value & ~_HARMLESS))
         return state
 
-    def _read_number(
-        self, state: dict[str, float], name: str, call: str, selector: int | None = None, scale: float = 1
-    ) -> None:
-        """Call an NVML getter and store its scaled value in `state`; do nothing if the getter fails."""
-        value = ctypes.c_uint()
-        selectors = () if selector is None else (selector,)
-        try:
-            if getattr(self._library, call)(self._device, *selectors, ctypes.byref(value)) == 0:
-                state[name] = value.value * scale
-        except AttributeError:
-            pass
+    def _get(self, getter: str, *arguments: Any) -> bool:
+        """Call an NVML function of the GPU; False if the library or the function is missing, or reports an error."""
+        function = getattr(self._library, getter, None)
+        return function is not None and function(self._device, *arguments) == 0
