@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +64,13 @@ def _run_child(func: Callable[[], Any] | str, warmup: int, runs: int, limit: flo
     return reply
 
 
-def _child_reply(func: Callable[[], Any], warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
+def _child_reply(func: Callable[[], Any] | str, warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
     """Time the function in the child process and encode the samples or the error as JSON."""
     try:
-        series = take_samples(func, warmup, runs, limit, sample_seconds)
+        func = resolve(func) if isinstance(func, str) else func
+        return json.dumps(asdict(take_samples(func, warmup, runs, limit, sample_seconds)))
     except TilewiseError as error:
         return json.dumps({"error": str(error), "time_limit": isinstance(error, TimeLimitError)})
-    return json.dumps(
-        {"samples": series.samples, "calls": series.calls, "reasons": series.reasons, "notes": series.notes}
-    )
 
 
 def _forked(reply: Callable[[], str], limit: float) -> str:
@@ -145,16 +144,6 @@ def resolve(name: str) -> Callable[[], Any]:
     return function
 
 
-def _main(arguments: list[str]) -> None:
-    name, warmup, runs, limit, sample_seconds = arguments
-    try:
-        func = resolve(name)
-    except TilewiseError as error:
-        reply = json.dumps({"error": str(error), "time_limit": False})
-    else:
-        reply = _child_reply(func, int(warmup), int(runs), float(limit), float(sample_seconds))
-    print("\n" + reply, flush=True)
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    _name, _warmup, _runs, _limit, _sample_seconds = sys.argv[1:]
+    print("\n" + _child_reply(_name, int(_warmup), int(_runs), float(_limit), float(_sample_seconds)), flush=True)
