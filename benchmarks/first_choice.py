@@ -105,11 +105,16 @@ class Triton:
 def measure(side: Cpu | Triton, problems: Sequence[Problem], count: int) -> str:
     own, many, lengths = [], [], []
     for problem in problems:
-        own.append(milliseconds(lambda p=problem: decide(p, side.first_configs(p), side.model)))  # type: ignore[misc]
+
+        def choose(p: Problem = problem) -> None:
+            configs = side.first_configs(p)
+            decide(p, configs, side.model.rank(p, configs))
+
+        own.append(milliseconds(choose))
         lengths.append(len(side.first_configs(problem)))
     for problem in problems:
         configs = side.many(problem, count)
-        many.append(milliseconds(lambda p=problem, c=configs: decide(p, c, side.model)))  # type: ignore[misc]
+        many.append(milliseconds(lambda p=problem, c=configs: decide(p, c, side.model.rank(p, c))))  # type: ignore[misc]
     words = [f"{int(np.median(lengths)):>10}"]
     for times in (own, many):
         words += [f"{np.median(times):>9.2f}", f"{np.quantile(times, 0.9):>9.2f}"]

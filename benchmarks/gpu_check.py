@@ -25,8 +25,7 @@ from tilewise.gpu.families.family import get_family
 from tilewise.gpu.measure.triton_device import TritonDevice
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.problem import Problem, read_shapes
-from tilewise.tune.choose.check import check_one
-from tilewise.tune.choose.tuner import Tuner
+from tilewise.tune.choose.tuner import Tuner, check_one
 
 
 def _matmul(dtype: str, m: int, n: int, k: int, layout: str = "nt", epilogue: str = "none") -> Problem:

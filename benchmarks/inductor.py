@@ -66,7 +66,7 @@ def compiler_settings(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[
     import torch._inductor.config as config
     from torch._inductor.utils import fresh_cache
 
-    from tilewise.gpu.inductor import pointwise
+    from tilewise.gpu.inductor import rebenchmark
 
     patches: dict[str, Any] = {}
     if way == "autoheuristic":
@@ -79,7 +79,7 @@ def compiler_settings(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[
             yield None if way == "default" else MODE
             return
         loop_reductions = (
-            patch.object(pointwise, "_MAX_ROW_ELEMENTS", 0) if way == "steps" else contextlib.nullcontext()
+            patch.object(rebenchmark, "_MAX_ROW_ELEMENTS", 0) if way == "steps" else contextlib.nullcontext()
         )
         with loop_reductions, _enabled(folder / way, peer if way == "nvmatmul" else None) as enabled:
             yield None
@@ -91,7 +91,7 @@ def compiler_settings(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[
 @contextlib.contextmanager
 def _assembler(shared: bool) -> Iterator[None]:
     """Share the compile workers' assembler or not: templates are then found in the cache, or compiled twice."""
-    from tilewise.gpu.inductor.processes import forget_assembler_version, share_assembler
+    from tilewise.gpu.inductor.patch import forget_assembler_version, share_assembler
 
     undo = share_assembler()
     if not shared:

@@ -19,9 +19,9 @@ import numpy as np
 from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.gpu.devices import H200
-from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, STREAM_K
 from tilewise.gpu.products.dispatch import KERNELS_TO_MEASURE
 from tilewise.gpu.products.family import ProductFamily, supports_tma
+from tilewise.gpu.products.roofline import CUBLAS, SPLIT_K, STREAM_K
 from tilewise.gpu.products.runtime_model import RuntimeModel, required_gain
 from tilewise.store.problem import Config, Problem
 

@@ -31,10 +31,10 @@ from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection
 from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Problem, Value
-from tilewise.tune.choose.check import check
 from tilewise.tune.choose.chooser import make_chooser
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.scores import shipped_scores
+from tilewise.tune.choose.tuner import check
 from tilewise.tune.measure.cpu.device import CpuDevice
 from tilewise.tune.measure.export import slug
 from tools.ship_cpu import processor, ship
@@ -96,7 +96,8 @@ def choosing(seed: int) -> dict[str, float]:
 
     def on_gpu() -> Callable[[Any], Any]:
         model, _ = shipped_scores("h200", "H200", "triton", 0.0)
-        return lambda problem: decide(problem, configs, model)
+        assert model is not None
+        return lambda problem: decide(problem, configs, model.rank(problem, configs))
 
     def on_cpu() -> Callable[[Any], Any]:
         chooser = make_chooser()

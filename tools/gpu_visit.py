@@ -28,10 +28,9 @@ from tilewise.errors import TilewiseError
 from tilewise.gpu.families.family import TritonFamily
 from tilewise.gpu.measure.collector import TritonCollector
 from tilewise.gpu.measure.job import TimingSettings
-from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, TRANSPOSED
 from tilewise.gpu.products.dispatch import rank_kernels
 from tilewise.gpu.products.family import supports_tma
-from tilewise.gpu.products.roofline import columns, features
+from tilewise.gpu.products.roofline import CUBLAS, SPLIT_K, TRANSPOSED, columns, features
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.aggregate import unpack_store
 from tilewise.store.problem import Config, Kernel, Problem

@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.recorded import RecordedProduct, as_json, lines, read_recorded, table
 from tilewise.gpu.devices import H200
-from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, STREAM_K, TRANSPOSED, is_cublas
 from tilewise.gpu.products.family import ProductFamily
+from tilewise.gpu.products.roofline import CUBLAS, SPLIT_K, STREAM_K, TRANSPOSED, is_cublas
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.aggregate import measured_problem, open_measurements
 from tilewise.store.problem import Config

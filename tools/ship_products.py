@@ -21,9 +21,16 @@ import torch
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.gpu.devices import H200
-from tilewise.gpu.products.config_fields import CUBLAS, STREAM_K, is_cublas
 from tilewise.gpu.products.family import ProductFamily, supports_tma
-from tilewise.gpu.products.roofline import columns, cublas_features, features, floor_seconds
+from tilewise.gpu.products.roofline import (
+    CUBLAS,
+    STREAM_K,
+    columns,
+    cublas_features,
+    features,
+    floor_seconds,
+    is_cublas,
+)
 from tilewise.gpu.products.runtime_model import (
     CUBLAS_NETWORK,
     FILE,

@@ -109,7 +109,7 @@ def _family_candidate(
 def foreign_groups(path: Path) -> Iterator[MeasuredGroup]:
     """Describe the kernels of `benchmarks.pinned` whose times are in a file."""
     from benchmarks.pinned_kernels import CASES
-    from tilewise.gpu.pinning.candidates import describe_candidates
+    from tilewise.gpu.pinning.choose import describe_candidates
 
     cases = {case.name: case for case in CASES}
     for row in json.loads(path.read_text()):

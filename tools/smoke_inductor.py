@@ -110,7 +110,7 @@ def _spoiled_bmm(how: str, batch: int, most: int = 64, isolated: bool = False) -
             result = torch.compile(torch.bmm)(a, b)
         expected, seconds = torch.bmm(a, b), time.monotonic() - start
         (row,) = report(Path(folder)).rows
-        with Store(enabled.advisor.log.store_file, create=False) as store:
+        with Store(enabled.advisor.log.memory.store_file, create=False) as store:
             timed_count = sum(
                 "library" not in key for batch in store.batches(store.kernels()[0]) for key in batch.runtime_ns
             )

@@ -9,7 +9,7 @@ import time
 import torch
 
 from tilewise.gpu.products import dispatch as products
-from tilewise.gpu.products.config_fields import is_cublas
+from tilewise.gpu.products.roofline import is_cublas
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.tune.choose.cache import ChoiceFile
 from tools.drawn_products import drawn_products

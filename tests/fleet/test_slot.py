@@ -35,7 +35,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         options = Options(minutes=given["minutes"], seed=given["seed"], max_configs=configs, processes=1)
         return _Pretending(kernels, store, options, say)
 
-    monkeypatch.setattr("tilewise.tune.measure.collect.make_collector", collector)
+    monkeypatch.setattr("tilewise.tune.measure.collector.make_collector", collector)
     monkeypatch.setattr(GpuWatch, "name", lambda self: "Fake GPU")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)

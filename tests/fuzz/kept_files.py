@@ -73,7 +73,7 @@ def compiled_problems(folder: Path) -> Target:
 def inductor_records(folder: Path) -> Target:
     from tilewise.gpu.inductor.decision_log import DecisionLog, report
     from tilewise.gpu.inductor.templates import Reason, Selection
-    from tilewise.gpu.products.config_fields import CUBLAS
+    from tilewise.gpu.products.roofline import CUBLAS
     from tilewise.store.problem import Config, Problem
 
     problem = Problem.of("inductor", op="mm", batch=1, m=8, n=16, k=32, dtype="bf16", layout="nt", epilogue="none")

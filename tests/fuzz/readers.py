@@ -56,7 +56,7 @@ APART = {
     "tune/choose/calibrate.py:built_in_problems": _SHIPPED,
     "tune/measure/confirm.py:SecondProcess._ask": _OWN,
     "tune/measure/confirm.py:serve": _OWN,
-    "tune/measure/trial.py:serve": _OWN,
+    "tune/measure/cpu/device.py:serve": _OWN,
     "tune/workloads/__init__.py:built_in_kernels": _SHIPPED,
 }
 

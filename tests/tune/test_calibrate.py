@@ -21,14 +21,14 @@ if native is not None:
     from tilewise.store.problem import Problem
     from tilewise.tune.choose.cache import ChoiceFile, Decision
     from tilewise.tune.choose.calibrate import built_in_problems, calibrate
+    from tilewise.tune.choose.decide import Scores
     from tilewise.tune.choose.tuned_table import CALIBRATED, load_tuned_table, machine_name
     from tilewise.tune.choose.tuner import Tuner
     from tilewise.tune.families.cpu.family import get_family, product_tile
     from tilewise.tune.families.cpu.matmul import near_products
     from tilewise.tune.measure import TrialResult
     from tilewise.tune.measure.confirm import ConfirmedGain
-    from tilewise.tune.measure.cpu.device import CpuDevice
-    from tilewise.tune.measure.trial import CpuTrial
+    from tilewise.tune.measure.cpu.device import CpuDevice, CpuTrial
 
 
 def product(m: int, n: int, k: int, threads: int = 1) -> Problem:
@@ -62,8 +62,9 @@ class Liked:
     def __init__(self) -> None:
         self.hyper = Hyperparameters()
 
-    def scores(self, problem, configs):
-        return np.array([config != near_products(native, problem)[1] for config in configs], np.float64)
+    def rank(self, problem, configs):
+        values = [config != near_products(native, problem)[1] for config in configs]
+        return Scores(self.hyper, np.array(values, np.float64), self.margin)
 
 
 @pytest.fixture

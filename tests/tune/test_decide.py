@@ -13,7 +13,7 @@ import pytest
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.cache import Decision
-from tilewise.tune.choose.decide import decide
+from tilewise.tune.choose.decide import Scores, decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.measure import TrialResult
 from tilewise.tune.search.gaussian_process import Hyperparameters
@@ -22,15 +22,9 @@ PROBLEM = Problem.of("product", m=64, n=64)
 CONFIGS = [Config.of(block=2**i, warps=w) for i in range(3, 9) for w in (1, 2, 4)]
 
 
-class Known:
+def known(logs: Sequence[float], margin: float = 0.05) -> Scores:
     """Scores that are off by a little, in logarithms."""
-
-    def __init__(self, logs: Sequence[float], margin: float = 0.05) -> None:
-        self.values, self.margin = np.array(logs), margin
-        self.hyper = Hyperparameters(1.0, 0.1, 0.05, 1.0, 0.02, 0.01, far=0.0, near=0.0)
-
-    def scores(self, problem, configs):
-        return self.values[: len(configs)]
+    return Scores(Hyperparameters(1.0, 0.1, 0.05, 1.0, 0.02, 0.01, far=0.0, near=0.0), np.array(logs), margin)
 
 
 class Bench:
@@ -78,18 +72,18 @@ def remember(memory: Memory, problem: Problem, best: Config) -> None:
 def test_a_choice_that_was_kept_is_taken_and_nothing_is_measured(memory: Memory):
     memory.choices.put(Decision(PROBLEM, CONFIGS[3], "measured", 5.0, None, 2, False))
     bench = Bench(RUNTIME)
-    found = decide(PROBLEM, CONFIGS, Known(LOGS), memory, bench)
+    found = decide(PROBLEM, CONFIGS, known(LOGS), memory, bench)
     assert (found.config, found.source, found.runtime_ns) == (CONFIGS[3], "cache", 5.0) and not bench.asked
-    assert decide(PROBLEM, CONFIGS, Known(LOGS), memory, bench, fresh=True).source == "measured"
-    assert decide(PROBLEM, CONFIGS[:3], Known(LOGS), memory, None).source != "cache"  # no longer in the list
+    assert decide(PROBLEM, CONFIGS, known(LOGS), memory, bench, fresh=True).source == "measured"
+    assert decide(PROBLEM, CONFIGS[:3], known(LOGS[:3]), memory, None).source != "cache"  # no longer in the list
 
 
 def test_unmeasured_the_best_score_is_taken_if_it_promises_more_than_the_margin():
-    assert decide(PROBLEM, CONFIGS, Known(LOGS)).config == CONFIGS[10]
-    assert decide(PROBLEM, CONFIGS, Known(LOGS)).source == "model"
-    stays = decide(PROBLEM, CONFIGS, Known(LOGS, margin=5.0))
+    assert decide(PROBLEM, CONFIGS, known(LOGS)).config == CONFIGS[10]
+    assert decide(PROBLEM, CONFIGS, known(LOGS)).source == "model"
+    stays = decide(PROBLEM, CONFIGS, known(LOGS, margin=5.0))
     assert (stays.config, stays.source) == (CONFIGS[0], "default") and "default" in stays.reason
-    second = decide(PROBLEM, CONFIGS, Known(LOGS), usable=lambda config: config != CONFIGS[10])
+    second = decide(PROBLEM, CONFIGS, known(LOGS), usable=lambda config: config != CONFIGS[10])
     assert second.config == CONFIGS[int(np.argsort(LOGS, kind="stable")[1])]
 
 
@@ -99,7 +93,7 @@ def test_with_nothing_to_go_by_the_default_is_the_choice():
 
 def test_measuring_stays_within_its_budget_and_finds_what_the_scores_point_at():
     bench = Bench(RUNTIME)
-    found = decide(PROBLEM, CONFIGS, Known(LOGS), None, bench, budget=4)
+    found = decide(PROBLEM, CONFIGS, known(LOGS), None, bench, budget=4)
     assert found.config == CONFIGS[10] and found.measurements == len(bench.asked) == 4
     assert found.speedup == pytest.approx(RUNTIME[CONFIGS[0]] / 100.0) and not found.sure
 
@@ -107,8 +101,8 @@ def test_measuring_stays_within_its_budget_and_finds_what_the_scores_point_at():
 def test_with_by_score_configurations_are_measured_in_the_order_of_the_scores():
     # The scores rank the slowest configurations first; expected improvement would leave that order.
     reversed_scores = [-log for log in LOGS]
-    model = Known(reversed_scores)
-    model.hyper = dataclasses.replace(model.hyper, by_score=True)
+    model = known(reversed_scores)
+    model = dataclasses.replace(model, hyper=dataclasses.replace(model.hyper, by_score=True))
     bench = Bench(RUNTIME, broken=[CONFIGS[int(np.argsort(reversed_scores, kind="stable")[2])]])
     decide(PROBLEM, CONFIGS, model, None, bench, budget=6)
     assert bench.asked[0] == CONFIGS[int(np.argmin(reversed_scores))]
@@ -120,18 +114,18 @@ def test_a_lucky_reading_does_not_win_over_one_in_turns():
     runtime = {**RUNTIME, CONFIGS[13]: 101.0}
     logs = [math.log(runtime[c]) for c in CONFIGS]
     bench = Bench(runtime, lucky=CONFIGS[13])
-    found = decide(PROBLEM, CONFIGS, Known(logs), None, bench)
+    found = decide(PROBLEM, CONFIGS, known(logs), None, bench)
     assert found.config == CONFIGS[10] and {CONFIGS[10], CONFIGS[13]} <= set(bench.again)
 
 
 def test_the_default_stays_where_nothing_is_half_a_per_cent_faster():
     same = dict.fromkeys(CONFIGS, 100.0) | {CONFIGS[4]: 99.7}
-    assert decide(PROBLEM, CONFIGS, Known([0.0] * len(CONFIGS)), None, Bench(same), budget=18).config == CONFIGS[0]
+    assert decide(PROBLEM, CONFIGS, known([0.0] * len(CONFIGS)), None, Bench(same), budget=18).config == CONFIGS[0]
 
 
 def test_one_that_fails_is_left_out_and_one_that_is_not_usable_is_not_taken():
     bench = Bench(RUNTIME, broken=[CONFIGS[10]])
-    found = decide(PROBLEM, CONFIGS, Known(LOGS), None, bench, usable=lambda config: config.size("warps") != 4)
+    found = decide(PROBLEM, CONFIGS, known(LOGS), None, bench, usable=lambda config: config.size("warps") != 4)
     assert found.config != CONFIGS[10] and found.config.size("warps") != 4
     assert any("does not run" in note for note in found.notes)
     nothing = decide(PROBLEM, CONFIGS, None, None, Bench(RUNTIME, broken=CONFIGS), budget=3)

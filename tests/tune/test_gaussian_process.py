@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tilewise.costmodel.models.files import shipped_file
 from tilewise.errors import ConfigurationError
+from tilewise.tune.choose.decide import SearchStep, search
 from tilewise.tune.choose.scores import shipped_scores
 from tilewise.tune.search.calibration import (
     NEVER,
@@ -36,7 +37,6 @@ from tilewise.tune.search.confidence import (
     save_calibration,
 )
 from tilewise.tune.search.gaussian_process import Earlier, GaussianProcess, Hyperparameters
-from tilewise.tune.search.loop import SearchStep, search
 
 NARROW = Hyperparameters(1.0, 0.3, 0.15, 2.0, 0.05, 0.01)
 

@@ -25,7 +25,7 @@ def test_columns_give_the_rows_of_each_configuration(problem):
     configs = family.configs(problem)
     space = ConfigSpace(configs)
     np.testing.assert_array_equal(space.rows(family, problem, OWN), one_by_one(family, problem, configs))
-    assert space._takes_columns[family.name]
+    assert family.takes_columns
 
 
 @pytest.mark.skipif(native is None, reason="the compiled kernels are not built")

@@ -12,7 +12,7 @@ from tilewise._extension import native
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.cpu.family import add_family, get_family
 from tilewise.tune.families.cpu.matmul import Matmul, config_of
-from tilewise.tune.measure.trial import CpuTrial, WorkerTrial, cpu_worker
+from tilewise.tune.measure.cpu.device import CpuTrial, WorkerTrial, cpu_worker
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 PROBLEM = Problem.of("trouble", m=24, n=32, k=16, dtype="fp32", epilogue="none", layout="nn", threads=1)

@@ -32,7 +32,7 @@ def calibrate(
 
     Example: tilewise calibrate --minutes 1
     """
-    from tilewise.tune.measure.cpu.clock import require_native
+    from tilewise.tune.families.cpu.family import require_native
 
     require_native()
     if show or reset:
@@ -113,7 +113,7 @@ def _show_or_reset(cache: Path | None, reset: bool, as_json: bool) -> None:
     from tilewise.tune.choose.cache import ChoiceFile, cache_folder
     from tilewise.tune.choose.calibrate import forget
     from tilewise.tune.choose.tuned_table import CALIBRATED, load_tuned_table, machine_name
-    from tilewise.tune.measure.cpu.clock import require_native
+    from tilewise.tune.families.cpu.family import require_native
 
     module, path = require_native(), (cache or cache_folder()) / CALIBRATED
     if reset:

@@ -114,7 +114,7 @@ def _store_location(out: Path | None, store: str | None) -> Path | str | None:
 
 def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_json: bool) -> None:
     """Print the kernels that would be measured and the expected time, family by family."""
-    from tilewise.tune.measure.collect import plan_cpu
+    from tilewise.tune.measure.collector import plan_cpu
 
     lines = plan_cpu(shapes=shapes, configs=configs, plugins=plugins)
     if as_json:
@@ -202,7 +202,7 @@ def export(
     Example: tilewise collect export measurements.sqlite --out my_collection
     """
     from tilewise.store.aggregate import open_measurements
-    from tilewise.tune.measure.collect import load_plugins
+    from tilewise.tune.measure.collector import load_plugins
     from tilewise.tune.measure.export import export_folder, make_collection
 
     load_plugins(plugin or ())
@@ -228,7 +228,7 @@ def embed(
     Example: tilewise collect embed measurements.sqlite --name mine
     """
     from tilewise.store.aggregate import open_measurements
-    from tilewise.tune.measure.collect import load_plugins
+    from tilewise.tune.measure.collector import load_plugins
     from tilewise.tune.measure.export import embed as write
     from tilewise.tune.measure.export import make_collection, merge_collections
 

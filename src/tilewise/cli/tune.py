@@ -296,8 +296,8 @@ def _describe_kept_tiles(result: TunedModel) -> str:
 def _check_against_exhaustive_search(path: Path, device: str, model: Path | None, as_json: bool) -> None:
     """Compare the tuner's choices for the problems of a file with the best of all configurations, and print both."""
     from tilewise.store.problem import read_shapes
-    from tilewise.tune.choose.check import check
-    from tilewise.tune.measure.collect import problem_parser
+    from tilewise.tune.choose.tuner import check
+    from tilewise.tune.measure.collector import problem_parser
 
     kernels = read_shapes(path, problem_parser(device))
     problems = [kernel.problem for kernel in kernels]

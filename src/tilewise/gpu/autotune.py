@@ -40,11 +40,11 @@ from tilewise.gpu.triton_kernel import (
     source_digest,
     this_gpu,
 )
-from tilewise.store.problem import Config, Kernel, Machine, Problem
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import Decision, cache_folder
-from tilewise.tune.choose.decide import FIRST_PROBLEMS, decide
+from tilewise.tune.choose.decide import FIRST_PROBLEMS, Scores, decide
 from tilewise.tune.choose.memory import Memory
-from tilewise.tune.choose.scores import UNCALIBRATED_GPU, FixedScores, ModelScores, shipped_scores
+from tilewise.tune.choose.scores import UNCALIBRATED_GPU, ModelScores, shipped_scores
 from tilewise.tune.measure import TrialResult
 
 if TYPE_CHECKING:
@@ -177,26 +177,25 @@ class Session:
         self.name, self.source, self.budget, self.say = name, source, budget, say
         self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
         self._memory: Memory | None = None
-        self._machine: Machine | None = None
         self._model: ModelScores | None = None
         self.last: Decision | None = None  # the decision for the last new key
 
-    def _open(self) -> tuple[Memory, Machine]:
+    def _open(self) -> Memory:
         """Open the stored choices, the model and the service of this GPU, once."""
-        if self._memory is None or self._machine is None:
-            self._machine, version, collection = this_gpu()
-            file_name = re.sub(r"\W+", "-", f"{self._machine.kind}-{self._machine.identity}").strip("-").lower()
+        if self._memory is None:
+            machine, version, collection = this_gpu()
+            file_name = re.sub(r"\W+", "-", f"{machine.kind}-{machine.identity}").strip("-").lower()
             version = f"{__version__}, triton {version}"
-            self._memory = Memory(self.folder, self._machine, version, self.folder / f"{file_name}.sqlite", self.say)
+            self._memory = Memory(self.folder, machine, version, self.folder / f"{file_name}.sqlite", self.say)
             for note in self._memory.choices.notes:
                 self.say(note)
-            is_own_model = collection is None or collection in self._machine.identity.lower()
-            self._model, _ = shipped_scores(collection, self._machine.identity, "triton", 0.0, own=is_own_model)
+            is_own_model = collection is None or collection in machine.identity.lower()
+            self._model, _ = shipped_scores(collection, machine.identity, "triton", 0.0, own=is_own_model)
             if self._service_url is not None:
                 from tilewise.store.service import ServiceClient
 
-                self._service = ServiceClient(self._service_url, self._machine, self.say)
-        return self._memory, self._machine
+                self._service = ServiceClient(self._service_url, machine, self.say)
+        return self._memory
 
     def choose(
         self,
@@ -210,8 +209,7 @@ class Session:
 
         `measure` times one in nanoseconds; `rank` orders them by the work of the kernel.
         """
-        memory, machine = self._open()
-        ranking = rank()
+        memory, ranking = self._open(), rank()
         if ranking is not None and ranking.costs is not None:
             # Tiles that exceed shared memory or registers are not even compiled.
             limit = min(ranking.costs) + TOO_LARGE / 2
@@ -225,7 +223,7 @@ class Session:
             return configs[candidates.index(elsewhere)]
         model = self._scores(settings, sizes, dtypes)
         if model is None and ranking is not None and ranking.costs is not None:
-            model = FixedScores(UNCALIBRATED_GPU, np.array(ranking.costs))
+            model = Scores(UNCALIBRATED_GPU, np.array(ranking.costs))
         launches = _Launches(
             dict(zip(candidates, configs, strict=True)), measure, lambda line: self.say(f"{self.name}: {line}")
         )
@@ -241,7 +239,7 @@ class Session:
         elif decision.measurements and not launches.times:
             raise TilewiseError(f"none of the {len(configs)} configurations of {self.name} could be run; try others.")
         else:
-            self._store(memory, machine, problem, decision, launches.times)
+            self._store(memory, decision, launches.times)
             count = f"{decision.measurements} of {len(configs)} measured"
             self.say(f"{self.name} {dict(sizes)}: {count}; {decision.reason}")
         return configs[candidates.index(decision.config)]
@@ -256,25 +254,20 @@ class Session:
         self.say(f"{self.name}: measured elsewhere, says the service")
         return answer.config
 
-    def _store(
-        self, memory: Memory, machine: Machine, problem: Problem, decision: Decision, times: Mapping[Config, float]
-    ) -> None:
+    def _store(self, memory: Memory, decision: Decision, times: Mapping[Config, float]) -> None:
         """Store and report measurements; if that fails, say so and go on: only the next process measures again."""
         if not times or decision.runtime_ns is None:
             return
         try:
-            with memory.open_store() as store:
-                run = store.begin(machine, 0, {"autotune": True})
-                store.add_batch(run, Kernel(PROGRAM, problem), 0, min(times.values()), list(times.items()))
+            memory.add(PROGRAM, decision, times, min(times.values()), {"autotune": True})
             if self._service is not None:
-                self._service.report(problem, min(times.values()), list(times.items()))
-            memory.choices.put(decision)
+                self._service.report(decision.problem, min(times.values()), list(times.items()))
         except (TilewiseError, OSError) as error:
             self.say(str(error))
 
     def _scores(
         self, settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]
-    ) -> FixedScores | None:
+    ) -> Scores | None:
         """Score the configurations with the shipped model if the kernel looks like a matrix product, else None."""
         as_matmul = None if self._model is None else match_matmul(settings, sizes, dtypes)
         if as_matmul is None or self._model is None:
@@ -282,7 +275,7 @@ class Session:
         while self._model.notes:  # show each note once, when the model is first used
             warnings.warn(self._model.notes.pop(), stacklevel=2)
         try:
-            return FixedScores(self._model.hyper, self._model.scores(*as_matmul))
+            return self._model.rank(*as_matmul)
         except TilewiseError as error:
             warnings.warn(f"the shipped model cannot rank {self.name}: {error}", stacklevel=2)
             return None

@@ -26,8 +26,8 @@ from tilewise.gpu.devices import DEVICES, H200, Device, find_device
 from tilewise.gpu.families.grouped import SCALE_BLOCK, default_config, search_list
 from tilewise.gpu.pinning.ranker import Trees
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.choose.decide import decide
-from tilewise.tune.choose.scores import UNCALIBRATED_GPU, FixedScores
+from tilewise.tune.choose.decide import Scores, decide
+from tilewise.tune.choose.scores import UNCALIBRATED_GPU
 
 FILE = Path(__file__).parent / "serving_ranker.safetensors"
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)  # rows of vLLM's files
@@ -167,7 +167,7 @@ class ServingRanker:
         """Choose without measuring."""
         default = default_config(tokens, shape.experts, shape.block_scaled)
         configs = candidates(shape, device, default)
-        scores = FixedScores(UNCALIBRATED_GPU, self.scores(shape, tokens, device, configs))
+        scores = Scores(UNCALIBRATED_GPU, self.scores(shape, tokens, device, configs))
         sizes = {"n": shape.n, "k": shape.k, "experts": shape.experts, "m": tokens}
         return decide(Problem.of("serving", dtype=shape.dtype, **sizes), configs, scores).config
 

@@ -35,10 +35,15 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 
 def problem_of(kernel: str, source: str, key: Mapping[str, Any]) -> Problem:
     """Describe a kernel and the values of its key; `source` is a digest of its code."""
-    values: dict[str, Value] = {}
-    for name, value in key.items():
-        values[re.sub(r"\W", "_", name)] = int(value) if isinstance(value, bool | int) else str(value)
-    return Problem({**values, "family": f"{kernel}:{source}"})
+    return Problem({**key_values(key), "family": f"{kernel}:{source}"})
+
+
+def key_values(key: Mapping[str, Any]) -> dict[str, Value]:
+    """Convert the values of a kernel's key to those of a problem."""
+    return {
+        re.sub(r"\W", "_", name): int(value) if isinstance(value, bool | int) else str(value)
+        for name, value in key.items()
+    }
 
 
 def settings_of(config: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +80,25 @@ def measured_problem(store: Store, kernel: Kernel, default: Config) -> MeasuredP
         raise store.damage_error("timings without a machine")
     average = faster_two_of_three if machines[-1].kind == "cpu" else statistics.median
     scale, default_ns = _drift_correction(batches, average)
-    times: dict[str, _ConfigTimes] = defaultdict(_ConfigTimes)
+    # Drift-corrected timings of each configuration: all, the undisturbed ones, and those of the finals among these.
+    times, undisturbed, final = (defaultdict[str, list[float]](list) for _ in range(3))
     for batch in batches:
+        tables = [times] if batch.disturbed else [times, undisturbed]
+        if not batch.disturbed and batch.round >= FIRST_FINAL_ROUND:
+            tables.append(final)
         for key, runtime_ns in ((default.key, batch.default_ns), *batch.runtime_ns.items()):
-            times[key].add(batch, runtime_ns * scale[_session(batch)])
-    best_times = {key: config_times.most_reliable() for key, config_times in times.items() if key not in rejected}
+            for table in tables:
+                table[key].append(runtime_ns * scale[_session(batch)])
+    best_times = {
+        key: final[key] if len(final[key]) >= MIN_FINAL_TIMINGS
+        else undisturbed[key] if len(undisturbed[key]) > 1
+        else times[key]
+        for key in times if key not in rejected
+    }  # fmt: skip
     timings = tuple(
-        _config_timing(Config.parse(key), values, average) for key, values in best_times.items() if len(values) > 1
+        ConfigTiming(Config.parse(key), average(ns), statistics.stdev(ns) / statistics.median(ns), len(ns))
+        for key, ns in best_times.items()
+        if len(ns) > 1
     )
     if default not in {timing.config for timing in timings} or len(timings) < 2:
         return None
@@ -103,29 +115,6 @@ def contenders(store: Store, kernel: Kernel, finalists: int) -> list[Config]:
         return [default] if default is not None else []
     others = sorted((t for t in result.timings if t.config != default), key=lambda timing: timing.runtime_ns)
     return [result.default, *(timing.config for timing in others[: _CONTENDERS_PER_FINALIST * finalists])]
-
-
-@dataclass
-class _ConfigTimes:
-    """Drift-corrected timings of one configuration."""
-
-    all: list[float] = field(default_factory=list)
-    undisturbed: list[float] = field(default_factory=list)
-    final: list[float] = field(default_factory=list)  # undisturbed ones in the finals
-
-    def add(self, batch: BatchRow, runtime_ns: float) -> None:
-        """Add the timing of one batch."""
-        self.all.append(runtime_ns)
-        if not batch.disturbed:
-            self.undisturbed.append(runtime_ns)
-            if batch.round >= FIRST_FINAL_ROUND:
-                self.final.append(runtime_ns)
-
-    def most_reliable(self) -> list[float]:
-        """Return the timings of the finals, else the undisturbed ones, else all."""
-        if len(self.final) >= MIN_FINAL_TIMINGS:
-            return self.final
-        return self.undisturbed if len(self.undisturbed) > 1 else self.all
 
 
 def _session(batch: BatchRow) -> tuple[int, bool]:
@@ -145,11 +134,6 @@ def _drift_correction(batches: Sequence[BatchRow], average: Average) -> tuple[di
     last_reliable = ([batch for batch in batches if not batch.disturbed] or batches)[-1]
     reference_ns = default_ns[_session(last_reliable)]
     return {session: reference_ns / session_ns for session, session_ns in default_ns.items()}, reference_ns
-
-
-def _config_timing(config: Config, times: Sequence[float], average: Average) -> ConfigTiming:
-    """Summarize the times of a configuration: average, relative deviation and count."""
-    return ConfigTiming(config, average(times), statistics.stdev(times) / statistics.median(times), len(times))
 
 
 def unpack_store(files: Sequence[Path], target: Path) -> None:

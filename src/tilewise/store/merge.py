@@ -38,7 +38,14 @@ def merge(source: Store, target: Store) -> dict[str, int]:
     runs = _read_runs(source)
     identities = {(machine.kind, machine.identity) for machine, _ in runs.values()}
     if not target.shared:
-        _check_machines(target, identities)
+        rows = target.database.read("SELECT DISTINCT kind, identity FROM machine")
+        machines = identities | {(str(kind), str(identity)) for kind, identity in rows}
+        if len(machines) > 1:
+            names = "; ".join(sorted(f"{kind} {identity}" for kind, identity in machines))
+            raise ConfigurationError(
+                f"{target.name} is a file, which can have one kind of machine only, not {names}; merge into a "
+                f"postgresql:// store, or export one kind with --machine."
+            )
     before = _count_rows(target)
     conflicts = 0
     for partition, kernels in _kernels_by_partition(source, identities).items():
@@ -48,18 +55,6 @@ def merge(source: Store, target: Store) -> dict[str, int]:
             conflicts += _merge_kernel(source, target, kernel, number, runs)
     after = _count_rows(target)
     return {**{name: after[name] - before[name] for name in after}, "conflicts": conflicts}
-
-
-def _check_machines(target: Store, identities: set[tuple[str, str]]) -> None:
-    """Raise an error if a file would contain measurements of several kinds of machines."""
-    rows = target.database.read("SELECT DISTINCT kind, identity FROM machine")
-    machines = identities | {(str(kind), str(identity)) for kind, identity in rows}
-    if len(machines) > 1:
-        names = "; ".join(sorted(f"{kind} {identity}" for kind, identity in machines))
-        raise ConfigurationError(
-            f"{target.name} is a file, which can have one kind of machine only, not {names}; merge into a "
-            f"postgresql:// store, or export one kind with --machine."
-        )
 
 
 def _count_rows(store: Store) -> dict[str, int]:
@@ -83,14 +78,11 @@ def _read_runs(source: Store) -> dict[int, tuple[Machine, dict[str, Any]]]:
         machine = Machine(str(kind), str(identity), source.table_of(details))
         if source.shared and source._partition is not None and machine.partition != source._partition:
             continue
-        name = uid or _digest(kind, identity, details, started, seed, settings)
+        # Equal rows of two stores have equal names.
+        row = json.dumps((kind, identity, details, started, seed, settings))
+        name = uid or hashlib.sha256(row.encode()).hexdigest()[:32]
         runs[int(number)] = machine, {"started": started, "seed": seed, "settings": settings, "uid": name}
     return runs
-
-
-def _digest(*values: Any) -> str:
-    """Hash values to a key that is equal for equal rows of two stores."""
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]
 
 
 def _kernels_by_partition(source: Store, identities: set[tuple[str, str]]) -> Mapping[str, list[tuple[Kernel, int]]]:
@@ -194,16 +186,25 @@ class _KernelRows:
 
     def __init__(self, store: Store, kernel: int) -> None:
         self._store, self._kernel = store, {"kernel": kernel}
-        self.batches, self.verdicts, self.finished = self._batches(), self._verdicts(), self._finished()
+        self.batches = self._read(
+            "id, run, round, taken, default_ns, disturbed, watch, uid",
+            "FROM batch WHERE kernel = :kernel ORDER BY id",
+        )
+        self.verdicts = self._read(
+            "verdict.run, run.uid AS run_uid, config.key, verdict.status, verdict.reason, verdict.details",
+            f"""FROM verdict JOIN config ON config.id = verdict.config LEFT JOIN run ON run.id = verdict.run
+            WHERE verdict.kernel = :kernel ORDER BY verdict.{store.database.row_order_sql}""",
+        )
+        self.finished = self._read(
+            "finished.run, run.uid AS run_uid, config.key, finished.seconds",
+            """FROM finished JOIN config ON config.id = finished.default_config
+            LEFT JOIN run ON run.id = finished.run WHERE finished.kernel = :kernel""",
+        )
 
     def _read(self, columns: str, clauses: str) -> list[dict[str, Any]]:
         names = [column.split(".")[-1].split(" ")[-1] for column in columns.split(", ")]
         rows = self._store.database.read(f"SELECT {columns} {clauses}", self._kernel)
         return [dict(zip(names, row, strict=True)) for row in rows]
-
-    def _batches(self) -> list[dict[str, Any]]:
-        columns = "id, run, round, taken, default_ns, disturbed, watch, uid"
-        return self._read(columns, "FROM batch WHERE kernel = :kernel ORDER BY id")
 
     def timings(self) -> dict[int, list[tuple[Config, int]]]:
         """Return configurations and picoseconds by the batch's number."""
@@ -218,14 +219,3 @@ class _KernelRows:
         for batch, key, runtime_ps in self._store.database.read(query, values):
             timings[batch].append((self._store.config_of(key), runtime_ps))
         return timings
-
-    def _verdicts(self) -> list[dict[str, Any]]:
-        clauses = f"""FROM verdict JOIN config ON config.id = verdict.config LEFT JOIN run ON run.id = verdict.run
-            WHERE verdict.kernel = :kernel ORDER BY verdict.{self._store.database.row_order_sql}"""
-        columns = "verdict.run, run.uid AS run_uid, config.key, verdict.status, verdict.reason, verdict.details"
-        return self._read(columns, clauses)
-
-    def _finished(self) -> list[dict[str, Any]]:
-        clauses = """FROM finished JOIN config ON config.id = finished.default_config
-            LEFT JOIN run ON run.id = finished.run WHERE finished.kernel = :kernel"""
-        return self._read("finished.run, run.uid AS run_uid, config.key, finished.seconds", clauses)

@@ -60,10 +60,10 @@ class ServiceClient:
         public_url = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()  # without a password
         self.url, self._machine, self._say = public_url.rstrip("/"), machine, say
         self._token = token or os.environ.get("TILEWISE_TOKEN")
-        self._secure, self._host, self._port = address.scheme == "https", address.hostname, port
+        self._host, self._port = address.hostname, port
         self._path = address.path.rstrip("/")
         # Loading the certificates takes as long as an answer may take, so it is done in advance.
-        self._context = ssl.create_default_context() if self._secure else None
+        self._context = ssl.create_default_context() if address.scheme == "https" else None
         self._jobs: queue.Queue[tuple[str, bytes, Future[Any] | None]] = queue.Queue(_MAX_UNSENT)
         self._thread: threading.Thread | None = None
         self._connection: http.client.HTTPConnection | None = None
@@ -184,19 +184,22 @@ class ServiceClient:
     def _post(self, path: str, body: bytes) -> Any:
         """Send a POST request and return the parsed JSON of the response."""
         if self._connection is None:
-            self._connection = (
-                http.client.HTTPSConnection(
+            if self._context is None:
+                connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECTION_TIMEOUT_S)
+            else:
+                connection = http.client.HTTPSConnection(
                     self._host, self._port, timeout=_CONNECTION_TIMEOUT_S, context=self._context
                 )
-                if self._secure
-                else http.client.HTTPConnection(self._host, self._port, timeout=_CONNECTION_TIMEOUT_S)
-            )
+            self._connection = connection
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         self._connection.request("POST", self._path + path, body, headers)
         response = self._connection.getresponse()
-        content = _parse_json(response.read(_MAX_RESPONSE_BYTES))
+        try:
+            content = json.loads(response.read(_MAX_RESPONSE_BYTES))
+        except (ValueError, RecursionError):
+            content = None
         if response.status >= 300:
             detail = content.get("detail") if isinstance(content, dict) else None
             raise ValueError(str(detail or f"{response.status} {response.reason}")[:200])
@@ -208,11 +211,3 @@ class ServiceClient:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def _parse_json(content: bytes) -> Any:
-    """Parse JSON; return None if it is malformed."""
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return None

@@ -15,7 +15,6 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,16 +38,6 @@ _FINISHED = """INSERT INTO finished (run, kernel, default_config, seconds)
     DO UPDATE SET default_config = excluded.default_config, seconds = excluded.seconds"""
 
 
-@dataclass
-class _BufferedBatch:
-    """An open batch of a shared store; it is written as one transaction when it is closed."""
-
-    run: int
-    kernel: Kernel
-    round: int
-    timings: list[tuple[Config, float]] = field(default_factory=list)
-
-
 class Store(StoreReader):
     """An open store; use it as a context manager, or `close` it.
 
@@ -61,7 +50,8 @@ class Store(StoreReader):
         self._claims: Claims | None = None
         self._configs: dict[str, int] = {}
         self._kernels: dict[tuple[str, str], int] = {}
-        self._buffered: dict[int, _BufferedBatch] = {}
+        # Open batches of a shared store: run, kernel, round and timings. Closing one writes it as one transaction.
+        self._buffered: dict[int, tuple[int, Kernel, int, list[tuple[Config, float]]]] = {}
 
     @property
     def claims(self) -> Claims:
@@ -158,18 +148,17 @@ class Store(StoreReader):
 
     def dequeue(self, kernel: Kernel) -> None:
         """Remove a kernel from the queue because it cannot be measured on this machine."""
-        query = "DELETE FROM queue WHERE kernel = :kernel"
-        self.database.write(
-            lambda transaction: transaction.execute(query, {"kernel": self.add_kernel(transaction, kernel)})
-        )
+        self._update_queue("DELETE FROM queue WHERE kernel = :kernel", kernel)
 
     def postpone(self, kernel: Kernel) -> None:
         """Move a kernel to the end of the queue."""
-        query = """UPDATE queue SET priority = (SELECT min(priority) FROM queue WHERE part = :part) - 1
-            WHERE kernel = :kernel"""
+        last = "(SELECT min(priority) FROM queue WHERE part = :part)"
+        query = f"UPDATE queue SET priority = {last} - 1 WHERE kernel = :kernel"
+        self._update_queue(query, kernel, part=self.partition)
 
+    def _update_queue(self, query: str, kernel: Kernel, **values: Any) -> None:
         def work(transaction: Transaction) -> None:
-            transaction.execute(query, {"kernel": self.add_kernel(transaction, kernel), "part": self.partition})
+            transaction.execute(query, {"kernel": self.add_kernel(transaction, kernel), **values})
 
         self.database.write(work)
 
@@ -268,7 +257,7 @@ class Store(StoreReader):
         # A shared store is a network round trip away, so its batches are buffered. Their numbers are negative.
         if self.database.shared:
             number = -1 - len(self._buffered)
-            self._buffered[number] = _BufferedBatch(run, kernel, round_number)
+            self._buffered[number] = run, kernel, round_number, []
             return number
         values: dict[str, Any] = {"run": run, "round": round_number, "taken": time.time(), "default_ns": default_ns}
         values |= {"disturbed": OPEN, "watch": "", "uid": secrets.token_hex(16)}
@@ -282,7 +271,7 @@ class Store(StoreReader):
     def add_timing(self, batch: int, config: Config, runtime_ns: float) -> None:
         """Add one timing to an open batch."""
         if batch < 0:
-            self._buffered[batch].timings.append((config, runtime_ns))
+            self._buffered[batch][-1].append((config, runtime_ns))
             return
         self.database.write(lambda transaction: self.add_timings(transaction, batch, [(config, _ps(runtime_ns))]))
 
@@ -291,16 +280,8 @@ class Store(StoreReader):
     ) -> None:
         """Close an open batch and store whether it was disturbed; no other row is ever changed."""
         if batch < 0:
-            buffered = self._buffered.pop(batch)
-            self.add_batch(
-                buffered.run,
-                buffered.kernel,
-                buffered.round,
-                default_ns,
-                buffered.timings,
-                disturbed=disturbed,
-                watch=watch,
-            )
+            run, kernel, round_number, timings = self._buffered.pop(batch)
+            self.add_batch(run, kernel, round_number, default_ns, timings, disturbed=disturbed, watch=watch)
             return
         query = """UPDATE batch SET default_ns = :default_ns, disturbed = :disturbed, watch = :watch
             WHERE id = :batch AND disturbed = :open"""

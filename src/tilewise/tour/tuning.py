@@ -8,7 +8,7 @@ from tilewise._extension import native
 from tilewise.errors import UnavailableError
 from tilewise.store.problem import Value
 from tilewise.tour.stops import Bars, Stop, Table, Visit
-from tilewise.tune.choose.check import check
+from tilewise.tune.choose.tuner import check
 
 _SHAPES = ((48, 96, 80), (64, 192, 128), (197, 256, 64))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tilewise.store.aggregate import frame
     from tilewise.tune.choose.chooser import disable, enable, tuned
     from tilewise.tune.choose.tuner import Tuned, Tuner
-    from tilewise.tune.measure.collect import Collected, collect
+    from tilewise.tune.measure.collector import Collected, collect
     from tilewise.tune.search.replay import Replay, replay
 
 __all__ = ["Collected", "Replay", "Tuned", "Tuner", "collect", "disable", "enable", "frame", "replay", "tuned"]
@@ -26,7 +26,7 @@ __getattr__ = late_names(
     {
         ".choose.chooser": "disable enable tuned",
         ".choose.tuner": "Tuned Tuner",
-        ".measure.collect": "Collected collect",
+        ".measure.collector": "Collected collect",
         ".search.replay": "Replay replay",
         "tilewise.store.aggregate": "frame",
     },

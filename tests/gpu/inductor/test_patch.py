@@ -15,7 +15,7 @@ import tilewise.inductor
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.gpu.inductor.decision_log import DecisionLog, report
 from tilewise.gpu.inductor.templates import Reason, Selection
-from tilewise.gpu.products.config_fields import CUBLAS
+from tilewise.gpu.products.roofline import CUBLAS
 from tilewise.store.problem import Config, Problem
 from tilewise.store.store import Store
 
@@ -315,7 +315,7 @@ def test_records_are_read_back_without_damaged_lines(tmp_path: Path) -> None:
     log.add_measurements(problem, [(CUBLAS, 2e-5), (tile, 1e-5)], 0.5)
     with (tmp_path / "decisions.jsonl").open("a") as stream:
         stream.write('{"why": "measured", "problem": 7}\nnot json\n[1]\n')
-    with Store(log.store_file, create=False) as store:
+    with Store(log.memory.store_file, create=False) as store:
         (kernel,) = store.kernels()
         (batch,) = store.batches(kernel)
     assert kernel.problem == problem and batch.runtime_ns == {CUBLAS.key: 20000, tile.key: 10000}
@@ -383,7 +383,7 @@ def test_attention_tilings_are_compared_with_the_default_unless_one_is_certain(
     assert [(row.reason, row.selected, row.fastest) for row in report(tmp_path).rows] == [("sure", 1, "")]
     smallest = next(tiling for tiling in tilings if (tiling.block_m, tiling.block_n) == (64, 64))
     for first in (smallest, default):  # no tiling needs less than the default, or none is far enough ahead
-        monkeypatch.setattr("tilewise.gpu.inductor.attention._CERTAIN_GAIN", 0.12 if first is smallest else math.inf)
+        monkeypatch.setattr("tilewise.gpu.inductor.templates._CERTAIN_GAIN", 0.12 if first is smallest else math.inf)
         selected = select(first, tilings, node)
         assert selected[0] == first and 1 < len(selected) <= 4 and first not in selected[1:]
         assert all(tiling in tilings for tiling in selected[1:])

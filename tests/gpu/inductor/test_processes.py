@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tilewise.inductor
-from tilewise.gpu.inductor.processes import restart_test_process, share_assembler, start_test_process
+from tilewise.gpu.inductor.patch import restart_test_process, share_assembler, start_test_process
 from tools.spoiled import spoil
 
 torch = pytest.importorskip("torch")

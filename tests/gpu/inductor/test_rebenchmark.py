@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tilewise.gpu.inductor.epilogue import has_fusible_epilogue
-from tilewise.gpu.inductor.pointwise import patch_autotuner, time_tilings
-from tilewise.gpu.inductor.rebenchmark import _block_lists, is_close, rebenchmark
+from tilewise.gpu.inductor.rebenchmark import _block_lists, is_close, patch_autotuner, rebenchmark, time_tilings
+from tilewise.gpu.inductor.templates import has_fusible_epilogue
 
 torch = pytest.importorskip("torch")
 
@@ -267,8 +266,9 @@ def test_an_error_while_timing_leaves_the_choice_to_pytorch(
     autotuner, errors = heuristics.CachingAutotuner, []
     monkeypatch.setattr(autotuner, "benchmark_all_configs", lambda tuner, *args: {"original": 1.0})
     before = autotuner.benchmark_all_configs
-    undo = patch_autotuner(errors.append)
+    changes = contextlib.ExitStack()
+    patch_autotuner(changes, errors.append, lambda: False)
     assert autotuner.benchmark_all_configs(SimpleNamespace(), torch.zeros(8)) == {"original": 1.0}
     assert isinstance(errors[0], AttributeError)
-    undo()
+    changes.close()
     assert autotuner.benchmark_all_configs is before

@@ -14,8 +14,7 @@ from tilewise.gpu.inductor.templates import (
     select_templates,
     template_columns,
 )
-from tilewise.gpu.products.config_fields import CUBLAS
-from tilewise.gpu.products.roofline import columns
+from tilewise.gpu.products.roofline import CUBLAS, columns
 from tilewise.gpu.products.runtime_model import RuntimeModel, shipped_runtime_model
 from tilewise.store.problem import Config, Problem
 

@@ -13,7 +13,7 @@ from tilewise.errors import FileFormatError, MissingFileError
 from tilewise.gpu.inductor.templates import FAMILY
 from tilewise.gpu.pinning.lock import LockedChoice, LockFile, format_lock, read_lock
 from tilewise.gpu.pinning.recompute import LockVerdict, compare_lock
-from tilewise.gpu.products.config_fields import CUBLAS
+from tilewise.gpu.products.roofline import CUBLAS
 from tilewise.store.problem import Config, Problem
 
 TILES = tuple(

@@ -107,7 +107,7 @@ def test_trees_are_walked_to_their_leaves_and_checked(tmp_path: Path) -> None:
 def test_foreign_kernels_are_lowered_and_described_without_a_gpu() -> None:
     pytest.importorskip("torch")
     from benchmarks.pinned_kernels import CASES
-    from tilewise.gpu.pinning.candidates import describe_candidates
+    from tilewise.gpu.pinning.choose import describe_candidates
 
     for case in CASES[::3]:
         arguments, grid = case.make(case.problems[0], "meta")

@@ -11,10 +11,9 @@ import pytest
 from tilewise.errors import ConfigurationError
 from tilewise.gpu.families.family import Launch
 from tilewise.gpu.products import call
-from tilewise.gpu.products.config_fields import CUBLAS
-from tilewise.gpu.products.dispatch import ProductChoice, ProductDispatcher
+from tilewise.gpu.products.dispatch import PreparedLaunch, ProductChoice, ProductDispatcher
 from tilewise.gpu.products.family import ProductFamily, cublas_call, workspace_sizes
-from tilewise.gpu.products.launch import PreparedLaunch
+from tilewise.gpu.products.roofline import CUBLAS
 from tilewise.store.problem import Problem
 
 torch = pytest.importorskip("torch")
@@ -178,7 +177,7 @@ def test_descriptors_are_built_once_per_address(monkeypatch: pytest.MonkeyPatch)
         return [f"map of {argument.base.data_ptr()}", *argument.shape]
 
     driver = SimpleNamespace(make_tensordesc_arg=make)
-    monkeypatch.setattr("tilewise.gpu.products.launch.importlib.import_module", lambda name: driver)
+    monkeypatch.setattr("tilewise.gpu.products.dispatch.importlib.import_module", lambda name: driver)
     descriptors = [SimpleNamespace(block_shape=[1], shape=[n], strides=[1], padding="zero") for n in (64, 32)]
     launch = PreparedLaunch(_kernel(calls, True), Launch((5, 1, 1), (*descriptors, *("tensor",) * 5, 11, 12)), False)
     for left in (100, 100, 108):

@@ -10,10 +10,9 @@ import pytest
 
 from tilewise.errors import ConfigurationError
 from tilewise.gpu.products.call import matmul, problem_of
-from tilewise.gpu.products.config_fields import CUBLAS
 from tilewise.gpu.products.dispatch import choose_unmeasured, rank_kernels
 from tilewise.gpu.products.family import MAX_PARTIAL_SUMS, ProductFamily, split_work, supports_tma, workspace_sizes
-from tilewise.gpu.products.roofline import columns, fits
+from tilewise.gpu.products.roofline import CUBLAS, columns, fits
 from tilewise.gpu.products.runtime_model import RuntimeModel, required_gain, shipped_runtime_model
 from tilewise.store.problem import Problem
 from tools.drawn_products import KINDS, drawn_products

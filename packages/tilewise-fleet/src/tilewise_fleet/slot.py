@@ -48,7 +48,7 @@ class Slot:
 
     def __init__(self, campaign: Campaign, device: int = 0, devices: int = 1) -> None:
         """Open the store; on a node with several GPUs, make only this actor's GPU visible."""
-        from tilewise.tune.measure.collect import load_plugins
+        from tilewise.tune.measure.collector import load_plugins
 
         if devices > 1:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -146,7 +146,7 @@ class Slot:
         return {**counts, "finished": False, "pairs": 0}
 
     def _make_collector(self, kernels: Sequence[Kernel], minutes: float) -> Any:
-        from tilewise.tune.measure.collect import make_collector
+        from tilewise.tune.measure.collector import make_collector
 
         plan = self.campaign
         options = {"minutes": minutes, "seed": plan.seed, "device": plan.device, "plugins": tuple(plan.plugins)}

@@ -48,6 +48,7 @@ class TritonAttention:
     """Attention, out = softmax(q k^T / sqrt(head)) v, over (batch, heads, length, head)."""
 
     name = "attention"
+    takes_columns = True
     sizes = ("batch", "heads", "kv_heads", "queries", "keys")
     fits_by = ("dtype", "head")
     choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp16"), "head": (64, 128, 32), "causal": (0, 1)}

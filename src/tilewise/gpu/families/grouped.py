@@ -60,6 +60,7 @@ class GroupedMatmul:
     """Triton grouped products: every token times the weights of `top_k` of the `experts`, drawn at random."""
 
     name = "grouped_matmul"
+    takes_columns = True
     sizes: tuple[str, ...] = ("tokens", "top_k", "experts", "n", "k")
     choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp16", "fp8"), "scales": ("none", "tensor", "block")}
 

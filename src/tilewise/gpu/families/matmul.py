@@ -77,6 +77,7 @@ class TritonMatmul:
     """Matrix product, c = epilogue(a @ b), a (m, k), b (k, n)."""
 
     name = "matmul"
+    takes_columns = True
     sizes: tuple[str, ...] = ("m", "n", "k")
     fits_by = ("dtype",)  # the fields of a problem that `misfit` reads
     choices: Mapping[str, Sequence[Value]] = {

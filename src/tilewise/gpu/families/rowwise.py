@@ -103,6 +103,7 @@ class _Rowwise:
     """Base of the row-wise families: a (rows, cols) input, one program per block of rows."""
 
     name = ""
+    takes_columns = True
     sizes = ("rows", "cols")
     fits_by = ()  # every configuration fits every problem
     choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp32", "fp16")}

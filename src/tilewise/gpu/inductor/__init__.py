@@ -6,8 +6,8 @@
     model = torch.compile(model)
 
 - `patch.py` installs tilewise in PyTorch's compiler and removes it again.
-- `choices.py` is the handler that the compiler calls; `templates.py` and `attention.py` select templates for it.
-- `rebenchmark.py` and `pointwise.py` time the candidates; `decision_log.py` records every decision.
+- `choices.py` is the handler that the compiler calls; `templates.py` selects templates for it.
+- `rebenchmark.py` times the candidates; `decision_log.py` records every decision.
 
 Nothing of PyTorch is imported before `enable()`.
 """

@@ -18,26 +18,26 @@ from torch._inductor import config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.virtualized import V
 
-from tilewise.gpu.inductor.attention import attention_problem, rank_attention
 from tilewise.gpu.inductor.decision_log import DecisionLog
-from tilewise.gpu.inductor.epilogue import has_fusible_epilogue
-from tilewise.gpu.inductor.pointwise import fits_registers
-from tilewise.gpu.inductor.processes import restart_test_process, start_test_process
-from tilewise.gpu.inductor.rebenchmark import rebenchmark
+from tilewise.gpu.inductor.patch import restart_test_process, start_test_process
+from tilewise.gpu.inductor.rebenchmark import fits_registers, rebenchmark
 from tilewise.gpu.inductor.templates import (
     FAMILY,
     OPERATIONS,
     Context,
     Reason,
     Selection,
+    attention_problem,
     config_of,
     epilogue_seconds,
+    has_fusible_epilogue,
     problem_of,
+    rank_attention,
     select_templates,
 )
 from tilewise.gpu.pinning.lock import LockedChoice, MissingChoiceError
 from tilewise.gpu.pinning.state import active_lock, is_unmeasured
-from tilewise.gpu.products.config_fields import CUBLAS, is_cublas
+from tilewise.gpu.products.roofline import CUBLAS, is_cublas
 from tilewise.gpu.products.runtime_model import RuntimeModel
 from tilewise.store.problem import Config, Machine, Problem
 from tilewise.store.service import ServiceClient

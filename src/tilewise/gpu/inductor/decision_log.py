@@ -7,6 +7,7 @@ written is dropped; compilation goes on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -21,10 +22,11 @@ from tilewise._files import convert_read_errors, open_input
 from tilewise._system import cache_folder
 from tilewise.errors import MissingFileError, TilewiseError
 from tilewise.gpu.inductor.templates import Reason, Selection
-from tilewise.gpu.products.config_fields import CUBLAS, is_cublas
-from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.gpu.products.roofline import CUBLAS, is_cublas
+from tilewise.store.problem import Config, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.tune.choose.cache import ChoiceFile, Decision
+from tilewise.tune.choose.cache import Decision
+from tilewise.tune.choose.memory import Memory
 
 _MAX_FILE_BYTES = 256 << 20
 _FILE = "decisions.jsonl"
@@ -40,17 +42,14 @@ class DecisionLog:
     """The decisions and measurements of one machine."""
 
     def __init__(self, machine: str, folder: Path | None = None) -> None:
-        self.folder, self.machine = folder or default_folder(), machine
-        self.choices = ChoiceFile(self.folder, machine, "inductor")
-
-    @property
-    def store_file(self) -> Path:
-        """The store of every measurement that the compiler made on this machine with this version of PyTorch."""
-        return self.folder / f"triton-{hashlib.sha256(self.machine.encode()).hexdigest()[:12]}.sqlite"
+        self.folder = folder or default_folder()
+        # Every measurement that the compiler made on this machine with this version of PyTorch.
+        store_file = self.folder / f"triton-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.sqlite"
+        self.memory = Memory(self.folder, Machine("triton", machine, {}), "inductor", store_file)
 
     def best(self, problem: Problem) -> Config | None:
         """Return the fastest configuration of an earlier measurement."""
-        decision = self.choices.get(problem)
+        decision = self.memory.choices.get(problem)
         return decision.config if decision is not None else None
 
     def add_decision(self, problem: Problem, selection: Selection) -> None:
@@ -63,12 +62,10 @@ class DecisionLog:
             "seconds": selection.seconds,
             "taken": round(time.time(), 3),
         }
-        try:
+        with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / _FILE).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
-        except OSError:
-            return
 
     def add_measurements(self, problem: Problem, rows: Sequence[tuple[Config, float]], compile_seconds: float) -> None:
         """Store measured seconds of configurations; the next process takes the fastest."""
@@ -76,15 +73,10 @@ class DecisionLog:
             return
         times_ns = {config: seconds * 1e9 for config, seconds in rows}
         best = min(times_ns, key=times_ns.__getitem__)
-        try:
-            with Store(self.store_file) as store:
-                run = store.begin(Machine("triton", self.machine, {}), 0, {"compile_seconds": compile_seconds})
-                default_ns = times_ns.get(CUBLAS, times_ns[best])
-                store.add_batch(run, Kernel(_PROGRAM, problem), 0, default_ns, list(times_ns.items()))
-            decision = Decision(problem, best, "measured", runtime_ns=times_ns[best], measurements=len(rows), sure=True)
-            self.choices.put(decision)
-        except (TilewiseError, OSError):
-            return
+        decision = Decision(problem, best, "measured", runtime_ns=times_ns[best], measurements=len(rows), sure=True)
+        default_ns, settings = times_ns.get(CUBLAS, times_ns[best]), {"compile_seconds": compile_seconds}
+        with contextlib.suppress(TilewiseError, OSError):
+            self.memory.add(_PROGRAM, decision, times_ns, default_ns, settings)
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -7,8 +7,10 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +20,8 @@ from typing import Any
 from tilewise.errors import ConfigurationError
 from tilewise.gpu.devices import model_collection
 from tilewise.gpu.inductor.decision_log import DecisionLog
-from tilewise.gpu.inductor.pointwise import patch_autotuner
-from tilewise.gpu.inductor.processes import share_assembler
+from tilewise.gpu.inductor.rebenchmark import patch_autotuner
+from tilewise.gpu.pinning.state import replace_function
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.service import ServiceClient
 
@@ -48,10 +50,10 @@ _enabled: list[Enabled] = []
 class Enabled:
     """The result of `enable()`: whether tilewise is active and, if not, why; a context manager that disables it."""
 
-    def __init__(self, reason: str | None = None) -> None:
-        self.reason = reason
+    def __init__(self) -> None:
+        self.reason: str | None = None
         self.advisor: Any = None
-        self._undo_steps: list[Callable[[], Any]] = []
+        self.changes = contextlib.ExitStack()  # closing it undoes every change, the last one first
 
     @property
     def active(self) -> bool:
@@ -63,20 +65,6 @@ class Enabled:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self in _enabled:
             disable()
-
-    def undo(self) -> None:
-        """Undo every change, the last one first."""
-        while self._undo_steps:
-            self._undo_steps.pop()()
-
-    def on_undo(self, step: Callable[[], Any]) -> None:
-        """Register a function that undoes a change."""
-        self._undo_steps.append(step)
-
-    def apply(self, settings_patch: Any) -> None:
-        """Enter a patch of the compiler's settings until `undo`."""
-        settings_patch.__enter__()
-        self.on_undo(functools.partial(settings_patch.__exit__, None, None, None))
 
 
 def enable(
@@ -107,12 +95,15 @@ def enable(
         if enabled.reason is None:
             _install(enabled, budget, records, devices, service)
             if isolated and not enabled.advisor.is_unmeasured:
-                _isolate(enabled)
+                # PyTorch then tests every template in a separate process.
+                settings: Any = importlib.import_module("torch._inductor.config")
+                enabled.changes.enter_context(settings.patch({"autotune_in_subproc": True}))
+                enabled.advisor.isolated = True
     except ConfigurationError:  # a wrong argument, which the caller must see
-        enabled.undo()
+        enabled.changes.close()
         raise
     except Exception as error:  # an unknown version may lack any name; PyTorch must go on as before
-        enabled.undo()
+        enabled.changes.close()
         enabled.reason = f"this PyTorch does not offer what tilewise needs ({type(error).__name__}: {error})"
     if enabled.reason is not None:
         warnings.warn(f"tilewise.inductor: {enabled.reason}; PyTorch chooses by itself.", stacklevel=2)
@@ -124,7 +115,7 @@ def enable(
 def disable() -> None:
     """Remove tilewise from PyTorch's compiler and restore the compiler's settings."""
     while _enabled:
-        _enabled.pop().undo()
+        _enabled.pop().changes.close()
 
 
 def _unsupported_reason(devices: tuple[str, ...]) -> str | None:
@@ -152,6 +143,7 @@ def _install(
     enabled: Enabled, budget: int, records: Path | None, devices: tuple[str, ...], service: str | None
 ) -> None:
     """Create the advisor and connect it to the compiler; every step registers how to undo it."""
+    changes = enabled.changes
     choices = importlib.import_module("tilewise.gpu.inductor.choices")
     config = importlib.import_module("torch._inductor.config")
     select_algorithm = importlib.import_module("torch._inductor.select_algorithm")
@@ -160,37 +152,31 @@ def _install(
     log = DecisionLog(choices.machine_name(), records)
     advisor = choices.Advisor(shipped_runtime_model(), budget, log, devices, client)
     enabled.advisor = choices.TilewiseChoices.advisor = advisor
-    enabled.on_undo(lambda: setattr(choices.TilewiseChoices, "advisor", None))
+    changes.callback(setattr, choices.TilewiseChoices, "advisor", None)
     # A thread that has compiled before already holds PyTorch's own handler and no longer reads the setting.
-    enabled.apply(virtualized.V.set_choices_handler(choices.TilewiseChoices()))
+    changes.enter_context(virtualized.V.set_choices_handler(choices.TilewiseChoices()))
     # Before PyTorch 2.13 only this tag separates the entries of the compiler's caches.
     compiler_config = importlib.import_module("torch.compiler.config")
     advisor.original_settings = {name: functools.reduce(getattr, name.split("."), config) for name in _SETTINGS}
-    enabled.apply(compiler_config.patch({"cache_key_tag": f"{compiler_config.cache_key_tag}{advisor.key}"}))
-    enabled.apply(config.patch({**_SETTINGS, "inductor_choices_class": choices.TilewiseChoices}))
-    enabled.on_undo(_restrict_to_devices(config, advisor))
-    enabled.on_undo(share_assembler())
-    enabled.on_undo(_pick_pinned_choices(select_algorithm, advisor))
+    changes.enter_context(compiler_config.patch({"cache_key_tag": f"{compiler_config.cache_key_tag}{advisor.key}"}))
+    changes.enter_context(config.patch({**_SETTINGS, "inductor_choices_class": choices.TilewiseChoices}))
+    _restrict_to_devices(changes, config, advisor)
+    changes.callback(share_assembler())
+    _pick_pinned_choices(changes, select_algorithm, advisor)
     if "cuda" in devices or not budget:
-        enabled.on_undo(patch_autotuner(advisor.note, lambda: advisor.is_unmeasured))
+        patch_autotuner(changes, advisor.note, lambda: advisor.is_unmeasured)
     # PyTorch calls it with the benchmarked times of every choice.
     select_algorithm.add_feedback_saver(advisor.on_feedback)
-    enabled.on_undo(lambda: _remove_feedback(select_algorithm, advisor.on_feedback))
+    changes.callback(_remove_feedback, select_algorithm, advisor.on_feedback)
 
 
-def _restrict_to_devices(config: Any, advisor: Any) -> Callable[[], None]:
+def _restrict_to_devices(changes: contextlib.ExitStack, config: Any, advisor: Any) -> None:
     """Compile graphs on other devices with the original settings, and without benchmarks if nothing may be measured.
 
-    The settings are made here, inside of those that a mode such as "max-autotune" brings. Returns the function that
-    undoes this.
+    The settings are made here, inside of those that a mode such as "max-autotune" brings.
     """
-    compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
-    original = getattr(compile_fx, "_compile_fx_inner", None)
-    if original is None:
-        return lambda: None
 
-    @functools.wraps(original)
-    def compile_inner(graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def compile_inner(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
         settings = advisor.original_settings
         if _uses_device(graph, advisor.devices):
             settings = {}
@@ -199,24 +185,18 @@ def _restrict_to_devices(config: Any, advisor: Any) -> Callable[[], None]:
         with config.patch(settings):
             return original(graph, *args, **kwargs)
 
-    compile_fx._compile_fx_inner = compile_inner
-    return lambda: setattr(compile_fx, "_compile_fx_inner", original)
+    compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
+    replace_function(changes, compile_fx, "_compile_fx_inner", compile_inner)
 
 
-def _pick_pinned_choices(select_algorithm: Any, advisor: Any) -> Callable[[], None]:
+def _pick_pinned_choices(changes: contextlib.ExitStack, select_algorithm: Any, advisor: Any) -> None:
     """Prefer tilewise's choice in the compiler's deterministic mode, which otherwise takes ATen from every list."""
-    selector = select_algorithm.AlgorithmSelectorCache
-    original = getattr(selector, "pick_deterministic_choice", None)
-    if original is None:
-        return lambda: None
 
-    @functools.wraps(original)
-    def pick(self: Any, choices: Any) -> Any:
+    def pick(original: Any, selector: Any, choices: Any) -> Any:
         pinned = [choice for choice in choices if advisor.is_pinned_choice(choice)]
-        return pinned[-1] if pinned else original(self, choices)
+        return pinned[-1] if pinned else original(selector, choices)
 
-    selector.pick_deterministic_choice = pick
-    return lambda: setattr(selector, "pick_deterministic_choice", original)
+    replace_function(changes, select_algorithm.AlgorithmSelectorCache, "pick_deterministic_choice", pick)
 
 
 def _uses_device(graph: Any, devices: tuple[str, ...]) -> bool:
@@ -224,12 +204,6 @@ def _uses_device(graph: Any, devices: tuple[str, ...]) -> bool:
     values = [getattr(node, "meta", {}).get("val") for node in graph.graph.nodes]
     flat = [item for value in values for item in (value if isinstance(value, list | tuple) else (value,))]
     return any(item.device.type in devices for item in flat if hasattr(item, "device"))
-
-
-def _isolate(enabled: Enabled) -> None:
-    """Have PyTorch test every template in a separate process."""
-    enabled.apply(importlib.import_module("torch._inductor.config").patch({"autotune_in_subproc": True}))
-    enabled.advisor.isolated = True
 
 
 def _warn(line: str) -> None:
@@ -241,3 +215,65 @@ def _remove_feedback(select_algorithm: Any, callback: Any) -> None:
     callbacks = select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
     if callback in callbacks:
         callbacks.remove(callback)
+
+
+# Processes that the compiler starts. Its compile workers use the PTX assembler that PyTorch 2.11 brings, while the main
+# process uses Triton's. Triton's cache key contains the assembler's version, so every template would be compiled a
+# second time before it is timed. The process that tests templates takes some seconds to start, and PyTorch keeps it
+# after a template has corrupted its CUDA context, when every later template would fail in it.
+_ASSEMBLER_VARIABLE = "TRITON_PTXAS_PATH"
+
+
+def share_assembler() -> Callable[[], None]:
+    """Use the assembler of PyTorch's compile workers in this process; return the function that undoes it."""
+    before = os.environ.get(_ASSEMBLER_VARIABLE)
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        tasks: Any = importlib.import_module("torch._inductor.runtime.compile_tasks")
+        tasks._set_triton_ptxas_path.__wrapped__()  # the workers call the cached wrapper, which runs only once
+    forget_assembler_version()
+
+    def restore_assembler() -> None:
+        if before is None:
+            os.environ.pop(_ASSEMBLER_VARIABLE, None)
+        forget_assembler_version()
+
+    return restore_assembler
+
+
+def forget_assembler_version() -> None:
+    """Clear Triton's cached assembler version, which it otherwise reads once."""
+    with contextlib.suppress(ImportError, AttributeError):
+        compiler: Any = importlib.import_module("triton.backends.nvidia.compiler")
+        compiler.get_ptxas_version.cache_clear()
+
+
+def start_test_process() -> None:
+    """Start the process that tests templates and create its CUDA context, without waiting for it."""
+    with contextlib.suppress(AttributeError, OSError):  # without the pool PyTorch starts the process itself, later
+        pool = _test_pool()
+        pool.executor.submit(_initialise_cuda, pool)
+
+
+def _initialise_cuda(pool: Any) -> None:
+    """Give an idle test process its first task: synchronising, which creates its CUDA context."""
+    cuda: Any = importlib.import_module("torch.cuda")
+    process = pool.process_queue.get()
+    try:
+        process.put(cuda.synchronize)
+        process.get()
+    except Exception:  # if something is wrong with it, testing a template fails in the same way
+        process.kill()
+    finally:
+        pool.process_queue.put(process)
+
+
+def restart_test_process() -> None:
+    """End the processes that test templates; PyTorch starts new ones."""
+    for process in _test_pool().processes:
+        process.kill()
+
+
+def _test_pool() -> Any:
+    """Return PyTorch's pool of processes that test templates; it starts them if they are not running."""
+    autotune_process: Any = importlib.import_module("torch._inductor.autotune_process")
+    return autotune_process.get_tuning_process_pool()

@@ -1,4 +1,4 @@
-"""Select the matrix-product templates that PyTorch's compiler should benchmark. This module does not import PyTorch.
+"""Select the templates of matrix products and flexible attention that PyTorch's compiler should benchmark.
 
 A template with its parameters becomes a configuration of the kind that the runtime model knows; ATen's call counts as
 cuBLAS. The few templates with the shortest predicted time are benchmarked together with ATen. If an earlier process
@@ -16,17 +16,30 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.gpu.devices import H200
-from tilewise.gpu.products.config_fields import CUBLAS, CUBLAS_FUSED_BIAS, SPLIT_K, TRANSPOSED, is_cublas
+from tilewise.gpu.families.attention import TritonAttention
 from tilewise.gpu.products.family import supports_tma
-from tilewise.gpu.products.roofline import Columns, Numbers, columns, max_accumulators, sustained_rates
+from tilewise.gpu.products.roofline import (
+    CUBLAS,
+    CUBLAS_FUSED_BIAS,
+    SPLIT_K,
+    TRANSPOSED,
+    Columns,
+    Numbers,
+    columns,
+    is_cublas,
+    max_accumulators,
+    sustained_rates,
+)
 from tilewise.gpu.products.runtime_model import RuntimeModel, required_gain
 from tilewise.store.problem import Config, Problem
+from tilewise.tune.choose.scores import ModelScores, shipped_scores
 
 FAMILY = "inductor"
 OPERATIONS = ("mm", "addmm", "bmm")
@@ -157,7 +170,10 @@ def select_templates(
     # Lists have up to two thousand choices, so that names are tested once each and parameters read as one array.
     aten_names = {name for name in set(templates) if name.startswith("aten")}
     aten = np.flatnonzero(np.fromiter(map(aten_names.__contains__, templates), np.bool_, len(templates))).tolist()
-    of = template_columns(templates, _with_tiles(parameters, aten))
+    rows = list(parameters)
+    for i in aten:  # a tile of zeros, so that all choices have the same parameters
+        rows[i] = _NO_TILE
+    of = template_columns(templates, rows)
     best = _index_of(context.best, of, {_aten_config(templates[i]): i for i in aten})
     usable = _usable(problem, of)
     # An earlier measurement decides alone; ATen may have won in a list that does not contain it.
@@ -193,14 +209,6 @@ def _usable(problem: Problem, of: Columns) -> npt.NDArray[np.intp]:
     fitting = fits(of, max_accumulators(problem))
     usual = fitting & (of["warps"] == 4) & (of["stages"] >= 3)
     return np.flatnonzero(usual if problem.size("batch") > 1 and usual.any() else fitting)
-
-
-def _with_tiles(parameters: Sequence[Mapping[str, Any]], aten: Sequence[int]) -> list[Mapping[str, Any]]:
-    """Give ATen's calls a tile of zeros, so that all choices have the same parameters."""
-    rows = list(parameters)
-    for i in aten:
-        rows[i] = _NO_TILE
-    return rows
 
 
 @dataclass(frozen=True)
@@ -272,3 +280,83 @@ def _index_of(config: Config | None, of: Columns, aten: Mapping[Config | None, i
         equal &= of[name] == config.get(name, 0)
     matches = np.flatnonzero(equal)
     return int(matches[0]) if len(matches) else None
+
+
+# Epilogues: fusing elementwise operations into a template saves a pass over the result. Those in front of a reduction
+# are fused into the reduction's kernel instead, so they save nothing here.
+_VIEW_OPS = frozenset({"view", "_unsafe_view", "reshape", "permute", "transpose", "unsqueeze", "squeeze", "clone"})
+_REDUCTION_OPS = frozenset({"var_mean", "mean", "sum", "amax", "max", "amin", "var", "_softmax", "native_layer_norm"})
+_MAX_NODES = 24  # nodes to visit; an arbitrary bound on the search
+
+
+def has_fusible_epilogue(node: Any) -> bool:
+    """Tell whether elementwise operations follow a node of an FX graph, with no reduction right behind them."""
+    # Breadth-first over the users; views are followed because they do not stop a fusion.
+    queue, visits, any_elementwise = list(getattr(node, "users", ())), 0, False
+    while queue and visits < _MAX_NODES:
+        user, visits = queue.pop(0), visits + 1
+        name = str(getattr(user.target, "overloadpacket", "")).rpartition(".")[2]
+        if name in _REDUCTION_OPS:
+            return False
+        elementwise = any(getattr(tag, "name", "") == "pointwise" for tag in getattr(user.target, "tags", ()))
+        any_elementwise |= elementwise
+        if elementwise or name in _VIEW_OPS:
+            queue += list(user.users)
+    return any_elementwise
+
+
+# Flexible attention, ranked by the cost model of the family `attention`. The family's kernel walks over keys as
+# PyTorch's template does, but without the caller's score and mask functions, so its model orders tilings well and
+# predicts times badly.
+_HEAD_SIZES = (32, 64, 128)  # in the training data; other sizes are rounded up
+_CERTAIN_GAIN = 0.12  # predicted share of the runtime above which a tiling is taken without benchmarking
+
+
+@lru_cache(maxsize=1)
+def _model() -> ModelScores | None:
+    return shipped_scores("h200", "the H200", "triton")[0]
+
+
+def attention_problem(node: Any) -> Problem | None:
+    """Describe a call of flexible attention in an FX graph; None if the model does not cover it."""
+    query, key = (node.args[i].meta["val"] for i in (0, 1))  # (batch, heads, length, head size)
+    dtype, head = _DTYPES.get(str(query.dtype)), int(query.shape[-1])
+    rounded_head = next((size for size in _HEAD_SIZES if head <= size), None)
+    if dtype is None or rounded_head is None or query.shape[1] % key.shape[1]:
+        return None
+    sizes = {"batch": query.shape[0], "heads": query.shape[1], "kv_heads": key.shape[1], "queries": query.shape[2],
+             "keys": key.shape[2]}  # fmt: skip
+    return Problem.of("attention", dtype=dtype, head=rounded_head, causal=0, **{k: int(v) for k, v in sizes.items()})
+
+
+def rank_attention(problem: Problem, default: Config, tilings: Sequence[Config], count: int) -> tuple[list[int], bool]:
+    """Rank the tilings that fit; return the indices of the first `count`, and whether the first is certain.
+
+    A certain tiling is predicted so far ahead of the default that it need not be benchmarked. It must also need no more
+    registers and shared memory than the default, because nothing tests it before the program runs it.
+    """
+    model = _model()
+    fitting = [i for i, config in enumerate(tilings) if _fits(problem, config)]
+    if model is None or not fitting:
+        return [], False
+    reference = TritonAttention().configs(problem)[0]  # scores are relative to the first configuration
+    default_score, *scores = model.scores(problem, [reference, default, *(tilings[i] for i in fitting)])[1:]
+    order = np.argsort(scores, kind="stable")
+    first = tilings[fitting[int(order[0])]]
+    resources = zip(_resources(problem, first), _resources(problem, default), strict=True)
+    is_smaller = all(ours <= default_need for ours, default_need in resources)
+    is_certain = is_smaller and bool(default_score - scores[int(order[0])] > _CERTAIN_GAIN)
+    return [fitting[int(i)] for i in order[:count]], is_certain
+
+
+def _resources(problem: Problem, config: Config) -> tuple[int, int]:
+    """Compute the accumulators per thread (scores and output) and the bytes of staged queries, keys and values."""
+    head, (rows, keys) = problem.size("head"), (config.size("block_m"), config.size("block_n"))
+    shared_bytes = 2 * keys * head * 2 * config.size("stages") + rows * head * 2
+    return rows * (keys + head) // (32 * config.size("warps")), shared_bytes
+
+
+def _fits(problem: Problem, config: Config) -> bool:
+    """Tell whether registers and shared memory suffice; a single stage has no pipeline and is excluded."""
+    accumulators, shared_bytes = _resources(problem, config)
+    return 8 <= accumulators <= 192 and shared_bytes <= H200.shared_bytes_per_block and config.size("stages") > 1

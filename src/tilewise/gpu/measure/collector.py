@@ -146,7 +146,10 @@ class TritonCollector(Collector):
                 if worker is self.gpu:
                     self._on_gpu_messages(message)
                 else:
-                    self._on_compile_result(worker, message)
+                    is_lost, binary = isinstance(message, WorkerLostError), worker.task
+                    worker.finish()
+                    failure = compiler.CompileResult(0, 0.0, f"does not compile: {message}")
+                    self.compile_results[binary.key] = failure if is_lost else message
             done = sum(tally.kernels for tally in self.tallies.values())
             progress = f"; {len(self.compile_results)} binaries compiled, {len(queue)} to compile"
             self.report_progress(done, done + len(self.waiting) + (self.current is not None), progress)
@@ -158,14 +161,6 @@ class TritonCollector(Collector):
             for binary in pending.binaries:
                 binaries.setdefault(binary.key, binary)
         return list(binaries.values())
-
-    def _on_compile_result(self, worker: Worker, message: Any) -> None:
-        """Record the outcome of a compilation and give the worker its next task."""
-        binary: Binary = worker.task
-        worker.finish()
-        if isinstance(message, WorkerLostError):
-            message = compiler.CompileResult(0, 0.0, f"does not compile: {message}")
-        self.compile_results[binary.key] = message
 
     # The GPU
 
@@ -188,12 +183,14 @@ class TritonCollector(Collector):
         misfits, fitting = pending.misfits, []
         pending.misfits = []
         for config, binary in zip(pending.configs, pending.binaries, strict=True):
-            rejection = self._rejection(self.compile_results[binary.key])
-            if rejection is None:
-                fitting.append(config)
+            result = self.compile_results[binary.key]
+            if result.failure is not None:
+                misfits.append(Verdict(config, "failed", result.failure))
+            elif result.shared_bytes > self.shared_bytes:
+                needed = f"shared memory: {result.shared_bytes} bytes needed, {self.shared_bytes} available"
+                misfits.append(Verdict(config, "misfit", needed))
             else:
-                status, reason = rejection
-                misfits.append(Verdict(config, status, reason))
+                fitting.append(config)
         if misfits:
             self.add_verdicts(pending.kernel, misfits)
         # Runtimes are normalised by the default's, so a kernel without it is useless.
@@ -204,24 +201,12 @@ class TritonCollector(Collector):
         # Operands differ between kernels and are the same in every run with this seed.
         seed = self.options.seed * 1_000_003 + int(pending.kernel.problem.digest[:8], 16)
         earlier = tuple(self.store.batches(pending.kernel))
+        problem, options = pending.kernel.problem, self.options
         job = measure.Job(
-            problem=pending.kernel.problem,
-            configs=tuple(fitting),
-            seed=seed,
-            settings=self.options.settings,
-            careful=pending.careful,
-            earlier=earlier,
-            finals=self.options.finals,
-        )
+            problem, tuple(fitting), seed, options.settings, careful=pending.careful, earlier=earlier,
+            finals=options.finals,
+        )  # fmt: skip
         self.gpu.submit(job, self.silence_seconds if self.gpu.connection else _START_SECONDS)
-
-    def _rejection(self, result: compiler.CompileResult) -> tuple[str, str] | None:
-        """Return the status and the reason if a binary cannot be measured."""
-        if result.failure is not None:
-            return "failed", result.failure
-        if result.shared_bytes > self.shared_bytes:
-            return "misfit", f"shared memory: {result.shared_bytes} bytes needed, {self.shared_bytes} available"
-        return None
 
     def _on_gpu_messages(self, message: Any) -> None:
         """Handle this message and those behind it: messages in the pipe are lost if this process is killed."""
@@ -255,7 +240,7 @@ class TritonCollector(Collector):
     def _on_kernel_message(self, pending: _Pending, kind: str, content: Sequence[Any]) -> None:
         """Handle news about the kernel that the GPU process measures."""
         assert pending.recorder is not None
-        if kind in pending.recorder.handlers:
+        if kind in pending.recorder.events:
             pending.recorder(kind, *content)
         elif kind == "note":
             self.say(content[0])
@@ -268,7 +253,13 @@ class TritonCollector(Collector):
             self.say(f"{pending.kernel.name} {pending.kernel.problem.key}: {content[0]}\n{content[1]}")
             self._on_lost(pending, content[0])
         elif kind == "done":
-            self._on_done(pending, float(content[0]))
+            self.gpu.finish()
+            self.current, seconds = None, float(content[0])
+            self.tally(pending.kernel).seconds += seconds
+            self._job_seconds.append(seconds)
+            problem = self.finish(pending.kernel, pending.configs[0], seconds)
+            if problem is not None and self.options.verbose:
+                self._describe(problem)
 
     def _on_greeting(self, message: Any) -> None:
         """Begin the run with the description of the device, or fail with the reason why there is none."""
@@ -278,16 +269,6 @@ class TritonCollector(Collector):
         if message[0] != "device":
             raise UnavailableError(str(message[1]))
         self._open_run(message[1])
-
-    def _on_done(self, pending: _Pending, seconds: float) -> None:
-        """Close a kernel whose measurements are complete and update the tally."""
-        self.gpu.finish()
-        self.current = None
-        self.tally(pending.kernel).seconds += seconds
-        self._job_seconds.append(seconds)
-        problem = self.finish(pending.kernel, pending.configs[0], seconds)
-        if problem is not None and self.options.verbose:
-            self._describe(problem)
 
     def _on_lost(self, pending: _Pending, reason: str) -> None:
         """Handle the death of the GPU process.

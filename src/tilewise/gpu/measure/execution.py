@@ -7,6 +7,7 @@ resolution of half a microsecond not to matter.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -67,7 +68,7 @@ class CudaDevice(Clock):
         # Ways to capture a unit, the best first; one that fails is removed and noted.
         self._capture_methods: list[tuple[str, Callable[[Sequence[Run]], Run]]] = [
             ("the driver's graphs", self._capture_with_driver),
-            ("PyTorch's graphs", self._capture_with_torch),
+            ("PyTorch's graphs", functools.partial(torch_graph, torch)),
         ]
 
     def prepare(self, binary: Binary, launch: Launch) -> Run:
@@ -123,9 +124,6 @@ class CudaDevice(Clock):
         if self._driver_graphs is None:
             self._driver_graphs = DriverGraphs(self._handle)
         return self._driver_graphs.capture(runs)
-
-    def _capture_with_torch(self, runs: Sequence[Run]) -> Run:
-        return torch_graph(self.torch, runs)
 
     def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
         """Time units one after the other.

@@ -20,7 +20,8 @@ from tilewise.gpu.measure.execution import Gpu
 from tilewise.store.problem import Config, Problem
 from tilewise.store.reader import Verdict
 from tilewise.store.store import BatchRow
-from tilewise.tune.measure.sampling import Candidate, Report, TimedBatch, TimingSettings, resume, time_all
+from tilewise.tune.families.registry import Expected
+from tilewise.tune.measure.sampling import Candidate, Report, Run, TimedBatch, TimingSettings, resume, time_all
 
 
 @dataclass(frozen=True)
@@ -84,27 +85,29 @@ def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) 
             continue
         registers, spills = device.registers(binary)
         verdicts[config] = Verdict(config, "ok", details={"registers": registers, "spills": spills})
-        # NaN shows elements that the kernel does not write; behind the output it must stay.
-        sets[0].guarded.fill_(math.nan)
-        runs[0]()
-        out, guard = sets[0].out, sets[0].guarded[sets[0].out.numel() :]
-        # cuBLAS may round intermediate sums, so its result only has to be finite.
-        close = out.isfinite() if binary.kernel == CUBLAS_CALL else (out - expected.value).abs() <= expected.bound
-        right[index] = close.all() & guard.isnan().all()
+        right[index] = is_right(sets[0], expected, runs[0], is_cublas=binary.kernel == CUBLAS_CALL)
         if job.careful:
             device.synchronize()
         candidates.append(Candidate(index, config, runs))
     device.synchronize()
     right_list = right.tolist()
-    correct = []
-    for candidate in candidates:
-        if right_list[candidate.index]:
-            correct.append(candidate)
-        else:
-            verdicts[candidate.config] = Verdict(candidate.config, "wrong", "the result differs from PyTorch's")
+    correct = [candidate for candidate in candidates if right_list[candidate.index]]
+    wrong = [candidate.config for candidate in candidates if not right_list[candidate.index]]
+    verdicts |= {config: Verdict(config, "wrong", "the result differs from PyTorch's") for config in wrong}
     fast_enough = list(_estimate(device, job, correct, verdicts))
     report("verdicts", list(verdicts.values()))
     return fast_enough
+
+
+def is_right(operands: Operands, expected: Expected, run: Run, *, is_cublas: bool = False) -> Any:
+    """Run once; return, as a tensor, whether the result is correct and nothing outside of the output was written."""
+    # NaN shows elements that the kernel does not write; behind the output it must stay.
+    operands.guarded.fill_(math.nan)
+    run()
+    out, guard = operands.out, operands.guarded[operands.out.numel() :]
+    # cuBLAS may round intermediate sums, so its result only has to be finite.
+    close = out.isfinite() if is_cublas else (out.float() - expected.value).abs() <= expected.bound
+    return close.all() & guard.isnan().all()
 
 
 def _estimate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import tempfile
 import time
@@ -17,7 +16,7 @@ from tilewise.gpu.devices import NEAREST_COLLECTION, model_collection
 from tilewise.gpu.families.family import Binary, Operands, TritonFamily, get_family
 from tilewise.gpu.measure.compiler import CompileResult, serve, use_cache
 from tilewise.gpu.measure.execution import CudaDevice, open_device
-from tilewise.gpu.measure.job import Job, operand_sets
+from tilewise.gpu.measure.job import Job, is_right, operand_sets
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.measure import Trial, TrialResult
@@ -136,8 +135,10 @@ class TritonTrial:
     def measure(self, config: Config) -> TrialResult:
         """Compile, check and time one configuration; failures are part of the result."""
         try:
-            runs = self._prepare(config)
-            if not self._is_right(runs[0]):
+            binary = self.family.binary(self.problem, config)
+            launches = [self.family.launch(self.problem, config, operands) for operands in self._sets]
+            runs = [self.device.prepare(binary, launch) for launch in launches]
+            if not bool(is_right(self._sets[0], self._expected, runs[0])):
                 return TrialResult(None, None, "wrong", "the result differs from PyTorch's")
         except UnavailableError as error:
             return TrialResult(None, None, "misfit", str(error))
@@ -147,13 +148,10 @@ class TritonTrial:
         if self._first is None:
             self._first = config, self.time_interleaved([config], _ROUNDS)[0]
             return TrialResult(self._first[1], None)
+        # The ratio of two runtimes: the median over rounds, each with both configurations.
         first, first_ns = self._first
-        return TrialResult(first_ns * self._ratio(config, first), None)
-
-    def _ratio(self, config: Config, other: Config) -> float:
-        """Return the ratio of two runtimes: the median over rounds, each with both configurations."""
-        times, other_times = zip(*self._rounds([config, other], _ROUNDS), strict=True)
-        return float(statistics.median(a / b for a, b in zip(times, other_times, strict=True)))
+        ratio = statistics.median(ns / other_ns for ns, other_ns in self._rounds([config, first], _ROUNDS))
+        return TrialResult(first_ns * ratio, None)
 
     def time_interleaved(self, configs: Sequence[Config], rounds: int = _FINAL_ROUNDS) -> list[float]:
         """Time configurations that were measured before; return the medians over rounds in nanoseconds."""
@@ -172,21 +170,6 @@ class TritonTrial:
         times = iter(self.device.time_units(list(units) * (_WARM_UP_ROUNDS + count)))
         rounds = [[next(times) / unit_launches for unit_launches in launches] for _ in range(_WARM_UP_ROUNDS + count)]
         return rounds[_WARM_UP_ROUNDS:]
-
-    def _prepare(self, config: Config) -> list[Run]:
-        binary = self.family.binary(self.problem, config)
-        launches = [self.family.launch(self.problem, config, operands) for operands in self._sets]
-        return [self.device.prepare(binary, launch) for launch in launches]
-
-    def _is_right(self, run: Run) -> bool:
-        """Check a kernel's result and that it wrote nothing outside its output."""
-        first = self._sets[0]
-        # NaN shows elements that the kernel does not write; behind the output it must stay.
-        first.guarded.fill_(math.nan)
-        run()
-        out, guard = first.out, first.guarded[first.out.numel() :]
-        close = ((out.float() - self._expected.value).abs() <= self._expected.bound).all()
-        return bool(close & guard.isnan().all())
 
     def unit(self, runs: Sequence[Run]) -> tuple[Run, int]:
         """Capture one timed unit that rotates through the operand sets; return it and its number of launches."""

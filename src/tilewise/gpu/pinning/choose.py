@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +22,15 @@ import numpy as np
 
 from tilewise.costmodel.models.files import shipped_file
 from tilewise.gpu.devices import H200_CAPABILITY, Device, find_device
-from tilewise.gpu.pinning.candidates import describe_candidates
+from tilewise.gpu.pinning.ir import lower, summarize
 from tilewise.gpu.pinning.ranker import MAX_ACCUMULATORS, TOO_LARGE, RankedCandidate, shipped_ranker
 from tilewise.gpu.pinning.state import active_lock
 from tilewise.gpu.triton_kernel import (
     config_of,
     element_types,
+    jit_function,
+    key_values,
     match_matmul,
-    problem_of,
     settings_of,
     source_digest,
     this_gpu,
@@ -59,93 +61,26 @@ def choose_config(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, A
 
     `autotuner.nargs` are the positional arguments by name; `kwargs` are the others, with the grid.
     """
-    values = {**autotuner.nargs, **kwargs}
-    arguments = {name: value for name, value in values.items() if name in autotuner.arg_names}
-    dtypes = element_types(arguments.values())
-    key = {name: arguments[name] for name in autotuner.keys if name in arguments}
-    call = KernelCall(
-        name=autotuner.base_fn.__name__,
-        source=source_digest(autotuner.fn),
-        key={**key, **{f"dtype{number}": dtype for number, dtype in enumerate(dtypes)}},
-        sizes={name: value for name, value in arguments.items() if isinstance(value, int)},
-        dtypes=dtypes,
-        uses_tma=any(hasattr(value, "block_shape") for value in arguments.values()),
-    )
-    index = choose_index(
-        call,
-        configs,
-        fits=lambda config: _fits(autotuner, config, kwargs),
-        describe=lambda: describe_candidates(autotuner.fn, arguments, configs, kwargs["grid"], _capability()),
-        say=say,
-    )
-    return configs[index]
-
-
-def rank_configs(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any]) -> ConfigRanking | None:
-    """Order the configurations of a call by the work of the kernel; None if it cannot be read or the GPU is unknown."""
-    device = find_device(_device_name())
-    if device is None or len(configs) < 2:
-        return None
-    values = {**autotuner.nargs, **kwargs}
-    arguments = {name: value for name, value in values.items() if name in autotuner.arg_names}
-    try:
-        return rank_by_work(
-            describe_candidates(autotuner.fn, arguments, configs, kwargs["grid"], _capability()), device
-        )
-    except Exception:  # the interpreter's kernels cannot be lowered, and Triton's front end raises many types
-        return None
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """The inputs of a choice: the kernel, the values of its key, all its integers and the dtypes of its tensors."""
-
-    name: str
-    source: str
-    key: Mapping[str, Any]
-    sizes: Mapping[str, Any]
-    dtypes: Sequence[str]
-    uses_tma: bool = False  # some arguments are TMA descriptors
-
-    @property
-    def kernel(self) -> str:
-        return f"{self.name}:{self.source}"
-
-    @property
-    def problem(self) -> Problem:
-        """The key as a problem, without the kernel's name."""
-        return Problem({name: value for name, value in problem_of("", "", self.key).items() if name != "family"})
-
-
-def choose_index(
-    call: KernelCall,
-    configs: Sequence[Any],
-    *,
-    fits: Callable[[Any], bool],
-    describe: Callable[[], Sequence[RankedCandidate]],
-    say: Say | None = None,
-) -> int:
-    """Return the index of the configuration to launch.
-
-    `fits` tells whether one compiles and can be loaded; `describe` lowers the kernel for the ranker.
-    """
+    arguments = _arguments(autotuner, kwargs)
+    dtypes = {f"dtype{number}": dtype for number, dtype in enumerate(element_types(arguments.values()))}
+    name, key = autotuner.base_fn.__name__, {name: arguments[name] for name in autotuner.keys if name in arguments}
+    problem, kernel = Problem(key_values({**key, **dtypes})), f"{name}:{source_digest(autotuner.fn)}"
+    candidates = [config_of(settings_of(config)) for config in configs]
     with _mutex:
-        device, problem, lock = _device_name(), call.problem, active_lock()
-        settings = [settings_of(config) for config in configs]
-        candidates = [config_of(values) for values in settings]
-        locked = None if lock is None else lock.find(call.kernel, problem, device)
+        device, lock = _device_name(), active_lock()
+        locked = None if lock is None else lock.find(kernel, problem, device)
         if locked is not None and locked.config in candidates:
-            return candidates.index(locked.config)
-        ranking = _rank(call, settings, device, describe)
+            return configs[candidates.index(locked.config)]
+        ranking = _rank(autotuner, configs, kwargs, device)
         if not ranking.model:
-            _announce(f"{call.name} keeps its first configuration that fits: no model could rank it", say)
+            _announce(f"{name} keeps its first configuration that fits: no model could rank it", say)
         # Without any that fits, Triton raises its own error for the first.
-        index = next((i for i in ranking.order if fits(configs[i])), ranking.order[0])
+        index = next((i for i in ranking.order if _fits(autotuner, configs[i], kwargs)), ranking.order[0])
         if lock is not None:
             from tilewise.gpu.pinning.lock import LockedChoice
 
             choice = LockedChoice(
-                kernel=call.kernel,
+                kernel=kernel,
                 problem=problem,
                 device=device,
                 config=candidates[index],
@@ -155,38 +90,56 @@ def choose_index(
                 candidates=tuple(candidates) if ranking.model == model_digest() else (),
             )
             lock.add(choice)
-        return int(index)
+        return configs[index]
 
 
-def _rank(
-    call: KernelCall,
-    settings: Sequence[Mapping[str, Any]],
-    device: str,
-    describe: Callable[[], Sequence[RankedCandidate]],
-) -> ConfigRanking:
+def _arguments(autotuner: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, without the launch settings."""
+    values = {**autotuner.nargs, **kwargs}
+    return {name: value for name, value in values.items() if name in autotuner.arg_names}
+
+
+def _rank(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> ConfigRanking:
     """Order the configurations by a model; in their own order if none knows the kernel or the device."""
-    # The model of matrix products was trained on kernels that load through pointers.
-    record = find_device(device)
-    as_matmul = None if call.uses_tma else match_matmul(settings, call.sizes, call.dtypes)
+    arguments, record = _arguments(autotuner, kwargs), find_device(device)
     if record is None:
         _announce(f"there is no record of {device}, so its kernels keep their first configuration that fits", None)
-        return ConfigRanking(range(len(settings)))
+        return ConfigRanking(range(len(configs)))
+    as_matmul = None
+    # The model of matrix products was trained on kernels that load through pointers, not by TMA descriptors.
+    if not any(hasattr(value, "block_shape") for value in arguments.values()):
+        sizes = {name: value for name, value in arguments.items() if isinstance(value, int)}
+        as_matmul = match_matmul([settings_of(c) for c in configs], sizes, element_types(arguments.values()))
     try:
         model = shipped_model(device) if as_matmul is not None else None
         if as_matmul is not None and model is not None:
             return rank_matmul(model, *as_matmul, record)
-        ranking = rank_by_work(describe(), record)
+        ranking = _rank_by_work(autotuner, configs, kwargs, record)
     except Exception as error:  # Triton's front end raises many types; the launch will raise what concerns the call
-        _announce(f"{call.name} cannot be ranked ({type(error).__name__}: {str(error)[:200]})", None)
+        _announce(f"{autotuner.base_fn.__name__} cannot be ranked ({type(error).__name__}: {str(error)[:200]})", None)
         ranking = None
-    return ranking or ConfigRanking(range(len(settings)))
+    return ranking or ConfigRanking(range(len(configs)))
 
 
-def rank_by_work(candidates: Sequence[RankedCandidate], device: Device) -> ConfigRanking | None:
+def rank_configs(autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any]) -> ConfigRanking | None:
+    """Order the configurations of a call by the work of the kernel; None if it cannot be read or the GPU is unknown."""
+    device = find_device(_device_name())
+    if device is None or len(configs) < 2:
+        return None
+    try:
+        return _rank_by_work(autotuner, configs, kwargs, device)
+    except Exception:  # the interpreter's kernels cannot be lowered, and Triton's front end raises many types
+        return None
+
+
+def _rank_by_work(
+    autotuner: Any, configs: Sequence[Any], kwargs: Mapping[str, Any], device: Device
+) -> ConfigRanking | None:
     """Order configurations by the work in the kernel's intermediate representation; None without a ranker."""
-    ranker = shipped_ranker()
+    ranker, arguments = shipped_ranker(), _arguments(autotuner, kwargs)
     if ranker is None:
         return None
+    candidates = describe_candidates(autotuner.fn, arguments, configs, kwargs["grid"], _capability())
     scores = ranker.scores(candidates, device)
     order = [int(index) for index in np.argsort(scores, kind="stable")]
     return ConfigRanking(order, scores.tolist(), ranker.name, f"first of {len(candidates)} by the work of the kernel")
@@ -268,3 +221,46 @@ def _announce(sentence: str, say: Say | None) -> None:
             say(sentence)
         else:
             warnings.warn(f"tilewise.pin: {sentence}.", stacklevel=3)
+
+
+_texts: dict[Any, str] = {}  # lowered kernels
+_MAX_TEXTS = 4096  # arbitrary
+
+
+def describe_candidates(
+    kernel: Any, arguments: Mapping[str, Any], configs: Sequence[Any], grid: Any, capability: int = H200_CAPABILITY
+) -> list[RankedCandidate]:
+    """Describe the configurations of a call to the ranker: lower the kernel, count its work, evaluate its grid.
+
+    Raises whatever Triton's front end raises for a configuration that it cannot lower.
+    """
+    function = jit_function(kernel)
+    tensors = [getattr(value, "base", value) for value in arguments.values()]
+    unique_bytes = sum(float(t.numel() * t.element_size()) for t in tensors if hasattr(t, "element_size"))
+    dtypes = str([str(getattr(tensor, "dtype", type(tensor).__name__)) for tensor in tensors])
+    digest, candidates = source_digest(function), []
+    for config in configs:
+        if config.pre_hook is not None:  # sets the block shapes of TMA descriptors
+            config.pre_hook({**arguments, **config.all_kwargs()})
+        settings = dict(config.kwargs)
+        # `triton.heuristics` computes further compile-time values from the arguments.
+        layer = kernel
+        while layer is not function and layer is not None:
+            for name, rule in getattr(layer, "values", {}).items():
+                settings[name] = rule({**arguments, **settings})
+            layer = getattr(layer, "fn", None)
+        constants = {p.name: settings.get(p.name, arguments.get(p.name)) for p in function.params if p.is_constexpr}
+        # Configurations that differ in warps and stages alone have the same text.
+        shapes = str([getattr(value, "block_shape", None) for value in arguments.values()])
+        lowered = digest, str(sorted(constants.items())), dtypes, shapes, capability
+        if lowered not in _texts:
+            if len(_texts) >= _MAX_TEXTS:
+                _texts.clear()
+            _texts[lowered] = lower(function, arguments, constants, capability)
+        values = {name: int(v) for name, v in {**arguments, **settings}.items() if isinstance(v, bool | int)}
+        launch = grid({**arguments, **settings}) if callable(grid) else grid
+        launch = (*(int(n) for n in launch), 1, 1)[:3]
+        work = summarize(_texts[lowered], values, [size // 2 for size in launch])
+        warps, stages = int(config.num_warps), int(config.num_stages)
+        candidates.append(RankedCandidate(work, math.prod(launch), warps, stages, unique_bytes))
+    return candidates

@@ -11,7 +11,7 @@ configuration, and the method that would time it returns at once. This covers ev
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import gc
 import importlib
 import importlib.abc
@@ -40,7 +40,7 @@ class Pinned:
 
     def __init__(self, lock: LockFile | None) -> None:
         self.lock = lock
-        self._undo_steps: list[Callable[[], Any]] = []
+        self.changes = contextlib.ExitStack()  # closing it undoes every change, the last one first
 
     @property
     def active(self) -> bool:
@@ -52,14 +52,9 @@ class Pinned:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.undo()
 
-    def on_undo(self, step: Callable[[], Any]) -> None:
-        """Register a function that undoes a change."""
-        self._undo_steps.append(step)
-
     def undo(self) -> None:
-        """End this pinning; the last change is undone first."""
-        while self._undo_steps:
-            self._undo_steps.pop()()
+        """End this pinning."""
+        self.changes.close()
         if self in _active:
             _active.remove(self)
 
@@ -77,7 +72,7 @@ def pin(lock: str | os.PathLike[str] | None = None, *, frozen: bool = False) -> 
         warnings.warn("tilewise.pin: neither Triton nor PyTorch is installed; there is nothing to pin.", stacklevel=2)
     state.push(pinned.lock)
     _active.append(pinned)
-    pinned.on_undo(lambda: state.pop(pinned.lock))
+    pinned.changes.callback(state.pop, pinned.lock)
     try:
         _after_import(pinned, _AUTOTUNER, _pin_autotuner)
         _after_import(pinned, _COMPILER, _pin_compiler)
@@ -108,26 +103,19 @@ def pin_by_environment() -> None:
 def _pin_autotuner(pinned: Pinned, module: Any) -> None:
     """Replace the two methods of Triton's Autotuner that lead to a benchmark, for all its instances."""
     autotuner = module.Autotuner
-    prune, bench = autotuner.prune_configs, autotuner._bench
 
-    @functools.wraps(prune)
-    def prune_configs(self: Any, kwargs: dict[str, Any]) -> list[Any]:
-        configs = prune(self, kwargs)
+    def prune_configs(original: Any, self: Any, kwargs: dict[str, Any]) -> list[Any]:
+        configs: list[Any] = original(self, kwargs)
         return [choose_config(self, configs, kwargs)] if len(configs) > 1 else configs
 
-    @functools.wraps(bench)
-    def no_bench(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
+    def no_bench(original: Any, self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
         return [0.0, 0.0, 0.0]
-
-    autotuner.prune_configs, autotuner._bench = prune_configs, no_bench
-
-    def restore() -> None:
-        autotuner.prune_configs, autotuner._bench = prune, bench
 
     # What was measured before does not count while pinned, and what was pinned does not count afterwards.
     _forget_choices(autotuner)
-    pinned.on_undo(lambda: _forget_choices(autotuner))
-    pinned.on_undo(restore)
+    pinned.changes.callback(_forget_choices, autotuner)
+    state.replace_function(pinned.changes, autotuner, "prune_configs", prune_configs)
+    state.replace_function(pinned.changes, autotuner, "_bench", no_bench)
 
 
 def _forget_choices(autotuner: Any) -> None:
@@ -144,13 +132,12 @@ def _pin_compiler(pinned: Pinned, module: Any) -> None:
     """Enable tilewise in PyTorch's compiler with a budget of 0; if it cannot be, the compiler's deterministic mode."""
     inductor: Any = importlib.import_module("tilewise.gpu.inductor")
     if inductor.enable(budget=0).active:
-        pinned.on_undo(inductor.disable)
+        pinned.changes.callback(inductor.disable)
         return
     settings: Any = importlib.import_module("torch._inductor.config")
     if hasattr(settings, "deterministic"):
-        before = settings.deterministic
+        pinned.changes.callback(setattr, settings, "deterministic", settings.deterministic)
         settings.deterministic = True
-        pinned.on_undo(lambda: setattr(settings, "deterministic", before))
 
 
 # Patching modules when they are imported
@@ -163,7 +150,7 @@ def _after_import(pinned: Pinned, name: str, patch: Callable[[Pinned, ModuleType
         return
     finder = _ImportHook(name, lambda module: patch(pinned, module))
     sys.meta_path.insert(0, finder)
-    pinned.on_undo(finder.remove)
+    pinned.changes.callback(finder.remove)
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):

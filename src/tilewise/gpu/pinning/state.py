@@ -6,15 +6,16 @@ algorithms. Asking costs a dictionary look-up and imports nothing.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewise.gpu.pinning.lock import LockFile
 
 _locks: list[LockFile | None] = []  # one entry for each active pin(), the newest last
-
-
 _changes = [0]  # how often pinning began or ended
 
 
@@ -60,3 +61,20 @@ def is_deterministic() -> bool:
 def is_unmeasured() -> bool:
     """Tell whether no choice of this process may be measured."""
     return is_pinned() or is_deterministic()
+
+
+def replace_function(changes: contextlib.ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replace a function of another library until `changes` is closed, if its version has one of that name.
+
+    The new one receives the original as its first argument.
+    """
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    setattr(owner, name, replacement)
+    changes.callback(setattr, owner, name, original)

@@ -1,6 +1,6 @@
 """Matrix products on a GPU, run by the fastest of our Triton kernels and cuBLAS: `matmul` and `linear`.
 
-- `call.py` finds the record of a call; `dispatch.py` chooses its configuration and `launch.py` prepares the launch.
+- `call.py` finds the record of a call; `dispatch.py` chooses its configuration and prepares the launch.
 - `custom_op.py` is the operator that `torch.compile` and autograd see.
 - `family.py` describes the configurations and `kernel.py` is the Triton kernel behind them.
 - `runtime_model.py` predicts their runtimes from the analytic costs of `roofline.py`.

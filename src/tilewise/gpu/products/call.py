@@ -16,9 +16,9 @@ from tilewise.errors import ConfigurationError
 from tilewise.gpu.devices import model_collection
 from tilewise.gpu.families.family import Operands
 from tilewise.gpu.pinning import state
-from tilewise.gpu.products.config_fields import is_cublas
 from tilewise.gpu.products.dispatch import CUBLAS_UNMEASURED, ProductDispatcher
 from tilewise.gpu.products.family import workspace_sizes
+from tilewise.gpu.products.roofline import is_cublas
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import ChoiceFile

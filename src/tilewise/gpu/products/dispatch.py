@@ -10,20 +10,21 @@ winner is stored for later processes. A kernel that does not compile or fit is r
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import statistics
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from tilewise.gpu.families.family import Binary, Operands
+from tilewise.gpu.families.family import Binary, Launch, Operands
 from tilewise.gpu.measure.compiler import compile_binary
 from tilewise.gpu.pinning.lock import LockedChoice
 from tilewise.gpu.pinning.state import active_lock, is_unmeasured
-from tilewise.gpu.products.config_fields import CUBLAS, TRANSPOSED, is_cublas
 from tilewise.gpu.products.family import (
     MAX_PARTIAL_SUMS,
     ProductFamily,
@@ -32,14 +33,12 @@ from tilewise.gpu.products.family import (
     supports_tma,
     workspace_sizes,
 )
-from tilewise.gpu.products.launch import PreparedLaunch
-from tilewise.gpu.products.roofline import Numbers, columns, fits, sustained_rates
+from tilewise.gpu.products.roofline import CUBLAS, TRANSPOSED, Numbers, columns, fits, is_cublas, sustained_rates
 from tilewise.gpu.products.runtime_model import Prediction, RuntimeModel, required_gain
 from tilewise.profile.timing.gpu import DriverGraphs
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import ChoiceFile, Decision
-from tilewise.tune.choose.decide import decide
-from tilewise.tune.choose.scores import FixedScores
+from tilewise.tune.choose.decide import Scores, decide
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 KERNELS_TO_MEASURE = 4  # timed interleaved with cuBLAS
@@ -76,7 +75,7 @@ def choose_unmeasured(model: RuntimeModel, problem: Problem, shared_bytes: int) 
     cublas = model.predict_cublas(problem)
     gain = math.log(cublas.seconds[0] / kernels.seconds[0])
     margin = required_gain(supports_tma(problem), math.hypot(kernels.deviation[0], cublas.deviation[0]))
-    scores = FixedScores(_LOG_SECONDS, np.array([gain, 0.0]), margin)  # log seconds above the best kernel's
+    scores = Scores(_LOG_SECONDS, np.array([gain, 0.0]), margin)  # log seconds above the best kernel's
     config = decide(problem, [CUBLAS, configs[0]], scores).config
     return CUBLAS_UNMEASURED if is_cublas(config) else ProductChoice(config, False, math.exp(gain))
 
@@ -329,3 +328,82 @@ class ProductDispatcher:
             if is_cublas(config) or bool(is_right):
                 graphs[config] = driver.capture([runs[i % sets] for i in range(launches)])
         return graphs
+
+
+# A launch of a few microseconds must not spend more on the host. Grid, sizes and compile-time constants are fixed when
+# the launch is prepared; Triton's compiled launcher is called directly; TMA descriptors are kept by address, because
+# weights stay where they are and the allocator returns the same activations again and again.
+_TENSORS = 7  # leading arguments of the kernel that are addresses: a, b, c, bias, residual, partial sums, counters
+_MAX_DESCRIPTORS = 256  # per operand; arbitrary, far above the addresses that a program alternates between
+
+
+class PreparedLaunch:
+    """One compiled kernel with its grid and its arguments but for the addresses."""
+
+    def __init__(self, kernel: Any, launch: Launch, transposed: bool) -> None:
+        """Prepare the launch that `ProductFamily.launch` built; LookupError if this Triton works differently."""
+        self.transposed = transposed
+        launcher = kernel.run
+        if getattr(launcher, "global_scratch_size", 0) or getattr(launcher, "profile_scratch_size", 0):
+            raise LookupError("the kernel needs scratch memory")
+        self._launch = _compiled_launcher(launcher.launch)
+        self._grid = launch.grid
+        # Triton's launcher takes the function, two launch modes, two scratch buffers, the metadata and three hooks.
+        self._settings = (kernel.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None,
+                          kernel.packed_metadata, None, None, None)  # fmt: skip
+        constants, integers = dict(kernel.binary.constants), iter(launch.arguments[_TENSORS:])
+        names = kernel.src.fn.arg_names[_TENSORS:]
+        self._sizes_and_constants = tuple(constants[name] if name in constants else next(integers) for name in names)
+        descriptors = [argument for argument in launch.arguments[:2] if hasattr(argument, "block_shape")]
+        self._descriptors = [
+            _DescriptorCache(descriptor, meta)
+            for descriptor, meta in zip(descriptors, _descriptor_metadata(kernel, len(descriptors)), strict=True)
+        ]
+
+    def __call__(self, left: int, right: int, outputs: Sequence[int], stream: int) -> None:
+        """Launch with the addresses of both operands and of c, bias, residual, partial sums and counters."""
+        first, second = (right, left) if self.transposed else (left, right)
+        if self._descriptors:
+            operands = (*self._descriptors[0](first), *self._descriptors[1](second))
+        else:
+            operands = (first, second)
+        self._launch(*self._grid, stream, *self._settings, *operands, *outputs, *self._sizes_and_constants)
+
+
+class _DescriptorCache:
+    """The launcher's arguments for one TMA operand, by the operand's address."""
+
+    def __init__(self, descriptor: Any, metadata: Any) -> None:
+        self._fields = {"shape": descriptor.shape, "strides": descriptor.strides,
+                        "padding": getattr(descriptor, "padding", "zero")}  # fmt: skip
+        self._metadata = metadata
+        self._arguments: dict[int, tuple[Any, ...]] = {}
+
+    def __call__(self, address: int) -> tuple[Any, ...]:
+        """Return the arguments for an operand at this address, from memory if it was there before."""
+        arguments = self._arguments.get(address)
+        if arguments is None:
+            if len(self._arguments) >= _MAX_DESCRIPTORS:
+                self._arguments.clear()
+            driver: Any = importlib.import_module("triton.backends.nvidia.driver")
+            base = SimpleNamespace(data_ptr=lambda: address)
+            arguments = tuple(driver.make_tensordesc_arg(SimpleNamespace(base=base, **self._fields), self._metadata))
+            self._arguments[address] = arguments
+        return arguments
+
+
+def _compiled_launcher(launch: Any) -> Callable[..., Any]:
+    """Return the compiled function inside of the Python wrapper that builds TMA descriptors at every call."""
+    closure = getattr(launch, "__closure__", None)
+    if not closure:
+        return launch  # type: ignore[no-any-return]
+    variables = dict(zip(launch.__code__.co_freevars, closure, strict=True))
+    return variables["launcher"].cell_contents  # type: ignore[no-any-return]
+
+
+def _descriptor_metadata(kernel: Any, count: int) -> list[Any]:
+    """Return what the compiler decided about each TMA operand: its swizzling and block."""
+    metadata = getattr(kernel.metadata, "tensordesc_meta", None)
+    if count and (metadata is None or len(metadata) != count):
+        raise LookupError("the compiler kept no metadata of TMA descriptors")
+    return list(metadata or ())[:count]

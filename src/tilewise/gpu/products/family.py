@@ -27,8 +27,16 @@ from tilewise.gpu.families.family import (
     alignment_unit,
 )
 from tilewise.gpu.families.matmul import TritonMatmul
-from tilewise.gpu.products.config_fields import CUBLAS, SPLIT_K, STREAM_K, TRANSPOSED, is_cublas
-from tilewise.gpu.products.roofline import MAX_SPLIT_K, best_stream_k_split, max_accumulators
+from tilewise.gpu.products.roofline import (
+    CUBLAS,
+    MAX_SPLIT_K,
+    SPLIT_K,
+    STREAM_K,
+    TRANSPOSED,
+    best_stream_k_split,
+    is_cublas,
+    max_accumulators,
+)
 from tilewise.store.problem import Config, Problem, Value
 
 _SPLIT_K_FACTORS = (2, 3, 4, 6, 8, 12, MAX_SPLIT_K)

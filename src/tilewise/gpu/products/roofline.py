@@ -15,9 +15,17 @@ import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError
 from tilewise.gpu.devices import H200, Device, SustainedRates
-from tilewise.gpu.products.config_fields import SPLIT_K, STREAM_K, TRANSPOSED
 from tilewise.store.problem import Config, Problem
 
+# Fields of a configuration, in the older words that measurement stores, choice caches and recorded benchmarks spell.
+SPLIT_K = "parts"  # slices that K is cut into for every output tile; 1 leaves K whole
+STREAM_K = "tail"  # 1: K is cut for the tiles of the last, partly filled wave only
+TRANSPOSED = "swapped"  # 1: the kernel computes the transposed product, for small m
+_CUBLAS = "library"  # set in configurations that are a call of cuBLAS and not a kernel
+
+CUBLAS = Config({_CUBLAS: 1})
+# `addmm` with the bias added inside cuBLAS; without it PyTorch copies the bias into the output first.
+CUBLAS_FUSED_BIAS = Config({_CUBLAS: 2})
 Numbers = npt.NDArray[np.float64]
 Columns = Mapping[str, Numbers]
 MAX_SPLIT_K = 16
@@ -30,6 +38,11 @@ _FIELDS = {
     "stream_k": STREAM_K,
 }  # fmt: skip
 _DEFAULTS = {"split_k": 1, "group": 1}  # where a configuration does not say; 0 for every other column
+
+
+def is_cublas(config: Config) -> bool:
+    """Tell a call of cuBLAS from a kernel with a tile."""
+    return _CUBLAS in config
 
 
 def sustained_rates(device: Device) -> SustainedRates:

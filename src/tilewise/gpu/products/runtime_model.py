@@ -22,7 +22,6 @@ import numpy.typing as npt
 from tilewise._safetensors import load_arrays
 from tilewise.errors import FileFormatError
 from tilewise.gpu.devices import H200, Device
-from tilewise.gpu.products.config_fields import is_cublas
 from tilewise.gpu.products.roofline import (
     Columns,
     Numbers,
@@ -31,6 +30,7 @@ from tilewise.gpu.products.roofline import (
     estimate_seconds,
     features,
     floor_seconds,
+    is_cublas,
 )
 from tilewise.store.problem import Config, Problem
 

@@ -16,7 +16,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,8 @@ from tilewise.errors import MissingFileError, TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Problem
 
 if TYPE_CHECKING:
+    from tilewise.tune.choose.decide import SearchStep
     from tilewise.tune.measure.confirm import ConfirmedGain
-    from tilewise.tune.search.loop import SearchStep
 
 FORMAT = 1
 FILE = "choices.jsonl"
@@ -127,9 +127,9 @@ class ChoiceFile:
         problem = Problem(line["problem"])
         if not isinstance(problem["family"], str) or not all(type(v) in (int, str) for v in problem.values()):
             raise ValueError("the problem is malformed")
+        decision = Decision(problem, Config(line["config"]), "cache", runtime_ns, reason="it was tuned before")
         self._choices.pop(problem.key, None)  # the last line comes last in `all`
-        measurements, sure = int(line["measurements"]), bool(line["sure"])
-        self._choices[problem.key] = _from_file(problem, Config(line["config"]), runtime_ns, measurements, sure)
+        self._choices[problem.key] = replace(decision, measurements=int(line["measurements"]), sure=bool(line["sure"]))
         return None
 
     def get(self, problem: Problem, allowed: Callable[[Config], bool] = lambda config: True) -> Decision | None:
@@ -155,19 +155,14 @@ class ChoiceFile:
         }
         line["check"] = zlib.crc32(_body(line))
         content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        self._choices.pop(choice.problem.key, None)
-        stored = _from_file(choice.problem, choice.config, choice.runtime_ns, choice.measurements, choice.sure)
-        self._choices[choice.problem.key] = stored
+        self._add_line(line)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            try:
+            with self.path.open("ab", buffering=0) as stream:
                 content = self._after_half_a_line() + content
-                if os.write(descriptor, content) < len(content):  # a partial line only damages itself
+                if stream.write(content) < len(content):  # a partial line only damages itself
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+                os.fsync(stream.fileno())
         except OSError as error:
             raise UnavailableError(
                 f"{self.path} cannot be written ({error.strerror or error}); {ELSEWHERE}."
@@ -189,16 +184,3 @@ class ChoiceFile:
 def _body(line: Mapping[str, Any]) -> bytes:
     """Serialize the part of a line that its checksum covers."""
     return json.dumps({k: v for k, v in line.items() if k != "check"}, sort_keys=True).encode()
-
-
-def _from_file(problem: Problem, config: Config, runtime_ns: float | None, measurements: int, sure: bool) -> Decision:
-    """Build a decision as it is read from the file."""
-    return Decision(
-        problem=problem,
-        config=config,
-        source="cache",
-        runtime_ns=runtime_ns,
-        measurements=measurements,
-        sure=sure,
-        reason="it was tuned before",
-    )

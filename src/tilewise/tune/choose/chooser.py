@@ -81,9 +81,9 @@ class ModelChooser(TunedTable):
             return None
         device = self._device
         problem = device.problem(problem)  # on one thread if it is too small to share, as the tuner chooses for it
-        decision = decide(
-            problem, device.candidates(problem), self.model, usable=lambda config: device.runs(problem, config)
-        )
+        candidates = device.candidates(problem)
+        scores = self.model.rank(problem, candidates) if len(candidates) > 1 else None
+        decision = decide(problem, candidates, scores, usable=lambda config: device.runs(problem, config))
         return tile_for(key[0], decision.config) if decision.source == "model" else None
 
 

@@ -3,7 +3,7 @@
 `decide` receives a problem, its configurations (the default first), and up to three sources of information:
 
     memory    choices and measurements of earlier runs on this machine
-    model     scores of the configurations, with their reliability
+    scores    of the configurations by a model, with their reliability
     measure   a trial that times one configuration, or a few interleaved
 
 1. A cached choice is returned as it is.
@@ -24,8 +24,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,11 +36,11 @@ from tilewise.tune.families.space import space_of
 from tilewise.tune.measure import Trial
 from tilewise.tune.search.confidence import Claim
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
-from tilewise.tune.search.loop import BUDGET, SearchStep, search
 
 if TYPE_CHECKING:
     from tilewise.tune.measure.confirm import ConfirmedGain
 
+BUDGET = 5  # default number of measurements per problem
 # The prior without a model: information comes only from other configurations and other problems of the same kernel.
 WITHOUT_MODEL = Hyperparameters()
 FIRST_PROBLEMS = 3  # problems of a kernel that are always measured; arbitrary
@@ -50,23 +50,19 @@ _MIN_GAIN = 0.005  # log runtime; smaller gains over the default cannot be told 
 _NEGLIGIBLE_LOSS = 0.01  # expected loss in log runtime below which a problem is not measured at all
 
 
-class Scores(Protocol):
-    """Scores of configurations before any of them is measured."""
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of a problem's configurations, in their order, before any of them is measured; lower is faster."""
 
-    @property
-    def hyper(self) -> Hyperparameters: ...
-    @property
-    def margin(self) -> float:
-        """Predicted gain over the default, in log runtime, that an unmeasured choice must exceed."""
-
-    def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
-        """Return one score per configuration; lower is faster."""
+    hyper: Hyperparameters
+    values: Numbers
+    margin: float = 0.0  # log runtime; predicted gain over the default that an unmeasured choice must exceed
 
 
 def decide(
     problem: Problem,
     configs: Sequence[Config],
-    model: Scores | None = None,
+    scores: Scores | None = None,
     memory: Memory | None = None,
     measure: Trial | None = None,
     *,
@@ -90,8 +86,8 @@ def decide(
         return cached
     start = time.perf_counter()
     if measure is None:
-        return _unmeasured(problem, configs, model, usable, start)
-    process = _make_process(problem, configs, model, memory)
+        return _unmeasured(problem, configs, scores, usable, start)
+    process = _make_process(problem, configs, scores, memory)
     if not least and process.tasks >= FIRST_PROBLEMS and process.value_of_information() < _NEGLIGIBLE_LOSS:
         first = process.first() or 0
         reason = f"known well enough from {process.tasks} other problems"
@@ -126,15 +122,15 @@ def _confirmed(
 
 
 def _unmeasured(
-    problem: Problem, configs: Sequence[Config], model: Scores | None, usable: Callable[[Config], bool], start: float
+    problem: Problem, configs: Sequence[Config], scores: Scores | None, usable: Callable[[Config], bool], start: float
 ) -> Decision:
     """Choose by the scores alone; the default if no usable configuration exceeds the margin."""
     reason = ""
-    if model is not None and len(configs) > 1:
-        scores = model.scores(problem, configs)
-        for index in _best_first(scores):
-            if not index or model.hyper.coefficient * float(scores[0] - scores[index]) < model.margin:
-                reason = f"no configuration is expected to be more than {model.margin:.1%} faster than the default"
+    if scores is not None and len(configs) > 1:
+        values = scores.values
+        for index in _best_first(values):
+            if not index or scores.hyper.coefficient * float(values[0] - values[index]) < scores.margin:
+                reason = f"no configuration is expected to be more than {scores.margin:.1%} faster than the default"
                 break
             if usable(configs[index]):
                 return Decision(problem, configs[index], "model", seconds=time.perf_counter() - start)
@@ -149,21 +145,21 @@ def _best_first(scores: Numbers) -> Iterator[int]:
 
 
 def _make_process(
-    problem: Problem, configs: Sequence[Config], model: Scores | None, memory: Memory | None
+    problem: Problem, configs: Sequence[Config], scores: Scores | None, memory: Memory | None
 ) -> GaussianProcess:
     """Build the Gaussian process over the configurations, before any measurement.
 
     A model trained on thousands of shapes makes errors that do not correlate between shapes (its `near` is 0), so the
     readings of other problems are used only without such a model.
     """
-    space, hyper = space_of(configs), WITHOUT_MODEL if model is None else model.hyper
+    space, hyper = space_of(configs), WITHOUT_MODEL if scores is None else scores.hyper
     earlier = None if memory is None or not hyper.near else memory.earlier(problem, space.names)
-    if model is not None:
-        scores = model.scores(problem, configs)
+    if scores is not None:
+        values = scores.values
     else:
-        scores = np.full(len(configs), _DEFAULT_LEAD if earlier is None else 0.0)
-        scores[:1] = 0.0
-    return GaussianProcess(scores, space.scaled(hyper.ard), hyper, earlier, sizes_of(problem))
+        values = np.full(len(configs), _DEFAULT_LEAD if earlier is None else 0.0)
+        values[:1] = 0.0
+    return GaussianProcess(values, space.scaled(hyper.ard), hyper, earlier, sizes_of(problem))
 
 
 class _MeasuredSearch:
@@ -197,6 +193,9 @@ class _MeasuredSearch:
         steps, reason = search(self.process, self._measure_one, budget, worth, on_step)
         best, runtime_ns = self._best(usable)
         source = "measured" if self.process.log_runtimes else "default"
+        failures = Counter(self.failure_reasons).items()
+        words = {True: "configuration is", False: "configurations are"}
+        omissions = [f"{count} {words[count == 1]} left out: {why}" for why, count in failures]
         return Decision(
             problem=self.problem,
             config=self.configs[best],
@@ -209,13 +208,8 @@ class _MeasuredSearch:
             seconds=time.perf_counter() - start,
             reason=reason,
             steps=steps,
-            notes=[*self._omissions(), *self.notes],
+            notes=[*omissions, *self.notes],
         )
-
-    def _omissions(self) -> list[str]:
-        """Describe each reason why configurations could not be measured in one line."""
-        counts = Counter(self.failure_reasons).items()
-        return [f"{n} {'configurations are' if n > 1 else 'configuration is'} left out: {why}" for why, n in counts]
 
     def _measure_one(self, index: int) -> float | None:
         """Time a configuration; None if it fails. The default was timed with it, so its reading is observed too."""
@@ -258,3 +252,49 @@ class _MeasuredSearch:
             return {}
         again = self.measure.remeasure([self.configs[index] for index in close])
         return {i: ns for i, ns in zip(close, again, strict=True) if ns is not None and 0 < ns < math.inf}
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """One measurement; `runtime_ns` is None if the configuration failed."""
+
+    index: int
+    runtime_ns: float | None
+
+
+def search(
+    process: GaussianProcess,
+    measure: Callable[[int], float | None],
+    budget: int = BUDGET,
+    worth: float = 0.0,
+    report: Callable[[SearchStep], None] = lambda step: None,
+) -> tuple[list[SearchStep], str]:
+    """Measure at most `budget` configurations, fewer if knowing all others would save less than `worth`.
+
+    `measure` returns nanoseconds: recorded ones in a replay, else it runs the configuration. The same readings always
+    lead to the same steps. Returns the measurements in order and the reason for stopping. The process has the fastest
+    one (`process.best`).
+    """
+    steps: list[SearchStep] = []
+    reason = f"the budget of {budget} is spent"
+    while len(steps) < budget:
+        index = process.next()
+        if index is None:
+            reason = "every promising configuration is measured"
+            break
+        runtime_ns = measure(index)
+        # A failed configuration or an impossible time only removes the candidate.
+        if runtime_ns is not None and 0 < runtime_ns < math.inf:
+            process.observe(index, math.log(runtime_ns))
+        else:
+            runtime_ns = None
+            process.refuse(index)
+        steps.append(SearchStep(index, runtime_ns))
+        report(steps[-1])
+        # Stop early if even perfect information would save less than `worth`.
+        if worth and process.best is not None and process.value_of_information() < worth:
+            reason = "the rest cannot pay"
+            break
+    if process.best is None:
+        reason = "no configuration could be measured"
+    return steps, reason

@@ -65,9 +65,16 @@ def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learn
     held_out = kernels[3::4]
     own = [kernel for index, kernel in enumerate(kernels) if index % 4 != 3]
     say(f"learning from {len(own)} problems, checking on {len(held_out)}")
-    trained = _refit(source, own) if read_model_file(source).record["model"] == RIDGE else _adapt(source, own)
+    if read_model_file(source).record["model"] == RIDGE:
+        trained = _refit(source, own)
+    else:
+        from tilewise.costmodel.models.adapted import adapt
+
+        trained = adapt(source, own)
+    # Mean share of the pairs that a model orders rightly.
     before, after = (
-        _pair_accuracy(model, held_out) for model in (file_scores(current, tuner.device.kind).model, trained)
+        float(np.nanmean([opa(kernel.runtime.astype(np.float64), model.score(kernel)) for kernel in held_out]))
+        for model in (file_scores(current, tuner.device.kind).model, trained)
     )
     improved = after > before
     if improved:
@@ -116,12 +123,6 @@ def measured_kernels(tuner: Tuner) -> list[Kernel]:
     return kernels
 
 
-def _pair_accuracy(model: Any, kernels: Sequence[Kernel]) -> float:
-    """Mean ordered-pair accuracy of a model's scores."""
-    values = [opa(kernel.runtime.astype(np.float64), model.score(kernel)) for kernel in kernels]
-    return float(np.nanmean(values)) if values else float("nan")
-
-
 def _refit(source: Path, kernels: Sequence[Kernel]) -> Any:
     """Fit the CPU's model to its collection and to `kernels`, each weighted `_OWN_WEIGHT` times."""
     record, collection = read_model_file(source).record, read_collection(find_collection("cpu"))
@@ -131,10 +132,3 @@ def _refit(source: Path, kernels: Sequence[Kernel]) -> Any:
     )
     model.record = {**record, "learned": len(kernels)}
     return model
-
-
-def _adapt(source: Path, kernels: Sequence[Kernel]) -> Any:
-    """Fit an additive correction to a neural network."""
-    from tilewise.costmodel.models.adapted import adapt
-
-    return adapt(source, kernels)

@@ -10,11 +10,12 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tilewise.errors import FileFormatError, TilewiseError, UnavailableError
-from tilewise.store.problem import Config, Problem
+from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.cache import ELSEWHERE, ChoiceFile, Decision
 from tilewise.tune.families.space import doublings
@@ -31,7 +32,7 @@ class Memory:
     def __init__(
         self, folder: Path, machine: Machine, version: str, store_file: Path, say: Say = lambda line: None
     ) -> None:
-        self.folder, self.store_file, self._say = folder, store_file, say
+        self.folder, self.machine, self.store_file, self._say = folder, machine, store_file, say
         self.choices = ChoiceFile(folder, machine.identity, version)
         # By family: the stamp of the store when it was read, and its runtimes.
         self._runtimes: dict[str, tuple[list[int], dict[Problem, dict[Config, float]]]] = {}
@@ -40,6 +41,15 @@ class Memory:
         """Cached choice for a problem; None if there is none or its configuration is no longer listed."""
         self.choices.refresh()
         return self.choices.get(problem, configs.__contains__)
+
+    def add(
+        self, program: str, decision: Decision, times: Mapping[Config, float], default_ns: float, settings: Any
+    ) -> None:
+        """Store a measured choice and the nanoseconds of all configurations that it was made from."""
+        with self.open_store() as store:
+            run = store.begin(self.machine, 0, settings)
+            store.add_batch(run, Kernel(program, decision.problem), 0, default_ns, list(times.items()))
+        self.choices.put(decision)
 
     def earlier(self, problem: Problem, names: Sequence[str]) -> Earlier | None:
         """Readings of other problems of the same kernel, settings in the order of `names`; None if there are none."""
@@ -104,7 +114,11 @@ def nearest_readings(problem: Problem, runtimes: Times, names: Sequence[str]) ->
     """Readings of the problems with the nearest sizes (Euclidean distance in doublings)."""
     sizes = sizes_of(problem)
     nearest = sorted(runtimes, key=lambda p: (float(np.square(sizes_of(p) - sizes).sum()), p.key))[:_MAX_PROBLEMS]
-    rows = [(number, p, config, ns) for number, p in enumerate(nearest) for config, ns in _first_readings(runtimes[p])]
+    rows = [
+        (number, p, config, ns)
+        for number, p in enumerate(nearest)
+        for config, ns in list(runtimes[p].items())[:_MAX_READINGS]
+    ]
     if not rows:
         return None
     return Earlier(
@@ -114,11 +128,6 @@ def nearest_readings(problem: Problem, runtimes: Times, names: Sequence[str]) ->
         np.zeros(len(rows)),
         np.log([ns for *_, ns in rows]),
     )
-
-
-def _first_readings(times: Mapping[Config, float]) -> list[tuple[Config, float]]:
-    """Return the first measurements, which are stored with a choice."""
-    return list(times.items())[:_MAX_READINGS]
 
 
 def sizes_of(problem: Problem) -> Numbers:

@@ -21,6 +21,7 @@ from tilewise.costmodel.models.files import model_path, shipped_file
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.store.problem import Config, Problem
+from tilewise.tune.choose.decide import Scores
 from tilewise.tune.families.registry import Family, find_family
 from tilewise.tune.families.space import space_of, with_machine
 from tilewise.tune.search.confidence import load_calibration
@@ -65,18 +66,9 @@ class ModelScores:
         kernel = as_kernel(family, problem, configs, extra_columns, self.machine)
         return np.asarray(self.model.score(kernel), dtype=np.float64)
 
-
-@dataclass(frozen=True, eq=False)
-class FixedScores:
-    """Scores of one problem that are already computed, in the order of its configurations."""
-
-    hyper: Hyperparameters
-    values: Numbers
-    margin: float = 0.0
-
-    def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
-        """Return the scores, lower is faster."""
-        return self.values
+    def rank(self, problem: Problem, configs: Sequence[Config]) -> Scores:
+        """Return the scores in the form in which `decide` takes them."""
+        return Scores(self.hyper, self.scores(problem, configs), self.margin)
 
 
 def as_kernel(

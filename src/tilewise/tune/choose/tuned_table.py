@@ -90,7 +90,10 @@ class TunedTable:
         """Tiles of one product for every thread count. The last entry of `by_threads` is the latest choice."""
         last = next(reversed(by_threads.values()))
         depth = _depth(last, key)
-        plans = {t: product_plan(self._native, key[1], key[3], t) for t in self._thread_counts(by_threads)}
+        # Thread counts that get an entry: up to the number of cores (at most 64), and those that were tuned.
+        max_threads = min(max(cores(), self._native.num_threads()), 64)
+        counts = sorted({*range(1, max_threads + 1), *by_threads})
+        plans = {threads: product_plan(self._native, key[1], key[3], threads) for threads in counts}
         algorithm, default_one = plans[1]
         # A tile changes the result if it sums over k in other blocks than the default does.
         changes_sums = last != default_one and (algorithm != "tiled" or depth != _depth(default_one, key))
@@ -108,11 +111,6 @@ class TunedTable:
             if tile is not None:
                 tiles[threads] = None if tile == default else tile
         return tiles
-
-    def _thread_counts(self, by_threads: dict[int, TileConfig]) -> list[int]:
-        """Thread counts that get an entry: up to the number of cores (at most 64), and those that were tuned."""
-        max_threads = max(cores(), self._native.num_threads())
-        return sorted({*range(1, min(max_threads, 64) + 1), *by_threads})
 
 
 def _depth(tile: TileConfig, key: Key) -> int:

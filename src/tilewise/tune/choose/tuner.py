@@ -8,23 +8,25 @@ that other processes read.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Kernel, Problem, Value
 from tilewise.store.service import ServiceClient
 from tilewise.store.store import Store, Verdict
 from tilewise.tune.choose.cache import ChoiceFile, Decision, cache_folder
-from tilewise.tune.choose.decide import Scores, decide
+from tilewise.tune.choose.decide import BUDGET, Scores, SearchStep, decide
 from tilewise.tune.choose.memory import Memory
-from tilewise.tune.choose.scores import UNCALIBRATED_GPU, FixedScores, ModelScores, file_scores, shipped_scores
+from tilewise.tune.choose.scores import UNCALIBRATED_GPU, ModelScores, file_scores, shipped_scores
 from tilewise.tune.families.registry import find_family
 from tilewise.tune.measure import Trial, TrialResult
 from tilewise.tune.measure.device import TuningDevice
-from tilewise.tune.search.loop import BUDGET, SearchStep
 
 PROGRAM = "tuned"
 _NOISE = 0.01  # relative difference of two readings on a CPU
@@ -66,11 +68,9 @@ class Tuner:
         self._notes: set[str] = set()
         self.model = self._model(model)
         identity = self.device.machine
-        self.memory = Memory(
-            self.folder, identity, self.device.version, self.store_file, lambda line: self._note([line])
-        )
-        self.service = None if service is None else ServiceClient(service, identity, lambda line: self._note([line]))
-        self._note(self.choices.notes)
+        self.memory = Memory(self.folder, identity, self.device.version, self.store_file, self._note)
+        self.service = None if service is None else ServiceClient(service, identity, self._note)
+        self._note(*self.choices.notes)
 
     def _model(self, model: str | os.PathLike[str] | None) -> ModelScores | None:
         """Load the given, the fine-tuned or the shipped model; None if there is none for this hardware."""
@@ -81,7 +81,7 @@ class Tuner:
         else:
             identity, own = device.machine.identity, device.own_model
             scores, note = shipped_scores(device.collection, identity, device.kind, device.margin, own=own)
-        self._note([note] if scores is None else scores.notes)
+        self._note(*([note] if scores is None else scores.notes))
         return scores
 
     @property
@@ -104,7 +104,7 @@ class Tuner:
         """Model file that `learn` writes."""
         return self.folder / f"{self._stem}.safetensors"
 
-    def _note(self, lines: Sequence[str]) -> None:
+    def _note(self, *lines: str) -> None:
         """Report each line once."""
         for line in lines:
             if line not in self._notes:
@@ -136,11 +136,11 @@ class Tuner:
         return decide(problem, candidates, scores, usable=lambda config: self.device.runs(problem, config))
 
     def _scores(self, problem: Problem, configs: Sequence[Config]) -> Scores | None:
-        """Return the model; for a family with a ranker of its own, that ranker's scores, which make no claims."""
+        """Score by the model; for a family with a ranker of its own, by that ranker, which makes no claims."""
         rank = getattr(find_family(self.device.kind, problem.family), "rank", None)
         if rank is None:
-            return self.model
-        return FixedScores(UNCALIBRATED_GPU, rank(problem, configs, self.device.machine.identity))
+            return None if self.model is None else self.model.rank(problem, configs)
+        return Scores(UNCALIBRATED_GPU, rank(problem, configs, self.device.machine.identity))
 
     def _service_choice(self, problem: Problem, configs: Sequence[Config] | None, start: float) -> Decision | None:
         """Ask the service to choose among `configs` (None: among measured ones); None if it has no valid choice."""
@@ -188,9 +188,12 @@ class Tuner:
                     return choice
             decision = self._decide(problem, configs, store, run, budget or self.budget, report)
             store.release(kernel)
-        if decision.source == "measured" and decision.runtime_ns is not None and not _is_undecided(decision):
+        gain = decision.gain
+        # If a busy machine prevented a decision, the next call tunes the problem again.
+        is_undecided = gain is not None and gain.on_busy_machine and not gain.excludes_zero
+        if decision.source == "measured" and decision.runtime_ns is not None and not is_undecided:
             self.choices.put(decision)
-        self._note([*decision.notes, *self.choices.notes])
+        self._note(*decision.notes, *self.choices.notes)
         return decision
 
     def _decide(
@@ -224,7 +227,7 @@ class Tuner:
 
     def _wait_for_other(self, problem: Problem, configs: Sequence[Config]) -> Decision | None:
         """Wait for the choice of another process that is tuning this problem; None after the time limit."""
-        self._note([f"another process is tuning {problem.key}; waiting for its choice"])
+        self._note(f"another process is tuning {problem.key}; waiting for its choice")
         until = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < until:
             time.sleep(0.1)
@@ -232,12 +235,6 @@ class Tuner:
             if choice is not None:
                 return choice
         return None
-
-
-def _is_undecided(decision: Decision) -> bool:
-    """True if a busy machine prevented a decision; the next call tunes the problem again."""
-    gain = decision.gain
-    return gain is not None and gain.on_busy_machine and not gain.excludes_zero
 
 
 class _RecordingTrial:
@@ -274,3 +271,71 @@ def open_device(device: str, limit_s: float | None = None) -> TuningDevice:
 
         return TritonDevice()
     raise ConfigurationError(f"There is no device {device!r} to tune on; use cpu or triton.")
+
+
+# `tune --check` compares the tuner's choices with an exhaustive search. The leaders of the sweep and the choices then
+# run interleaved, and only this final comparison is reported. A ratio of 1 means the fastest of all.
+MEASUREMENTS = 5  # the budget that the report calls "five"
+_FINALISTS = 8  # leaders of the sweep that are timed again; arbitrary
+
+
+def check(
+    problems: Sequence[Mapping[str, Value]],
+    device: str | TuningDevice = "cpu",
+    *,
+    model: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Compare the tuner's choices with an exhaustive search on a list of problems.
+
+    The result has `problems` (one row each, see `check_one`), the geometric means of their ratios, and `time_ratio`:
+    seconds of the exhaustive search divided by seconds of five measurements.
+    """
+    if not problems:
+        raise ConfigurationError("There is no problem to check.")
+    with tempfile.TemporaryDirectory(prefix="tilewise-check-") as folder:
+        notes: list[str] = []
+        tuner = Tuner(device, model=model, cache=folder, say=notes.append)
+        rows = []
+        for number, spec in enumerate(problems, start=1):
+            # Each problem starts from an empty cache, so that no shape profits from measurements of another.
+            fresh_tuner = Tuner(tuner.device, model=model, cache=f"{folder}/{number}")
+            row = check_one(fresh_tuner, fresh_tuner.problem(spec))
+            rows.append(row)
+            say(
+                f"{number}/{len(problems)} {row['problem']}: first {row['first']:.3f}, five {row['five']:.3f}, default "
+                f"{row['default']:.3f}; {row['five_seconds']:.2f} s against {row['exhaustive_seconds']:.2f} s"
+            )
+    means = {kind: _geometric_mean([row[kind] for row in rows]) for kind in ("first", "five", "default")}
+    ratio = _geometric_mean([row["exhaustive_seconds"] / row["five_seconds"] for row in rows])
+    device_info = {"device": tuner.device.kind, "machine": tuner.device.machine.identity}
+    return {**device_info, "problems": rows, **means, "time_ratio": ratio, "notes": notes}
+
+
+def check_one(tuner: Tuner, problem: Problem) -> dict[str, Any]:
+    """Check one problem with a tuner whose cache is empty: fastest / chosen for each choice, and seconds of tuning."""
+    configs = list(tuner.device.configs(problem))
+    first = tuner.choose(problem).config
+    tuner.device.forget()
+    start = time.perf_counter()
+    five = tuner.tune(problem, budget=MEASUREMENTS).config
+    five_seconds = time.perf_counter() - start
+    sweep_ns, exhaustive_seconds = tuner.device.sweep(problem, configs)
+    leaders = sorted(sweep_ns, key=sweep_ns.__getitem__)[:_FINALISTS]
+    with tuner.device.trial(problem, configs[0]) as trial:
+        finalists = dict.fromkeys([configs[0], first, five, *leaders])
+        runnable = [config for config in finalists if trial.measure(config).runtime_ns is not None]
+        times = zip(runnable, trial.remeasure(runnable), strict=True)
+    runtime = {config: ns for config, ns in times if ns is not None}
+    best_ns = min(runtime.values())
+
+    def ratio(config: Config) -> float:
+        return best_ns / runtime[config] if config in runtime else 0.0
+
+    ratios = {"first": ratio(first), "five": ratio(five), "default": ratio(configs[0])}
+    seconds = {"five_seconds": five_seconds, "exhaustive_seconds": exhaustive_seconds}
+    return {"problem": dict(problem), "configs": len(configs), "best_ns": best_ns, **ratios, **seconds}
+
+
+def _geometric_mean(ratios: Sequence[float]) -> float:
+    return math.exp(sum(math.log(max(ratio, 1e-9)) for ratio in ratios) / len(ratios))

@@ -5,15 +5,14 @@ hardware settings by name: every setting that is not a block size. On a CPU the 
 whether the configuration is the default, and the features of the machine.
 
 A family describes the tile of one configuration. If it receives arrays (one column per setting) instead of numbers, the
-same code describes all configurations at once. A family whose code does not support arrays (it compares, or calls
-`min`) is called once per configuration. A family that does not declare `takes_columns` is tested first.
+same code describes all configurations at once. A family that does not declare `takes_columns` is called once per
+configuration, because its code may compare numbers or call `min`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -73,8 +72,7 @@ class ConfigSpace:
         self._columns: Mapping[str, npt.NDArray[np.int64]] = columns
         self._last = np.zeros((0, 0), np.float32)
         self._last_key: tuple[Any, ...] = ()  # inputs from which `_last` was computed
-        self._last_bounds: list[Sequence[Any]] = []
-        self._takes_columns: dict[str, bool] = {}  # by family, as far as it is known
+        self._last_bounds: list[Any] = []
 
     @functools.cached_property
     def fields(self) -> Numbers:
@@ -100,48 +98,25 @@ class ConfigSpace:
         If nothing has changed since the last call, the same array is returned, so that models can reuse what they
         derived from it.
         """
-        bounds = self._bounds(family, problem)
-        key = (family.name, tuple(own), None if bounds is None else [len(tensor_bounds) for tensor_bounds in bounds])
-        if bounds is not None and key == self._last_key and all(map(is_, chain(*bounds), chain(*self._last_bounds))):
-            return self._last  # all bounds are the same arrays as for the last problem
-        rows = None if bounds is None else self._rows_from_columns(family, problem, bounds, own)
-        if rows is None:
-            rows = np.array([config_row(family, problem, config, own) for config in self.configs], np.float32)
-        if not np.array_equal(self._last, rows):
-            self._last = rows
-        self._last_key, self._last_bounds = key, bounds or []
-        return self._last
-
-    def _bounds(self, family: Family, problem: Problem) -> list[Sequence[Any]] | None:
-        """Tile bounds of the three tensors as columns; None if the family does not support columns."""
+        if not getattr(family, "takes_columns", False):
+            return np.array([config_row(family, problem, config, own) for config in self.configs], np.float32)
         columns: Any = self
-        try:
-            if self._takes_columns.get(family.name, True):
-                tile: Mapping[str, Sequence[Any]] = family.tile(problem, columns)
-                return [tile[tensor] for tensor in _TENSORS]
-        except (TypeError, ValueError, AttributeError, KeyError):
-            self._takes_columns[family.name] = False
-        return None
-
-    def _rows_from_columns(
-        self, family: Family, problem: Problem, bounds: Sequence[Sequence[Any]], own: Sequence[str]
-    ) -> npt.NDArray[np.float32] | None:
-        """Assemble the features from columns; None if the family turns out not to support columns."""
-        width = len(_TENSORS) * (DIMENSIONS + 2) + len(own)
-        rows = np.zeros((len(self.configs), width), np.float32, order="F")  # filled and read by columns
-        try:
-            for number, tensor_bounds in enumerate(bounds):
-                _fill(rows[:, number * (DIMENSIONS + 2) :], tensor_bounds)
-        except (TypeError, ValueError):
-            self._takes_columns[family.name] = False
-            return None
-        for number, name in enumerate(own, start=len(_TENSORS) * (DIMENSIONS + 2)):
+        tile: Mapping[str, Sequence[Any]] = family.tile(problem, columns)
+        bounds = [bound for tensor in _TENSORS for bound in tile[tensor]]
+        key = (family.name, tuple(own), *(len(tile[tensor]) for tensor in _TENSORS))
+        if key == self._last_key and all(map(is_, bounds, self._last_bounds)):
+            return self._last  # all bounds are the same arrays as for the last problem
+        first_own = len(_TENSORS) * (DIMENSIONS + 2)
+        rows = np.zeros((len(self.configs), first_own + len(own)), np.float32, order="F")  # read by columns
+        for number, tensor in enumerate(_TENSORS):
+            _fill(rows[:, number * (DIMENSIONS + 2) :], tile[tensor])
+        for number, name in enumerate(own, start=first_own):
             if name in self:
                 rows[:, number] = self.size(name)
-        if family.name not in self._takes_columns and not getattr(family, "takes_columns", False):
-            expected_rows = [config_row(family, problem, config, own) for config in self.configs]
-            self._takes_columns[family.name] = np.array_equal(rows, np.array(expected_rows, np.float32))
-        return rows if self._takes_columns.get(family.name, True) else None
+        if not np.array_equal(self._last, rows):
+            self._last = rows
+        self._last_key, self._last_bounds = key, bounds
+        return self._last
 
 
 def _fill(out: npt.NDArray[np.float32], bounds: Sequence[Any]) -> None:
@@ -174,11 +149,6 @@ def own_columns(configs: Sequence[Config]) -> tuple[str, ...]:
     """Settings that are not block sizes: built-in names in their order, then those of plug-ins."""
     names = {name for config in set(configs) for name in config if not name.startswith("block_")}
     return (*(name for name in _OWN_ORDER if name in names), *sorted(names - set(_OWN_ORDER)))
-
-
-def at_most(size: Any, limit: int) -> Any:
-    """Minimum of a bound and a limit, for one configuration or a column of them."""
-    return np.minimum(size, limit) if isinstance(size, np.ndarray) else min(size, limit)
 
 
 def config_row(family: Family, problem: Problem, config: Config, own: Sequence[str]) -> list[int]:

@@ -9,19 +9,28 @@ kernel: in this process (`cpu/collector.py`), or compiled in many processes and 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import os
 import random
 import statistics
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tilewise._wording import pluralize
+from tilewise.errors import ConfigurationError
 from tilewise.store.aggregate import FIRST_FINAL_ROUND, MeasuredProblem, measured_problem
-from tilewise.store.problem import Config, Kernel
-from tilewise.store.store import BatchRow, Machine, Store, Verdict
-from tilewise.tune.measure.sampling import TimedBatch, TimingSettings
+from tilewise.store.database import is_url
+from tilewise.store.problem import Config, Kernel, Problem, Value
+from tilewise.store.store import Machine, Store, Verdict
+from tilewise.tune.measure.sampling import TimingSettings
+
+if TYPE_CHECKING:
+    from tilewise.store.store import Store
 
 Say = Callable[[str], None]
 _REPORT_SECONDS = 10.0  # between lines of progress
@@ -144,30 +153,25 @@ _BAD = ("wrong", "failed")
 class MeasurementRecorder:
     """Writes the events of one kernel (`sampling.Report`) to the store immediately."""
 
+    events = ("begin", "timing", "batch", "judged")
+
     def __init__(self, store: Store, run: int, kernel: Kernel, tally: Tally) -> None:
         self._store, self._run, self._kernel, self._tally = store, run, kernel, tally
         self._batch = 0
-        self.handlers: Mapping[str, Callable[..., None]] = {
-            "begin": self._begin, "timing": self._timing, "batch": self._close, "judged": self._close_resumed,
-        }  # fmt: skip
 
     def __call__(self, kind: str, *arguments: Any) -> None:
-        self.handlers[kind](*arguments)
-
-    def _begin(self, number: int, default_ns: float) -> None:
-        self._batch = self._store.open_batch(self._run, self._kernel, number, default_ns)
-
-    def _timing(self, config: Config, runtime_ns: float) -> None:
-        self._store.add_timing(self._batch, config, runtime_ns)
-
-    def _close(self, batch: TimedBatch) -> None:
-        self._store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
-        self._tally.batches += 1
-        self._tally.disturbed += batch.disturbed
-
-    def _close_resumed(self, batch: BatchRow, disturbed: bool) -> None:
-        """Close a batch that an earlier, interrupted run left open."""
-        self._store.close_batch(batch.number, batch.default_ns, disturbed=disturbed, watch={"resumed": 1})
+        if kind == "begin":
+            self._batch = self._store.open_batch(self._run, self._kernel, *arguments)
+        elif kind == "timing":
+            self._store.add_timing(self._batch, *arguments)
+        elif kind == "batch":
+            (batch,) = arguments
+            self._store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
+            self._tally.batches += 1
+            self._tally.disturbed += batch.disturbed
+        else:  # a batch that an earlier, interrupted run left open
+            row, disturbed = arguments
+            self._store.close_batch(row.number, row.default_ns, disturbed=disturbed, watch={"resumed": 1})
 
 
 @dataclass
@@ -219,16 +223,12 @@ def pick_configs(
     rng, indices = random.Random(seed), range(1, len(configs))
     preferred = [] if scores is None else sorted(indices, key=scores.__getitem__)[: count // 2]
     if near:
-        differences = {index: _count_differences(configs[0], configs[index]) for index in indices}
+        # Number of settings in which a configuration differs from the default.
+        differences = {i: sum(value != configs[i][name] for name, value in configs[0].items()) for i in indices}
         preferred = sorted(indices, key=lambda index: (differences[index], rng.random()))[: round(near * count)]
     others = sorted(set(indices) - set(preferred))
     random_picks = rng.sample(others, count - 1 - len(preferred))
     return [configs[index] for index in (0, *preferred, *random_picks)]
-
-
-def _count_differences(one: Config, other: Config) -> int:
-    """Number of settings in which two configurations differ."""
-    return sum(value != other[name] for name, value in one.items())
 
 
 def summary(tallies: dict[str, Tally]) -> str:
@@ -238,3 +238,156 @@ def summary(tallies: dict[str, Tally]) -> str:
     scatter = [s for t in tallies.values() for s in t.scatter]
     noise = f"{statistics.median(scatter):.2%}" if scatter else "-"
     return f"{pluralize(kernels, 'kernel')}, {pluralize(pairs, 'pair')}, scatter {noise}"
+
+
+KINDS = ("cpu", "triton")
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Result of `collect`: what the run added, and what the store contains now."""
+
+    store: Path | str  # its file, or its URL without the password
+    kernels: int  # finished in this run
+    pairs: int
+    scatter: float | None  # median relative deviation of the repeats in this run
+    in_store: dict[str, int]  # kernels, pairs, timings, batches, disturbed
+    verdicts: dict[str, dict[str, int]]  # by family
+    failures: list[str] = field(default_factory=list)
+    left: int = 0  # kernels that are not yet measured, because time was up
+
+
+def collect(
+    kind: str,
+    *,
+    shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None = None,
+    minutes: float = 8.0,
+    out: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    configs: int | None = None,
+    device: str = "cuda",
+    plugins: Sequence[str] = (),
+    finals: bool = False,
+    say: Callable[[str], None] = print,
+    progress: Progress | None = None,
+) -> Collected:
+    """Measure tiled kernels on this CPU or, through Triton, on this GPU.
+
+    `shapes` is a JSON file or a list of problems such as ``{"family": "matmul", "m": 512, "n": 4096, "k": 1024}``;
+    without it the kernels of the built-in programs are measured. `out` is the store, a file or a postgresql:// URL,
+    which is created or continued; `configs` limits the configurations of a kernel (0: all of them). `plugins` are
+    modules that add kernel families when they are imported. With `finals` nothing new is measured: the fastest few
+    configurations of finished kernels without finals are timed again, interleaved.
+
+    >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
+    """
+    from tilewise.store.store import Store
+    from tilewise.tune.measure.collector import unfinished
+
+    if kind not in KINDS:
+        raise ConfigurationError(f"There is no collector {kind!r}; use cpu or triton.")
+    if not 0 < minutes < 1e6:
+        raise ConfigurationError(f"minutes must be a positive number, not {minutes}.")
+    if configs is not None and (configs < 0 or configs == 1):
+        raise ConfigurationError(f"configs must be 0 (all) or at least 2, not {configs}.")
+    load_plugins(plugins)
+    kernels = read_kernels(kind, shapes) if shapes is not None or not finals else None
+    with Store(store_location(out, kind), create=not finals) as store:
+        selected = kernels if kernels is not None else store.kernels()
+        options = {"minutes": minutes, "seed": seed, "finals": finals, "device": device, "plugins": tuple(plugins)}
+        collector = make_collector(kind, selected, store, configs, say, **options)
+        collector.progress = progress
+        tallies = collector.run()
+        counts = store.counts()
+        remaining = len(unfinished(collector.requested, store, finals))
+        location = store.name if store.shared else store.path
+    scatter = [value for tally in tallies.values() for value in tally.scatter]
+    return Collected(
+        store=location,
+        kernels=sum(tally.kernels for tally in tallies.values()),
+        pairs=sum(tally.pairs for tally in tallies.values()),
+        scatter=statistics.median(scatter) if scatter else None,
+        in_store=counts,
+        verdicts={family: dict(tally.verdicts) for family, tally in tallies.items()},
+        failures=[failure for tally in tallies.values() for failure in tally.failures],
+        left=remaining,
+    )
+
+
+def store_location(out: str | os.PathLike[str] | None, kind: str) -> str | Path:
+    """Location of the store: a database URL, or a file."""
+    if isinstance(out, str) and is_url(out):
+        return out
+    return Path(out).expanduser() if out is not None else Path(f"{kind}.sqlite")
+
+
+def plan_cpu(
+    *,
+    shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None = None,
+    configs: int | None = None,
+    plugins: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Estimate what `collect("cpu", ...)` would measure, by family and threads, and how long it would take."""
+    from tilewise.tune.families.cpu.family import require_native
+    from tilewise.tune.measure.cpu.collector import cpu_options, plan
+
+    require_native()
+    load_plugins(plugins)
+    options = cpu_options() if configs is None else cpu_options(max_configs=configs)
+    return plan(read_kernels("cpu", shapes), options)
+
+
+def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:
+    """Read the kernels of a user's file or list, or else those of the built-in programs."""
+    if shapes is None:
+        from tilewise.tune.workloads import built_in_kernels
+
+        return built_in_kernels(kind)
+    from tilewise.store.problem import read_shapes, shapes_from
+
+    if isinstance(shapes, str | os.PathLike):
+        return read_shapes(shapes, problem_parser(kind))
+    return shapes_from(list(shapes), "shapes", problem_parser(kind))
+
+
+def problem_parser(device_kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
+    """Return a function that turns a family's name and a specification into a checked `Problem` of this device."""
+    from tilewise.tune.families.registry import find_family
+
+    def parse(family: str, spec: Mapping[str, Value]) -> Problem:
+        problem: Problem = find_family(device_kind, family).problem(spec)
+        return problem
+
+    return parse
+
+
+def make_collector(
+    kind: str, kernels: Sequence[Kernel], store: Store, configs: int | None, say: Callable[[str], None], **options: Any
+) -> Collector:
+    """Make the collector of a device. `configs` is the number of configurations per kernel (None: the device's
+    default); other keywords are fields of `Options`."""
+    if configs is not None:
+        options["max_configs"] = configs
+    if kind == "cpu":
+        from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options
+
+        return CpuCollector(kernels, store, cpu_options(**options), say)
+    from tilewise.gpu.measure.collector import TritonCollector
+    from tilewise.tune.measure.collector import Options
+    from tilewise.tune.measure.sampling import TimingSettings
+
+    if options.get("device") == "interpreter":
+        options["settings"] = TimingSettings(unit_ms=0.0, slowest_ms=1e6)
+    return TritonCollector(kernels, store, Options(**options), say)
+
+
+def load_plugins(modules: Sequence[str]) -> None:
+    """Import modules that add families; the working folder is searched too."""
+    for name in modules:
+        if str(Path.cwd()) not in sys.path:
+            sys.path.append(str(Path.cwd()))
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigurationError(f"The plug-in {name!r} cannot be imported: {error}.") from error

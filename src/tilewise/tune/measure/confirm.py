@@ -25,8 +25,8 @@ import numpy as np
 
 from tilewise.profile.timing.statistics import signed_rank_test
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.families.cpu.family import get_family
-from tilewise.tune.measure.cpu.clock import CpuClock, one_run, require_native, running_on, time_in_pieces
+from tilewise.tune.families.cpu.family import get_family, require_native
+from tilewise.tune.measure.cpu.clock import CpuClock, one_run, running_on, time_in_pieces
 from tilewise.tune.measure.sampling import TimingSettings
 
 SETS = 9  # sets of operands; with fewer than 6, a signed-rank interval cannot reach 95 %
@@ -154,10 +154,5 @@ def serve(lines: Any, write: Any) -> None:
         write(json.dumps(reply) + "\n")
 
 
-def _write_line(line: str) -> None:
-    sys.stdout.write(line)
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    serve(sys.stdin, _write_line)
+    serve(sys.stdin, lambda line: print(line, end="", flush=True))

@@ -62,22 +62,16 @@ def make_collection(store: Store, name: str, telling: float = 0.0, split: str = 
     split_by_name = splits_of([problem.kernel for problem in problems], split, kind)
     for problem in sorted(problems, key=lambda m: m.kernel.name):
         family = find_family(kind, problem.kernel.problem.family)
-        splits[split_by_name[problem.kernel.name]].append(_convert_kernel(store, problem, family, own, features))
+        name, kind_name = problem.kernel.name, problem.kernel.problem.family
+        try:
+            splits[split_by_name[name]].append(_measured_kernel(problem, family, own, features))
+        except (KeyError, ValueError, TypeError, OverflowError, ZeroDivisionError) as error:
+            if isinstance(error, TilewiseError):
+                raise
+            message = f"{store.path} is damaged: {name} has sizes or a tile that no {kind_name} has."
+            raise FileFormatError(message) from None
     _check_disjoint(splits)
     return with_noise(Collection(Schema((*TILE_FEATURES, *own), _schema_extra(store, name)), splits))
-
-
-def _convert_kernel(
-    store: Store, item: MeasuredProblem, family: Family, own: Sequence[str], features: Mapping[str, int]
-) -> MeasuredKernel:
-    """Convert a kernel with its family; raise FileFormatError if the family does not know its sizes or tiles."""
-    try:
-        return _measured_kernel(item, family, own, features)
-    except (KeyError, ValueError, TypeError, OverflowError, ZeroDivisionError) as error:
-        if isinstance(error, TilewiseError):
-            raise
-        name, kind = item.kernel.name, item.kernel.problem.family
-        raise FileFormatError(f"{store.path} is damaged: {name} has sizes or a tile that no {kind} has.") from None
 
 
 def _features(store: Store, details: Mapping[str, Any]) -> dict[str, int]:
@@ -237,11 +231,17 @@ def compare(first: Collection, second: Collection) -> dict[str, Any]:
     ratio of second to first. The other keys summarize all kernels; `median_deviation` compares runtimes relative to the
     default.
     """
-    _check_same_kind(first, second)
+    kinds = {str(collection.schema.extra.get("kind", "")) for collection in (first, second)} - {""}
+    if len(kinds) > 1:
+        raise ConfigurationError(
+            f"One was measured by the {' and one by the '.join(sorted(kinds))} collector; "
+            "compare measurements of one kind of machine."
+        )
     ours, theirs = first.schema.config_features, second.schema.config_features
     columns = list(dict.fromkeys((*ours, *theirs)))
     others = {_identity(m): m for members in second.splits.values() for m in members}
-    rows, deviations = [], []
+    rows: list[dict[str, Any]] = []
+    deviations = []
     for members in first.splits.values():
         for item in members:
             other = others.get(_identity(item))
@@ -249,7 +249,12 @@ def compare(first: Collection, second: Collection) -> dict[str, Any]:
                 continue
             pair = _common_runtimes(_by_config(item.kernel, ours, columns), _by_config(other.kernel, theirs, columns))
             if pair is not None:
-                rows.append(_agreement(item.kernel.name, *pair))
+                correlation = rank_correlation(pair[0].astype(np.float64), pair[1].astype(np.float64))
+                loss = float(pair[1][int(np.argmin(pair[0]))] / pair[1].min() - 1)
+                rows.append({
+                    "kernel": item.kernel.name, "configs": len(pair[0]), "rank_correlation": correlation,
+                    "choice_loss": loss, "speed_ratio": float(np.median(pair[1] / pair[0])),
+                })  # fmt: skip
                 slower = other.kernel.normalizer[0] / item.kernel.normalizer[0]
                 deviations.append(np.abs(pair[1] / pair[0] / slower - 1))
     if not rows:
@@ -272,16 +277,6 @@ def _identity(item: MeasuredKernel) -> str:
     return item.kernel.name.rpartition("_")[2]
 
 
-def _check_same_kind(first: Collection, second: Collection) -> None:
-    """Raise an error if the collections come from different kinds of devices."""
-    kinds = {str(collection.schema.extra.get("kind", "")) for collection in (first, second)} - {""}
-    if len(kinds) > 1:
-        raise ConfigurationError(
-            f"One was measured by the {' and one by the '.join(sorted(kinds))} collector; "
-            "compare measurements of one kind of machine."
-        )
-
-
 def _common_runtimes(first: Mapping[bytes, int], second: Mapping[bytes, int]) -> tuple[Runtimes, Runtimes] | None:
     """Runtimes of the common configurations in the same order; None if there are fewer than two."""
     pairs = [(runtime, second[key]) for key, runtime in first.items() if key in second]
@@ -295,11 +290,3 @@ def _by_config(kernel: Kernel, names: Sequence[str], columns: Sequence[str]) -> 
     """Runtimes by configuration, in the union of both sets of columns."""
     rows = reorder_columns(kernel.config_feat, names, columns)
     return {row.tobytes(): int(runtime) for row, runtime in zip(rows, kernel.runtime, strict=True)}
-
-
-def _agreement(name: str, first: Runtimes, second: Runtimes) -> dict[str, Any]:
-    """Row of the report for one kernel."""
-    correlation = rank_correlation(first.astype(np.float64), second.astype(np.float64))
-    loss, ratio = float(second[int(np.argmin(first))] / second.min() - 1), float(np.median(second / first))
-    return {"kernel": name, "configs": len(first), "rank_correlation": correlation, "choice_loss": loss,
-            "speed_ratio": ratio}  # fmt: skip

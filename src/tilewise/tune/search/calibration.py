@@ -126,7 +126,12 @@ def fit(cases: Sequence[Case], noise: float) -> Hyperparameters:
     prepared = [_LeadingConfigs.of(same_size, settings) for same_size in by_count.values()]
     best = dataclasses.replace(START, noise=noise, ard=dict.fromkeys(settings, 1.0))
     names = ("coefficient", "coefficient_deviation", "signal", "length_scale", "nugget", *settings)
-    return climb(best, names, _scale_parameter, lambda hyper: _negative_log_likelihood(prepared, hyper), 0.15)[1]
+
+    def loss(hyper: Hyperparameters) -> float:
+        """Mean negative log likelihood per kernel."""
+        return sum(leading.negative_log_likelihood(hyper) for leading in prepared) / len(cases)
+
+    return climb(best, names, _scale_parameter, loss, 0.15)[1]
 
 
 def _scale_parameter(hyper: Hyperparameters, name: str, factor: float) -> Hyperparameters:
@@ -180,12 +185,6 @@ class _LeadingConfigs:
         root = np.linalg.cholesky(covariance)
         z = np.linalg.solve(root, (self.logs - hyper.coefficient * self.guess)[:, :, None])
         return float(0.5 * np.square(z).sum() + np.log(root[:, diagonal, diagonal]).sum())
-
-
-def _negative_log_likelihood(prepared: Sequence[_LeadingConfigs], hyper: Hyperparameters) -> float:
-    """Mean negative log likelihood per kernel."""
-    total = sum(leading.negative_log_likelihood(hyper) for leading in prepared)
-    return total / sum(len(leading.guess) for leading in prepared)
 
 
 def replay_stages(case: Case, hyper: Hyperparameters) -> tuple[list[float], list[float]]:

@@ -17,6 +17,7 @@ a Gaussian process over one problem or over several problems.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,9 +37,11 @@ from tilewise.costmodel.models.files import model_path, shipped_file
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.costmodel.ranking import Model
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
+from tilewise.tune.choose.decide import search
 from tilewise.tune.search.calibration import (
     Case,
     calibrate,
+    config_logs,
     error_groups,
     evaluate_claims,
     fit_confidence_bounds,
@@ -46,7 +49,6 @@ from tilewise.tune.search.calibration import (
 )
 from tilewise.tune.search.confidence import load_calibration, save_calibration
 from tilewise.tune.search.gaussian_process import Earlier, GaussianProcess, Hyperparameters, Numbers
-from tilewise.tune.search.loop import search
 
 MOST = 20  # measurements per kernel
 SIMPLE, OURS = "the model's order, first k", "ours, by expected improvement"
@@ -62,7 +64,6 @@ RANDOM, MEAN, ALONE, OVER = (
 )  # fmt: skip
 _HYPER = Hyperparameters()
 _NEAREST = 12  # earlier problems that the process is conditioned on; as in choose/memory.py
-_DERIVED = ("_sum", "_product")
 
 
 @dataclass(frozen=True)
@@ -149,13 +150,21 @@ def replay(
     cases = [make_case(scorer, kernel, names) for kernel in track(kernels, "ranking", len(kernels), progress)]
     say(f"{pluralize(len(cases), 'kernel')}; replaying the tuner")
     # Baselines without the model.
+    formula = Analytical(data.train if len(data.train) else data.valid)
     curves: dict[str, Curves] = {
         "random": _random(cases, most, seed),
         "exhaustive": np.array([regrets(case.runtime, range(len(case.runtime)), most) for case in cases]),
-        "analytical": _ranked(cases, _analytical(data, kernels), most),
+        "analytical": _ranked(cases, [formula.score(kernel) for kernel in kernels], most),
     }
     if trees:
-        curves |= _trees(data, kernels, cases, most=most, seed=seed, notes=notes, say=say)
+        from tilewise.costmodel.models.gbdt import train_gbdt
+
+        say("training the trees")
+        try:
+            ensemble = train_gbdt(data, seed)
+            curves["GBDT, first k"] = _ranked(cases, [ensemble.score(kernel) for kernel in kernels], most)
+        except UnavailableError:
+            notes.append("LightGBM is not installed, so there are no trees to compare with")
     # The model's ranking alone, then with the Gaussian process.
     curves[SIMPLE] = _ranked(cases, [case.scores for case in cases], most)
     curves[OURS] = _by_expected_improvement(cases, calibration, most, progress)
@@ -178,33 +187,21 @@ def replay(
 def compare_curves(curves: Mapping[str, Curves], mechanism: str, simpler: str) -> list[StrategyComparison]:
     """Paired savings of a mechanism over a simpler one, each with a bootstrap interval."""
     comparisons = []
+    # Paired by kernel, so that differences between kernels cancel.
+    saved = curves[simpler] - curves[mechanism]
     for count in COMPARED:
-        if count <= curves[mechanism].shape[1]:
-            # Paired by kernel, so that differences between kernels cancel.
-            saved = curves[simpler][:, count - 1] - curves[mechanism][:, count - 1]
-            gain = bootstrap(saved, draws=_RESAMPLES)
-            comparison = StrategyComparison(
-                mechanism=mechanism,
-                simpler=simpler,
-                measurements=count,
-                saving=gain.mean,
-                low=gain.low,
-                high=gain.high,
-            )
-            comparisons.append(comparison)
+        if count <= saved.shape[1]:
+            gain = bootstrap(saved[:, count - 1], draws=_RESAMPLES)
+            comparisons.append(StrategyComparison(mechanism, simpler, count, gain.mean, gain.low, gain.high))
     return comparisons
 
 
 def _model(name: str, model: str | Path | Model | None) -> tuple[Model, Hyperparameters | None]:
     """Load a model and its calibration, if it has one."""
-    if model is None:
-        path = shipped_file(Path(name).stem if name.endswith(".npz") else name)
-        return load_scorer(path), load_calibration(path)
-    # A model object has no file and hence no stored calibration.
-    if isinstance(model, str | Path):
-        path = model_path(model)
-        return load_scorer(path), load_calibration(path)
-    return model, None
+    if model is not None and not isinstance(model, str | Path):
+        return model, None  # an object without a file has no stored calibration
+    path = shipped_file(Path(name).stem if name.endswith(".npz") else name) if model is None else model_path(model)
+    return load_scorer(path), load_calibration(path)
 
 
 def recalibrate(
@@ -278,34 +275,6 @@ def _by_expected_improvement(cases: Sequence[Case], hyper: Hyperparameters, most
     return np.array([regrets(case.runtime, order, most) for case, order in zip(cases, orders, strict=True)])
 
 
-def _analytical(data: Dataset, kernels: Sequence[Kernel]) -> list[npt.NDArray[Any]]:
-    """Scores of the analytical baseline."""
-    formula = Analytical(data.train if len(data.train) else data.valid)
-    return [formula.score(kernel) for kernel in kernels]
-
-
-def _trees(
-    data: Dataset,
-    kernels: Sequence[Kernel],
-    cases: Sequence[Case],
-    *,
-    most: int,
-    seed: int,
-    notes: list[str],
-    say: Callable[[str], None],
-) -> dict[str, Curves]:
-    """Regrets of gradient-boosted trees trained on the collection; empty without LightGBM."""
-    from tilewise.costmodel.models.gbdt import train_gbdt
-
-    say("training the trees")
-    try:
-        trees = train_gbdt(data, seed)
-    except UnavailableError:
-        notes.append("LightGBM is not installed, so there are no trees to compare with")
-        return {}
-    return {"GBDT, first k": _ranked(cases, [trees.score(kernel) for kernel in kernels], most)}
-
-
 @dataclass(frozen=True, eq=False)
 class _Problem:
     """A recorded problem, and the indices of the configurations that were measured so far."""
@@ -345,11 +314,11 @@ def replay_without_model(collection: str = "h200", most_problems: int = 24, seed
 def _families(collection: str, max_problems: int, seed: int) -> list[list[_Problem]]:
     """Sample up to `max_problems` problems of each family that has at least twice the number of first problems."""
     data = read_collection(find_collection(collection))
-    by_family: dict[str, list[MeasuredKernel]] = {}
+    by_family: dict[str, list[MeasuredKernel]] = defaultdict(list)
     # Validation and test kernels are mixed; the train split is not used.
     for split in ("valid", "test"):
         for kernel in data.splits[split]:
-            by_family.setdefault(str(kernel.problem["family"]), []).append(kernel)
+            by_family[str(kernel.problem["family"])].append(kernel)
     rng = np.random.default_rng(seed)
     families = []
     for members in by_family.values():
@@ -361,22 +330,14 @@ def _families(collection: str, max_problems: int, seed: int) -> list[list[_Probl
 
 def _problems(members: Sequence[MeasuredKernel], names: Sequence[str]) -> list[_Problem]:
     """Convert measured kernels to problems whose features are the distinct, varying settings in doublings."""
-    all_features = np.concatenate([m.kernel.config_feat for m in members])
-    columns_by_values: dict[bytes, int] = {}
-    # Equal columns have equal bytes: the last of them remains.
-    for column, name in reversed(list(enumerate(names))):
-        varies = any(np.ptp(m.kernel.config_feat[:, column]) > 0 for m in members)
-        if varies and not name.endswith(_DERIVED) and name != "default":
-            columns_by_values.setdefault(all_features[:, column].tobytes(), column)
-    columns = list(columns_by_values.values())
+    tables = [m.kernel.config_feat for m in members]
+    varying = [c for c, name in enumerate(names) if name != "default" and any(np.ptp(t[:, c]) > 0 for t in tables)]
+    logs, _ = config_logs(np.concatenate(tables)[:, varying], [names[column] for column in varying])
+    features = np.split(logs, np.cumsum([len(table) for table in tables])[:-1])
+    sizes = [[np.log2(1 + v) for _, v in sorted(m.problem.items()) if isinstance(v, int)] for m in members]
     return [
-        _Problem(
-            np.array([np.log2(1 + v) for n, v in sorted(m.problem.items()) if isinstance(v, int)], np.float64),
-            np.log2(1.0 + np.abs(m.kernel.config_feat[:, columns].astype(np.float64))),
-            m.kernel.runtime.astype(np.float64),
-            [],
-        )
-        for m in members
+        _Problem(np.array(problem_sizes), problem_features, m.kernel.runtime.astype(np.float64), [])
+        for m, problem_sizes, problem_features in zip(members, sizes, features, strict=True)
     ]
 
 
@@ -388,7 +349,7 @@ def _play(family: Sequence[_Problem], order: Order, seed: int) -> list[npt.NDArr
         # Each problem sees the readings of the problems before it.
         budget = FIRST_BUDGET if number < FIRST else BUDGET
         indices = list(order(problem, past, budget, rng))
-        past.append(_Problem(problem.sizes, problem.features, problem.runtime, indices))
+        past.append(dataclasses.replace(problem, order=indices))
         if number >= FIRST:
             rows.append(regrets(problem.runtime, indices, BUDGET))
     return rows

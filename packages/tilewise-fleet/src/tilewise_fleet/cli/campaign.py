@@ -38,7 +38,7 @@ def on_ray(
 ) -> None:
     """Measure on a cluster, and print the progress."""
     from tilewise.store.store import Store
-    from tilewise.tune.measure.collect import load_plugins, read_kernels, store_location
+    from tilewise.tune.measure.collector import load_plugins, read_kernels, store_location
     from tilewise_fleet.campaign import run_campaign
     from tilewise_fleet.cluster import require_ray
     from tilewise_fleet.slot import Campaign

@@ -25,8 +25,8 @@ from tilewise.gpu.inductor.templates import FAMILY as COMPILER
 from tilewise.store.aggregate import measured_problem
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.tune.choose.decide import decide
-from tilewise.tune.choose.scores import FixedScores, ModelScores, shipped_scores
+from tilewise.tune.choose.decide import Scores, decide
+from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.families.registry import find_family
 from tilewise_fleet.service.checks import parse_configs
 
@@ -235,7 +235,7 @@ class ChoiceCache:
             return _encode(Config({}), "default", None)
         if scores is None or model is None:
             return _encode(configs[0], "default", None)
-        decision = decide(query.problem, configs, FixedScores(model.hyper, scores, model.margin))
+        decision = decide(query.problem, configs, Scores(model.hyper, scores, model.margin))
         return _encode(decision.config, decision.source, self._confidence(scores, model, 1))
 
     @staticmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilewise.errors import ConfigurationError
 from tilewise.store.store import Store
-from tilewise.tune.measure.collect import KINDS
+from tilewise.tune.measure.collector import KINDS
 from tilewise.web.tokens import hash_token, new_token, public_name
 
 ANY_MACHINE = "*"

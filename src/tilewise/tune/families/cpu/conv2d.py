@@ -13,18 +13,25 @@ from typing import Any
 import numpy as np
 
 from tilewise.backend.numpy_ops import conv2d as numpy_conv2d
-from tilewise.backend.tiled import tile_space, tiled_op
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.costmodel.hlo.operations import conv_graph
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem, Value, read_spec
-from tilewise.tune.families.cpu.family import Array, Expected, aligned_copies, config_for, tile_for
-from tilewise.tune.families.space import at_most
-from tilewise.tune.measure.cpu.clock import require_native
+from tilewise.tune.families.cpu.family import (
+    THREADS,
+    Array,
+    aligned_copies,
+    all_tiles,
+    at_most,
+    config_for,
+    normal,
+    require_native,
+    tile_for,
+)
+from tilewise.tune.families.registry import Expected
 
 EPILOGUES = ("none", "bias", "bias_relu", "residual")
 MAX_MULTIPLICATIONS = 1 << 33  # larger problems take too long to measure
-MAX_THREADS = 64
 
 config_of, tile_of = functools.partial(config_for, "conv2d"), functools.partial(tile_for, "conv2d")
 
@@ -40,7 +47,7 @@ class Conv2dFamily:
         "stride": (1, 2, 3, 4),
         "padding": tuple(range(12)),
         "epilogue": EPILOGUES,
-        "threads": tuple(range(1, MAX_THREADS + 1)),
+        "threads": THREADS,
     }
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
@@ -57,18 +64,12 @@ class Conv2dFamily:
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         """All feasible tiles, the default first."""
-        shape = tile_shape(problem)
-        default = tiled_op("conv2d").default(require_native(), shape, None, problem.size("threads"))
-        space = tile_space("conv2d", shape, threads=problem.size("threads"))
-        return [config_of(default), *(config_of(tile) for tile in space if tile != default)]
+        return all_tiles("conv2d", tile_shape(problem), problem.size("threads"))
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
         """Draw a normal input and filters, and the operands of the epilogue."""
         x_shape, w_shape = _shapes(problem)
-
-        def draw(shape: Sequence[int]) -> Array:
-            return rng.standard_normal(shape, dtype=np.float32)
-
+        draw = functools.partial(normal, rng)
         operands = {"x": draw(x_shape), "w": draw(w_shape)}
         if "bias" in problem.word("epilogue"):
             operands["bias"] = draw((w_shape[0],))

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.backend.tiled import tiled_op
+from tilewise._extension import native
+from tilewise.backend.tiled import tile_space, tiled_op
+from tilewise.errors import UnavailableError
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families import registry
 from tilewise.tune.families.registry import Expected, Family
 
-__all__ = [
-    "Array", "CpuFamily", "Expected", "add_family", "aligned_copies", "config_for", "family_names", "get_family",
-    "is_right", "product_config", "product_tile", "tile_for",
-]  # fmt: skip
 Array = npt.NDArray[Any]
+THREADS = tuple(range(1, 65))  # numbers of threads that a problem may have
 _LARGE_PAGE = 2 << 20  # bytes, x86-64 and AArch64
 # Bytes: an odd number of cache lines beyond whole pages, so that no two operands start at the same cache set.
 _STAGGER = 17 * 64
@@ -45,6 +44,18 @@ class CpuFamily(Family, Protocol):
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
         """Return a callable that runs the kernel once and returns its result."""
+
+
+def require_native() -> Any:
+    """Return the compiled extension; raise UnavailableError without it."""
+    if native is None:
+        raise UnavailableError("There are no tiles to measure: tilewise's compiled kernels are not installed here.")
+    return native
+
+
+def normal(rng: np.random.Generator, shape: Sequence[int]) -> Array:
+    """Draw a float32 array of normal numbers."""
+    return rng.standard_normal(shape, dtype=np.float32)
 
 
 def is_right(result: Array, expected: Expected) -> bool:
@@ -70,6 +81,28 @@ def config_for(op: str, tile: Any) -> Config:
 def tile_for(op: str, config: Config) -> Any:
     """Convert a configuration of a family to a native tile."""
     return tiled_op(op).tile(config)
+
+
+def all_tiles(op: str, shape: tuple[int, ...], threads: int) -> list[Config]:
+    """All feasible tiles of an operation as configurations, the default first."""
+    default = tiled_op(op).default(require_native(), shape, None, threads)
+    space = tile_space(op, shape, threads=threads)
+    return [config_for(op, default), *(config_for(op, tile) for tile in space if tile != default)]
+
+
+def at_most(size: Any, limit: int) -> Any:
+    """Minimum of a bound and a limit, for one configuration or a column of them."""
+    return np.minimum(size, limit) if isinstance(size, np.ndarray) else min(size, limit)
+
+
+def product_blocks(problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+    """Tile bounds of a product: blocks limited to the size of the matrix."""
+    rows, columns, depth = (
+        at_most(config.size(block), problem.size(name))
+        for block, name in (("block_m", "m"), ("block_n", "n"), ("block_k", "k"))
+    )
+    lead = [1] if "batch" in problem else []
+    return {"kernel": [*lead, depth, columns], "output": [*lead, rows, columns], "input": [*lead, rows, depth]}
 
 
 product_config, product_tile = partial(config_for, "matmul"), partial(tile_for, "matmul")

@@ -14,19 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.backend.tiled import tile_space, tiled_op
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.costmodel.hlo.operations import int8_matmul_graph
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem, Value, read_spec
-from tilewise.tune.families.cpu.family import Array, Expected, aligned_copies, config_for, tile_for
-from tilewise.tune.families.space import at_most
-from tilewise.tune.measure.cpu.clock import require_native
+from tilewise.tune.families.cpu.family import (
+    THREADS,
+    Array,
+    aligned_copies,
+    all_tiles,
+    config_for,
+    product_blocks,
+    require_native,
+    tile_for,
+)
+from tilewise.tune.families.registry import Expected
 
 EPILOGUES = ("none", "bias", "bias_relu", "requantize")
 MAX_MULTIPLICATIONS = 1 << 34  # larger problems take too long to measure
 MAX_DEPTH = 1 << 16  # 65,536 * 255 * 128 < 2**31: sums cannot overflow int32
-MAX_THREADS = 64
 
 config_of, tile_of = functools.partial(config_for, "int8_matmul"), functools.partial(tile_for, "int8_matmul")
 _ZERO_POINT = 117  # of the requantized result; arbitrary
@@ -48,7 +54,7 @@ class Int8Matmul:
     choices: Mapping[str, Sequence[Value]] = {
         "dtype": ("int8",),
         "epilogue": EPILOGUES,
-        "threads": tuple(range(1, MAX_THREADS + 1)),
+        "threads": THREADS,
     }
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
@@ -63,10 +69,7 @@ class Int8Matmul:
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         """All feasible tiles, the default first."""
-        shape = _sizes(problem)
-        default = tiled_op("int8_matmul").default(require_native(), shape, None, problem.size("threads"))
-        space = tile_space("int8_matmul", shape, threads=problem.size("threads"))
-        return [config_of(default), *(config_of(tile) for tile in space if tile != default)]
+        return all_tiles("int8_matmul", _sizes(problem), problem.size("threads"))
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
         """Draw uniform bytes, and scales that let requantized results use most of the uint8 range."""
@@ -117,12 +120,7 @@ class Int8Matmul:
         return int8_matmul_graph(*_sizes(problem), problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """Blocks limited to the size of the matrix."""
-        rows, columns, depth = (
-            at_most(config.size(name), size)
-            for name, size in zip(("block_m", "block_n", "block_k"), _sizes(problem), strict=True)
-        )
-        return {"kernel": [depth, columns], "output": [rows, columns], "input": [rows, depth]}
+        return product_blocks(problem, config)
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int]:

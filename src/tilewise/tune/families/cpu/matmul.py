@@ -28,16 +28,22 @@ from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.costmodel.hlo.operations import matmul_graph
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem, Value, read_spec
-from tilewise.tune.families.cpu.family import Array, Expected, aligned_copies, product_config
+from tilewise.tune.families.cpu.family import (
+    THREADS,
+    Array,
+    aligned_copies,
+    normal,
+    product_blocks,
+    product_config,
+    require_native,
+)
 from tilewise.tune.families.cpu.family import product_config as config_of
 from tilewise.tune.families.cpu.family import product_tile as tile_of
-from tilewise.tune.families.space import at_most
-from tilewise.tune.measure.cpu.clock import require_native
+from tilewise.tune.families.registry import Expected
 
 EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_MULTIPLICATIONS = 1 << 33  # larger problems take too long to measure
-MAX_THREADS = 64
 
 # Block sizes to try; arbitrary, about a factor of two apart.
 _ROWS = (28, 56, 112, 224, 448)
@@ -57,7 +63,7 @@ class Matmul:
         "dtype": ("fp32",),
         "epilogue": EPILOGUES,
         "layout": LAYOUTS,
-        "threads": tuple(range(1, MAX_THREADS + 1)),
+        "threads": THREADS,
     }
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
@@ -84,10 +90,7 @@ class Matmul:
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
         """Draw normal matrices in the layout of the problem, and the operands of its epilogue."""
         batch, m, n, _ = _sizes(problem)
-
-        def draw(shape: Sequence[int]) -> Array:
-            return rng.standard_normal(shape, dtype=np.float32)
-
+        draw = functools.partial(normal, rng)
         a, b = _views(problem, draw)
         shape = (batch, m, n) if batch else (m, n)
         operands = {"a": a, "b": b}
@@ -128,13 +131,7 @@ class Matmul:
         return matmul_graph(problem.word("dtype"), _sizes(problem), problem.word("layout"), problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """Blocks limited to the size of the matrix."""
-        _, m, n, k = _sizes(problem)
-        rows, columns, depth = (
-            at_most(config.size(name), size) for name, size in (("block_m", m), ("block_n", n), ("block_k", k))
-        )
-        lead = [1] if "batch" in problem else []
-        return {"kernel": [*lead, depth, columns], "output": [*lead, rows, columns], "input": [*lead, rows, depth]}
+        return product_blocks(problem, config)
 
 
 def batched_matmul() -> Matmul:
@@ -160,33 +157,23 @@ def _views(problem: Problem, make: Callable[[Sequence[int]], Array]) -> tuple[Ar
     return a, b
 
 
-def default_product(module: Any, problem: Problem) -> tuple[str, TileConfig]:
-    """Algorithm of the default for a product, and its tile."""
+def near_products(module: Any, problem: Problem) -> list[Config]:
+    """Feasible tiles of a product that differ from the default in one or two aspects; the default is first."""
     m, n, k = (problem.size(name) for name in "mnk")
-    return product_plan(module, (m, n, k), problem.word("layout"), problem.size("threads"))
-
-
-def near_products(module: Any, problem: Problem, changes: int = 2) -> list[Config]:
-    """Feasible tiles of a product that differ from the default in at most `changes` aspects; the default is first."""
-    m, n, k = (problem.size(name) for name in "mnk")
-    path, default = default_product(module, problem)
+    layout, threads = problem.word("layout"), problem.size("threads")
+    path, default = product_plan(module, (m, n, k), layout, threads)
     tiles: dict[tuple[int, ...], TileConfig] = {_effect(default, m, n, k): default}
     if path != "tiled":  # the default runs another algorithm, so its tile is one more candidate
         tiles = {(): default, **tiles}
-    alternatives = _alternatives(module, default, m, n, k, problem.size("threads"))
-    for count in range(1, changes + 1):
+    alternatives = _alternatives(module, default, m, n, k, threads)
+    for count in (1, 2):
         for names in combinations(alternatives, count):
             for moves in product(*(alternatives[name] for name in names)):
                 tile = _apply_moves(default, moves, m, n)
                 key = _effect(tile, m, n, k)
-                if key not in tiles and _feasible(module, tile, m, n, k, problem):
+                if key not in tiles and module.gemm_tile_problem(tile, m, n, k, layout[1] == "t") is None:
                     tiles[key] = tile
     return list(dict.fromkeys(map(product_config, tiles.values())))
-
-
-def _feasible(module: Any, tile: TileConfig, m: int, n: int, k: int, problem: Problem) -> bool:
-    """Tell whether the native kernel accepts a tile for this product."""
-    return module.gemm_tile_problem(tile, m, n, k, problem.word("layout")[1] == "t") is None
 
 
 def _alternatives(module: Any, default: TileConfig, m: int, n: int, k: int, threads: int) -> dict[str, list[Move]]:

@@ -24,9 +24,9 @@ import numpy as np
 
 from tilewise import _system
 from tilewise._extension import native
-from tilewise.errors import UnavailableError
 from tilewise.profile.timing.clock import timed_calls
 from tilewise.tune.choose.tuned_table import machine_name
+from tilewise.tune.families.cpu.family import require_native
 from tilewise.tune.measure.sampling import Clock, Run
 
 if TYPE_CHECKING:
@@ -42,13 +42,6 @@ _LANES = {"avx512": 16, "avx2": 8, "portable": 4}
 _REGISTERS = {"avx512": 32}
 _DEFAULT_LANES, _DEFAULT_REGISTERS = 4, 16
 _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-def require_native() -> Any:
-    """Return the compiled extension; raise UnavailableError without it."""
-    if native is None:
-        raise UnavailableError("There are no tiles to measure: tilewise's compiled kernels are not installed here.")
-    return native
 
 
 def nanoseconds(run: Run, calls: int = 1) -> float:

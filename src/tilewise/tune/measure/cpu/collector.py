@@ -24,9 +24,10 @@ from tilewise.store.aggregate import FIRST_FINAL_ROUND, MIN_FINAL_TIMINGS, conte
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store, Verdict
 from tilewise.tune.choose.tuned_table import machine_name
-from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family, is_right
+from tilewise.tune.families.cpu.family import Array, CpuFamily, get_family, is_right, require_native
+from tilewise.tune.families.registry import Expected
 from tilewise.tune.measure.collector import Collector, Options, Say, Tally, pick_configs
-from tilewise.tune.measure.cpu.clock import CpuClock, describe, one_run, require_native, running_on, time_in_pieces
+from tilewise.tune.measure.cpu.clock import CpuClock, describe, one_run, running_on, time_in_pieces
 from tilewise.tune.measure.sampling import (
     Candidate,
     TimingSettings,
