@@ -109,33 +109,33 @@ def _spoiled_bmm(how: str, batch: int, most: int = 64, isolated: bool = False) -
         with enabled, spoiled(how, most) as changed:
             result = torch.compile(torch.bmm)(a, b)
         expected, seconds = torch.bmm(a, b), time.monotonic() - start
-        (row,) = report(Path(folder)).rows
+        (row,) = report(Path(folder))["rows"]
         with Store(enabled.advisor.log.memory.store_file, create=False) as store:
             timed_count = sum(
                 "library" not in key for batch in store.batches(store.kernels()[0]) for key in batch.runtime_ns
             )
     error = ((result - expected).float().norm() / expected.float().norm()).item()
-    print(f"  chose {row.selected} of {row.considered} in {row.seconds * 1e3:.2f} ms")
-    print(f"  {len(changed)} of {row.selected - 1} templates: each {how}; {timed_count} timed, chosen {row.fastest}, "
+    print(f"  chose {row['kept']} of {row['considered']} in {row['seconds'] * 1e3:.2f} ms")
+    print(f"  {len(changed)} of {row['kept'] - 1} templates: each {how}; {timed_count} timed, chosen {row['fastest']}, "
           f"differs by {error:.1e}, {seconds:.1f} s, {enabled.advisor.notes}", flush=True)  # fmt: skip
     return row, len(changed), timed_count, error < 2e-2
 
 
 def a_wrong_template_is_never_chosen() -> bool:
     row, changed, _, right = _spoiled_bmm("is wrong", 40)
-    return bool(changed) and row.fastest == "ATen" and right
+    return bool(changed) and row["fastest"] == "ATen" and right
 
 
 def a_template_that_crashes_costs_nothing_but_itself() -> bool:
     """Try the template in a separate process: this one still computes, and the next product is measured as usual."""
     row, changed, _, right = _spoiled_bmm("crashes", 41, isolated=True)
     then, _, timed_count, fine = _spoiled_bmm("crashes", 42, most=0, isolated=True)
-    return bool(changed) and row.fastest == "ATen" and right and fine and timed_count == then.selected - 1
+    return bool(changed) and row["fastest"] == "ATen" and right and fine and timed_count == then["kept"] - 1
 
 
 def a_template_that_hangs_costs_nothing_but_itself() -> bool:
     row, changed, timed_count, right = _spoiled_bmm("hangs", 43, most=1, isolated=True)
-    return changed == 1 and timed_count == row.selected - 2 and right
+    return changed == 1 and timed_count == row["kept"] - 2 and right
 
 
 def convolution_and_attention_are_right() -> bool:

@@ -209,8 +209,9 @@ def test_autotune_takes_over_what_was_measured_of_the_same_kernel_elsewhere(
     with ServedStore(place) as own:
         first = Session("kernel", "abc", 5, tmp_path / "a", lambda line: None, own.url)
         assert first.choose(configs, {"N": 4096}, [], measure).kwargs == {"BLOCK": 32}
-        assert first._service is not None
-        first._service.flush(PATIENCE)
+        service = first._opened[2]
+        assert service is not None
+        service.flush(PATIENCE)
         launched.clear()
         folders = (tmp_path / f"b{number}" for number in itertools.count())
 
@@ -253,7 +254,7 @@ class TestCompiler:
             first.service.flush(20.0)
             again = self.advisor(tmp_path / "b", own.url).select(template_list(), KernelInputs(), "mm")
         assert [choice.parameters for choice in again] == [kept[-1].parameters]
-        assert [row.reason for row in report(tmp_path / "b").rows] == ["measured elsewhere"]
+        assert [row["why"] for row in report(tmp_path / "b")["rows"]] == ["measured elsewhere"]
 
     @pytest.mark.parametrize("server", [_silent_server, _rude_server, _nobody])
     def test_without_an_answer_it_keeps_what_it_would_have_kept_and_says_so_once(

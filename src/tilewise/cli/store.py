@@ -117,15 +117,15 @@ def report(
 
     summary = summarise(folder)
     if as_json:
-        return typer.echo(json.dumps(summary.as_json()))
-    if not summary.products:
+        return typer.echo(json.dumps(summary))
+    if not summary["products"]:
         return typer.echo("Nothing yet: call tilewise.inductor.enable() before torch.compile.")
-    for row in summary.rows:
-        fastest = f"; fastest {row.fastest}, {row.speedup:.2f}x of ATen's speed" if row.fastest else ""
-        typer.echo(f"{row.product}: {row.considered} templates, {row.selected} kept ({row.reason}){fastest}")
-    skipped = summary.considered - summary.selected
+    for row in summary["rows"]:
+        fastest = f"; fastest {row['fastest']}, {row['of_aten']:.2f}x of ATen's speed" if row["fastest"] else ""
+        typer.echo(f"{row['product']}: {row['considered']} templates, {row['kept']} kept ({row['why']}){fastest}")
+    skipped = summary["considered"] - summary["kept"]
     typer.echo(
-        f"{summary.products} products: {skipped} of {summary.considered} templates skipped, "
-        f"{summary.benchmarked} products measured, {summary.earlier_winners} remembered; "
-        f"choosing took {summary.selection_seconds * 1e3:.1f} ms in all."
+        f"{summary['products']} products: {skipped} of {summary['considered']} templates skipped, "
+        f"{summary['measured']} products measured, {summary['remembered']} remembered; "
+        f"choosing took {summary['choosing_seconds'] * 1e3:.1f} ms in all."
     )

@@ -14,13 +14,14 @@ measured.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ from tilewise.gpu.triton_kernel import (
     source_digest,
     this_gpu,
 )
-from tilewise.store.problem import Config, Problem
+from tilewise.store.problem import Config
 from tilewise.tune.choose.cache import Decision, cache_folder
 from tilewise.tune.choose.decide import FIRST_PROBLEMS, Scores, decide
 from tilewise.tune.choose.memory import Memory
@@ -160,42 +161,35 @@ def _autotuner_class() -> Any:
     return LearnedAutotuner
 
 
+@dataclass(eq=False)
 class Session:
     """The choices of one decorated kernel. Files are opened at the first launch, when the GPU is known."""
 
-    def __init__(
-        self,
-        name: str,
-        source: str,
-        budget: int,
-        cache: str | os.PathLike[str] | None,
-        say: Callable[[str], None],
-        service: str | None = None,
-    ) -> None:
-        self._service_url = service
-        self._service: ServiceClient | None = None
-        self.name, self.source, self.budget, self.say = name, source, budget, say
-        self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
-        self._memory: Memory | None = None
-        self._model: ModelScores | None = None
-        self.last: Decision | None = None  # the decision for the last new key
+    name: str
+    source: str
+    budget: int
+    cache: str | os.PathLike[str] | None
+    say: Callable[[str], None]
+    service: str | None = None
+    last: Decision | None = None  # the decision for the last new key
 
-    def _open(self) -> Memory:
-        """Open the stored choices, the model and the service of this GPU, once."""
-        if self._memory is None:
-            machine, version, collection = this_gpu()
-            file_name = re.sub(r"\W+", "-", f"{machine.kind}-{machine.identity}").strip("-").lower()
-            version = f"{__version__}, triton {version}"
-            self._memory = Memory(self.folder, machine, version, self.folder / f"{file_name}.sqlite", self.say)
-            for note in self._memory.choices.notes:
-                self.say(note)
-            is_own_model = collection is None or collection in machine.identity.lower()
-            self._model, _ = shipped_scores(collection, machine.identity, "triton", 0.0, own=is_own_model)
-            if self._service_url is not None:
-                from tilewise.store.service import ServiceClient
+    @functools.cached_property
+    def _opened(self) -> tuple[Memory, ModelScores | None, ServiceClient | None]:
+        """The stored choices, the model and the service of this GPU."""
+        (machine, version, collection), service = this_gpu(), None
+        folder = Path(self.cache).expanduser() if self.cache is not None else cache_folder()
+        file_name = re.sub(r"\W+", "-", f"{machine.kind}-{machine.identity}").strip("-").lower()
+        version = f"{__version__}, triton {version}"
+        memory = Memory(folder, machine, version, folder / f"{file_name}.sqlite", self.say)
+        for note in memory.choices.notes:
+            self.say(note)
+        is_own_model = collection is None or collection in machine.identity.lower()
+        model, _ = shipped_scores(collection, machine.identity, "triton", 0.0, own=is_own_model)
+        if self.service is not None:
+            from tilewise.store.service import ServiceClient
 
-                self._service = ServiceClient(self._service_url, machine, self.say)
-        return self._memory
+            service = ServiceClient(self.service, machine, self.say)
+        return memory, model, service
 
     def choose(
         self,
@@ -209,7 +203,7 @@ class Session:
 
         `measure` times one in nanoseconds; `rank` orders them by the work of the kernel.
         """
-        memory, ranking = self._open(), rank()
+        (memory, matmul_model, service), ranking = self._opened, rank()
         if ranking is not None and ranking.costs is not None:
             # Tiles that exceed shared memory or registers are not even compiled.
             limit = min(ranking.costs) + TOO_LARGE / 2
@@ -218,10 +212,12 @@ class Session:
         settings = [settings_of(config) for config in configs]
         candidates = tuple(config_of(values) for values in settings)
         problem = problem_of(self.name, self.source, {**sizes, **{f"dtype{i}": d for i, d in enumerate(dtypes)}})
-        elsewhere = self._best_elsewhere(memory, problem, candidates)
-        if elsewhere is not None:
-            return configs[candidates.index(elsewhere)]
-        model = self._scores(settings, sizes, dtypes)
+        if service is not None and memory.cached_choice(problem, candidates) is None:
+            answer = service.choose(problem, candidates)
+            if answer is not None and answer.source == "measured":
+                self.say(f"{self.name}: measured elsewhere, says the service")
+                return configs[candidates.index(answer.config)]
+        model = self._scores(matmul_model, settings, sizes, dtypes)
         if model is None and ranking is not None and ranking.costs is not None:
             model = Scores(UNCALIBRATED_GPU, np.array(ranking.costs))
         launches = _Launches(
@@ -239,43 +235,39 @@ class Session:
         elif decision.measurements and not launches.times:
             raise TilewiseError(f"none of the {len(configs)} configurations of {self.name} could be run; try others.")
         else:
-            self._store(memory, decision, launches.times)
+            self._store(memory, service, decision, launches.times)
             count = f"{decision.measurements} of {len(configs)} measured"
             self.say(f"{self.name} {dict(sizes)}: {count}; {decision.reason}")
         return configs[candidates.index(decision.config)]
 
-    def _best_elsewhere(self, memory: Memory, problem: Problem, candidates: Sequence[Config]) -> Config | None:
-        """Ask the service for another machine's measurement, unless this machine has a stored choice."""
-        if self._service is None or memory.cached_choice(problem, candidates) is not None:
-            return None
-        answer = self._service.choose(problem, candidates)
-        if answer is None or answer.source != "measured":
-            return None
-        self.say(f"{self.name}: measured elsewhere, says the service")
-        return answer.config
-
-    def _store(self, memory: Memory, decision: Decision, times: Mapping[Config, float]) -> None:
+    def _store(
+        self, memory: Memory, service: ServiceClient | None, decision: Decision, times: Mapping[Config, float]
+    ) -> None:
         """Store and report measurements; if that fails, say so and go on: only the next process measures again."""
         if not times or decision.runtime_ns is None:
             return
         try:
             memory.add(PROGRAM, decision, times, min(times.values()), {"autotune": True})
-            if self._service is not None:
-                self._service.report(decision.problem, min(times.values()), list(times.items()))
+            if service is not None:
+                service.report(decision.problem, min(times.values()), list(times.items()))
         except (TilewiseError, OSError) as error:
             self.say(str(error))
 
     def _scores(
-        self, settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]
+        self,
+        model: ModelScores | None,
+        settings: Sequence[Mapping[str, Any]],
+        sizes: Mapping[str, Any],
+        dtypes: Sequence[str],
     ) -> Scores | None:
         """Score the configurations with the shipped model if the kernel looks like a matrix product, else None."""
-        as_matmul = None if self._model is None else match_matmul(settings, sizes, dtypes)
-        if as_matmul is None or self._model is None:
+        as_matmul = None if model is None else match_matmul(settings, sizes, dtypes)
+        if as_matmul is None or model is None:
             return None
-        while self._model.notes:  # show each note once, when the model is first used
-            warnings.warn(self._model.notes.pop(), stacklevel=2)
+        while model.notes:  # show each note once, when the model is first used
+            warnings.warn(model.notes.pop(), stacklevel=2)
         try:
-            return self._model.rank(*as_matmul)
+            return model.rank(*as_matmul)
         except TilewiseError as error:
             warnings.warn(f"the shipped model cannot rank {self.name}: {error}", stacklevel=2)
             return None

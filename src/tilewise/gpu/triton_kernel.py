@@ -5,6 +5,7 @@ Triton and PyTorch are imported only where a function needs them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import re
@@ -109,14 +110,6 @@ def jit_function(kernel: Any) -> Any:
     return kernel if inner is None else inner
 
 
-def _python_source(function: Any) -> str | None:
-    """Return the source of a function that Triton's interpreter runs; None if it cannot be read."""
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        return None
-
-
 def source_digest(kernel: Any) -> str:
     """Return a digest of the kernel's source and of the jitted functions that it calls.
 
@@ -126,8 +119,11 @@ def source_digest(kernel: Any) -> str:
     sources: list[str] = []
     while pending:
         function = pending.pop()
-        plain = getattr(function, "fn", None)
-        source = getattr(function, "src", None) or _python_source(plain)
+        plain: Any = getattr(function, "fn", None)
+        source = getattr(function, "src", None)
+        if not source:  # a function that Triton's interpreter runs
+            with contextlib.suppress(OSError, TypeError):
+                source = inspect.getsource(plain)
         if source is None or source in sources:
             continue
         sources.append(source)

@@ -128,7 +128,10 @@ class SqliteDatabase:
             raise FileFormatError(f"{path} does not exist; `tilewise collect` creates a store.")
         if os.path.lexists(path):
             open_input(path, MAX_STORE_BYTES).close()
-            self._check_size(create)
+            # SQLite takes a file of one byte, or an empty one, for a new database and overwrites it.
+            size = path.stat().st_size
+            if size < _MIN_FILE_BYTES and (size or not create):
+                raise FileFormatError(f"{path} is not a measurement store; `tilewise collect` creates one.")
         try:
             # Autocommit: transactions begin explicitly as write transactions, so that two writers wait for each other.
             self.connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
@@ -140,12 +143,6 @@ class SqliteDatabase:
         except TilewiseError:
             self._close_quietly()
             raise
-
-    def _check_size(self, create: bool) -> None:
-        """Refuse tiny files: SQLite takes a file of one byte, or an empty one, for a new database and overwrites it."""
-        size = self.path.stat().st_size
-        if size < _MIN_FILE_BYTES and (size or not create):
-            raise FileFormatError(f"{self.path} is not a measurement store; `tilewise collect` creates one.")
 
     def _close_quietly(self) -> None:
         """Close the connection of a file that could not be opened, so that no lock stays."""

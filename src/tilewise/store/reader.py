@@ -172,15 +172,9 @@ class StoreReader:
             if not (integers_valid and times_valid and (key is None or self._is_time(runtime_ps))):
                 raise self.damage_error("an impossible time or round")
             if number not in batches:
+                is_open = disturbed == OPEN
                 batches[number] = BatchRow(
-                    run=run,
-                    default_ns=default_ns,
-                    disturbed=bool(disturbed),
-                    timestamp=timestamp,
-                    runtime_ns={},
-                    number=number,
-                    round=round_number,
-                    open=disturbed == OPEN,
+                    run, default_ns, bool(disturbed), timestamp, {}, number=number, round=round_number, open=is_open
                 )
             if key is not None:
                 batches[number].runtime_ns[self.config_of(key).key] = runtime_ps / 1000

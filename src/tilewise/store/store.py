@@ -231,26 +231,15 @@ class Store(StoreReader):
             number = _batch_number(transaction, values["uid"])
             if is_new:
                 self.add_timings(transaction, number, times)
-            else:
-                self._check_same_batch(transaction, number, kernel_number, default_ns, times)
+                return
+            query, stored = "SELECT kernel, default_ns FROM batch WHERE id = :batch", {"batch": number}
+            is_identical = [tuple(row) for row in transaction.fetch(query, stored)] == [(kernel_number, default_ns)]
+            query = "SELECT config, runtime_ps FROM timing WHERE batch = :batch"
+            rows = {(int(config), int(runtime_ps)) for config, runtime_ps in transaction.fetch(query, stored)}
+            if not is_identical or rows != {(self._add_config(transaction, config), ps) for config, ps in times}:
+                raise Rejected("conflict", "a batch with this uid and other measurements exists; choose a new uid")
 
         self.database.write(work)
-
-    def _check_same_batch(
-        self,
-        transaction: Transaction,
-        batch: int,
-        kernel: int,
-        default_ns: float,
-        timings: Sequence[tuple[Config, int]],
-    ) -> None:
-        """Raise an error if a stored batch has another kernel or other times."""
-        query = "SELECT kernel, default_ns FROM batch WHERE id = :batch"
-        is_identical = [tuple(row) for row in transaction.fetch(query, {"batch": batch})] == [(kernel, default_ns)]
-        query = "SELECT config, runtime_ps FROM timing WHERE batch = :batch"
-        rows = {(int(config), int(runtime_ps)) for config, runtime_ps in transaction.fetch(query, {"batch": batch})}
-        if not is_identical or rows != {(self._add_config(transaction, config), ps) for config, ps in timings}:
-            raise Rejected("conflict", "a batch with this uid and other measurements exists; choose a new uid")
 
     def open_batch(self, run: int, kernel: Kernel, round_number: int, default_ns: float) -> int:
         """Begin a batch whose timings are added one by one; return its number."""

@@ -292,7 +292,7 @@ def test_a_product_is_not_measured_twice(enabled: Any, tmp_path: Path) -> None:
     again = tilewise.inductor.enable(records=tmp_path, devices=("fake",))
     assert [choice.parameters for choice in _select(template_list())] == [selected[-1].parameters]
     tilewise.inductor.disable()
-    assert again.active and report(tmp_path).earlier_winners == 1
+    assert again.active and report(tmp_path)["remembered"] == 1
 
 
 def test_invalid_feedback_is_noted_and_not_recorded(enabled: Any, tmp_path: Path) -> None:
@@ -320,8 +320,8 @@ def test_records_are_read_back_without_damaged_lines(tmp_path: Path) -> None:
         (batch,) = store.batches(kernel)
     assert kernel.problem == problem and batch.runtime_ns == {CUBLAS.key: 20000, tile.key: 10000}
     summary = report(tmp_path)
-    assert (summary.products, summary.considered, summary.selected) == (1, 100, 2)
-    assert summary.rows[0].speedup == pytest.approx(2.0)
+    assert (summary["products"], summary["considered"], summary["kept"]) == (1, 100, 2)
+    assert summary["rows"][0]["of_aten"] == pytest.approx(2.0)
     assert DecisionLog("a machine", tmp_path).best(problem) == tile
     assert DecisionLog("another", tmp_path).best(problem) is None
 
@@ -380,7 +380,7 @@ def test_attention_tilings_are_compared_with_the_default_unless_one_is_certain(
     node, select = _CallNode(*[_Tensor(2, 8, 1024, 64)] * 3), enabled.advisor.select_attention
     certain = select(default, tilings, node)
     assert len(certain) == 1 and certain[0] != default and certain[0] in tilings
-    assert [(row.reason, row.selected, row.fastest) for row in report(tmp_path).rows] == [("sure", 1, "")]
+    assert [(row["why"], row["kept"], row["fastest"]) for row in report(tmp_path)["rows"]] == [("sure", 1, "")]
     smallest = next(tiling for tiling in tilings if (tiling.block_m, tiling.block_n) == (64, 64))
     for first in (smallest, default):  # no tiling needs less than the default, or none is far enough ahead
         monkeypatch.setattr("tilewise.gpu.inductor.templates._CERTAIN_GAIN", 0.12 if first is smallest else math.inf)

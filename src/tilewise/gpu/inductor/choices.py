@@ -123,7 +123,10 @@ class Advisor:
             return self._select_unmeasured(problem, choices, advantage, aten_elsewhere)
         # This machine's own measurement comes before the service's.
         best = self.log.best(problem)
-        elsewhere = self._best_elsewhere(problem) if best is None else None
+        elsewhere = None
+        if best is None and self.service is not None:
+            answer = self.service.choose(_with_version(problem), None)  # None without an answer in time
+            elsewhere = answer.config if answer is not None and answer.source == "measured" else None
         context = Context(best or elsewhere, epilogue_seconds(problem) if fusible else 0.0, aten_elsewhere)
         selection = select_templates(self.model, problem, choices, self.budget, context)
         if elsewhere and selection.reason is Reason.EARLIER_WINNER:
@@ -174,11 +177,6 @@ class Advisor:
             self._test_process_running = True
             start_test_process()
 
-    def _best_elsewhere(self, problem: Problem) -> Config | None:
-        """Ask the service for the fastest configuration with this PyTorch; None without an answer in time."""
-        answer = None if self.service is None else self.service.choose(_with_version(problem), None)
-        return answer.config if answer is not None and answer.source == "measured" else None
-
     def problem(self, op: str, inputs: Any) -> Problem | None:
         """Describe a product from the compiler's kernel inputs; None if there is no model for it."""
         if op not in OPERATIONS or inputs.device_type not in self.devices:
@@ -209,7 +207,9 @@ class Advisor:
         if problem is None:
             return []
         candidates = [default, *(tiling for tiling in tilings if tiling != default)]
-        configs = [_attention_config(tiling) for tiling in candidates]
+        configs = [
+            Config.of(block_m=t.block_m, block_n=t.block_n, warps=t.num_warps, stages=t.num_stages) for t in candidates
+        ]
         ranking, is_certain = rank_attention(problem, configs[0], configs[1:], max(self.budget, 1))
         if self.is_unmeasured:  # only a tiling that is certain replaces the default
             ranking = ranking[:1] if is_certain else []
@@ -398,10 +398,6 @@ def _convolution_as_product(m: Any, n: Any) -> tuple[tuple[int, int, int], str]:
     node: Any = V.graph.current_node
     weight = node.args[1].meta["val"]  # (out, in, *filter)
     return (int(m), int(n), math.prod(int(size) for size in weight.shape[1:])), str(weight.dtype)
-
-
-def _attention_config(tiling: Any) -> Config:
-    return Config.of(block_m=tiling.block_m, block_n=tiling.block_n, warps=tiling.num_warps, stages=tiling.num_stages)
 
 
 def current_gpu() -> Machine:

@@ -8,13 +8,12 @@ written is dropped; compilation goes on.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,84 +106,47 @@ def _fastest_configs(folder: Path) -> dict[str, tuple[Config, float]]:
     return fastest
 
 
-@dataclass(frozen=True)
-class ProductReport:
-    """One product that the compiler asked about."""
+def report(folder: Path | None = None) -> dict[str, Any]:
+    """Summarise all records of a folder, by default of the user's cache folder, as ``--json`` prints them.
 
-    product: str
-    reason: str
-    considered: int  # templates listed
-    selected: int  # templates benchmarked
-    fastest: str  # empty if nothing was measured
-    speedup: float  # ATen's time over the fastest's
-    seconds: float  # time that selecting took
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the row under the names that ``tilewise inductor report --json`` has always used."""
-        renamed = {"reason": "why", "selected": "kept", "speedup": "of_aten"}
-        return {renamed.get(name, name): value for name, value in dataclasses.asdict(self).items()}
-
-
-@dataclass(frozen=True)
-class DecisionReport:
-    """Totals over all decisions on this machine, and one row for each."""
-
-    products: int
-    considered: int
-    selected: int
-    benchmarked: int
-    earlier_winners: int
-    selection_seconds: float
-    rows: tuple[ProductReport, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report under the names that ``tilewise inductor report --json`` has always used."""
-        return {
-            "products": self.products,
-            "considered": self.considered,
-            "kept": self.selected,
-            "measured": self.benchmarked,
-            "remembered": self.earlier_winners,
-            "choosing_seconds": self.selection_seconds,
-            "rows": [row.as_json() for row in self.rows],
-        }
-
-
-def report(folder: Path | None = None) -> DecisionReport:
-    """Summarise all records of a folder, by default of the user's cache folder."""
+    `rows` has one object per product: its description, `why` and among how many `considered` templates it was chosen,
+    how many were benchmarked (`kept`), the `fastest` (empty if nothing was measured), ATen's time over the fastest's
+    (`of_aten`), and the seconds that selecting took. The other values are sums over the rows.
+    """
     if folder is not None and not folder.is_dir():
         raise MissingFileError(f"{folder} is not a folder of records.")
     folder = folder or default_folder()
     path = folder / _FILE
     lines, fastest = list(_read_lines(path)) if os.path.lexists(path) else [], _fastest_configs(folder)
     rows = [row for line in lines if (row := _report_row(line, fastest)) is not None]
-    return DecisionReport(
-        products=len(rows),
-        considered=sum(row.considered for row in rows),
-        selected=sum(row.selected for row in rows),
-        benchmarked=sum(row.reason == Reason.BENCHMARK for row in rows),
-        earlier_winners=sum(row.reason == Reason.EARLIER_WINNER for row in rows),
-        selection_seconds=sum(row.seconds for row in rows),
-        rows=tuple(rows),
-    )
+    reasons = Counter(row["why"] for row in rows)
+    return {
+        "products": len(rows),
+        "considered": sum(row["considered"] for row in rows),
+        "kept": sum(row["kept"] for row in rows),
+        "measured": reasons[Reason.BENCHMARK],
+        "remembered": reasons[Reason.EARLIER_WINNER],
+        "choosing_seconds": sum(row["seconds"] for row in rows),
+        "rows": rows,
+    }
 
 
-def _report_row(line: Mapping[str, Any], fastest: Mapping[str, tuple[Config, float]]) -> ProductReport | None:
+def _report_row(line: Mapping[str, Any], fastest: Mapping[str, tuple[Config, float]]) -> dict[str, Any] | None:
     """Convert one line of the file of decisions; None for a damaged one."""
     try:
         problem, reason = Problem(line["problem"]), str(line["why"])
         # A certain choice is ATen, except for attention, which has no call of ATen.
         certain_aten = reason == Reason.CERTAIN and problem.family != "attention"
         config, speedup = fastest.get(problem.key, (CUBLAS if certain_aten else None, 1.0))
-        return ProductReport(
-            product=_describe_problem(problem),
-            reason=reason,
-            considered=int(line["considered"]),
-            selected=int(line["kept"]),
-            fastest=_describe_config(config) if config is not None else "",
-            speedup=speedup,
-            seconds=float(line["seconds"]),
-        )
+        return {
+            "product": _describe_problem(problem),
+            "why": reason,
+            "considered": int(line["considered"]),
+            "kept": int(line["kept"]),
+            "fastest": _describe_config(config) if config is not None else "",
+            "of_aten": speedup,
+            "seconds": float(line["seconds"]),
+        }
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return None
 

@@ -61,18 +61,12 @@ def rebenchmark(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
     with torch.no_grad(), torch.cuda.stream(stream):
         candidates = _prepare(torch, choices)
         stream.synchronize()
-        reference = _reference_result(torch, candidates)
+        # The result to compare with is ATen's, else that of the first candidate, PyTorch's default tiling.
+        first = candidates[0].result if torch.isfinite(candidates[0].result).all() else None
+        reference = next((one.result for one in candidates if one.is_aten), first)
         right = [one for one in candidates if reference is None or is_close(torch, one.result, reference)]
         times = time_interleaved(torch, right)
     return _prefer_default({one.choice: times.get(one.choice, math.inf) for one in candidates}, candidates)
-
-
-def _reference_result(torch: Any, candidates: Sequence[RunnableChoice]) -> Any:
-    """Return the result to compare with: ATen's, else that of the first candidate, PyTorch's default tiling."""
-    aten = next((one.result for one in candidates if one.is_aten), None)
-    if aten is not None:
-        return aten
-    return candidates[0].result if torch.isfinite(candidates[0].result).all() else None
 
 
 def _prefer_default(times: dict[Any, float], candidates: Sequence[RunnableChoice]) -> dict[Any, float]:

@@ -66,18 +66,11 @@ def serve(connection: Any, capability: int, cache: str) -> None:
     """Run a compile worker: receive binaries and send CompileResults until the pipe closes."""
     use_cache(cache)
     while True:
-        binary = connection.recv()
-        connection.send(_try_to_compile(binary, capability))
-
-
-def _try_to_compile(binary: Binary, capability: int) -> CompileResult:
-    """Compile a binary and time it; a failure is part of the result."""
-    start = time.perf_counter()
-    if binary.kernel == CUBLAS_CALL:
-        return CompileResult(0, 0.0)
-    try:
-        kernel = compile_binary(binary, capability)
-    except Exception as error:  # Triton raises many types; a failure concerns this configuration alone
-        text = " ".join(str(error).split())
-        return CompileResult(0, time.perf_counter() - start, f"does not compile: {type(error).__name__}: {text[:200]}")
-    return CompileResult(int(kernel.metadata.shared), time.perf_counter() - start)
+        binary, start, shared_bytes, failure = connection.recv(), time.perf_counter(), 0, None
+        try:
+            if binary.kernel != CUBLAS_CALL:
+                shared_bytes = int(compile_binary(binary, capability).metadata.shared)
+        except Exception as error:  # Triton raises many types; a failure concerns this configuration alone
+            text = " ".join(str(error).split())
+            failure = f"does not compile: {type(error).__name__}: {text[:200]}"
+        connection.send(CompileResult(shared_bytes, time.perf_counter() - start, failure))

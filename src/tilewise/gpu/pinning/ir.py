@@ -96,7 +96,10 @@ def summarize(text: str, arguments: Mapping[str, int], program: Sequence[int] = 
         if line.startswith("}"):
             stages = re.search(r"tt\.num_stages = (\d+)", line)
             summary.loop_stages = max(summary.loop_stages, float(stages[1]) if stages else 0.0)
-            _end_region(stack, line)
+            if len(stack) > 1:
+                stack.pop()
+            if line.endswith("{") and "else" in line:
+                stack.append(stack[-1])
             continue
         match = _RESULT.match(line)
         name, body = (match[1], match[2]) if match else ("", line)
@@ -125,13 +128,6 @@ def summarize(text: str, arguments: Mapping[str, int], program: Sequence[int] = 
     return summary
 
 
-def _end_region(stack: list[tuple[float, bool]], line: str) -> None:
-    if len(stack) > 1:
-        stack.pop()
-    if line.endswith("{") and "else" in line:
-        stack.append(stack[-1])
-
-
 def _constant_value(token: str) -> float | None:
     match = re.fullmatch(r"%c(-?\d+)(?:_i(?:32|64))?(?:_\d+)?", token)
     return float(match[1]) if match else None
@@ -143,15 +139,10 @@ def _tensors(text: str) -> list[_Tensor]:
     for dimensions, element in _TENSOR.findall(text):
         shape = tuple(int(n) for n in dimensions.split("x") if n)
         pointee = re.search(r"ptr<(\w+)", element)
-        bits = _element_bits(pointee[1] if pointee else element)
-        tensors.append(_Tensor(math.prod(shape), shape, bits))
+        # The name of an element says its size, as in `bf16`, `f8E4M3FN` or `i1`; in memory it takes a byte at least.
+        match = re.match(r"[a-z]+(\d+)", pointee[1] if pointee else element)
+        tensors.append(_Tensor(math.prod(shape), shape, max(int(match[1]), 8) if match else 32))
     return tensors
-
-
-def _element_bits(name: str) -> int:
-    """Return the size of an element in memory from its name, as in `bf16`, `f8E4M3FN` or `i1`."""
-    match = re.match(r"[a-z]+(\d+)", name)
-    return max(int(match[1]), 8) if match else 32
 
 
 def _count(summary: WorkSummary, kind: str, body: str, trips: float, in_loop: bool) -> None:

@@ -105,27 +105,21 @@ class LockFile:
                 f"{self.path} has no choice for {choice.kernel} with {_inline(choice.problem)} on {choice.device}; run "
                 "once without the frozen mode to add it."
             )
-        with self._mutex:
-            self._choices[choice.identity] = choice
-            self._merge_and_write()
+        guards = cache_folder() / "locks"  # the file itself is replaced, so its guard must be another file
+        guards.mkdir(parents=True, exist_ok=True)
+        guard = guards / hashlib.sha256(str(self.path.absolute()).encode()).hexdigest()[:16]
+        with self._mutex, file_lock(guard):
+            try:  # other processes may have added choices meanwhile
+                others = read_lock(self.path)
+            except MissingFileError:
+                others = {}
+            self._choices = {**others, **self._choices, choice.identity: choice}
+            write_atomic(self.path, format_lock(self))
 
     def replace_all(self, choices: Iterable[LockedChoice]) -> None:
         """Replace the file's choices."""
         self._choices = {choice.identity: choice for choice in choices}
         write_atomic(self.path, format_lock(self))
-
-    def _merge_and_write(self) -> None:
-        """Add the choices that other processes wrote meanwhile, and replace the file."""
-        guards = cache_folder() / "locks"  # the file itself is replaced, so its guard must be another file
-        guards.mkdir(parents=True, exist_ok=True)
-        guard = guards / hashlib.sha256(str(self.path.absolute()).encode()).hexdigest()[:16]
-        with file_lock(guard):
-            try:
-                others = read_lock(self.path)
-            except MissingFileError:
-                others = {}
-            self._choices = {**others, **self._choices}
-            write_atomic(self.path, format_lock(self))
 
 
 def format_lock(choices: Iterable[LockedChoice]) -> str:

@@ -54,7 +54,8 @@ def matmul(
     import torch
 
     is_compiling = torch.compiler.is_compiling()
-    if is_compiling or (torch.is_grad_enabled() and _requires_grad(a, b, bias, residual)):
+    tensors = (a, b, bias, residual)
+    if is_compiling or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
         _epilogue(bias, activation, residual, measure)
         from tilewise.gpu.products.custom_op import product
 
@@ -99,10 +100,6 @@ def _record(
         if measure != "background":  # the measurement that is under way will make another record
             _records[key] = record
     return record
-
-
-def _requires_grad(*tensors: Any) -> bool:
-    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _epilogue(bias: Any, activation: str | None, residual: Any, measure: bool | str) -> str:

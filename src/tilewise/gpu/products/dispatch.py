@@ -51,6 +51,7 @@ _RESERVED_COUNTERS = 1 << 18  # zeroed int32 values for launches inside of CUDA 
 _LOG_SECONDS = Hyperparameters(coefficient=1.0)  # scores are logarithms of seconds: a difference is a gain
 LOCK_KERNEL = "product"  # the name under which lock files keep these choices
 Run = Callable[[], Any]
+_column_cache: list[tuple[Sequence[Config], dict[str, Numbers]]] = []
 
 
 @dataclass(frozen=True)
@@ -90,25 +91,17 @@ def rank_kernels(
     configs = ProductFamily().configs(problem)
     # tf32 is predicted as the 16-bit product that moves as many bytes.
     problem_16_bit, k_factor = as_16_bit(problem)
-    of = _kernel_columns(configs)
+    # The kernels of a search space as columns, cached by identity: there are a handful of spaces.
+    of = next((of for space, of in _column_cache if space is configs), None)
+    if of is None:
+        of = columns(configs[1:])
+        _column_cache.append((configs, of))
     of = {**of, "block_k": k_factor * of["block_k"]}
     fitting = np.flatnonzero(fits(problem_16_bit, of, shared_bytes, MAX_PARTIAL_SUMS))
     prediction = model.predict_kernels(problem_16_bit, {name: column[fitting] for name, column in of.items()})
     first = np.argsort(prediction.seconds, kind="stable")[:count]
     ranking = [configs[1 + int(fitting[i])] for i in first]  # configs[0] is cuBLAS
     return ranking, Prediction(prediction.seconds[first], prediction.deviation[first])
-
-
-_column_cache: list[tuple[Sequence[Config], dict[str, Numbers]]] = []
-
-
-def _kernel_columns(configs: Sequence[Config]) -> dict[str, Numbers]:
-    """Return the kernels of a search space as columns, cached by identity: there are a handful of spaces."""
-    for space, of in _column_cache:
-        if space is configs:
-            return of
-    _column_cache.append((configs, columns(configs[1:])))
-    return _column_cache[-1][1]
 
 
 class ProductDispatcher:
@@ -246,19 +239,14 @@ class ProductDispatcher:
         buffers: dict[str, Any] = {} if capturing else self._workspaces.setdefault(stream, {})
         if "partial_sums" not in buffers or buffers["partial_sums"].numel() < sums:
             buffers["partial_sums"] = torch.empty(sums, dtype=torch.float32, device="cuda")
-        if capturing:
-            buffers["counters"] = self._captured_counters(counters)
+        start = self._used_counters
+        if capturing and self._counters is not None and start + counters <= _RESERVED_COUNTERS:
+            # Zeroed counters from the reserve, so that the graph fills nothing.
+            self._used_counters += counters
+            buffers["counters"] = self._counters[start : start + counters]
         elif "counters" not in buffers or buffers["counters"].numel() < counters:
             buffers["counters"] = torch.zeros(counters, dtype=torch.int32, device="cuda")
         return {**buffers, "multiprocessors": self.multiprocessors}
-
-    def _captured_counters(self, count: int) -> Any:
-        """Return zeroed counters for a launch in a CUDA graph, from the reserve, so that the graph fills nothing."""
-        torch, start = self.torch, self._used_counters
-        if self._counters is None or start + count > _RESERVED_COUNTERS:
-            return torch.zeros(count, dtype=torch.int32, device="cuda")
-        self._used_counters += count
-        return self._counters[start : start + count]
 
     # Measuring
 

@@ -67,15 +67,6 @@ class _ProductTile(NamedTuple):
         return self.block_m * self.block_n
 
 
-class _Schedule(NamedTuple):
-    """A way to run a tile: the values of the configuration's scheduling fields."""
-
-    persistent: int
-    split_k: int
-    group: int
-    stream_k: int
-
-
 def _stage_counts(block_m: int, block_n: int, block_k: int) -> list[int]:
     """List the deepest pipeline that fits, the next one below, and the deepest that lets two programs share an SM."""
     stage_bytes = (block_m + block_n) * block_k * 2
@@ -95,16 +86,17 @@ def _tiles(narrow: bool) -> Iterator[_ProductTile]:
                 yield _ProductTile(block_m, block_n, block_k, warps, stages)
 
 
-def _schedules(tile: _ProductTile, tma: bool) -> Iterator[_Schedule]:
-    """List the ways to run a tile."""
+def _schedules(tile: _ProductTile, tma: bool) -> Iterator[dict[str, int]]:
+    """List the ways to run a tile: values of the configuration's scheduling fields."""
     for group in (1, 8):
-        yield _Schedule(persistent=0, split_k=1, group=group, stream_k=0)
+        plain = {"persistent": 0, SPLIT_K: 1, "group": group, STREAM_K: 0}
+        yield plain
         if tile.area >= 64 * 64:
-            yield _Schedule(persistent=0, split_k=1, group=group, stream_k=1)
+            yield {**plain, STREAM_K: 1}
         if tma and tile.area >= 64 * 128 and min(tile.block_m, tile.block_n) >= 64:
-            yield _Schedule(persistent=1, split_k=1, group=group, stream_k=0)
+            yield {**plain, "persistent": 1}
     for split_k in _SPLIT_K_FACTORS if tile.area <= 128 * 128 else _SPLIT_K_FACTORS[:3]:
-        yield _Schedule(persistent=0, split_k=split_k, group=1, stream_k=0)
+        yield {"persistent": 0, SPLIT_K: split_k, "group": 1, STREAM_K: 0}
 
 
 @cache
@@ -123,13 +115,11 @@ def _space(tma: bool, small_m: bool, small_n: bool, element_bytes: int) -> tuple
         tiles += [(tile, 0) for tile in _tiles(narrow=True) if tile.block_m < 64]
     for tile, transposed in dict.fromkeys(tiles):
         for schedule in _schedules(tile, tma):
-            if schedule.group > 1 and transposed:
+            if schedule["group"] > 1 and transposed:
                 continue
             # Wider elements get a smaller block_k, so that a tile spans the same bytes.
-            values = {**tile._asdict(), "block_k": 2 * tile.block_k // element_bytes, "group": schedule.group,
-                      "tma": int(tma), "persistent": schedule.persistent, SPLIT_K: schedule.split_k,
-                      TRANSPOSED: transposed, STREAM_K: schedule.stream_k}  # fmt: skip
-            configs.append(Config(values))
+            values = {**tile._asdict(), "block_k": 2 * tile.block_k // element_bytes, "tma": int(tma)}
+            configs.append(Config({**values, **schedule, TRANSPOSED: transposed}))
     return tuple(configs)
 
 

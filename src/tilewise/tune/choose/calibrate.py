@@ -27,7 +27,6 @@ from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import cache_folder
 from tilewise.tune.choose.tuned_table import CALIBRATED
 from tilewise.tune.choose.tuner import Tuner
-from tilewise.tune.measure.confirm import ConfirmedGain
 
 Progress = Callable[[int, int, str], None]
 
@@ -68,7 +67,10 @@ def calibrate(
         if time.perf_counter() - start > 60 * minutes:
             break
         progress(number, len(selected), _problem_label(problem))
-        config_changed, gain = _tune(tuner, problem)
+        decision = tuner.tune(problem)
+        config_changed, gain = decision.config != tuner.device.default(problem), decision.gain
+        if config_changed and gain is None:  # a stored choice of an earlier run
+            gain = tuner.device.confirm(problem, decision.config)
         gains[problem] = math.log(gain.ratio) if gain is not None and config_changed else 0.0
         busy += gain is not None and gain.on_busy_machine
     lines, tuned_problems = _lines(gains), {choice.problem for choice in tuner.choices.all()}
@@ -87,15 +89,6 @@ def forget(folder: Path | None) -> bool:
     if existed:
         shutil.rmtree(path)
     return existed
-
-
-def _tune(tuner: Tuner, problem: Problem) -> tuple[bool, ConfirmedGain | None]:
-    """Tune a problem; return whether the default is replaced, and the gain of the fastest measured configuration."""
-    decision = tuner.tune(problem)
-    replaced = decision.config != tuner.device.default(problem)
-    if replaced and decision.gain is None:  # a stored choice of an earlier run
-        return True, tuner.device.confirm(problem, decision.config)
-    return replaced, decision.gain
 
 
 def _lines(gains: dict[Problem, float]) -> list[dict[str, Any]]:

@@ -54,7 +54,12 @@ class Learned:
 
 def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learned:
     """Fine-tune the model of a tuner's machine on all measurements in its store."""
-    source = _source(tuner)
+    if tuner.device.collection is None:
+        raise UnavailableError(
+            f"No model is shipped for {tuner.device.machine.identity}, so there is none to fine-tune; "
+            "`tilewise collect` and `tilewise tiles train` make one."
+        )
+    source = shipped_file(tuner.device.collection)  # from which every fine-tuning starts
     current = tuner.learned_file if tuner.learned_file.is_file() else source
     kernels = measured_kernels(tuner)
     if len(kernels) < MIN_PROBLEMS:
@@ -83,24 +88,7 @@ def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learn
         if hyper is not None:
             save_calibration(tuner.learned_file, hyper)
     total = sum(kernel.n_configs for kernel in kernels)
-    return Learned(
-        problems=len(kernels),
-        measurements=total,
-        before=before,
-        after=after,
-        improved=improved,
-        path=tuner.learned_file,
-    )
-
-
-def _source(tuner: Tuner) -> Path:
-    """Path of the shipped model, from which every fine-tuning starts."""
-    if tuner.device.collection is None:
-        raise UnavailableError(
-            f"No model is shipped for {tuner.device.machine.identity}, so there is none to fine-tune; "
-            "`tilewise collect` and `tilewise tiles train` make one."
-        )
-    return shipped_file(tuner.device.collection)
+    return Learned(len(kernels), total, before=before, after=after, improved=improved, path=tuner.learned_file)
 
 
 def measured_kernels(tuner: Tuner) -> list[Kernel]:

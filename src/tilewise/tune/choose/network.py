@@ -132,37 +132,29 @@ def _target(
 def _layers(target: Target, threads: int) -> list[dict[str, Any]]:
     """List the kernels that a model runs: first the float kernels, then the integer ones."""
     labels = layer_names(target.model) if isinstance(target.model, Module) else {}
-    kernels = [
-        _layer(labels.get(name, name), key[0], key[1], problem_of(key, threads))
+    kernels: list[dict[str, Any]] = [
+        {"layer": labels.get(name, name), "op": key[0], "shape": key[1], "problem": problem_of(key, threads)}
         for name, key in kernels_of(target.call)
     ]
     return kernels + (_integer_layers(target.model, target.input) if isinstance(target.model, QuantizedModel) else [])
 
 
-def _layer(name: str, op: str, shape: tuple[int, ...], problem: Problem | None) -> dict[str, Any]:
-    """Describe a layer of a network; the problem is None if there is nothing to tune."""
-    return {"layer": name, "op": op, "shape": shape, "problem": problem}
-
-
 def _integer_layers(model: QuantizedModel, x: Any) -> list[dict[str, Any]]:
     """List the integer layers of a quantized model; unequal chunks of a batch give one product per chunk size."""
     products = model.products(x)
-    kernels = []
+    kernels: list[dict[str, Any]] = []
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
         if isinstance(layer, QuantizedConv2d):
-            sizes = (
-                len(x),
-                *model.calibration.shapes[step.inputs[0]],
-                layer.out_channels,
-                *layer.kernel.weights().shape[1:3],
-            )
-            kernels.append(_layer(step.name, "int8_conv2d", sizes, None))
+            image, filter_size = model.calibration.shapes[step.inputs[0]], layer.kernel.weights().shape[1:3]
+            sizes = (len(x), *image, layer.out_channels, *filter_size)
+            kernels.append({"layer": step.name, "op": "int8_conv2d", "shape": sizes, "problem": None})
         for p in products:
             if p.step != index:
                 continue
             epilogue = "requantize" if layer.output is not None else "bias_relu" if layer.relu else "bias"
             spec = {"m": p.m, "n": p.n, "k": p.k, "epilogue": epilogue, "threads": p.threads}
-            kernels.append(_layer(step.name, "int8_matmul", (p.m, p.n, p.k), measurable("int8_matmul", spec)))
+            problem = measurable("int8_matmul", spec)
+            kernels.append({"layer": step.name, "op": "int8_matmul", "shape": (p.m, p.n, p.k), "problem": problem})
     return kernels
 
 

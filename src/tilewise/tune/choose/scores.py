@@ -126,23 +126,10 @@ def file_scores(path: str | Path, kind: str = "cpu", margin: float = MARGIN) -> 
     columns = tuple(model.schema.config_features)
     if columns[: len(TILE_FEATURES)] != TILE_FEATURES:
         raise TilewiseError(f"{file.name} was trained on other configuration columns than the tuner has.")
+    machine: Mapping[str, int] = {}
+    if any(name.startswith("machine_") for name in columns):
+        from tilewise.tune.measure.cpu.clock import machine_features
+
+        machine = machine_features()
     margin = float(getattr(model, "record", {}).get("margin", margin))
-    return ModelScores(
-        model=model,
-        hyper=hyper,
-        name=file.stem,
-        columns=columns,
-        kind=kind,
-        margin=margin,
-        notes=notes,
-        machine=_machine(columns),
-    )
-
-
-def _machine(columns: Sequence[str]) -> Mapping[str, int]:
-    """Features of this machine, for a model that was trained with machine columns."""
-    if not any(name.startswith("machine_") for name in columns):
-        return {}
-    from tilewise.tune.measure.cpu.clock import machine_features
-
-    return machine_features()
+    return ModelScores(model, hyper, file.stem, columns=columns, kind=kind, margin=margin, notes=notes, machine=machine)

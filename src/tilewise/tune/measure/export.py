@@ -42,8 +42,6 @@ SPLITS = ("train", "valid", "test")
 _MACHINE_KEYS = ("hardware", "machine", "measured", "settings", "verdicts")  # schema keys of one machine
 _AVERAGES = {"cpu": "faster two of three"}
 
-Runtimes = npt.NDArray[np.int64]
-
 
 def make_collection(store: Store, name: str, telling: float = 0.0, split: str = "auto") -> Collection:
     """Convert the finished kernels of `store` to a collection, split by `splits_of`.
@@ -88,8 +86,13 @@ def merge_collections(collections: Sequence[Collection], name: str) -> Collectio
     splits: dict[str, list[MeasuredKernel]] = {split: [] for split in SPLITS}
     for collection in collections:
         tag = slug(str(collection.schema.extra.get("hardware", "")))
-        for split, kernels in collection.splits.items():
-            splits[split] += [_with_columns(each, collection.schema.config_features, columns, tag) for each in kernels]
+        for split, items in collection.splits.items():
+            for item in items:
+                kernel, program = item.kernel, f"{item.kernel.program}.{tag}"
+                feat = reorder_columns(kernel.config_feat, collection.schema.config_features, columns)
+                name = f"{program}_{_identity(item)}"
+                renamed = dataclasses.replace(kernel, name=name, program=program, config_feat=feat)
+                splits[split].append(dataclasses.replace(item, kernel=renamed))
     _check_disjoint(splits)
     about = [{key: collection.schema.extra.get(key) for key in _MACHINE_KEYS} for collection in collections]
     extra = {key: value for key, value in collections[0].schema.extra.items() if key not in (*_MACHINE_KEYS, "noise")}
@@ -111,16 +114,6 @@ def reorder_columns(
     values = np.zeros((len(feat), len(columns)), np.float32)
     values[:, [columns.index(name) for name in names]] = feat
     return values
-
-
-def _with_columns(item: MeasuredKernel, names: Sequence[str], columns: Sequence[str], tag: str) -> MeasuredKernel:
-    """Reorder the columns of a kernel and add the machine to its name."""
-    kernel = item.kernel
-    feat = reorder_columns(kernel.config_feat, names, columns)
-    program = f"{kernel.program}.{tag}"
-    name = f"{program}_{kernel.name.rpartition('_')[2]}"
-    renamed = dataclasses.replace(kernel, name=name, program=program, config_feat=feat)
-    return dataclasses.replace(item, kernel=renamed)
 
 
 def _signal_to_noise(item: MeasuredProblem) -> float:
@@ -247,8 +240,11 @@ def compare(first: Collection, second: Collection) -> dict[str, Any]:
             other = others.get(_identity(item))
             if other is None:
                 continue
-            pair = _common_runtimes(_by_config(item.kernel, ours, columns), _by_config(other.kernel, theirs, columns))
-            if pair is not None:
+            our_runtimes = _by_config(item.kernel, ours, columns)
+            their_runtimes = _by_config(other.kernel, theirs, columns)
+            common = [(ns, their_runtimes[key]) for key, ns in our_runtimes.items() if key in their_runtimes]
+            if len(common) > 1:
+                pair = np.array(common, np.int64).T
                 correlation = rank_correlation(pair[0].astype(np.float64), pair[1].astype(np.float64))
                 loss = float(pair[1][int(np.argmin(pair[0]))] / pair[1].min() - 1)
                 rows.append({
@@ -275,15 +271,6 @@ def compare(first: Collection, second: Collection) -> dict[str, Any]:
 def _identity(item: MeasuredKernel) -> str:
     """Hash in a kernel's name, which depends on the problem but not on the program."""
     return item.kernel.name.rpartition("_")[2]
-
-
-def _common_runtimes(first: Mapping[bytes, int], second: Mapping[bytes, int]) -> tuple[Runtimes, Runtimes] | None:
-    """Runtimes of the common configurations in the same order; None if there are fewer than two."""
-    pairs = [(runtime, second[key]) for key, runtime in first.items() if key in second]
-    if len(pairs) < 2:
-        return None
-    runtimes = np.array(pairs, np.int64)
-    return runtimes[:, 0], runtimes[:, 1]
 
 
 def _by_config(kernel: Kernel, names: Sequence[str], columns: Sequence[str]) -> Mapping[bytes, int]:

@@ -85,7 +85,7 @@ class Candidate:
     runs: list[Run]  # one for each operand set
     estimate_ns: float = 0.0
     launches: int = 1
-    unit: Run | None = None
+    unit: Run = field(default=lambda: None)  # set before anything is timed
     times: list[float] = field(default_factory=list)
     final: list[float] = field(default_factory=list)  # timings of the finals
 
@@ -233,12 +233,7 @@ class _Timing:
         for position, member in enumerate(members):
             if position and member.estimate_ns < self.settings.settle_ms * 1e6:
                 member.runs[0]()  # writing the last reading to the store has changed the caches
-            yield _unit(member)
-
-
-def _unit(candidate: Candidate) -> Run:
-    assert candidate.unit is not None
-    return candidate.unit
+            yield member.unit
 
 
 def _wants_more(candidate: Candidate, settings: TimingSettings) -> bool:
@@ -249,7 +244,6 @@ def _wants_more(candidate: Candidate, settings: TimingSettings) -> bool:
 
 def warm_up(clock: Clock, default: Candidate) -> None:
     """Run the default until the clock frequency has risen: an idle machine runs at a lower one."""
-    assert default.unit is not None
     until = time.perf_counter() + clock.warm_up_seconds
     while time.perf_counter() < until:
         clock.time_units([default.unit])
@@ -302,8 +296,7 @@ def resume(
         return
     default = candidates[0]
     warm_up(clock, default)
-    unit = default.unit or default.runs[0]
-    now_ns = statistics.median(clock.time_units([unit] * _DEFAULT_READINGS)) / default.launches
+    now_ns = statistics.median(clock.time_units([default.unit] * _DEFAULT_READINGS)) / default.launches
     clock.watch()  # reset: the first batch must not be blamed for what happened before it
     times: dict[str, list[float]] = defaultdict(list)
     final: dict[str, list[float]] = defaultdict(list)

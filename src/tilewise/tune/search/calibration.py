@@ -87,14 +87,7 @@ def make_case(model: Model, kernel: Kernel, names: Sequence[str]) -> Case:
     # Collections of CPUs mark the default configuration in a column.
     default_flags = kernel.config_feat[:, list(names).index("default")] if "default" in names else np.zeros(1)
     default = int(np.argmax(default_flags)) if default_flags.any() else None
-    return Case(
-        name=kernel.name,
-        scores=scores,
-        features=features,
-        runtime=kernel.target,
-        names=settings,
-        default=default,
-    )
+    return Case(kernel.name, scores, features, kernel.target, names=settings, default=default)
 
 
 def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noise: float = 0.01) -> Hyperparameters:

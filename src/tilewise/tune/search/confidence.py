@@ -109,9 +109,8 @@ def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None
 def load_calibration(model_file: Path) -> Hyperparameters | None:
     """Load the calibration of a model file, the user's own first; None if there is none, it cannot be read, or it
     belongs to another model."""
-    paths = dict.fromkeys((own_calibration_path(model_file), calibration_path(model_file)))
-    calibrations = (_calibration_in(path, model_file) for path in paths)
-    return next((calibration for calibration in calibrations if calibration is not None), None)
+    own, shipped = (path(model_file) for path in (own_calibration_path, calibration_path))
+    return _calibration_in(own, model_file) or _calibration_in(shipped, model_file)
 
 
 def _calibration_in(path: Path, model_file: Path) -> Hyperparameters | None:

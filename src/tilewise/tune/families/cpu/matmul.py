@@ -14,7 +14,7 @@ does not contain.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -179,6 +179,8 @@ def near_products(module: Any, problem: Problem) -> list[Config]:
 def _alternatives(module: Any, default: TileConfig, m: int, n: int, k: int, threads: int) -> dict[str, list[Move]]:
     """Alternatives to the default, by aspect of the tile."""
     grids = [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
+    # The tallest register tile of each width, and one of about two thirds of its height.
+    registers = [(mr, nr) for mr, nr, tallest in register_tiles(module) if mr in (tallest, max(1, tallest * 2 // 3))]
     return {
         "packing": [
             {"pack_a": a, "pack_b": b}
@@ -188,20 +190,13 @@ def _alternatives(module: Any, default: TileConfig, m: int, n: int, k: int, thre
         "rows": [{"mc": size} for size in (*_below(_ROWS, m), _WHOLE_EXTENT)],
         "columns": [{"nc": size} for size in (*_below(_COLUMNS, n), _WHOLE_EXTENT)],
         "depth": [{"kc": size} for size in (*_below(_DEPTHS, k), k)],
-        "registers": [{"mr": mr, "nr": nr} for mr, nr in _registers(module) if (mr, nr) != (default.mr, default.nr)],
+        "registers": [{"mr": mr, "nr": nr} for mr, nr in registers if (mr, nr) != (default.mr, default.nr)],
         "grid": [{"threads_m": tm, "threads_n": tn} for tm, tn in grids] if threads > 1 else [],
     }
 
 
 def _below(sizes: Sequence[int], extent: int) -> list[int]:
     return [size for size in sizes if size < extent]
-
-
-def _registers(module: Any) -> Iterator[tuple[int, int]]:
-    """Yield the tallest register tile of each width, and one of about two thirds of its height."""
-    for mr, nr, tallest in register_tiles(module):
-        if mr in (tallest, max(1, tallest * 2 // 3)):
-            yield mr, nr
 
 
 def _apply_moves(default: TileConfig, moves: Sequence[Move], m: int, n: int) -> TileConfig:

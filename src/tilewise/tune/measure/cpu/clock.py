@@ -148,8 +148,14 @@ def machine_features(*, measure: bool = False) -> dict[str, int]:
         return dict.fromkeys(MACHINE_COLUMNS, 0)
     from tilewise.profile.machine import machine
 
-    ceilings = machine() if measure else _stored_ceilings()
-    values = (*_core_features(native), *_cache_features(native, ceilings), *_page_features())
+    ceilings, isa = machine() if measure else _stored_ceilings(), str(native.isa())
+    lanes = next((lanes for name, lanes in _LANES.items() if isa.startswith(name)), _DEFAULT_LANES)
+    registers = next((count for name, count in _REGISTERS.items() if isa.startswith(name)), _DEFAULT_REGISTERS)
+    try:  # transparent huge pages: 0 unknown, 1 never, 2 on request or always
+        large_pages = 1 if "[never]" in _LARGE_PAGES.read_text(encoding="ascii") else 2
+    except OSError:
+        large_pages = 0
+    values = lanes, registers, _system.cores(), *_cache_features(native, ceilings), mmap.PAGESIZE >> 10, large_pages
     return dict(zip(MACHINE_COLUMNS, values, strict=True))
 
 
@@ -161,14 +167,6 @@ def _stored_ceilings() -> MachineFigures | None:
     return cached_machine()
 
 
-def _core_features(module: Any) -> tuple[int, int, int]:
-    """Return vector lanes, vector registers and the number of cores."""
-    isa = str(module.isa())
-    lanes = next((lanes for name, lanes in _LANES.items() if isa.startswith(name)), _DEFAULT_LANES)
-    registers = next((count for name, count in _REGISTERS.items() if isa.startswith(name)), _DEFAULT_REGISTERS)
-    return lanes, registers, _system.cores()
-
-
 def _cache_features(module: Any, ceilings: MachineFigures | None) -> tuple[int, ...]:
     """Return one thread's MFLOP/s, cache sizes and L3 share in KiB, and read bandwidth from each level in MB/s."""
     l1, l2, l3 = (int(size) for size in module.cache_sizes())
@@ -177,12 +175,3 @@ def _cache_features(module: Any, ceilings: MachineFigures | None) -> tuple[int, 
     working_sets = (l1 // 2, l2 // 2, min(l3 // 2, 16 << 20), 1 << 40)
     rates = [0 if ceilings is None else round(ceilings.read_bandwidth(size) / 1e6) for size in working_sets]
     return peak, l1 >> 10, l2 >> 10, l3 >> 10, int(module.l3_share()) >> 10, *rates
-
-
-def _page_features() -> tuple[int, int]:
-    """Return the page size in KiB and the transparent-huge-page mode: 0 unknown, 1 never, 2 on request or always."""
-    try:
-        mode = _LARGE_PAGES.read_text(encoding="ascii")
-    except OSError:
-        return mmap.PAGESIZE >> 10, 0
-    return mmap.PAGESIZE >> 10, 1 if "[never]" in mode else 2

@@ -78,7 +78,13 @@ class CpuCollector(Collector):
 
     def __init__(self, kernels: Iterable[Kernel], store: Store, options: Options, say: Say = print) -> None:
         machine = Machine("cpu", machine_name(require_native()), {})
-        super().__init__(_feasible(kernels, say), store, options, machine, say)
+        requested, cores = list(kernels), real_cores()
+        feasible = [kernel for kernel in requested if kernel.problem.threads <= cores]
+        if requested and not feasible:
+            raise ConfigurationError(f"All of these kernels need more threads than the {cores} cores of this machine.")
+        if len(feasible) < len(requested):
+            say(f"{pluralize(len(requested) - len(feasible), 'kernel')} left out: more threads than the {cores} cores")
+        super().__init__(feasible, store, options, machine, say)
 
     def begin(self) -> Machine:
         """Open a run of this machine in the store."""
@@ -157,34 +163,25 @@ class CpuCollector(Collector):
         return min(max_configs, max(_MIN_CONFIGS, int(settings.kernel_seconds / (settings.rounds * seconds))))
 
     def _check(self, family: CpuFamily, kernel: Kernel, configs: Sequence[Config], seed: int) -> list[Candidate]:
-        """Run every configuration, compare its result with NumPy, and estimate its runtime."""
+        """Run every configuration with a time limit, compare its result with NumPy, and estimate its runtime."""
         rng = np.random.default_rng(seed)
-        sets = [self._operands(family, kernel, rng) for _ in range(2)]
+        drawn = [family.operands(kernel.problem, rng) for _ in range(2)]
+        sets = [(operands, family.expected(kernel.problem, operands)) for operands in drawn]
         verdicts, candidates = [], []
         for index, config in enumerate(configs):
-            verdict, candidate = self._try(family, kernel, config, index, sets)
+            candidate = None
+            try:
+                with time_limit(self.limit_seconds):
+                    verdict, candidate = self._check_one(family, kernel, config, index, sets)
+            except TimeIsUp:
+                verdict = Verdict(config, "failed", f"it did not end within {self.limit_seconds:g} s")
+            except Exception as error:  # a family may raise anything; it is this configuration's verdict
+                verdict = Verdict(config, "failed", f"{type(error).__name__}: {error}"[:300])
             verdicts.append(verdict)
             if candidate is not None and (verdict.status == "ok" or index == 0):
                 candidates.append(candidate)
         self.add_verdicts(kernel, verdicts)
         return candidates if candidates and verdicts[0].status == "ok" else []
-
-    def _operands(self, family: CpuFamily, kernel: Kernel, rng: np.random.Generator) -> _Operands:
-        """Draw operands and compute the expected result."""
-        values = family.operands(kernel.problem, rng)
-        return values, family.expected(kernel.problem, values)
-
-    def _try(
-        self, family: CpuFamily, kernel: Kernel, config: Config, index: int, sets: Sequence[_Operands]
-    ) -> tuple[Verdict, Candidate | None]:
-        """Check one configuration with a time limit; exceptions become a verdict."""
-        try:
-            with time_limit(self.limit_seconds):
-                return self._check_one(family, kernel, config, index, sets)
-        except TimeIsUp:
-            return Verdict(config, "failed", f"it did not end within {self.limit_seconds:g} s"), None
-        except Exception as error:  # a family may raise anything; it is this configuration's verdict
-            return Verdict(config, "failed", f"{type(error).__name__}: {error}"[:300]), None
 
     def _check_one(
         self, family: CpuFamily, kernel: Kernel, config: Config, index: int, sets: Sequence[_Operands]
@@ -216,28 +213,15 @@ class CpuCollector(Collector):
 
     def _too_disturbed(self, kernel: Kernel, candidates: Sequence[Candidate]) -> bool:
         """True if more than half of the configurations (with `finals`: of the finalists) lack undisturbed timings."""
-        finals = self.options.finals
+        finals, compared, required = self.options.finals, candidates[1:], 2
+        if finals:
+            compared = leaders(compared, candidates[0], self.options.settings.finalists)
+            required = 2 * MIN_FINAL_TIMINGS
         clean: Counter[str] = Counter()
         for batch in self.store.batches(kernel):
             if not batch.disturbed and (not finals or batch.round >= FIRST_FINAL_ROUND):
                 clean.update(batch.runtime_ns.keys())
-        if finals:
-            finalists = leaders(candidates[1:], candidates[0], self.options.settings.finalists)
-            return sum(clean[candidate.config.key] >= 2 * MIN_FINAL_TIMINGS for candidate in finalists) * 2 < len(
-                finalists
-            )
-        return sum(clean[candidate.config.key] >= 2 for candidate in candidates[1:]) * 2 < len(candidates) - 1
-
-
-def _feasible(kernels: Iterable[Kernel], say: Say) -> list[Kernel]:
-    """Kernels that need no more threads than there are cores; raise an error if there are none."""
-    requested, cores = list(kernels), real_cores()
-    feasible = [kernel for kernel in requested if kernel.problem.threads <= cores]
-    if requested and not feasible:
-        raise ConfigurationError(f"All of these kernels need more threads than the {cores} cores of this machine.")
-    if len(feasible) < len(requested):
-        say(f"{pluralize(len(requested) - len(feasible), 'kernel')} left out: more threads than the {cores} cores")
-    return feasible
+        return sum(clean[candidate.config.key] >= required for candidate in compared) * 2 < len(compared)
 
 
 def plan(kernels: Iterable[Kernel], options: Options) -> list[dict[str, Any]]:

@@ -203,14 +203,14 @@ class WorkerTrial:
         """Send a configuration to the worker and wait for the result; "failed" if the process ends or hangs."""
         seconds = self.limit_s + (0.0 if self._is_warm else START_SECONDS)
         self._worker.submit((*self._task, config.key), seconds)
-        while True:
-            for worker, message in wait_any([self._worker], 0.5):
-                worker.finish()
-                if isinstance(message, WorkerLostError):
-                    self._is_warm = False
-                    return TrialResult(None, None, "failed", f"this configuration ended its process: {message}")
-                self._is_warm = True
-                return TrialResult(*message)
+        messages: list[Any] = []
+        while not messages:
+            messages = [message for _, message in wait_any([self._worker], 0.5)]
+        self._worker.finish()
+        self._is_warm = not isinstance(messages[0], WorkerLostError)
+        if not self._is_warm:
+            return TrialResult(None, None, "failed", f"this configuration ended its process: {messages[0]}")
+        return TrialResult(*messages[0])
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
         return [self.measure(config).runtime_ns for config in configs]
