@@ -27,7 +27,6 @@ from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.errors import TilewiseError
 from tilewise.gpu.families.family import TritonFamily
 from tilewise.gpu.measure.collector import TritonCollector
-from tilewise.gpu.measure.job import TimingSettings
 from tilewise.gpu.products.dispatch import rank_kernels
 from tilewise.gpu.products.family import supports_tma
 from tilewise.gpu.products.roofline import CUBLAS, SPLIT_K, TRANSPOSED, columns, features
@@ -36,6 +35,7 @@ from tilewise.store.aggregate import unpack_store
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Store
 from tilewise.tune.measure.collector import Options, Tally, balanced, pick_configs
+from tilewise.tune.measure.sampling import TimingSettings
 from tilewise.tune.workloads import built_in_kernels
 from tools.drawn_products import drawn_products
 

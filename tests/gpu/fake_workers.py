@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewise.gpu.measure.compiler import CompileResult
-from tilewise.gpu.measure.job import Job, Verdict
+from tilewise.gpu.measure.execution import Job
+from tilewise.store.reader import Verdict
 from tilewise.tune.measure.sampling import Candidate, resume, time_all
 
 DEADLY = {"block_m": 32}  # configurations that end the process

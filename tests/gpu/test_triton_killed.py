@@ -28,7 +28,7 @@ _SOURCE = Path(__file__).parents[2] / "src"
 _COLLECT = """
 import os, sys, time
 from tilewise.tune import collect
-from tilewise.gpu.measure import collector, job
+from tilewise.gpu.measure import collector, execution
 
 def serve(connection, kind, shared):
     log = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -40,7 +40,7 @@ def serve(connection, kind, shared):
             connection.send(message)
             if message[0] == "timing":
                 os.write(log, b".")
-    job.serve(Logging(), kind, shared)
+    execution.serve(Logging(), kind, shared)
 
 collector.TritonCollector.serve_gpu = staticmethod(serve)
 shapes = [{"family": "softmax", "dtype": "fp32", "rows": 3 + i, "cols": 60} for i in range(2)]

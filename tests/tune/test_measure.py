@@ -12,9 +12,10 @@ import pytest
 
 from tilewise.errors import UnavailableError
 from tilewise.gpu.families.family import Binary, Launch, get_family
-from tilewise.gpu.measure.job import Job, TimedBatch, TimingSettings, Verdict, measure
+from tilewise.gpu.measure.execution import Job, measure
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.measure.sampling import Candidate, time_all
+from tilewise.store.reader import Verdict
+from tilewise.tune.measure.sampling import Candidate, TimedBatch, TimingSettings, time_all
 
 torch = pytest.importorskip("torch")
 PROBLEM = Problem.of("matmul", dtype="tf32", m=24, n=16, k=64, epilogue="none", layout="nn")

@@ -29,9 +29,9 @@ import numpy as np
 
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.gpu.pinning import is_unmeasured
 from tilewise.gpu.pinning.choose import ConfigRanking, choose_config, rank_configs
 from tilewise.gpu.pinning.ranker import TOO_LARGE
-from tilewise.gpu.pinning.state import is_unmeasured
 from tilewise.gpu.triton_kernel import (
     config_of,
     element_types,

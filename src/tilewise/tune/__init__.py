@@ -3,8 +3,8 @@
 families/    the kernels that are tuned, one family per kind
 workloads/   the programs whose kernels are measured
 measure/     devices, sampling, the collectors, export
-search/      the Gaussian process, stopping, calibration, confidence, replay
-choose/      the decision procedure, the tuner, the cache of choices, the framework's chooser
+search/      the Gaussian process, calibration, confidence, replay
+choose/      the decision procedure with its stopping rule, the tuner, the cache of choices, the framework's chooser
 """
 
 from typing import TYPE_CHECKING

@@ -15,8 +15,8 @@ import pytest
 
 import tilewise
 from tilewise.errors import ConfigurationError
+from tilewise.gpu import pinning as state
 from tilewise.gpu.pinning import choose as choose_module
-from tilewise.gpu.pinning import state
 from tilewise.gpu.pinning.lock import LockFile, MissingChoiceError
 from tilewise.store.store import Machine
 
@@ -178,13 +178,13 @@ def test_without_triton_and_pytorch_one_sentence_says_so(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("value", "code"), [("1", 0), ("0", 3), ("yes", 2)])
 def test_the_environment_variable_pins_at_import(value: str, code: int) -> None:
-    script = "import sys, tilewise, tilewise.gpu.pinning.state as s; sys.exit(0 if s.is_pinned() else 3)"
+    script = "import sys, tilewise, tilewise.gpu.pinning as s; sys.exit(0 if s.is_pinned() else 3)"
     done = subprocess.run([sys.executable, "-c", script], env={"TILEWISE_PIN": value}, capture_output=True, text=True)
     assert done.returncode == code and "Traceback" not in done.stderr
 
 
 def test_run_pinned_runs_a_script_and_its_child_processes_pinned(tmp_path: Path) -> None:
-    child = "import tilewise.gpu.pinning.state as s, sys; sys.exit(0 if s.is_pinned() else 1)"
+    child = "import tilewise.gpu.pinning as s, sys; sys.exit(0 if s.is_pinned() else 1)"
     script = tmp_path / "script.py"
     script.write_text(f"import subprocess, sys\nprint(sys.argv[1:])\n"
                       f"sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)\n")  # fmt: skip

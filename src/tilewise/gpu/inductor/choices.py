@@ -35,8 +35,8 @@ from tilewise.gpu.inductor.templates import (
     rank_attention,
     select_templates,
 )
+from tilewise.gpu.pinning import active_lock, is_unmeasured
 from tilewise.gpu.pinning.lock import LockedChoice, MissingChoiceError
-from tilewise.gpu.pinning.state import active_lock, is_unmeasured
 from tilewise.gpu.products.roofline import CUBLAS, is_cublas
 from tilewise.gpu.products.runtime_model import RuntimeModel
 from tilewise.store.problem import Config, Machine, Problem

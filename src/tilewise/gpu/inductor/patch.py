@@ -21,7 +21,7 @@ from tilewise.errors import ConfigurationError
 from tilewise.gpu.devices import model_collection
 from tilewise.gpu.inductor.decision_log import DecisionLog
 from tilewise.gpu.inductor.rebenchmark import patch_autotuner
-from tilewise.gpu.pinning.state import replace_function
+from tilewise.gpu.pinning import replace_function
 from tilewise.gpu.products.runtime_model import shipped_runtime_model
 from tilewise.store.service import ServiceClient
 
@@ -186,7 +186,8 @@ def _restrict_to_devices(changes: contextlib.ExitStack, config: Any, advisor: An
             return original(graph, *args, **kwargs)
 
     compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
-    replace_function(changes, compile_fx, "_compile_fx_inner", compile_inner)
+    if hasattr(compile_fx, "_compile_fx_inner"):
+        replace_function(changes, compile_fx, "_compile_fx_inner", compile_inner)
 
 
 def _pick_pinned_choices(changes: contextlib.ExitStack, select_algorithm: Any, advisor: Any) -> None:
@@ -196,7 +197,9 @@ def _pick_pinned_choices(changes: contextlib.ExitStack, select_algorithm: Any, a
         pinned = [choice for choice in choices if advisor.is_pinned_choice(choice)]
         return pinned[-1] if pinned else original(selector, choices)
 
-    replace_function(changes, select_algorithm.AlgorithmSelectorCache, "pick_deterministic_choice", pick)
+    selector_class = select_algorithm.AlgorithmSelectorCache
+    if hasattr(selector_class, "pick_deterministic_choice"):
+        replace_function(changes, selector_class, "pick_deterministic_choice", pick)
 
 
 def _uses_device(graph: Any, devices: tuple[str, ...]) -> bool:

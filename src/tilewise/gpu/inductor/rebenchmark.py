@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.gpu.pinning.state import replace_function
+from tilewise.gpu.pinning import replace_function
 
 _ROUNDS = 7  # timed rounds; the median counts
 _GRAPH_MS = 0.2  # target length of one timed CUDA graph

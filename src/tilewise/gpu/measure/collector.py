@@ -22,8 +22,7 @@ from tilewise._system import real_cores
 from tilewise.errors import UnavailableError
 from tilewise.gpu.devices import H200_CAPABILITY, model_collection, shared_bytes_of
 from tilewise.gpu.families.family import Binary, TritonFamily, get_family
-from tilewise.gpu.measure import compiler
-from tilewise.gpu.measure import job as measure
+from tilewise.gpu.measure import compiler, execution
 from tilewise.profile.timing.gpu import GpuWatch
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.aggregate import MeasuredProblem, contenders
@@ -58,7 +57,7 @@ class TritonCollector(Collector):
     """One collection run on this GPU, or in Triton's interpreter."""
 
     # Entry points of the child processes; tests replace them.
-    serve_gpu = staticmethod(measure.serve)
+    serve_gpu = staticmethod(execution.serve)
     serve_compiler = staticmethod(compiler.serve)
     silence_seconds = _SILENCE_SECONDS
 
@@ -146,10 +145,11 @@ class TritonCollector(Collector):
                 if worker is self.gpu:
                     self._on_gpu_messages(message)
                 else:
-                    is_lost, binary = isinstance(message, WorkerLostError), worker.task
+                    key = worker.task.key
                     worker.finish()
-                    failure = compiler.CompileResult(0, 0.0, f"does not compile: {message}")
-                    self.compile_results[binary.key] = failure if is_lost else message
+                    if isinstance(message, WorkerLostError):
+                        message = compiler.CompileResult(0, 0.0, f"does not compile: {message}")
+                    self.compile_results[key] = message
             done = sum(tally.kernels for tally in self.tallies.values())
             progress = f"; {len(self.compile_results)} binaries compiled, {len(queue)} to compile"
             self.report_progress(done, done + len(self.waiting) + (self.current is not None), progress)
@@ -202,7 +202,7 @@ class TritonCollector(Collector):
         seed = self.options.seed * 1_000_003 + int(pending.kernel.problem.digest[:8], 16)
         earlier = tuple(self.store.batches(pending.kernel))
         problem, options = pending.kernel.problem, self.options
-        job = measure.Job(
+        job = execution.Job(
             problem, tuple(fitting), seed, options.settings, careful=pending.careful, earlier=earlier,
             finals=options.finals,
         )  # fmt: skip

@@ -15,8 +15,7 @@ from tilewise.errors import UnavailableError
 from tilewise.gpu.devices import NEAREST_COLLECTION, model_collection
 from tilewise.gpu.families.family import Binary, Operands, TritonFamily, get_family
 from tilewise.gpu.measure.compiler import CompileResult, serve, use_cache
-from tilewise.gpu.measure.execution import CudaDevice, open_device
-from tilewise.gpu.measure.job import Job, is_right, operand_sets
+from tilewise.gpu.measure.execution import CudaDevice, Job, is_right, open_device, operand_sets
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.measure import Trial, TrialResult

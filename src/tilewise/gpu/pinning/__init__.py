@@ -7,12 +7,19 @@
 Importing this package imports neither PyTorch nor Triton.
 """
 
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewise._late import late_names
 
 if TYPE_CHECKING:
+    from tilewise.gpu.pinning.lock import LockFile
     from tilewise.gpu.pinning.patch import Pinned, pin, unpin
 
 __all__ = ["Pinned", "pin", "startup_folder", "unpin"]
@@ -24,3 +31,67 @@ def startup_folder() -> str:
 
 
 __getattr__ = late_names(__name__, {".patch": "Pinned pin unpin"})  # a decorated kernel needs none of the patches
+
+# The pinned state. A choice must not depend on time if `pin()` is active, or if the program asked PyTorch for
+# deterministic algorithms. Asking costs a dictionary look-up.
+_locks: list[LockFile | None] = []  # one entry for each active pin(), the newest last
+_changes = [0]  # how often pinning began or ended
+
+
+def generation() -> int:
+    """Return a number that changes whenever pinning begins or ends; records of choices are made per generation."""
+    return _changes[0]
+
+
+def begin_pinning(lock: LockFile | None) -> None:
+    """Begin pinning, with the lock file of its choices if there is one."""
+    _locks.append(lock)
+    _changes[0] += 1
+
+
+def end_pinning(lock: LockFile | None) -> None:
+    """End the newest pinning that uses this lock file."""
+    for index in reversed(range(len(_locks))):
+        if _locks[index] is lock:
+            del _locks[index]
+            _changes[0] += 1
+            return
+
+
+def is_pinned() -> bool:
+    """Tell whether `tilewise.pin()` is active in this process."""
+    return bool(_locks)
+
+
+def active_lock() -> LockFile | None:
+    """Return the lock file of the newest `pin()`; None without one."""
+    return _locks[-1] if _locks else None
+
+
+def is_deterministic() -> bool:
+    """Tell whether the program asked PyTorch, or its compiler, for deterministic results."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return False
+    settings = sys.modules.get("torch._inductor.config")
+    return bool(torch.are_deterministic_algorithms_enabled() or getattr(settings, "deterministic", False))
+
+
+def is_unmeasured() -> bool:
+    """Tell whether no choice of this process may be measured."""
+    return is_pinned() or is_deterministic()
+
+
+def replace_function(changes: contextlib.ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replace a function of another library until `changes` is closed; AttributeError if its version has none.
+
+    The new one receives the original as its first argument.
+    """
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    setattr(owner, name, replacement)
+    changes.callback(setattr, owner, name, original)

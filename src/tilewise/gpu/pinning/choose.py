@@ -22,9 +22,9 @@ import numpy as np
 
 from tilewise.costmodel.models.files import shipped_file
 from tilewise.gpu.devices import H200_CAPABILITY, Device, find_device
+from tilewise.gpu.pinning import active_lock
 from tilewise.gpu.pinning.ir import lower, summarize
 from tilewise.gpu.pinning.ranker import MAX_ACCUMULATORS, TOO_LARGE, RankedCandidate, shipped_ranker
-from tilewise.gpu.pinning.state import active_lock
 from tilewise.gpu.triton_kernel import (
     config_of,
     element_types,

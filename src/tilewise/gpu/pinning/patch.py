@@ -26,7 +26,7 @@ from typing import Any
 
 from tilewise._environment import abort_import
 from tilewise.errors import ConfigurationError
-from tilewise.gpu.pinning import state
+from tilewise.gpu.pinning import begin_pinning, end_pinning, replace_function
 from tilewise.gpu.pinning.choose import choose_config
 from tilewise.gpu.pinning.lock import LockFile
 
@@ -70,9 +70,9 @@ def pin(lock: str | os.PathLike[str] | None = None, *, frozen: bool = False) -> 
     pinned = Pinned(None if lock is None else LockFile(Path(lock), frozen=frozen))
     if importlib.util.find_spec("triton") is None and importlib.util.find_spec("torch") is None:
         warnings.warn("tilewise.pin: neither Triton nor PyTorch is installed; there is nothing to pin.", stacklevel=2)
-    state.push(pinned.lock)
+    begin_pinning(pinned.lock)
     _active.append(pinned)
-    pinned.changes.callback(state.pop, pinned.lock)
+    pinned.changes.callback(end_pinning, pinned.lock)
     try:
         _after_import(pinned, _AUTOTUNER, _pin_autotuner)
         _after_import(pinned, _COMPILER, _pin_compiler)
@@ -114,8 +114,8 @@ def _pin_autotuner(pinned: Pinned, module: Any) -> None:
     # What was measured before does not count while pinned, and what was pinned does not count afterwards.
     _forget_choices(autotuner)
     pinned.changes.callback(_forget_choices, autotuner)
-    state.replace_function(pinned.changes, autotuner, "prune_configs", prune_configs)
-    state.replace_function(pinned.changes, autotuner, "_bench", no_bench)
+    replace_function(pinned.changes, autotuner, "prune_configs", prune_configs)
+    replace_function(pinned.changes, autotuner, "_bench", no_bench)
 
 
 def _forget_choices(autotuner: Any) -> None:

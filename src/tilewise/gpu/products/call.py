@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewise.errors import ConfigurationError
+from tilewise.gpu import pinning
 from tilewise.gpu.devices import model_collection
 from tilewise.gpu.families.family import Operands
-from tilewise.gpu.pinning import state
 from tilewise.gpu.products.dispatch import CUBLAS_UNMEASURED, ProductDispatcher
 from tilewise.gpu.products.family import workspace_sizes
 from tilewise.gpu.products.roofline import is_cublas
@@ -87,7 +87,7 @@ def _record(
 ) -> CallRecord:  # fmt: skip
     """Return the record of a call; make one for new shapes, and make it anew to measure."""
     key = (
-        a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(), activation, state.generation(),
+        a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(), activation, pinning.generation(),
         None if bias is None else (bias.shape, bias.stride(), bias.dtype),
         None if residual is None else (residual.shape, residual.stride(), residual.dtype),
         a.element_size() == 4 and _allows_tf32(),

@@ -23,8 +23,8 @@ import numpy as np
 
 from tilewise.gpu.families.family import Binary, Launch, Operands
 from tilewise.gpu.measure.compiler import compile_binary
+from tilewise.gpu.pinning import active_lock, is_unmeasured
 from tilewise.gpu.pinning.lock import LockedChoice
-from tilewise.gpu.pinning.state import active_lock, is_unmeasured
 from tilewise.gpu.products.family import (
     MAX_PARTIAL_SUMS,
     ProductFamily,
