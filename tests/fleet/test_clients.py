@@ -209,7 +209,7 @@ def test_autotune_takes_over_what_was_measured_of_the_same_kernel_elsewhere(
     with ServedStore(place) as own:
         first = Session("kernel", "abc", 5, tmp_path / "a", lambda line: None, own.url)
         assert first.choose(configs, {"N": 4096}, [], measure).kwargs == {"BLOCK": 32}
-        service = first._opened[2]
+        service = first._state[2]
         assert service is not None
         service.flush(PATIENCE)
         launched.clear()

@@ -174,7 +174,7 @@ class Session:
     last: Decision | None = None  # the decision for the last new key
 
     @functools.cached_property
-    def _opened(self) -> tuple[Memory, ModelScores | None, ServiceClient | None]:
+    def _state(self) -> tuple[Memory, ModelScores | None, ServiceClient | None]:
         """The stored choices, the model and the service of this GPU."""
         (machine, version, collection), service = this_gpu(), None
         folder = Path(self.cache).expanduser() if self.cache is not None else cache_folder()
@@ -203,7 +203,7 @@ class Session:
 
         `measure` times one in nanoseconds; `rank` orders them by the work of the kernel.
         """
-        (memory, matmul_model, service), ranking = self._opened, rank()
+        (memory, matmul_model, service), ranking = self._state, rank()
         if ranking is not None and ranking.costs is not None:
             # Tiles that exceed shared memory or registers are not even compiled.
             limit = min(ranking.costs) + TOO_LARGE / 2

@@ -80,7 +80,9 @@ def features(shape: ServingShape, tokens: int, device: Device, configs: Mapping[
     active = shape.experts * (1 - (1 - 1 / shape.experts) ** rows) if shape.experts else 1.0
     rows_per_expert = rows / active
     width = 2 * shape.n if shape.experts else shape.n  # gate and up projections are one product
-    rate = _tensor_rate(device, activation_bytes)
+    # The tensor cores' rate for this size of numbers; that of other types or a guess where none is known.
+    names = ("fp8", "int8", "fp16") if activation_bytes == 1 else ("fp16", "fp8", "int8")
+    rate = next((device.tensor_flops[dtype] for dtype in names if dtype in device.tensor_flops), 1e14)
     name = device.architecture.name
     of_problem = (
         np.log2(tokens), np.log2(shape.experts or 1), np.log2(shape.n), np.log2(shape.k or 1), shape.experts > 0,
@@ -109,12 +111,6 @@ def features(shape: ServingShape, tokens: int, device: Device, configs: Mapping[
     return table
 
 
-def _tensor_rate(device: Device, element_bytes: float) -> float:
-    """Return the tensor cores' rate for a size of numbers; that of other types or a guess where none is known."""
-    names = ("fp8", "int8", "fp16") if element_bytes == 1 else ("fp16", "fp8", "int8")
-    return next((device.tensor_flops[name] for name in names if name in device.tensor_flops), 1e14)
-
-
 def candidates(shape: ServingShape, device: Device, default: Config) -> tuple[Config, ...]:
     """List the configurations of the tools' search list that fit a device, the default first."""
     amd = device.architecture.name.startswith("gfx")
@@ -139,14 +135,6 @@ def _fitting(
     return (default, *(config for config in configs if config != default and fits(config)))
 
 
-def winners_weight(device: Device) -> float:
-    """Return the weight of the winners' relevance against the logarithm of a predicted slowdown.
-
-    Measured times lead on Hopper GPUs, where they were measured; the winners of the tuned files lead elsewhere.
-    """
-    return _WINNERS_WEIGHT if device.architecture is H200.architecture else _WINNERS_WEIGHT_ELSEWHERE
-
-
 class ServingRanker:
     """The trained trees."""
 
@@ -161,7 +149,10 @@ class ServingRanker:
         """Return one score per configuration; lower is faster."""
         columns = {name: [config.size(name) for config in configs] for name in _NAMES}
         rows = features(shape, tokens, device, columns)
-        return self._times.predict(rows) - winners_weight(device) * self._winners.predict(rows)
+        # Measured times lead on Hopper GPUs, where they were measured; the winners of the tuned files lead elsewhere.
+        is_hopper = device.architecture is H200.architecture
+        weight = _WINNERS_WEIGHT if is_hopper else _WINNERS_WEIGHT_ELSEWHERE
+        return self._times.predict(rows) - weight * self._winners.predict(rows)
 
     def choose(self, shape: ServingShape, tokens: int, device: Device) -> Config:
         """Choose without measuring."""

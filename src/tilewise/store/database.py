@@ -135,7 +135,6 @@ class SqliteDatabase:
         try:
             # Autocommit: transactions begin explicitly as write transactions, so that two writers wait for each other.
             self.connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
-            self._transaction = _SqliteTransaction(self.connection)
             self._open()
         except (sqlite3.Error, UnicodeDecodeError) as error:
             self._close_quietly()
@@ -222,7 +221,7 @@ class SqliteDatabase:
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             try:
-                result = work(self._transaction)
+                result = work(self)
                 self.connection.execute("COMMIT")
                 return result
             except BaseException:
@@ -235,9 +234,20 @@ class SqliteDatabase:
     def read(self, query: str, values: Values | None = None) -> list[Any]:
         """Return all rows of a query."""
         try:
-            return self._transaction.fetch(query, values)
+            return self.fetch(query, values)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._to_tilewise_error(error) from error
+
+    # The statements of a transaction. A connection has one at a time.
+
+    def fetch(self, query: str, values: Values | None = None) -> list[Any]:
+        return self.connection.execute(query, values or {}).fetchall()
+
+    def execute(self, query: str, values: Values | None = None) -> int:
+        return self.connection.execute(query, values or {}).rowcount
+
+    def execute_many(self, query: str, values: Sequence[Values]) -> None:
+        self.connection.executemany(query, values)
 
     def copy(self, path: str | os.PathLike[str]) -> None:
         """Write a consistent copy to `path` while others may write."""
@@ -266,19 +276,3 @@ class SqliteDatabase:
         if "unable to open" in text or "readonly" in text:
             return ConfigurationError(f"{self.path} cannot be written; choose another place for the store.")
         return FileFormatError(f"{self.path} is not a readable measurement store ({text[:200]}).")
-
-
-class _SqliteTransaction:
-    """Executes statements on a SQLite connection."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def fetch(self, query: str, values: Values | None = None) -> list[Any]:
-        return self._connection.execute(query, values or {}).fetchall()
-
-    def execute(self, query: str, values: Values | None = None) -> int:
-        return self._connection.execute(query, values or {}).rowcount
-
-    def execute_many(self, query: str, values: Sequence[Values]) -> None:
-        self._connection.executemany(query, values)

@@ -185,6 +185,7 @@ class _KernelRows:
     """Rows about one kernel as dictionaries; those of a target have the uid of their run as `run_uid`."""
 
     def __init__(self, store: Store, kernel: int) -> None:
+        """Read all rows but the timings, which are many."""
         self._store, self._kernel = store, {"kernel": kernel}
         self.batches = self._read(
             "id, run, round, taken, default_ns, disturbed, watch, uid",

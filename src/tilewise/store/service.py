@@ -63,7 +63,8 @@ class ServiceClient:
         self._host, self._port = address.hostname, port
         self._path = address.path.rstrip("/")
         # Loading the certificates takes as long as an answer may take, so it is done in advance.
-        self._context = ssl.create_default_context() if address.scheme == "https" else None
+        is_secure = address.scheme == "https"
+        self._context = ssl.create_default_context() if is_secure else None
         self._jobs: queue.Queue[tuple[str, bytes, Future[Any] | None]] = queue.Queue(_MAX_UNSENT)
         self._thread: threading.Thread | None = None
         self._connection: http.client.HTTPConnection | None = None

@@ -225,6 +225,7 @@ class Store(StoreReader):
         values |= {"disturbed": int(disturbed), "watch": _encode(watch), "uid": uid or secrets.token_hex(16)}
 
         def work(transaction: Transaction) -> None:
+            """Insert the batch; if its name exists, compare it with the stored one."""
             kernel_number = self._claimed_kernel(transaction, kernel)
             times = [(config, _ps(runtime_ns)) for config, runtime_ns in timings]
             is_new = transaction.execute(_BATCH, {**values, "kernel": kernel_number})

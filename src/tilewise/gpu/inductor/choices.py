@@ -255,18 +255,15 @@ class Advisor:
                 timings.update(rebenchmark(torch, timings))
             if problem is not None:
                 seconds = [(config, timings[choice] * 1e-3) for choice, config in configs.items()]
-                self._record_times(problem, [(config, s) for config, s in seconds if 0 < s < math.inf])
+                rows = [(config, s) for config, s in seconds if 0 < s < math.inf]
+                start = self._compile_start.pop(problem.key, None)
+                self.log.add_measurements(problem, rows, time.monotonic() - start if start is not None else 0.0)
+                if self.service is not None and rows:
+                    times_ns = {config: s * 1e9 for config, s in rows}
+                    default_ns = times_ns.get(CUBLAS, min(times_ns.values()))
+                    self.service.report(_with_version(problem), default_ns, list(times_ns.items()))
         except Exception as error:  # a record that cannot be made must not stop a compilation
             self.note(error)
-
-    def _record_times(self, problem: Problem, rows: list[tuple[Config, float]]) -> None:
-        """Store measured seconds here and report them to the service."""
-        start = self._compile_start.pop(problem.key, None)
-        self.log.add_measurements(problem, rows, time.monotonic() - start if start is not None else 0.0)
-        if self.service is not None and rows:
-            times_ns = {config: seconds * 1e9 for config, seconds in rows}
-            default_ns = times_ns.get(CUBLAS, min(times_ns.values()))
-            self.service.report(_with_version(problem), default_ns, list(times_ns.items()))
 
     def _configs(self, timings: Any, op: str, nodes: Sequence[Any]) -> tuple[Problem | None, dict[Any, Config]]:
         """Describe the product that was benchmarked, and the configurations of its choices that the model knows."""

@@ -187,8 +187,8 @@ class TritonCollector(Collector):
             if result.failure is not None:
                 misfits.append(Verdict(config, "failed", result.failure))
             elif result.shared_bytes > self.shared_bytes:
-                needed = f"shared memory: {result.shared_bytes} bytes needed, {self.shared_bytes} available"
-                misfits.append(Verdict(config, "misfit", needed))
+                reason = f"shared memory: {result.shared_bytes} bytes needed, {self.shared_bytes} available"
+                misfits.append(Verdict(config, "misfit", reason))
             else:
                 fitting.append(config)
         if misfits:
@@ -240,7 +240,7 @@ class TritonCollector(Collector):
     def _on_kernel_message(self, pending: _Pending, kind: str, content: Sequence[Any]) -> None:
         """Handle news about the kernel that the GPU process measures."""
         assert pending.recorder is not None
-        if kind in pending.recorder.events:
+        if kind in pending.recorder.handlers:
             pending.recorder(kind, *content)
         elif kind == "note":
             self.say(content[0])

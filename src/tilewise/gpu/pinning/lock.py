@@ -182,14 +182,10 @@ def _checked(values: Any, types: tuple[type, ...]) -> Mapping[str, Any]:
 
 def _inline(table: Mapping[str, Any]) -> str:
     """Format a table on one line, as TOML."""
-    pairs = [
-        f"{_toml_key(name)} = {value if isinstance(value, int) else _text(value)}" for name, value in table.items()
-    ]
+    keys = [name if _BARE_KEY.fullmatch(name) else _text(name) for name in table]
+    values = [value if isinstance(value, int) else _text(value) for value in table.values()]
+    pairs = [f"{key} = {value}" for key, value in zip(keys, values, strict=True)]
     return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
-
-
-def _toml_key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _text(name)
 
 
 def _text(value: str) -> str:

@@ -92,14 +92,7 @@ def max_accumulators(problem: Problem) -> int:
     Rows of an odd number of elements or of element pairs are loaded in small pieces, and the addresses then take the
     registers of half the accumulators.
     """
-    return 64 if _row_alignment(problem) <= 2 else 128
-
-
-def _row_alignment(problem: Problem) -> int:
-    """Return the largest power of two, up to 8, that divides the row lengths of both operands."""
-    m, n, k = (problem.size(name) for name in ("m", "n", "k"))
-    layout = problem.word("layout")
-    return min(math.gcd(m if layout[0] == "t" else k, 8), math.gcd(k if layout[1] == "t" else n, 8))
+    return 64 if min(_alignment(problem)[:2]) <= 1 else 128
 
 
 def floor_seconds(problem: Problem, batch: int = 1, device: Device = H200) -> float:

@@ -40,7 +40,7 @@ from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparamete
 if TYPE_CHECKING:
     from tilewise.tune.measure.confirm import ConfirmedGain
 
-BUDGET = 5  # default number of measurements per problem
+BUDGET = 5  # default number of measurements per problem; the report of `tune --check` calls it "five"
 # The prior without a model: information comes only from other configurations and other problems of the same kernel.
 WITHOUT_MODEL = Hyperparameters()
 FIRST_PROBLEMS = 3  # problems of a kernel that are always measured; arbitrary

@@ -72,7 +72,10 @@ class TunedTable:
                 threads = choice.problem.size("threads")
                 key = key_of(choice.problem, threads)
                 tile = None if key is None else tile_for(key[0], choice.config)
-                if key is None or threads < 1 or tile_problem(self._native, key, tile) is not None:
+                if key is None or threads < 1:
+                    continue
+                op, shape, _, layout = key
+                if tiled_op(op).infeasible_reason(self._native, tile, shape, layout) is not None:
                     continue
             except (KeyError, ValueError, TypeError, IndexError, OverflowError):
                 continue  # a choice of a version with other families or fields
@@ -116,12 +119,6 @@ class TunedTable:
 def _depth(tile: TileConfig, key: Key) -> int:
     """Effective block size of the sum over k."""
     return min(tile.kc, key[1][2])
-
-
-def tile_problem(module: Any, key: Key, tile: Any) -> str | None:
-    """Reason why the current kernels reject a tile for a shape; None if they accept it."""
-    op, shape, _, layout = key
-    return tiled_op(op).infeasible_reason(module, tile, shape, layout)
 
 
 def key_of(problem: Problem, threads: int) -> Key | None:

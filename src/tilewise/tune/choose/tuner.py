@@ -275,7 +275,6 @@ def open_device(device: str, limit_s: float | None = None) -> TuningDevice:
 
 # `tune --check` compares the tuner's choices with an exhaustive search. The leaders of the sweep and the choices then
 # run interleaved, and only this final comparison is reported. A ratio of 1 means the fastest of all.
-MEASUREMENTS = 5  # the budget that the report calls "five"
 _FINALISTS = 8  # leaders of the sweep that are timed again; arbitrary
 
 
@@ -318,7 +317,7 @@ def check_one(tuner: Tuner, problem: Problem) -> dict[str, Any]:
     first = tuner.choose(problem).config
     tuner.device.forget()
     start = time.perf_counter()
-    five = tuner.tune(problem, budget=MEASUREMENTS).config
+    five = tuner.tune(problem, budget=BUDGET).config
     five_seconds = time.perf_counter() - start
     sweep_ns, exhaustive_seconds = tuner.device.sweep(problem, configs)
     leaders = sorted(sweep_ns, key=sweep_ns.__getitem__)[:_FINALISTS]

@@ -19,18 +19,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilewise._wording import pluralize
 from tilewise.errors import ConfigurationError
 from tilewise.store.aggregate import FIRST_FINAL_ROUND, MeasuredProblem, measured_problem
 from tilewise.store.database import is_url
-from tilewise.store.problem import Config, Kernel, Problem, Value
-from tilewise.store.store import Machine, Store, Verdict
-from tilewise.tune.measure.sampling import TimingSettings
-
-if TYPE_CHECKING:
-    from tilewise.store.store import Store
+from tilewise.store.problem import Config, Kernel, Problem, Value, read_shapes, shapes_from
+from tilewise.store.store import BatchRow, Machine, Store, Verdict
+from tilewise.tune.families.registry import find_family
+from tilewise.tune.measure.sampling import TimedBatch, TimingSettings
+from tilewise.tune.workloads import built_in_kernels
 
 Say = Callable[[str], None]
 _REPORT_SECONDS = 10.0  # between lines of progress
@@ -153,25 +152,30 @@ _BAD = ("wrong", "failed")
 class MeasurementRecorder:
     """Writes the events of one kernel (`sampling.Report`) to the store immediately."""
 
-    events = ("begin", "timing", "batch", "judged")
-
     def __init__(self, store: Store, run: int, kernel: Kernel, tally: Tally) -> None:
         self._store, self._run, self._kernel, self._tally = store, run, kernel, tally
         self._batch = 0
+        self.handlers: Mapping[str, Callable[..., None]] = {
+            "begin": self._begin, "timing": self._timing, "batch": self._close, "judged": self._close_resumed,
+        }  # fmt: skip
 
     def __call__(self, kind: str, *arguments: Any) -> None:
-        if kind == "begin":
-            self._batch = self._store.open_batch(self._run, self._kernel, *arguments)
-        elif kind == "timing":
-            self._store.add_timing(self._batch, *arguments)
-        elif kind == "batch":
-            (batch,) = arguments
-            self._store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
-            self._tally.batches += 1
-            self._tally.disturbed += batch.disturbed
-        else:  # a batch that an earlier, interrupted run left open
-            row, disturbed = arguments
-            self._store.close_batch(row.number, row.default_ns, disturbed=disturbed, watch={"resumed": 1})
+        self.handlers[kind](*arguments)
+
+    def _begin(self, number: int, default_ns: float) -> None:
+        self._batch = self._store.open_batch(self._run, self._kernel, number, default_ns)
+
+    def _timing(self, config: Config, runtime_ns: float) -> None:
+        self._store.add_timing(self._batch, config, runtime_ns)
+
+    def _close(self, batch: TimedBatch) -> None:
+        self._store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
+        self._tally.batches += 1
+        self._tally.disturbed += batch.disturbed
+
+    def _close_resumed(self, batch: BatchRow, disturbed: bool) -> None:
+        """Close a batch that an earlier, interrupted run left open."""
+        self._store.close_batch(batch.number, batch.default_ns, disturbed=disturbed, watch={"resumed": 1})
 
 
 @dataclass
@@ -282,9 +286,6 @@ def collect(
 
     >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
     """
-    from tilewise.store.store import Store
-    from tilewise.tune.measure.collector import unfinished
-
     if kind not in KINDS:
         raise ConfigurationError(f"There is no collector {kind!r}; use cpu or triton.")
     if not 0 < minutes < 1e6:
@@ -341,11 +342,7 @@ def plan_cpu(
 def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:
     """Read the kernels of a user's file or list, or else those of the built-in programs."""
     if shapes is None:
-        from tilewise.tune.workloads import built_in_kernels
-
         return built_in_kernels(kind)
-    from tilewise.store.problem import read_shapes, shapes_from
-
     if isinstance(shapes, str | os.PathLike):
         return read_shapes(shapes, problem_parser(kind))
     return shapes_from(list(shapes), "shapes", problem_parser(kind))
@@ -353,7 +350,6 @@ def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[st
 
 def problem_parser(device_kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
     """Return a function that turns a family's name and a specification into a checked `Problem` of this device."""
-    from tilewise.tune.families.registry import find_family
 
     def parse(family: str, spec: Mapping[str, Value]) -> Problem:
         problem: Problem = find_family(device_kind, family).problem(spec)
@@ -374,8 +370,6 @@ def make_collector(
 
         return CpuCollector(kernels, store, cpu_options(**options), say)
     from tilewise.gpu.measure.collector import TritonCollector
-    from tilewise.tune.measure.collector import Options
-    from tilewise.tune.measure.sampling import TimingSettings
 
     if options.get("device") == "interpreter":
         options["settings"] = TimingSettings(unit_ms=0.0, slowest_ms=1e6)

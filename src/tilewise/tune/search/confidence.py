@@ -109,6 +109,7 @@ def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None
 def load_calibration(model_file: Path) -> Hyperparameters | None:
     """Load the calibration of a model file, the user's own first; None if there is none, it cannot be read, or it
     belongs to another model."""
+    # The user's own calibration replaces the shipped one.
     own, shipped = (path(model_file) for path in (own_calibration_path, calibration_path))
     return _calibration_in(own, model_file) or _calibration_in(shipped, model_file)
 

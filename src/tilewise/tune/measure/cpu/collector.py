@@ -165,8 +165,8 @@ class CpuCollector(Collector):
     def _check(self, family: CpuFamily, kernel: Kernel, configs: Sequence[Config], seed: int) -> list[Candidate]:
         """Run every configuration with a time limit, compare its result with NumPy, and estimate its runtime."""
         rng = np.random.default_rng(seed)
-        drawn = [family.operands(kernel.problem, rng) for _ in range(2)]
-        sets = [(operands, family.expected(kernel.problem, operands)) for operands in drawn]
+        operand_sets = [family.operands(kernel.problem, rng) for _ in range(2)]
+        sets = [(operands, family.expected(kernel.problem, operands)) for operands in operand_sets]
         verdicts, candidates = [], []
         for index, config in enumerate(configs):
             candidate = None

@@ -9,6 +9,7 @@ In a worker process, a configuration that crashes or hangs only ends that proces
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import statistics
 import time
@@ -218,8 +219,6 @@ class WorkerTrial:
 
 def serve(connection: Any, plugins: tuple[str, ...] = ()) -> None:
     """Main loop of the worker: receive (problem, default, seed, configuration), send the values of a TrialResult."""
-    import json
-
     for name in plugins:
         __import__(name)
     trials: dict[tuple[str, str, int], CpuTrial] = {}
