@@ -40,28 +40,13 @@ class Emission:
 
 
 Emit = Callable[[Emission], str]
-EMITTERS: dict[str, Emit] = {}
+
+
+# --- elementwise ---
 
 
 def _activation(activation: Activation) -> Emit:
     return lambda e: activation.onnx(e, e.inputs[0])
-
-
-EMITTERS |= {a.operation: _activation(a) for a in ACTIVATIONS.values() if a.operation}
-
-
-def emits(*names: str) -> Callable[[Emit], Emit]:
-    """Register a function that writes operations of these class names."""
-
-    def mark(emit: Emit) -> Emit:
-        for name in names:
-            EMITTERS[name] = emit
-        return emit
-
-    return mark
-
-
-# --- elementwise ---
 
 
 def _function(function: Function) -> Emit:
@@ -75,16 +60,6 @@ def _function(function: Function) -> Emit:
     return emit
 
 
-EMITTERS |= {f.operation.__name__: _function(f) for f in (*UNARY, *BINARY) if f.onnx}
-_RENAMED = {"MatMul": "MatMul", "Copy": "Identity", "Choose": "Where", "Dropout": "Identity"}
-
-
-@emits(*_RENAMED)
-def _renamed(e: Emission) -> str:
-    return e.node(_RENAMED[e.call.operation.__name__], *e.inputs)
-
-
-@emits("Elu")
 def _elu(e: Emission) -> str:
     alpha, width, scale = (e.param(n, 1.0) for n in ("alpha", "width", "scale"))
     x = e.inputs[0] if width == 1 else e.node("Div", e.inputs[0], e.number(width))
@@ -96,25 +71,9 @@ def _elu(e: Emission) -> str:
     return y if scale == 1 else e.node("Mul", y, e.number(scale))
 
 
-@emits("Clip")
 def _clip(e: Emission) -> str:
     bounds = ["" if b is None else e.number(b) for b in (e.param("low"), e.param("high"))]
     return e.node("Clip", e.inputs[0], *bounds)
-
-
-@emits("Where")
-def _where(e: Emission) -> str:
-    return e.node("Where", e.name_of(e.param("condition")), *e.inputs)
-
-
-@emits("Maximum")
-def _maximum(e: Emission) -> str:
-    return e.node("Max" if e.param("sign", 1) > 0 else "Min", *e.inputs)
-
-
-@emits("Cast")
-def _cast(e: Emission) -> str:
-    return e.node("Cast", e.inputs[0], to=e.graph.type_of(e.call.dtype))
 
 
 # --- along axes ---
@@ -128,19 +87,6 @@ def _axes(e: Emission) -> list[int]:
     return [a % rank for a in (axis if isinstance(axis, tuple | list) else (axis,))]
 
 
-@emits("Sum")
-def _sum(e: Emission) -> str:
-    axes = e.graph.constant(_axes(e))
-    return e.node("ReduceSum", e.inputs[0], axes, keepdims=int(e.param("keepdims", False)))
-
-
-@emits("Mean", "Max")
-def _reduce(e: Emission) -> str:
-    op = "ReduceMean" if e.call.operation.__name__ == "Mean" else "ReduceMax" if e.param("sign", 1) > 0 else "ReduceMin"
-    return e.node(op, e.inputs[0], axes=_axes(e), keepdims=int(e.param("keepdims", False)))
-
-
-@emits("Var")
 def _var(e: Emission) -> str:
     axes, x = _axes(e), e.inputs[0]
     count = math.prod(e.call.input_shapes[0][a] for a in axes)
@@ -150,22 +96,11 @@ def _var(e: Emission) -> str:
     return e.node("Div", total, e.number(max(count - e.param("correction", 1), 0)))
 
 
-@emits("CumSum")
-def _cumsum(e: Emission) -> str:
-    return e.node("CumSum", e.inputs[0], e.graph.constant(e.param("axis")))
-
-
-@emits("Softmax")
-def _softmax(e: Emission) -> str:
-    return e.node("LogSoftmax" if e.param("log", False) else "Softmax", e.inputs[0], axis=e.param("axis"))
-
-
 # --- shapes ---
 
 _TANGLED = "this model's shapes follow the batch in a way that ONNX cannot say; save it with dynamic=False"
 
 
-@emits("Reshape")
 def _reshape(e: Emission) -> str:
     input_shape = e.call.input_shapes[0]
     if len(e.call.shape) == 2 and len(input_shape) > 1 and input_shape[0] == e.call.shape[0]:
@@ -187,13 +122,11 @@ def free_shape(call: Node, other: tuple[int, ...] | None) -> list[int]:
     return shape
 
 
-@emits("Permute")
 def _permute(e: Emission) -> str:
     rank = len(e.call.input_shapes[0])
     return e.node("Transpose", e.inputs[0], perm=[a % rank for a in e.param("axes")])
 
 
-@emits("Expand")
 def _expand(e: Emission) -> str:
     """Write a broadcast; if one size follows the batch, the target shape is computed from the input."""
     shape, other = list(e.call.shape), e.other_shape
@@ -209,24 +142,12 @@ def _expand(e: Emission) -> str:
     return e.node("Expand", e.inputs[0], e.node("Concat", *not_empty, axis=0))
 
 
-@emits("Cat")
-def _cat(e: Emission) -> str:
-    return e.node("Concat", *e.inputs, axis=e.param("axis"))
-
-
-@emits("Pad")
 def _pad(e: Emission) -> str:
     widths = e.param("widths")
     pads = e.graph.constant([w[0] for w in widths] + [w[1] for w in widths])
     return e.node("Pad", e.inputs[0], pads, e.number(e.param("value")))
 
 
-@emits("TakeAlongAxis")
-def _take_along(e: Emission) -> str:
-    return e.node("GatherElements", e.inputs[0], e.name_of(e.param("indices")), axis=e.param("axis"))
-
-
-@emits("GetItem")
 def _get_item(e: Emission) -> str:
     index = e.param("index")
     indices = list(index) if isinstance(index, tuple) else [index]
@@ -279,17 +200,6 @@ def _slices(e: Emission, indices: list[Any]) -> str:
     return e.node("Unsqueeze", x, e.graph.constant(added)) if added else x
 
 
-@emits("Lookup")
-def _lookup(e: Emission) -> str:
-    return e.node("Gather", *e.inputs, axis=e.param("axis", 0))
-
-
-@emits("Embedding")
-def _embedding(e: Emission) -> str:
-    return e.node("Gather", e.inputs[0], e.name_of(e.param("ids")), axis=0)
-
-
-@emits("Resample")
 def _resample(e: Emission) -> str:
     """Write a resampled axis as a weighted sum of gathered entries, one per tap."""
     taps, axis, rank = e.param("taps"), e.param("axis"), len(e.call.shape)
@@ -314,7 +224,6 @@ def finish(e: Emission, y: str) -> str:
     return write_activation(e, y, e.param("activation") or "")
 
 
-@emits("Linear")
 def _linear(e: Emission) -> str:
     """Write a linear layer: Gemm for rows, MatMul and Add for more axes."""
     x, weight = e.inputs[:2]
@@ -334,48 +243,25 @@ def sides(padding: Any) -> list[int]:
     return [*padding, *padding] if len(padding) == 2 else list(padding)
 
 
-@emits("Conv2d")
+def _window(e: Emission) -> dict[str, Any]:
+    return {"strides": list(e.param("stride")), "pads": sides(e.param("padding")), "group": e.param("groups")}
+
+
 def _conv(e: Emission) -> str:
-    settings = {"strides": list(e.param("stride")), "pads": sides(e.param("padding")), "group": e.param("groups")}
-    y = e.node("Conv", *e.inputs, **settings, dilations=list(e.param("dilation", (1, 1))))
-    return finish(e, y)
+    return finish(e, e.node("Conv", *e.inputs, **_window(e), dilations=list(e.param("dilation", (1, 1)))))
 
 
-@emits("ConvTranspose2d")
 def _conv_transpose(e: Emission) -> str:
-    settings = {"strides": list(e.param("stride")), "pads": sides(e.param("padding")), "group": e.param("groups")}
-    return e.node("ConvTranspose", *e.inputs, **settings, output_padding=list(e.param("output_padding")))
+    return e.node("ConvTranspose", *e.inputs, **_window(e), output_padding=list(e.param("output_padding")))
 
 
-@emits("MaxPool2d", "AvgPool2d")
 def _pool(e: Emission) -> str:
-    settings = {
-        "kernel_shape": list(e.param("kernel")),
-        "strides": list(e.param("stride")),
-        "pads": sides(e.param("padding")),
-    }
+    settings = {**_window(e), "kernel_shape": list(e.param("kernel"))}
     if e.call.operation.__name__ == "MaxPool2d":
         return e.node("MaxPool", e.inputs[0], **settings)
     return e.node("AveragePool", e.inputs[0], **settings, count_include_pad=1)
 
 
-@emits("GlobalAvgPool")
-def _global_pool(e: Emission) -> str:
-    return e.node("Flatten", e.node("GlobalAveragePool", e.inputs[0]), axis=1)
-
-
-@emits("LayerNorm")
-def _layer_norm(e: Emission) -> str:
-    return e.node("LayerNormalization", *e.inputs, axis=-len(e.call.input_shapes[1]), epsilon=e.param("eps"))
-
-
-@emits("FixedNorm")
-def _fixed_norm(e: Emission) -> str:
-    mean, var = (e.name_of(e.param(n)) for n in ("mean", "var"))
-    return e.node("BatchNormalization", *e.inputs, mean, var, epsilon=e.param("eps"))
-
-
-@emits("Attention")
 def _attention(e: Emission) -> str:
     (_, _, t, d), (_, _, s, _) = e.call.input_shapes[:2]
     scale = e.param("scale")
@@ -404,7 +290,6 @@ def _masked(e: Emission, scores: str, mask: Any) -> str:
     return e.node("Add", scores, e.graph.constant(added, e.call.dtype))
 
 
-@emits("PackedAttention")
 def _packed_attention(e: Emission) -> str:
     _, t, width = e.call.shape
     heads = e.param("heads")
@@ -414,3 +299,69 @@ def _packed_attention(e: Emission) -> str:
     qkv = [e.node("Squeeze", one, e.graph.constant([0])) for one in split]
     mixed = attend(e, qkv, (t, t), 1 / math.sqrt(width // heads), True, None)
     return e.node("Reshape", e.node("Transpose", mixed, perm=[0, 2, 1, 3]), e.graph.constant([0, 0, width]))
+
+
+def _reduction(maximum: str, minimum: str = "") -> Emit:
+    """Return the emitter of a reduction; one with a negative `sign` is the second of the two nodes."""
+
+    def emit(e: Emission) -> str:
+        op = maximum if e.param("sign", 1) > 0 else minimum
+        return e.node(op, e.inputs[0], axes=_axes(e), keepdims=int(e.param("keepdims", False)))
+
+    return emit
+
+
+def _renamed(op: str) -> Emit:
+    return lambda e: e.node(op, *e.inputs)
+
+
+EMITTERS: dict[str, Emit] = {
+    **{a.operation: _activation(a) for a in ACTIVATIONS.values() if a.operation},
+    **{f.operation.__name__: _function(f) for f in (*UNARY, *BINARY) if f.onnx},
+    "MatMul": _renamed("MatMul"),
+    "Copy": _renamed("Identity"),
+    "Dropout": _renamed("Identity"),
+    "Choose": _renamed("Where"),
+    "Where": lambda e: e.node("Where", e.name_of(e.param("condition")), *e.inputs),
+    "Maximum": lambda e: e.node("Max" if e.param("sign", 1) > 0 else "Min", *e.inputs),
+    "Cast": lambda e: e.node("Cast", e.inputs[0], to=e.graph.type_of(e.call.dtype)),
+    "Elu": _elu,
+    "Clip": _clip,
+    # Along axes.
+    "Sum": lambda e: e.node(
+        "ReduceSum", e.inputs[0], e.graph.constant(_axes(e)), keepdims=int(e.param("keepdims", False))
+    ),
+    "Mean": _reduction("ReduceMean"),
+    "Max": _reduction("ReduceMax", "ReduceMin"),
+    "Var": _var,
+    "CumSum": lambda e: e.node("CumSum", e.inputs[0], e.graph.constant(e.param("axis"))),
+    "Softmax": lambda e: e.node("LogSoftmax" if e.param("log", False) else "Softmax", *e.inputs, axis=e.param("axis")),
+    # Shapes and lookup by index.
+    "Reshape": _reshape,
+    "Permute": _permute,
+    "Expand": _expand,
+    "Cat": lambda e: e.node("Concat", *e.inputs, axis=e.param("axis")),
+    "Pad": _pad,
+    "GetItem": _get_item,
+    "TakeAlongAxis": lambda e: e.node(
+        "GatherElements", e.inputs[0], e.name_of(e.param("indices")), axis=e.param("axis")
+    ),
+    "Lookup": lambda e: e.node("Gather", *e.inputs, axis=e.param("axis", 0)),
+    "Embedding": lambda e: e.node("Gather", e.inputs[0], e.name_of(e.param("ids")), axis=0),
+    "Resample": _resample,
+    # Layers.
+    "Linear": _linear,
+    "Conv2d": _conv,
+    "ConvTranspose2d": _conv_transpose,
+    "MaxPool2d": _pool,
+    "AvgPool2d": _pool,
+    "GlobalAvgPool": lambda e: e.node("Flatten", e.node("GlobalAveragePool", e.inputs[0]), axis=1),
+    "LayerNorm": lambda e: e.node(
+        "LayerNormalization", *e.inputs, axis=-len(e.call.input_shapes[1]), epsilon=e.param("eps")
+    ),
+    "FixedNorm": lambda e: e.node(
+        "BatchNormalization", *e.inputs, *(e.name_of(e.param(n)) for n in ("mean", "var")), epsilon=e.param("eps")
+    ),
+    "Attention": _attention,
+    "PackedAttention": _packed_attention,
+}

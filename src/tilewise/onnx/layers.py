@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -280,7 +280,13 @@ class LayerCall:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[OnnxNode, ...]
+    kinds: tuple[type, ...] = ()  # of the layer, or of the layers of a chain
     done: tuple[str, ...] = ()
+
+
+def kinds_of(layer: Module) -> tuple[type, ...]:
+    """Return the class of a layer, or those of a chain of layers."""
+    return tuple(map(type, layer)) if isinstance(layer, Sequential) else (type(layer),)
 
 
 def with_ends(steps: list[LayerCall], outputs: set[str]) -> Iterator[LayerCall]:
@@ -294,7 +300,7 @@ def with_ends(steps: list[LayerCall], outputs: set[str]) -> Iterator[LayerCall]:
         if name and name not in outputs:
             ends.setdefault(index, []).append(name)
     for index, step in enumerate(steps):
-        yield LayerCall(step.layer, step.inputs, step.outputs, step.nodes, tuple(ends.get(index, ())))
+        yield replace(step, done=tuple(ends.get(index, ())))
 
 
 def unique(name: str, used_names: set[str]) -> str:
@@ -343,7 +349,9 @@ class Builder:
         self._fused_nodes.update(id(n) for n in chain)
         module: Module = modules[0] if len(modules) == 1 else Sequential(*modules)
         data = next(n for n in node.inputs if n not in self.graph.constants)
-        self.steps.append(LayerCall(self._name(node, module), (data,), (chain[-1].outputs[0],), tuple(chain)))
+        self._append(module, (data,), (chain[-1].outputs[0],), *chain)
+        # The bounds of a clip and the target of a reshape are no weights of a layer.
+        self.read_names.update(name for n in chain if n.op in ("Clip", "Reshape") for name in n.inputs[1:])
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
             self._images.add(chain[-1].outputs[0])
 
@@ -390,12 +398,12 @@ class Builder:
             if constant is not None and constant.dtype == np.float32 and constant.size > 1 and name not in self.trained:
                 self.trained.append(name)
             self.read_names.add(name) if constant is not None else None
-        self.steps.append(LayerCall(self._name(node, operation(node)), node.inputs, node.outputs, (node,)))
+        self._append(operation(node), node.inputs, node.outputs, node)
 
-    def _name(self, node: OnnxNode, layer: Module) -> str:
-        name = unique(node.name, self._names)
+    def _append(self, layer: Module, inputs: tuple[str, ...], outputs: tuple[str, ...], *nodes: OnnxNode) -> None:
+        name = unique(nodes[0].name, self._names)
         self.layers[name] = layer
-        return name
+        self.steps.append(LayerCall(name, inputs, outputs, nodes, kinds_of(layer)))
 
 
 _OWN = ("inputs", "outputs", "opset", "title", "steps", "weights", "_names", "_constants", "training")

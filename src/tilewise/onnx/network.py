@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import DtypeError, FileFormatError, ShapeError, TilewiseError, UnavailableError
-from tilewise.nn import Module, Parameter, Sequential
+from tilewise.nn import Module, Parameter
 from tilewise.onnx import layers
 from tilewise.onnx.graph import Array, OnnxGraph, Port
 from tilewise.onnx.layers import Builder, LayerCall, unique, with_ends
@@ -92,12 +92,8 @@ class Network(Module):
         return next(iter(results.values())) if len(results) == 1 else results
 
     def is_as_loaded(self) -> bool:
-        """Whether every layer is still of a kind that a file's nodes become."""
-        from tilewise.onnx.saving import LAYERS
-
-        layers_now = [getattr(self, step.layer) for step in self.steps]
-        chains = (list(layer) if isinstance(layer, Sequential) else [layer] for layer in layers_now)
-        return all(isinstance(one, layers.Operator) or type(one) in LAYERS for chain in chains for one in chain)
+        """Whether every layer is still of the kind that the file's nodes became."""
+        return all(layers.kinds_of(getattr(self, step.layer)) == step.kinds for step in self.steps)
 
     def constants(self) -> dict[str, Array]:
         """Return the arrays that operations read, by their names in the file."""

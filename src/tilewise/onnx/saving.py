@@ -8,7 +8,8 @@ with the weights it has now. A model in INT8 is written in QDQ form.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tilewise.graph.ir import Node, Trace, Value
 from tilewise.graph.trace import trace
 from tilewise.nn import Module, Sequential
 from tilewise.onnx.emit import EMITTERS, Emission, sides
-from tilewise.onnx.graph import Array, Port
+from tilewise.onnx.graph import Array, OnnxNode, Port
 from tilewise.onnx.layers import LayerCall, Operator
 from tilewise.onnx.network import Network
 from tilewise.onnx.writer import OnnxWriter
@@ -208,121 +209,61 @@ class _Values:
 # --- networks that were read from a file ---
 
 
-# (graph, layer, the value it reads, the name its result gets, the layer's name)
-WriteLayer = Callable[[OnnxWriter, Any, str, str, str], None]
+# The tensors of a layer in the order in which its node reads them after the data.
+_TENSORS = {
+    "Conv": ("weight", "bias"),
+    "BatchNormalization": ("weight", "bias", "running_mean", "running_var"),
+    "LayerNormalization": ("weight", "bias"),
+}
 
 
 def save_network(network: Network, path: str | os.PathLike[str]) -> None:
     """Write a network that was read from a file, node by node, with its current weights."""
-    graph = OnnxWriter(network.opset)
-    for port in network.inputs:
-        graph.name(port.name)
-    for step in network.steps:
-        for name in filter(None, step.outputs):
-            graph.name(name)
-    constants = network.constants()
-    for name in constants:
+    graph, constants = OnnxWriter(network.opset), network.constants()
+    results = (name for step in network.steps for name in step.outputs if name)
+    for name in (*(port.name for port in network.inputs), *results, *constants):
         graph.name(name)
     for step in network.steps:
         layer = getattr(network, step.layer)
         if isinstance(layer, Operator):
-            _write_operation(graph, step, constants)
+            _write_node(graph, step.nodes[0], constants)
         else:
-            _write_layers(graph, layer, step)
+            _write_layers(graph, layer, step, constants)
     for port in network.outputs:
         if port.name in constants:
             graph.weights[port.name] = constants[port.name]
     graph.write(path, network.inputs, network.outputs)
 
 
-def _write_operation(graph: OnnxWriter, step: LayerCall, constants: dict[str, Any]) -> None:
-    """Write a node that was loaded from a file, with its current weights."""
-    node = step.nodes[0]
-    for name in node.inputs:
-        if name in constants:
-            graph.weights[name] = constants[name]
+def _write_node(graph: OnnxWriter, node: OnnxNode, constants: dict[str, Any]) -> None:
+    """Write a node with its attributes, and the constants that it reads."""
+    graph.weights |= {name: constants[name] for name in node.inputs if name in constants}
     as_tensor = graph.onnx.numpy_helper.from_array
     settings = {k: as_tensor(v) if isinstance(v, np.ndarray) else v for k, v in node.attributes.items()}
     graph.node(node.op, node.inputs, node.outputs, **settings)
 
 
-def _write_layers(graph: OnnxWriter, layer: Module, step: LayerCall) -> None:
-    """Write a layer, or a chain of layers, as nodes."""
-    chain = list(layer) if isinstance(layer, Sequential) else [layer]
-    value = step.inputs[0]
-    for index, part in enumerate(chain):
+def _write_layers(graph: OnnxWriter, layer: Module, step: LayerCall, constants: dict[str, Any]) -> None:
+    """Write a layer, or a chain of layers, as the nodes that it was made from, with its current weights."""
+    chain, value = list(layer) if isinstance(layer, Sequential) else [layer], step.inputs[0]
+    # A sum became the bias of the linear layer before it.
+    nodes = [node for node in step.nodes if node.op != "Add"]
+    for index, (part, node) in enumerate(zip(chain, nodes, strict=True)):
         result = step.outputs[0] if index == len(chain) - 1 else graph.name(f"{step.layer}.{index}")
-        LAYERS[type(part)](graph, part, value, result, step.layer)
+        if isinstance(part, nn.Linear):
+            _write_linear(graph, part, value, result, step.layer)
+        else:
+            tensors = [(name, getattr(part, name)) for name in _TENSORS.get(node.op, ())]
+            weights = [graph.weight(t.data, f"{step.layer}.{name}") for name, t in tensors if t is not None]
+            attributes = node.attributes | ({"group": part.groups} if isinstance(part, nn.Conv2d) else {})
+            inputs = (value, *(weights or node.inputs[1:]))
+            _write_node(graph, replace(node, inputs=inputs, outputs=(result,), attributes=attributes), constants)
         value = result
 
 
-def _weights(graph: OnnxWriter, layer: Any, prefix: str, *names: str) -> list[str]:
-    arrays = [(name, getattr(layer, name)) for name in names]
-    return [graph.weight(t.data, f"{prefix}.{name}") for name, t in arrays if t is not None]
-
-
-def _conv(graph: OnnxWriter, layer: Any, x: str, out: str, name: str) -> None:
-    settings = {"strides": list(layer.stride), "pads": sides(layer.padding), "group": layer.groups}
-    settings["dilations"] = list(getattr(layer, "dilation", (1, 1)))
-    graph.node("Conv", [x, *_weights(graph, layer, name, "weight", "bias")], [out], **settings)
-
-
-def _linear(graph: OnnxWriter, layer: Any, x: str, out: str, name: str) -> None:
+def _write_linear(graph: OnnxWriter, layer: nn.Linear, x: str, out: str, name: str) -> None:
     weight = graph.weight(np.ascontiguousarray(layer.weight.data.T), f"{name}.weight")
     product = graph.name(f"{name}.product") if layer.bias is not None else out
     graph.node("MatMul", [x, weight], [product])
     if layer.bias is not None:
-        graph.node("Add", [product, *_weights(graph, layer, name, "bias")], [out])
-
-
-def _batch_norm(graph: OnnxWriter, layer: Any, x: str, out: str, name: str) -> None:
-    names = ("weight", "bias", "running_mean", "running_var")
-    arrays = _weights(graph, layer, name, *names)
-    graph.node("BatchNormalization", [x, *arrays], [out], epsilon=layer.eps)
-
-
-def _layer_norm(graph: OnnxWriter, layer: Any, x: str, out: str, name: str) -> None:
-    arrays = _weights(graph, layer, name, "weight", "bias")
-    graph.node("LayerNormalization", [x, *arrays], [out], axis=-layer.weight.ndim, epsilon=layer.eps)
-
-
-def _pool(graph: OnnxWriter, layer: Any, x: str, out: str, _name: str) -> None:
-    settings: dict[str, Any] = {"kernel_shape": list(layer.kernel_size), "strides": list(layer.stride)}
-    settings["pads"] = [*layer.padding, *layer.padding]
-    if isinstance(layer, nn.AvgPool2d):
-        graph.node("AveragePool", [x], [out], **settings, count_include_pad=1)
-    else:
-        graph.node("MaxPool", [x], [out], **settings)
-
-
-def _plain(op: str, **settings: Callable[[Any], Any]) -> WriteLayer:
-    """Return a function that writes a layer without weights as one node, with attributes read from the layer."""
-
-    def write(graph: OnnxWriter, layer: Any, x: str, out: str, _name: str) -> None:
-        graph.node(op, [x], [out], **{key: read_setting(layer) for key, read_setting in settings.items()})
-
-    return write
-
-
-def _relu6(graph: OnnxWriter, _layer: Any, x: str, out: str, _name: str) -> None:
-    graph.node("Clip", [x, graph.constant(0.0, np.float32), graph.constant(6.0, np.float32)], [out])
-
-
-LAYERS: dict[type, WriteLayer] = {
-    nn.Conv2d: _conv,
-    nn.Linear: _linear,
-    nn.BatchNorm2d: _batch_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.MaxPool2d: _pool,
-    nn.AvgPool2d: _pool,
-    nn.ReLU: _plain("Relu"),
-    nn.Sigmoid: _plain("Sigmoid"),
-    nn.Tanh: _plain("Tanh"),
-    nn.Hardswish: _plain("HardSwish"),
-    nn.GELU: _plain("Gelu"),
-    nn.LeakyReLU: _plain("LeakyRelu", alpha=lambda layer: layer.negative_slope),
-    nn.ELU: _plain("Elu", alpha=lambda layer: layer.alpha),
-    nn.Softmax: _plain("Softmax", axis=lambda layer: layer.dim),
-    nn.Flatten: _plain("Flatten", axis=lambda _: 1),
-    nn.ReLU6: _relu6,
-}
+        graph.node("Add", [product, graph.weight(layer.bias.data, f"{name}.bias")], [out])

@@ -8,7 +8,7 @@ message here is left to the parser, which says what is wrong with it.
 
 from __future__ import annotations
 
-import os
+import mmap
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -16,10 +16,6 @@ Location = tuple[int, int]  # offset in the file, and bytes
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # the fields' numbers
 _LEAST = 4096  # bytes worth leaving out
 _MOST_FIELDS = 1 << 18  # looked at one by one here; a file of more goes to the parser, which is faster at it
-
-
-class _Unclear(Exception):
-    """Not a message that this file understands."""
 
 
 @dataclass
@@ -33,111 +29,65 @@ class Skeleton:
 
 def read_skeleton(stream: IO[bytes]) -> Skeleton | None:
     """Read a message without its tensors' raw data; None if the stream is not a file or holds no such message."""
-    size = os.fstat(stream.fileno()).st_size
-    record = Skeleton(b"")
+    skeleton = Skeleton(b"")
     try:
-        record.message = b"".join(_model(stream, size, record))
-    except (_Unclear, OSError):
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            skeleton.message = _copied(content, 0, len(content), (_GRAPH, _INITIALIZER), skeleton)
+    except (ValueError, IndexError, OSError):  # an empty stream, or no message
         return None
-    return record if size and any(record.locations) else None
+    return skeleton if any(skeleton.locations) else None
 
 
-def _model(stream: IO[bytes], size: int, record: Skeleton) -> list[bytes]:
+def _copied(content: mmap.mmap, start: int, end: int, path: tuple[int, ...], skeleton: Skeleton) -> bytes:
+    """Copy the fields of a message; `path` are the numbers of the nested messages on the way to the weights."""
     chunks: list[bytes] = []
-    while stream.tell() < size:
-        key, head, end = _field(stream, size, record)
-        if key == _GRAPH << 3 | 2:
-            chunks += _nested(key, _graph(stream, end, record))
+    raw_fields = 0
+    while start < end:
+        skeleton.fields += 1
+        key, body = _varint(content, start)
+        body, stop = _body(content, key & 7, body)
+        if stop > end or key >> 3 == 0 or skeleton.fields > _MOST_FIELDS:
+            raise ValueError
+        if path and key == path[0] << 3 | 2:
+            count = len(skeleton.locations)
+            inner = _copied(content, body, stop, path[1:], skeleton)
+            if len(path) == 1 and len(skeleton.locations) == count:  # an initializer with its numbers inside
+                skeleton.locations.append(None)
+            chunks += [_as_varint(key), _as_varint(len(inner)), inner]
+        elif not path and key == _RAW_DATA << 3 | 2 and stop - body >= _LEAST:
+            skeleton.locations.append((body, stop - body))
         else:
-            chunks += [head, _exactly(stream, end - stream.tell())]
-    return chunks
+            chunks.append(content[start:stop])
+        raw_fields += not path and key == _RAW_DATA << 3 | 2
+        start = stop
+    if raw_fields > 1:
+        raise ValueError  # of two the last one counts, which the parser knows
+    return b"".join(chunks)
 
 
-def _graph(stream: IO[bytes], end: int, record: Skeleton) -> list[bytes]:
-    """Copy the graph's fields; initializers without their large raw data."""
-    chunks: list[bytes] = []
-    while stream.tell() < end:
-        key, head, stop = _field(stream, end, record)
-        if key == _INITIALIZER << 3 | 2:
-            inner, location = _tensor(stream, stop, record)
-            chunks += _nested(key, inner)
-            record.locations.append(location)
-        else:
-            chunks += [head, _exactly(stream, stop - stream.tell())]
-    return chunks
-
-
-def _tensor(stream: IO[bytes], end: int, record: Skeleton) -> tuple[list[bytes], Location | None]:
-    """Copy a tensor's fields without its raw data, and return where that is stored."""
-    chunks: list[bytes] = []
-    location: Location | None = None
-    is_stored = False
-    while stream.tell() < end:
-        key, head, stop = _field(stream, end, record)
-        start = stream.tell()
-        if key == _RAW_DATA << 3 | 2:
-            if is_stored:
-                raise _Unclear  # of two the last one counts
-            is_stored = True
-            if stop - start >= _LEAST:
-                location = (start, stop - start)
-                stream.seek(stop)
-                continue
-        chunks += [head, _exactly(stream, stop - start)]
-    return chunks, location
-
-
-def _nested(key: int, chunks: list[bytes]) -> list[bytes]:
-    return [_varint(key), _varint(sum(map(len, chunks))), *chunks]
-
-
-def _field(stream: IO[bytes], end: int, record: Skeleton) -> tuple[int, bytes, int]:
-    """Return a field's key, the bytes of its head, and the end of its content."""
-    record.fields += 1
-    if record.fields > _MOST_FIELDS:
-        raise _Unclear
-    start = stream.tell()
-    key = _read_varint(stream)
-    kind, before = key & 7, stream.tell()
+def _body(content: mmap.mmap, kind: int, start: int) -> tuple[int, int]:
+    """Return where the content of a field of this wire type starts and ends."""
     if kind == 0:
-        _read_varint(stream)
-        stop = stream.tell()
-        stream.seek(before)
-    elif kind in (1, 5):
-        stop = before + (8 if kind == 1 else 4)
-    elif kind == 2:
-        length = _read_varint(stream)
-        before = stream.tell()
-        stop = before + length
-    else:
-        raise _Unclear
-    if stop > end or key >> 3 == 0:
-        raise _Unclear
-    stream.seek(start)
-    return key, _exactly(stream, before - start), stop
+        return start, _varint(content, start)[1]
+    if kind == 2:
+        length, start = _varint(content, start)
+        return start, start + length
+    return start, start + {1: 8, 5: 4}.get(kind, len(content) + 1)
 
 
-def _read_varint(stream: IO[bytes]) -> int:
-    """Read an integer of variable length, seven bits per byte."""
+def _varint(content: mmap.mmap, start: int) -> tuple[int, int]:
+    """Read an integer of variable length, seven bits per byte; return it and where it ends."""
     value = 0
-    for shift in range(0, 70, 7):
-        byte = _exactly(stream, 1)[0]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value
-    raise _Unclear
+    for at in range(start, start + 10):
+        value |= (content[at] & 0x7F) << 7 * (at - start)
+        if content[at] < 0x80:
+            return value, at + 1
+    raise ValueError
 
 
-def _varint(value: int) -> bytes:
+def _as_varint(value: int) -> bytes:
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*out, value])
-
-
-def _exactly(stream: IO[bytes], count: int) -> bytes:
-    data = stream.read(count)
-    if len(data) != count:
-        raise _Unclear
-    return data

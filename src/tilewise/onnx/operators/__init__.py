@@ -3,9 +3,7 @@
 from tilewise.onnx.operators import (
     attention,
     elementwise,
-    quantized,
     reductions,
-    resizing,
     shapes,
     windows,
 )
@@ -19,9 +17,7 @@ __all__ = [
     "elementwise",
     "limit_sizes",
     "most_alive",
-    "quantized",
     "reductions",
-    "resizing",
     "shapes",
     "tensor",
     "windows",

@@ -1,4 +1,4 @@
-"""ONNX operations that work number by number: arithmetic, functions, comparisons, types."""
+"""ONNX operations that work number by number: arithmetic, functions, comparisons, types, quantization."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewise import ops
-from tilewise.errors import DtypeError
+from tilewise.errors import DtypeError, ShapeError
 from tilewise.graph.op_specs.functions import BINARY, UNARY
 from tilewise.nn import functional as F
 from tilewise.onnx.graph import OnnxNode
@@ -17,6 +17,7 @@ from tilewise.onnx.operators.base import (
     Value,
     are_constants,
     array,
+    axis_of,
     broadcast,
     choice,
     computed,
@@ -76,7 +77,8 @@ _OF_INTEGERS: dict[str, Callable[[Array], Array]] = {
     "Neg": np.negative,
     "Relu": lambda x: np.maximum(x, 0),
 }
-_PLAIN: dict[str, Callable[[Array], Array]] = {
+# By NumPy, without a gradient: functions of one tensor, and of two.
+_PLAIN: dict[str, Callable[..., Any]] = {
     "Floor": np.floor,
     "Ceil": np.ceil,
     "Round": np.rint,
@@ -93,6 +95,37 @@ _PLAIN: dict[str, Callable[[Array], Array]] = {
     "Atanh": np.arctanh,
     "Not": np.logical_not,
     "BitwiseNot": np.bitwise_not,
+    "Equal": np.equal,
+    "Less": np.less,
+    "Greater": np.greater,
+    "LessOrEqual": np.less_equal,
+    "GreaterOrEqual": np.greater_equal,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Xor": np.logical_xor,
+    "BitwiseAnd": np.bitwise_and,
+    "BitwiseOr": np.bitwise_or,
+    "BitwiseXor": np.bitwise_xor,
+    "Mod": np.mod,
+}
+# Functions of one float tensor that are made of operations with a gradient.
+_COMPOSED: dict[str, Callable[[OnnxNode, Tensor], Tensor]] = {
+    "Reciprocal": lambda _, t: 1.0 / t,
+    "Elu": lambda node, t: apply(ops.Elu, t, alpha=node.get("alpha", 1.0)),
+    "Selu": lambda node, t: apply(
+        ops.Elu,
+        t,
+        alpha=node.get("alpha", 1.67326319217681884765625),
+        scale=node.get("gamma", 1.05070102214813232421875),
+    ),
+    "Celu": lambda node, t: apply(ops.Elu, t, alpha=node.get("alpha", 1.0), width=node.get("alpha", 1.0)),
+    "ThresholdedRelu": lambda node, t: where(t > node.get("alpha", 1.0), t, 0.0),
+    "Softsign": lambda _, t: t / (abs(t) + 1.0),
+    "Mish": lambda _, t: t * F.softplus(t).tanh(),
+    "Swish": lambda node, t: F.silu(t) if node.get("alpha", 1.0) == 1 else t * (t * node.get("alpha", 1.0)).sigmoid(),
+    "Gelu": lambda node, t: (
+        F.gelu(t) if choice(node, "approximate", "none", ("none", "tanh")) == "none" else F.gelu_tanh(t)
+    ),
 }
 
 
@@ -115,16 +148,20 @@ def _function(node: OnnxNode, x: Value) -> Value:
 
 
 @operator(*_PLAIN)
-def _plain(node: OnnxNode, x: Value) -> Value:
-    if node.op in ("Not",) and array(x).dtype != bool:
-        raise DtypeError(f"{node} takes booleans, not {array(x).dtype}")
-    return computed(_PLAIN[node.op], x, name=node.op)
+def _plain(node: OnnxNode, *values: Value) -> Value:
+    """Apply a function by NumPy; two operands must have one type."""
+    if node.op == "Not" and array(values[0]).dtype != bool:
+        raise DtypeError(f"{node} takes booleans, not {array(values[0]).dtype}")
+    same_type(node, *values)
+    broadcast(*values)
+    function = np.fmod if node.op == "Mod" and node.get("fmod", 0) else _PLAIN[node.op]
+    return computed(function, *values, name=node.op)
 
 
-@operator("Reciprocal")
-def _reciprocal(node: OnnxNode, x: Value) -> Value:
+@operator(*_COMPOSED)
+def _composed(node: OnnxNode, x: Value) -> Value:
     float_only(node, x)
-    return 1.0 / tensor(x)
+    return _COMPOSED[node.op](node, tensor(x))
 
 
 @operator("IsInf")
@@ -168,35 +205,6 @@ def _sum(node: OnnxNode, *values: Value) -> Value:
     for value in values[1:]:
         total = total + tensor(value)
     return total / float(len(values)) if node.op == "Mean" else total
-
-
-_COMPARISONS: dict[str, Callable[[Array, Array], Any]] = {
-    "Equal": np.equal,
-    "Less": np.less,
-    "Greater": np.greater,
-    "LessOrEqual": np.less_equal,
-    "GreaterOrEqual": np.greater_equal,
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "Xor": np.logical_xor,
-    "BitwiseAnd": np.bitwise_and,
-    "BitwiseOr": np.bitwise_or,
-    "BitwiseXor": np.bitwise_xor,
-}
-
-
-@operator(*_COMPARISONS)
-def _comparison(node: OnnxNode, a: Value, b: Value) -> Value:
-    same_type(node, a, b)
-    broadcast(a, b)
-    return computed(_COMPARISONS[node.op], a, b, name=node.op)
-
-
-@operator("Mod")
-def _mod(node: OnnxNode, a: Value, b: Value) -> Value:
-    same_type(node, a, b)
-    broadcast(a, b)
-    return computed(np.fmod if node.get("fmod", 0) else np.mod, a, b, name=node.op)
 
 
 @operator("Where")
@@ -259,9 +267,6 @@ def _dropout(node: OnnxNode, x: Value, ratio: Value | None = None, training: Val
     return (x, mask) if len(node.outputs) > 1 else x
 
 
-# --- activations ---
-
-
 @operator("PRelu")
 def _prelu(node: OnnxNode, x: Value, slope: Value) -> Value:
     float_only(node, x, slope)
@@ -270,56 +275,59 @@ def _prelu(node: OnnxNode, x: Value, slope: Value) -> Value:
     return t.relu() - (-t).relu() * tensor(slope)
 
 
-@operator("Elu")
-def _elu(node: OnnxNode, x: Value) -> Value:
-    float_only(node, x)
-    return apply(ops.Elu, tensor(x), alpha=node.get("alpha", 1.0))
+# --- quantized numbers: a network in QDQ form runs in float between them ---
+
+_BYTES = (np.int8, np.uint8, np.int16, np.uint16, np.int32)
 
 
-@operator("Selu")
-def _selu(node: OnnxNode, x: Value) -> Value:
-    float_only(node, x)
-    alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
-    return apply(ops.Elu, tensor(x), alpha=alpha, scale=gamma)
+def _along(node: OnnxNode, x: Value, scale: Array) -> Array:
+    """Reshape a scale or zero point (one number, or one per entry of the axis) to broadcast over `x`."""
+    if node.get("block_size", 0):
+        raise ShapeError(f"{node} has a scale per block, which tilewise does not compute")
+    if scale.size == 1:
+        return scale.reshape(())
+    axis = axis_of(node.get("axis", 1), len(x.shape), node)
+    if scale.ndim != 1 or len(scale) != x.shape[axis]:
+        raise ShapeError(f"{node} has scales of shape {scale.shape} for axis {axis} of {x.shape}")
+    return scale.reshape([-1 if i == axis else 1 for i in range(len(x.shape))])
 
 
-@operator("Celu")
-def _celu(node: OnnxNode, x: Value) -> Value:
-    float_only(node, x)
-    alpha = node.get("alpha", 1.0)
-    return apply(ops.Elu, tensor(x), alpha=alpha, width=alpha)
+@operator("QuantizeLinear")
+def _quantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None) -> Value:
+    """Quantize to the dtype of the zero point, or to `output_dtype`; NaN becomes 0."""
+    kind: np.dtype[Any] = np.dtype(np.uint8)
+    if zero is not None:
+        kind = array(zero).dtype
+    elif node.get("output_dtype", 0):
+        kind = dtype_of(node.get("output_dtype", 0), node)
+    if kind.type not in _BYTES:
+        raise DtypeError(f"{node} quantizes to {kind}, which tilewise does not compute")
+    by = _along(node, x, array(scale))
+    shift = np.int64(0) if zero is None else _along(node, x, array(zero)).astype(np.int64)
+    limits = np.iinfo(kind)
+
+    def run(a: Array) -> Array:
+        rounded = np.rint(np.nan_to_num(a / by, nan=0.0, posinf=1e9, neginf=-1e9)).astype(np.float64) + shift
+        return np.clip(rounded, limits.min, limits.max).astype(kind)
+
+    return computed(run, x, name=node.op)
 
 
-@operator("ThresholdedRelu")
-def _thresholded(node: OnnxNode, x: Value) -> Value:
-    float_only(node, x)
-    t = tensor(x)
-    return where(t > node.get("alpha", 1.0), t, 0.0)
+@operator("DequantizeLinear")
+def _dequantize(node: OnnxNode, x: Value, scale: Value, zero: Value | None = None) -> Value:
+    if array(x).dtype.type not in _BYTES:
+        raise DtypeError(f"{node} is given {array(x).dtype}, which tilewise does not take for bytes")
+    by = _along(node, x, array(scale))
+    shift = np.int64(0) if zero is None else _along(node, x, array(zero)).astype(np.int64)
+    return computed(lambda a: ((a.astype(np.int64) - shift) * by).astype(by.dtype), x, name=node.op)
 
 
-@operator("Softsign")
-def _softsign(node: OnnxNode, x: Value) -> Value:
-    float_only(node, x)
-    t = tensor(x)
-    return t / (abs(t) + 1.0)
-
-
-@operator("Mish")
-def _mish(node: OnnxNode, x: Value) -> Value:
-    float_only(node, x)
-    t = tensor(x)
-    return t * F.softplus(t).tanh()
-
-
-@operator("Swish")
-def _swish(node: OnnxNode, x: Value) -> Value:
-    float_only(node, x)
-    t, alpha = tensor(x), node.get("alpha", 1.0)
-    return F.silu(t) if alpha == 1 else t * (t * alpha).sigmoid()
-
-
-@operator("Gelu")
-def _gelu(node: OnnxNode, x: Value) -> Value:
-    float_only(node, x)
-    exact = choice(node, "approximate", "none", ("none", "tanh")) == "none"
-    return F.gelu(tensor(x)) if exact else F.gelu_tanh(tensor(x))
+@operator("DynamicQuantizeLinear")
+def _dynamic_quantize_linear(node: OnnxNode, x: Value) -> Any:
+    """Quantize to uint8 with the range of the values; return integers, scale and zero point."""
+    data = array(x)
+    low, high = min(float(data.min(initial=0)), 0.0), max(float(data.max(initial=0)), 0.0)
+    scale = np.float32((high - low) / 255) or np.float32(1)
+    zero = np.uint8(np.clip(np.rint(-low / scale), 0, 255))
+    q = computed(lambda a: np.clip(np.rint(a / scale) + zero, 0, 255).astype(np.uint8), x, name=node.op)
+    return q, np.asarray(scale), np.asarray(zero)
