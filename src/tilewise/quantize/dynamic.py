@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 from tilewise import nn
 from tilewise.errors import ConfigurationError
@@ -20,26 +21,14 @@ from tilewise.tensor import Tensor
 
 
 class QuantizedAttention(MultiHeadAttention):
-    """Attention whose projections are integer layers, int8 by default."""
+    """Attention whose projections are other layers, made of its float ones by `make`: int8 layers by default."""
 
-    def __init__(self, attention: MultiHeadAttention) -> None:
-        self._set_up(
-            attention,
-            QuantizedLinear.from_weights(attention.in_proj_weight.data, attention.in_proj_bias.data),
-            QuantizedLinear.from_float(attention.out_proj),
-        )
-
-    @classmethod
-    def around(cls, attention: MultiHeadAttention, in_proj: Module, out_proj: Module) -> QuantizedAttention:
-        """Replace the projections of an attention layer by these two layers."""
-        new = cls.__new__(cls)
-        new._set_up(attention, in_proj, out_proj)
-        return new
-
-    def _set_up(self, attention: MultiHeadAttention, in_proj: Module, out_proj: Module) -> None:
+    def __init__(
+        self, attention: MultiHeadAttention, make: Callable[[Any], Module] = QuantizedLinear.from_float
+    ) -> None:
         self.embed_dim, self.num_heads, self.head_dim = attention.embed_dim, attention.num_heads, attention.head_dim
         self.causal = attention.causal
-        self.in_proj, self.out_proj = in_proj, out_proj  # type: ignore[assignment]
+        self.in_proj, self.out_proj = make(attention.in_layer()), make(attention.out_proj)  # type: ignore[assignment]
 
     def project(self, x: Tensor) -> Tensor:
         out: Tensor = self.in_proj(x)
@@ -58,7 +47,7 @@ def quantize_dynamic(model: Module, keep_float: Collection[str] = ()) -> Module:
     if unknown:
         raise ConfigurationError(f"there is no linear layer {sorted(unknown)[0]!r} to keep in float")
     out = copy.deepcopy(model)
-    _replace_linear_layers(out, "", keep_float)
+    replace_linear_layers(out, QuantizedLinear.from_float, keep_float)
     # An int8 layer has no gradient: without this every call would have to be made under no_grad().
     for tensor in out.parameters():
         tensor.requires_grad = False
@@ -75,15 +64,25 @@ def _first_of(names: list[str]) -> str:
     return f"{names[0]} stays" if len(names) == 1 else f"{names[0]} and {len(names) - 1} other convolutions stay"
 
 
-def _replace_linear_layers(module: Module, prefix: str, keep_float: Collection[str]) -> None:
-    """Replace the linear layers below a module in place; `prefix` is the path of the module with a dot."""
+def replace_linear_layers(
+    module: Module, make: Callable[[Any], Module], keep_float: Collection[str] = (), prefix: str = ""
+) -> list[tuple[Module, str]]:
+    """Replace the linear layers below a module by those that `make` makes of them.
+
+    Return the (parent, attribute name) of each, in model order. `prefix` is the path of the module with a dot.
+    """
+    places: list[tuple[Module, str]] = []
     for name, child in list(module.named_children()):
         path = f"{prefix}{name}"
         if path in keep_float:
             continue
         if isinstance(child, MultiHeadAttention):
-            setattr(module, name, QuantizedAttention(child))
+            attention = QuantizedAttention(child, make)
+            setattr(module, name, attention)
+            places += [(attention, "in_proj"), (attention, "out_proj")]
         elif isinstance(child, nn.Linear):
-            setattr(module, name, QuantizedLinear.from_float(child))
+            setattr(module, name, make(child))
+            places.append((module, name))
         else:
-            _replace_linear_layers(child, f"{path}.", keep_float)
+            places += replace_linear_layers(child, make, keep_float, f"{path}.")
+    return places

@@ -33,16 +33,7 @@ _FORMAT = "tilewise quantized model 3"
 _TRACED = "tilewise traced quantized model 1"  # dynamically quantized: a list of operations
 _KINDS = ("input", "python", *kinds_with(*Quantization))
 # Exceptions that reading a damaged or hostile file may raise.
-_READ_ERRORS = (
-    KeyError,
-    ValueError,
-    TypeError,
-    IndexError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    RecursionError,
-)
+_READ_ERRORS = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, RecursionError)
 ACTIVATIONS = ("", "relu", "relu6", *ACTIVATION_FUNCTIONS)  # and LeakyReLU with its slope
 # Kinds of ops as files name them: files keep the names of the first release.
 _STORED_KINDS = {"gather_channels": "take", "depth_to_space": "spread", "identity": "same"}
@@ -56,11 +47,18 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
     list of inputs with a batch in front. Networks read from ONNX files, and models that `quantize` was given data for,
     need none.
     """
-    if isinstance(model, TracedModel) or not isinstance(model, QuantizedModel):
-        _save_traced(model, path, example)
-        return
     arrays: dict[str, Array] = {}
-    # Arrays are named `<step>.<name>`; everything else is JSON in the metadata.
+    if isinstance(model, QuantizedModel):
+        form, facts = _FORMAT, _encode_model(model, arrays)
+    elif is_quantized(model):
+        form, facts = _TRACED, encode_trace(model, _examples(model, example), arrays)
+    else:
+        raise ConfigurationError(f"{type(model).__name__} is not quantized: call quantize first")
+    save(arrays, path, {"format": form, "model": json.dumps(facts)})
+
+
+def _encode_model(model: QuantizedModel, arrays: dict[str, Array]) -> dict[str, Any]:
+    """Return what the metadata says about a model; its arrays are added under the names `<step>.<name>`."""
     nodes: dict[int, Any] = {}
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
         if step.kind == "python":
@@ -72,7 +70,7 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
         if model.equalization is not None and model.equalization[index].max(initial=1.0) > 1:
             arrays[f"{index}.by"] = model.equalization[index].astype(np.float32)
     c = model.calibration
-    facts = {
+    return {
         "steps": [_facts(step) for step in model.graph.steps],
         "kept": model.float_reasons,
         "observer": c.observer,
@@ -87,16 +85,6 @@ def save_quantized(model: Module, path: str | os.PathLike[str], example: Any = N
         "measured_error": model.measured_error,
         "stated_error": model.stated_error,
     }
-    save(arrays, path, {"format": _FORMAT, "model": json.dumps(facts)})
-
-
-def _save_traced(model: Module, path: str | os.PathLike[str], example: Any) -> None:
-    """Save a model with dynamically quantized layers as a trace of its operations."""
-    if not is_quantized(model):
-        raise ConfigurationError(f"{type(model).__name__} is not quantized: call quantize first")
-    arrays: dict[str, Array] = {}
-    facts = encode_trace(model, _examples(model, example), arrays)
-    save(arrays, path, {"format": _TRACED, "model": json.dumps(facts)})
 
 
 def _examples(model: Module, example: Any) -> list[Array]:
@@ -124,49 +112,49 @@ def holds_quantized(path: str | os.PathLike[str]) -> bool:
 def load_quantized(path: str | os.PathLike[str]) -> Any:
     """Read a model written by `save_quantized`: a QuantizedModel, or a TracedModel if it was dynamically quantized."""
     arrays, metadata = load_arrays(path)
-    if metadata.get("format") == _TRACED:
-        return _load_traced(path, arrays, metadata)
-    if metadata.get("format") != _FORMAT:
+    decode = {_FORMAT: _decode_model, _TRACED: decode_trace}.get(metadata.get("format", ""))
+    if decode is None:
         raise FileFormatError(f"{path} does not hold a quantized model")
     try:
-        facts = json.loads(metadata["model"])
-        shapes = [tuple(int(n) for n in shape) for shape in facts["shapes"]]
-        steps = [_step(entry, shape, at) for at, (entry, shape) in enumerate(zip(facts["steps"], shapes, strict=True))]
-        calibration = Calibration(
-            observer=str(facts["observer"]),
-            names=tuple(step.name for step in steps),
-            parameters=tuple(AffineParameters(float(s), int(z)) for s, z in facts["parameters"]),
-            ranges=tuple((float(low), float(high)) for low, high in facts["ranges"]),
-            shapes=tuple(shapes),
-            samples=int(facts["samples"]),
-        )
-        float_reasons = {str(name): str(reason) for name, reason in facts["kept"].items()}
-        int16_reasons = {int(index): str(reason) for index, reason in facts["wide"].items()}
-        # A "python" step is a traced operation, and no other step has one.
-        for index, entry in facts["nodes"].items():
-            steps[int(index)].node = NodeReader(arrays).node(entry)
-        if any((step.kind == "python") != (step.node is not None) for step in steps):
-            raise ValueError
-        model = QuantizedModel(
-            FloatGraph(steps, int(facts["batch"])),
-            calibration,
-            float_reasons,
-            stored=_by_step(arrays),
-            int16_reasons=int16_reasons,
-            int16_by_group=_int16_by_group(facts["numbers"], int16_reasons),
-        )
-        # Layers that conversion left in float need float weights, which only the file can supply.
-        for step, layer in zip(steps, model.integer, strict=True):
-            if layer is None and step.kind in ("conv", "linear", *NATIVE_NORMS) and step.weight is None:
-                raise ValueError  # a float layer without a float weight
-        model.measured_error, model.stated_error = (
-            _error_of(facts, f"{name}_error") for name in ("measured", "stated")
-        )
-        return model
+        return decode(json.loads(metadata["model"]), arrays)
     except FileFormatError:
         raise
     except _READ_ERRORS:
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
+
+
+def _decode_model(facts: dict[str, Any], arrays: dict[str, Array]) -> QuantizedModel:
+    """Build the model that `_encode_model` described; one of `_READ_ERRORS` if its parts do not fit together."""
+    shapes = [tuple(int(n) for n in shape) for shape in facts["shapes"]]
+    steps = [_step(entry, shape, at) for at, (entry, shape) in enumerate(zip(facts["steps"], shapes, strict=True))]
+    calibration = Calibration(
+        observer=str(facts["observer"]),
+        names=tuple(step.name for step in steps),
+        parameters=tuple(AffineParameters(float(s), int(z)) for s, z in facts["parameters"]),
+        ranges=tuple((float(low), float(high)) for low, high in facts["ranges"]),
+        shapes=tuple(shapes),
+        samples=int(facts["samples"]),
+    )
+    int16_reasons = {int(index): str(reason) for index, reason in facts["wide"].items()}
+    # A "python" step is a traced operation, and no other step has one.
+    for index, entry in facts["nodes"].items():
+        steps[int(index)].node = NodeReader(arrays).node(entry)
+    if any((step.kind == "python") != (step.node is not None) for step in steps):
+        raise ValueError
+    model = QuantizedModel(
+        FloatGraph(steps, int(facts["batch"])),
+        calibration,
+        {str(name): str(reason) for name, reason in facts["kept"].items()},
+        stored=_by_step(arrays),
+        int16_reasons=int16_reasons,
+        int16_by_group=_int16_by_group(facts["numbers"], int16_reasons),
+    )
+    # Layers that conversion left in float need float weights, which only the file can supply.
+    for step, layer in zip(steps, model.integer, strict=True):
+        if layer is None and step.kind in ("conv", "linear", *NATIVE_NORMS) and step.weight is None:
+            raise ValueError
+    model.measured_error, model.stated_error = (_error_of(facts, f"{name}_error") for name in ("measured", "stated"))
+    return model
 
 
 def _error_of(facts: dict[str, Any], name: str) -> float | None:
@@ -178,14 +166,6 @@ def _error_of(facts: dict[str, Any], name: str) -> float | None:
     if not 0 <= error < np.inf:
         raise ValueError
     return error
-
-
-def _load_traced(path: str | os.PathLike[str], arrays: dict[str, Array], metadata: dict[str, str]) -> TracedModel:
-    """Load a model that `_save_traced` wrote."""
-    try:
-        return decode_trace(json.loads(metadata["model"]), arrays)
-    except _READ_ERRORS:
-        raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
 
 
 def _int16_by_group(facts: dict[str, Any], int16_reasons: dict[int, str]) -> dict[int, AffineParameters]:

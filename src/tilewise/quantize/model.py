@@ -33,7 +33,7 @@ from tilewise.quantize.lowering import (
 from tilewise.quantize.mixed_precision import int16_parameters
 from tilewise.quantize.operators import QuantizedFlatten
 from tilewise.quantize.parameters import AffineParameters, QuantizedWeights
-from tilewise.quantize.plan import IntegerResult, Product, Segment, segments
+from tilewise.quantize.plan import Product, Segment, segments
 from tilewise.quantize.saturation import GptqRounding
 from tilewise.tensor import Tensor, no_grad
 
@@ -200,14 +200,13 @@ class QuantizedModel(Module):
         if getattr(layer, "input", None) not in (None, self.affine[source]):
             raise ConfigurationError(f"a layer of this model reads {self.graph.steps[source].name} by another scale")
 
-    def result_of(self, index: int) -> IntegerResult | None:
-        """Describe how an operator's integer result is stored; None for a float result."""
+    def result_of(self, index: int) -> QuantizedArray | None:
+        """Return how an operator's integer result is stored, without its data; None for a float result."""
         layer, shape = self.integer[index], self.calibration.shapes[index]
         if layer is None or (isinstance(layer, QuantizedLinear) and layer.output is None):
             return None
-        parameters = self.affine[index]
-        image = self.channels_last_image(index)
-        return IntegerResult(parameters, shape[0], getattr(layer, "out_padding", 0), image)
+        padding, image = getattr(layer, "out_padding", 0), self.channels_last_image(index)
+        return QuantizedArray(np.empty(0), self.affine[index], shape[0], padding, image)
 
     # --- converting ---
 

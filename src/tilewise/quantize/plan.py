@@ -7,8 +7,9 @@ that is needed outside, floats if only float steps read it, else integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from tilewise.backend import current_backend
 from tilewise.graph.ops import NATIVE_OPS, EmitContext
 from tilewise.quantize.array import QuantizedArray
 from tilewise.quantize.graph import NATIVE_NORMS
-from tilewise.quantize.parameters import AffineParameters
 from tilewise.quantize.reference import NumpyInt8Layer
 
 if TYPE_CHECKING:
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Value = QuantizedArray | Array
-
-
-@dataclass(frozen=True)
-class IntegerResult:
-    """Storage of integers that leave a segment."""
-
-    parameters: AffineParameters
-    channels: int
-    padding: int
-    image: tuple[int, ...]
-
-    def wrap(self, data: Array) -> QuantizedArray:
-        """Attach quantization parameters and padding to the integers that a segment returned."""
-        return QuantizedArray(data, self.parameters, self.channels, self.padding, self.image)
 
 
 @dataclass(frozen=True)
@@ -56,14 +42,15 @@ class Product:
 
 @dataclass(frozen=True)
 class Segment:
-    """A native plan, the steps whose results it reads, and those it returns: as integers, or (None) as floats.
+    """A native plan, the steps whose results it reads, and those it returns.
 
-    `steps` maps the plan's values to the model's steps.
+    A result is stored like an integer array without data, or (None) as floats. `steps` maps the plan's values to the
+    model's steps.
     """
 
     plan: Any
     sources: tuple[int, ...]
-    results: tuple[tuple[int, IntegerResult | None], ...]
+    results: tuple[tuple[int, QuantizedArray | None], ...]
     steps: dict[int, int]
 
     def products(self, values: dict[int, Value]) -> list[Product]:
@@ -77,8 +64,8 @@ class Segment:
     def run(self, values: dict[int, Value]) -> None:
         """Run the segment natively and store its results under their op indices."""
         arrays = self.plan.run(self._arrays(values), current_backend().tiles)
-        for (index, wrapper), array in zip(self.results, arrays, strict=True):
-            values[index] = array if wrapper is None else wrapper.wrap(array)
+        for (index, storage), array in zip(self.results, arrays, strict=True):
+            values[index] = array if storage is None else replace(storage, data=array)
 
 
 def _array(value: Value) -> Array:
@@ -88,26 +75,12 @@ def _array(value: Value) -> Array:
 def segments(model: QuantizedModel) -> list[Segment | int]:
     """Partition the steps after the input, in order, into segments and indices of steps that run by themselves."""
     result: list[Segment | int] = []
-    for is_native, steps in _runs(model):
-        result += [_SegmentBuilder(model, steps).build()] if is_native else steps
+    for is_native, run in groupby(range(1, len(model.graph.steps)), partial(_is_native, model)):
+        steps = list(run)
+        # Float norms alone are not worth a native call.
+        is_worth_a_call = is_native and any(model.integer[index] is not None for index in steps)
+        result += [_SegmentBuilder(model, steps).build()] if is_worth_a_call else steps
     return result
-
-
-def _runs(model: QuantizedModel) -> Iterator[tuple[bool, list[int]]]:
-    """Yield maximal runs of native steps and of other steps. Float norms alone are not worth a native call."""
-    run: list[int] = []
-    for index in range(1, len(model.graph.steps)):
-        if run and _is_native(model, index) != _is_native(model, run[-1]):
-            yield _is_worth_a_call(model, run), run
-            run = []
-        run.append(index)
-    if run:
-        yield _is_worth_a_call(model, run), run
-
-
-def _is_worth_a_call(model: QuantizedModel, run: list[int]) -> bool:
-    """Tell whether a run of operations contains integer ones, so that a native call pays."""
-    return _is_native(model, run[0]) and any(model.integer[index] is not None for index in run)
 
 
 def _is_native(model: QuantizedModel, index: int) -> bool:
@@ -145,7 +118,7 @@ class _SegmentBuilder:
             self._add_source(i)
         for index in self.steps:
             self._add_step(index)
-        results: list[tuple[int, IntegerResult | None]] = []
+        results: list[tuple[int, QuantizedArray | None]] = []
         # A result leaves the segment if a step outside reads it, or if it is the model's.
         for index in self.steps:
             outside = [u for u, step in enumerate(model.graph.steps) if index in step.inputs and u not in members]
@@ -197,7 +170,7 @@ class _SegmentBuilder:
                 self.channels_last[index] = self.plan.to_channels_last(self.planes[index])
         return self.channels_last[index]
 
-    def _add_result(self, index: int, outside: list[int]) -> IntegerResult | None:
+    def _add_result(self, index: int, outside: list[int]) -> QuantizedArray | None:
         """Make a step's result an output: integers if an integer step outside reads them, else floats."""
         storage = self.model.result_of(index)
         if storage is None:

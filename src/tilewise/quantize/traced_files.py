@@ -142,6 +142,9 @@ class NodeReader:
 
     def node(self, entry: dict[str, Any]) -> Node:
         """Decode one operation."""
+        if entry["op"] == "Choose":  # the name in version 0.1.0 of a Where whose condition is computed
+            condition, *inputs = entry["inputs"]
+            entry = {**entry, "op": "Where", "inputs": inputs, "params": {"condition": condition}}
         return Node(
             operation=self._operations[str(entry["op"])],
             inputs=tuple(self._value(v) for v in entry["inputs"]),

@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise import nn
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn import Module
 from tilewise.nn import functional as F
-from tilewise.nn.transformer import MultiHeadAttention
 from tilewise.quantize.block_linear import BlockLinear
 from tilewise.quantize.calibration import check_model
-from tilewise.quantize.dynamic import QuantizedAttention
+from tilewise.quantize.dynamic import replace_linear_layers
 from tilewise.quantize.four_bits.blocks import BLOCK, Blocks, round_blocks
 from tilewise.tensor import Tensor, no_grad
 
@@ -162,20 +160,7 @@ class _MomentCollector(Module):
 
 def watch(module: Module) -> list[tuple[Module, str]]:
     """Wrap every linear layer in a collector; return the (parent, attribute name) of each, in model order."""
-    places: list[tuple[Module, str]] = []
-    for name, child in list(module.named_children()):
-        if isinstance(child, MultiHeadAttention):
-            attention = QuantizedAttention.around(
-                child, _MomentCollector(child.in_layer()), _MomentCollector(child.out_proj)
-            )
-            setattr(module, name, attention)
-            places += [(attention, "in_proj"), (attention, "out_proj")]
-        elif isinstance(child, nn.Linear):
-            setattr(module, name, _MomentCollector(child))
-            places.append((module, name))
-        else:
-            places += watch(child)
-    return places
+    return replace_linear_layers(module, _MomentCollector)
 
 
 def _first_pass(places: list[tuple[Module, str]]) -> list[tuple[Module, str]]:
