@@ -321,7 +321,6 @@ EMITTERS: dict[str, Emit] = {
     "MatMul": _renamed("MatMul"),
     "Copy": _renamed("Identity"),
     "Dropout": _renamed("Identity"),
-    "Choose": _renamed("Where"),
     "Where": lambda e: e.node("Where", e.name_of(e.param("condition")), *e.inputs),
     "Maximum": lambda e: e.node("Max" if e.param("sign", 1) > 0 else "Min", *e.inputs),
     "Cast": lambda e: e.node("Cast", e.inputs[0], to=e.graph.type_of(e.call.dtype)),

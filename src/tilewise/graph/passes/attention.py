@@ -37,15 +37,13 @@ def _unscaled(w: Rewriter, value: Operand) -> tuple[Operand, float]:
 
 
 def _scores_and_mask(w: Rewriter, node: Node) -> tuple[Value, Operand] | None:
-    """Split an Add, Where or Choose node into scores and an additive mask."""
-    kind, zero = node.operation.__name__, np.zeros((), np.float32)
-    if kind == "Add":
-        a, b = node.inputs
+    """Split an Add or Where node into scores and an additive mask."""
+    a, b = node.inputs
+    if node.operation.__name__ == "Add":
         if not isinstance(a, Value) or not _is_score(w, a):
             a, b = b, a
         return (a, b) if isinstance(a, Value) and w.shape(a) == node.shape else None
-    condition, a, b = (node.params["condition"], *node.inputs) if kind == "Where" else node.inputs
-    scores_if_true = isinstance(a, Value)
+    condition, scores_if_true = node.params["condition"], isinstance(a, Value)
     scores, fill = (a, b) if scores_if_true else (b, a)
     number = scalar(fill)
     if not isinstance(scores, Value) or number is None or w.shape(scores) != node.shape or number > _HIDING:
@@ -54,18 +52,16 @@ def _scores_and_mask(w: Rewriter, node: Node) -> tuple[Value, Operand] | None:
         # With -inf, rows that see nothing would become NaN in one form and not in the other.
         if not -np.inf < number <= _ABSORBING:
             return None
-        shape, low = w.shape(condition), np.asarray(np.float32(number))
+        zero, low = np.zeros((), np.float32), np.asarray(np.float32(number))
         branches = (zero, low) if scores_if_true else (low, zero)
-        if kind == "Where":
-            return scores, w.make(node, node.operation, shape, *branches, condition=condition)
-        return scores, w.make(node, node.operation, shape, condition, *branches)
+        return scores, w.make(node, node.operation, w.shape(condition), *branches, condition=condition)
     mask = np.where(condition, 0.0, number) if scores_if_true else np.where(condition, number, 0.0)
     return scores, mask.astype(np.float32)
 
 
 def _is_score(w: Rewriter, value: Value) -> bool:
     """Tell whether a value can be attention scores: a product of queries and keys, perhaps masked."""
-    return w.node(_unscaled(w, value)[0], "MatMul", "Add", "Where", "Choose") is not None
+    return w.node(_unscaled(w, value)[0], "MatMul", "Add", "Where") is not None
 
 
 def _scores(w: Rewriter, value: Operand) -> tuple[Node, float, Operand | None] | None:
@@ -74,7 +70,7 @@ def _scores(w: Rewriter, value: Operand) -> tuple[Node, float, Operand | None] |
     product = w.node(value, "MatMul")
     if product is not None:
         return product, factor, None
-    node = w.node(value, "Add", "Where", "Choose")
+    node = w.node(value, "Add", "Where")
     split = None if node is None or factor != 1.0 else _scores_and_mask(w, node)
     inner = None if split is None else _scores(w, split[0])
     if split is None or inner is None or inner[2] is not None:
@@ -84,15 +80,14 @@ def _scores(w: Rewriter, value: Operand) -> tuple[Node, float, Operand | None] |
 
 def _softmax(w: Rewriter, value: Operand) -> tuple[Node, bool] | None:
     """Match a softmax along the last axis; the flag says whether NaN rows (nothing visible) are replaced by zeros."""
-    guard = w.node(value, "Where", "Choose")
+    guard = w.node(value, "Where")
     weights = value
     if guard is not None:
         # Newer torch exports write where(isnan(p), 0, p).
-        condition, a, b = (guard.params["condition"], *guard.inputs) if len(guard.inputs) == 2 else guard.inputs
-        test = w.node(condition, "Computed")
-        if test is None or test.params.get("name") != "IsNaN" or scalar(a) != 0 or not is_value(test.inputs[0], b):
+        test, (zero, weights) = w.node(guard.params["condition"], "Computed"), guard.inputs
+        is_nan = test is not None and test.params.get("name") == "IsNaN" and is_value(test.inputs[0], weights)
+        if not is_nan or scalar(zero) != 0:
             return None
-        weights = b
     softmax = w.node(weights, "Softmax")
     if softmax is None or softmax.params.get("log") or softmax.params["axis"] not in (-1, len(softmax.shape) - 1):
         return None

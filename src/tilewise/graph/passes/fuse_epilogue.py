@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilewise.graph.ir import Node, Op, Value
+from tilewise.graph.op_specs.activations import ACTIVATIONS
 from tilewise.graph.passes.fold_batchnorm import lower_with_constant
 
 if TYPE_CHECKING:
@@ -19,51 +20,43 @@ LoweringRule = Callable[["Lowering", int, Node], Op | bool | None]
 ACTIVATED_OPS = ("conv", "linear", "int8_linear", "add", "mul", "affine")
 
 
-def lower_activation(name: str) -> LoweringRule:
-    """Return the rule of an activation: fused into the op before it, or an affine op without scale and shift."""
-
-    def rule(low: Lowering, number: int, node: Node) -> Op | bool | None:
-        """Fuse the activation into its producer if nothing else reads that; else emit an affine op."""
-        x = low.any_layout(node.inputs[0])
-        if x is None:
-            return None
-        if low.sole_consumer(x, *ACTIVATED_OPS) is not None:
-            return low.fuse_into(number, x, activation=name)
-        # A pointwise function of moved pixels commutes with the movement.
-        behind = low.conv_before_movement(x) if low.is_float else None
-        if behind is not None:
-            behind[0].activation = name
-            low.add_alias(number, x)
-            return True
-        return Op("affine", (x,), node.shape, node.layer, name)
-
-    return rule
+def _activation_of(low: Lowering, node: Node) -> str | None:
+    """Name the activation of layers that a node computes; None if layers do not have it."""
+    name, params = node.operation.__name__, node.params
+    if name == "Clip":
+        return {(0, 6): "relu6", (0, None): "relu"}.get((params["low"], params["high"]))
+    if name == "HardSigmoid":
+        usual = math.isclose(params.get("slope", 1 / 6), 1 / 6, rel_tol=1e-6) and params.get("offset", 0.5) == 0.5
+        return "hard_sigmoid" if usual else None
+    if name == "LeakyRelu":
+        # INT8 applies activations through a lookup table, whose range bounds the slope.
+        slope = float(params["slope"])
+        return f"leaky_relu {slope!r}" if low.is_float or 0.001 <= slope < 1 else None
+    if name == "GeluTanh":
+        return "gelu_tanh" if low.is_float else None
+    return next(activation for activation, a in ACTIVATIONS.items() if a.operation == name)
 
 
-def lower_clip(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower a clip with the bounds of ReLU or ReLU6; others are not supported."""
-    bounds = (node.params["low"], node.params["high"])
-    name = {(0, 6): "relu6", (0, None): "relu"}.get(bounds)
-    return None if name is None else lower_activation(name)(low, number, node)
+def lower_activation(low: Lowering, number: int, node: Node) -> Op | bool | None:
+    """Fuse an activation into the op before it if nothing else reads that; else make an affine op of it."""
+    name = _activation_of(low, node)
+    return None if name is None else _activate(low, number, node, name)
 
 
-def lower_hard_sigmoid(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower a hard sigmoid with slope 1/6 and offset 0.5; others are not supported."""
-    slope, offset = node.params.get("slope", 1 / 6), node.params.get("offset", 0.5)
-    usual = math.isclose(slope, 1 / 6, rel_tol=1e-6) and offset == 0.5
-    return lower_activation("hard_sigmoid")(low, number, node) if usual else None
-
-
-def lower_gelu_tanh(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    return lower_activation("gelu_tanh")(low, number, node) if low.is_float else None
-
-
-def lower_leaky_relu(low: Lowering, number: int, node: Node) -> Op | bool | None:
-    """Lower a leaky ReLU; in INT8 its slope must be at least 0.001 and below 1."""
-    slope = float(node.params["slope"])
-    # INT8 applies activations through a lookup table, whose range bounds the slope.
-    supported = low.is_float or 0.001 <= slope < 1
-    return lower_activation(f"leaky_relu {slope!r}")(low, number, node) if supported else None
+def _activate(low: Lowering, number: int, node: Node, name: str) -> Op | bool | None:
+    """Apply the activation `name` to the first operand of a node."""
+    x = low.any_layout(node.inputs[0])
+    if x is None:
+        return None
+    if low.sole_consumer(x, *ACTIVATED_OPS) is not None:
+        return low.fuse_into(number, x, activation=name)
+    # A pointwise function of moved pixels commutes with the movement.
+    behind = low.conv_before_movement(x) if low.is_float else None
+    if behind is not None:
+        behind[0].activation = name
+        low.add_alias(number, x)
+        return True
+    return Op("affine", (x,), node.shape, node.layer, name)
 
 
 def lower_add(low: Lowering, number: int, node: Node) -> Op | bool | None:
@@ -108,7 +101,7 @@ def lower_mul(low: Lowering, number: int, node: Node) -> Op | bool | None:
         if op is not None and _is_sigmoid_of(low, op, gate, x):
             del low.ops[gate]
             low.users[x] -= 1
-            return lower_activation("silu")(low, number, replace(node, inputs=(Value(x),), params={}))
+            return _activate(low, number, replace(node, inputs=(Value(x),), params={}), "silu")
     shapes = (low.shapes[a.number], low.shapes[b.number])
     gated = all(len(s) == 4 and s[:2] == node.shape[:2] for s in shapes) and (1, 1) in (shapes[0][2:], shapes[1][2:])
     supported = shapes[0] == shapes[1] or (gated and p not in low.channels_last)

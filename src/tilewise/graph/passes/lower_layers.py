@@ -18,20 +18,13 @@ from tilewise.graph.passes.fuse_epilogue import (
     LoweringRule,
     lower_activation,
     lower_add,
-    lower_clip,
-    lower_gelu_tanh,
-    lower_hard_sigmoid,
-    lower_leaky_relu,
     lower_mul,
     lower_sub,
 )
 from tilewise.graph.passes.lower_tokens import (
     lower_attention,
     lower_dynamic_linear,
-    lower_layer_norm,
     lower_packed_attention,
-    lower_rms_norm,
-    lower_token_linear,
     lower_view_node,
 )
 from tilewise.graph.passes.views import indexed, whole
@@ -80,14 +73,15 @@ def _matmul(low: Lowering, _number: int, node: Node) -> Op | None:
 
 
 def _product(low: Lowering, node: Node, weight: Array, bias: Array | None) -> Op | None:
-    """Lower a linear layer with constant weights: of rows, of tokens, or of a flattened image."""
+    """Lower a linear layer with constant weights: of rows or a flattened image, or of tokens with a residual."""
     # Tokens (B, T, C) keep their layout; rows (N, C) are a plain product.
-    if len(node.shape) > 2:
-        return lower_token_linear(low, node, (weight, bias))
-    x = low.image(node.inputs[0])
-    if x is None or len(node.shape) < 2 or node.params.get("residual") is not None:
+    has_tokens, residual = len(node.shape) > 2, node.params.get("residual")
+    x = low.tokens(node.inputs[0]) if has_tokens else low.image(node.inputs[0])
+    addend = low.tokens(residual) if residual is not None and has_tokens else None
+    if x is None or len(node.shape) < 2 or (residual is not None and addend is None):
         return None
-    return Op("linear", (x,), node.shape, node.layer, node.params.get("activation") or "", weight=weight, bias=bias)
+    inputs = (x,) if addend is None else (x, addend)
+    return Op("linear", inputs, node.shape, node.layer, node.params.get("activation") or "", weight, bias)
 
 
 def _constant_weights(node: Node) -> tuple[Array, Array | None] | None:
@@ -117,18 +111,20 @@ def _pool(kind: str) -> LoweringRule:
     return rule
 
 
-def _group_norm(low: Lowering, _number: int, node: Node) -> Op | None:
-    x, weight, bias = low.image(node.inputs[0]), *node.inputs[1:]
-    if x is None or isinstance(weight, Value) or isinstance(bias, Value):
-        return None
-    return Op("group_norm", (x,), node.shape, node.layer, weight=weight, bias=bias, options=dict(node.params))
+def _norm(kind: str, of_images: bool = False) -> LoweringRule:
+    """Return the rule of a norm with constant weights, over images or the last axis."""
 
+    def rule(low: Lowering, _number: int, node: Node) -> Op | None:
+        x = low.image(node.inputs[0]) if of_images else low.last_axis_channels(node.inputs[0])
+        if x is None or not (of_images or low.is_float):
+            return None
+        tensors = [t for t in node.inputs[1:] if isinstance(t, np.ndarray) and t.dtype == np.float32 and t.ndim == 1]
+        if len(tensors) != len(node.inputs) - 1:
+            return None
+        weight, bias = tensors if len(tensors) == 2 else (tensors[0], None)
+        return Op(kind, (x,), node.shape, node.layer, weight=weight, bias=bias, options=dict(node.params))
 
-def _channel_norm(low: Lowering, _number: int, node: Node) -> Op | None:
-    x, weight, bias = low.image(node.inputs[0]), *node.inputs[1:]
-    if x is None or isinstance(weight, Value) or isinstance(bias, Value):
-        return None
-    return Op("channel_norm", (x,), node.shape, node.layer, weight=weight, bias=bias, options=dict(node.params))
+    return rule
 
 
 def _global_mean(low: Lowering, _number: int, node: Node) -> Op | None:
@@ -239,19 +235,16 @@ RULES: dict[str, LoweringRule] = {
     "Linear": _linear,
     "DynamicLinear": lower_dynamic_linear,
     "FixedNorm": lower_batch_norm,
-    "LayerNorm": lower_layer_norm,
-    "GroupNorm": _group_norm,
-    "ChannelNorm": _channel_norm,
-    "RmsNorm": lower_rms_norm,
+    "LayerNorm": _norm("layer_norm"),
+    "GroupNorm": _norm("group_norm", of_images=True),
+    "ChannelNorm": _norm("channel_norm", of_images=True),
+    "RmsNorm": _norm("rms_norm"),
     "Attention": lower_attention,
     "PackedAttention": lower_packed_attention,
     "MatMul": _matmul,
     "Add": lower_add,
     "Sub": lower_sub,
     "Mul": lower_mul,
-    "LeakyRelu": lower_leaky_relu,
-    "Clip": lower_clip,
-    "HardSigmoid": lower_hard_sigmoid,
     "MaxPool2d": _pool("max_pool"),
     "PaddedMaxPool": _pool("max_pool"),
     "AvgPool2d": _pool("avg_pool"),
@@ -265,6 +258,6 @@ RULES: dict[str, LoweringRule] = {
     "Expand": lower_view_node,
     "Resample": _resample,
     "ConvTranspose2d": _conv_transpose,
-    "GeluTanh": lower_gelu_tanh,
-    **{a.operation: lower_activation(name) for name, a in ACTIVATIONS.items() if a.operation},
+    **dict.fromkeys(("LeakyRelu", "Clip", "HardSigmoid", "GeluTanh"), lower_activation),
+    **{a.operation: lower_activation for a in ACTIVATIONS.values() if a.operation},
 }

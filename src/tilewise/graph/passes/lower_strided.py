@@ -115,10 +115,10 @@ def _extremum(low: Lowering, number: int, node: Node) -> Op | None:
 
 def _select(low: Lowering, number: int, node: Node) -> Op | None:
     """Lower where(condition, a, b) with a constant condition."""
-    condition = node.params["condition"] if "condition" in node.params else node.inputs[0]
+    condition = node.params["condition"]
     if isinstance(condition, Value):
         return None
-    return _elementwise(low, number, node, [np.asarray(condition), *node.inputs[-2:]], "select")
+    return _elementwise(low, number, node, [np.asarray(condition), *node.inputs], "select")
 
 
 def _cast(low: Lowering, number: int, node: Node) -> Op | None:
@@ -347,7 +347,6 @@ STRIDED_RULES: dict[str, StridedRule] = {
     "Clip": _clip,
     "Maximum": _extremum,
     "Where": _select,
-    "Choose": _select,
     "Cast": _cast,
     "Sum": _reduce("sum"),
     "Mean": _reduce("mean"),

@@ -75,16 +75,6 @@ def _view(low: Lowering, value: Any) -> View | None:
     return whole(source, shape) if view is None and supported else view
 
 
-def lower_token_linear(low: Lowering, node: Node, weights: tuple[Any, Any]) -> Op | None:
-    """Lower a linear layer over the last axis of tokens, with an optional residual."""
-    x, residual = low.tokens(node.inputs[0]), node.params.get("residual")
-    addend = None if residual is None else low.tokens(residual)
-    if x is None or (residual is not None and addend is None):
-        return None
-    inputs = (x,) if addend is None else (x, addend)
-    return Op("linear", inputs, node.shape, node.layer, node.params.get("activation") or "", *weights)
-
-
 def lower_dynamic_linear(low: Lowering, _number: int, node: Node) -> Op | None:
     """Lower an int8 linear layer that quantizes every row of its input by its own scale."""
     layer, residual = node.params["layer"], node.params.get("residual")
@@ -100,27 +90,6 @@ def lower_dynamic_linear(low: Lowering, _number: int, node: Node) -> Op | None:
         return None
     activation = activations[0] if activations else ""
     return Op("int8_linear", inputs, node.shape, node.layer, activation, options={"layer": layer.kernel})
-
-
-def lower_layer_norm(low: Lowering, _number: int, node: Node) -> Op | None:
-    """Lower a float32 layer norm over the last axis with constant weight and bias."""
-    x, weight, bias = low.last_axis_channels(node.inputs[0]), node.inputs[1], node.inputs[2]
-    if x is None or isinstance(weight, Value) or isinstance(bias, Value):
-        return None
-    if not low.is_float or any(a.dtype != np.float32 or a.ndim != 1 for a in (weight, bias)):
-        return None
-    options = {"eps": float(node.params["eps"])}
-    return Op("layer_norm", (x,), node.shape, node.layer, weight=weight, bias=bias, options=options)
-
-
-def lower_rms_norm(low: Lowering, _number: int, node: Node) -> Op | None:
-    """Lower an RMS norm over the last axis with a constant weight."""
-    x = low.last_axis_channels(node.inputs[0])
-    weight = node.inputs[1]
-    if x is None or isinstance(weight, Value):
-        return None
-    options = {"eps": float(node.params["eps"])}
-    return Op("rms_norm", (x,), node.shape, node.layer, weight=weight, options=options)
 
 
 @dataclass(frozen=True)

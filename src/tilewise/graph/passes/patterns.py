@@ -8,6 +8,7 @@ not how it was written: polynomials by their coefficients, chains of reshapes as
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -195,36 +196,22 @@ def _rms_norm(w: Rewriter, node: Node) -> Value | None:
     return None
 
 
-def _rms_weight(w: Rewriter, node: Node) -> Value | None:
-    """Move a per-channel product after an RMS norm into its weight."""
-    operands = value_and_constant(node)
-    norm = None if operands is None else w.node(operands[0], "RmsNorm")
-    if operands is None or norm is None or w.readers[operands[0].number] != 1 or node.shape != norm.shape:
-        return None
-    constant = per_channel(operands[1], node.shape, len(node.shape) - 1)
-    if constant is None or operands[1].dtype != np.float32:
-        return None
-    return w.make(node, RmsNorm, node.shape, norm.inputs[0], norm.inputs[1] * constant, **norm.params)
-
-
 def _norm_weight(w: Rewriter, node: Node) -> Value | None:
     """Move a per-channel product or sum after a norm into the norm's weight or bias."""
     operands = value_and_constant(node)
-    norm = None if operands is None else w.node(operands[0], "LayerNorm", "GroupNorm")
+    norm = None if operands is None else w.node(operands[0], "LayerNorm", "GroupNorm", "RmsNorm")
     if operands is None or norm is None or w.readers[operands[0].number] != 1 or node.shape != norm.shape:
         return None
-    x, weight, bias = norm.inputs
-    if isinstance(weight, Value) or isinstance(bias, Value) or weight.ndim != 1 or operands[1].dtype != np.float32:
+    x, weight, *bias = norm.inputs
+    if any(isinstance(t, Value) or t.ndim != 1 for t in (weight, *bias)) or operands[1].dtype != np.float32:
         return None
     constant = per_channel(operands[1], node.shape, 1 if norm.operation is GroupNorm else len(node.shape) - 1)
-    if constant is None:
+    is_product = node.operation.__name__ == "Mul"
+    if constant is None or not (is_product or bias):  # an RMS norm has no bias
         return None
     # (n · w + b) · c = n · (w c) + b c
-    if node.operation.__name__ == "Mul":
-        weight, bias = weight * constant, bias * constant
-    else:
-        bias = bias + constant
-    return w.make(node, norm.operation, node.shape, x, weight, bias, **norm.params)
+    tensors = [t * constant for t in (weight, *bias)] if is_product else [weight, bias[0] + constant]
+    return w.make(node, norm.operation, node.shape, x, *tensors, **norm.params)
 
 
 def _group_norm(w: Rewriter, node: Node) -> Value | None:
@@ -291,98 +278,60 @@ def _no_effect(w: Rewriter, node: Node) -> Value | None:
     return operands[0] if bool(np.all(operands[1] == neutral)) else None
 
 
-# --- GELU, by the coefficients of the polynomials around erf or tanh ---
+# --- GELU, by the values of what is computed around erf or tanh ---
 
-Polynomial = dict[tuple[int, int], float]  # coefficient by the exponents of two unknowns
-_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow", "Neg")
+_ARITHMETIC: dict[str, Callable[..., Array]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+    "Neg": np.negative,
+}
+_CURVES: dict[str, Callable[..., Array]] = {"Erf": np.vectorize(math.erf, otypes=[float]), "Tanh": np.tanh}
 # GELU is at most five operations deep in any export seen; the bound only limits the search.
 _MAX_DEPTH = 8
-
-
-def _polynomial(w: Rewriter, value: Any, x: Value, y: Value | None, depth: int = _MAX_DEPTH) -> Polynomial | None:
-    """Express `value` as a polynomial of x and y with a degree of at most three."""
-    if isinstance(value, Value) and value == x:
-        return {(1, 0): 1.0}
-    if isinstance(value, Value) and value == y:
-        return {(0, 1): 1.0}
-    if not isinstance(value, Value):
-        number = scalar(value)
-        return None if number is None else {(0, 0): number}
-    node = w.node(value, *_ARITHMETIC)
-    if node is None or not depth:
-        return None
-    terms = [_polynomial(w, v, x, y, depth - 1) for v in node.inputs]
-    if terms[0] is None or terms[-1] is None:
-        return None
-    return _combine(node.operation.__name__, terms[0], terms[-1])
-
-
-def _combine(kind: str, a: Polynomial, b: Polynomial) -> Polynomial | None:
-    """Apply an arithmetic operation to two polynomials."""
-    if kind == "Neg":
-        return {key: -c for key, c in a.items()}
-    if kind in ("Add", "Sub"):
-        sign = 1 if kind == "Add" else -1
-        return {key: a.get(key, 0.0) + sign * b.get(key, 0.0) for key in {*a, *b}}
-    if kind == "Mul":
-        return _product(a, b)
-    if set(b) != {(0, 0)}:
-        return None
-    number = b[0, 0]
-    if kind == "Div":
-        return {key: c / number for key, c in a.items()} if number else None
-    if number not in (2.0, 3.0):
-        return None
-    square = _product(a, a)
-    return square if number == 2 or square is None else _product(square, a)
-
-
-def _product(a: Polynomial, b: Polynomial) -> Polynomial | None:
-    """Multiply two polynomials; None above degree three."""
-    product: Polynomial = {}
-    for (i, j), c in a.items():
-        for (k, m), d in b.items():
-            product[i + k, j + m] = product.get((i + k, j + m), 0.0) + c * d
-    return product if all(i + j <= 3 for i, j in product) else None
-
-
-def _is_close(actual: Polynomial | None, expected: Polynomial) -> bool:
-    """Compare two polynomials (coefficient by power) to a relative 1e-5."""
-    if actual is None:
-        return False
-    keys = {*actual, *expected}
-    return all(math.isclose(actual.get(k, 0.0), expected.get(k, 0.0), rel_tol=1e-5, abs_tol=1e-9) for k in keys)
-
-
-_TANH_SCALE = math.sqrt(2 / math.pi)
-# By the function inside: the operation, and the polynomial that the function is applied to.
-_GELUS: dict[str, tuple[type, Polynomial]] = {
-    "Erf": (Gelu, {(1, 0): math.sqrt(0.5)}),
-    "Tanh": (GeluTanh, {(1, 0): _TANH_SCALE, (3, 0): _TANH_SCALE * 0.044715}),
+_SAMPLES = np.linspace(-6, 6, 64)  # both tails and the curve between them, without 0
+_GELUS: dict[str, tuple[type, Array]] = {
+    "Erf": (Gelu, _SAMPLES / 2 * (1 + _CURVES["Erf"](_SAMPLES * math.sqrt(0.5)))),
+    "Tanh": (GeluTanh, GeluTanh().forward(_SAMPLES)),
 }
 
 
-def _arithmetic_sources(w: Rewriter, value: Any, kinds: tuple[str, ...], depth: int = _MAX_DEPTH) -> list[Value]:
-    """List the values that `value` is computed from by arithmetic; with `kinds`, those made by such operations."""
-    sources = [value] if isinstance(value, Value) else []
+def _sources(w: Rewriter, value: Any, depth: int = _MAX_DEPTH) -> list[Value]:
+    """List `value` and the values that it is computed from by arithmetic."""
     node = w.node(value, *_ARITHMETIC)
-    if node is not None and depth:
-        sources += [v for operand in node.inputs for v in _arithmetic_sources(w, operand, kinds, depth - 1)]
-    return list(dict.fromkeys(v for v in sources if not kinds or w.node(v, *kinds) is not None))
+    below = [v for x in node.inputs for v in _sources(w, x, depth - 1)] if node is not None and depth else []
+    return list(dict.fromkeys([value, *below] if isinstance(value, Value) else below))
+
+
+def _sampled(w: Rewriter, value: Any, x: Value, depth: int = _MAX_DEPTH) -> Array | None:
+    """Evaluate `value` with the samples in place of x; None if it depends on anything else."""
+    if is_value(value, x):
+        return _SAMPLES
+    node = w.node(value, *_ARITHMETIC, *_CURVES)
+    if node is None or not depth:
+        number = scalar(value)
+        return None if number is None else np.asarray(number)
+    operands = [_sampled(w, v, x, depth - 1) for v in node.inputs]
+    if any(operand is None for operand in operands):
+        return None
+    with np.errstate(all="ignore"):
+        return (_ARITHMETIC | _CURVES)[node.operation.__name__](*operands)
 
 
 def _gelu(w: Rewriter, node: Node) -> Value | None:
     """Match x / 2 · (1 + f(p(x))) with f = erf or tanh and its polynomial p, multiplied in any order."""
     # Try every erf or tanh near the product, and every value below it as x.
-    for curve in [v for operand in node.inputs for v in _arithmetic_sources(w, operand, tuple(_GELUS), 3)]:
-        inner = w.node(curve, *_GELUS)
-        assert inner is not None
-        operation, argument = _GELUS[inner.operation.__name__]
-        for x in _arithmetic_sources(w, inner.inputs[0], ()):
-            a, b = (_polynomial(w, operand, x, curve) for operand in node.inputs)
-            product = None if a is None or b is None else _product(a, b)
-            outer = _is_close(product, {(1, 0): 0.5, (1, 1): 0.5}) and w.shape(x) == node.shape
-            if outer and _is_close(_polynomial(w, inner.inputs[0], x, None), argument):
+    for value in [v for operand in node.inputs for v in _sources(w, operand, 3)]:
+        curve = w.node(value, *_CURVES)
+        if curve is None:
+            continue
+        operation, expected = _GELUS[curve.operation.__name__]
+        for x in _sources(w, curve.inputs[0]):
+            a, b = (_sampled(w, operand, x) for operand in node.inputs)
+            is_gelu = a is not None and b is not None and np.allclose(a * b, expected, rtol=1e-5, atol=1e-6)
+            if is_gelu and w.shape(x) == node.shape:
                 return w.make(node, operation, node.shape, x)
     return None
 
@@ -470,11 +419,10 @@ def _first_match(*rules: Rule) -> Rule:
     return rule
 
 
-_rms_patterns = _first_match(_rms_norm, _rms_weight)
 # The patterns by the operation of their last node.
 _PATTERNS: dict[str, Rule] = {
     "Div": _first_match(_layer_norm, _rms_norm),
-    "Mul": _first_match(_no_effect, _unpadded_avg_pool, _layer_norm, _rms_patterns, _norm_weight, _gelu),
+    "Mul": _first_match(_no_effect, _unpadded_avg_pool, _layer_norm, _rms_norm, _norm_weight, _gelu),
     "Add": _first_match(_no_effect, _norm_weight),
     "Reshape": _group_norm,
     "MatMul": match_attention,

@@ -214,22 +214,9 @@ def _where(node: OnnxNode, condition: Value, a: Value, b: Value) -> Value:
         raise DtypeError(f"{node} chooses by booleans, not by {array(condition).dtype}")
     same_type(node, a, b)
     broadcast(condition, a, b)
-    if are_constants(condition, a, b) or not is_float(a, b) or isinstance(condition, Tensor):
-        if are_constants(a, b) or not is_float(a, b):
-            return computed(np.where, condition, a, b, name=node.op)
-        return apply(Choose, tensor(condition), tensor(a), tensor(b))
+    if are_constants(a, b) or not is_float(a, b):
+        return computed(np.where, condition, a, b, name=node.op)
     return where(array(condition), tensor(a), tensor(b))
-
-
-class Choose(ops.Operation):
-    """condition ? a : b where the condition is computed too."""
-
-    def forward(self, condition: Array, a: Array, b: Array) -> Array:
-        self.condition = condition
-        return np.where(condition, a, b)
-
-    def backward(self, grad: Array) -> Any:
-        return None, np.where(self.condition, grad, 0), np.where(self.condition, 0, grad)
 
 
 # --- types ---
