@@ -9,6 +9,7 @@ import pytest
 
 from tilewise import nn
 from tilewise._extension import native
+from tilewise.graph.ir import Op
 from tilewise.quantize import QuantizedModel
 from tilewise.quantize.array import QuantizedArray, image_values, round_up
 from tilewise.quantize.calibration import trace_and_calibrate
@@ -159,5 +160,10 @@ def test_a_gate_that_may_be_more_than_1_is_no_fraction() -> None:
         QuantizedMultiply(AffineParameters(0.002, 0, INT16_MAX))._fraction([a, gate]) == 0
     )  # 1 is one too many of 32767
     assert QuantizedMultiply(AffineParameters(0.0021, 0, INT16_MAX))._fraction([a, gate]) > 0
-    assert QuantizedMultiply(AffineParameters(0.0021, 0, INT16_MAX), activation="silu")._fraction([a, gate]) == 0
+    assert (
+        QuantizedMultiply(AffineParameters(0.0021, 0, INT16_MAX), op=Op("mul", (), (), activation="silu"))._fraction(
+            [a, gate]
+        )
+        == 0
+    )
     assert QuantizedMultiply(AffineParameters(0.0021, 3))._fraction([a, gate]) == 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,18 +27,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 LanguageModel: TypeAlias = "GPT | Llama"
+Engine: TypeAlias = "NativeEngine | ModelEngine"
 _Q8_0 = 8  # GGUF's number of the format
-
-
-class Engine(Protocol):
-    """Interface that `generate` uses."""
-
-    def run(self, rows: Array, cache: KVCache, output_rows: Array) -> Array:
-        """Compute rows (n, 3) of token, sequence and position, and store their keys and values in the cache.
-
-        Returns logits (len(output_rows), vocabulary) for the rows at these indices.
-        """
-        ...
 
 
 def new_cache(model: LanguageModel, batch: int, length: int | None = None, dtype: str = "float32") -> KVCache:
@@ -124,12 +114,11 @@ class NativeEngine:
         """True if quantized copies still match the weights; this reads the weights once."""
         return bool(self._decoder.fresh())
 
-    def products(self) -> None:
-        """Run only the matrix products of one token, to compare them with the time to read the weights once."""
-        self._decoder.products()
-
     def run(self, rows: Array, cache: KVCache, output_rows: Array) -> Array:
-        """Compute logits; see `Engine.run`."""
+        """Compute rows (n, 3) of token, sequence and position, and store their keys and values in the cache.
+
+        Returns logits (len(output_rows), vocabulary) for the rows at these indices.
+        """
         logits: Array = self._decoder.run(
             rows, cache.keys, cache.values, cache.key_scales, cache.value_scales, output_rows
         )
@@ -296,7 +285,7 @@ class ModelEngine:
         self.model = model
 
     def run(self, rows: Array, cache: KVCache, output_rows: Array) -> Array:
-        """Compute logits; see `Engine.run`."""
+        """Compute logits; see `NativeEngine.run`."""
         one_each = len(rows) == cache.batch_size and bool((rows[:, 1] == np.arange(len(rows))).all())
         with no_grad():
             if one_each:

@@ -32,25 +32,9 @@ class TensorKind:
     to_floats: Callable[[Array], Array]
 
 
-def _f32(raw: Array) -> Array:
-    return raw.view("<f4").astype(np.float32, copy=False)
-
-
-def _f16(raw: Array) -> Array:
-    return raw.view("<f2").astype(np.float32)
-
-
-def _bf16(raw: Array) -> Array:
-    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
 def _half(raw: Array, at: int) -> Array:
     """Read the float16 number at byte `at` of each block, (n, 1)."""
     return np.ascontiguousarray(raw[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
-def _q8_0(raw: Array) -> Array:
-    return _half(raw, 0) * raw[:, 2:].view(np.int8).astype(np.float32)
 
 
 def _codes(packed: Array) -> Array:
@@ -58,33 +42,11 @@ def _codes(packed: Array) -> Array:
     return np.concatenate([packed & 15, packed >> 4], 1)
 
 
-def _q4_0(raw: Array) -> Array:
-    return _half(raw, 0) * (_codes(raw[:, 2:]).astype(np.float32) - 8)
-
-
-def _q4_1(raw: Array) -> Array:
-    return _half(raw, 0) * _codes(raw[:, 4:]).astype(np.float32) + _half(raw, 2)
-
-
-def _iq4_nl(raw: Array) -> Array:
-    values: Array = _half(raw, 0) * _NON_LINEAR[_codes(raw[:, 2:])]
-    return values
-
-
 def _five_bit_codes(raw: Array, at: int) -> Array:
     """Unpack 5-bit codes: 32 fifth bits at byte `at`, then the low halves."""
     fifth = np.unpackbits(raw[:, at : at + 4], axis=1, bitorder="little")
     codes: Array = (_codes(raw[:, at + 4 :]) | fifth << 4).astype(np.float32)
     return codes
-
-
-def _q5_0(raw: Array) -> Array:
-    values: Array = _half(raw, 0) * (_five_bit_codes(raw, 2) - 16)
-    return values
-
-
-def _q5_1(raw: Array) -> Array:
-    return _half(raw, 0) * _five_bit_codes(raw, 4) + _half(raw, 2)
 
 
 def _k_codes(packed: Array) -> Array:
@@ -101,10 +63,6 @@ def _scale_k(raw: Array, codes: Array) -> Array:
     minimums = np.concatenate([second & 63, (upper >> 4) | (second >> 6 << 4)], 1).astype(np.float32)
     values = (_half(raw, 0) * multiples)[:, :, None] * codes - (_half(raw, 2) * minimums)[:, :, None]
     return values.reshape(-1, 256)
-
-
-def _q4_k(raw: Array) -> Array:
-    return _scale_k(raw, _k_codes(raw[:, 16:]).astype(np.float32))
 
 
 def _q5_k(raw: Array) -> Array:
@@ -124,18 +82,18 @@ def _q6_k(raw: Array) -> Array:
 
 
 KINDS = {
-    0: TensorKind("F32", 1, 4, _f32),
-    1: TensorKind("F16", 1, 2, _f16),
-    2: TensorKind("Q4_0", 32, 18, _q4_0),
-    3: TensorKind("Q4_1", 32, 20, _q4_1),
-    6: TensorKind("Q5_0", 32, 22, _q5_0),
-    7: TensorKind("Q5_1", 32, 24, _q5_1),
-    8: TensorKind("Q8_0", 32, 34, _q8_0),
-    12: TensorKind("Q4_K", 256, 144, _q4_k),
+    0: TensorKind("F32", 1, 4, lambda raw: raw.view("<f4").astype(np.float32, copy=False)),
+    1: TensorKind("F16", 1, 2, lambda raw: raw.view("<f2").astype(np.float32)),
+    2: TensorKind("Q4_0", 32, 18, lambda raw: _half(raw, 0) * (_codes(raw[:, 2:]).astype(np.float32) - 8)),
+    3: TensorKind("Q4_1", 32, 20, lambda raw: _half(raw, 0) * _codes(raw[:, 4:]).astype(np.float32) + _half(raw, 2)),
+    6: TensorKind("Q5_0", 32, 22, lambda raw: _half(raw, 0) * (_five_bit_codes(raw, 2) - 16)),
+    7: TensorKind("Q5_1", 32, 24, lambda raw: _half(raw, 0) * _five_bit_codes(raw, 4) + _half(raw, 2)),
+    8: TensorKind("Q8_0", 32, 34, lambda raw: _half(raw, 0) * raw[:, 2:].view(np.int8).astype(np.float32)),
+    12: TensorKind("Q4_K", 256, 144, lambda raw: _scale_k(raw, _k_codes(raw[:, 16:]).astype(np.float32))),
     13: TensorKind("Q5_K", 256, 176, _q5_k),
     14: TensorKind("Q6_K", 256, 210, _q6_k),
-    20: TensorKind("IQ4_NL", 32, 18, _iq4_nl),
-    30: TensorKind("BF16", 1, 2, _bf16),
+    20: TensorKind("IQ4_NL", 32, 18, lambda raw: _half(raw, 0) * _NON_LINEAR[_codes(raw[:, 2:])]),
+    30: TensorKind("BF16", 1, 2, lambda raw: (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)),
 }
 _CODES = {kind.name: code for code, kind in KINDS.items()}
 

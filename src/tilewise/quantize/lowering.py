@@ -121,11 +121,6 @@ def _channels_last(model: QuantizedModel, step: Op) -> Array:
     return step.weight.reshape(-1, *shape).transpose(0, 2, 3, 1).reshape(len(step.weight), -1)
 
 
-def _global_mean(model: QuantizedModel, index: int, step: Op, _stored: Stored) -> Any:
-    source, padding = model.affine[step.inputs[0]], model.padding_of(index)
-    return operators.GlobalPool(source, model.affine[index], len(step.shape) == 2, padding)
-
-
 def _flatten(model: QuantizedModel, index: int, step: Op, _stored: Stored) -> Any:
     image = model.calibration.shapes[step.inputs[0]]
     return operators.QuantizedFlatten(image if len(image) == 3 else (), model.keeps_channels_last(index))
@@ -136,29 +131,23 @@ def _affine(model: QuantizedModel, index: int, step: Op, stored: Stored) -> Any:
     arrays = stored if stored is not None else {"weight": step.weight, "bias": step.bias}
     scale = arrays.get("weight")
     scale = np.ones(step.shape[1], np.float32) if scale is None else scale
-    output, padding = model.affine[index], model.padding_of(index)
-    return operators.Affine(output, padding, step.activation, scale, arrays.get("bias"))
+    return operators.Affine(model.affine[index], model.padding_of(index), step, scale, arrays.get("bias"))
 
 
-def _arithmetic(operator: type[operators.ArithmeticOp]) -> Lower:
-    return lambda model, index, step, _: operator(model.affine[index], model.padding_of(index), step.activation)
-
-
-def _movement(operator: type[operators.Movement]) -> Lower:
+def _operator(operator: type[operators.IntegerOp]) -> Lower:
     return lambda model, index, step, _: operator(model.affine[index], model.padding_of(index), step)
 
 
 LOWERING_TABLE: dict[str, Lower] = {
-    **dict.fromkeys((*KEEPS_PARAMETERS, "concat"), _movement(operators.Movement)),
+    **dict.fromkeys((*KEEPS_PARAMETERS, "concat"), _operator(operators.Movement)),
     "conv": _conv,
     "linear": _linear,
     "affine": _affine,
     "flatten": _flatten,
-    "global_mean": _global_mean,
-    "avg_pool": _movement(operators.AvgPool),
-    "add": _arithmetic(operators.QuantizedAdd),
-    "sub": _arithmetic(operators.QuantizedSubtract),
-    "mul": _arithmetic(operators.QuantizedMultiply),
+    "global_mean": _operator(operators.GlobalPool),
+    "avg_pool": _operator(operators.AvgPool),
+    **dict.fromkeys(("add", "sub"), _operator(operators.QuantizedAdd)),
+    "mul": _operator(operators.QuantizedMultiply),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,11 +55,12 @@ def centred(x: QuantizedArray) -> Array:
 
 
 @dataclass(frozen=True)
-class ElementwiseOp:
-    """The quantization parameters of an operator's result, and the padding that its readers need."""
+class IntegerOp:
+    """The quantization parameters of an operator's result, the padding that its readers need, and its float form."""
 
     output: AffineParameters
     out_padding: int = 0
+    op: Op = field(default_factory=lambda: Op("identity", (), ()))
 
     def _result(self, values: Array, is_row: bool) -> QuantizedArray:
         """Wrap integers (N, H, W, C) as a result: padded images, or rows."""
@@ -79,15 +80,12 @@ def _fill_channels(values: Array, zero: int) -> Array:
 # --- arithmetic ---
 
 
-@dataclass(frozen=True)
-class ArithmeticOp(ElementwiseOp):
+class ArithmeticOp(IntegerOp):
     """An operator whose result passes an output stage."""
-
-    activation: str = ""
 
     @property
     def stage(self) -> OutputStage:
-        return output_stage(self.activation, self.output)
+        return output_stage(self.op.activation, self.output)
 
     @property
     def accumulator(self) -> float:
@@ -95,11 +93,8 @@ class ArithmeticOp(ElementwiseOp):
         return accumulator_scale(self.stage, self.output)
 
 
-@dataclass(frozen=True)
 class QuantizedAdd(ArithmeticOp):
-    """a + b; each input is scaled to the accumulator first."""
-
-    second_sign: ClassVar[int] = 1
+    """a + b, or a - b; each input is scaled to the accumulator first."""
 
     def __call__(self, a: QuantizedArray, b: QuantizedArray) -> QuantizedArray:
         # (qa - za) sa + (qb - zb) sb, with both scales divided by that of the accumulator
@@ -109,19 +104,13 @@ class QuantizedAdd(ArithmeticOp):
 
     def _scales(self, first: AffineParameters, second: AffineParameters) -> tuple[float, float]:
         """Return both operands' scales in units of the accumulator."""
-        return first.scale / self.accumulator, self.second_sign * second.scale / self.accumulator
+        sign = -1 if self.op.kind == "sub" else 1
+        return first.scale / self.accumulator, sign * second.scale / self.accumulator
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
         return int(plan.add(*inputs, *self._scales(*parameters), self.stage.native(), self.out_padding))
 
 
-class QuantizedSubtract(QuantizedAdd):
-    """a - b: a sum in which the second scale is negative."""
-
-    second_sign = -1
-
-
-@dataclass(frozen=True)
 class QuantizedMultiply(ArithmeticOp):
     """a * b, where b may be a gate: one value per channel for the whole image."""
 
@@ -187,11 +176,8 @@ class Affine(ArithmeticOp):
 # --- data movement ---
 
 
-@dataclass(frozen=True)
-class Movement(ElementwiseOp):
+class Movement(IntegerOp):
     """An operator that only moves or compares values: the reference of its record, applied to integers."""
-
-    op: Op = field(default_factory=lambda: Op("identity", (), ()))
 
     def __call__(self, *inputs: QuantizedArray) -> QuantizedArray:
         reference = NATIVE_OPS[self.op.kind].reference
@@ -251,18 +237,16 @@ class AvgPool(Movement):
         return self._result(mean.transpose(0, 2, 3, 1), is_row=False)
 
 
-@dataclass(frozen=True)
-class GlobalPool:
+class GlobalPool(IntegerOp):
     """The mean of each channel, requantized to `output`."""
 
-    input: AffineParameters
-    output: AffineParameters
-    rows: bool = True
-    out_padding: int = 0
+    @property
+    def gives_rows(self) -> bool:
+        return len(self.op.shape) == 2
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
         rows = self._mean(x)
-        return rows if self.rows else as_image(rows).with_padding(self.out_padding)
+        return rows if self.gives_rows else as_image(rows).with_padding(self.out_padding)
 
     def _mean(self, x: QuantizedArray) -> QuantizedArray:
         """Return the means as rows (N, C)."""
@@ -274,7 +258,6 @@ class GlobalPool:
         q[:, x.channels :] = out.zero_point  # channels that fill up a multiple of four
         return QuantizedArray(q, out, x.channels)
 
-    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
-        out = self.output
-        scales = (self.input.scale, out.scale, out.zero_point, out.int16_limit)
-        return int(plan.global_mean(inputs[0], *scales, self.rows, self.out_padding))
+    def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
+        scales = (parameters[0].scale, self.output.scale, self.output.zero_point, self.output.int16_limit)
+        return int(plan.global_mean(inputs[0], *scales, self.gives_rows, self.out_padding))

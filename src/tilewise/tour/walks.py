@@ -101,7 +101,7 @@ def gpt_stop(visit: Visit) -> Stop:
         steps.append(step("accelerated", None, weights, use_cache=False))
     steps.append(step("cached", None, weights))
     if native is not None:
-        int8_bytes: int = make_engine(model, "int8").weight_bytes  # type: ignore[attr-defined]
+        int8_bytes: int = make_engine(model, "int8").weight_bytes  # type: ignore[union-attr]
         steps.append(step("cached, INT8 weights", None, int8_bytes, weights="int8"))
     stop = _timed_stop(f"A GPT that writes about Python, {count} tokens", steps, "tokens as plain", 12)
     note = "Pruning is left out here, because fine-tuning takes a minute: `tilewise prune gpt` shows it."
