@@ -161,7 +161,7 @@ def numbers(rng: np.random.Generator, shape: tuple[int, ...], p: AffineParameter
 def assert_layer_is_numpys(
     layer: QuantizedConv2d, channels: int, skip: AffineParameters | None, rng: np.random.Generator
 ) -> None:
-    from tilewise.quantize.array import QuantizedArray, round_up
+    from tilewise.quantize.parameters import QuantizedArray, round_up
 
     border, size = max(layer.geometry.padding), 6 + channels % 9
     plan = native.Graph()

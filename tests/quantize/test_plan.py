@@ -14,8 +14,8 @@ from tilewise import Tensor, models, nn, no_grad
 from tilewise._extension import native
 from tilewise.errors import ShapeError
 from tilewise.quantize import QuantizedArray, QuantizedModel, calibrate, quantize
-from tilewise.quantize import array as array_module
 from tilewise.quantize import layers as layers_module
+from tilewise.quantize import parameters as parameters_module
 from tilewise.quantize import plan as plan_module
 from tilewise.quantize.graph import trace
 from tilewise.quantize.plan import Segment, segments
@@ -39,7 +39,7 @@ def quantized(model: nn.Module, x: np.ndarray, **options: Any) -> QuantizedModel
 
 
 def numpy_only(patch: pytest.MonkeyPatch) -> None:
-    for module in (array_module, layers_module, plan_module):
+    for module in (parameters_module, layers_module, plan_module):
         patch.setattr(module, "native", None)
 
 

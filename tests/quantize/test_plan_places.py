@@ -11,12 +11,11 @@ from tilewise import nn
 from tilewise._extension import native
 from tilewise.graph.ir import Op
 from tilewise.quantize import QuantizedModel
-from tilewise.quantize.array import QuantizedArray, image_values, round_up
 from tilewise.quantize.calibration import trace_and_calibrate
 from tilewise.quantize.lowering import tied_values
 from tilewise.quantize.mixed_precision import with_int16_residuals
 from tilewise.quantize.operators import QuantizedMultiply
-from tilewise.quantize.parameters import INT16_MAX, AffineParameters
+from tilewise.quantize.parameters import INT16_MAX, AffineParameters, QuantizedArray, image_values, round_up
 from tilewise.tensor import Tensor
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")

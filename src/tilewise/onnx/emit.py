@@ -12,8 +12,7 @@ import numpy as np
 
 from tilewise.errors import ConfigurationError
 from tilewise.graph.ir import Node, Value
-from tilewise.graph.op_specs.activations import ACTIVATIONS, Activation, write_activation
-from tilewise.graph.op_specs.functions import BINARY, UNARY, Function
+from tilewise.graph.op_specs.functions import ACTIVATIONS, BINARY, UNARY, Activation, Function, write_activation
 from tilewise.onnx.writer import OnnxWriter
 
 

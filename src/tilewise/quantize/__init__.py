@@ -3,16 +3,20 @@
 The three most important names: `quantize` (converts a model), `calibrate` (observes its ranges) and `QuantizedModel`.
 """
 
-from tilewise.quantize.array import QuantizedArray, quantize_array
 from tilewise.quantize.calibration import Calibration, calibrate
 from tilewise.quantize.convert import quantize
 from tilewise.quantize.dynamic import quantize_dynamic
 from tilewise.quantize.files import load_quantized, save_quantized
-from tilewise.quantize.four_bits import FourBitLinear
-from tilewise.quantize.four_bits.files import load_four_bits, save_four_bits
+from tilewise.quantize.four_bits import FourBitLinear, load_four_bits, save_four_bits
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.model import QuantizedModel, StepReport
-from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights
+from tilewise.quantize.parameters import (
+    AffineParameters,
+    INT8Quantizer,
+    QuantizedArray,
+    QuantizedWeights,
+    quantize_array,
+)
 
 __all__ = [
     "AffineParameters",

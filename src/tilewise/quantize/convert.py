@@ -19,7 +19,6 @@ from tilewise._extension import native
 from tilewise.errors import AccuracyError, ConfigurationError, TilewiseError
 from tilewise.nn import Module
 from tilewise.nn.self_planning import layer_by_layer
-from tilewise.quantize.array import QuantizedArray
 from tilewise.quantize.calibration import Calibration, EvaluatedBatch, check_model, trace_and_calibrate
 from tilewise.quantize.graph import FloatGraph, trace
 from tilewise.quantize.lowering import IntegerLayerCache
@@ -35,6 +34,7 @@ from tilewise.quantize.mixed_precision import (
     validation_error,
 )
 from tilewise.quantize.model import QuantizedModel
+from tilewise.quantize.parameters import QuantizedArray
 from tilewise.quantize.saturation import GptqRounding
 from tilewise.tensor import Tensor, no_grad
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.graph.ir import Op
-from tilewise.graph.op_specs.activations import is_leaky
+from tilewise.graph.op_specs.functions import is_leaky
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.parameters import AffineParameters

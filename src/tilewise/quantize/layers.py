@@ -18,14 +18,17 @@ from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, GradientError, ShapeError, type_name
 from tilewise.nn import Conv2d, Linear, Module
 from tilewise.ops.base import Grads, Operation
-from tilewise.quantize.array import QuantizedArray, as_image, quantize_array, round_up
 from tilewise.quantize.operators import accumulator_scale, output_stage, set_output_stage
 from tilewise.quantize.parameters import (
     AffineParameters,
     INT8Quantizer,
+    QuantizedArray,
     QuantizedWeights,
     affine_from_range,
+    as_image,
     int16_weights,
+    quantize_array,
+    round_up,
 )
 from tilewise.quantize.reference import Four, NumpyInt8Layer
 from tilewise.quantize.saturation import avx2_products, saturation_safe_weights

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.graph.ir import Op
-from tilewise.graph.ops import Quantization, kinds_with
+from tilewise.graph.op_specs import Quantization, kinds_with
 from tilewise.quantize import operators
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.graph import NATIVE_NORMS, FloatGraph

@@ -18,7 +18,6 @@ from tilewise.graph.ir import Node, Op
 from tilewise.graph.ir import Value as TracedValue
 from tilewise.graph.trace import trace as trace_module
 from tilewise.nn import Module
-from tilewise.quantize.array import QuantizedArray, quantize_array
 from tilewise.quantize.calibration import Calibration, check_fits
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
 from tilewise.quantize.graph import FloatGraph
@@ -32,7 +31,7 @@ from tilewise.quantize.lowering import (
 )
 from tilewise.quantize.mixed_precision import int16_parameters
 from tilewise.quantize.operators import QuantizedFlatten
-from tilewise.quantize.parameters import AffineParameters, QuantizedWeights
+from tilewise.quantize.parameters import AffineParameters, QuantizedArray, QuantizedWeights, quantize_array
 from tilewise.quantize.plan import Product, Segment, segments
 from tilewise.quantize.saturation import GptqRounding
 from tilewise.tensor import Tensor, no_grad

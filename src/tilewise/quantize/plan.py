@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.graph.ops import NATIVE_OPS, EmitContext
-from tilewise.quantize.array import QuantizedArray
+from tilewise.graph.op_specs import NATIVE_OPS, EmitContext
 from tilewise.quantize.graph import NATIVE_NORMS
+from tilewise.quantize.parameters import QuantizedArray
 from tilewise.quantize.reference import NumpyInt8Layer
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.graph.op_specs.activations import is_leaky, leaky_slope
+from tilewise.graph.op_specs.functions import is_leaky, leaky_slope
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]

@@ -10,7 +10,7 @@ import numpy as np
 from tilewise._extension import native
 from tilewise.backend.registry import current_backend
 from tilewise.graph.ir import Array, Op, Shape
-from tilewise.graph.op_specs.activations import activated, write_activation
+from tilewise.graph.op_specs.functions import activated, write_activation
 from tilewise.graph.op_specs.spec import EmitContext, OnnxForm, OpSpec, Quantization
 from tilewise.graph.passes.patterns import ChannelNorm, GroupNorm
 from tilewise.ops.base import Operation

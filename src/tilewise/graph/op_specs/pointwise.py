@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.graph.ir import Array, Op
-from tilewise.graph.op_specs.activations import activated, write_activation
+from tilewise.graph.op_specs.functions import activated, write_activation
 from tilewise.graph.op_specs.spec import EmitContext, OnnxForm, OpSpec, Quantization
 
 Arguments = Callable[[Op], tuple[Any, ...]]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilewise.graph.ir import Node, Op, Value
-from tilewise.graph.op_specs.activations import ACTIVATIONS
+from tilewise.graph.op_specs.functions import ACTIVATIONS
 from tilewise.graph.passes.fold_batchnorm import lower_with_constant
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewise.graph.ir import Array, Node, Op, Value
-from tilewise.graph.op_specs.activations import ACTIVATIONS
+from tilewise.graph.op_specs.functions import ACTIVATIONS
 from tilewise.graph.passes.fold_batchnorm import lower_batch_norm
 from tilewise.graph.passes.fuse_epilogue import (
     LoweringRule,
