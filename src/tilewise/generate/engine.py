@@ -75,7 +75,8 @@ def make_engine(model: LanguageModel, weights: str = "float32") -> Engine:
     if weights not in ("float32", "int8", "int4"):
         raise ConfigurationError(f'weights must be "float32", "int8" or "int4", not {weights!r}')
     if native is not None and _is_native(model):
-        return _engine_cache(model).get(model, weights)
+        engines = cast(EngineCache, vars(model).setdefault("_engines", EngineCache()))  # stored on the model itself
+        return engines.get(model, weights)
     if weights != "float32":
         raise ConfigurationError(f"{weights} weights need the compiled kernels and a float32 model")
     return ModelEngine(model)
@@ -271,11 +272,6 @@ def _all_weights(model: LanguageModel) -> list[Any]:
     """All float32 arrays, block kernels and sparse kernels of a model."""
     kernels = map(_packed_kernel, model.modules())
     return [p.data for p in model.parameters()] + [kernel for kernel in kernels if kernel is not None]
-
-
-def _engine_cache(model: LanguageModel) -> EngineCache:
-    """Return the compiled engines of a model, which are stored on the model itself."""
-    return cast(EngineCache, vars(model).setdefault("_engines", EngineCache()))
 
 
 class ModelEngine:

@@ -88,12 +88,7 @@ def _outside_record(index: int, call: PythonCall) -> OpRecord:
     node = call.op.node
     assert node is not None
     reason = unsupported_reason(call.lowering, call.op)
-    return OpRecord(index, _operation_name(call.op), call.op.layer, node.shape, str(node.dtype), outside_reason=reason)
-
-
-def _operation_name(op: Op) -> str:
-    assert op.node is not None
-    return str(op.node.params.get("name") or op.node.operation.__name__)
+    return OpRecord(index, node.name, call.op.layer, node.shape, str(node.dtype), outside_reason=reason)
 
 
 def unsupported_reason(lowering: Lowering, op: Op) -> str:

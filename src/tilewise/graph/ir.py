@@ -39,6 +39,11 @@ class Node:
     input_shapes: tuple[Shape, ...]
     dtype: np.dtype[Any]
 
+    @property
+    def name(self) -> str:
+        """The name of the operation, or of the function that it computes."""
+        return str(self.params.get("name") or self.operation.__name__)
+
     def reads(self) -> list[Value]:
         """Return the operands and parameters that other nodes or the inputs provide."""
         return [v for v in (*self.inputs, *self.params.values()) if isinstance(v, Value)]

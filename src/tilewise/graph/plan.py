@@ -273,8 +273,7 @@ class _TraceGuard:
 
 def _describe(node: Node) -> str:
     """Name a node in a sentence."""
-    name = str(node.params.get("name") or node.operation.__name__)
-    return f"layer {node.layer!r} ({name})" if node.layer else f"operation {name}"
+    return f"layer {node.layer!r} ({node.name})" if node.layer else f"operation {node.name}"
 
 
 def _same_operand(a: Any, b: Any) -> bool:

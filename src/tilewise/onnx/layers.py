@@ -65,14 +65,6 @@ def _builds(*names: str) -> Callable[[Build], Build]:
     return mark
 
 
-def _fresh(layer: Module, **tensors: Array) -> Module:
-    """Replace the weights of a layer."""
-    for name, value in tensors.items():
-        old = getattr(layer, name)
-        setattr(layer, name, Parameter(value) if old is None or isinstance(old, Parameter) else Buffer(value))
-    return layer
-
-
 def _blank(kind: type[Module], **facts: Any) -> Any:
     """Create a layer without the random weights that its constructor would draw."""
     layer = kind.__new__(kind)
@@ -183,7 +175,9 @@ def _layer_norm(node: OnnxNode, weights: Weights) -> Module | None:
     bias = np.zeros_like(weight) if len(node.inputs) == 2 else bias
     if bias is None or bias.shape != weight.shape or not _is_float(bias):
         return None
-    return _fresh(nn.LayerNorm(weight.shape, node.get("epsilon", 1e-5)), weight=weight, bias=bias)
+    layer = nn.LayerNorm(weight.shape, node.get("epsilon", 1e-5))
+    layer.weight, layer.bias = Parameter(weight), Parameter(bias)
+    return layer
 
 
 def batch_norm(node: OnnxNode, weights: Weights) -> nn.BatchNorm2d | None:
@@ -196,12 +190,8 @@ def batch_norm(node: OnnxNode, weights: Weights) -> nn.BatchNorm2d | None:
         return None
     layer = nn.BatchNorm2d(0, node.get("epsilon", 1e-5), 1 - node.get("momentum", 0.9))
     layer.num_features = len(weight)
-    layer.weight, layer.bias, layer.running_mean, layer.running_var = (
-        Parameter(weight),
-        Parameter(bias),
-        Buffer(mean),
-        Buffer(var),
-    )
+    layer.weight, layer.bias = Parameter(weight), Parameter(bias)
+    layer.running_mean, layer.running_var = Buffer(mean), Buffer(var)
     return layer
 
 
@@ -259,17 +249,7 @@ def _clip(node: OnnxNode, weights: Weights) -> Module | None:
 # --- from nodes to layers ---
 
 
-_FUSIBLE = (
-    nn.ReLU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Hardswish,
-    nn.ReLU6,
-    nn.Sigmoid,
-    nn.Hardsigmoid,
-    nn.LeakyReLU,
-    nn.ELU,
-)
+_FUSIBLE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.LeakyReLU, nn.ELU)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,9 @@ class Network(Module):
             try:
                 self._run(values)
             except ShapeError as error:
-                for conflict in batch_conflicts(self.inputs, shapes):
+                conflicts = map(fixed_dimension_error, self.inputs, shapes)  # of a batch that the file fixes
+                conflict = next(filter(None, conflicts), "")
+                if conflict:
                     raise ShapeError(f"{conflict}: {error}") from None
                 raise
         results = {port.name: tensor(values[port.name]) for port in self.outputs}
@@ -286,11 +288,3 @@ def _draw(port: Port, shape: Shape, rng: np.random.Generator) -> Array:
     if port.dtype.kind == "f":
         return rng.standard_normal(shape).astype(port.dtype)
     return rng.integers(0, 2, shape).astype(port.dtype)
-
-
-def batch_conflicts(ports: Iterable[Port], shapes: Iterable[Shape]) -> Iterator[str]:
-    """Yield a sentence for every input whose batch is another than the one that the file fixes."""
-    for port, shape in zip(ports, shapes, strict=True):
-        problem = fixed_dimension_error(port, shape)
-        if problem:
-            yield problem

@@ -82,13 +82,10 @@ def one_line(text: str) -> str:
 def dtype_of(number: int, what: object) -> np.dtype[Any]:
     """Return the NumPy dtype of an ONNX element type; `what` is named in the error for an unsupported one."""
     if number not in _TYPES:
-        raise DtypeError(f"{what} has the element type {_type_name(number)}, which tilewise does not read")
+        names = {value: name.lower() for name, value in _messages().TensorProto.DataType.items()}
+        kind = names.get(number, f"number {number}")
+        raise DtypeError(f"{what} has the element type {kind}, which tilewise does not read")
     return np.dtype(_TYPES[number][1])
-
-
-def _type_name(number: int) -> str:
-    names = {value: name.lower() for name, value in _messages().TensorProto.DataType.items()}
-    return str(names.get(number, f"number {number}"))
 
 
 def read_graph(path: str | os.PathLike[str]) -> OnnxGraph:

@@ -51,16 +51,12 @@ def save(
         save_network(model, path)
         return
     inputs = examples(model, example)
-    _refuse_integer_layers(model)
-    _write(model, path, inputs, _other_batch(inputs) if dynamic else None)
-
-
-def _refuse_integer_layers(model: Module) -> None:
     for name, layer in model.named_modules():
         if getattr(layer, "computes_in_int8", False):
             raise ConfigurationError(
                 f"{name or type(layer).__name__} computes in int8 inside a float model; save the float model"
             )
+    _write(model, path, inputs, _other_batch(inputs) if dynamic else None)
 
 
 def examples(model: Module, example: Any) -> list[Array]:

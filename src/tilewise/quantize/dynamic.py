@@ -53,15 +53,10 @@ def quantize_dynamic(model: Module, keep_float: Collection[str] = ()) -> Module:
         tensor.requires_grad = False
     convolutions = [name for name, m in out.named_modules() if isinstance(m, nn.Conv2d)]
     if convolutions:
-        warnings.warn(
-            f"{_first_of(convolutions)} in float32: only linear layers of a transformer compute in INT8", stacklevel=3
-        )
+        others = f" and {len(convolutions) - 1} other convolutions stay" if len(convolutions) > 1 else " stays"
+        message = f"{convolutions[0]}{others} in float32: only linear layers of a transformer compute in INT8"
+        warnings.warn(message, stacklevel=3)
     return out.eval()
-
-
-def _first_of(names: list[str]) -> str:
-    """Name the first convolution, and count the others."""
-    return f"{names[0]} stays" if len(names) == 1 else f"{names[0]} and {len(names) - 1} other convolutions stay"
 
 
 def replace_linear_layers(

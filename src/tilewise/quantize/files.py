@@ -208,10 +208,6 @@ _LENGTHS = {
 _OPTION_TYPES: dict[str, type] = {"groups": int, "first": int, "count_padding": bool, "eps": float}
 
 
-def _is_activation(name: str) -> bool:
-    return name in ACTIVATIONS or (is_leaky(name) and 0 < leaky_slope(name) < 1)
-
-
 def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Op:
     """Read the step with index `at`, which may read earlier steps only; ValueError if no network has such a step."""
     kind = _KIND_OF_STORED.get(entry["kind"], entry["kind"])
@@ -226,7 +222,8 @@ def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Op:
             options[name] = _OPTION_TYPES[name](value)
     inputs = tuple(int(i) for i in entry["inputs"])
     activation = str(entry["activation"])
-    if kind not in _KINDS or not _is_activation(activation) or not all(0 <= i < at for i in inputs):
+    is_activation = activation in ACTIVATIONS or (is_leaky(activation) and 0 < leaky_slope(activation) < 1)
+    if kind not in _KINDS or not is_activation or not all(0 <= i < at for i in inputs):
         raise ValueError
     # Only these kinds read more than one value.
     if len(inputs) != (0 if at == 0 else 1) and kind not in ("conv", "add", "sub", "mul", "concat", "python"):

@@ -125,7 +125,9 @@ class QuantizedModel(Module):
         values = self._checked(x)
         try:
             if watch is not None:
-                self._run_watched(values, watch)
+                for index in range(len(self.graph.steps)):
+                    values[index] = self._step(index, values) if index else values[0]
+                    watch(index, values[index])
             else:
                 self._run_segments(values)
         except TilewiseError:
@@ -161,13 +163,6 @@ class QuantizedModel(Module):
             if visit is not None:
                 visit(segment)
             segment.run(values)
-
-    def _run_watched(self, values: dict[int, Value], watch: Callable[[int, Value], None]) -> None:
-        """Run op by op and pass every intermediate result to `watch`."""
-        watch(0, values[0])
-        for index in range(1, len(self.graph.steps)):
-            values[index] = self._step(index, values)
-            watch(index, values[index])
 
     def _step(self, index: int, values: dict[int, Value]) -> Value:
         """Run one operator by itself, in integers or in float."""

@@ -237,7 +237,8 @@ class TracedModel(Module):
             if any(not 0 <= v.number < number for v in node.reads()):
                 raise ValueError
             # A damaged file may give an operation too few arguments, or some it does not take: a TypeError.
-            inspect.signature(_forward_of(node.operation)).bind(None, *node.inputs, **node.params)
+            operation: Any = node.operation
+            inspect.signature(operation.forward).bind(None, *node.inputs, **node.params)
         if not 0 <= result < count + len(nodes):
             raise ValueError
 
@@ -286,11 +287,6 @@ class TracedModel(Module):
         """Bytes of all weights."""
         values = [v for node in self.nodes for v in (*node.inputs, *node.params.values())]
         return sum(int(v.nbytes) for v in values if isinstance(v, np.ndarray | QuantizedLinear | RepeatedConstant))
-
-
-def _forward_of(operation: Any) -> Callable[..., Any]:
-    forward: Callable[..., Any] = operation.forward
-    return forward
 
 
 def _constant(value: Any, batch: int) -> Any:

@@ -75,10 +75,6 @@ def _write_linear(form: OnnxForm, op: Op, inputs: list[str]) -> str:
     return write_activation(form, form.node("Gemm", inputs[0], *form.weights(op), transB=1), op.activation)
 
 
-def _emit_int8_linear(context: EmitContext, op: Op, operands: list[int]) -> int:
-    return int(context.plan.dynamic_linear(op.options["layer"], *operands, activation=op.activation))
-
-
 # --- norms ---
 
 
@@ -189,7 +185,10 @@ LAYERS = {
     # Layers with packed weights.
     "conv": OpSpec(_emit_conv, "conv2d", _conv, _write_conv, Quantization.OWN),
     "linear": OpSpec(_emit_linear, "matmul", _linear, _write_linear, Quantization.OWN),
-    "int8_linear": OpSpec(_emit_int8_linear),  # int8 weights, every row of floats quantized by its own scale
+    # int8 weights, every row of floats quantized by its own scale
+    "int8_linear": OpSpec(
+        lambda c, op, x: int(c.plan.dynamic_linear(op.options["layer"], *x, activation=op.activation))
+    ),
     "layer_norm": OpSpec(_emit_layer_norm),
     # The layer norm of every pixel of an image (N, C, H, W).
     "channel_norm": OpSpec(

@@ -118,10 +118,6 @@ def _emit_identity(context: EmitContext, op: Op, operands: list[int]) -> int:
     return int(context.plan.pixel_as_row(operands[0], is_row, context.padding)) if context.is_integer else operands[0]
 
 
-def _emit_gather_spatial(context: EmitContext, op: Op, operands: list[int]) -> int:
-    return int(context.plan.gather_spatial(operands[0], op.options["index"], op.shape[0], *op.options["size"]))
-
-
 def _emit_strided(context: EmitContext, op: Op, operands: list[int]) -> int:
     """Add an operation on strided views; the native method has the name of its kind."""
     return int(getattr(context.plan, op.kind)(operands, **op.options))
@@ -164,7 +160,10 @@ POINTWISE = {
         lambda form, op, x: form.node("Reshape", x[0], form.graph.constant([0, *op.shape[1:]])),
         Quantization.INPUT,
     ),
-    "gather_spatial": OpSpec(_emit_gather_spatial),  # pixels in another order or number
+    # Pixels in another order or number.
+    "gather_spatial": OpSpec(
+        lambda c, op, x: int(c.plan.gather_spatial(x[0], op.options["index"], op.shape[0], *op.options["size"]))
+    ),
     "transpose": OpSpec(lambda c, _op, x: int(c.plan.transpose(x[0]))),  # exchange channels and positions
     "attention": OpSpec(lambda c, op, x: int(c.plan.attention(x, **op.options))),
     # Strided ops: floats of any rank, operands read through views (passes/strided.py).

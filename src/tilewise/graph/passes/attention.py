@@ -141,7 +141,8 @@ def _fused(w: Rewriter, node: Node, operands: tuple[Any, ...], scale: float, mas
     if mask is not None:
         if len(w.shape(mask)) > rank or w.shape(mask)[-1:] != (length,) or rank == 3:
             return None
-        mask = _with_four_axes(w, node, mask)
+        shape = (1,) * (4 - len(w.shape(mask))) + w.shape(mask)  # (batch, heads, queries, keys)
+        mask = w.reshape(node, mask, shape) if isinstance(mask, Value) else mask.reshape(shape)
     if rank == 3:
         lead = _batch_and_heads(w, q)
         q, k, v = (w.reshape(node, x, (*lead, *w.shape(x)[1:])) for x in (q, k, v))
@@ -159,12 +160,6 @@ def _fused(w: Rewriter, node: Node, operands: tuple[Any, ...], scale: float, mas
         scale=1 / math.sqrt(dim) if usual else scale,
     )
     return _heads_of_tokens(w, node, result)
-
-
-def _with_four_axes(w: Rewriter, node: Node, mask: Operand) -> Operand:
-    """Reshape a mask to (batch, heads, queries, keys) by adding leading axes of size 1."""
-    shape = (1,) * (4 - len(w.shape(mask))) + w.shape(mask)
-    return w.reshape(node, mask, shape) if isinstance(mask, Value) else mask.reshape(shape)
 
 
 def _batch_and_heads(w: Rewriter, q: Value) -> Shape:

@@ -98,7 +98,8 @@ def lower_mul(low: Lowering, number: int, node: Node) -> Op | bool | None:
     p, q = operands
     for gate, x in ((p, q), (q, p)):
         op = low.ops.get(gate)
-        if op is not None and _is_sigmoid_of(low, op, gate, x):
+        is_sigmoid = op is not None and op.kind == "affine" and op.weight is None and op.activation == "sigmoid"
+        if op is not None and is_sigmoid and op.inputs == (x,) and low.reader_count(gate) == 1:
             del low.ops[gate]
             low.users[x] -= 1
             return _activate(low, number, replace(node, inputs=(Value(x),), params={}), "silu")
@@ -106,9 +107,3 @@ def lower_mul(low: Lowering, number: int, node: Node) -> Op | bool | None:
     gated = all(len(s) == 4 and s[:2] == node.shape[:2] for s in shapes) and (1, 1) in (shapes[0][2:], shapes[1][2:])
     supported = shapes[0] == shapes[1] or (gated and p not in low.channels_last)
     return Op("mul", (p, q), node.shape, node.layer) if supported else None
-
-
-def _is_sigmoid_of(low: Lowering, op: Op, gate: int, x: int) -> bool:
-    """Whether `gate` is sigmoid(x) and only the current product reads it."""
-    plain = op.kind == "affine" and op.weight is None and op.activation == "sigmoid"
-    return plain and op.inputs == (x,) and low.reader_count(gate) == 1

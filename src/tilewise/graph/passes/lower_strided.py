@@ -121,10 +121,6 @@ def _select(low: Lowering, number: int, node: Node) -> Op | None:
     return _elementwise(low, number, node, [np.asarray(condition), *node.inputs], "select")
 
 
-def _cast(low: Lowering, number: int, node: Node) -> Op | None:
-    return _elementwise(low, number, node, [node.inputs[0]], "copy")
-
-
 # --- reductions and scans ---
 
 
@@ -341,13 +337,12 @@ def _pad(low: Lowering, number: int, node: Node) -> Op | None:
 # The strided rule of each traced operation.
 STRIDED_RULES: dict[str, StridedRule] = {
     **{f.operation.__name__: _elementwise_rule(f.native, *f.attributes) for f in (*UNARY, *BINARY) if f.native},
-    "Copy": _elementwise_rule("copy"),
+    **dict.fromkeys(("Copy", "Cast"), _elementwise_rule("copy")),
     "GeluTanh": _elementwise_rule("gelu_tanh"),
     "Pow": _pow,
     "Clip": _clip,
     "Maximum": _extremum,
     "Where": _select,
-    "Cast": _cast,
     "Sum": _reduce("sum"),
     "Mean": _reduce("mean"),
     "Max": _reduce("max"),
