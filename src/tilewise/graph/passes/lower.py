@@ -104,14 +104,14 @@ class Lowering:
         is_native = self.is_native(self.resolve(self.views[value].source))
         if is_native and self._lower_view(value):
             return True
-        if is_native and self.is_float and (operand := strided_operand(self, Value(value))) is not None:
+        operand = strided_operand(self, Value(value)) if is_native and self.is_float else None
+        del self.views[value]
+        node = self.trace.node(value)
+        if operand is not None:
             channels_last = len(self.shapes[value]) == 4
-            self.ops[value] = copy_op(operand, self.shapes[value], channels_last, self.trace.node(value).layer)
+            self.ops[value] = copy_op(operand, self.shapes[value], channels_last, node.layer)
             self.fix_layout(value, channels_last)
-            del self.views[value]
         else:
-            del self.views[value]
-            node = self.trace.node(value)
             self._materialize_operands(node)
             self.ops[value] = self._python_op(node)
         return True
@@ -151,13 +151,11 @@ class Lowering:
 
     def image(self, value: Value | Array) -> int | None:
         """Return the number of a non-empty value (N, C, H, W) or (N, C), None for other operands."""
-        number = self._operand(value, False, 2, 4)
-        return self._convert(value, False, 2, 4) if number is None else number
+        return self._in_layout(value, False, 2, 4)
 
     def tokens(self, value: Value | Array) -> int | None:
         """Return the number of a non-empty value (B, T, C) or (N, H, W, C), None for other operands."""
-        number = self._operand(value, True, 3, 4)
-        return self._convert(value, True, 3, 4) if number is None else number
+        return self._in_layout(value, True, 3, 4)
 
     def last_axis_channels(self, value: Value | Array) -> int | None:
         """Return the number of a value with two to four axes whose last axis are the channels."""
@@ -177,7 +175,7 @@ class Lowering:
         """Return the numbers of several values that can all have one layout."""
         for channels_last in (False, True):
             if all(channels_last in self._readable_layouts(value) for value in values):
-                operands = [self._operand(v, channels_last, 2, 3, 4) for v in values]
+                operands = [self._in_layout(v, channels_last, 2, 3, 4) for v in values]
                 return [number for number in operands if number is not None]
         return None
 
@@ -192,20 +190,19 @@ class Lowering:
             return ()
         return tuple(last for last in self.possible_layouts(number) if self.is_float or not last)
 
-    def _operand(self, value: Value | Array, channels_last: bool, *ranks: int) -> int | None:
+    def _in_layout(self, value: Value | Array, channels_last: bool, *ranks: int) -> int | None:
+        """Return the number of a value of one of these ranks in a layout, which may be a copy; None if it has none."""
         if not isinstance(value, Value) or len(self.shapes[value.number]) not in ranks:
             return None
         if channels_last not in self._readable_layouts(value):
-            return None
+            return self._convert(value, channels_last) if self.is_float else None
         number = self.resolve(value)
         if not self.is_native(number):
             self.fix_layout(number, channels_last)
         return number
 
-    def _convert(self, value: Value | Array, channels_last: bool, *ranks: int) -> int | None:
+    def _convert(self, value: Value, channels_last: bool) -> int | None:
         """Copy a float value of another layout, or a view that has none, into this layout."""
-        if not self.is_float or not isinstance(value, Value) or len(self.shapes[value.number]) not in ranks:
-            return None
         key = (self.resolve(value), channels_last)
         if key not in self._converted:
             operand = strided_operand(self, value)

@@ -37,20 +37,23 @@ def _spatial(node: OnnxNode, x: Value) -> int:
 
 
 def _setting(node: OnnxNode, name: str, rank: int, least: int, default: int = 1) -> list[int]:
+    """Return a number for each axis that windows move along, at least two: a line is an image of height one."""
     values = list(node.get(name, (default,) * rank))
     if len(values) != rank or any(not isinstance(n, int) or not least <= n < 1 << 31 for n in values):
         raise ShapeError(f"{node} has {name} {tuple(values)[:8]} for {rank} axes")
-    return values
+    return [default] * (2 - rank) + values
 
 
-def _pads(node: OnnxNode, sizes: list[int], kernel: list[int], strides: list[int], dilations: list[int]) -> Pads:
+def _pads(
+    node: OnnxNode, rank: int, sizes: list[int], kernel: list[int], strides: list[int], dilations: list[int]
+) -> Pads:
     """Return the padding (before, after) of each axis."""
-    auto, rank = choice(node, "auto_pad", "NOTSET", _AUTO), len(sizes)
+    auto = choice(node, "auto_pad", "NOTSET", _AUTO)
     if auto == "VALID":
-        return [(0, 0)] * rank
+        return [(0, 0)] * len(sizes)
     if auto == "NOTSET":
         explicit = _setting(node, "pads", 2 * rank, 0, 0)
-        return [(explicit[i], explicit[i + rank]) for i in range(rank)]
+        return [(0, 0)] * (2 - rank) + [(explicit[i], explicit[i + rank]) for i in range(rank)]
     pads = []
     for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
         total = max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
@@ -59,13 +62,19 @@ def _pads(node: OnnxNode, sizes: list[int], kernel: list[int], strides: list[int
     return pads
 
 
-def as_images(x: Tensor) -> Tensor:
+def _as_images(x: Value) -> Tensor:
     """Reshape (N, C, L) to (N, C, 1, L)."""
-    return x if x.ndim == 4 else x.reshape(x.shape[0], x.shape[1], 1, x.shape[2])
+    t = tensor(x)
+    return t.reshape(t.shape[0], t.shape[1], 1, t.shape[2]) if t.ndim == 3 else t
 
 
 def _as_before(y: Tensor, rank: int) -> Tensor:
-    return y if rank == 2 else y.reshape(y.shape[0], y.shape[1], y.shape[3])
+    return y.reshape(y.shape[0], y.shape[1], y.shape[3]) if rank == 1 else y
+
+
+def _check_filters(node: OnnxNode, x: Value, weight: Value, rank: int) -> None:
+    if len(weight.shape) != rank + 2 or not is_float(weight):
+        raise ShapeError(f"{node} has filters of shape {weight.shape} for an input of shape {x.shape}")
 
 
 def _even(pads: Pads) -> bool:
@@ -83,77 +92,61 @@ def _result_size(size: int, pads: tuple[int, int], kernel: int, stride: int) -> 
 
 @operator("Conv")
 def _conv(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """Convolve over one, two or three axes; one axis is an image of height 1."""
+    """Convolve over one, two or three axes."""
     rank = _spatial(node, x)
-    if len(weight.shape) != rank + 2 or not is_float(weight):
-        raise ShapeError(f"{node} has filters of shape {weight.shape} for an input of shape {x.shape}")
-    kernel = list(weight.shape[2:])
-    if tuple(node.get("kernel_shape", tuple(kernel))) != tuple(kernel):
+    _check_filters(node, x, weight, rank)
+    if tuple(node.get("kernel_shape", tuple(weight.shape[2:]))) != tuple(weight.shape[2:]):
         raise ShapeError(f"{node} says its kernel is {node.get('kernel_shape', ())} and has filters {weight.shape}")
+    shift = None if bias is None else tensor(bias)
+    if shift is not None and shift.shape != weight.shape[:1]:
+        raise ShapeError(f"{node} has a bias of shape {shift.shape} for filters {weight.shape}")
+    images, filters = _as_images(x), _as_images(weight)
     strides, dilations = _setting(node, "strides", rank, 1), _setting(node, "dilations", rank, 1)
-    pads = _pads(node, list(x.shape[2:]), kernel, strides, dilations)
+    sizes, kernel = list(images.shape[2:]), list(filters.shape[2:])
+    pads = _pads(node, rank, sizes, kernel, strides, dilations)
     if rank == 3:
-        shift = None if bias is None else tensor(bias)
-        return conv_volume(node, tensor(x), tensor(weight), shift, strides=strides, dilations=dilations, pads=pads)
-    images, filters = as_images(tensor(x)), as_images(tensor(weight))
-    if rank == 1:
-        strides, dilations, pads, kernel = [1, *strides], [1, *dilations], [(0, 0), *pads], [1, *kernel]
+        return conv_volume(node, images, filters, shift, strides=strides, dilations=dilations, pads=pads)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    sizes = zip(images.shape[2:], pads, reach, strides, strict=True)
-    check_size([images.shape[0], filters.shape[0], *(max(_result_size(n, p, k, s), 0) for n, p, k, s in sizes)])
-    check_size([*images.shape[:2], *(n + sum(p) for n, p in zip(images.shape[2:], pads, strict=True))])
+    results = [max(_result_size(*each), 0) for each in zip(sizes, pads, reach, strides, strict=True)]
+    check_size([images.shape[0], filters.shape[0], *results])
+    check_size([*images.shape[:2], *(n + sum(p) for n, p in zip(sizes, pads, strict=True))])
     (top, bottom), (left, right) = pads
     padding = (top, left) if _even(pads) else (top, left, bottom, right)
-    shift = None if bias is None else tensor(bias)
-    if shift is not None and shift.shape != filters.shape[:1]:
-        raise ShapeError(f"{node} has a bias of shape {shift.shape} for filters {weight.shape}")
-    y = F.conv2d(
-        images,
-        filters,
-        shift,
-        (strides[0], strides[1]),
-        padding,
-        node.get("group", 1),
-        dilation=(dilations[0], dilations[1]),
-    )
-    return _as_before(y, rank)
+    stride, dilation = (strides[0], strides[1]), (dilations[0], dilations[1])
+    return _as_before(F.conv2d(images, filters, shift, stride, padding, node.get("group", 1), dilation=dilation), rank)
 
 
 @operator("ConvTranspose")
 def _conv_transpose(node: OnnxNode, x: Value, weight: Value, bias: Value | None = None) -> Value:
     """Compute a transposed convolution, padded or cropped to the size that the node asks for."""
     rank = _spatial(node, x)
-    if len(weight.shape) != rank + 2 or not is_float(weight):
-        raise ShapeError(f"{node} has filters of shape {weight.shape} for an input of shape {x.shape}")
-    kernel = list(weight.shape[2:])
+    _check_filters(node, x, weight, rank)
+    images, filters = _as_images(x), _as_images(weight)
     strides, dilations = _setting(node, "strides", rank, 1), _setting(node, "dilations", rank, 1)
-    extra = _setting(node, "output_padding", rank, 0, 0)
-    sizes = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(x.shape[2:], strides, kernel, dilations, strict=True)]
-    pads = _transposed_pads(node, x, sizes, strides, extra)
-    groups = node.get("group", 1)
+    extra, groups = _setting(node, "output_padding", rank, 0, 0), node.get("group", 1)
+    every = zip(images.shape[2:], strides, filters.shape[2:], dilations, strict=True)
+    sizes = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in every]
+    pads = _transposed_pads(node, rank, images, sizes, strides, extra)
     check_size([x.shape[0], weight.shape[1] * max(groups, 1), *(n + e for n, e in zip(sizes, extra, strict=True))])
-    images, filters = as_images(tensor(x)), as_images(tensor(weight))
-    if rank == 1:
-        strides, dilations, pads, extra = [1, *strides], [1, *dilations], [(0, 0), *pads], [0, *extra]
     if dilations != [1, 1]:
         check_size([*filters.shape[:2], *((k - 1) * d + 1 for k, d in zip(filters.shape[2:], dilations, strict=True))])
         filters = apply(resampling.Dilate, filters, step=(dilations[0], dilations[1]))
     full = F.conv_transpose2d(images, filters, None, (strides[0], strides[1]), groups=groups)
     y = _crop_result(full, pads, extra, node)
-    y = y if bias is None else y + tensor(bias).reshape(-1, 1, 1)
-    return _as_before(y, rank)
+    return _as_before(y if bias is None else y + tensor(bias).reshape(-1, 1, 1), rank)
 
 
-def _transposed_pads(node: OnnxNode, x: Value, sizes: list[int], strides: list[int], extra: list[int]) -> Pads:
+def _transposed_pads(
+    node: OnnxNode, rank: int, images: Tensor, sizes: list[int], strides: list[int], extra: list[int]
+) -> Pads:
     """Return the crop before and after each axis of the full result; `extra` grows if more is needed."""
-    auto, rank = choice(node, "auto_pad", "NOTSET", _AUTO), len(sizes)
-    target = node.get("output_shape", ())
+    auto, target = choice(node, "auto_pad", "NOTSET", _AUTO), node.get("output_shape", ())
     if not target and auto in ("NOTSET", "VALID"):
-        return _pads(node, list(x.shape[2:]), sizes, strides, [1] * rank)
+        return _pads(node, rank, list(images.shape[2:]), sizes, strides, [1, 1])
     if target and (len(target) != rank or min(target) < 1):
         raise ShapeError(f"{node} wants a result of {target[:8]}")
-    if not target:
-        target = tuple(n * s for n, s in zip(x.shape[2:], strides, strict=True))
+    lifted = [n * s for n, s in zip(images.shape[2:], strides, strict=True)] if not target else [1] * (2 - rank)
+    target = (*lifted, *target)
     pads = []
     for i, size in enumerate(target):
         extra[i] = max(extra[i], size - sizes[i])
@@ -193,20 +186,18 @@ def _with_ceiling(node: OnnxNode, sizes: list[int], kernel: list[int], strides: 
 
 @operator("MaxPool", "AveragePool")
 def _pool(node: OnnxNode, x: Value) -> Value:
-    """Pool over one, two or three axes; one axis is an image of height 1."""
+    """Pool over one, two or three axes."""
     rank = _spatial(node, x)
     kernel, strides = _setting(node, "kernel_shape", rank, 1), _setting(node, "strides", rank, 1)
     if set(node.get("dilations", (1,))) != {1} or len(node.outputs) > 1:
         raise ShapeError(f"{node} has windows with holes, or asks for positions, which tilewise does not compute")
-    sizes = list(x.shape[2:])
-    requested = _pads(node, sizes, kernel, strides, [1] * rank)
+    images = _as_images(x)
+    sizes = list(images.shape[2:])
+    requested = _pads(node, rank, sizes, kernel, strides, [1] * len(sizes))
     pads = _with_ceiling(node, sizes, kernel, strides, requested)
     if rank == 3:
-        return pool_volume(node, tensor(x), kernel, strides, pads)
-    images = as_images(tensor(x))
-    if rank == 1:
-        kernel, strides, pads, requested = [1, *kernel], [1, *strides], [(0, 0), *pads], [(0, 0), *requested]
-    check_size([*images.shape[:2], *(n + sum(p) for n, p in zip(images.shape[2:], pads, strict=True))])
+        return pool_volume(node, images, kernel, strides, pads)
+    check_size([*images.shape[:2], *(n + sum(p) for n, p in zip(sizes, pads, strict=True))])
     average = node.op == "AveragePool"
     scale = _share_of_windows(node, images, kernel, strides, pads, requested) if average else None
     small = all(2 * p[0] <= k for p, k in zip(pads, kernel, strict=True))
