@@ -7,7 +7,7 @@ scale per stored row. Sequences of a batch may have different lengths. A full ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
+from tilewise.tensor import Array
 
-Array = npt.NDArray[Any]
 Positions = int | slice | Sequence[int] | Array
 
+_ARRAYS = ("keys", "values", "key_scales", "value_scales", "lengths")  # of a cache
 _KINDS = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
 
 
@@ -155,22 +156,22 @@ class KVCache:
         """Copy the cache with every sequence repeated `copies` times, for several continuations of one prompt."""
         if not is_integer(copies) or copies < 1:
             raise ConfigurationError(f"copies must be an integer of at least 1, not {copies!r}")
-        other = KVCache(self.max_seq_len, self.n_heads, self.head_dim, dtype=self.kind, overflow=self.overflow)
-        other.batch_size = None if self.batch_size is None else self.batch_size * copies
-        for name in ("keys", "values", "key_scales", "value_scales", "lengths"):
-            array = getattr(self, name)
-            setattr(other, name, None if array is None else np.repeat(array, copies, 1))
-        return other
+        batch_size = None if self.batch_size is None else self.batch_size * copies
+        return self._with_arrays(batch_size, lambda array: np.repeat(array, copies, 1))
 
     def sequence(self, layer: int, index: int) -> KVCache:
         """View one sequence of one layer as a cache that shares this one's memory."""
         if not 0 <= layer < self.n_layers or not 0 <= index < (self.batch_size or 0):
             raise ShapeError(f"the cache has {self.n_layers} layers and {self.batch_size} sequences")
+        return self._with_arrays(1, lambda array: array[layer : layer + 1, index : index + 1])
+
+    def _with_arrays(self, batch_size: int | None, select: Callable[[Array], Array]) -> KVCache:
+        """Return a cache of the same kind that holds what `select` makes of each array of this one."""
         other = KVCache(self.max_seq_len, self.n_heads, self.head_dim, dtype=self.kind, overflow=self.overflow)
-        other.batch_size = 1
-        for name in ("keys", "values", "key_scales", "value_scales", "lengths"):
+        other.batch_size = batch_size
+        for name in _ARRAYS:
             array = getattr(self, name)
-            setattr(other, name, None if array is None else array[layer : layer + 1, index : index + 1])
+            setattr(other, name, None if array is None else select(array))
         return other
 
     # --- memory and checks ---
@@ -199,12 +200,11 @@ class KVCache:
         if batch != self.batch_size:
             raise ShapeError(f"this cache is for {self.batch_size} sequences, not {batch}")
         if layer >= self.n_layers:
-            before = [self.keys, self.values, self.key_scales, self.value_scales, self.lengths]
+            before = [getattr(self, name) for name in _ARRAYS]
             self._allocate(layer + 1)
-            after = [self.keys, self.values, self.key_scales, self.value_scales, self.lengths]
-            for old, new in zip(before, after, strict=True):
-                if old is not None and new is not None:
-                    new[: len(old)] = old
+            for name, old in zip(_ARRAYS, before, strict=True):
+                if old is not None:
+                    getattr(self, name)[: len(old)] = old
 
     def _check_fit(self, starts: Array, count: int) -> None:
         """Raise if `count` new positions after `starts` do not fit and the cache does not slide."""

@@ -13,19 +13,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.generate.cache import KVCache
 from tilewise.nn import GPT, Embedding, Linear
 from tilewise.nn.decoder_config import LlamaConfig
-from tilewise.tensor import no_grad
+from tilewise.tensor import Array, no_grad
 
 if TYPE_CHECKING:
     from tilewise.nn import Llama
 
-Array = npt.NDArray[Any]
 LanguageModel: TypeAlias = "GPT | Llama"
 Engine: TypeAlias = "NativeEngine | ModelEngine"
 _Q8_0 = 8  # GGUF's number of the format

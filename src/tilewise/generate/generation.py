@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._wording import pluralize
 from tilewise.errors import ConfigurationError, ShapeError
@@ -20,9 +19,8 @@ from tilewise.generate.engine import LanguageModel, head_shape, make_engine, new
 from tilewise.nn import GPT
 from tilewise.nn.decoder_config import LlamaConfig
 from tilewise.nn.self_planning import layer_by_layer
-from tilewise.tensor import no_grad
+from tilewise.tensor import Array, no_grad
 
-Array = npt.NDArray[Any]
 NextLogits = Callable[[Array], Array]  # maps the previous tokens (B,) to logits (B, vocabulary)
 END_OF_SEQUENCE = -1
 
@@ -82,37 +80,20 @@ def generate(
         if cache is not None:
             raise ConfigurationError("a cache needs use_cache=True")
         next_logits = _uncached(model, prompts)
-    return _generate(
-        next_logits,
-        sampler,
-        max_new_tokens,
-        stops=stops,
-        rng=np.random.default_rng(seed),
-        batch=len(prompts),
-        single=single,
-    )
+    rng, running = np.random.default_rng(seed), np.ones(len(prompts), bool)
 
+    def new_tokens() -> Iterator[Any]:
+        """Sample tokens for every sequence, until all sequences have produced a stop token."""
+        tokens = np.empty(0, np.int64)  # empty: the first call computes the prompts
+        for _ in range(max_new_tokens):
+            tokens = sampler.pick(next_logits(tokens), rng)
+            yield int(tokens[0]) if single else np.where(running, tokens, END_OF_SEQUENCE)
+            if stops:
+                running[np.isin(tokens, list(stops))] = False
+                if not running.any():
+                    return
 
-def _generate(
-    next_logits: NextLogits,
-    sampler: Sampler,
-    count: int,
-    *,
-    stops: frozenset[int],
-    rng: np.random.Generator,
-    batch: int,
-    single: bool,
-) -> Iterator[Any]:
-    """Sample up to `count` tokens per sequence, until all sequences have produced a stop token."""
-    tokens = np.empty(0, np.int64)  # empty: the first call computes the prompts
-    running = np.ones(batch, bool)
-    for _ in range(count):
-        tokens = sampler.pick(next_logits(tokens), rng)
-        yield int(tokens[0]) if single else np.where(running, tokens, END_OF_SEQUENCE)
-        if stops:
-            running &= ~np.isin(tokens, list(stops))
-            if not running.any():
-                return
+    return new_tokens()
 
 
 def _cached(model: LanguageModel, prompts: list[Array], cache: KVCache, weights: str, start: int) -> NextLogits:

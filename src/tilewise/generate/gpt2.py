@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.io import load
 from tilewise.models import GPT_SIZES
 from tilewise.models.saved import check_gpt_size
 from tilewise.nn import GPT
-
-Array = npt.NDArray[Any]
+from tilewise.tensor import Array
 
 _BLOCK = {
     "ln_1.weight": "norm1.weight",

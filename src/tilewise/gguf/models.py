@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
@@ -25,8 +24,8 @@ from tilewise.gguf.tokenizers import Tokenizer, tokenizer_of
 from tilewise.nn import Embedding, Linear, Llama, LlamaConfig, Parameter
 from tilewise.nn.decoder_config import rotary_frequencies
 from tilewise.quantize.block_linear import BlockEmbedding, BlockLinear
+from tilewise.tensor import Array
 
-Array = npt.NDArray[Any]
 _MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24  # guard against hostile files
 
 

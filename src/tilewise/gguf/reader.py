@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._files import convert_read_errors, open_input
 from tilewise.errors import FileFormatError
 from tilewise.gguf.tensors import KINDS, TensorKind
+from tilewise.tensor import Array
 
-Array = npt.NDArray[Any]
 Path = str | os.PathLike[str]
 # Limits on input files, far above those of any model.
 _MAX_BYTES = 1 << 40

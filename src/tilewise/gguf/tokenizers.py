@@ -18,11 +18,10 @@ from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.tensor import Array
 
-Array = npt.NDArray[Any]
 _SPACE = "▁"
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # token types of the format
 _MAX_TOKENS = 1 << 21  # guards against hostile files

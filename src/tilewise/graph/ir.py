@@ -142,3 +142,13 @@ class Op:
     def dilation(self) -> Pair:
         pair: Pair = self.options.get("dilation", (1, 1))
         return pair
+
+
+def unique_name(name: str, names: set[str], separator: str = ".") -> str:
+    """Return `name`, with a number if it is among `names` already, and add it to them."""
+    candidate, count = name, 1
+    while candidate in names:
+        count += 1
+        candidate = f"{name}{separator}{count}"
+    names.add(candidate)
+    return candidate

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.errors import FileFormatError
-
-Array = npt.NDArray[Any]
+from tilewise.tensor import Array
 
 
 @dataclass(frozen=True)

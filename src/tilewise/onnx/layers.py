@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from tilewise import nn
+from tilewise.graph.ir import Array, unique_name
 from tilewise.nn import Buffer, Module, Parameter, Sequential
-from tilewise.onnx.graph import Array, OnnxGraph, OnnxNode
+from tilewise.onnx.graph import OnnxGraph, OnnxNode
 from tilewise.onnx.operators import TABLE
 
 Weights = list[Array | None]  # of a node's inputs: the constant, or None where it is computed
@@ -286,12 +287,7 @@ def with_ends(steps: list[LayerCall], outputs: set[str]) -> Iterator[LayerCall]:
 def unique(name: str, used_names: set[str]) -> str:
     """Return an attribute name close to that of a node or value, unique among `used_names`, and add it to them."""
     base = re.sub(r"[^0-9A-Za-z_.]+", "_", name.lstrip("/").replace("/", ".")) or "value"
-    candidate, count = base, 1
-    while candidate in used_names:
-        count += 1
-        candidate = f"{base}_{count}"
-    used_names.add(candidate)
-    return candidate
+    return unique_name(base, used_names, "_")
 
 
 class Builder:

@@ -18,11 +18,11 @@ import numpy as np
 from tilewise.errors import DtypeError, FileFormatError, ShapeError, TilewiseError, UnavailableError
 from tilewise.nn import Module, Parameter
 from tilewise.onnx import layers
-from tilewise.onnx.graph import Array, OnnxGraph, Port
+from tilewise.onnx.graph import OnnxGraph, Port
 from tilewise.onnx.layers import Builder, LayerCall, unique, with_ends
 from tilewise.onnx.operators import TABLE, Value, array, limit_sizes, most_alive, tensor
 from tilewise.onnx.reader import one_line, read_graph
-from tilewise.tensor import Tensor
+from tilewise.tensor import Array, Tensor
 
 
 def load(path: str | os.PathLike[str]) -> Network:

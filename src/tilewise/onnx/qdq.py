@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import ConfigurationError
-from tilewise.graph.ir import Op, Value
+from tilewise.graph.ir import Array, Op, Value
 from tilewise.graph.op_specs import NATIVE_OPS
 from tilewise.graph.op_specs.functions import write_activation
 from tilewise.onnx.emit import EMITTERS, Emission
-from tilewise.onnx.graph import Array, Port
+from tilewise.onnx.graph import Port
 from tilewise.onnx.writer import OPSET, OnnxWriter
 from tilewise.quantize.lowering import KEEPS_PARAMETERS
 from tilewise.quantize.operators import Affine

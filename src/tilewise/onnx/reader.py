@@ -12,6 +12,7 @@ import importlib.util
 import math
 import os
 import sys
+from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,8 +21,9 @@ import numpy as np
 
 from tilewise._files import convert_read_errors, open_input, read_input
 from tilewise.errors import DtypeError, FileFormatError, TilewiseError, UnavailableError
-from tilewise.onnx.graph import Array, OnnxGraph, OnnxNode, Port, in_order
+from tilewise.onnx.graph import OnnxGraph, OnnxNode, Port, in_order
 from tilewise.onnx.wire import Location, read_skeleton
+from tilewise.tensor import Array
 
 Weights = tuple[BufferedReader, list[Location | None]]  # a file, and where in it each initializer's numbers lie
 
@@ -174,24 +176,22 @@ def _node(node: Any, index: int, opset: int, constants: _Constants) -> OnnxNode:
     return OnnxNode(name, op, tuple(map(str, node.input)), tuple(map(str, node.output)), attributes, opset)
 
 
+_ATTRIBUTES: dict[int, Callable[[Any], Any]] = {
+    1: lambda a: float(a.f),
+    2: lambda a: int(a.i),
+    3: lambda a: a.s.decode("utf-8", "replace"),
+    6: lambda a: tuple(map(float, a.floats)),
+    7: lambda a: tuple(map(int, a.ints)),
+    8: lambda a: tuple(s.decode("utf-8", "replace") for s in a.strings),
+}
+
+
 def _attribute(attribute: Any, node: str, constants: _Constants) -> Any:
     """Convert a setting of a node by ONNX's numbers for the kinds of settings."""
-    kind = attribute.type
-    if kind == 1:
-        return float(attribute.f)
-    if kind == 2:
-        return int(attribute.i)
-    if kind == 3:
-        return attribute.s.decode("utf-8", "replace")
-    if kind == 4:
+    if attribute.type == 4:
         return constants.decode(attribute.t, f"the setting {attribute.name} of {node}")
-    if kind == 6:
-        return tuple(map(float, attribute.floats))
-    if kind == 7:
-        return tuple(map(int, attribute.ints))
-    if kind == 8:
-        return tuple(s.decode("utf-8", "replace") for s in attribute.strings)
-    return None  # a graph or a type: of operations that are not supported
+    decode = _ATTRIBUTES.get(attribute.type)  # others are a graph or a type: of operations that are not supported
+    return None if decode is None else decode(attribute)
 
 
 def _without_constants(nodes: list[OnnxNode], constants: dict[str, Array]) -> list[OnnxNode]:
@@ -210,12 +210,9 @@ def _without_constants(nodes: list[OnnxNode], constants: dict[str, Array]) -> li
 
 def _constant_value(node: OnnxNode) -> Array | None:
     """Return the array of a Constant node, or None if its attribute is not supported."""
-    for name, kind in (("value", None), ("value_float", np.float32), ("value_int", np.int64)):
-        value = node.attributes.get(name)
-        if value is not None:
-            return np.asarray(value, kind)
-    for name, kind in (("value_floats", np.float32), ("value_ints", np.int64)):
-        if name in node.attributes:
+    kinds = {"value": None, "value_float": np.float32, "value_int": np.int64}
+    for name, kind in {**kinds, "value_floats": np.float32, "value_ints": np.int64}.items():
+        if node.attributes.get(name) is not None:
             return np.asarray(node.attributes[name], kind)
     return None
 

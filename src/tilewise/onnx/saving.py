@@ -16,11 +16,11 @@ import numpy as np
 
 from tilewise import nn
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.graph.ir import Node, Trace, Value
+from tilewise.graph.ir import Array, Node, Trace, Value
 from tilewise.graph.trace import trace
 from tilewise.nn import Module, Sequential
 from tilewise.onnx.emit import EMITTERS, Emission, sides
-from tilewise.onnx.graph import Array, OnnxNode, Port
+from tilewise.onnx.graph import OnnxNode, Port
 from tilewise.onnx.layers import LayerCall, Operator
 from tilewise.onnx.network import Network
 from tilewise.onnx.writer import OnnxWriter

@@ -11,7 +11,8 @@ import numpy as np
 
 from tilewise._atomic import write_atomic
 from tilewise.errors import DtypeError, FileFormatError
-from tilewise.onnx.graph import Array, Port
+from tilewise.graph.ir import Array, unique_name
+from tilewise.onnx.graph import Port
 from tilewise.onnx.reader import onnx_package
 
 OPSET = 17
@@ -32,12 +33,7 @@ class OnnxWriter:
 
     def name(self, preferred: str) -> str:
         """Return the name, or a similar one that is not in use."""
-        name, count = preferred, 1
-        while name in self._names:
-            count += 1
-            name = f"{preferred}_{count}"
-        self._names.add(name)
-        return name
+        return unique_name(preferred, self._names, "_")
 
     def node(self, op: str, inputs: Sequence[str], outputs: int | Sequence[str] = 1, **attributes: Any) -> Any:
         """Add a node; return the name of its result, or a list of names if several were requested."""

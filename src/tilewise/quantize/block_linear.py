@@ -10,14 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, GradientError, ShapeError
 from tilewise.nn import Module
-from tilewise.tensor import Tensor, is_grad_enabled
-
-Array = npt.NDArray[Any]
+from tilewise.tensor import Array, Tensor, is_grad_enabled
 
 
 class BlockLinear(Module):

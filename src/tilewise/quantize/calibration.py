@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._atomic import write_atomic
 from tilewise._files import read_json_input
 from tilewise.errors import AccuracyError, ConfigurationError, FileFormatError, ShapeError, TilewiseError
-from tilewise.graph.ir import Op
+from tilewise.graph.ir import Array, Op
 from tilewise.nn import Module
 from tilewise.quantize.graph import FloatGraph, trace
 from tilewise.quantize.parameters import AffineParameters, affine_from_range
 from tilewise.tensor import Tensor
 
-Array = npt.NDArray[Any]
 _DEVIATIONS = 6  # standard deviations around its mean that a channel's range covers at least; set by hand
 # Share of a range that is added to it after one image, half as much after four: for results with one value per channel,
 # and for the network's result. Set by hand.

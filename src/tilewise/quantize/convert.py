@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise import nn
 from tilewise._extension import native
@@ -36,12 +35,11 @@ from tilewise.quantize.mixed_precision import (
 from tilewise.quantize.model import QuantizedModel
 from tilewise.quantize.parameters import QuantizedArray
 from tilewise.quantize.saturation import GptqRounding
-from tilewise.tensor import Tensor, no_grad
+from tilewise.tensor import Array, Tensor, no_grad
 
 if TYPE_CHECKING:
     from tilewise.quantize.model import QuantizedModel
 
-Array = npt.NDArray[Any]
 Evaluate = Callable[[Module], float]
 # Ratios of the measured error to max_error, with 16 bits. Up to the first, layers are kept in float to reach max_error:
 # beyond it there is a fault, which float layers would hide. Up to the second, a model is returned with a warning.

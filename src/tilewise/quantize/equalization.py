@@ -10,18 +10,15 @@ those of the network's result, are not scaled.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tilewise.graph.ir import Op
+from tilewise.graph.ir import Array, Op
 from tilewise.graph.op_specs.functions import is_leaky
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.parameters import AffineParameters
 
-Array = npt.NDArray[Any]
 EqualizationScales = list[Array]  # per step, one scale per channel
 # Activations that commute with a positive scale; ReLU6 does because scaled values are kept below 6.
 _PROPORTIONAL = ("", "relu", "relu6")

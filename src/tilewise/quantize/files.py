@@ -10,10 +10,9 @@ import os
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
-from tilewise.graph.ir import Op
+from tilewise.graph.ir import Array, Op
 from tilewise.graph.op_specs import Quantization, kinds_with
 from tilewise.graph.op_specs.functions import is_leaky, leaky_slope
 from tilewise.io import load_arrays, save
@@ -28,7 +27,6 @@ from tilewise.quantize.reference import ACTIVATION_FUNCTIONS
 from tilewise.quantize.traced_files import NodeReader, NodeWriter, TracedModel, decode_trace, encode_trace
 from tilewise.tensor import Tensor
 
-Array = npt.NDArray[Any]
 _FORMAT = "tilewise quantized model 3"
 _TRACED = "tilewise traced quantized model 1"  # dynamically quantized: a list of operations
 _KINDS = ("input", "python", *kinds_with(*Quantization))

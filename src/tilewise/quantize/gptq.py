@@ -8,12 +8,11 @@ decide how much a column can compensate for another. The caller chooses the grid
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from tilewise.tensor import Array
+
 _DAMPING = 0.01  # added to the diagonal, as a share of its mean (GPTQ's percdamp)
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
-from tilewise.graph.ir import Node, Op, Value
+from tilewise.graph.ir import Array, Node, Op, Value, unique_name
 from tilewise.graph.op_specs import NATIVE_OPS, Quantization, kinds_with
 from tilewise.graph.passes.lower import Lowering
 from tilewise.graph.passes.patterns import match_patterns
@@ -24,7 +22,6 @@ from tilewise.nn import Module
 from tilewise.ops.shapes import Reshape
 from tilewise.tensor import no_grad
 
-Array = npt.NDArray[Any]
 # Float steps that the native graph runs between integer ones.
 NATIVE_NORMS = kinds_with(Quantization.FLOAT)
 
@@ -116,13 +113,3 @@ def trace(model: Module, example: Array) -> FloatGraph:
     if last != len(graph.steps) - 1:  # the input or an inner step is the result
         graph.steps.append(Op("identity", (last,), graph.steps[last].shape, unique_name("result", names)))
     return graph
-
-
-def unique_name(name: str, names: set[str]) -> str:
-    """Return `name`, with a number if it is among `names` already, and add it to them."""
-    candidate, count = name, 1
-    while candidate in names:
-        count += 1
-        candidate = f"{name}.{count}"
-    names.add(candidate)
-    return candidate

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
@@ -32,9 +31,8 @@ from tilewise.quantize.parameters import (
 )
 from tilewise.quantize.reference import Four, NumpyInt8Layer
 from tilewise.quantize.saturation import avx2_products, saturation_safe_weights
-from tilewise.tensor import Tensor, apply, is_grad_enabled, no_grad
+from tilewise.tensor import Array, Tensor, apply, is_grad_enabled, no_grad
 
-Array = npt.NDArray[Any]
 Pair = tuple[int, int]
 _LARGEST_BIAS = 2**30  # leaves half of 32 bits to the products
 _LARGEST_SUM = 2**31 - 1  # int32 accumulators

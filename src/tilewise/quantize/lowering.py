@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tilewise.graph.ir import Op
+from tilewise.graph.ir import Array, Op
 from tilewise.graph.op_specs import Quantization, kinds_with
 from tilewise.quantize import operators
 from tilewise.quantize.calibration import Calibration
@@ -19,7 +18,6 @@ from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, affine
 if TYPE_CHECKING:
     from tilewise.quantize.model import QuantizedModel
 
-Array = npt.NDArray[Any]
 Stored = dict[str, Array] | None  # the arrays of a layer that was read from a file
 Lower = Callable[["QuantizedModel", int, Op, Stored], Any]
 # Operators whose results have the quantization parameters of their input.

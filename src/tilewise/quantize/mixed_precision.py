@@ -19,9 +19,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tilewise.graph.ir import Op
+from tilewise.graph.ir import Array, Op
 from tilewise.quantize.calibration import ACTIVATION_ENDS, Calibration, EvaluatedBatch
 from tilewise.quantize.equalization import EqualizationScales, equalization_scales, equalize
 from tilewise.quantize.graph import FloatGraph
@@ -32,7 +31,6 @@ from tilewise.quantize.reference import APPROXIMATION_END
 from tilewise.quantize.saturation import GptqRounding
 from tilewise.tensor import no_grad
 
-Array = npt.NDArray[Any]
 Int16Reasons = dict[int, str]  # per group of tied values, by its first step: why it has int16
 Build = Callable[[Int16Reasons, GptqRounding | None], Any]
 # Most images that are held out of calibration for validation, and images whose results must stay within the bound, also

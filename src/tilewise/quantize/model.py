@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError, TilewiseError
-from tilewise.graph.ir import Node, Op
+from tilewise.graph.ir import Array, Node, Op
 from tilewise.graph.ir import Value as TracedValue
 from tilewise.graph.trace import trace as trace_module
 from tilewise.nn import Module
@@ -36,7 +35,6 @@ from tilewise.quantize.plan import Product, Segment, segments
 from tilewise.quantize.saturation import GptqRounding
 from tilewise.tensor import Tensor, no_grad
 
-Array = npt.NDArray[Any]
 Value = QuantizedArray | Array
 _ONE = np.ones(1, np.float32)
 

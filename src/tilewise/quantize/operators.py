@@ -11,15 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tilewise.graph.ir import Op
+from tilewise.graph.ir import Array, Op
 from tilewise.graph.op_specs import NATIVE_OPS, EmitContext
 from tilewise.graph.op_specs.layers import pool_windows, pooled_values
 from tilewise.quantize.parameters import AffineParameters, QuantizedArray, as_image, image_values, round_up
 from tilewise.quantize.reference import Int16OutputStage, Uint8OutputStage, is_curved, multiply_by_fractions
 
-Array = npt.NDArray[Any]
 OutputStage = Uint8OutputStage | Int16OutputStage
 F = np.float32
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError, type_name
+from tilewise.tensor import Array
 
-Array = npt.NDArray[Any]
 INT16_MAX = 32767  # largest magnitude of an int16 activation
 MIN_INT16_LIMIT = 4095  # smallest limit of int16 activations, even if sums of thousands of products read them
 # 2**24 times the smallest normal float32 number: products and quotients with 24-bit integers stay normal.

@@ -13,7 +13,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
@@ -21,11 +20,11 @@ from tilewise.graph.op_specs import NATIVE_OPS, EmitContext
 from tilewise.quantize.graph import NATIVE_NORMS
 from tilewise.quantize.parameters import QuantizedArray
 from tilewise.quantize.reference import NumpyInt8Layer
+from tilewise.tensor import Array
 
 if TYPE_CHECKING:
     from tilewise.quantize.model import QuantizedModel
 
-Array = npt.NDArray[Any]
 Value = QuantizedArray | Array
 
 

@@ -9,14 +9,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.graph.op_specs.functions import is_leaky, leaky_slope
+from tilewise.tensor import Array
 
-Array = npt.NDArray[Any]
 Pair = tuple[int, int]
 Four = tuple[int, int, int, int]
 F = np.float32

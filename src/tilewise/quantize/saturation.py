@@ -11,17 +11,14 @@ instruction set either way. `GptqRounding` rounds the convolutions of a model wi
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tilewise.graph.ir import Op
+from tilewise.graph.ir import Array, Op
 from tilewise.quantize.gptq import inverse_factor, round_columns
 from tilewise.quantize.graph import FloatGraph
 from tilewise.quantize.parameters import QuantizedWeights, broadcast_scale, checked_weights, rounded_weights
 
-Array = npt.NDArray[Any]
 _LARGEST_ACTIVATION, _LARGEST_SUM = 255, 32767
 _GROUP = 4  # channels that are stored next to each other: two pairs
 _MAX_CHANNELS = 2048  # arbitrary; the second moments of an input take this many squared floats

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, ShapeError
-from tilewise.graph.ir import Node, Trace, Value
+from tilewise.graph.ir import Array, Node, Trace, Value
 from tilewise.graph.trace import trace
 from tilewise.nn import Module
 from tilewise.nn.resampling import Taps
@@ -25,7 +24,6 @@ from tilewise.ops.base import Operation
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.tensor import Tensor, apply, no_grad
 
-Array = npt.NDArray[Any]
 # Operations that hold functions or random generators, which are not data.
 _NOT_STORED = ("Computed", "Dropout")
 _OPERATION_MODULES = (

@@ -16,14 +16,12 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise import ops
 from tilewise.errors import DtypeError, FileFormatError, GradientError, ShapeError, UnavailableError
 from tilewise.onnx.graph import OnnxNode
-from tilewise.tensor import Tensor, apply
+from tilewise.tensor import Array, Tensor, apply
 
-Array = npt.NDArray[Any]
 Value = Tensor | Array
 Run = Callable[..., Any]  # (node, *values) to a value, or a tuple of them
 

@@ -13,7 +13,6 @@ from tilewise.graph.op_specs.functions import BINARY, UNARY
 from tilewise.nn import functional as F
 from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
-    Array,
     Value,
     are_constants,
     array,
@@ -28,7 +27,7 @@ from tilewise.onnx.operators.base import (
     tensor,
 )
 from tilewise.onnx.reader import dtype_of
-from tilewise.tensor import Tensor, apply, where
+from tilewise.tensor import Array, Tensor, apply, where
 
 
 def _integer_division(a: Array, b: Array) -> Array:

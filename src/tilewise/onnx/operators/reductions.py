@@ -12,7 +12,6 @@ from tilewise.errors import DtypeError, FileFormatError, ShapeError
 from tilewise.nn import functional as F
 from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
-    Array,
     Value,
     are_constants,
     array,
@@ -26,7 +25,7 @@ from tilewise.onnx.operators.base import (
     same_type,
     tensor,
 )
-from tilewise.tensor import Tensor
+from tilewise.tensor import Array, Tensor
 
 Axes = tuple[int, ...]
 

@@ -13,7 +13,6 @@ from tilewise.nn import functional as F
 from tilewise.nn import resampling
 from tilewise.onnx.graph import OnnxNode
 from tilewise.onnx.operators.base import (
-    Array,
     Value,
     are_constants,
     array,
@@ -28,7 +27,7 @@ from tilewise.onnx.operators.base import (
     same_type,
     tensor,
 )
-from tilewise.tensor import Tensor, apply, cat
+from tilewise.tensor import Array, Tensor, apply, cat
 
 
 def _reshaped(x: Value, shape: tuple[int, ...]) -> Value:

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, FileFormatError, ShapeError
@@ -25,9 +24,8 @@ from tilewise.quantize.block_linear import BlockLinear
 from tilewise.quantize.calibration import check_model
 from tilewise.quantize.dynamic import replace_linear_layers
 from tilewise.quantize.four_bits.blocks import BLOCK, Blocks, round_blocks
-from tilewise.tensor import Tensor, no_grad
+from tilewise.tensor import Array, Tensor, no_grad
 
-Array = npt.NDArray[Any]
 _MOST_MOMENTS = 1 << 28  # floats of second moments that are collected in one pass over the data
 
 

@@ -9,15 +9,13 @@ errors are weighted by them, and each column's error is compensated by the colum
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError
 from tilewise.quantize.gptq import inverse_factor, round_columns
+from tilewise.tensor import Array
 
-Array = npt.NDArray[Any]
 BLOCK = 32
 _LARGEST = 12  # exponent of the largest weight of an output in its units: float16 holds it
 _ROWS = 1 << 15  # blocks rounded at a time: bounds the temporary arrays
