@@ -152,3 +152,8 @@ def unique_name(name: str, names: set[str], separator: str = ".") -> str:
         candidate = f"{name}{separator}{count}"
     names.add(candidate)
     return candidate
+
+
+def four_sides(padding: tuple[int, ...]) -> tuple[int, ...]:
+    """Return padding as (top, left, bottom, right)."""
+    return padding if len(padding) == 4 else (*padding, *padding)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import ConfigurationError
-from tilewise.graph.ir import Node, Value
+from tilewise.graph.ir import Node, Value, four_sides
 from tilewise.graph.op_specs.functions import ACTIVATIONS, BINARY, UNARY, Activation, Function, write_activation
 from tilewise.onnx.writer import OnnxWriter
 
@@ -237,13 +237,12 @@ def _linear(e: Emission) -> str:
     return finish(e, y if len(e.inputs) == 2 else e.node("Add", y, e.inputs[2]))
 
 
-def sides(padding: Any) -> list[int]:
-    """Return padding (rows, columns) or (top, left, bottom, right) in ONNX's order of four sides."""
-    return [*padding, *padding] if len(padding) == 2 else list(padding)
-
-
 def _window(e: Emission) -> dict[str, Any]:
-    return {"strides": list(e.param("stride")), "pads": sides(e.param("padding")), "group": e.param("groups")}
+    return {
+        "strides": list(e.param("stride")),
+        "pads": list(four_sides(e.param("padding"))),
+        "group": e.param("groups"),
+    }
 
 
 def _conv(e: Emission) -> str:

@@ -16,10 +16,10 @@ import numpy as np
 
 from tilewise import nn
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.graph.ir import Array, Node, Trace, Value
+from tilewise.graph.ir import Array, Node, Trace, Value, four_sides
 from tilewise.graph.trace import trace
 from tilewise.nn import Module, Sequential
-from tilewise.onnx.emit import EMITTERS, Emission, sides
+from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import OnnxNode, Port
 from tilewise.onnx.layers import LayerCall, Operator
 from tilewise.onnx.network import Network
@@ -111,7 +111,7 @@ def _features(layers: list[Module], x: Array) -> int:
         if isinstance(layer, nn.Linear):
             return int(c * h * w)
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
-            (sh, sw), pads = layer.stride, sides(layer.padding)
+            (sh, sw), pads = layer.stride, four_sides(layer.padding)
             dilation = layer.dilation if isinstance(layer, nn.Conv2d) else (1, 1)
             kh, kw = ((k - 1) * d + 1 for k, d in zip(layer.kernel_size, dilation, strict=True))
             h, w = (h + pads[0] + pads[2] - kh) // sh + 1, (w + pads[1] + pads[3] - kw) // sw + 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -34,11 +34,9 @@ from tilewise.quantize.mixed_precision import (
 )
 from tilewise.quantize.model import QuantizedModel
 from tilewise.quantize.parameters import QuantizedArray
+from tilewise.quantize.plan import Segment
 from tilewise.quantize.saturation import GptqRounding
 from tilewise.tensor import Array, Tensor, no_grad
-
-if TYPE_CHECKING:
-    from tilewise.quantize.model import QuantizedModel
 
 Evaluate = Callable[[Module], float]
 # Ratios of the measured error to max_error, with 16 bits. Up to the first, layers are kept in float to reach max_error:
@@ -259,10 +257,8 @@ def _layer_sensitivities(model: QuantizedModel, graph: FloatGraph, images: Evalu
 
     The largest error comes first.
     """
-    x, exact, rounded = images.x[:_SENSITIVITY_IMAGES], list[Array](), list[Array]()
-    graph.run(x, lambda _, value: exact.append(value))
-    model.run(x, lambda index, value: rounded.append(model._unscaled(index, model._as_float(value))))
-    sensitivities = []
+    x, sensitivities = images.x[:_SENSITIVITY_IMAGES], []
+    exact, rounded = graph.results(x), model.results(x)
     for index, step in enumerate(graph.steps):
         if model.integer[index] is None or step.kind not in ("conv", "linear"):
             continue
@@ -329,11 +325,8 @@ def check_same_integers(model: QuantizedModel, x: Array) -> None:
     stepwise: dict[int, Value] = {}
     model.run(x, lambda index, value: stepwise.__setitem__(index, value))
     planned = model._checked(x)
-    for segment in model._segments:
-        if isinstance(segment, int):
-            planned[segment] = model._step(segment, planned)
-            continue
-        segment.run(planned)
+
+    def compare(segment: Segment) -> None:
         for index, _ in segment.results:
             if not np.array_equal(model._as_float(planned[index]), model._as_float(stepwise[index]), equal_nan=True):
                 raise AccuracyError(
@@ -341,21 +334,16 @@ def check_same_integers(model: QuantizedModel, x: Array) -> None:
                     "set TILEWISE_NATIVE=0 to quantize without it, and please report this"
                 )
 
+    model.run_segments(planned, compare)
+
 
 def first_deviating_layer(model: QuantizedModel, reference: FloatGraph, x: Array, bound: float) -> str:
     """Name, in a clause, the first layer whose result deviates by more than `bound` of its largest value."""
-    exact: list[Array] = []
-    reference.run(x, lambda _, result: exact.append(result))
-    clauses: list[str] = []
-
-    def watch(index: int, value: Value) -> None:
-        result, expected = model._unscaled(index, model._as_float(value)), exact[index]
+    for step, result, expected in zip(reference.steps, model.results(x), reference.results(x), strict=True):
         error = float(np.abs(result - expected).max(initial=0)) / max(float(np.abs(expected).max(initial=0)), 1e-30)
-        if not clauses and (error > bound or not np.isfinite(error)):
-            clauses.append(f"the first layer beyond it is {reference.steps[index].name}, off by {error:.2%}")
-
-    model.run(x, watch)
-    return clauses[0] if clauses else "each layer alone is within it on this image, but their errors add up"
+        if error > bound or not np.isfinite(error):
+            return f"the first layer beyond it is {step.name}, off by {error:.2%}"
+    return "each layer alone is within it on this image, but their errors add up"
 
 
 def state_dynamic_error(quantized: Any, model: Module, x: Array, max_error: float | None) -> None:

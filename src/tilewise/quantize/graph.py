@@ -52,6 +52,12 @@ class FloatGraph:
                     watch(index, out)
         return results[-1]
 
+    def results(self, x: Array) -> list[Array]:
+        """Run the model in float and return the result of every step."""
+        results: list[Array] = []
+        self.run(x, lambda _, result: results.append(result))
+        return results
+
     def run_float(self, step: Op, inputs: list[Array]) -> Array:
         """Run one step in float32."""
         try:

@@ -127,18 +127,24 @@ class QuantizedModel(Module):
                     values[index] = self._step(index, values) if index else values[0]
                     watch(index, values[index])
             else:
-                self._run_segments(values)
+                self.run_segments(values)
         except TilewiseError:
             raise
         except ValueError as error:
             raise ShapeError(f"this model cannot work on inputs of shape {x.shape}: {error}") from None
         return self._as_float(values[len(self.graph.steps) - 1])
 
+    def results(self, x: Array) -> list[Array]:
+        """Return every operator's result in float32, without the equalization scales of its channels."""
+        results: list[Array] = []
+        self.run(x, lambda index, value: results.append(self._unscaled(index, self._as_float(value))))
+        return results
+
     def products(self, x: Array) -> list[Product]:
         """List the integer products that the native kernels compute for `x`, whose tiles can be tuned."""
         products: list[Product] = []
         values = self._checked(x)
-        self._run_segments(values, lambda segment: products.extend(segment.products(values)))
+        self.run_segments(values, lambda segment: products.extend(segment.products(values)))
         return products
 
     def _checked(self, x: Array) -> dict[int, Value]:
@@ -152,15 +158,15 @@ class QuantizedModel(Module):
             raise DtypeError(f"this model takes numbers, not {x.dtype}")
         return {0: np.ascontiguousarray(x, np.float32)}
 
-    def _run_segments(self, values: dict[int, Value], visit: Callable[[Segment], None] | None = None) -> None:
-        """Run all native segments and the operators between them; `visit` receives each segment before it runs."""
+    def run_segments(self, values: dict[int, Value], visit: Callable[[Segment], None] | None = None) -> None:
+        """Run all native segments and the operators between them; `visit` receives each segment after it has run."""
         for segment in self._segments:
             if isinstance(segment, int):
                 values[segment] = self._step(segment, values)
                 continue
+            segment.run(values)
             if visit is not None:
                 visit(segment)
-            segment.run(values)
 
     def _step(self, index: int, values: dict[int, Value]) -> Value:
         """Run one operator by itself, in integers or in float."""
@@ -344,15 +350,10 @@ def _bytes_of(step: Op, layer: Any) -> int:
 
 def signal_to_noise(model: QuantizedModel, reference: FloatGraph, x: Array) -> dict[int, float]:
     """Return the signal-to-noise ratio of every operator's result against the float model's, in decibels."""
-    exact: list[Array] = []
-    reference.run(x.astype(np.float32, copy=False), lambda _, result: exact.append(result))
     ratios: dict[int, float] = {}
-
-    def watch(index: int, value: Value) -> None:
-        result, expected = model._unscaled(index, model._as_float(value)), exact[index]
+    exact = reference.results(x.astype(np.float32, copy=False))
+    for index, (result, expected) in enumerate(zip(model.results(x), exact, strict=True)):
         noise = float(((result - expected) ** 2).sum(dtype=np.float64))
         signal = float((expected**2).sum(dtype=np.float64))
         ratios[index] = float("inf") if noise == 0 else 10 * np.log10(max(signal, 1e-300) / noise)
-
-    model.run(x, watch)
     return ratios

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewise.graph.ir import Array, Node, Op, Value
+from tilewise.graph.ir import Array, Node, Op, Value, four_sides
 from tilewise.graph.op_specs.functions import ACTIVATIONS
 from tilewise.graph.passes.fold_batchnorm import lower_batch_norm
 from tilewise.graph.passes.fuse_epilogue import (
@@ -31,11 +31,6 @@ from tilewise.graph.passes.views import indexed, whole
 
 if TYPE_CHECKING:
     from tilewise.graph.passes.lower import Lowering
-
-
-def four_sides(padding: tuple[int, ...]) -> tuple[int, ...]:
-    """Return padding as (top, left, bottom, right)."""
-    return padding if len(padding) == 4 else (*padding, *padding)
 
 
 def _conv(low: Lowering, _number: int, node: Node) -> Op | None:
