@@ -101,7 +101,7 @@ class QuantizedAdd(ArithmeticOp):
 
     def _scales(self, first: AffineParameters, second: AffineParameters) -> tuple[float, float]:
         """Return both operands' scales in units of the accumulator."""
-        sign = -1 if self.op.kind == "sub" else 1
+        sign = {"add": 1, "sub": -1}[self.op.kind]
         return first.scale / self.accumulator, sign * second.scale / self.accumulator
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:

@@ -78,30 +78,22 @@ def _write_linear(form: OnnxForm, op: Op, inputs: list[str]) -> str:
 # --- norms ---
 
 
-def _emit_layer_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
-    assert op.weight is not None and op.bias is not None
-    return int(context.plan.layer_norm(operands[0], op.weight.tolist(), op.bias.tolist(), op.options["eps"]))
+def _emit_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
+    """Add a norm; the native method takes its groups, if it has any, weight and bias, and eps."""
+    add = getattr(context.plan, {"channel_norm": "layer_norm"}.get(op.kind, op.kind))
+    groups = [op.options["groups"]] if "groups" in op.options else []
+    weights = [array.tolist() for array in (op.weight, op.bias) if array is not None]
+    return int(add(operands[0], *groups, *weights, op.options["eps"]))
 
 
-def _emit_group_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
-    assert op.weight is not None and op.bias is not None
-    weight, bias = op.weight.tolist(), op.bias.tolist()
-    return int(context.plan.group_norm(operands[0], op.options["groups"], weight, bias, op.options["eps"]))
-
-
-def _emit_rms_norm(context: EmitContext, op: Op, operands: list[int]) -> int:
-    assert op.weight is not None
-    return int(context.plan.rms_norm(operands[0], op.weight.tolist(), op.options["eps"]))
-
-
-def _norm(operation: type[Operation], emit: Emit) -> Callable[[Op, Array], Array]:
+def _norm(operation: type[Operation]) -> Callable[[Op, Array], Array]:
     """Return the reference of a norm: the native operator, so that a step alone gives the bits of a native call."""
 
     def reference(op: Op, x: Array) -> Array:
         if native is None or x.size == 0 or x.ndim != 4:
             return np.asarray(operation().forward(x, op.weight, op.bias, **op.options))
         plan = native.Graph()
-        plan.output(emit(EmitContext(plan), op, [plan.input(*x.shape)]))
+        plan.output(_emit_norm(EmitContext(plan), op, [plan.input(*x.shape)]))
         result: Array = plan.run([np.ascontiguousarray(x, np.float32)])[0]
         return result
 
@@ -189,15 +181,11 @@ LAYERS = {
     "int8_linear": OpSpec(
         lambda c, op, x: int(c.plan.dynamic_linear(op.options["layer"], *x, activation=op.activation))
     ),
-    "layer_norm": OpSpec(_emit_layer_norm),
+    "layer_norm": OpSpec(_emit_norm),
     # The layer norm of every pixel of an image (N, C, H, W).
-    "channel_norm": OpSpec(
-        _emit_layer_norm, "layer_norm", _norm(ChannelNorm, _emit_layer_norm), _write_channel_norm, Quantization.FLOAT
-    ),
-    "group_norm": OpSpec(
-        _emit_group_norm, "", _norm(GroupNorm, _emit_group_norm), _write_group_norm, Quantization.FLOAT
-    ),
-    "rms_norm": OpSpec(_emit_rms_norm),
+    "channel_norm": OpSpec(_emit_norm, "layer_norm", _norm(ChannelNorm), _write_channel_norm, Quantization.FLOAT),
+    "group_norm": OpSpec(_emit_norm, "", _norm(GroupNorm), _write_group_norm, Quantization.FLOAT),
+    "rms_norm": OpSpec(_emit_norm),
     "max_pool": OpSpec(
         _emit_pool(False),
         "max_pool2d",

@@ -76,7 +76,8 @@ def _product(low: Lowering, node: Node, weight: Array, bias: Array | None) -> Op
     if x is None or len(node.shape) < 2 or (residual is not None and addend is None):
         return None
     inputs = (x,) if addend is None else (x, addend)
-    return Op("linear", inputs, node.shape, node.layer, node.params.get("activation") or "", weight, bias)
+    activation = node.params.get("activation") or ""
+    return Op("linear", inputs, node.shape, node.layer, activation, weight=weight, bias=bias)
 
 
 def _constant_weights(node: Node) -> tuple[Array, Array | None] | None:
