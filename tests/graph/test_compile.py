@@ -11,7 +11,7 @@ from tilewise import Tensor, get_num_threads, models, nn, no_grad, set_num_threa
 from tilewise._environment import MachineOverride
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
-from tilewise.graph.op_specs import NATIVE_OPS, OpSpec
+from tilewise.graph.ops import NATIVE_OPS, OpSpec
 from tilewise.models.zoo import ZOO
 from tilewise.plan import compile
 from tilewise.profile import FLOPCounter

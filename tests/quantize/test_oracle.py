@@ -12,7 +12,7 @@ import pytest
 
 from tilewise import Tensor, nn, no_grad, plan
 from tilewise.errors import AccuracyError
-from tilewise.graph.op_specs import NATIVE_OPS
+from tilewise.graph.ops import NATIVE_OPS
 from tilewise.models import zoo
 from tilewise.quantize import QuantizedModel, convert, load_quantized, operators, quantize, save_quantized
 from tilewise.quantize.calibration import trace_and_calibrate

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewise._events import recorders
 from tilewise.graph.ir import Array, Op, Shape
-from tilewise.graph.op_specs import NATIVE_OPS
+from tilewise.graph.ops import NATIVE_OPS
 from tilewise.graph.passes.lower import Lowering
 
 

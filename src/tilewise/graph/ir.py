@@ -91,7 +91,7 @@ class Trace:
 class Op:
     """One op of the native runtime. `shape` is the shape of its result, as the trace recorded it."""
 
-    # The kinds of the float runtime are the keys of `graph.op_specs.NATIVE_OPS`. "python" calls the traced operation
+    # The kinds of the float runtime are the keys of `graph.ops.NATIVE_OPS`. "python" calls the traced operation
     # outside the native call; "input" occurs where ops are a list (the quantizer's graph).
     kind: str
     inputs: tuple[int, ...]

@@ -16,8 +16,8 @@ import numpy as np
 
 from tilewise.errors import ConfigurationError
 from tilewise.graph.ir import Array, Op, Value
-from tilewise.graph.op_specs import NATIVE_OPS
 from tilewise.graph.op_specs.functions import write_activation
+from tilewise.graph.ops import NATIVE_OPS
 from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Port
 from tilewise.onnx.writer import OPSET, OnnxWriter

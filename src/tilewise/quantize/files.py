@@ -13,8 +13,8 @@ import numpy as np
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.graph.ir import Array, Op
-from tilewise.graph.op_specs import Quantization, kinds_with
 from tilewise.graph.op_specs.functions import is_leaky, leaky_slope
+from tilewise.graph.ops import Quantization, kinds_with
 from tilewise.io import load_arrays, save
 from tilewise.nn import Module
 from tilewise.quantize.calibration import Calibration, is_quantized

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.graph.ir import Array, Node, Op, Value, unique_name
-from tilewise.graph.op_specs import NATIVE_OPS, Quantization, kinds_with
+from tilewise.graph.ops import NATIVE_OPS, Quantization, kinds_with
 from tilewise.graph.passes.lower import Lowering
 from tilewise.graph.passes.patterns import match_patterns
 from tilewise.graph.trace import trace as trace_module

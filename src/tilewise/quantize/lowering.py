@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewise.graph.ir import Array, Op
-from tilewise.graph.op_specs import Quantization, kinds_with
+from tilewise.graph.ops import Quantization, kinds_with
 from tilewise.quantize import operators
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.graph import NATIVE_NORMS, FloatGraph

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tilewise.graph.ir import Array, Op
-from tilewise.graph.op_specs import NATIVE_OPS, EmitContext
 from tilewise.graph.op_specs.layers import pool_windows, pooled_values
+from tilewise.graph.ops import NATIVE_OPS, EmitContext
 from tilewise.quantize.parameters import AffineParameters, QuantizedArray, as_image, image_values, round_up
 from tilewise.quantize.reference import Int16OutputStage, Uint8OutputStage, is_curved, multiply_by_fractions
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.graph.op_specs import NATIVE_OPS, EmitContext
+from tilewise.graph.ops import NATIVE_OPS, EmitContext
 from tilewise.quantize.graph import NATIVE_NORMS
 from tilewise.quantize.parameters import QuantizedArray
 from tilewise.quantize.reference import NumpyInt8Layer

@@ -13,7 +13,7 @@ import numpy as np
 from tilewise._extension import native
 from tilewise.graph.executor import Call, NativeCall, PythonCall
 from tilewise.graph.ir import Array, Op, Shape
-from tilewise.graph.op_specs import NATIVE_OPS, EmitContext
+from tilewise.graph.ops import NATIVE_OPS, EmitContext
 from tilewise.graph.passes.lower import Lowering
 from tilewise.graph.passes.strided import native_shape
 
