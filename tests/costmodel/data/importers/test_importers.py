@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import random
 import resource
 import signal
@@ -22,10 +21,8 @@ from tests.waiting import interruptible, until
 from tilewise.costmodel.data.columns import select_columns
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.data.importers import FORMATS, KernelDescription, import_logs, read_description
-from tilewise.costmodel.data.importers import helion as helion_format
 from tilewise.costmodel.data.importers.build import gpu_name_in
-from tilewise.costmodel.data.importers.config_index import ConfigIndex
-from tilewise.costmodel.data.importers.record import BadRecordError, flat_values
+from tilewise.costmodel.data.importers.record_table import ConfigTable
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 from tilewise.costmodel.data.importers.vllm import read_rows
 from tilewise.costmodel.data.schema import NODE_COLUMN, Schema
@@ -421,24 +418,24 @@ def test_damaged_logs_are_read_in_part_or_refused_in_a_sentence(name, tmp_path):
             assert "\n" not in str(error)
 
 
-def test_logs_of_many_sorted_runs_give_the_same_as_one(tmp_path, monkeypatch):
+def test_timings_in_any_order_and_in_batches_of_any_size_give_the_same(tmp_path, monkeypatch):
     rng = random.Random(3)
     choices = [
         [{"block": rng.randrange(5), "word": rng.choice("xy")}, rng.choice([1.5, 2.5, 0.25, None])] for _ in range(900)
     ]
     rows = [{"name": "mm", "sizes": {"m": rng.randrange(4)}, "choices": [choice]} for choice in choices]
-    (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)))
     reports = []
     for out, at_once in (("whole", 1 << 20), ("cut", 64)):
-        monkeypatch.setattr("tilewise.costmodel.data.importers.spool._SORT_ENTRIES", at_once)
-        monkeypatch.setattr("tilewise.costmodel.data.importers.spool._SAMPLE_STRIDE", 4)
+        monkeypatch.setattr("tilewise.costmodel.data.importers.record_table._BATCH_TIMINGS", at_once)
+        (tmp_path / "log").write_text("\n".join(map(json.dumps, sorted(rows, key=str) if out == "cut" else rows)))
         reports.append(import_logs("inductor", [tmp_path / "log"], tmp_path / out, split="train"))
     assert reports[0] == reports[1]
     assert reports[0].timings == sum(choice[1] is not None for choice in choices)
     for file in (tmp_path / "whole").glob("*/*.npz"):
-        cut = np.load(tmp_path / "cut" / file.parent.name / file.name)
-        for key, array in np.load(file).items():
-            np.testing.assert_array_equal(array, cut[key])
+        cut, whole = np.load(tmp_path / "cut" / file.parent.name / file.name), np.load(file)
+        orders = [np.lexsort(kernel["config_feat"].T) for kernel in (whole, cut)]
+        for key in ("config_feat", "config_runtime", "config_repeats"):
+            np.testing.assert_array_equal(whole[key][orders[0]], cut[key][orders[1]])
 
 
 def test_repeats_of_a_configuration_that_also_failed_are_those_that_ran(tmp_path):
@@ -452,65 +449,35 @@ def test_repeats_of_a_configuration_that_also_failed_are_those_that_ran(tmp_path
     np.testing.assert_allclose(kernel["config_deviation"], [2**0.5 / 2])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Config(block_sizes=[64, 32], num_warps=4, indexing='pointer', on=True, off=[None, False])",
-        "Config()",
-        "Config(a='b=c, True', d=-1.5e3)",
-        "Config(a='it\\'s')",
-        'Config(a="x")',
-        "Config(a=(1, 2))",
-        "Config(a=1_000)",
-        "{'a': 1, 'True': [True]}",
-    ],
-)
-def test_the_quick_reading_of_literals_is_the_thorough_one(text):
-    assert helion_format._parse_literals(text) == helion_format._parse_as_python(text)
+def test_the_literals_of_a_helion_configuration_are_read_as_python_reads_them(tmp_path):
+    rows = ["run_id,config_id,status,perf_ms,config"]
+    for text in ("Config(a=[1, 2], b='x', c=None)", "Config(a=(3, 4), b='it\\'s', on=True)", "{'a': 5, 'b': [1e-3]}"):
+        rows.append(f'r,c,ok,0.5,"{text}"')
+    rows += ["r,c,ok,0.5,Config(a=f())", "r,c,ok,0.5,7", f"r,c,ok,0.5,{'[' * 30_000}"]
+    report = imported(tmp_path, "helion", "\n".join(rows))
+    assert (report.configurations, sum(report.skipped.values())) == (3, 3)
+    schema = json.loads((tmp_path / "out" / "schema.json").read_text())
+    assert schema["config_features"] == ["a", "a_0", "a_1", "b", "b_0", "on"]
+    assert schema["words"] == {"b": ["it's", "x"]}
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ("Config(a=[1, 2], b=3, c='x')", "Config(a=[7, 8], b=-9, c='x')", "Config(a=[7, 8], b=-9, c='y')"),
-        ("Config(a='x 1, 2', b=3)", "Config(a='x 5, 2', b=4)"),
-        ("Config(a=1, b=1)", "Config(a=2, b=1)", "Config(a=100000000000000, b=2)"),
-        ("Config(a=- 1)", "Config(a=- 2)"),
-        ("{'a': 1, 'b': [True, None, 2]}", "{'a': 3, 'b': [True, None, 4]}"),
-        ("Config(a=1.5, b=(1, 2))", "Config(a=2.5, b=(3, 4))"),
-        ("Config(a=007)", "Config(a=1)", "Config(a=08)"),
-    ],
-)
-def test_settings_that_differ_in_numbers_are_filled_in_as_they_would_be_read(texts):
-    def items(read):
-        try:
-            return list(read().items())
-        except BadRecordError as error:
-            return str(error)
-
-    settings = helion_format._ConfigParser()
-    for text in (*texts, *texts):
-        read = items(lambda text=text: flat_values(helion_format._parse_literals(text)))
-        assert items(lambda text=text: settings.parse(text)) == read
-
-
-def test_configurations_are_told_apart_by_words_and_numbers_whatever_their_order(tmp_path):
-    rows = ConfigIndex(tmp_path / "rows")
+def test_configurations_are_told_apart_by_words_and_numbers_whatever_their_order():
+    rows = ConfigTable()
     given = [
         {"a": 1.0, "b": 2.0}, {"b": 2.0, "a": 1.0}, {"a": 2.0, "b": 1.0}, {"a": 1.0}, {"b": 1.0}, {},
         {"a": "x", "b": 2.0}, {"b": 2.0, "a": "y"}, {"a": "x", "b": "x"}, {"a": 1.0, "b": "x"}, {"a": "x", "b": 2.0},
     ]  # fmt: skip
     numbers = [rows.number(config) for config in given]
     assert numbers == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 5]
-    kept = [given[numbers.index(number)] for number in range(len(rows))]
-    assert list(rows.configs()) == kept and [rows.config(number) for number in range(len(rows))] == kept
-    columns = np.concatenate(list(rows.columns(("b", "a"), {"a": {"x": 10.0, "y": 20.0}, "b": {"x": 30.0}})))
+    for config, number in zip(given, numbers, strict=True):
+        expected = {name: value for name, value in config.items() if not isinstance(value, str)}
+        assert rows.numeric_parameters(number) == expected
+    columns = rows.columns(("b", "a"), {"a": {"x": 10.0, "y": 20.0}, "b": {"x": 30.0}})
     assert columns.tolist() == [[2, 1], [1, 2], [0, 1], [1, 0], [0, 0], [2, 10], [2, 20], [30, 10], [30, 1]]
-    rows.close()
 
 
 def test_a_parameter_of_too_many_words_is_left_out_and_its_configurations_stay_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr("tilewise.costmodel.data.importers.config_index.MAX_WORDS", 5)
+    monkeypatch.setattr("tilewise.costmodel.data.importers.record_table.MAX_WORDS", 5)
     monkeypatch.setattr("tilewise.costmodel.data.importers.build.MAX_WORDS", 5)
     choices = [[{"b": i % 3, "name": f"w{i}"}, 1.0 + i] for i in range(12)] * 2
     (tmp_path / "log").write_text(json.dumps({"name": "mm", "sizes": {}, "choices": choices}))
@@ -520,7 +487,7 @@ def test_a_parameter_of_too_many_words_is_left_out_and_its_configurations_stay_a
 
 
 def test_too_many_sets_of_parameters_are_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("tilewise.costmodel.data.importers.config_index.MAX_LAYOUT_NAMES", 10)
+    monkeypatch.setattr("tilewise.costmodel.data.importers.record_table.MAX_LAYOUT_NAMES", 10)
     choices = [[{f"p{i}": 1, f"q{i}": 2}, 1.0] for i in range(12)]
     (tmp_path / "log").write_text(json.dumps({"name": "mm", "sizes": {}, "choices": choices}))
     with pytest.raises(FileFormatError, match="sets of parameters"):
@@ -622,16 +589,11 @@ def test_damaged_flat_files_are_refused_in_a_sentence(tmp_path, monkeypatch):
 def test_an_import_that_is_ended_leaves_nothing(number, tmp_path):
     (tmp_path / "log").write_text(f"{feedback()}\n" * 200_000)  # long enough to be in the middle of it
     command = [sys.executable, "-m", "tilewise", "tiles", "import", "inductor", "log", "--out", "out/new"]
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    environment = os.environ | {"TMPDIR": str(temporary)}
     with interruptible():
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path, env=environment)
-    # Python's tempfile probes the folder with a file of its own, and would leave that behind.
-    until(lambda: list(temporary.glob("tilewise-import-*/*")) or process.poll() is not None, "the import's first file")
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path)
+    until(lambda: list((tmp_path / "out").glob(".new.*")) or process.poll() is not None, "the import's folder")
     process.send_signal(number)
     _, told = process.communicate()
     assert process.returncode == 130
     assert b"Traceback" not in told
-    assert not list((tmp_path / "out").glob("*"))  # the folder itself may not have been made yet
-    assert not list(temporary.iterdir())
+    assert not list((tmp_path / "out").glob("*"))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import re
 import shutil
@@ -26,10 +25,9 @@ from typing import Any
 import numpy as np
 
 from tilewise.costmodel.data.importers import helion, inductor, kernel_tuner, tvm, vllm
-from tilewise.costmodel.data.importers.config_index import MAX_WORDS, ConfigIndex
 from tilewise.costmodel.data.importers.description import MATRIX_PRODUCT, KernelDescription, plain_graph
-from tilewise.costmodel.data.importers.record import LogRecord
-from tilewise.costmodel.data.importers.spool import ConfigTimings, Spool, SpooledKernel
+from tilewise.costmodel.data.importers.record import LogRecord, Skip
+from tilewise.costmodel.data.importers.record_table import MAX_WORDS, ConfigTable, ConfigTimings, RecordTable
 from tilewise.costmodel.data.importers.stream import Source, open_sources
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.npz import Array
@@ -40,14 +38,11 @@ from tilewise.errors import ConfigurationError, FileFormatError, UnavailableErro
 
 MAX_COLUMNS = 1024
 MAX_FILES = 10_000
-_MAX_FEATURES_IN_MEMORY = 64 << 20  # bytes of the features of all configurations; larger ones stay in their file
+_MAX_FEATURES = 1 << 30  # of all configurations together, 4 GiB
 _MAX_SKIP_REASONS = 50
 _SPLITS = ("train", "valid", "test")
-_EMPTY = np.zeros(0, np.int64)
 # GPUs whose name in a file's name counts as the name of the device.
 _GPU_NAMES = ("A100", "A4000", "A6000", "H100", "H200", "MI250X", "W6600", "W7800")
-
-Skip = Callable[[str], None]
 
 
 @dataclass
@@ -91,30 +86,18 @@ def import_logs(
     if out.exists():
         raise ConfigurationError(f"{out} exists already; give a new folder.")
     description = description or FORMATS[format_name].description
-    report, details = ImportReport(), dict[str, Any]()
-    # First pass: read every record, group timings by kernel, number the configurations.
-    with Spool() as spool, _new_folder(out) as folder:
+    report, details, table = ImportReport(), dict[str, Any](), RecordTable()
+    with _new_folder(out) as folder:
         for number, record in enumerate(_read_records(format_name, files, device, report), start=1):
-            spool.add(record)
+            table.add(record)
             if record.details or record.device not in details:
                 details.setdefault(record.device, {}).update(record.details)
             if number % 10_000 == 0:
                 progress(number)
         report.devices = sorted(name for name in details if name)
-        # Second pass: now that all parameters and words are known, compute features and write kernels.
-        columns = _Columns.of(spool.configurations, description, report)
-        splits = itertools.repeat(split) if split else _split_by_shape(spool.identities())
-        with contextlib.ExitStack() as stack:
-            writer = _KernelWriter(
-                spool=spool,
-                features=_ConfigFeatures.compute(spool, columns, description),
-                description=description,
-                out=folder,
-                flat_files=stack if len(spool) > MAX_FILES else None,
-                report=report,
-            )
-            for kernel, kernel_split in zip(spool.kernels(), splits, strict=False):
-                writer.write(kernel, kernel_split)
+        # Now that all parameters and words are known, compute features and write kernels.
+        columns = _Columns.of(table.configurations, description, report)
+        _write_kernels(table, columns, description, split, folder, report)
         # An import without kernels is an error, with the most frequent reason for skipping records.
         if not report.kernels:
             reason = report.skipped.most_common(1)[0][0] if report.skipped else "it contains no record"
@@ -152,7 +135,7 @@ def _read_records(format_name: str, files: Sequence[Path], device: str, report: 
     for path in files:
         for source in open_sources(path):
             source_device = device or gpu_name_in(source.name)
-            for record in FORMATS[format_name].read_records(source, skip, path):
+            for record in FORMATS[format_name].read_records(source, skip):
                 yield record if record.device or not source_device else _with_device(record, source_device)
 
 
@@ -186,10 +169,10 @@ class _Columns:
     has_tile_bounds: bool
 
     @staticmethod
-    def of(configs: ConfigIndex, description: KernelDescription | None, report: ImportReport) -> _Columns:
+    def of(configs: ConfigTable, description: KernelDescription | None, report: ImportReport) -> _Columns:
         """Choose the columns: all parameters except those with too many words or equal to a tile bound."""
         # A parameter with thousands of words is an identifier rather than a setting.
-        names, words = set(configs.names), dict(configs.words)
+        names, words = configs.names, dict(configs.words)
         for name in [name for name, word_list in words.items() if len(word_list) > MAX_WORDS]:
             report.missing.append(f"{name} has more than {MAX_WORDS} different words and was left out.")
             names.remove(name)
@@ -224,8 +207,8 @@ def _short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _split_by_shape(identities: Iterable[str]) -> Iterator[str]:
-    """Yield each kernel's split: a tenth of the shapes, in the order of their digests, for valid and for test.
+def _split_by_shape(identities: Iterable[str]) -> list[str]:
+    """Return each kernel's split: a tenth of the shapes, in the order of their digests, for valid and for test.
 
     Two shapes are enough for a valid split and three for a test split.
     """
@@ -235,101 +218,85 @@ def _split_by_shape(identities: Iterable[str]) -> Iterator[str]:
     n = len(shapes)
     tenth = max(1, round(n / 10))
     valid, test = (tenth if n >= 2 else 0), (tenth if n >= 3 else 0)
-    return ("valid" if rank < valid else "test" if rank < valid + test else "train" for rank in ranks)
+    return ["valid" if rank < valid else "test" if rank < valid + test else "train" for rank in ranks]
 
 
-@dataclass(frozen=True)
-class _ConfigFeatures:
-    """The feature rows of all configurations, computed once because kernels share configurations."""
-
-    path: Path
-    shape: tuple[int, int]
-    in_memory: Array | None  # (configurations, columns), or None if too large
-
-    @staticmethod
-    def compute(spool: Spool, columns: _Columns, description: KernelDescription | None) -> _ConfigFeatures:
-        """Write the features of every configuration to a file, and load them if they are small."""
-        path, count, width = spool.folder / "table", len(spool.configurations), len(columns.features)
-        # Tile bounds are computed configuration by configuration, in step with the chunks below.
-        bounds = (description.bounds(config) for config in spool.configurations.configs()) if description else None
-        with path.open("wb") as file:
-            for chunk in spool.configurations.columns(columns.names, columns.words):
-                if bounds is not None:
-                    chunk = np.hstack([list(itertools.islice(bounds, len(chunk))), chunk])
-                if chunk.shape[1] != width:  # no parameters at all: the single column of zeros
-                    chunk = np.zeros((len(chunk), width))
-                chunk.astype(np.float32).tofile(file)
-        if count * width * 4 > _MAX_FEATURES_IN_MEMORY:
-            return _ConfigFeatures(path, (count, width), None)
-        return _ConfigFeatures(path, (count, width), np.fromfile(path, np.float32).reshape(count, width))
-
-    def rows(self, numbers: Array) -> Array:
-        """Return the features of the configurations with these numbers: (len(numbers), columns)."""
-        table = self.in_memory
-        if table is None:
-            table = np.memmap(self.path, np.float32, "r", shape=self.shape)
-        return np.asarray(table[numbers])
+def _config_features(configs: ConfigTable, columns: _Columns, description: KernelDescription | None) -> Array:
+    """Compute the features of all configurations (configurations, columns) once: kernels share configurations."""
+    if len(configs) * len(columns.features) > _MAX_FEATURES:
+        raise FileFormatError(f"The log has {len(configs):,} configurations of {len(columns.features)} columns each.")
+    table = configs.columns(columns.names, columns.words)
+    if description is not None:
+        bounds = [description.bounds(configs.numeric_parameters(number)) for number in range(len(configs))]
+        table = np.hstack([np.array(bounds, np.float32).reshape(-1, len(TILE_FEATURES)), table])
+    # Without any parameters there is a single column of zeros.
+    return table if table.shape[1] else np.zeros((len(configs), 1), np.float32)
 
 
-@dataclass(frozen=True)
-class _KernelWriter:
-    """Writes spooled kernels to the collection and updates the report."""
+def _write_kernels(
+    table: RecordTable,
+    columns: _Columns,
+    description: KernelDescription | None,
+    split: str | None,
+    out: Path,
+    report: ImportReport,
+) -> None:
+    """Write every kernel to its split: as a file of its own, or with many kernels to the flat files of the split."""
+    features = _config_features(table.configurations, columns, description)
+    splits = [split] * len(table.identities) if split else _split_by_shape(table.identities)
+    writers: dict[str, SplitWriter] = {}
+    with contextlib.ExitStack() as flat_files:
+        for (identity, timings), kernel_split in zip(table.kernels(), splits, strict=True):
+            succeeded = timings["repeats"] > 0
+            failures, timings = timings["number"][~succeeded], timings[succeeded]
+            report.failures += len(failures)
+            if not len(timings):
+                report.skipped["a kernel with no configuration that ran"] += 1
+                continue
+            sizes_from = table.configurations.numeric_parameters(int(timings["number"][0]))
+            kernel = _kernel(identity, timings, features, _graph(identity, sizes_from, description))
+            extra_arrays = _extra_arrays(timings, identity)
+            extra_arrays["failed_config_feat"] = features[failures]
+            # The folder of a split is created with its first kernel, so that no split is empty.
+            folder = out / kernel_split
+            folder.mkdir(exist_ok=True)
+            if len(table.identities) <= MAX_FILES:
+                (folder / f"{kernel.name}.npz").write_bytes(kernel_npz(kernel, **extra_arrays))
+            else:
+                if kernel_split not in writers:
+                    writers[kernel_split] = flat_files.enter_context(SplitWriter(folder))
+                writers[kernel_split].add(kernel, **extra_arrays)
+            report.kernels += 1
+            report.configurations += len(timings)
+            report.timings += int(timings["repeats"].sum())
+            report.without_default += not timings["is_default"].any()
+            report.splits[kernel_split] = report.splits.get(kernel_split, 0) + 1
 
-    spool: Spool
-    features: _ConfigFeatures
-    description: KernelDescription | None
-    out: Path
-    flat_files: contextlib.ExitStack | None  # closes the writers of flat files; None: one file per kernel
-    report: ImportReport
-    writers: dict[str, SplitWriter] = field(default_factory=dict)
 
-    def write(self, spooled: SpooledKernel, split: str) -> None:
-        """Write one kernel to a split; skip it if all its configurations failed."""
-        succeeded = spooled.configs["repeats"] > 0
-        timings, failed_numbers = spooled.configs, _EMPTY
-        if not succeeded.all():
-            timings, failed_numbers = spooled.configs[succeeded], spooled.configs["number"][~succeeded]
-        self.report.failures += len(failed_numbers)
-        if not len(timings):
-            self.report.skipped["a kernel with no configuration that ran"] += 1
-            return
-        identity = spooled.identity
-        config_feat = self.features.rows(timings["number"])
-        runtime, normalizer = self._runtimes(timings)
-        name = f"{_program(identity['kernel'], identity['device'])}_{_short_digest(spooled.text)}"
-        graph = self._graph(identity, int(timings["number"][0]))
-        # These arrays satisfy the checks of `make_kernel` by construction.
-        kernel = Kernel(name, "", *graph, config_feat=config_feat, runtime=runtime, normalizer=normalizer)
-        extra_arrays = _extra_arrays(timings, spooled.text)
-        extra_arrays["failed_config_feat"] = self.features.rows(failed_numbers)
-        # The folder of a split is created with its first kernel, so that no split is empty.
-        if split not in self.report.splits:
-            (self.out / split).mkdir(exist_ok=True)
-            if self.flat_files:
-                self.writers[split] = self.flat_files.enter_context(SplitWriter(self.out / split))
-        if self.flat_files:
-            self.writers[split].add(kernel, **extra_arrays)
-        else:
-            Path(f"{self.out}/{split}/{name}.npz").write_bytes(kernel_npz(kernel, **extra_arrays))
-        self.report.kernels += 1
-        self.report.configurations += len(timings)
-        self.report.timings += int(timings["repeats"].sum())
-        self.report.splits[split] = self.report.splits.get(split, 0) + 1
+def _kernel(identity: str, timings: ConfigTimings, features: Array, graph: KernelGraph) -> Kernel:
+    """Build a kernel from its timings; the arrays satisfy the checks of `make_kernel` by construction."""
+    runtime = np.maximum(1, np.rint(timings["median_ns"])).astype(np.int64)
+    # The normalizer is the default's runtime if the log marks one, else the median.
+    defaults = runtime[timings["is_default"]]
+    candidates = defaults[:1] if len(defaults) else np.sort(runtime)
+    normalizer = int(candidates[(len(candidates) - 1) // 2] + candidates[len(candidates) // 2]) // 2
+    fields = json.loads(identity)
+    program = _program(fields["kernel"], fields["device"])
+    return Kernel(
+        f"{program}_{_short_digest(identity)}",
+        program,
+        *graph,
+        config_feat=features[timings["number"]],
+        runtime=runtime,
+        normalizer=np.full(len(runtime), normalizer, np.int64),
+    )
 
-    def _graph(self, identity: Mapping[str, Any], config_number: int) -> KernelGraph:
-        """Build the graph. Sizes may come from any configuration, such as a filter size that is a parameter."""
-        values = {**self.spool.configurations.config(config_number), **identity["sizes"]}
-        graph = self.description.graph(values) if self.description else None
-        return graph or plain_graph(identity["sizes"])
 
-    def _runtimes(self, timings: ConfigTimings) -> tuple[Array, Array]:
-        """Return runtimes and normalizers: the default's runtime if the log marks one, else the median."""
-        runtime = np.maximum(1, np.rint(timings["median_ns"])).astype(np.int64)
-        defaults = runtime[timings["is_default"]]
-        self.report.without_default += not len(defaults)
-        candidates = defaults[:1] if len(defaults) else np.sort(runtime)
-        normalizer = int(candidates[(len(candidates) - 1) // 2] + candidates[len(candidates) // 2]) // 2  # the median
-        return runtime, np.full(len(runtime), normalizer, np.int64)
+def _graph(identity: str, parameters: Mapping[str, Any], description: KernelDescription | None) -> KernelGraph:
+    """Build the graph. Sizes may come from any configuration, such as a filter size that is a parameter."""
+    sizes = json.loads(identity)["sizes"]
+    graph = description.graph({**parameters, **sizes}) if description else None
+    return graph or plain_graph(sizes)
 
 
 @functools.lru_cache(1000)
@@ -384,31 +351,22 @@ def _schema(format_name: str, columns: _Columns, details: Mapping[str, Any], rep
 class Format:
     """Reader for the files of one tool; `tool` says what writes them."""
 
-    read_records: Callable[[Source, Skip, Path], Iterator[LogRecord]]
+    read_records: Callable[[Source, Skip], Iterator[LogRecord]]
     tool: str
     description: KernelDescription | None = None
     runtime_note: str = "median of the repeats, nanoseconds"  # what the numbers in `runtime` are, for the schema
 
 
-def _ignore_path(
-    reader: Callable[[Source, Skip], Iterator[LogRecord]],
-) -> Callable[[Source, Skip, Path], Iterator[LogRecord]]:
-    """Adapt a reader that needs the text of one file only."""
-    return lambda source, skip, path: reader(source, skip)
-
-
 # Inductor's records are all matrix products, so that format implies a description.
 FORMATS: dict[str, Format] = {
-    "kernel-tuner": Format(_ignore_path(kernel_tuner.read_records), "Kernel Tuner: T4 files and caches"),
-    "autotvm": Format(_ignore_path(tvm.read_autotvm), "TVM's AutoTVM: logs"),
-    "metaschedule": Format(_ignore_path(tvm.read_metaschedule), "TVM's MetaSchedule: database_tuning_record.json"),
-    "inductor": Format(
-        _ignore_path(inductor.read_records), "PyTorch: AutoHeuristic's text, feedback records", MATRIX_PRODUCT
-    ),
-    "triton": Format(_ignore_path(inductor.read_triton_cache), "Triton: *.autotune.json of its cache"),
+    "kernel-tuner": Format(kernel_tuner.read_records, "Kernel Tuner: T4 files and caches"),
+    "autotvm": Format(tvm.read_autotvm, "TVM's AutoTVM: logs"),
+    "metaschedule": Format(tvm.read_metaschedule, "TVM's MetaSchedule: database_tuning_record.json"),
+    "inductor": Format(inductor.read_records, "PyTorch: AutoHeuristic's text, feedback records", MATRIX_PRODUCT),
+    "triton": Format(inductor.read_triton_cache, "Triton: *.autotune.json of its cache"),
     "helion": Format(helion.read_records, "Helion: HELION_AUTOTUNE_LOG's csv and meta.jsonl"),
     "vllm": Format(
-        _ignore_path(vllm.read_records),
+        vllm.read_records,
         "vLLM and SGLang: tuned configurations (JSON, or an archive)",
         runtime_note=vllm.RUNTIME_NOTE,
     ),

@@ -9,10 +9,9 @@ evaluated.
 from __future__ import annotations
 
 import ast
-import json
+import functools
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,62 +20,45 @@ from tilewise.costmodel.data.importers.record import (
     MILLISECOND_NS,
     BadRecordError,
     LogRecord,
+    Skip,
     Value,
+    convert_entries,
     flat_values,
-    runtime,
+    runtimes,
 )
 from tilewise.costmodel.data.importers.stream import MAX_FILE_BYTES, Source, csv_rows, lines, parse_line
 
 _MAX_LITERAL_CHARS = 20_000
 _MAX_RUNS = 100_000
 
-_MAX_TEMPLATES = 1000
-_FIRST_MARKER = 10**14  # markers are larger than any number that _INTEGER matches
-_INTEGER = re.compile(r"(?<=[=\[ ])(-?(?:0|[1-9]\d{0,11}))(?=[,\])])")  # an integer that is a value of its own
 
-# The differences between Helion's literals and JSON. Texts with other quotes or escapes take the slow path.
-_NOT_JSON = re.compile(r"'([^'\"\\]*)'|\b(True|False|None)\b|\b([A-Za-z_]\w*)=")
-_JSON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
-
-
-def read_records(source: Source, skip: Callable[[str], None], path: Path | None = None) -> Iterator[LogRecord]:
-    """Yield the records of one CSV file; `path` is its location, from which the second file is found."""
-    run_entries = _read_run_entries(path)
+def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
+    """Yield the records of one CSV file; the second file is found by the path of the first."""
+    run_entries = _read_run_entries(source.path)
     rows = csv_rows(lines(source), skip)
     columns = next(rows, [])
     if not {"status", "perf_ms", "config"} <= set(columns):
         return skip("no columns called status, perf_ms and config")
-    # An absent column gets the index after the last one, where every row is padded with an empty text.
-    run_id, config_id, status, perf_ms, text = (
-        columns.index(name) if name in columns else len(columns)
-        for name in ("run_id", "config_id", "status", "perf_ms", "config")
-    )
-    kernel = source.name.rpartition("/")[2].partition(".")[0][:100] or "kernel"
+    default_kernel = source.name.rpartition("/")[2].partition(".")[0][:100] or "kernel"
+
     # Entries are parsed once per run, not once per row.
-    runs: dict[str, _HelionRun] = {}
-    parser = _ConfigParser()
-    for row in rows:
-        row += [""] * (len(columns) + 1 - len(row))
-        if row[status] == "started":
-            continue
-        try:
-            if (run := runs.get(row[run_id])) is None:
-                if len(runs) >= _MAX_RUNS:
-                    runs.clear()
-                run = runs[row[run_id]] = _parse_run_entry(run_entries.get(row[run_id], {}), kernel)
-            # The second file has the configuration as JSON; the CSV has its text only.
-            entry = run.configs.get(row[config_id]) if run.configs else None
-            times = _parse_runtime(row[perf_ms]) if row[status] == "ok" else ()
-            yield LogRecord(
-                kernel=run.kernel,
-                sizes=run.sizes,
-                config=flat_values(entry) if isinstance(entry, Mapping) else parser.parse(row[text]),
-                runtimes_ns=times,
-                device=run.device,
-                failure="" if times else row[status][:100],
-            )
-        except BadRecordError as error:
-            skip(str(error))
+    @functools.lru_cache(_MAX_RUNS)
+    def run_of(run_id: str) -> _HelionRun:
+        return _parse_run_entry(run_entries.get(run_id, {}), default_kernel)
+
+    def convert(row: list[str]) -> LogRecord | None:
+        fields = dict(zip(columns, row, strict=False))
+        status, run = fields.get("status", ""), run_of(fields.get("run_id", ""))
+        if status == "started":
+            return None
+        # The second file has the configuration as JSON; the CSV has its text only.
+        entry = run.configs.get(fields.get("config_id"))
+        parameters = flat_values(entry) if isinstance(entry, Mapping) else _parse_config(fields.get("config", ""))
+        times = _parse_runtime(fields.get("perf_ms", "")) if status == "ok" else ()
+        failure = "" if times else status[:100]
+        return LogRecord(run.kernel, run.sizes, parameters, times, device=run.device, failure=failure)
+
+    yield from convert_entries(rows, convert, skip, "a row that is not a record")
 
 
 class _HelionRun(NamedTuple):
@@ -113,91 +95,26 @@ def _parse_run_entry(entry: Mapping[str, Any], default_kernel: str) -> _HelionRu
 
 def _parse_runtime(text: str) -> tuple[float, ...]:
     try:
-        return runtime(float(text), MILLISECOND_NS)
+        return runtimes([float(text)], MILLISECOND_NS)
     except ValueError:
         return ()
 
 
-class _ConfigTemplate(NamedTuple):
-    """A parsed configuration text, and the parameter that each of its integers belongs to."""
-
-    values: dict[str, Value]
-    integer_names: list[str]
-
-
-class _ConfigParser:
-    """Parses the texts of configurations; texts that differ in integers only share one parsed template."""
-
-    def __init__(self) -> None:
-        # Keyed by the text around the integers. None: such texts have no template and are parsed in full.
-        self._templates: dict[tuple[str, ...], _ConfigTemplate | None] = {}
-
-    def parse(self, text: str) -> Mapping[str, Value]:
-        """Return the parameters in the text of a configuration."""
-        fields = _INTEGER.split(text)  # text, integer, text, integer, …, text
-        around = tuple(fields[::2])
-        if around not in self._templates:
-            if len(self._templates) >= _MAX_TEMPLATES:
-                self._templates.clear()
-            self._templates[around] = self._make_template(around) if len(text) <= _MAX_LITERAL_CHARS else None
-        if (template := self._templates[around]) is None:
-            return flat_values(_parse_literals(text))
-        values = template.values.copy()
-        values.update(zip(template.integer_names, map(float, fields[1::2]), strict=True))
-        return values
-
-    def _make_template(self, around: tuple[str, ...]) -> _ConfigTemplate | None:
-        """Parse the text with marker numbers in place of its integers to learn which parameter each one sets.
-
-        Return None if a marker is not among the values: that integer is part of a word.
-        """
-        markers = [_FIRST_MARKER + position for position in range(len(around) - 1)]
-        try:
-            values = flat_values(_parse_literals("".join(map("{}{}".format, around, [*markers, ""]))))
-        except BadRecordError:
-            return None
-        name_of = {value: name for name, value in values.items()}
-        if not all(marker in name_of for marker in markers):
-            return None
-        return _ConfigTemplate(dict(values), [name_of[marker] for marker in markers])
-
-
-def _parse_literals(text: str) -> dict[str, Any]:
-    """Parse the named literals of ``Config(block_sizes=[64, 32], num_warps=4)`` or of a table."""
+@functools.lru_cache(1000)
+def _parse_config(text: str) -> Mapping[str, Value]:
+    """Parse the literals of ``Config(block_sizes=[64, 32], num_warps=4)`` or of a table."""
     # Python's parser is slow and may exhaust the stack on long nested texts.
     if len(text) > _MAX_LITERAL_CHARS:
         raise BadRecordError("a configuration of more than 20,000 characters")
-    values = _parse_as_json(text)
-    return _parse_as_python(text) if values is None else values
-
-
-def _parse_as_json(text: str) -> dict[str, Any] | None:
-    """Parse a call's literals as JSON, ten times as fast as Python's parser; None if the results might differ."""
-    if not text.startswith("Config(") or not text.endswith(")") or '"' in text or "\\" in text:
-        return None
-    try:
-        value: dict[str, Any] = json.loads("{" + _NOT_JSON.sub(_to_json, text[7:-1]) + "}")
-    except (ValueError, RecursionError):
-        return None
-    return value
-
-
-def _to_json(match: re.Match[str]) -> str:
-    text, constant, name = match.groups()
-    if name is not None:
-        return f'"{name}":'
-    return _JSON_CONSTANTS[constant] if constant is not None else f'"{text}"'
-
-
-def _parse_as_python(text: str) -> dict[str, Any]:
-    """Parse a call's literals, or a literal table, with Python's parser."""
     try:
         node = ast.parse(text, mode="eval").body
         if isinstance(node, ast.Call):
-            return {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+            return flat_values({str(k.arg): ast.literal_eval(k.value) for k in node.keywords})
         value = ast.literal_eval(node)
+    except BadRecordError:
+        raise
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise BadRecordError("a configuration that is not a table of literals") from None
     if not isinstance(value, dict):
         raise BadRecordError("a configuration that is not a table")
-    return {str(name): item for name, item in value.items()}
+    return flat_values({str(name): item for name, item in value.items()})

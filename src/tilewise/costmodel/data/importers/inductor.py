@@ -12,20 +12,21 @@ is a number, or a list of quantiles with the median first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewise.costmodel.data.importers.record import (
     MILLISECOND_NS,
     BadRecordError,
     LogRecord,
+    Skip,
     Value,
     cache_by_value,
     check_text,
+    convert_entries,
     flat_values,
     plain_value,
-    runtime,
+    runtimes,
 )
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source, csv_rows, lines, parse_line
 
@@ -35,7 +36,7 @@ _GROUP_M = 8  # constant in Inductor's template, which does not log it
 _NOT_TRITON_PARAMETERS = ("kwargs", "pre_hook", "ir_override")
 
 
-def read_records(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
     """Yield the records of either kind of file; the first line shows which kind it is."""
     # A feedback file has a record in its first line; AutoHeuristic's has a header there.
     text = lines(source)
@@ -55,36 +56,30 @@ def read_records(source: Source, skip: Callable[[str], None]) -> Iterator[LogRec
     # Facts about the device go to the schema.
     details = {key: head[key] for key in ("shared_memory", "device_capa") if key in head}
     choice, feedback = columns.index("choice"), columns.index("feedback")
-    # All columns but the choice and its time describe the problem. `itemgetter` is the fastest way to select them.
+    # All columns but the choice and its time describe the problem.
     size_columns = [column for column in range(len(columns)) if column not in (choice, feedback)]
-    size_names = tuple(columns[column] for column in size_columns)
-    select_sizes: Callable[[list[str]], Any] = (
-        itemgetter(*size_columns) if len(size_columns) > 1 else lambda row: [row[i] for i in size_columns]
-    )
-    for row in csv_rows(text, skip):
-        try:
-            config = _parse_choice(row[choice])
-            times = runtime(float(row[feedback]), MILLISECOND_NS)
-            yield LogRecord(
-                kernel=name,
-                sizes=_parse_sizes((size_names, select_sizes(row))),
-                config=config,
-                runtimes_ns=times,
-                device=device,
-                failure="" if times else "no runtime",
-                is_default=config.get("type") == "extern",
-                details=details,
-            )
-        except BadRecordError as error:
-            skip(str(error))
-        except (IndexError, ValueError):
-            skip("a row that lacks columns")
+    size_names = [columns[column] for column in size_columns]
+
+    def convert(row: list[str]) -> LogRecord:
+        config, times = _parse_choice(row[choice]), runtimes([float(row[feedback])], MILLISECOND_NS)
+        return LogRecord(
+            kernel=name,
+            sizes=_parse_sizes([size_names, [row[column] for column in size_columns]]),
+            config=config,
+            runtimes_ns=times,
+            device=device,
+            failure="" if times else "no runtime",
+            is_default=config.get("type") == "extern",
+            details=details,
+        )
+
+    yield from convert_entries(csv_rows(text, skip), convert, skip, "a row that lacks columns")
 
 
 @cache_by_value
-def _parse_sizes(row: tuple[Sequence[str], Sequence[str]]) -> Mapping[str, Value]:
+def _parse_sizes(row: list[list[str]]) -> Mapping[str, Value]:
     """Combine the names and the values of the problem's columns."""
-    return {check_text(column, 100): plain_value(value) for column, value in zip(*row, strict=False)}
+    return {check_text(column, 100): plain_value(value) for column, value in zip(*row, strict=True)}
 
 
 @cache_by_value
@@ -106,7 +101,7 @@ def _device(head: Mapping[str, Any]) -> str:
     return str(head.get("device", ""))[:100]
 
 
-def _feedback_records(entry: Any, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+def _feedback_records(entry: Any, skip: Skip) -> Iterator[LogRecord]:
     """Yield the records of one feedback line."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("choices"), list):
         return skip("a line that is not a feedback record")
@@ -115,34 +110,39 @@ def _feedback_records(entry: Any, skip: Callable[[str], None]) -> Iterator[LogRe
     except BadRecordError as error:
         return skip(str(error))
     device = str(entry.get("device", ""))[:100]
-    for choice in entry["choices"]:
-        try:
-            config, milliseconds = choice
-            times = runtime(milliseconds, MILLISECOND_NS)
-            parameters = flat_values(config if type(config) is dict else {"choice": config})
-            yield LogRecord(name, sizes, parameters, times, device=device, failure="" if times else "no runtime")
-        except BadRecordError as error:
-            skip(str(error))
-        except (TypeError, ValueError):
-            skip("a choice that is not a pair of a configuration and a time")
+
+    def convert(choice: Any) -> LogRecord:
+        config, milliseconds = choice
+        parameters = flat_values(config if type(config) is dict else {"choice": config})
+        return _timed_record(name, sizes, parameters, milliseconds)._replace(device=device)
+
+    yield from convert_entries(
+        entry["choices"], convert, skip, "a choice that is not a pair of a configuration and a time"
+    )
 
 
-def read_triton_cache(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+def _timed_record(kernel: str, sizes: Mapping[str, Value], config: Mapping[str, Value], milliseconds: Any) -> LogRecord:
+    times = runtimes([milliseconds], MILLISECOND_NS)
+    return LogRecord(kernel, sizes, config, times, failure="" if times else "no runtime")
+
+
+def read_triton_cache(source: Source, skip: Skip) -> Iterator[LogRecord]:
     """Yield the records of one cache file."""
     # The kernel's name is in the file's name only.
     kernel = source.name.rpartition("/")[2].removesuffix(".json").removesuffix(".autotune")[:100] or "kernel"
     walker = JsonWalker(source)
     sizes: Mapping[str, Value] = {}
+
+    def convert(pair: Any) -> LogRecord:
+        config, timing = pair
+        milliseconds = timing[0] if isinstance(timing, list) and timing else timing
+        return _timed_record(kernel, sizes, _triton_parameters(config), milliseconds)
+
     for member in walker.members():
         if member == "configs_timings" and walker.next_char() == "[":
             # The key precedes the timings in the files that Triton writes.
-            for pair in walker.elements():
-                try:
-                    yield _triton_record(kernel, sizes, pair)
-                except BadRecordError as error:
-                    skip(str(error))
-                except (TypeError, ValueError):
-                    skip("a timing that is not a pair of a configuration and a time")
+            malformed = "a timing that is not a pair of a configuration and a time"
+            yield from convert_entries(walker.elements(), convert, skip, malformed)
         else:
             value = walker.value()
             if member == "key" and isinstance(value, list):
@@ -155,12 +155,6 @@ def _key_values(values: list[Any]) -> Mapping[str, Value]:
         return flat_values({"key": values})
     except BadRecordError:
         return {}
-
-
-def _triton_record(kernel: str, sizes: Mapping[str, Any], pair: Any) -> LogRecord:
-    config, timing = pair
-    times = runtime(timing[0] if isinstance(timing, list) and timing else timing, MILLISECOND_NS)
-    return LogRecord(kernel, sizes, _triton_parameters(config), times, failure="" if times else "no runtime")
 
 
 def _triton_parameters(config: Any) -> Mapping[str, Value]:

@@ -8,14 +8,17 @@ another unit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewise.costmodel.data.importers.record import (
     MILLISECOND_NS,
     BadRecordError,
     LogRecord,
+    Skip,
     Value,
+    convert_entries,
     flat_values,
     runtimes,
 )
@@ -31,78 +34,63 @@ _NOT_PARAMETERS = frozenset(
 )
 
 
-def read_records(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
     """Yield the records of a T4 file (which has ``results``) or of a cache file (which has ``cache``)."""
     walker = JsonWalker(source)
     head: dict[str, Any] = {}
     for key in walker.members():
         if key == "results" and walker.next_char() == "[":
-            yield from _usable_records((_t4_record(result, head, source) for result in walker.elements()), skip)
+            results, convert = walker.elements(), functools.partial(_t4_record, head, source)
+            yield from convert_entries(results, convert, skip, "a result that cannot be read")
         elif key == "cache" and walker.next_char() == "{":
-            yield from _usable_records((_cache_record(walker.value(), head, source) for _ in walker.members()), skip)
+            entries, convert = (
+                (walker.value() for _ in walker.members()),
+                functools.partial(_cache_record, head, source),
+            )
+            yield from convert_entries(entries, convert, skip, "a cache entry that cannot be read")
         else:
             head[key] = walker.value()
 
 
-def _usable_records(records: Iterator[LogRecord | str], skip: Callable[[str], None]) -> Iterator[LogRecord]:
-    """Yield the records and pass the reasons for unusable entries to `skip`."""
-    for record in records:
-        if isinstance(record, str):
-            skip(record)
-        else:
-            yield record
-
-
-def _t4_record(result: Any, head: Mapping[str, Any], source: Source) -> LogRecord | str:
-    """Convert one entry of T4's ``results``, or say why it cannot be used."""
+def _t4_record(head: Mapping[str, Any], source: Source, result: Any) -> LogRecord:
+    """Convert one entry of T4's ``results``."""
     if not isinstance(result, Mapping):
-        return "a result that is not a table"
+        raise BadRecordError("a result that is not a table")
     times = result.get("times")
     unit = head["metadata"].get("timeunit") if isinstance(head.get("metadata"), Mapping) else None
     values = times.get("runtimes", []) if isinstance(times, Mapping) else []
     # T4 files mark failures by `invalidity`, by `correctness` 0, or by both.
     verdict = result.get("invalidity", "correct")
     failed = verdict != "correct" or result.get("correctness", 1) == 0
-    return _record(
-        source,
-        head,
-        config=result.get("configuration"),
-        times=[] if failed else values,
-        unit_ns=_UNIT_NS.get(unit, MILLISECOND_NS) if isinstance(unit, str) else MILLISECOND_NS,
-        failure=verdict,
-    )
+    unit_ns = _UNIT_NS.get(str(unit), MILLISECOND_NS)
+    return _record(source, head, result.get("configuration"), [] if failed else values, verdict, unit_ns)
 
 
-def _cache_record(entry: Any, head: Mapping[str, Any], source: Source) -> LogRecord | str:
-    """Convert one entry of a cache file, or say why it cannot be used."""
+def _cache_record(head: Mapping[str, Any], source: Source, entry: Any) -> LogRecord:
+    """Convert one entry of a cache file."""
     if not isinstance(entry, Mapping):
-        return "a cache entry that is not a table"
+        raise BadRecordError("a cache entry that is not a table")
     names = head.get("tune_params_keys")
     parameters = set(map(str, names)) if isinstance(names, list) and names else entry.keys() - _NOT_PARAMETERS
     config = {name: value for name, value in entry.items() if name in parameters}
     # A failed configuration has the name of its error in place of the time.
     failure = entry.get("time") if isinstance(entry.get("time"), str) else entry.get("__error__", "")
     values = entry.get("times") or [entry.get("time")]
-    times = [] if failure or not isinstance(values, list) else values
-    return _record(source, head, config=config, times=times, unit_ns=MILLISECOND_NS, failure=failure)
+    return _record(source, head, config, [] if failure else values, failure)
 
 
 def _record(
-    source: Source, head: Mapping[str, Any], *, config: Any, times: Any, unit_ns: float, failure: Any
-) -> LogRecord | str:
-    """Build a record, or say in a few words why it cannot be used."""
-    try:
-        times_ns = runtimes(times if isinstance(times, list) else [], unit_ns)
-        return LogRecord(
-            kernel=_short_text(head.get("kernel_name")) or _file_stem(source.name),
-            sizes=_problem_sizes(head.get("problem_size")),
-            config=flat_values(config),
-            runtimes_ns=times_ns,
-            device=_short_text(head.get("device_name")),
-            failure="" if times_ns else str(failure)[:100] or "no runtime",
-        )
-    except BadRecordError as error:
-        return str(error)
+    source: Source, head: Mapping[str, Any], config: Any, times: Any, failure: Any, unit_ns: float = MILLISECOND_NS
+) -> LogRecord:
+    times_ns = runtimes(times if isinstance(times, list) else [], unit_ns)
+    return LogRecord(
+        kernel=_short_text(head.get("kernel_name")) or _file_stem(source.name),
+        sizes=_problem_sizes(head.get("problem_size")),
+        config=flat_values(config),
+        runtimes_ns=times_ns,
+        device=_short_text(head.get("device_name")),
+        failure="" if times_ns else str(failure)[:100] or "no runtime",
+    )
 
 
 def _problem_sizes(value: Any) -> Mapping[str, Value]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import marshal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 Value = float | str
+Skip = Callable[[str], None]  # called with the reason why a part of a log is not imported
+Entry = TypeVar("Entry")
 Result = TypeVar("Result")
 
 MILLISECOND_NS = 1e6
@@ -26,7 +28,8 @@ MAX_RUNTIME_NS = 1e15  # eleven days: no repeat of a kernel takes that long
 _MAX_NUMBER = 1e30
 _MAX_DEPTH = 4  # nested lists and tables
 _CACHE_BYTES = 1 << 20  # size of the keys in one cache
-_NUMBER_TYPES, _FLOAT_TYPE = frozenset({int, float}), frozenset({float})
+# Exceptions raised by entries that are JSON but not records, such as a text or an infinity in place of an integer.
+_MALFORMED = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
 
 
 class LogRecord(NamedTuple):
@@ -44,6 +47,25 @@ class LogRecord(NamedTuple):
 
 class BadRecordError(ValueError):
     """Raised for a record that cannot be used; the message says why in a few words."""
+
+
+def convert_entries(
+    entries: Iterable[Entry], convert: Callable[[Entry], LogRecord | None], skip: Skip, malformed: str
+) -> Iterator[LogRecord]:
+    """Yield the record of each entry; skip the entries for which `convert` raises an error or returns None.
+
+    The reason for skipping is `malformed` unless the error is a `BadRecordError`, which says it itself.
+    """
+    for entry in entries:
+        try:
+            record = convert(entry)
+        except BadRecordError as error:
+            skip(str(error))
+        except _MALFORMED:
+            skip(malformed)
+        else:
+            if record is not None:
+                yield record
 
 
 def cache_by_value(function: Callable[[Any], Result]) -> Callable[[Any], Result]:
@@ -85,16 +107,6 @@ def flat_values(values: Any) -> Mapping[str, Value]:
     """
     if not isinstance(values, Mapping):
         raise BadRecordError("the values have no names")
-    if None in values.values():
-        values = {name: value for name, value in values.items() if value is not None}
-    numbers = values.values()
-    # Fast path: most configurations are a few numbers. NaN, infinities and huge numbers fail the comparison.
-    if (
-        _NUMBER_TYPES.issuperset(map(type, numbers))
-        and len(values) < MAX_VALUES
-        and sum(map(abs, numbers)) <= _MAX_NUMBER
-    ):
-        return dict(zip(map(_check_name, values), map(float, numbers), strict=True))
     result: dict[str, Value] = {}
     for name, value in values.items():
         _flatten(_check_name(name), value, result, 0)
@@ -161,22 +173,7 @@ def check_text(value: Any, max_length: int) -> str:
     return value
 
 
-def runtime(value: Any, unit_ns: float) -> tuple[float, ...]:
-    """Convert one repeat to nanoseconds; return an empty tuple if the value is not a time."""
-    if type(value) is float and 0 < (ns := value * unit_ns) <= MAX_RUNTIME_NS:
-        return (ns,)
-    return runtimes([value], unit_ns)
-
-
 def runtimes(values: list[Any], unit_ns: float) -> tuple[float, ...]:
     """Convert repeats to nanoseconds; drop values that are not times (zero, infinite, not a number)."""
-    # Fast path: if the sum is in range, every positive value is.
-    if (
-        _FLOAT_TYPE.issuperset(map(type, values))
-        and values
-        and min(values) > 0
-        and sum(values) * unit_ns <= MAX_RUNTIME_NS
-    ):
-        return tuple([value * unit_ns for value in values[:MAX_REPEATS]])
     numbers = [value for value in values if type(value) is float or (type(value) is int and 0 < value < 1 << 60)]
     return tuple([ns for value in numbers if 0 < (ns := value * unit_ns) <= MAX_RUNTIME_NS])[:MAX_REPEATS]

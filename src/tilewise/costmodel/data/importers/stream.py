@@ -6,6 +6,7 @@ and unpacked files are limited.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import gzip
@@ -47,10 +48,11 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """The stream of one log, and its name for messages."""
+    """The stream of one log, its name for messages, and the path of its file."""
 
     name: str
     stream: Readable
+    path: Path | None = None
 
 
 def open_sources(path: Path) -> Iterator[Source]:
@@ -67,13 +69,13 @@ def open_sources(path: Path) -> Iterator[Source]:
                     if is_tar:
                         yield from _tar_members(unpacked, path)
                     else:
-                        yield Source(path.name, _LimitedStream(unpacked, path))
+                        yield Source(path.name, _LimitedStream(unpacked, path), path)
             elif _is_tar(start):
                 yield from _tar_members(stream, path)
             elif start[:4] == b"PK\x03\x04":
                 yield from _open_members(stream, path)
             else:
-                yield Source(path.name, stream)
+                yield Source(path.name, stream, path)
     except TilewiseError:  # some subclasses are RuntimeErrors too
         raise
     except _DAMAGE_ERRORS as error:
@@ -170,8 +172,8 @@ class JsonWalker:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._decode = json.JSONDecoder().raw_decode
+        self._decode_chunk = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._text, self._position, self._at_end = "", 0, False
-        self._incomplete = b""  # bytes of a character that continues in the next chunk
 
     def next_char(self) -> str:
         """Return the next character that is not white space without consuming it; empty at the end."""
@@ -230,23 +232,9 @@ class JsonWalker:
             return False
         chunk = self._source.stream.read(_CHUNK_BYTES)
         self._at_end = not chunk
-        text = self._decode_chunk(chunk) if chunk else self._incomplete.decode("utf-8", "replace")
-        self._text, self._position = self._text[self._position :] + text, 0
+        self._text = self._text[self._position :] + self._decode_chunk(chunk, final=self._at_end)
+        self._position = 0
         return not self._at_end
-
-    def _decode_chunk(self, chunk: bytes) -> str:
-        """Decode a chunk; the first bytes of a character that is cut off are kept for the next chunk."""
-        data = self._incomplete + chunk
-        end = len(data)
-        # Step back over continuation bytes (10xxxxxx) to the lead byte (11xxxxxx) of the last character.
-        while end > len(data) - 4 and end > 0 and (data[end - 1] & 0xC0) == 0x80:
-            end -= 1
-        if end > 0 and data[end - 1] >= 0xC0:
-            end -= 1
-        else:
-            end = len(data)
-        self._incomplete = data[end:]
-        return data[:end].decode("utf-8", "replace")
 
     def _expect(self, character: str) -> None:
         if self.next_char() != character:

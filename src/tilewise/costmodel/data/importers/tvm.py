@@ -8,15 +8,16 @@ their instructions. Workloads are modules in TVM's own encoding and are never de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewise.costmodel.data.importers.record import (
-    BadRecordError,
     LogRecord,
+    Skip,
     Value,
     cache_by_value,
     check_text,
+    convert_entries,
     flat_values,
     runtimes,
 )
@@ -24,19 +25,11 @@ from tilewise.costmodel.data.importers.stream import Source, lines, parse_line
 
 _SECOND_NS = 1e9
 
-# Exceptions raised by lines that are JSON but not records, such as a check_text or an infinity in place of an integer.
-_MALFORMED = (BadRecordError, KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError)
 
-
-def read_autotvm(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+def read_autotvm(source: Source, skip: Skip) -> Iterator[LogRecord]:
     """Yield the records of an AutoTVM log."""
-    for line in lines(source):
-        if not line or line.startswith("#"):
-            continue
-        try:
-            yield _autotvm_record(parse_line(line))
-        except _MALFORMED as error:
-            skip(str(error) if isinstance(error, BadRecordError) else "a line that is not an AutoTVM record")
+    entries = (parse_line(line) for line in lines(source) if line and not line.startswith("#"))
+    return convert_entries(entries, _autotvm_record, skip, "a line that is not an AutoTVM record")
 
 
 def _autotvm_record(entry: Any) -> LogRecord:
@@ -59,18 +52,10 @@ def _autotvm_record(entry: Any) -> LogRecord:
     )
 
 
-def read_metaschedule(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+def read_metaschedule(source: Source, skip: Skip) -> Iterator[LogRecord]:
     """Yield the records of a MetaSchedule database; the lines of its workload file are ignored."""
-    for line in lines(source):
-        if not line:
-            continue
-        try:
-            record = _metaschedule_record(parse_line(line))
-        except _MALFORMED as error:
-            skip(str(error) if isinstance(error, BadRecordError) else "a line that is not a tuning record")
-            continue
-        if record is not None:
-            yield record
+    entries = (parse_line(line) for line in lines(source) if line)
+    return convert_entries(entries, _metaschedule_record, skip, "a line that is not a tuning record")
 
 
 def _metaschedule_record(entry: Any) -> LogRecord | None:

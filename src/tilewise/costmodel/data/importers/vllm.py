@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tilewise.costmodel.data.importers.record import (
     MAX_VALUES,
     BadRecordError,
     LogRecord,
+    Skip,
     Value,
     check_text,
     flat_values,
@@ -56,7 +57,7 @@ class TunedRow(NamedTuple):
     triton: str = ""  # version of Triton, if the file says it
 
 
-def read_rows(source: Source, skip: Callable[[str], None]) -> Iterator[TunedRow]:
+def read_rows(source: Source, skip: Skip) -> Iterator[TunedRow]:
     """Yield the rows of one file; rows and files that cannot be used are skipped with a reason."""
     walker, rows = JsonWalker(source), dict[str, Any]()
     if walker.next_char() != "{":  # archives hold licences and notes too
@@ -130,7 +131,7 @@ def alternatives(row: TunedRow) -> Iterator[Mapping[str, int]]:
         yield from ({**row.config, name: value} for value in choices[name] if value != row.config[name])
 
 
-def read_records(source: Source, skip: Callable[[str], None]) -> Iterator[LogRecord]:
+def read_records(source: Source, skip: Skip) -> Iterator[LogRecord]:
     """Yield each winner and the configurations it is compared with; see the module's docstring for their runtimes."""
     for row in read_rows(source, skip):
         for runtime_ns, configs in ((1.0, (row.config,)), (2.0, alternatives(row))):
