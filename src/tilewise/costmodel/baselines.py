@@ -85,7 +85,7 @@ def _gpu_cycles(gpu: Gpu, kernel: Kernel) -> npt.NDArray[np.float64]:
     """Estimate the cycles of the busiest multiprocessor for each configuration."""
     config = kernel.config_feat.astype(np.float64)
     features = 2.0 ** occupancy_features(gpu, kernel, kernel_sizes(kernel), config)
-    programs, resident, per_thread, steps = features[:, 0], features[:, 4], features[:, 5], features[:, 6]
+    programs, resident, per_thread, steps = features[[0, 4, 5, 6]]
     warps, stages = np.maximum(config[:, gpu.warps], 1), np.clip(config[:, gpu.stages], 1, 4)
     result, entry, other = config[:, 15], config[:, 23], config[:, 7]  # elements of the three tiles
     own_programs = np.ceil(programs / gpu.multiprocessors)

@@ -24,7 +24,7 @@ def numbers(problem: Problem, config: Config) -> np.ndarray:
     kernel = make_kernel("k", *family.graph(problem), row, np.ones(1, np.int64), np.ones(1, np.int64))
     gpu = gpu_of(H200)
     assert gpu is not None
-    return 2.0 ** occupancy_features(gpu, kernel, kernel_sizes(kernel), kernel.config_feat.astype(float))[0]
+    return 2.0 ** occupancy_features(gpu, kernel, kernel_sizes(kernel), kernel.config_feat)[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -186,4 +186,4 @@ def test_a_call_of_a_library_has_no_tile_and_finite_numbers():
     assert gpu is not None
     row = np.zeros((1, len(H200.config_features)), np.float32)
     kernel = make_kernel("k", *family.graph(problem), row, np.ones(1, np.int64), np.ones(1, np.int64))
-    assert np.isfinite(occupancy_features(gpu, kernel, kernel_sizes(kernel), kernel.config_feat.astype(float))).all()
+    assert np.isfinite(occupancy_features(gpu, kernel, kernel_sizes(kernel), kernel.config_feat)).all()

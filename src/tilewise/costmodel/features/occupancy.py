@@ -27,10 +27,6 @@ from tilewise.costmodel.devices import SM_90, WARP_THREADS
 Numbers = npt.NDArray[np.float64]
 
 FEATURE_COUNT = 23  # features per configuration
-# Rows of the feature table that depend on the configuration alone, and those that depend on the sizes.
-_RESIDENT, _PER_THREAD, _STAGED, _LOADS_ISSUED = 4, 5, 8, 15
-_LOAD_BYTES, _LOADS, _RUN_BYTES, _OVERFETCH = slice(9, 12), slice(12, 15), slice(16, 18), slice(18, 23)
-_SIZE_ROWS = (0, 1, 2, 3, 6, 7)
 _LOAD_DETAIL = 3.0  # version of the features, in model files
 _MAX_LOAD_BYTES, _MIN_ASYNC_COPY_BYTES = 16.0, 4.0  # PTX: vector loads up to 16 bytes, cp.async from 4 bytes on
 _LINE_BYTES, _SECTOR_BYTES = 128, 32  # units of GPU memory transactions
@@ -78,130 +74,77 @@ def element_bytes(kernel: Kernel) -> float:
 
 
 def occupancy_features(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
-    """Compute (C, FEATURE_COUNT) logarithms; `sizes` are the slots of `ranker.kernel_sizes`."""
-    return Occupancy(gpu, config.astype(np.float64), MemoryAccess.from_kernel(kernel, sizes)).features(sizes).T
-
-
-@dataclass(frozen=True)
-class MemoryAccess:
-    """Memory access pattern of a kernel, independent of its sizes.
-
-    `contiguous` and `load_bytes` have one entry for the root and one for each operand: the dimension that is contiguous
-    in memory, and the widest load that is aligned at the start of every row.
-    """
-
-    is_product: bool
-    element_bytes: float
-    contiguous: tuple[int, ...]
-    load_bytes: tuple[float, ...]
-    reduction_operand: int  # index of the tensor that a reduction reads; its other operand is a scalar
-
-    @classmethod
-    def from_kernel(cls, kernel: Kernel, sizes: Numbers) -> MemoryAccess:
-        """Derive element size, contiguous dimensions and load widths from a kernel's graph."""
-        root, _, first, second = (slot.tolist() for slot in _slots(sizes))
-        size, tensors = element_bytes(kernel), (root, first, second)
-        contiguous = _contiguous_dimensions(kernel, tensors)
-        load_bytes = tuple(_load_width(int(shape[at]), size) for shape, at in zip(tensors, contiguous, strict=True))
-        return cls(is_product(kernel), size, tuple(contiguous), load_bytes, 1 if sum(first) >= sum(second) else 2)
-
-
-class Occupancy:
-    """Occupancy of a list of configurations, for all kernels that access memory in the same way.
-
-    Everything that does not depend on the kernel's sizes is computed once, in the constructor.
-    """
-
-    def __init__(self, gpu: Gpu, config: npt.NDArray[Any], access: MemoryAccess) -> None:
-        """Compute resident blocks, registers, staged bytes and loads of every configuration (C, columns)."""
-        self.gpu, self.config, self.access = gpu, config, access
-        product = access.is_product
-        # Elements that one program holds in registers: its part of the result, or of a reduction's input.
-        self._register_elements = config[:, _OUTPUT_PRODUCT if product else _INPUT_PRODUCT]
-        warps = np.maximum(config[:, gpu.warps], 1.0)
-        ones = np.ones(len(config), config.dtype)
-        staged = _staged_bytes(gpu, config, access.load_bytes, access.element_bytes) if product else ones
-        per_thread = np.maximum(self._register_elements / (WARP_THREADS * warps), 1e-3)
-        # Resident blocks of a multiprocessor: the smallest of the limits by shared memory, warps and registers.
-        resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(SM_90.max_warps / warps))
-        by_registers = np.floor(
-            SM_90.registers_per_multiprocessor / ((per_thread + _OVERHEAD_REGISTERS) * WARP_THREADS * warps)
-        )
-        self._resident = np.clip(np.minimum(resident, by_registers), 1, SM_90.max_blocks)
-        # The table is (features, C), so that one feature is contiguous in memory.
-        fixed = np.ones((FEATURE_COUNT, len(config)), config.dtype)
-        # A library call has no tile, so the bytes that it stages are unknown: at least 1.
-        fixed[[_RESIDENT, _PER_THREAD, _STAGED]] = self._resident, per_thread, np.maximum(staged, 1)
-        fixed[_LOAD_BYTES] = np.array(access.load_bytes)[:, None]
-        self._add_loads(fixed, warps)
-        self._fixed = np.log2(fixed)
-
-    def _add_loads(self, fixed: npt.NDArray[Any], warps: npt.NDArray[Any]) -> None:
-        """Fill the rows about loads, and keep what the size-dependent features need of them."""
-        config, access, product = self.config, self.access, self.access.is_product
-        issued = self._loads_per_thread(warps)
-        fixed[_LOADS] = issued
-        self._loads_per_step = (issued[0] + issued[1] if product else issued[0]) * warps
-        # Contiguous bytes of a tile of each operand; a scalar operand counts as one byte.
-        first = config[:, _INPUT][:, access.contiguous[1 if product else access.reduction_operand]]
-        second = config[:, _KERNEL][:, access.contiguous[2]] if product else 0.0
-        run_bytes = np.maximum(np.stack([first, second + 0 * first]) * access.element_bytes, 1.0)
-        fixed[_RUN_BYTES] = run_bytes
-        stored = np.maximum(config[:, _OUTPUT][:, access.contiguous[0]] * access.element_bytes, 1.0)
-        operands = [run_bytes[0], run_bytes[1] if product else np.inf * np.ones(len(config), config.dtype)]
-        self._run_bytes = np.stack([stored, *operands, *operands])  # lines of three tensors, sectors of two
-
-    def _loads_per_thread(self, warps: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Count the loads of either operand per loop step and the stores of one thread, (3, C)."""
-        product, load_bytes = self.access.is_product, self.access.load_bytes
-        tiles = [(_INPUT_PRODUCT, load_bytes[1 if product else self.access.reduction_operand])]
-        tiles += [(_KERNEL_PRODUCT, load_bytes[2]), (_OUTPUT_PRODUCT, load_bytes[0])] if product else []
-        issued = np.ones((3, len(warps)), warps.dtype)
-        for row, (tile, width) in zip(issued, tiles, strict=False):
-            per_element = self.access.element_bytes / WARP_THREADS / width
-            np.maximum(self.config[:, tile] / warps * per_element, 1.0, out=row)
-        return issued
-
-    def features(self, sizes: Numbers) -> Numbers:
-        """Compute (FEATURE_COUNT, C) logarithms for a kernel with these sizes."""
-        root, heavy, first, second = _slots(sizes)
-        product, config = self.access.is_product, self.config
-        programs = _tile_count(root if product else heavy, config[:, _OUTPUT])
-        operand = first if self.access.reduction_operand == 1 else second
-        steps = _loop_steps(second, config) if product else _tile_count(operand, config[:, _INPUT]) / programs
-        # Waves, if several blocks share a multiprocessor and if each has one to itself.
-        waves_alone = programs / self.gpu.multiprocessors
-        waves = waves_alone / self._resident
-        whole_waves = np.ceil(waves)
-        rounds = steps * whole_waves * self._resident  # loop steps of the busiest multiprocessor
-        table: Numbers = self._fixed.copy()
-        size_features = (
-            programs,
-            whole_waves,
-            np.minimum(whole_waves / waves, 16.0),
-            np.minimum(np.ceil(waves_alone) / waves_alone, 16.0),
-            np.maximum(steps, 1e-3),
-            np.maximum(self._register_elements * rounds, 1.0),
-        )
-        for row, values in zip(_SIZE_ROWS, size_features, strict=True):
-            np.log2(values, out=table[row])
-        np.log2(np.maximum(self._loads_per_step * rounds, 1.0), out=table[_LOADS_ISSUED])
-        self._add_overfetch(table[_OVERFETCH], root, first if product else operand, second)
-        return table
-
-    def _add_overfetch(self, out: Numbers, *tensors: Numbers) -> None:
-        """Compute bytes touched over bytes used: lines of root and both operands, sectors of the operands."""
-        root, first, second = self.access.contiguous
-        if not self.access.is_product:
-            first = self.access.contiguous[self.access.reduction_operand]
-        dimensions = root, first, second
-        row_bytes = [float(size[at]) * self.access.element_bytes for size, at in zip(tensors, dimensions, strict=True)]
-        aligned = [_row_alignment(row) for row in row_bytes]
+    """Compute (FEATURE_COUNT, C) logarithms; `sizes` are the slots of `ranker.kernel_sizes`."""
+    config = config.astype(np.float64)
+    root, heavy, first, second = _slots(sizes)
+    tensors = root, first, second
+    product, element = is_product(kernel), element_bytes(kernel)
+    # A product reads both operands, a reduction only the larger one.
+    operand = 1 if product or first.sum() >= second.sum() else 2
+    # Of the root and of either operand: the dimension that is contiguous in memory, and the widest aligned load.
+    contiguous = _contiguous_dimensions(kernel, [tensor.tolist() for tensor in tensors])
+    load_bytes = [_load_width(int(shape[at]), element) for shape, at in zip(tensors, contiguous, strict=True)]
+    ones = np.ones(len(config))
+    # Elements that one program holds in registers: its part of the result, or of a reduction's input.
+    elements = config[:, _OUTPUT_PRODUCT if product else _INPUT_PRODUCT]
+    warps = np.maximum(config[:, gpu.warps], 1.0)
+    per_thread = np.maximum(elements / (WARP_THREADS * warps), 1e-3)
+    # A library call has no tile, so the bytes that it stages are unknown: at least 1.
+    staged = np.maximum(_staged_bytes(gpu, config, load_bytes, element), 1) if product else ones
+    resident = _resident_blocks(gpu, staged, warps, per_thread)
+    programs = _tile_count(root if product else heavy, config[:, _OUTPUT])
+    steps = _loop_steps(second, config) if product else _tile_count(tensors[operand], config[:, _INPUT]) / programs
+    # Waves, if several blocks share a multiprocessor and if each has one to itself.
+    waves_alone = programs / gpu.multiprocessors
+    waves = waves_alone / resident
+    whole_waves = np.ceil(waves)
+    rounds = steps * whole_waves * resident  # loop steps of the busiest multiprocessor
+    # Loads of either operand per loop step and stores of one thread.
+    tiles = [(_INPUT_PRODUCT, load_bytes[operand])]
+    tiles += [(_KERNEL_PRODUCT, load_bytes[2]), (_OUTPUT_PRODUCT, load_bytes[0])] if product else []
+    loads = [np.maximum(config[:, tile] / warps * element / WARP_THREADS / width, 1.0) for tile, width in tiles]
+    loads_per_step = (loads[0] + loads[1] if product else loads[0]) * warps
+    loads += [ones] * (3 - len(loads))
+    # Contiguous bytes of a tile of each tensor; a scalar operand counts as one byte.
+    stored = np.maximum(config[:, _OUTPUT][:, contiguous[0]] * element, 1.0)
+    read = np.maximum(config[:, _INPUT][:, contiguous[operand]] * element, 1.0)
+    other = np.maximum(config[:, _KERNEL][:, contiguous[2]] * element, 1.0) if product else ones
+    features = [
+        programs,
+        whole_waves,
+        np.minimum(whole_waves / waves, 16.0),
+        np.minimum(np.ceil(waves_alone) / waves_alone, 16.0),
+        resident,
+        per_thread,
+        np.maximum(steps, 1e-3),
+        np.maximum(elements * rounds, 1.0),
+        staged,
+        *(width * ones for width in load_bytes),
+        *loads,
+        np.maximum(loads_per_step * rounds, 1.0),
+        read,
+        other,
+    ]
+    # Bytes touched over bytes used: lines of all tensors, sectors of the operands.
+    runs = [(root, contiguous[0], stored), (tensors[operand], contiguous[operand], read)]
+    runs += [(second, contiguous[2], other)] if product else []
+    alignments = [_row_alignment(float(size[at]) * element) for size, at, _ in runs]
+    for unit, first_run in ((_LINE_BYTES, 0), (_SECTOR_BYTES, 1)):
         # On average an unaligned run touches one more unit, less its alignment.
-        extra = [_LINE_BYTES - at for at in aligned] + [max(_SECTOR_BYTES - at, 0) for at in aligned[1:]]
-        np.divide(np.array(extra, self._run_bytes.dtype)[:, None], self._run_bytes, out=out)
-        out += 1.0
-        np.log2(out, out=out)
+        pairs = list(zip(runs, alignments, strict=True))[first_run:]
+        features += [1.0 + max(unit - alignment, 0) / run_bytes for (_, _, run_bytes), alignment in pairs]
+        features += [ones] * (3 - len(runs))
+    table: Numbers = np.log2(np.stack(features))
+    return table
+
+
+def _resident_blocks(gpu: Gpu, staged: Numbers, warps: Numbers, per_thread: Numbers) -> Numbers:
+    """Resident blocks of a multiprocessor: the smallest of the limits by shared memory, warps and registers."""
+    by_memory, by_warps = np.floor(gpu.shared_bytes / staged), np.floor(SM_90.max_warps / warps)
+    block_registers = (per_thread + _OVERHEAD_REGISTERS) * WARP_THREADS * warps
+    by_registers = np.floor(SM_90.registers_per_multiprocessor / block_registers)
+    resident: Numbers = np.clip(np.minimum(np.minimum(by_memory, by_warps), by_registers), 1, SM_90.max_blocks)
+    return resident
 
 
 def _slots(sizes: Numbers) -> list[Numbers]:
@@ -209,7 +152,7 @@ def _slots(sizes: Numbers) -> list[Numbers]:
     return [sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in range(4)]
 
 
-def _staged_bytes(gpu: Gpu, config: npt.NDArray[Any], load_bytes: tuple[float, ...], element: float) -> Numbers:
+def _staged_bytes(gpu: Gpu, config: npt.NDArray[Any], load_bytes: list[float], element: float) -> Numbers:
     """Shared memory of a product: a tile of each operand per stage, or one tile where it cannot be copied ahead."""
     first, second = config[:, _INPUT_PRODUCT], config[:, _KERNEL_PRODUCT]
     stages = np.maximum(config[:, gpu.stages], 1)
@@ -220,7 +163,7 @@ def _staged_bytes(gpu: Gpu, config: npt.NDArray[Any], load_bytes: tuple[float, .
     return np.asarray((first * buffers[0] + second * buffers[1]) * element)
 
 
-def _contiguous_dimensions(kernel: Kernel, tensors: tuple[list[float], ...]) -> list[int]:
+def _contiguous_dimensions(kernel: Kernel, tensors: list[list[float]]) -> list[int]:
     """Return the contiguous dimension of the root and of both operands."""
     contiguous = [max(len([length for length in size if length > 0]) - 1, 0) for size in tensors]
     # An operand that is a parameter, or has a parameter's shape, also has that parameter's layout.

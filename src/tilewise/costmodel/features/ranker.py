@@ -157,8 +157,6 @@ class RankerFeatures:
         stored = {name: _STORED_NAMES.get(name, name) for name in _table_names()}
         if any(name not in tables for name in stored.values()):
             raise FileFormatError("The model file lacks the feature tables of a TileRanker; train or export it again.")
-        if len(tables.get("crowds", ())):  # cache conflicts, an input of models before the first release
-            raise FileFormatError("The model file reads inputs that no longer exist; train it again.")
         return cls(**{name: tables[stored_name] for name, stored_name in stored.items()})
 
     @property
@@ -273,37 +271,7 @@ class RankerFeatures:
         np.greater_equal(config[self._step_columns], self._thresholds, out=steps)
         _tile_features(config[self.pairs[:, 0]], sizes[self.pairs[:, 1]][:, None], counts, padding)
         if gpu is not None:
-            occupancy[:] = occupancy_features(gpu, kernel, sizes, config.T).T
-
-    # Features of single column values, for `models.numpy.lookup_ranker`.
-
-    def value_features(self, values: Floats, column: npt.NDArray[np.int64]) -> Floats:
-        """Compute logarithms and steps, one row per value; `column` says whose value it is. Other columns are 0."""
-        # (columns + steps, V): every column's features of every value, of which only the own ones count.
-        table = np.vstack([np.tile(signed_log(values), (len(self.columns), 1)), values >= self._thresholds])
-        own = np.concatenate([self.columns, self._step_columns])[:, None] == column
-        table = table.astype(np.float32)
-        _scale_rows(table, self.config_centre[: len(table)], self.config_scale[: len(table)])
-        return np.ascontiguousarray((table * own).T)
-
-    def pair_scaling(self, pairs: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """Return centre and scale of `pair_features`, (2, pairs) each."""
-        columns = len(self.columns) + len(self.steps) + np.stack([pairs, len(self.pairs) + pairs])
-        return self.config_centre[columns], self.config_scale[columns]
-
-    def pair_features(self, values: Floats, sizes: npt.NDArray[np.float64], scaling: tuple[Floats, Floats]) -> Floats:
-        """Compute scaled logarithms of tile count and padding, (2, pairs), of each value for the size of its pair."""
-        table = np.empty((2, len(values)), np.float32)
-        _tile_features(values, sizes, table[0], table[1])
-        table -= scaling[0]
-        table *= scaling[1]
-        return _clip(table)
-
-    def scale_occupancy(self, features: npt.NDArray[Any]) -> Floats:
-        """Scale the (features, C) result of `Occupancy.features` to model inputs."""
-        scaled = features.astype(np.float32, copy=False)
-        _scale_rows(scaled, self.config_centre[-len(scaled) :], self.config_scale[-len(scaled) :])
-        return scaled
+            occupancy[:] = occupancy_features(gpu, kernel, sizes, config.T)
 
     @cached_property
     def _step_columns(self) -> npt.NDArray[np.int64]:

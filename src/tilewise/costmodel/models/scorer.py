@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tilewise.costmodel.models.blend import Blend
     from tilewise.costmodel.models.file_writer import FileContents
     from tilewise.costmodel.models.gbdt import GBDT
-    from tilewise.costmodel.models.numpy.lookup_ranker import LookupRanker
 
 RIDGE = "CpuRidge"  # name of the CPU model in files; see `ridge`
 
@@ -38,11 +37,9 @@ class Scorer:
     preparation: Preparation
     schema: Schema
     record: dict[str, Any]
-    # Caches. The tuner scores one list of configurations for many kernels, and ranks a kernel right after scoring it.
+    # Caches: weights in either precision, and the inputs of the last kernel, because `exact` usually follows `score`.
     _folded: dict[str, ranker.FoldedWeights] = field(default_factory=dict, repr=False)
     _last_inputs: tuple[Kernel, ModelInputs] | None = field(default=None, repr=False)
-    _last_config: npt.NDArray[Any] | None = field(default=None, repr=False)  # configurations of the last call
-    _lookup: tuple[npt.NDArray[Any], LookupRanker | None] | None = field(default=None, repr=False)
 
     @property
     def calibration(self) -> dict[str, Any] | None:
@@ -51,10 +48,6 @@ class Scorer:
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """Return one score per configuration, or per configuration in `rows`; lower is faster."""
         with report_misfit(self.name):
-            # A list that comes again is scored by a lookup table, which is faster.
-            lookup = self._lookup_ranker(kernel) if rows is None else None
-            if lookup is not None:
-                return lookup.score(kernel)
             return self._score(self._inputs(kernel, rows))
 
     def contents(self) -> FileContents:
@@ -78,28 +71,8 @@ class Scorer:
             float64_inputs = ModelInputs(node, inputs.opcode, inputs.edges, config)
             return np.asarray(self._score(float64_inputs), dtype=np.float64)
 
-    def _lookup_ranker(self, kernel: Kernel) -> LookupRanker | None:
-        """Return a LookupRanker if the previous kernel had the same array of configurations."""
-        config, features = kernel.config_feat, self.preparation
-        # Lists are compared by identity: comparing contents would take as long as scoring.
-        if self._lookup is not None and self._lookup[0] is config:
-            return self._lookup[1]
-        last_config, self._last_config = self._last_config, config
-        if last_config is not config or config.dtype != np.float32:
-            return None
-        from tilewise.costmodel.features.ranker import RankerFeatures
-        from tilewise.costmodel.models.numpy.lookup_ranker import LookupRanker
-
-        if not isinstance(features, RankerFeatures):
-            return None
-        # Lists with other columns are left to the direct computation, which reports them.
-        fits = config.shape[1] == len(features.config_low)
-        lookup = LookupRanker.build(features, self._folded_for(config.dtype), config) if fits else None
-        self._lookup = (config, lookup)
-        return lookup
-
     def _inputs(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None) -> ModelInputs:
-        """Compute the kernel's inputs; the last complete ones are cached, because `exact` usually follows `score`."""
+        """Return the inputs of a kernel's configurations, or of those in `rows`."""
         last = self._last_inputs
         if last is None or last[0] is not kernel:
             # A few rows of a new kernel are not worth computing all of them.

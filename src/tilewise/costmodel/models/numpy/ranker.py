@@ -38,7 +38,6 @@ class FoldedWeights:
     out: Floats  # (members * H,): last layers, divided by the number of members
     members: int
     global_width: int  # columns at the front of a configuration that describe the kernel
-    last: Floats  # (members * H, members): `out` as a block-diagonal matrix
     gnn: list[Dense]
     films: list[tuple[Dense, Dense]]  # per block: the FiLM layer and the block's own layer
 
@@ -55,14 +54,12 @@ class KernelEncoding:
 def fold(w: Weights, kwargs: Mapping[str, Any]) -> FoldedWeights:
     """Rearrange a model's weights for scoring; `kwargs` are the arguments that it was built with."""
     members = len(w["scaling"])
-    out = w["out"] / w["out"].dtype.type(members)  # (members, H, 1)
     return FoldedWeights(
         weights=w,
         first=first_layers(w),
-        out=out.reshape(-1),
+        out=w["out"].reshape(-1) / w["out"].dtype.type(members),
         members=members,
         global_width=int(kwargs.get("global_width", 0)),
-        last=last_layers(out),
         gnn=_numbered_layers(w, "gnn"),
         films=list(zip(_numbered_layers(w, "film"), _numbered_layers(w, "blocks"), strict=True)),
     )
@@ -78,14 +75,6 @@ def first_layers(w: Weights) -> Floats:
     """Stack the first layers of all members, (D, members * H): scaling the inputs is scaling the kernel's rows."""
     kernels = w["scaling"].transpose(0, 2, 1) * w["config_in.kernel"]  # (members, D, H)
     return np.ascontiguousarray(kernels.transpose(1, 0, 2).reshape(kernels.shape[1], -1))
-
-
-def last_layers(out: Floats) -> Floats:
-    """Arrange the members' last layers (members, H, 1) as a block-diagonal matrix (members * H, members)."""
-    every = np.arange(len(out))
-    last = np.zeros((len(out), out.shape[1], len(out)), out.dtype)
-    last[every, :, every] = out[:, :, 0]
-    return last.reshape(-1, len(out))
 
 
 def encode(folded: FoldedWeights, inputs: ModelInputs) -> KernelEncoding:

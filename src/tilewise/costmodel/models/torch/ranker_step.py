@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tilewise._extension import native
-from tilewise.costmodel.models.numpy.ranker import first_layers, last_layers
+from tilewise.costmodel.models.numpy.ranker import first_layers
 from tilewise.costmodel.models.torch.ragged import KernelBatch, Matrix, product
 from tilewise.costmodel.training.losses import CombinedLoss
 
@@ -92,7 +92,7 @@ class RankerStep:
             batch.config.contiguous().numpy(), width, first_layers(w), kernel + w["config_in.bias"],
             np.concatenate([[0], np.cumsum(batch.node_counts)]), _kernels.matmul(keys, w["query.kernel"].T),
             _kernels.matmul(keys, w["query.bias"]), _dense(w, "value", nodes[-1]), blocks, biases,
-            last_layers(w["out"]),
+            _last_layers(w["out"]),
         )  # fmt: skip
         # The compiled kernels compute everything that depends on configurations.
         scores, saved = _kernels.ranker_rows_forward(*arguments)
@@ -223,7 +223,15 @@ def _dropout_scale(shape: tuple[int, ...], dropout: float) -> Floats | None:
     return mask
 
 
+def _last_layers(out: Floats) -> Floats:
+    """Arrange the members' last layers (members, H, 1) as a block-diagonal matrix (members * H, members)."""
+    every = np.arange(len(out))
+    last = np.zeros((len(out), out.shape[1], len(out)), out.dtype)
+    last[every, :, every] = out[:, :, 0]
+    return last.reshape(-1, len(out))
+
+
 def _last_layer_grad(last: Floats) -> Floats:
-    """Sum over kernels and take the diagonal blocks, the inverse of `last_layers`."""
+    """Sum over kernels and take the diagonal blocks, the inverse of `_last_layers`."""
     every = np.arange(last.shape[2])
     return np.asarray(last.sum(axis=0).reshape(len(every), -1, len(every))[every, :, every])
