@@ -54,7 +54,7 @@ def test_a_file_is_converted_once_and_again_when_it_changed(tmp_path, monkeypatc
     write_graph(tmp_path / "g.npz", small())
     open_graph(tmp_path / "g.npz", tmp_path / "cache")
     with monkeypatch.context() as patch:
-        patch.setattr("tilewise.costmodel.layout.graph.read_npz", lambda *a, **k: pytest.fail("converted twice"))
+        patch.setattr("tilewise.costmodel.layout.graph.stream_npz", lambda *a, **k: pytest.fail("converted twice"))
         open_graph(tmp_path / "g.npz", tmp_path / "cache")
     write_graph(tmp_path / "g.npz", small(configs=20))
     assert open_graph(tmp_path / "g.npz", tmp_path / "cache").n_configs == 20

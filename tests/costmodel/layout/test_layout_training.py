@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from tilewise.costmodel.layout import LayoutDataset, load_layout_model, synthetic_graph, train_layouts  # noqa: E402
 from tilewise.costmodel.layout import train as module  # noqa: E402
 from tilewise.costmodel.layout.models import MODELS  # noqa: E402
-from tilewise.costmodel.layout.segments import Scaling, SegmentedGraphs, split_graph, within_hops  # noqa: E402
+from tilewise.costmodel.layout.segments import Scaling, split_graph, within_hops  # noqa: E402
 from tilewise.costmodel.layout.trained import (  # noqa: E402
     build_layout_model,
     evaluate_layouts,
@@ -41,7 +41,7 @@ def model(name: str, scaling: Scaling, seed: int = 0):
 def one_step(name: str, given, segments, through: int):
     """The gradients of one slate's loss, as one vector."""
     made = model(name, Scaling.fit([given]))
-    config = module.configurations(given, np.arange(12))
+    config = given.config_feat[np.arange(12)]
     scores = module.sample_scores(made, segments, config, through)
     target = torch.from_numpy(given.target(np.arange(12)))
     loss = parse_losses("PairwiseHingeLoss")(scores[None], target[None].float(), torch.ones(1, 12, dtype=torch.bool))
@@ -85,7 +85,7 @@ def test_one_segment_is_the_whole_graph(name):
     (whole,) = split_graph(given, Scaling.fit([given]), 3, 1000)
     loss, grads, scores = one_step(name, given, [whole], 0)
     made = model(name, Scaling.fit([given]))
-    config = made.tensor(module.configurations(given, np.arange(12))[:, whole.columns])
+    config = made.tensor(given.config_feat[np.arange(12)][:, whole.columns])
     plain = made.score(made.encode(whole, config, 12), 12)
     torch.testing.assert_close(plain, scores)
     assert np.isfinite(loss) and grads.abs().sum() > 0
@@ -101,7 +101,7 @@ def test_gradients_through_drawn_segments_average_to_those_through_all(name):
         assert loss == pytest.approx(drawn[0][0], rel=1e-5)
         torch.testing.assert_close(scores, drawn[0][2], rtol=1e-4, atol=1e-5)
     made = model(name, Scaling.fit([given]))
-    config = module.configurations(given, np.arange(12))
+    config = given.config_feat[np.arange(12)]
     pooled = sum(made.encode(s, made.tensor(config[:, s.columns]), 12) for s in segments)
     target = torch.from_numpy(given.target(np.arange(12))).float()
     loss = parse_losses("PairwiseHingeLoss")(made.score(pooled, 12)[None], target[None], torch.ones(1, 12).bool())
@@ -126,7 +126,7 @@ def test_what_a_step_keeps_for_its_backward_pass_does_not_grow_with_the_graph(na
 
         made = model(name, Scaling.fit([given]))
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            module.sample_scores(made, segments, module.configurations(given, np.arange(12)), 0)
+            module.sample_scores(made, segments, given.config_feat[np.arange(12)], 0)
         saved.append(sum(seen.values()))
     assert saved[1] < 1.5 * saved[0]
 
@@ -141,14 +141,6 @@ def test_a_score_does_not_depend_on_what_it_was_computed_with(name, monkeypatch)
     np.testing.assert_allclose(score_graph(made, given, segments), every, rtol=1e-4, atol=1e-5)
     some = np.array([41, 3, 17])
     np.testing.assert_allclose(score_graph(made, given, segments, some), every[some], rtol=1e-4, atol=1e-5)
-
-
-def test_segments_beyond_the_budget_are_made_again():
-    given = [graph(seed) for seed in range(3)]
-    kept = SegmentedGraphs(given, Scaling.fit(given), 3, 20)
-    none = SegmentedGraphs(given, Scaling.fit(given), 3, 20, budget=0)
-    assert kept[1] is kept[1] and none[1] is not none[1]
-    np.testing.assert_array_equal(kept[1][0].node, none[1][0].node)
 
 
 SETTINGS = {"epochs": 2, "configs": 8, "least_steps": 2, "eval_every": 1, "model_kwargs": SMALL, "segment_nodes": 15}

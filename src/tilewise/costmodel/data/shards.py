@@ -65,7 +65,7 @@ def open_split(files: Sequence[Path], schema: Schema, cache_dir: Path, label: st
         return from_kernels([], schema)
     # The key covers the schema too: other column names mean other data.
     folder = cache_dir / files_key(files, f"{_FORMAT} {schema.config_features}")
-    if not (folder / INDEX).is_file():
+    if not folder.is_dir():
         convert_once(folder, lambda unfinished: _convert(files, schema, unfinished, label, progress))
     return _open(folder, schema)
 
@@ -108,7 +108,7 @@ def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A second process waits here and then finds the finished folder.
         with file_lock(folder.with_suffix(".lock")):
-            if (folder / INDEX).is_file():
+            if folder.is_dir():
                 return
             # Remove what an interrupted conversion left, fill a new folder, and rename it as the last step.
             unfinished = folder.with_suffix(".unfinished")

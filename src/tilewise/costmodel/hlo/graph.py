@@ -66,7 +66,7 @@ class GraphBuilder:
     """
 
     def __init__(self) -> None:
-        self._nodes: list[HloNode] = []
+        self.nodes: list[HloNode] = []
 
     def add(
         self,
@@ -87,7 +87,7 @@ class GraphBuilder:
         node.features |= _numbered_columns("dimensions", dimensions) | _numbered_columns(
             "layout_minor_to_major", layout
         )
-        self._nodes.append(node)
+        self.nodes.append(node)
         return node
 
     def parameter(self, shape: Sequence[int], dtype: str, *, transposed: bool = False) -> HloNode:
@@ -97,7 +97,7 @@ class GraphBuilder:
         # The logical shape stays: only the order of the dimensions in memory differs.
         if transposed:
             layout[0], layout[1] = layout[1], layout[0]
-        number = sum(node.opcode == "parameter" for node in self._nodes)
+        number = sum(node.opcode == "parameter" for node in self.nodes)
         return self.add("parameter", shape, dtype, minor_to_major=layout, parameter_number=number)
 
     def constant(self, dtype: str) -> HloNode:
@@ -126,7 +126,7 @@ class GraphBuilder:
         combine.binary(opcode, combine.parameter((), x.dtype), combine.parameter((), x.dtype))
         result_shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
         node = self.add("reduce", result_shape, x.dtype, x, self.constant(x.dtype), dimensions=axes)
-        node.calls = tuple(combine._nodes)
+        node.calls = tuple(combine.nodes)
         return node
 
     def convolution(
@@ -148,8 +148,8 @@ class GraphBuilder:
 
     def build(self) -> KernelGraph:
         """Return the graph's arrays; called computations come first, in the order of their callers."""
-        subcomputations = [node.calls for node in self._nodes if node.calls is not None]
-        computations = [*subcomputations, tuple(self._nodes)]
+        subcomputations = [node.calls for node in self.nodes if node.calls is not None]
+        computations = [*subcomputations, tuple(self.nodes)]
         order = [node for computation in computations for node in computation]
         row_of = {id(node): row for row, node in enumerate(order)}
         roots = {id(computation[-1]) for computation in computations}

@@ -1,14 +1,13 @@
 """Graphs of a layout collection: the operations of a whole program, and configurations of its tensor layouts.
 
 A configuration has 18 small numbers for each configurable node, so the array of all configurations, (configurations,
-nodes, 18), may be far larger than memory. A file is therefore converted once: the numbers are streamed from the npz a
-few MiB at a time to a flat file of bytes, which the operating system pages in; a training step reads only the rows it
+nodes, 18), may be far larger than memory. It is therefore converted once: the numbers are streamed from the npz a few
+MiB at a time to a flat file of bytes, which the operating system pages in; a training step reads only the rows it
 samples. Sizes are checked before anything is allocated or written, and nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -22,12 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._atomic import write_atomic
-from tilewise._files import open_input, read_json_input
-from tilewise.costmodel.data.dataset import INDEX, SPLITS
+from tilewise.costmodel.data.dataset import SPLITS
 from tilewise.costmodel.data.kernel import check_graph, check_integers, check_runtimes, check_shape
 from tilewise.costmodel.data.npz import Array, read_npz
 from tilewise.costmodel.data.npz_stream import stream_npz
-from tilewise.costmodel.data.schema import LAYOUT_FEATURES, NODE_FEATURES
+from tilewise.costmodel.data.schema import LAYOUT_FEATURES
 from tilewise.costmodel.data.shards import convert_once, default_cache_dir, files_key, map_array, track
 from tilewise.costmodel.data.writing import npz_bytes
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
@@ -37,15 +35,7 @@ CONFIGS = "node_config_feat"
 WIDTH = len(LAYOUT_FEATURES)
 MAX_FILE_BYTES = 4 << 30
 MAX_CONVERTED_BYTES = 64 << 30
-_FORMAT = "layout 1"
-# File stem -> (dtype, what a row of the array describes, shape of a row).
-_COLUMNS: dict[str, tuple[str, str, tuple[int, ...]]] = {
-    "node_feat": ("<f4", "nodes", (len(NODE_FEATURES),)),
-    "node_opcode": ("|u1", "nodes", ()),
-    "edge_index": ("<i4", "edges", (2,)),
-    "config_ids": ("<i4", "places", ()),
-    "runtime": ("<i8", "configs", ()),
-}
+_FORMAT = "layout 2"  # version of the converted files
 
 SOURCES, SEARCHES = ("xla", "nlp"), ("random", "default")
 COLLECTIONS = tuple(f"{source}:{search}" for source in SOURCES for search in SEARCHES)
@@ -115,71 +105,38 @@ def write_graph(path: Path, graph: LayoutGraph) -> None:
 
 
 def open_graph(path: Path, cache_dir: Path) -> LayoutGraph:
-    """Open the graph of one npz file; convert the file under `cache_dir` unless that was done before."""
-    # Check that the path is a regular file of allowed size before its status is used as a cache key.
-    open_input(path, MAX_FILE_BYTES).close()
-    folder = cache_dir / files_key([path], _FORMAT)
-    if not (folder / INDEX).is_file():
-        convert_once(folder, lambda unfinished: _convert(path, unfinished))
-    return _open(folder, path.stem)
-
-
-def _convert(path: Path, folder: Path) -> None:
-    """Write the arrays of an npz file as flat files; the index is written last."""
+    """Open the graph of one npz file; its configurations are converted once, to a file under `cache_dir`."""
     raw_arrays = read_npz(path, KEYS, max_file_bytes=MAX_FILE_BYTES)
     arrays = _check_arrays(*(raw_arrays[key] for key in KEYS), where=str(path))
     # The size of the configurations follows from the other arrays, so it is known before they are read.
     shape = (len(arrays["runtime"]), len(arrays["config_ids"]), WIDTH)
-    _check_disk_space(math.prod(shape), folder, path)
-    for stem, (dtype, _, _) in _COLUMNS.items():
-        (folder / f"{stem}.bin").write_bytes(np.ascontiguousarray(arrays[stem], dtype=dtype).tobytes())
-    with (folder / f"{CONFIGS}.bin").open("wb") as file:
-        for chunk in stream_npz(path, CONFIGS, shape, MAX_FILE_BYTES):
-            file.write(_to_int8(chunk, str(path)).data)
-        file.flush()
-        os.fsync(file.fileno())
-    counts = {rows: len(arrays[stem]) for stem, (_, rows, _) in _COLUMNS.items()}
-    write_atomic(folder / INDEX, json.dumps(counts))
+    folder = cache_dir / files_key([path], _FORMAT)
+    if not folder.is_dir():
+        convert_once(folder, lambda unfinished: _convert(path, shape, unfinished))
+    flat_file = folder / f"{CONFIGS}.bin"
+    # `np.memmap` accepts a file that is too long.
+    if not flat_file.is_file() or flat_file.stat().st_size != math.prod(shape):
+        raise FileFormatError(f"The converted data in {folder} is damaged; remove that folder and run again.")
+    return LayoutGraph(path.stem, config_feat=map_array(flat_file, "|i1", shape), **arrays)
 
 
-def _check_disk_space(size: int, folder: Path, path: Path) -> None:
-    """Raise an error if `size` converted bytes are too many, or more than the disk has room for."""
+def _convert(path: Path, shape: tuple[int, ...], folder: Path) -> None:
+    """Write the configurations of an npz file as a flat file; refuse one that is too large for the disk."""
+    size, free = math.prod(shape), shutil.disk_usage(folder).free
     if size > MAX_CONVERTED_BYTES:
         raise FileFormatError(
             f"{path} has {size} numbers in its configurations; at most {MAX_CONVERTED_BYTES} are allowed."
         )
-    free = shutil.disk_usage(folder).free
     if size > free:
         raise UnavailableError(
             f"{path} needs {size >> 20} MiB when converted, and {folder.parent} has {free >> 20} MiB left; "
             "pass another folder as cache_dir."
         )
-
-
-def _open(folder: Path, name: str) -> LayoutGraph:
-    """Map the converted files; raise `FileFormatError` if their sizes do not match the index."""
-    try:
-        counts = read_json_input(folder / INDEX, 1 << 16)
-        # The cache may be damaged: check the counts before they become shapes.
-        if not all(type(counts[rows]) is int and 0 <= counts[rows] < 1 << 40 for _, rows, _ in _COLUMNS.values()):
-            raise ValueError(counts)
-        arrays = {
-            stem: _map_checked(folder / f"{stem}.bin", dtype, (counts[rows], *row_shape))
-            for stem, (dtype, rows, row_shape) in _COLUMNS.items()
-        }
-        shape = (counts["configs"], counts["places"], WIDTH)
-        return LayoutGraph(name, config_feat=_map_checked(folder / f"{CONFIGS}.bin", "|i1", shape), **arrays)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, UnavailableError) as error:
-        raise FileFormatError(
-            f"The converted data in {folder} is damaged; remove that folder and run again."
-        ) from error
-
-
-def _map_checked(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
-    # `np.memmap` accepts a file that is too long.
-    if path.stat().st_size != np.dtype(dtype).itemsize * math.prod(shape):
-        raise ValueError(shape)
-    return map_array(path, dtype, shape)
+    with (folder / f"{CONFIGS}.bin").open("wb") as file:
+        for chunk in stream_npz(path, CONFIGS, shape, MAX_FILE_BYTES):
+            file.write(_to_int8(chunk, str(path)).data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _check_arrays(

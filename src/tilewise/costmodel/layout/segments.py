@@ -9,7 +9,7 @@ Cao et al. 2023, "Large Graph Property Prediction via Graph GraphSegment Trainin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]
-CACHE_BYTES = 256 << 20  # default budget of `SegmentedGraphs`
 _MAX_SCALED = 8.0  # scaled features are clipped: a column that hardly varies in training may take any value elsewhere
 _SHAPE_COLUMN = NODE_COLUMN["shape_dimensions_0"]
 
@@ -38,12 +37,6 @@ class GraphSegment:
     config_nodes: npt.NDArray[np.int64]  # (p,): indices of the configurable nodes in the segment
     columns: npt.NDArray[np.int64]  # (p,): their positions in the graph's `config_feat`
     graph_nodes: int  # number of nodes in all segments of the graph
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the arrays in bytes."""
-        arrays = (self.node, self.opcode, self.sizes, self.share, self.edges, self.config_nodes, self.columns)
-        return sum(array.nbytes for array in arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,28 +145,3 @@ def node_shares(node_feat: npt.NDArray[Any]) -> Floats:
     elements = np.maximum(node_feat[:, NODE_COLUMN["shape_dimensions_product"]].astype(np.float64), 0.0)
     total = elements.sum()
     return np.asarray(elements / total if total > 0 else np.full(len(elements), 1 / len(elements)), dtype=np.float32)
-
-
-class SegmentedGraphs:
-    """The segments of several graphs: cached up to `budget` bytes, and computed on every access beyond that."""
-
-    def __init__(
-        self, graphs: Sequence[LayoutGraph], scaling: Scaling, hops: int, segment_nodes: int, budget: int = CACHE_BYTES
-    ) -> None:
-        self.graphs, self._budget = graphs, budget
-        self.scaling, self.hops, self.segment_nodes = scaling, hops, segment_nodes
-        self._cache: dict[int, list[GraphSegment]] = {}
-
-    def __len__(self) -> int:
-        return len(self.graphs)
-
-    def __getitem__(self, index: int) -> list[GraphSegment]:
-        """Return the segments of one graph."""
-        if index in self._cache:
-            return self._cache[index]
-        segments = split_graph(self.graphs[index], self.scaling, self.hops, self.segment_nodes)
-        size = sum(segment.nbytes for segment in segments)
-        if size <= self._budget:
-            self._budget -= size
-            self._cache[index] = segments
-        return segments

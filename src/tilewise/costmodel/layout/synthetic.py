@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
+from tilewise.costmodel.data.schema import DIMENSIONS
+from tilewise.costmodel.hlo.graph import GraphBuilder, HloNode, Window
 from tilewise.costmodel.layout.graph import WIDTH, LayoutGraph, make_graph, write_graph
 
 _ELEMENTWISE = ("tanh", "multiply", "exponential", "negate", "maximum")
@@ -33,32 +32,6 @@ _COPY_COST, _TRANSPOSE_COST = 2.0, 3.0  # passes over a tensor to change its lay
 LayoutArray = npt.NDArray[np.int64]  # (c, rank): dimensions from minor to major, for each configuration
 
 
-@dataclass
-class _SyntheticNode:
-    """One operation of a synthetic program."""
-
-    opcode: str
-    shape: tuple[int, ...]
-    operands: tuple[int, ...] = ()
-    flops: float = 0.0
-
-    @property
-    def bytes(self) -> float:
-        return 4.0 * float(np.prod(self.shape))
-
-
-@dataclass
-class _Program:
-    """A list of operations in topological order."""
-
-    nodes: list[_SyntheticNode] = field(default_factory=list)
-
-    def add(self, opcode: str, shape: Sequence[int], operands: Sequence[int] = (), flops: float = 0.0) -> int:
-        """Append an operation and return its index."""
-        self.nodes.append(_SyntheticNode(opcode, tuple(int(size) for size in shape), tuple(operands), flops))
-        return len(self.nodes) - 1
-
-
 def synthetic_graph(name: str, seed: int, *, source: str, search: str, nodes: int, configs: int) -> LayoutGraph:
     """Generate a graph of about `nodes` nodes.
 
@@ -71,18 +44,15 @@ def synthetic_graph(name: str, seed: int, *, source: str, search: str, nodes: in
     program = _random_program(rng, source, nodes)
     config_nodes = [i for i, node in enumerate(program.nodes) if node.opcode in ("convolution", "dot", "reshape")]
     config_feat = np.full((configs, len(config_nodes), WIDTH), -1, np.int8)
-    layouts = {node: _sample_layouts(rng, program, node, search, configs) for node in config_nodes}
+    layouts = {program.nodes[i]: _sample_layouts(rng, program.nodes[i], search, configs) for i in config_nodes}
     # Six numbers each for the output and up to two inputs; unused ones stay -1.
-    for column, node in enumerate(config_nodes):
-        for slot, layout in enumerate(layouts[node]):
+    for column, tensors in enumerate(layouts.values()):
+        for slot, layout in enumerate(tensors):
             config_feat[:, column, DIMENSIONS * slot : DIMENSIONS * slot + layout.shape[1]] = layout
-    runtime = _runtime(program, layouts, configs) * np.exp(_NOISE * rng.standard_normal(configs))
-    edges = [[u, v] for u, node in enumerate(program.nodes) for v in node.operands]
+    runtime = _runtime(program.nodes, layouts, configs) * np.exp(_NOISE * rng.standard_normal(configs))
     return make_graph(
         name,
-        node_feat=_node_feat(program),
-        node_opcode=np.array([OPCODE_NUMBER[node.opcode] for node in program.nodes], np.uint8),
-        edge_index=np.array(edges),
+        *program.build(),
         node_config_ids=np.array(config_nodes),
         config_runtime=np.ceil(runtime).astype(np.int64),
         node_config_feat=config_feat,
@@ -105,20 +75,20 @@ def write_synthetic(
     return paths
 
 
-def _random_program(rng: np.random.Generator, source: str, nodes: int) -> _Program:
+def _random_program(rng: np.random.Generator, source: str, nodes: int) -> GraphBuilder:
     """Generate a chain of blocks with residual connections."""
-    program = _Program()
+    program = GraphBuilder()
     a, b, c, d = (_random_size(rng) for _ in range(4))
     shape = (a, b // 2 + 1, c // 2 + 1, d) if source == "xla" else (a, b, c)
-    last, block_outputs = program.add("parameter", shape), []
+    last, block_outputs = program.parameter(shape, "f32"), []
     while len(program.nodes) < nodes - 4:
         last = _add_block(rng, program, last, source, _random_size(rng))
         block_outputs.append(last)
         # With probability 1/2 add the output of an earlier block of the same shape.
-        candidates = [k for k in block_outputs[:-1] if program.nodes[k].shape == program.nodes[last].shape]
+        candidates = [output for output in block_outputs[:-1] if output.shape == last.shape]
         if candidates and rng.random() < 0.5:
-            last = program.add("add", program.nodes[last].shape, (last, int(rng.choice(candidates))))
-    program.add("tanh", program.nodes[last].shape, (last,))
+            last = program.binary("add", last, candidates[int(rng.choice(len(candidates)))])
+    program.unary("tanh", last)
     return program
 
 
@@ -126,19 +96,19 @@ def _random_size(rng: np.random.Generator) -> int:
     return int(rng.choice([3, 8, 24, 32, 56, 64, 100, 128, 256, 384]))
 
 
-def _add_block(rng: np.random.Generator, program: _Program, last: int, source: str, channels: int) -> int:
-    """Add a block that reads node `last`; return the index of its output."""
-    shape = program.nodes[last].shape
+def _add_block(rng: np.random.Generator, program: GraphBuilder, last: HloNode, source: str, channels: int) -> HloNode:
+    """Add a block that reads `last`; return its output."""
+    shape = last.shape
     if rng.random() < 0.15:
-        last = program.add("reshape", (*shape[:-2], shape[-1], shape[-2]), (last,))
+        last = program.add("reshape", (*shape[:-2], shape[-1], shape[-2]), "f32", last)
     else:
         out = (*shape[:-1], channels if rng.random() < 0.5 else shape[-1])
         window = (3, 3) if source == "xla" else ()
-        weights = program.add("parameter", (*window, shape[-1], out[-1]))
-        flops = 2.0 * float(np.prod(out)) * float(np.prod(window)) * shape[-1]
-        last = program.add("convolution" if source == "xla" else "dot", out, (last, weights), flops)
+        weights = program.parameter((*window, shape[-1], out[-1]), "f32")
+        last = program.add("convolution" if source == "xla" else "dot", out, "f32", last, weights)
+        last.windows = tuple(Window(size) for size in window)
     for _ in range(int(rng.integers(0, 4))):
-        last = program.add(str(rng.choice(_ELEMENTWISE)), program.nodes[last].shape, (last,))
+        last = program.unary(str(rng.choice(_ELEMENTWISE)), last)
     return last
 
 
@@ -146,13 +116,10 @@ def _default_layout(rank: int) -> npt.NDArray[np.int64]:
     return np.arange(rank)[::-1].copy()
 
 
-def _sample_layouts(
-    rng: np.random.Generator, program: _Program, node_index: int, search: str, configs: int
-) -> list[LayoutArray]:
+def _sample_layouts(rng: np.random.Generator, node: HloNode, search: str, configs: int) -> list[LayoutArray]:
     """Sample layouts of a node's output and operands for every configuration, from a few that a search would try."""
-    node = program.nodes[node_index]
     samples = []
-    for shape in (node.shape, *(program.nodes[v].shape for v in node.operands)):
+    for shape in (node.shape, *(operand.shape for operand in node.operands)):
         default = _default_layout(len(shape))
         permutations = np.array(list(itertools.permutations(range(len(shape)))))
         others = permutations[(permutations != default).any(axis=1)]
@@ -166,28 +133,38 @@ def _sample_layouts(
     return samples
 
 
-def _runtime(program: _Program, config_layouts: dict[int, list[LayoutArray]], configs: int) -> npt.NDArray[np.float64]:
+def _runtime(
+    nodes: Sequence[HloNode], config_layouts: dict[HloNode, list[LayoutArray]], configs: int
+) -> npt.NDArray[np.float64]:
     """Compute the runtime of every configuration in nanoseconds: (configs,)."""
     total = np.full(configs, _START_NS)
-    layouts: list[LayoutArray] = []  # of the nodes' outputs
-    for index, node in enumerate(program.nodes):
-        if index in config_layouts:
-            output_layout, *input_layouts = config_layouts[index]
+    layouts: dict[HloNode, LayoutArray] = {}  # of the nodes' outputs
+    for node in nodes:
+        if node in config_layouts:
+            output_layout, *input_layouts = config_layouts[node]
         else:
             # A node that is not configurable keeps the layout of its first input.
             default = np.broadcast_to(_default_layout(len(node.shape)), (configs, len(node.shape)))
             output_layout = layouts[node.operands[0]] if node.operands else default
             input_layouts = [output_layout] * len(node.operands)
         padding = _padding_ratio(node.shape, output_layout)
-        pass_ns = node.bytes / _BYTES_PER_NS * padding if node.operands else 0.0
-        total += node.flops / _FLOPS_PER_NS * padding + pass_ns
-        for v, input_layout in zip(node.operands, input_layouts, strict=True):
+        if node.operands:
+            total += _bytes(node) / _BYTES_PER_NS * padding
+        if node.opcode in ("convolution", "dot"):
+            # The weights are (window, inputs, outputs): a result takes a multiply-add per weight of its output.
+            flops = 2.0 * float(np.prod(node.shape)) * float(np.prod(node.operands[1].shape[:-1]))
+            total += flops / _FLOPS_PER_NS * padding
+        for operand, input_layout in zip(node.operands, input_layouts, strict=True):
             # An input in another layout is copied; another minor dimension makes the copy a transpose.
-            differs = (layouts[v] != input_layout).any(axis=1)
-            transposes = layouts[v][:, 0] != input_layout[:, 0]
-            total += program.nodes[v].bytes / _BYTES_PER_NS * (_COPY_COST * differs + _TRANSPOSE_COST * transposes)
-        layouts.append(output_layout)
+            differs = (layouts[operand] != input_layout).any(axis=1)
+            transposes = layouts[operand][:, 0] != input_layout[:, 0]
+            total += _bytes(operand) / _BYTES_PER_NS * (_COPY_COST * differs + _TRANSPOSE_COST * transposes)
+        layouts[node] = output_layout
     return total
+
+
+def _bytes(node: HloNode) -> float:
+    return 4.0 * float(np.prod(node.shape))
 
 
 def _padding_ratio(shape: tuple[int, ...], layout: LayoutArray) -> npt.NDArray[np.float64]:
@@ -198,19 +175,3 @@ def _padding_ratio(shape: tuple[int, ...], layout: LayoutArray) -> npt.NDArray[n
         size = sizes[layout[:, minor]]
         ratio *= np.ceil(size / unit) * unit / size
     return np.minimum(ratio, _MAX_PADDING)
-
-
-def _node_feat(program: _Program) -> npt.NDArray[np.float32]:
-    """Fill the node features that the formula depends on: shape, layout, dtype and window."""
-    feat = np.zeros((len(program.nodes), len(NODE_FEATURES)), np.float32)
-    column: dict[str, Any] = NODE_COLUMN
-    for row, node in enumerate(program.nodes):
-        first, layout = column["shape_dimensions_0"], column["layout_minor_to_major_0"]
-        feat[row, first : first + len(node.shape)] = node.shape
-        feat[row, layout : layout + len(node.shape)] = _default_layout(len(node.shape))
-        feat[row, column["shape_dimensions_sum"]] = sum(node.shape)
-        feat[row, column["shape_dimensions_product"]] = np.prod(node.shape)
-        feat[row, column["shape_element_type_is_f32"]] = 1
-        feat[row, column["window_size_0"] : column["window_size_0"] + 2] = 3 * (node.opcode == "convolution")
-    feat[-1, column["is_root"]] = 1
-    return feat

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.layout.graph import LayoutDataset, LayoutGraph
-from tilewise.costmodel.layout.segments import GraphSegment, Scaling, SegmentedGraphs
+from tilewise.costmodel.layout.segments import GraphSegment, Scaling, split_graph
 from tilewise.costmodel.models.files import MODEL_FILE
 from tilewise.costmodel.training.config import TrainSettings, default_settings
 from tilewise.costmodel.training.loop import METRICS, keep_freed_memory, kernel_metrics, nan_mean, resolve_device
@@ -75,8 +75,9 @@ def train_layouts(
             raise ConfigurationError("Training needs train and valid splits with runtimes; this collection lacks one.")
     explicit = {name: value for name, value in settings.items() if value is not None}
     run_settings = default_settings(model, **(DEFAULTS | explicit))
-    run = _LayoutRun(data, run_settings, resolve_device(device), Path(out_dir).expanduser() if out_dir else None)
-    run.prepare(segment_nodes, hops)
+    folder = Path(out_dir).expanduser() if out_dir else None
+    split_settings = {"segment_nodes": segment_nodes, "hops": hops}
+    run = _LayoutRun(data, run_settings, split_settings, resolve_device(device), folder)
     if resume:
         run.resume(progress)
     run.learn(report or (print_epoch if progress else silent))
@@ -88,41 +89,44 @@ class _LayoutRun(ResumableRun):
 
     module: LayoutModel
 
-    def __init__(self, data: LayoutDataset, settings: TrainSettings, device: str, folder: Path | None) -> None:
+    def __init__(
+        self,
+        data: LayoutDataset,
+        settings: TrainSettings,
+        split_settings: dict[str, int],
+        device: str,
+        folder: Path | None,
+    ) -> None:
+        """Fit the scaling and build the model with the seed's initial weights."""
+        import torch
+
+        from tilewise.costmodel.layout.trained import build_layout_model
         from tilewise.costmodel.training.losses import parse_losses
 
         super().__init__(settings, device, folder)
         keep_freed_memory()
-        self.data, self.loss = data, parse_losses(settings.losses)
-
-    def prepare(self, segment_nodes: int, hops: int) -> None:
-        """Fit the scaling, split the graphs and build the model."""
-        import torch
-
-        from tilewise.costmodel.layout.trained import build_layout_model
-
-        self.split_settings = {"segment_nodes": segment_nodes, "hops": hops}
-        self.scaling = Scaling.fit(self.data.train)
-        self.segments = SegmentedGraphs(self.data.train, self.scaling, hops, segment_nodes)
-        self.validation = SegmentedGraphs(self.data.valid, self.scaling, hops, segment_nodes)
+        self.data, self.loss, self.split_settings = data, parse_losses(settings.losses), split_settings
+        self.scaling = Scaling.fit(data.train)
         # The initial weights depend on the seed alone, and the caller's generator is not touched.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.settings.seed)
-            module, self.kwargs = build_layout_model(
-                self.settings.model, self.scaling.width, self.settings.model_kwargs
-            )
-        self.module = module.to(self.device)
+            torch.manual_seed(settings.seed)
+            module, self.kwargs = build_layout_model(settings.model, self.scaling.width, settings.model_kwargs)
+        self.module = module.to(device)
         self._create_optimizer()
+
+    def _segments(self, graph: LayoutGraph) -> list[GraphSegment]:
+        """Divide a graph each time it is needed: that takes a small part of a step, and no memory."""
+        return split_graph(graph, self.scaling, **self.split_settings)
 
     def _train_epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
         """Train one epoch; return its mean loss and ordered-pair accuracy."""
         self.module.train()
         settings = self.settings
-        steps_per_pass = -(-len(self.segments) // settings.batch)
+        steps_per_pass = -(-len(self.data.train) // settings.batch)
         passes = settings.passes(steps_per_pass)
         # The order depends on seed and epoch alone, so that a resumed run continues as if it had not stopped.
         rng = np.random.default_rng([settings.seed, epoch])
-        order = np.concatenate([rng.permutation(len(self.segments)) for _ in range(passes)])
+        order = np.concatenate([rng.permutation(len(self.data.train)) for _ in range(passes)])
         losses, accuracies = [], []
         for start in range(0, len(order), settings.batch):
             share = settings.share_done(epoch + start / len(order), self._elapsed_seconds(started))
@@ -149,11 +153,12 @@ class _LayoutRun(ResumableRun):
         from tilewise.costmodel.metrics import opa
 
         # Sample configurations without replacement, and one segment for the gradient.
-        graph, segments = self.data.train[index], self.segments[index]
+        graph = self.data.train[index]
+        segments = self._segments(graph)
         rows = rng.choice(graph.n_configs, min(self.settings.configs, graph.n_configs), replace=False)
         gradient_segment = int(rng.integers(len(segments)))
         target = graph.target(rows)
-        scores = sample_scores(self.module, segments, configurations(graph, rows), gradient_segment)
+        scores = sample_scores(self.module, segments, graph.config_feat[rows], gradient_segment)
         loss = self.loss(scores[None], torch.from_numpy(target)[None].to(scores), torch.ones(1, len(rows)).bool())
         torch.autograd.backward(loss * weight)
         return float(loss.detach()), opa(target, scores.detach().cpu().numpy())
@@ -164,9 +169,9 @@ class _LayoutRun(ResumableRun):
 
         self.module.eval()
         rows = []
-        for index, graph in enumerate(self.data.valid):
+        for graph in self.data.valid:
             sample = fixed_sample(graph.n_configs, VALIDATION_CONFIGS)
-            scores = score_graph(self.module, graph, self.validation[index], sample)
+            scores = score_graph(self.module, graph, self._segments(graph), sample)
             rows.append(kernel_metrics(graph.target(sample), scores))
         return {f"val_{key}": nan_mean([row[key] for row in rows]) for key in METRICS}
 
@@ -210,11 +215,6 @@ def sample_scores(
                 other = encode(segment)
             pooled = pooled + other
     return module.score(pooled, len(config))
-
-
-def configurations(graph: LayoutGraph, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
-    """Read rows of the memory-mapped configurations, in the given order: (K, nc, 18)."""
-    return np.asarray(graph.config_feat[rows])
 
 
 def fixed_sample(count: int, size: int) -> npt.NDArray[np.int64]:

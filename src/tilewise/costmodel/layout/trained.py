@@ -25,7 +25,7 @@ from tilewise.costmodel.data.kernel import ranking
 from tilewise.costmodel.data.shards import track
 from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.segments import GraphSegment, Scaling, split_graph
-from tilewise.costmodel.layout.train import configurations, fixed_sample
+from tilewise.costmodel.layout.train import fixed_sample
 from tilewise.costmodel.metrics import Estimate, bootstrap, kendall_tau
 from tilewise.costmodel.models.file_writer import write_tensors
 from tilewise.costmodel.models.files import model_path, read_tensors, report_misfit
@@ -71,11 +71,11 @@ def score_graph(
     import torch
 
     rows = np.arange(graph.n_configs) if rows is None else rows
-    references = configurations(graph, fixed_sample(graph.n_configs, REFERENCES))
+    references = graph.config_feat[fixed_sample(graph.n_configs, REFERENCES)]
     scores = np.empty(len(rows), np.float32)
     with torch.inference_mode():
         for start in range(0, len(rows), CHUNK_CONFIGS):
-            chunk = configurations(graph, rows[start : start + CHUNK_CONFIGS])
+            chunk = graph.config_feat[rows[start : start + CHUNK_CONFIGS]]
             config = np.concatenate([references, chunk])  # (references + chunk, nc, 18)
             # The encoding of a graph is the sum over its segments, of which one at a time is in memory.
             pooled: Any = 0
