@@ -180,9 +180,7 @@ def test_orders_and_endianness_are_read_as_numpy_does(tmp_path, order, dtype):
     np.testing.assert_array_equal(read_npz(tmp_path / "a.npz", ["a"])["a"], array)
 
 
-@pytest.mark.parametrize("most", [0, 1 << 30])
-def test_what_is_written_is_read_by_numpy_zipfile_and_us(tmp_path, monkeypatch, most):
-    monkeypatch.setattr("tilewise.costmodel.data.writing._MAX_FAST_WRITER_BYTES", most)
+def test_what_is_written_is_read_by_numpy_zipfile_and_us(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {
         "none": np.empty((0, 3), np.float32),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tilewise.costmodel import featurize_hlo
 from tilewise.costmodel.data.kernel_file import read_kernel
 from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODE_NUMBER
-from tilewise.costmodel.hlo.featurize import HloGraph
+from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.costmodel.hlo.proto import hlo_pb2, tuning_pb2
 from tilewise.costmodel.hlo.tuning_data import convert_tuning_data, read_tuning_data
 from tilewise.costmodel.layout.graph import open_graph
@@ -228,7 +228,7 @@ def test_mutated_modules_are_read_or_refused(data: st.DataObject) -> None:
         check_consistent(graph)
 
 
-def check_consistent(graph: HloGraph) -> None:
+def check_consistent(graph: KernelGraph) -> None:
     assert graph.node_feat.shape == (len(graph.node_opcode), len(NODE_FEATURES))
     assert np.isfinite(graph.node_feat).all()
     assert graph.edge_index.size == 0 or 0 <= graph.edge_index.min() <= graph.edge_index.max() < len(graph.node_opcode)

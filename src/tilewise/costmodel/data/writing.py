@@ -1,17 +1,14 @@
 """Writes measured kernels: npz files of TpuGraphs' format, a whole collection as one file, a split as flat files.
 
-Files with a few kilobytes are written far faster than by NumPy. All of them are read back by `npz`, `collection` and
-`shards`.
+All of them are read back by `npz`, `collection` and `shards`.
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import os
-import struct
-import zlib
+import zipfile
 from array import array as array_of
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,48 +22,19 @@ from tilewise.costmodel.data.dataset import COLUMNS, INDEX
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.npz import Array
 
-# Zip's local file header, central directory entry and end record (APPNOTE.TXT 4.3.7, 4.3.12, 4.3.16).
-_LOCAL, _CENTRAL, _END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s4H2IH")
-_ZIP_EPOCH = 0x21  # 1 January 1980, the earliest date of a zip: equal arrays give equal bytes
-_MIN_COMPRESSED_BYTES = 512  # compressing fewer bytes costs more time than it saves space
-_MAX_FAST_WRITER_BYTES = 1 << 30  # above this a zip may need 64-bit fields
+_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of a zip: equal arrays give equal bytes
 
 
-def npz_bytes(arrays: Mapping[str, Array], level: int = -1) -> bytes:
-    """Encode arrays like `numpy.savez_compressed`, five times as fast for a few kilobytes; `level` is zlib's.
-
-    Most of NumPy's time goes into zipfile's bookkeeping and into compressing tiny arrays, which are stored
-    uncompressed here.
-    """
-    if sum(array.nbytes for array in arrays.values()) > _MAX_FAST_WRITER_BYTES:
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **arrays)
-        return buffer.getvalue()
-    # A zip file is a local header and a body per member, then the directory, then the end record.
-    chunks: list[bytes] = []
-    entries: list[bytes] = []
-    offset = 0
-    for key, array in arrays.items():
-        name = f"{key}.npy".encode()
-        npy = _npy_header(array.dtype.str, array.shape) + np.ascontiguousarray(array).tobytes()
-        compress = len(npy) >= _MIN_COMPRESSED_BYTES
-        body = zlib.compress(npy, level, wbits=-zlib.MAX_WBITS) if compress else npy
-        # Version, flags, method (8 is deflate), time, date, checksum, two sizes, lengths of name and extra field.
-        header = (20, 0, 8 if compress else 0, 0, _ZIP_EPOCH, zlib.crc32(npy), len(body), len(npy), len(name), 0)
-        chunks += [_LOCAL.pack(b"PK\3\4", *header), name, body]
-        entries += [_CENTRAL.pack(b"PK\1\2", 20, *header, 0, 0, 0, 0, offset), name]
-        offset += _LOCAL.size + len(name) + len(body)
-    directory = b"".join(entries)
-    end = _END.pack(b"PK\5\6", 0, 0, len(arrays), len(arrays), len(directory), offset, 0)
-    return b"".join([*chunks, directory, end])
-
-
-@functools.lru_cache(4096)
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Encode an npy header of version 1.0, padded to a multiple of 64 bytes as the format demands."""
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
-    padded = text + " " * (-(len(text) + 11) % 64) + "\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
+def npz_bytes(arrays: Mapping[str, Array], level: int | None = None) -> bytes:
+    """Encode arrays like `numpy.savez_compressed`; `level` is zlib's."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for key, array in arrays.items():
+            npy = io.BytesIO()
+            np.lib.format.write_array(npy, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+            info = zipfile.ZipInfo(f"{key}.npy", _ZIP_EPOCH)
+            archive.writestr(info, npy.getbuffer(), zipfile.ZIP_DEFLATED, level)
+    return buffer.getvalue()
 
 
 def kernel_npz(kernel: Kernel, **extra_arrays: Array) -> bytes:

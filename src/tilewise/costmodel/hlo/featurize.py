@@ -12,13 +12,13 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_FEATURES, OPCODE_NUMBER, WINDOW_FIELDS
-from tilewise.costmodel.hlo.graph import pad_sequence, sequence_features
+from tilewise.costmodel.hlo.graph import KernelGraph, pad_sequence, sequence_features
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 
 MAX_INSTRUCTIONS = 1_000_000
@@ -30,15 +30,7 @@ _SLICE_DIMENSIONS = 2  # columns per list of a slice or padding
 _SPATIAL_DIMENSIONS = 4  # columns per list of a convolution's spatial dimensions
 
 
-class HloGraph(NamedTuple):
-    """The graph arrays of a module, as in a kernel file."""
-
-    node_feat: npt.NDArray[np.float32]  # (n, 140)
-    node_opcode: npt.NDArray[np.uint8]  # (n,)
-    edge_index: npt.NDArray[np.int64]  # (m, 2): row [u, v], u consumes the output of v
-
-
-def featurize_hlo(serialized_module: bytes) -> HloGraph:
+def featurize_hlo(serialized_module: bytes) -> KernelGraph:
     """Return the graph of a serialized ``HloModuleProto``.
 
     >>> node_feat, node_opcode, edge_index = featurize_hlo(path.read_bytes())  # doctest: +SKIP
@@ -47,7 +39,7 @@ def featurize_hlo(serialized_module: bytes) -> HloGraph:
     return featurize_module(parse_message(hlo_pb2.HloModuleProto(), serialized_module, "The HLO module"))
 
 
-def featurize_module(module: Any) -> HloGraph:
+def featurize_module(module: Any) -> KernelGraph:
     """Return the graph of a parsed ``HloModuleProto``, with nodes in the order of computations and instructions."""
     count = sum(len(computation.instructions) for computation in module.computations)
     if not 1 <= count <= MAX_INSTRUCTIONS:
@@ -60,13 +52,11 @@ def featurize_module(module: Any) -> HloGraph:
             numbers[row] = _features(instruction, instruction.id == computation.root_id)
             opcodes[row] = OPCODE_NUMBER.get(instruction.opcode, 0)
             row += 1
-    return HloGraph(numbers.astype(np.float32), opcodes, _edges(module))
+    return KernelGraph(numbers.astype(np.float32), opcodes, _edges(module))
 
 
 def protobuf_classes(name: str) -> Any:
     """Import the generated module `name`; raise `UnavailableError` if protobuf is not installed."""
-    import importlib
-
     try:
         return importlib.import_module(f"tilewise.costmodel.hlo.proto.{name}")
     except ImportError as error:
@@ -193,7 +183,7 @@ def _look_up(table: dict[int, int], key: int, what: str, instruction: Any) -> in
     return table[key]
 
 
-def featurize_jax(target: str) -> HloGraph:
+def featurize_jax(target: str) -> KernelGraph:
     """Return the graph of the function named ``module:function``.
 
     >>> graph = featurize_jax("my_models.mlp:forward")  # doctest: +SKIP

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ class KernelGraph(NamedTuple):
 
     node_feat: npt.NDArray[np.float32]  # (n, 140)
     node_opcode: npt.NDArray[np.uint8]  # (n,)
-    edge_index: npt.NDArray[np.int32]  # (m, 2): row [u, v], u consumes the output of v
+    edge_index: npt.NDArray[Any]  # (m, 2) integers: row [u, v], u consumes the output of v
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from tilewise._files import read_input
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import DIMENSIONS
 from tilewise.costmodel.data.writing import kernel_npz
-from tilewise.costmodel.hlo.featurize import HloGraph, featurize_module, parse_message, protobuf_classes
-from tilewise.costmodel.hlo.graph import sequence_features
+from tilewise.costmodel.hlo.featurize import featurize_module, parse_message, protobuf_classes
+from tilewise.costmodel.hlo.graph import KernelGraph, sequence_features
 from tilewise.errors import FileFormatError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _usable_runs(module: Any) -> tuple[list[Any], str]:
     return runs, "" if any(run.is_default for run in runs) else "none of its valid runs is the default"
 
 
-def _kernel(name: str, graph: HloGraph, runs: list[Any]) -> Kernel:
+def _kernel(name: str, graph: KernelGraph, runs: list[Any]) -> Kernel:
     """Build a kernel with a configuration for each run; the first default run is the normalizer of all."""
     runtime = np.array([run.execution_profile.compute_time_ns for run in runs], np.int64)
     default = next(run for run in runs if run.is_default)
